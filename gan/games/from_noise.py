@@ -62,10 +62,7 @@ class FromNoise(GanModule):
 
         Without labels, the classes take turns.
         """
-        latents = [
-            torch.randn(self.drawer.latent, generator=torch.Generator().manual_seed(noise.seed_for("fake", number)))
-            for number in numbers.tolist()
-        ]
+        latents = [noise_of(number, self.drawer.latent) for number in numbers.tolist()]
         if labels is None and (classes := getattr(self.drawer, "classes", 0)):
             labels = F.one_hot(numbers.to(like.device) % classes, classes).to(like)
         return self._drawn_from(torch.stack(latents).to(like), labels)
@@ -96,6 +93,11 @@ class FromNoise(GanModule):
         image, labels = batch["image"], self.labels(batch)
         fakes = [self.numbered(torch.arange(len(image)) + k * len(image), image, labels) for k in range(3)]
         return {"output": fakes[0], "more": fakes[1], "and more": fakes[2], "pictures": image}
+
+
+def noise_of(number: int, length: int) -> Tensor:
+    """The vector of noise of the fake with that number."""
+    return torch.randn(length, generator=torch.Generator().manual_seed(noise.seed_for("fake", number)))
 
 
 def projections(images: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ import pytest
 from nbclient import NotebookClient
 from PIL import Image
 
+from gan.app.painting.grids import MARGIN, TITLE
+
 SAMPLES = Path(__file__).resolve().parents[2] / "samples"
 
 
@@ -97,6 +99,12 @@ def test_pictures_are_pictures(executed):
     assert len(images(executed["masks"])) == 3 * 4
     assert len(images(executed["nearest"])) == 4 * 4
     assert "hair" in html(executed["legend"])
+
+
+def test_it_shows_what_gan_sample_draws(executed):
+    (output,) = executed["sample"]
+    sheet = Image.open(BytesIO(base64.b64decode(output.data["image/png"])))
+    assert sheet.height == TITLE + MARGIN + 4 * (128 + MARGIN)  # of four held-out pictures
 
 
 def test_styles_are_exchanged_region_by_region(executed):

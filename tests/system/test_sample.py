@@ -1,12 +1,14 @@
 """The command as it is typed: what it writes and prints, and its answers to mistakes."""
 
+import re
 import shutil
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from gan import sample as sample
-from gan.app.painting.actions import ACTIONS
+from gan.sample import ACTIONS, OPTIONS
 from tests.support import opening
 
 
@@ -54,7 +56,7 @@ def test_data_that_have_moved_are_found_again(folder_run, tmp_path, capsys):
     ("words", "message"),
     [
         (["absent"], "there is no 'absent'"),
-        (["auto", "transfre"], "unknown action 'transfre'; known: show, reconstruct, transfer, interpolate"),
+        (["auto", "transfre"], "unknown action 'transfre'; known: show, draw, mix, interpolate, classes, files"),
         (["transfer", "--from", "1"], "say which run comes first: python -m gan.sample auto transfer --from 1"),
         (["--seed", "1", "auto", "show"], "the run and the action come first"),
         (["auto", "transfer", "--from", "7", "--to", "0"], "there is no held-out picture 7; choose from 0 to 3"),
@@ -88,7 +90,35 @@ def test_options_that_an_action_has_not_are_refused(words, here, capsys):
 @pytest.mark.parametrize("action", [action for action in ACTIONS if action != "show"])
 def test_games_without_styles_refuse_what_needs_them(action, painted, capsys):
     assert sample.main([str(painted), action]) == 2
-    assert "whose game Spade has no styles; type python -m gan.sample" in capsys.readouterr().err
+    what = f"its game neither draws from noise nor has styles, so there is no '{action}'; type show"
+    assert what in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", OPTIONS["seeds"].keys() - OPTIONS["styles"].keys())
+def test_a_run_of_sean_draws_from_no_seeds(action, here, capsys):
+    assert sample.main(["auto", action]) == 2
+    assert f"its game paints in styles, so there is no '{action}'; type show, reconstruct" in capsys.readouterr().err
+
+
+def test_what_goes_from_one_style_to_another_may_be_a_video(here, tmp_path):
+    path = tmp_path / "hair.gif"
+    words = ["auto", "interpolate", "--between", "1", "2", "--on", "0", "3", "--frames", "5", "--fps", "10"]
+    assert sample.main([*words, "-o", str(path), "--singles"]) == 0
+    with Image.open(path) as moving, Image.open(tmp_path / "hair" / "3-004.png") as last:
+        assert (moving.n_frames, moving.size, moving.info["duration"]) == (5, (512, 256), 100)
+        moving.seek(4)
+        own = moving.convert("RGB").crop((256, 0, 512, 256)).resize(last.size, Image.Resampling.BOX)
+        difference = np.abs(np.asarray(own, int) - np.asarray(last, int))
+        assert difference.mean() < 8
+
+
+def test_every_example_in_the_help_is_read(capsys):
+    found = re.findall(r"^  python -m gan.sample( .*?)?(?:  .*)?$", sample.EXAMPLES, re.MULTILINE)
+    assert len(found) > 12
+    for words in found:
+        argv = words.split()
+        if "--help" not in argv:
+            assert sample.parse(argv).action == (argv[1] if len(argv) > 1 and argv[1] in ACTIONS else None)
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def test_sample_writes_a_grid_and_the_sounds(run, tmp_path, capsys):
 
 def test_what_needs_pictures_is_refused_by_name(run, capsys):
     assert sample.main([str(run), "reconstruct"]) == 2
-    assert "whose game HifiGan has no styles" in capsys.readouterr().err
+    assert "so there is no 'reconstruct'; type show" in capsys.readouterr().err
 
 
 def test_evaluate_gives_the_score_of_training(run, capsys):

@@ -1,14 +1,14 @@
-"""The actions of `python -m gan.sample`: a function each, which draws a grid or writes a file and gives its path.
+"""What `python -m gan.sample` does with a run that has samples: its actions as methods, which return what they draw.
 
 gan/sample.py says what each does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
-from jsonargparse import Namespace
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from PIL import Image
 from torch import Tensor
@@ -17,65 +17,21 @@ from gan.app.outputs import say
 from gan.app.painting import grids
 from gan.app.painting.painter import Painter, Picture
 from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, first_samples, samples, shown
+from gan.app.painting.sheet import Columns, Sheet, save_png, unused
 from gan.app.painting.styles import Styles, regions
 from gan.files.disk import name_for
 from gan.files.errors import UserError
-from gan.sound import Sound
 
-Columns = dict[str, grids.Batch]
-
-
-@dataclass
-class Sheet:
-    """What an action has made: the columns of a grid, titles of its rows, and single samples by name."""
-
-    name: str
-    columns: Mapping[str, grids.Batch]
-    titles: Sequence[str] = ()
-    singles: Mapping[str, Tensor | Sound] = field(default_factory=dict)
+Words = str | int | Iterable[str | int] | None  # what is typed one after the other; in Python also a single one
 
 
-def save_sheet(opened: SavedRun, settings: Namespace, sheet: Sheet) -> list[Path]:
-    """Write the grid and its sounds, and with --singles each sample by itself in its own size."""
-    path = output_path(opened, settings, sheet.name, ".png")
-    rows = max(map(len, sheet.columns.values()))
-    save_png(grids.grid(sheet.columns, rows, sheet.titles), path)
-    paths = [path, *grids.save_sounds(sheet.columns, path)]
-    if not settings.singles:
-        return paths
-    for name, sample in sheet.singles.items():
-        single = path.with_suffix("") / f"{name_for(name)}.png"
-        save_png(grids.picture(sample), single)
-        if isinstance(sample, Sound):
-            grids.save_sound(sample, single.with_suffix(".wav"))
-    return [*paths, path.with_suffix("")]
-
-
-def output_path(opened: SavedRun, settings: Namespace, name: str, suffix: str) -> Path:
-    """Where to write: the file that was asked for, or one in the run's folder."""
-    return Path(settings.file) if settings.file else opened.folder.samples / f"{name}{suffix}"
-
-
-def save_png(image: Image.Image, path: Path) -> None:
-    if path.suffix.lower() != ".png":
-        raise UserError(f"pictures are written as PNG; type a name such as {path.with_suffix('.png')}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        grids.save(image, path)
-    except OSError as error:
-        raise UserError(f"cannot write '{path}': {error.strerror}; choose another file with -o") from error
+def words(given: Words) -> list[str]:
+    return [str(each) for each in ([given] if isinstance(given, str | int) else given or ())]
 
 
 def file_name(action: str, words: Sequence[str] | None) -> str:
     """A file's name from the action and what it was asked to draw."""
     return "-".join([action, *(name_for(Path(word).stem) for word in words or ())])[:120]
-
-
-def unused(title: str, columns: Columns) -> str:
-    """A title that no column has yet: the same styles may be asked for twice."""
-    while title in columns:
-        title += " "
-    return title
 
 
 class StyleSource:
@@ -153,57 +109,220 @@ def _same(one: Picture, other: Picture) -> bool:
     return torch.equal(one.image, other.image) and torch.equal(one.label, other.label)
 
 
-def show(opened: SavedRun, settings: Namespace) -> list[Path]:
-    if not hasattr(opened.run.game, "show"):
-        raise UserError(f"run {opened.name} shows nothing: its game needs show(batch)")
-    found, held = samples(opened.run, settings.count)
-    batch = first_samples(found, settings.count)
-    if not held:
-        say(NOTHING_HELD_OUT)
-    batch = move_data_to_device(batch, next(opened.run.game.parameters()).device)
-    columns = shown(opened.run.game, batch, settings.seed)
-    made = grids.made(columns, batch)
-    singles = {f"{row}-{title}": each for title, column in made.items() for row, each in enumerate(column)}
-    return save_sheet(opened, settings, Sheet("show", columns, singles=singles))
+class Shown:
+    """An opened run of any game. `game` has its networks, with averaged weights where the run has some."""
+
+    kind, about = "any", "its game neither draws from noise nor has styles"
+    default = "show"  # the action of `sample`
+
+    def __init__(self, run: SavedRun) -> None:
+        self.run: SavedRun | None = run
+
+    @property
+    def saved(self) -> SavedRun:
+        if self.run is None:
+            raise UserError(f"{self.title} is no run, so it has no held-out samples; leave show out")
+        return self.run
+
+    @property
+    def game(self) -> Any:
+        return self.saved.run.game
+
+    @property
+    def title(self) -> str:
+        """What was opened."""
+        return f"{self.saved.folder.path}, step {self.saved.step}"
+
+    def path(self, name: str, suffix: str) -> Path:
+        """Where a file is written, if nothing else is said."""
+        return self.saved.folder.samples / f"{name}{suffix}"
+
+    def sample(self, *args: Any, **options: Any) -> Sheet:
+        """What the command draws if no action is typed."""
+        return getattr(self, self.default)(*args, **options)
+
+    def show(self, count: int = 8, seed: int = 0) -> Sheet:
+        if not hasattr(self.game, "show"):
+            raise UserError(f"run {self.saved.name} shows nothing: its game needs show(batch)")
+        found, held = samples(self.saved.run, count)
+        batch = first_samples(found, count)
+        if not held:
+            say(NOTHING_HELD_OUT)
+        batch = move_data_to_device(batch, next(self.game.parameters()).device)
+        columns = shown(self.game, batch, seed)
+        made = grids.made(columns, batch)
+        singles = {f"{row}-{title}": each for title, column in made.items() for row, each in enumerate(column)}
+        return Sheet("show", columns, singles=singles)
 
 
-def reconstruct(opened: SavedRun, settings: Namespace) -> list[Path]:
-    painter = Painter(opened, settings.seed)
-    which = settings.picture or [str(number) for number in range(min(settings.count, len(painter.val)))]
-    chosen = [painter.picture(each) for each in which]
-    made = [painter.paint(picture, painter.styles(picture)) for picture in chosen]
-    columns = {"labels": [p.label for p in chosen], "picture": [p.image for p in chosen], "output": made}
-    titles = list(map(_row, chosen))
-    singles = dict(zip(titles, made, strict=True))
-    return save_sheet(opened, settings, Sheet(file_name("reconstruct", settings.picture), columns, titles, singles))
+class Paintings(Shown):
+    """A run of SEAN, opened: label maps, painted in the styles of pictures.
 
+    Pictures and styles are named as on the command line: by the number of a held-out picture, `train:5`, or by files.
+    """
 
-def transfer(opened: SavedRun, settings: Namespace) -> list[Path]:
-    painter = Painter(opened, settings.seed)
-    few = [str(number) for number in range(min(5, len(painter.val)))]
-    to = [painter.picture(each) for each in settings.to or few]
-    sources = [StyleSource(painter, each, settings.missing, settings.mean_of) for each in settings["from"] or few]
-    chosen = regions(settings.region, painter.label_names) if settings.region else None
-    name = file_name(
-        "transfer", ["from", *(settings["from"] or few), "to", *(settings.to or few), *(settings.region or [])]
-    )
-    if settings.each:
-        return save_sheet(opened, settings, _region_by_region(painter, sources, to, chosen, name))
+    kind, about = "styles", "its game paints in styles"
+    default = "reconstruct"
 
-    what = _what(painter, chosen)
-    # The first row shows the styles' pictures, the first columns the pictures to paint; the rest is what was painted.
-    made = [[painter.paint(picture, source.on(picture, chosen)) for source in sources] for picture in to]
-    columns: Columns = {"labels": [None, *(p.label for p in to)], "picture": [None, *(p.image for p in to)]}
-    for source, column in zip(sources, zip(*made, strict=True), strict=True):
-        columns[unused(f"{what} of {source.title}", columns)] = [source.image, *column]
-    titles = ["", *map(_row, to)]
-    singles = {
-        f"{picture.title}-in-{source.title}": image
-        for picture, row in zip(to, made, strict=True)
-        for source, image in zip(sources, row, strict=True)
-    }
-    _tell(sources)
-    return save_sheet(opened, settings, Sheet(name, columns, titles, singles))
+    @cached_property
+    def painter(self) -> Painter:
+        return Painter(self.saved)
+
+    def _painter(self, seed: int) -> Painter:
+        return Painter(self.saved, seed) if seed else self.painter
+
+    def reconstruct(self, picture: Words = None, count: int = 8, seed: int = 0) -> Sheet:
+        painter = self._painter(seed)
+        which = words(picture) or [str(number) for number in range(min(count, len(painter.val)))]
+        chosen = [painter.picture(each) for each in which]
+        made = [painter.paint(each, painter.styles(each)) for each in chosen]
+        columns = {"labels": [p.label for p in chosen], "picture": [p.image for p in chosen], "output": made}
+        titles = list(map(_row, chosen))
+        return Sheet(file_name("reconstruct", words(picture)), columns, titles, dict(zip(titles, made, strict=True)))
+
+    def transfer(
+        self,
+        from_: Words = None,
+        to: Words = None,
+        region: Words = None,
+        each: bool = False,
+        missing: str = "mean",
+        mean_of: int = 1000,
+        seed: int = 0,
+    ) -> Sheet:
+        painter = self._painter(seed)
+        few = [str(number) for number in range(min(5, len(painter.val)))]
+        styled, shapes = words(from_) or few, words(to) or few
+        pictures = [painter.picture(name) for name in shapes]
+        sources = [StyleSource(painter, name, missing, mean_of) for name in styled]
+        chosen = regions(words(region), painter.label_names) if region is not None else None
+        name = file_name("transfer", ["from", *styled, "to", *shapes, *words(region)])
+        if each:
+            return _region_by_region(painter, sources, pictures, chosen, name)
+
+        what = _what(painter, chosen)
+        # The first row shows the styles' pictures, the first columns the pictures to paint; the rest is painted.
+        made = [[painter.paint(picture, source.on(picture, chosen)) for source in sources] for picture in pictures]
+        columns: Columns = {
+            "labels": [None, *(p.label for p in pictures)],
+            "picture": [None, *(p.image for p in pictures)],
+        }
+        for source, column in zip(sources, zip(*made, strict=True), strict=True):
+            columns[unused(f"{what} of {source.title}", columns)] = [source.image, *column]
+        titles = ["", *map(_row, pictures)]
+        singles = {
+            f"{picture.title}-in-{source.title}": image
+            for picture, row in zip(pictures, made, strict=True)
+            for source, image in zip(sources, row, strict=True)
+        }
+        _tell(sources)
+        return Sheet(name, columns, titles, singles)
+
+    def interpolate(
+        self,
+        between: Words = None,
+        on: Words = None,
+        frames: int = 8,
+        region: Words = None,
+        missing: str = "mean",
+        mean_of: int = 1000,
+        seed: int = 0,
+    ) -> Sheet:
+        painter = self._painter(seed)
+        ends = words(between) or ["0", str(min(1, len(painter.val) - 1))]
+        if len(ends) != 2:
+            raise UserError(f"--between takes two styles and got {len(ends)}; type --between 3 5")
+        start, end = (StyleSource(painter, name, missing, mean_of) for name in ends)
+        if on is not None:
+            shapes = [painter.picture(name) for name in words(on)]
+        elif start.picture is not None:
+            shapes = [start.picture]
+        else:
+            raise UserError(f"'{start.title}' has styles and no shapes; say with --on which pictures to paint")
+        chosen = regions(words(region), painter.label_names) if region is not None else None
+        shares = [number / (frames - 1) for number in range(frames)]
+        made = []
+        for picture in shapes:
+            first, last = start.on(picture, chosen), end.on(picture, chosen)
+            made.append([painter.paint(picture, first.towards(last, share)) for share in shares])
+        _tell([start, end])
+
+        what = _what(painter, chosen)
+        columns: Columns = {}
+        if start.image is not None:
+            columns[f"{what} of {start.title}"] = [start.image]
+        for share, column in zip(shares, zip(*made, strict=True), strict=True):
+            columns[unused(f"{100 * share:.0f} %", columns)] = list(column)
+        if end.image is not None:
+            columns[unused(f"{what} of {end.title}", columns)] = [end.image]
+        name = file_name("interpolate", [*ends, *(["on", *words(on)] if on is not None else []), *words(region)])
+        singles = {
+            f"{picture.title}-{number:03d}": image
+            for picture, row in zip(shapes, made, strict=True)
+            for number, image in enumerate(row)
+        }
+
+        def moving() -> Iterator[Image.Image]:
+            """All pictures side by side, as they change."""
+            return (grids.tiles(list(map(grids.picture, row)), len(row)) for row in zip(*made, strict=True))
+
+        return Sheet(name, columns, list(map(_row, shapes)), singles, moving)
+
+    def repaint(
+        self,
+        picture: str | int = 0,
+        label: str | Path | None = None,
+        missing: str = "mean",
+        mean_of: int = 1000,
+        seed: int = 0,
+    ) -> Sheet:
+        painter, which = self._painter(seed), str(picture)
+        if label is None:
+            raise UserError(
+                "repaint needs the edited label map: type --label mine.png; a label map to edit is written by "
+                f"python -m gan.sample {self.saved.folder.path} save-labels --picture {which}"
+            )
+        source = StyleSource(painter, which, missing, mean_of)
+        edited = painter.picture(str(label))
+        columns: Columns = {}
+        if source.picture is not None:
+            own = painter.paint(source.picture, source.styles)
+            columns = {"picture": [source.image], "labels": [source.picture.label], "output": [own]}
+        made = painter.paint(edited, source.on(edited, edited=True))
+        columns |= {"edited labels": [edited.label], "repainted": [made]}
+        _tell([source])
+        return Sheet(file_name("repaint", [which, "with", str(label)]), columns, singles={"repainted": made})
+
+    def mean_styles(self, count: int = 8, mean_of: int = 1000, seed: int = 0) -> Sheet:
+        painter = self._painter(seed)
+        mean = painter.mean(mean_of)
+        without = [name for name, has in zip(painter.label_names, mean.present, strict=True) if not has]
+        say(mean.source + (f"; none has {', '.join(without)}" if without else ""))
+        chosen = [painter.picture(str(number)) for number in range(min(count, len(painter.val)))]
+        made = [painter.paint(picture, mean) for picture in chosen]
+        columns = {"labels": [p.label for p in chosen], "mean styles": made, "picture": [p.image for p in chosen]}
+        titles = list(map(_row, chosen))
+        kept = [painter.mean_path(mean_of)]
+        return Sheet("mean-styles", columns, titles, dict(zip(titles, made, strict=True)), files=kept)
+
+    def save_styles(self, picture: str | int = 0, file: str | Path | None = None) -> list[Path]:
+        styles = self.painter.styles(self.painter.picture(str(picture)))
+        path = Path(file or self.path(file_name("styles", words(picture)), ".pt"))
+        styles.save(path)
+        names = [name for name, has in zip(styles.label_names, styles.present, strict=True) if has]
+        say(f"styles of {len(names)} regions: {', '.join(names)}")
+        return [path]
+
+    def save_labels(self, picture: str | int = 0, file: str | Path | None = None) -> list[Path]:
+        names = self.painter.label_names
+        if len(names) > 256:
+            raise UserError(f"a palette PNG has 256 colours and this run knows {len(names)} labels")
+        label = self.painter.picture(str(picture)).label
+        path = Path(file or self.path(file_name("labels", words(picture)), ".png"))
+        legend = path.with_name(f"{path.stem}-legend.png")
+        save_png(grids.label_png(label, len(names)), path)
+        save_png(grids.legend(dict(enumerate(names))), legend)
+        return [path, legend]
 
 
 def _region_by_region(
@@ -226,111 +345,6 @@ def _region_by_region(
         singles |= {f"{picture.title}-{name}": image for name, image in zip(names, made, strict=True)}
     _tell(sources)
     return Sheet(f"{name}-each", columns, ["", *names], singles)
-
-
-def interpolate(opened: SavedRun, settings: Namespace) -> list[Path]:
-    painter = Painter(opened, settings.seed)
-    between = settings.between or ["0", str(min(1, len(painter.val) - 1))]
-    if len(between) != 2:
-        raise UserError(f"--between takes two styles and got {len(between)}; type --between 3 5")
-    start, end = (StyleSource(painter, each, settings.missing, settings.mean_of) for each in between)
-    if settings.on:
-        shapes = [painter.picture(each) for each in settings.on]
-    elif start.picture is not None:
-        shapes = [start.picture]
-    else:
-        raise UserError(f"'{start.title}' has styles and no shapes; say with --on which pictures to paint")
-    chosen = regions(settings.region, painter.label_names) if settings.region else None
-    shares = [number / (settings.frames - 1) for number in range(settings.frames)]
-    made = []
-    for picture in shapes:
-        first, last = start.on(picture, chosen), end.on(picture, chosen)
-        made.append([painter.paint(picture, first.towards(last, share)) for share in shares])
-    _tell([start, end])
-
-    what = _what(painter, chosen)
-    columns: Columns = {}
-    if start.image is not None:
-        columns[f"{what} of {start.title}"] = [start.image]
-    for share, frames in zip(shares, zip(*made, strict=True), strict=True):
-        columns[unused(f"{100 * share:.0f} %", columns)] = list(frames)
-    if end.image is not None:
-        columns[unused(f"{what} of {end.title}", columns)] = [end.image]
-    on = ["on", *settings.on] if settings.on else []
-    name = file_name("interpolate", [*between, *on, *(settings.region or [])])
-    singles = {
-        f"{picture.title}-{number:03d}": frame
-        for picture, frames in zip(shapes, made, strict=True)
-        for number, frame in enumerate(frames)
-    }
-    return save_sheet(opened, settings, Sheet(name, columns, list(map(_row, shapes)), singles))
-
-
-def repaint(opened: SavedRun, settings: Namespace) -> list[Path]:
-    painter = Painter(opened, settings.seed)
-    if settings.label is None:
-        raise UserError(
-            "repaint needs the edited label map: type --label mine.png; a label map to edit is written by "
-            f"python -m gan.sample {opened.folder.path} save-labels --picture {settings.picture}"
-        )
-    source = StyleSource(painter, settings.picture, settings.missing, settings.mean_of)
-    edited = painter.picture(settings.label)
-    columns: Columns = {}
-    if source.picture is not None:
-        own = painter.paint(source.picture, source.styles)
-        columns = {"picture": [source.image], "labels": [source.picture.label], "output": [own]}
-    made = painter.paint(edited, source.on(edited, edited=True))
-    columns |= {"edited labels": [edited.label], "repainted": [made]}
-    _tell([source])
-    name = file_name("repaint", [settings.picture, "with", settings.label])
-    return save_sheet(opened, settings, Sheet(name, columns, singles={"repainted": made}))
-
-
-def mean_styles(opened: SavedRun, settings: Namespace) -> list[Path]:
-    painter = Painter(opened, settings.seed)
-    mean = painter.mean(settings.mean_of)
-    without = [name for name, has in zip(painter.label_names, mean.present, strict=True) if not has]
-    say(mean.source + (f"; none has {', '.join(without)}" if without else ""))
-    chosen = [painter.picture(str(number)) for number in range(min(settings.count, len(painter.val)))]
-    made = [painter.paint(picture, mean) for picture in chosen]
-    columns = {"labels": [p.label for p in chosen], "mean styles": made, "picture": [p.image for p in chosen]}
-    titles = list(map(_row, chosen))
-    sheet = Sheet("mean-styles", columns, titles, dict(zip(titles, made, strict=True)))
-    return [painter.mean_path(settings.mean_of), *save_sheet(opened, settings, sheet)]
-
-
-def save_styles(opened: SavedRun, settings: Namespace) -> list[Path]:
-    painter = Painter(opened)
-    styles = painter.styles(painter.picture(settings.picture))
-    path = output_path(opened, settings, file_name("styles", [settings.picture]), ".pt")
-    styles.save(path)
-    names = [name for name, has in zip(styles.label_names, styles.present, strict=True) if has]
-    say(f"styles of {len(names)} regions: {', '.join(names)}")
-    return [path]
-
-
-def save_labels(opened: SavedRun, settings: Namespace) -> list[Path]:
-    painter = Painter(opened)
-    if len(painter.label_names) > 256:
-        raise UserError(f"a palette PNG has 256 colours and this run knows {len(painter.label_names)} labels")
-    label = painter.picture(settings.picture).label
-    path = output_path(opened, settings, file_name("labels", [settings.picture]), ".png")
-    legend = path.with_name(f"{path.stem}-legend.png")
-    save_png(grids.label_png(label, len(painter.label_names)), path)
-    save_png(grids.legend(dict(enumerate(painter.label_names))), legend)
-    return [path, legend]
-
-
-ACTIONS: dict[str, Callable[[SavedRun, Namespace], list[Path]]] = {
-    "show": show,
-    "reconstruct": reconstruct,
-    "transfer": transfer,
-    "interpolate": interpolate,
-    "repaint": repaint,
-    "mean-styles": mean_styles,
-    "save-styles": save_styles,
-    "save-labels": save_labels,
-}
 
 
 def _tell(sources: Sequence[StyleSource]) -> None:

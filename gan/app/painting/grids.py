@@ -23,11 +23,11 @@ WIDE = 2  # pictures more than so many times as wide as high stand below each ot
 BANDS, ZOOM = 40, 2  # a spectrogram's bands of pitches, and pixels for each
 FRAME = 0.032  # seconds that a column of its pixels looks at
 QUIET, LOUD = -9.0, 0.5  # the logs that are dark and bright
-GROUND = 0.4  # what transparent parts are shown on, of -1 to 1
+GROUND = "#b2b2b2"  # what transparent parts are shown on: gray, where neither white nor black gets lost
 EDITED = 512  # pixels on the shorter side of a label map that is to be painted on
 
 
-Batch = Sequence[Tensor | None] | Tensor | Sound
+Batch = Sequence[Tensor | Image.Image | None] | Tensor | Sound
 
 
 def grid(columns: Mapping[str, Batch], rows: int = 8, titles: Sequence[str] = ()) -> Image.Image:
@@ -70,12 +70,18 @@ def page(pictures: Tensor, across: int = 8) -> Image.Image:
     """Many pictures on one page, without titles."""
     cells = [picture(sample) for sample in pictures]
     zoom = max(1, CELL // max(cells[0].size))
-    width, height = (zoom * side + MARGIN for side in cells[0].size)
+    size = zoom * cells[0].width, zoom * cells[0].height
+    return tiles([cell.resize(size, Image.Resampling.NEAREST) for cell in cells], across, MARGIN)
+
+
+def tiles(cells: Sequence[Image.Image], across: int, margin: int = 0) -> Image.Image:
+    """Pictures of one size side by side, so many in a row. Where they are transparent, empty places are too."""
+    width, height = (side + margin for side in cells[0].size)
     rows = -(-len(cells) // across)
-    sheet = Image.new("RGB", (min(across, len(cells)) * width + MARGIN, rows * height + MARGIN), "white")
+    size = min(across, len(cells)) * width + margin, rows * height + margin
+    sheet = Image.new(cells[0].mode, size, "#ffffff00")
     for number, cell in enumerate(cells):
-        large = cell.resize((zoom * cell.width, zoom * cell.height), Image.Resampling.NEAREST)
-        sheet.paste(large, (MARGIN + number % across * width, MARGIN + number // across * height))
+        sheet.paste(cell, (margin + number % across * width, margin + number // across * height))
     return sheet
 
 
@@ -102,19 +108,24 @@ def _fit(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: i
     return short
 
 
-def picture(sample: Tensor | Sound) -> Image.Image:
-    """One sample as a picture: grey, RGB or RGBA in [-1, 1], a label map in `palette`'s colours, or a spectrogram."""
+def picture(sample: Tensor | Sound | Image.Image, transparent: bool = False) -> Image.Image:
+    """One sample as a picture: grey, RGB or RGBA in [-1, 1], a label map in `palette`'s colours, or a spectrogram.
+
+    RGBA is shown on gray, or stays `transparent`.
+    """
+    if isinstance(sample, Image.Image):
+        if sample.mode != "RGBA" or transparent:
+            return sample
+        return Image.alpha_composite(Image.new("RGBA", sample.size, GROUND), sample).convert("RGB")
     if isinstance(sample, Sound):
         return spectrogram(sample)
     sample = sample.detach().cpu()
     if sample.dtype == torch.int64:
         table = palette(int(sample.max()) + 1)
         return Image.fromarray(table[sample].numpy())
-    if len(sample) == 4:  # opacity: on gray, where neither white nor black gets lost
-        opacity = (sample[3:].float().clamp(-1, 1) + 1) / 2
-        sample = sample[:3].float().clamp(-1, 1) * opacity + GROUND * (1 - opacity)
     pixels = ((sample.float().clamp(-1, 1) + 1) * 127.5).round().byte()
-    return Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
+    image = Image.fromarray(pixels.expand(max(3, len(pixels)), -1, -1).permute(1, 2, 0).contiguous().numpy())
+    return picture(image, transparent)
 
 
 def spectrogram(sound: Sound) -> Image.Image:

@@ -63,7 +63,16 @@ BY_NAME = {
     "backend": ["gloo", "nccl", "mpi"],
     "logger": ["tensorboard", "csv", "csv,tensorboard", "visdom", "csv,"],
 }
-SMALL_ONLY = ("workers", "blocks", "held_out", "limit", "steps", "mapping", "frames")  # more is valid, and takes long
+SMALL_ONLY = (
+    "workers",
+    "blocks",
+    "held_out",
+    "limit",
+    "steps",
+    "mapping",
+    "frames",
+    "count",
+)  # more is valid, and takes long
 QUICK = ("--workers", "0")
 TAILS = {  # repeated at the end, so that what is accepted is quickly done
     "fit": ([*SMALL, *QUICK, "--dry-run"], ["--dry-run"], [*SMALL, *QUICK, *ONE, "--nodes", "1", "--max-steps", "1"]),
@@ -80,7 +89,8 @@ SHARES = {"fit": 30, "resume": 14, "sample": 22, "evaluate": 10, "export": 10, "
 def command_lines(case: Case) -> None:
     """Some options of a command, by dice, in a folder with a run."""
     what = case.chance.choices(list(SHARES), SHARES.values())[0]
-    run = case.copy("folder" if what in ("sample", "evaluate") else "faces")
+    pictures = what == "evaluate" or (what == "sample" and case.chance.random() < 0.5)
+    run = case.copy("folder" if pictures else "faces")
     words = _first(what, case.chance)
     for _ in range(case.chance.choice((0, 1, 1, 2, 3, 6))):
         words += _option(what, words, case.chance)

@@ -10,10 +10,11 @@ from PIL import Image
 from datasets import Faces
 from gan import noise
 from gan.app.painting import grids
-from gan.app.painting.actions import ACTIONS
+from gan.app.painting.actions import Paintings
 from gan.app.painting.painter import Painter
 from gan.app.painting.reopen import open_run
 from gan.app.painting.styles import Styles
+from gan.sample import act as do
 from gan.sample import main, parse
 from tests.support import opening
 
@@ -35,7 +36,12 @@ def opened(run):
 @pytest.fixture
 def act(opened, run):
     """Run an action by the words that are typed after the run; gives its files."""
-    return lambda *words: ACTIONS[words[0]](opened, parse([str(run), *map(str, words)]))
+
+    def act(*words):
+        argv = [str(run), *map(str, words)]
+        return do(Paintings(opened), parse(argv), argv)
+
+    return act
 
 
 def singles(folder):
@@ -240,7 +246,7 @@ def test_the_same_again_is_the_same_to_the_bit_whatever_was_drawn_before(act, ru
 )
 def test_other_games_show_the_grid_that_training_draws(name, settings, columns, tmp_path):
     run = opening.train(tmp_path / "runs", name, max_steps=1, **settings)
-    assert main([str(run), "--singles"]) == 0
+    assert main([str(run), "show", "--singles"]) == 0
     with Image.open(run / "samples" / "step-000001.png") as drawn, Image.open(run / "samples" / "show.png") as ours:
         assert same(ours, drawn)
         assert ours.width == grids.MARGIN + columns * CELL

@@ -1,0 +1,179 @@
+"""A network that draws a picture from each seed, whether a run of ours has trained it or a published file has it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from gan import noise
+from gan.app.painting.grids import picture
+from gan.app.painting.reopen import SavedRun, device_of
+from gan.files.errors import UserError
+from gan.games.from_noise import FromNoise, noise_of
+from nets.published.from_noise import ours
+from nets.published.pickles import read
+from nets.stylegan import StyleGenerator
+
+PIXELS, MOST = 2**20, 64  # at once: pixels of all pictures together, and pictures
+Grain = Literal["const", "none"] | int
+
+
+class Drawer:
+    """A network that draws from seeds, in evaluation mode: on any device, some pictures at once.
+
+    A seed gives the same picture whatever others are drawn with it, to rounding. In a run it is the picture with that
+    number in the run's grids and scores; for a published file, the one that the published code draws.
+
+    A network with styles, which is StyleGAN2's, draws a picture from `layers` vectors w, in two halves: `w` and
+    `from_w`. Other networks have no `layers`. Gradients flow through all methods
+    but `pictures` and `between`.
+    """
+
+    def __init__(
+        self, net: Any, title: str, latent_of: Callable[[int], Tensor], class_names: Sequence[str] = ()
+    ) -> None:
+        self.net, self.title, self.class_names, self._latent_of = net, title, tuple(class_names), latent_of
+        self.latent: int = net.latent
+        self.classes: int = getattr(net, "classes", 0)
+        self.layers, self.at_once = 0, 1
+        if isinstance(net, StyleGenerator):
+            self.layers, self.channels, self.size = net.synthesis.rows, net.channels, net.size
+        else:
+            with torch.no_grad():
+                _, self.channels, *size = self.from_z(self.z([0]), self.labels([0])).shape
+            self.size = size[0], size[1]
+        self.at_once = max(1, min(MOST, PIXELS // (self.size[0] * self.size[1])))
+
+    @classmethod
+    def of_run(cls, opened: SavedRun) -> "Drawer":
+        """The network of an opened run, with averaged weights where the run has some."""
+        game = opened.run.game
+        if not isinstance(game, FromNoise):
+            raise UserError(
+                f"{opened.folder.path} is a run of {opened.name}, whose game {type(game).__name__} does not draw from "
+                f"noise; type python -m gan.sample {opened.folder.path} show"
+            )
+        names = getattr(getattr(opened.run.data, "train", None), "class_names", ())
+        net = game.drawer
+        return cls(net, str(opened.folder.path), lambda seed: noise_of(seed, net.latent), names)
+
+    @classmethod
+    def of_file(cls, path: Path, device: str = "auto") -> "Drawer":
+        """The averaged generator of a published file of StyleGAN2 or R3GAN; no code in the file is run."""
+        networks = read(path)
+        found = networks.get("G_ema") or networks.get("G")
+        if found is None:
+            raise UserError(f"'{path}' holds no generator, but {', '.join(networks)}")
+        net = ours(found).float().requires_grad_(False).to(device_of(device))
+        latent: Any = net.latent
+        return cls(net, str(path), lambda seed: torch.from_numpy(np.random.RandomState(seed).randn(latent)).float())
+
+    @property
+    def like(self) -> Tensor:
+        """A weight, which has the device and the number format of the network."""
+        return next(self.net.parameters())
+
+    @property
+    def device(self) -> torch.device:
+        return self.like.device
+
+    @property
+    def mean_w(self) -> Tensor:
+        """The mean of w over all latents [W], to which truncation pulls."""
+        return self.styled().mapping.w_avg
+
+    def z(self, seeds: Sequence[int]) -> Tensor:
+        """The latents of seeds [B, latent]."""
+        return torch.stack([self._latent_of(seed) for seed in seeds]).to(self.like)
+
+    def class_of(self, name: int | str) -> int:
+        """The number of a class, from its name or its number."""
+        if not self.classes:
+            raise UserError("the network has no classes; leave --class out")
+        if name in self.class_names:
+            return self.class_names.index(str(name))
+        if str(name).isdecimal() and int(name) < self.classes:
+            return int(name)
+        names = f", or a name such as {', '.join(self.class_names[:5])}" if self.class_names else ""
+        raise UserError(f"there is no class '{name}'; type --class and a number from 0 to {self.classes - 1}{names}")
+
+    def labels(self, seeds: Sequence[int], label: int | str | None = None) -> Tensor | None:
+        """The labels as vectors [B, classes]: of one class, or with None the classes in turn, by the seeds."""
+        one = None if label is None else self.class_of(label)
+        if not self.classes:
+            return None
+        numbers = [seed % self.classes if one is None else one for seed in seeds]
+        return F.one_hot(torch.tensor(numbers), self.classes).to(self.like)
+
+    def w(self, z: Tensor, labels: Tensor | None = None, psi: float = 1.0, cutoff: int | None = None) -> Tensor:
+        """The vectors w of latents [B, layers, W]. With `psi` below 1 the first `cutoff` are nearer the mean."""
+        if psi == 1 and cutoff is not None:
+            raise UserError("a cutoff is for truncation; type --truncation too, such as --truncation 0.7")
+        return self.styled().styles(z, labels, psi=psi, cutoff=cutoff)
+
+    def from_w(self, w: Tensor, grain: Grain = "const") -> Tensor:
+        """Pictures of vectors w [B, layers, W]: [B, channels, height, width] in about -1 to 1.
+
+        `grain` is the noise in each layer: "const" for that of the network, "none", or a seed, whose noise is the same
+        in every picture.
+        """
+        net = self.styled()
+        if not isinstance(grain, int):
+            return torch.cat([net.drawn(part, grain) for part in w.split(self.at_once)])
+        pictures = []
+        for row in w.split(1):
+            with noise.at(noise.Place(("sample", grain), 0, 1, 1)):
+                pictures.append(net.drawn(row, "random"))
+        return torch.cat(pictures)
+
+    def from_z(self, z: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Pictures of latents and labels, without truncation."""
+        known = (z,) if labels is None else (z, labels)
+        parts = zip(*(rows.split(self.at_once) for rows in known), strict=True)
+        return torch.cat([self.net(*part) for part in parts])
+
+    @torch.no_grad()
+    def pictures(
+        self, seeds: Sequence[int], label: int | str | None = None, psi: float = 1.0, cutoff: int | None = None
+    ) -> Tensor:
+        """The pictures of seeds [B, channels, height, width], in about -1 to 1."""
+        z, labels = self.z(seeds), self.labels(seeds, label)
+        if self.layers or (psi, cutoff) != (1, None):
+            return self.from_w(self.w(z, labels, psi, cutoff))
+        return self.from_z(z, labels)
+
+    def images(self, seeds: Sequence[int], **how: Any) -> Iterator[Image.Image]:
+        """The pictures of any number of seeds, some drawn at once. `how` is as for `pictures`."""
+        for first in range(0, len(seeds), self.at_once):
+            for sample in self.pictures(seeds[first : first + self.at_once], **how):
+                yield picture(sample, transparent=True)
+
+    @torch.no_grad()
+    def between(
+        self,
+        ends: tuple[int, int],
+        shares: Sequence[float],
+        label: int | str | None = None,
+        psi: float = 1.0,
+        cutoff: int | None = None,
+    ) -> Tensor:
+        """Pictures on the way from one seed to another: a share of 0 is the first one, 1 the other."""
+        z, labels = self.z(ends), self.labels(ends, label)
+        share = torch.tensor(shares).to(self.like)[:, None]
+        if self.layers or (psi, cutoff) != (1, None):
+            w = self.w(z, labels, psi, cutoff)
+            return self.from_w(w[0].lerp(w[1], share[:, None]))
+        # Noise is as long everywhere on this arc: a straight line would come nearer to zero than noise does.
+        arc = (share * torch.pi / 2).cos() * z[0] + (share * torch.pi / 2).sin() * z[1]
+        return self.from_z(arc, None if labels is None else labels[0].lerp(labels[1], share))
+
+    def styled(self) -> StyleGenerator:
+        if not isinstance(self.net, StyleGenerator):
+            what = f"{type(self.net).__name__} has no styles to truncate or to mix"
+            raise UserError(f"{what}; take a run of StyleGAN2 or a file of it, or leave this out")
+        return self.net

@@ -1,0 +1,193 @@
+"""`gan.open`: a run or a published file, with what `python -m gan.sample` does with it as methods."""
+
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from io import BytesIO
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from tqdm import tqdm
+
+from gan.app.drawing.drawer import Drawer
+from gan.app.painting.actions import Paintings, Shown, file_name
+from gan.app.painting.grids import picture
+from gan.app.painting.painter import has_styles
+from gan.app.painting.reopen import SavedRun, open_run
+from gan.app.painting.sheet import Columns, Sheet, writing
+from gan.files.disk import whole_file
+from gan.files.errors import UserError
+from gan.games.from_noise import FromNoise
+
+MOST = 10_000  # numbers in a list
+TOGETHER = 64  # pictures that threads compress at a time
+Numbers = str | int | Iterable[int | str]  # as typed, such as 0-63 or 1,5,8-10; in Python also range(64)
+Label = int | str | None
+
+
+def numbers(given: Numbers, option: str = "--seeds") -> list[int]:
+    """The numbers of a list as it is typed: 0-63, or 1,5,8-10."""
+    parts = [given] if isinstance(given, str | int) else given
+    found: list[int] = []
+    for part in (part for each in parts for part in str(each).split(",")):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if last < first or last - first + len(found) >= MOST:
+            raise UserError(
+                f"{option} '{part}' is no list of at most {MOST:,} numbers; type e.g. {option} 0-63 or 1,5,8-10"
+            )
+        found += range(first, last + 1)
+    return found
+
+
+def once(given: Numbers, option: str = "--seeds") -> list[int]:
+    """The numbers of a list, each only once."""
+    return [*dict.fromkeys(numbers(given, option))]
+
+
+class Drawings(Shown):
+    """A run whose game draws from noise, or a published file, opened: pictures by their seeds.
+
+    `label` is the number or the name of a class; without it the classes take turns. With a `truncation` below 1
+    pictures are nearer to the average, and differ less: in all layers, or in the first `cutoff` ones.
+    """
+
+    kind, about = "seeds", "it draws from seeds"
+    default = "draw"
+
+    def __init__(self, drawer: Drawer, run: SavedRun | None = None) -> None:
+        self.drawer, self.run = drawer, run
+
+    @property
+    def title(self) -> str:
+        return self.drawer.title if self.run is None else super().title
+
+    def path(self, name: str, suffix: str) -> Path:
+        if self.run is None:
+            return Path(f"{Path(self.drawer.title).stem}-{name}{suffix}")
+        return super().path(name, suffix)
+
+    def draw(
+        self, seeds: Numbers = "0-63", label: Label = None, truncation: float = 1.0, cutoff: int | None = None
+    ) -> Sheet:
+        listed = once(seeds)
+        images = self.drawer.images(listed, label=label, psi=truncation, cutoff=cutoff)
+        return Sheet("seeds", singles=dict(zip((f"seed{seed:04d}" for seed in listed), images, strict=True)))
+
+    @torch.no_grad()
+    def mix(
+        self,
+        rows: Numbers = "0-3",
+        columns: Numbers = "4-9",
+        layers: Numbers | None = None,
+        label: Label = None,
+        truncation: float = 1.0,
+        cutoff: int | None = None,
+    ) -> Sheet:
+        drawer, down, across = self.drawer, once(rows, "--rows"), once(columns, "--columns")
+        own, other = (
+            drawer.w(drawer.z(seeds), drawer.labels(seeds, label), truncation, cutoff) for seeds in (down, across)
+        )
+        taken = range(drawer.layers // 2, drawer.layers) if layers is None else numbers(layers, "--layers")
+        if wrong := [layer for layer in taken if layer >= drawer.layers]:
+            raise UserError(f"there is no layer {wrong[0]}; type --layers and some of 0 to {drawer.layers - 1}")
+        is_taken = torch.isin(torch.arange(drawer.layers), torch.tensor([*taken], dtype=torch.int64))[:, None]
+        mixed = torch.where(is_taken.to(own.device), other[None], own[:, None])
+        left, top, cells = (map(picture, drawer.from_w(w)) for w in (own, other, mixed.flatten(0, 1)))
+        singles = dict(zip((f"{row}-with-{column}" for row in down for column in across), cells, strict=True))
+        sheet: Columns = {"": [None, *left]}
+        for seed, head in zip(across, top, strict=True):
+            sheet[f"seed {seed}"] = [head, *(singles[f"{row}-with-{seed}"] for row in down)]
+        return Sheet("mix", sheet, ["", *(f"seed {row}" for row in down)], singles)
+
+    def classes(self, seeds: Numbers = "0-7", truncation: float = 1.0, cutoff: int | None = None) -> Sheet:
+        drawer, listed = self.drawer, once(seeds)
+        names = drawer.class_names or [f"class {number}" for number in range(drawer.classes)]
+        if not names:
+            raise UserError("the network has no classes; type draw in place of classes")
+        singles = {
+            f"{name}-{seed}": image
+            for number, name in enumerate(names)
+            for seed, image in zip(
+                listed, drawer.images(listed, label=number, psi=truncation, cutoff=cutoff), strict=True
+            )
+        }
+        sheet: Columns = {f"seed {seed}": [singles[f"{name}-{seed}"] for name in names] for seed in listed}
+        return Sheet("classes", sheet, names, singles)
+
+    def interpolate(
+        self,
+        between: Numbers = (0, 1, 2, 3, 0),
+        frames: int = 60,
+        label: Label = None,
+        truncation: float = 1.0,
+        cutoff: int | None = None,
+    ) -> Sheet:
+        seeds = numbers(between, "--between")
+        if len(seeds) < 2:
+            raise UserError(f"--between takes two seeds or more and got {len(seeds)}; type --between 3 5 9")
+        shares = torch.linspace(0, 1, frames).tolist()
+
+        def moving() -> Iterator[Image.Image]:
+            for leg, ends in enumerate(pairwise(seeds)):
+                here = shares[min(leg, 1) :]  # a leg begins where the one before has ended
+                for first in range(0, len(here), self.drawer.at_once):
+                    part = here[first : first + self.drawer.at_once]
+                    yield from map(picture, self.drawer.between(ends, part, label, truncation, cutoff))
+
+        return Sheet(file_name("interpolate", [str(seed) for seed in seeds]), frames=moving)
+
+    def files(
+        self,
+        file: str | Path | None = None,
+        count: int = 50_000,
+        label: Label = None,
+        truncation: float = 1.0,
+        cutoff: int | None = None,
+    ) -> list[Path]:
+        """Write the pictures of the first seeds into a folder, or a zip, for a program that scores them."""
+        path = Path(file or self.path(f"{count}-pictures", ".zip"))
+        images = self.drawer.images(range(count), label=label, psi=truncation, cutoff=cutoff)
+        bar = tqdm(total=count, desc=str(path), unit="picture")
+        with writing(path), _into(path) as write, ThreadPoolExecutor() as pool, bar:
+            while some := list(islice(images, TOGETHER)):
+                for content in pool.map(_as_png, some):
+                    write(f"seed{bar.n:06d}.png", content)
+                    bar.update()
+        return [path]
+
+
+def open(path: str | Path = "auto", device: str = "auto", **options: Any) -> Shown:
+    """Open a run's folder, a checkpoint inside one, the newest run (`auto`), or a published file of networks (.pkl).
+
+    `options` are those of `gan.app.painting.reopen.open_run`, such as `data=` where the run's pictures have moved.
+    """
+    if str(path).lower().endswith(".pkl"):
+        return Drawings(Drawer.of_file(Path(path), device))
+    run = open_run(str(path), device=device, **options)
+    if isinstance(run.run.game, FromNoise):
+        return Drawings(Drawer.of_run(run), run)
+    return Paintings(run) if has_styles(run) else Shown(run)
+
+
+@contextmanager
+def _into(path: Path) -> Iterator[Callable[[str, bytes], Any]]:
+    """A function that writes a file of a name: into a new zip, or into a folder that has no files yet."""
+    if path.suffix.lower() == ".zip":
+        with whole_file(path) as part, zipfile.ZipFile(part, "w") as file:
+            yield file.writestr
+        return
+    if path.exists() and any(path.iterdir()):
+        raise UserError(f"'{path}' is there already and not empty; choose another folder, or remove its files")
+    path.mkdir(exist_ok=True)
+    yield lambda name, content: (path / name).write_bytes(content)
+
+
+def _as_png(image: Image.Image) -> bytes:
+    image.save(content := BytesIO(), "PNG", compress_level=1)
+    return content.getvalue()

@@ -1,0 +1,110 @@
+"""What an action of `python -m gan.sample` has made: pictures, to be looked at or written."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from gan.app.painting import grids, video
+from gan.files.disk import name_for
+from gan.files.errors import UserError, reason
+from gan.sound import Sound
+
+Columns = dict[str, grids.Batch]
+Frames = Callable[[], Iterator[Image.Image]]
+
+
+@dataclass
+class Sheet:
+    """Single pictures by name, and one picture of them all, which a notebook shows. It iterates over the single ones.
+
+    The picture of all is a grid of `columns` with `titles` of its rows, or the single pictures side by side. `frames`
+    draws a video. Where nothing else is there, the frames are the single pictures. `files` are written already.
+    """
+
+    name: str
+    columns: Mapping[str, grids.Batch] = field(default_factory=dict)
+    titles: Sequence[str] = ()
+    singles: Mapping[str, Tensor | Sound | Image.Image] = field(default_factory=dict)
+    frames: Frames | None = None
+    files: Sequence[Path] = ()
+
+    def __iter__(self) -> Iterator[Image.Image]:
+        return (grids.picture(sample, transparent=True) for _, sample in self._named())
+
+    def __getitem__(self, number: int) -> Image.Image:
+        return [*self][number]
+
+    @property
+    def image(self) -> Image.Image:
+        """The picture of all."""
+        if self.columns:
+            return grids.grid(self.columns, max(map(len, self.columns.values())), self.titles)
+        pictures = [*self]
+        return grids.tiles(pictures, min(8, len(pictures)) if len(pictures) <= 64 else round(len(pictures) ** 0.5))
+
+    @property
+    def suffix(self) -> str:
+        """What the name of its file ends in, if no other is chosen."""
+        return ".png" if self.columns or self.singles else video.suffix()
+
+    def save(self, path: str | Path, singles: bool = False, fps: int = 30) -> list[Path]:
+        """Write the picture of all and its sounds, or the video, and with `singles` each sample in its own size."""
+        path, paths = Path(path), list(self.files)
+        if self.frames and path.suffix.lower() in video.SUFFIXES:
+            with writing(path):
+                video.save(self.frames(), path, fps)
+            paths += [path]
+        else:
+            if self.frames and path.suffix.lower() != ".png":
+                raise UserError(
+                    f"'{path}' is no name of a picture or a video; type one that ends in .png, .gif or .mp4"
+                )
+            save_png(self.image, path)
+            paths += [path, *grids.save_sounds(self.columns, path)]
+        if not singles:
+            return paths
+        for name, sample in self._named():
+            single = path.with_suffix("") / f"{name_for(name)}.png"
+            save_png(grids.picture(sample, transparent=True), single)
+            if isinstance(sample, Sound):
+                grids.save_sound(sample, single.with_suffix(".wav"))
+        return [*paths, path.with_suffix("")]
+
+    def _repr_png_(self) -> bytes:
+        self.image.save(shown := BytesIO(), "PNG")
+        return shown.getvalue()
+
+    def _named(self) -> Iterator[tuple[str, Tensor | Sound | Image.Image]]:
+        if self.frames and not self.singles:
+            return ((f"{number:03d}", frame) for number, frame in enumerate(self.frames()))
+        return iter(self.singles.items())
+
+
+def save_png(image: Image.Image, path: Path) -> None:
+    if path.suffix.lower() != ".png":
+        raise UserError(f"pictures are written as PNG; type a name such as {path.with_suffix('.png')}")
+    with writing(path):
+        grids.save(image, path)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Inside the `with`, a file is written, whose folder is made before."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {reason(error)}; choose another file with -o") from error
+
+
+def unused(title: str, columns: Mapping[str, Any]) -> str:
+    """A title that no column has yet: the same may be asked for twice."""
+    while title in columns:
+        title += " "
+    return title

@@ -1,0 +1,232 @@
+"""What is drawn from seeds, as the command and `gan.open` draw it."""
+
+import inspect
+import re
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import gan
+from gan import sample
+from gan.app.drawing.opened import Drawings, numbers, once
+from gan.app.painting import video
+from gan.app.painting.actions import Paintings, Shown
+from gan.app.painting.grids import MARGIN, TITLE, picture
+from gan.files.errors import UserError
+from nets.published.from_noise import published
+from nets.published.pickles import write
+from nets.r3 import R3Generator
+from nets.stylegan import StyleGenerator
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Published files in the current folder, and their networks: with transparency, with classes."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    nets = {
+        "style": StyleGenerator(16, latent=5, style=6, mapping=2, base=64, most=8),
+        "clear": StyleGenerator(16, channels=4, latent=5, style=6, mapping=2, base=64, most=8),
+        "r3": R3Generator(5, (8, 4), classes=3),
+    }
+    nets["style"].mapping.w_avg.normal_()
+    for name, net in nets.items():
+        write(tmp_path / f"{name}.pkl", {"G_ema": published(net.eval())})
+    return nets
+
+
+def pixels(path):
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
+def draw(*words):
+    assert sample.main([*map(str, words), "--device", "cpu"]) == 0
+
+
+def test_a_grid_has_the_picture_that_the_published_code_draws_of_each_seed(files, tmp_path):
+    draw("style.pkl", "--seeds", "3,7-8", "--truncation", "0.5", "--singles")
+    z = torch.from_numpy(np.random.RandomState(7).randn(1, 5)).float()
+    with torch.no_grad():
+        wanted = np.asarray(picture(files["style"](z, psi=0.5)[0]))
+    grid = pixels("style-seeds.png")
+    assert grid.shape == (16, 48, 3) and np.array_equal(grid[:, 16:32], wanted)
+    assert np.array_equal(pixels("style-seeds/seed0007.png"), wanted)
+
+
+def test_classes_are_drawn_in_turn_or_by_their_number(files):
+    draw("r3.pkl", "--seeds", 1, "-o", "one.png")
+    draw("r3.pkl", "--seeds", 1, "--class", 1, "-o", "same.png")
+    draw("r3.pkl", "--seeds", 1, "--class", 2, "-o", "other.png")
+    one, same, other = (pixels(f"{name}.png") for name in ("one", "same", "other"))
+    assert np.array_equal(one, same) and not np.array_equal(one, other)
+
+
+def test_a_class_may_be_called_by_its_name(files):
+    opened = gan.open("r3.pkl", "cpu")
+    opened.drawer.class_names = ("cat", "dog", "2")
+    same = [opened.sample([4], label=label)[0].tobytes() for label in ("dog", 1, "1")]
+    assert same == same[:1] * 3
+    with pytest.raises(
+        UserError, match="there is no class 'cow'; type --class and a number from 0 to 2, or a name such"
+    ):
+        opened.sample([4], label="cow")
+
+
+def test_the_sheet_of_classes_has_a_row_for_each(files):
+    draw("r3.pkl", "classes", "--seeds", "4,6", "--singles")
+    draw("r3.pkl", "--seeds", 6, "--class", 2, "-o", "alone.png")
+    assert np.array_equal(pixels("r3-classes/class_2-6.png"), pixels("alone.png"))
+    with Image.open("r3-classes.png") as sheet:
+        assert sheet.height == TITLE + MARGIN + 3 * (128 + MARGIN)
+
+
+def test_in_a_mix_each_layer_has_the_style_of_the_row_or_of_the_column(files):
+    opened = gan.open("style.pkl", "cpu")
+    drawer = opened.drawer
+    plain = {seed: image.tobytes() for seed, image in zip((0, 1, 5), opened.sample("0,1,5"), strict=True)}
+    nothing, everything = opened.mix("0,1", 5, []), opened.mix("0,1", 5, "0-5")
+    assert [each.tobytes() for each in nothing] == [plain[0], plain[1]]
+    assert [each.tobytes() for each in everything] == [plain[5], plain[5]]
+    draw("style.pkl", "mix", "--rows", 1, "--columns", "5,0", "--layers", "1,3", "--truncation", "0.5", "--singles")
+    w = drawer.w(drawer.z([1]), psi=0.5)
+    w[:, [1, 3]] = drawer.w(drawer.z([5]), psi=0.5)[:, [1, 3]]
+    assert np.array_equal(pixels("style-mix/1-with-5.png"), np.asarray(picture(drawer.from_w(w)[0])))
+    with Image.open("style-mix.png") as sheet:
+        assert sheet.height == TITLE + MARGIN + 2 * (128 + MARGIN)
+        assert sheet.width > 3 * (128 + MARGIN)
+
+
+@pytest.mark.parametrize(("name", "how"), [("style", {"truncation": 0.5}), ("r3", {}), ("clear", {})])
+def test_an_interpolation_passes_through_its_seeds(files, name, how):
+    opened = gan.open(f"{name}.pkl", "cpu")
+    frames = [np.asarray(frame) for frame in opened.interpolate([3, 5, 9], frames=4, **how)]
+    assert len(frames) == 2 * 3 + 1
+    for place, seed in ((0, 3), (3, 5), (6, 9)):
+        (wanted,) = opened.drawer.pictures([seed], psi=how.get("truncation", 1.0))
+        assert np.abs(frames[place].astype(int) - np.asarray(picture(wanted)).astype(int)).max() <= 1
+    assert len({frame.tobytes() for frame in frames}) == 7
+
+
+def test_a_video_has_all_frames_as_gif_and_as_mp4(files, capsys):
+    draw("style.pkl", "interpolate", "--between", 3, 5, 3, "--frames", 4, "--fps", 10)
+    draw("style.pkl", "interpolate", "--between", 3, 5, 3, "--frames", 4, "-o", "walk.gif", "--singles")
+    with av.open("style-interpolate-3-5-3.mp4") as file:
+        frames = [frame.to_image() for frame in file.decode(video=0)]
+        stream = file.streams.video[0]
+        assert (stream.average_rate, stream.codec_context.colorspace) == (10, video.BT_601)
+    with Image.open("walk.gif") as moving:
+        assert (len(frames), moving.n_frames) == (7, 7)
+        assert frames[0].size == moving.size == (256, 256)
+        for number in (0, 3):
+            moving.seek(number)
+            gif, mp4 = (np.asarray(each.convert("RGB"), int) for each in (moving, frames[number]))
+            single = np.kron(pixels(f"walk/00{number}.png").astype(int), np.ones((16, 16, 1), int))
+            assert np.abs(gif - single).mean() < 8 and np.abs(mp4 - single).mean() < 8
+    assert capsys.readouterr().out.split() == [
+        "style.pkl",
+        "style-interpolate-3-5-3.mp4",
+        "style.pkl",
+        "walk.gif",
+        "walk",
+    ]
+
+
+def test_without_pyav_a_video_is_a_gif_and_one_sentence(files, capsys, monkeypatch):
+    monkeypatch.setattr(video, "find_spec", lambda name: None)
+    draw("style.pkl", "interpolate", "--between", 3, 5, "--frames", 2)
+    assert capsys.readouterr().out.splitlines() == ["style.pkl", video.ADVICE, "  style-interpolate-3-5.gif"]
+    assert sample.main(["style.pkl", "interpolate", "-o", "walk.mp4", "--device", "cpu"]) == 2
+    assert "pip install av, or write a GIF: type a name such as walk.gif" in capsys.readouterr().err
+
+
+def test_pictures_of_four_channels_are_transparent(files):
+    draw("clear.pkl", "--seeds", "0-8", "--singles")
+    with Image.open("clear-seeds.png") as sheet, Image.open("clear-seeds/seed0008.png") as single:
+        assert (sheet.mode, single.mode, sheet.size) == ("RGBA", "RGBA", (128, 32))
+        assert sheet.crop((0, 16, 16, 32)).tobytes() == single.tobytes()
+        assert sheet.getpixel((20, 20))[3] == 0  # where there is no picture
+
+
+@pytest.mark.parametrize("where", ["fakes.zip", "fakes"])
+def test_many_pictures_are_files_in_a_zip_or_a_folder(files, where, tmp_path):
+    draw("r3.pkl", "files", "--count", 10, "-o", where)
+    if where.endswith(".zip"):
+        with zipfile.ZipFile(where) as file:
+            found = {name: np.asarray(Image.open(BytesIO(file.read(name)))) for name in file.namelist()}
+    else:
+        found = {path.name: pixels(path) for path in sorted((tmp_path / where).iterdir())}
+    assert list(found) == [f"seed{number:06d}.png" for number in range(10)]
+    wanted = gan.open("r3.pkl", "cpu").sample("0-9")
+    assert all(np.array_equal(one, np.asarray(other)) for one, other in zip(found.values(), wanted, strict=True))
+
+
+def test_a_folder_that_has_files_is_left_alone(files, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    assert sample.main(["r3.pkl", "files", "--count", "2", "-o", "mine", "--device", "cpu"]) == 2
+    assert "'mine' is there already and not empty" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("r3.pkl --truncation 0.5", "R3Generator has no styles to truncate or to mix"),
+        ("style.pkl --cutoff 2", "a cutoff is for truncation; type --truncation too"),
+        ("r3.pkl --class 3", "there is no class '3'; type --class and a number from 0 to 2"),
+        ("style.pkl --class 0", "the network has no classes; leave --class out"),
+        ("style.pkl classes", "the network has no classes; type draw"),
+        ("style.pkl --seeds 8-3", "--seeds '8-3' is no list"),
+        ("style.pkl mix --layers 4-6", "there is no layer 6; type --layers and some of 0 to 5"),
+        ("r3.pkl mix", "R3Generator has no styles to truncate or to mix; take a run of StyleGAN2"),
+        ("r3.pkl interpolate --between 3", "--between takes two seeds or more and got 1"),
+        ("r3.pkl interpolate -o walk.avi", "type one that ends in .png, .gif or .mp4"),
+        ("r3.pkl interpolate --region hair", "r3.pkl: it draws from seeds, where --region does nothing"),
+        ("r3.pkl transfer", "r3.pkl: it draws from seeds, so there is no 'transfer'; type"),
+        ("r3.pkl --data here", "where --data does nothing"),
+        ("r3.pkl show", "r3.pkl: it draws from seeds, so there is no 'show'"),
+        ("missing.pkl", "cannot read 'missing.pkl'"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(files, capsys, words, said):
+    assert sample.main([*words.split(), "--device", "cpu"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_seeds_are_listed_as_in_the_published_code():
+    assert numbers("0-3, 9,5") == [0, 1, 2, 3, 9, 5] == numbers(["0-3", 9, "5"])
+    assert numbers("3,1-3") == [3, 1, 2, 3] and once("3,1-3") == [3, 1, 2]
+    assert numbers(range(3)) == [0, 1, 2] and numbers(7) == [7]
+    for text in ("", "a", "1-", "-1", "0-99999", "1;2"):
+        with pytest.raises(UserError, match="no list"):
+            numbers(text)
+
+
+def test_the_lines_of_the_guide_for_python_run(files, tmp_path):
+    guide = (Path(gan.__file__).parents[1] / "docs/guide/look.md").read_text()
+    (program,) = re.findall(r"```py\n(import gan.*?)```", guide, re.DOTALL)
+    program = program.replace("runs/001-stylegan2", "style.pkl").replace("frames=60", "frames=2").replace("4-7", "4-5")
+    exec(program, names := {})
+    assert names["first"].size == (16, 16) and len(names["others"]) == 2
+    assert all((tmp_path / name).stat().st_size > 1000 for name in ("mix.png", "walk.mp4"))
+    assert names["w"].shape == (1, 6, 6)
+
+
+@pytest.mark.parametrize("kind", [Shown, Drawings, Paintings])
+def test_the_command_has_the_options_of_each_action_with_the_same_defaults(kind):
+    for action, options in sample.OPTIONS[kind.kind].items():
+        typed = sample.parse(["auto", action])
+        own = inspect.signature(getattr(kind, action.replace("-", "_"))).parameters
+        names = {how.get("dest", name[2:].replace("-", "_")): name for name, how in options}
+        wanted = {"from_" if name == "from" else name for name in names} - {"singles", "fps"}
+        assert wanted | ({"file"} & own.keys()) == own.keys() - {"self"}
+        for name in names.keys() & own.keys():
+            if typed[name] is not None:
+                assert str(own[name].default) == str(typed[name]), (action, name)
