@@ -42,7 +42,7 @@ SECTIONS = (
     Section("masks", "Masks beside pictures", (run_tables.masks, run_tables.legend)),
     Section("styles", "One region in another's style", (style_tables.exchange,)),
     Section("between", "From one style to another", (between,)),
-    Section("films", "Films", (run_tables.films,)),
+    Section("videos", "Videos", (run_tables.videos,)),
     Section("copies", "Are they copies?", (run_tables.nearest,)),
     Section("scores", "Scores", (run_tables.scored,)),
     Section("health", "Is it well?", (run_tables.health,)),

@@ -57,10 +57,10 @@ def scored(opened: SavedRun) -> Table:
     return Table(["", "how it was computed"], rows)
 
 
-def films(opened: SavedRun) -> Table:
-    """The films that lie in the run's samples/."""
+def videos(opened: SavedRun) -> Table:
+    """The videos that lie in the run's samples/."""
     paths = sorted(path for path in opened.folder.samples.glob("*.*") if path.suffix in (".gif", ".mp4"))
-    return Table(rows=[Row(path.name, [Cell(film=path.read_bytes())]) for path in paths if path.is_file()])
+    return Table(rows=[Row(path.name, [Cell(video=path.read_bytes())]) for path in paths if path.is_file()])
 
 
 def settings(opened: SavedRun) -> Table:

@@ -34,13 +34,13 @@ STYLE = """<style>
 class Cell:
     """Words, or a picture with or without words below it, or one picture for each of the table's moments.
 
-    `wav` is a WAV file to play below the picture. `film` is a GIF or MP4 file in the place of a picture.
+    `wav` is a WAV file to play below the picture. `video` is a GIF or MP4 file in the place of a picture.
     """
 
     words: str = ""
     pictures: tuple[Image.Image, ...] = ()
     wav: bytes = b""
-    film: bytes = b""
+    video: bytes = b""
 
 
 def sample_cell(sample: Tensor | Sound | None, words: str = "") -> Cell:
@@ -101,7 +101,7 @@ class Table:
 
     def _kind(self) -> str:
         """The CSS classes of a table of words: plain, and with colours a legend."""
-        if any(cell.pictures or cell.film for row in self.rows for cell in row.cells):
+        if any(cell.pictures or cell.video for row in self.rows for cell in row.cells):
             return ""
         return " plain legend" if any(row.swatch for row in self.rows) else " plain"
 
@@ -116,11 +116,11 @@ class Table:
 
     def _cell(self, cell: Cell, place: str) -> str:
         words = escape(cell.words)
-        if cell.film.startswith(b"GIF8"):
-            return f'<td class="film"><img src="{_uri("image/gif", cell.film)}" alt="{escape(place)}"></td>'
-        if cell.film:
-            source = _uri("video/mp4", cell.film)
-            return f'<td class="film"><video controls loop muted src="{source}" title="{escape(place)}"></video></td>'
+        if cell.video.startswith(b"GIF8"):
+            return f'<td class="video"><img src="{_uri("image/gif", cell.video)}" alt="{escape(place)}"></td>'
+        if cell.video:
+            source = _uri("video/mp4", cell.video)
+            return f'<td class="video"><video controls loop muted src="{source}" title="{escape(place)}"></video></td>'
         if not cell.pictures:
             return f'<td class="words">{words}</td>'
         last = len(cell.pictures) - 1

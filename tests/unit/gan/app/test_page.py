@@ -252,13 +252,13 @@ def test_every_score_says_how_it_was_computed(sean_run, tmp_path):
         run_tables.scored(open_run(str(scored)))
 
 
-def test_films_of_the_samples_are_shown(sean_run, tmp_path):
+def test_videos_of_the_samples_are_shown(sean_run, tmp_path):
     run = tmp_path / "001-sean-faces"
     shutil.copytree(sean_run, run)
-    assert not run_tables.films(open_run(str(run)))
+    assert not run_tables.videos(open_run(str(run)))
     RED.save(run / "samples" / "walk.gif", save_all=True, append_images=[BLUE])
     (run / "samples" / "walk.mp4").write_bytes(b"\0\0\0\x18ftypmp42")
-    text = run_tables.films(open_run(str(run))).html()
+    text = run_tables.videos(open_run(str(run))).html()
     assert text.count('<img src="data:image/gif;base64,') == 1 and 'title="walk.mp4"></video>' in text
 
 
