@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gan.app.painting.reopen import has_numbers
 from gan.app.run.folder import RunFolder
 from gan.app.scoring.names import BY_FEATURES, TITLES
 from gan.app.training import metrics
@@ -44,11 +45,8 @@ def facts(
     """What the run is, on which data and how long it was trained, and on what."""
     data, batch = settings.get("data"), settings.get("batch_size")
     sizes = {each: sum(weight.numel() for weight in net.parameters()) for each, net in run.game.named_children()}
-    counts = [
-        f"{len(part):,} {words}"
-        for name, words in (("train", "to train on"), ("val", "held out"))
-        if (part := getattr(run.data, name, None)) is not None
-    ]
+    own = run.data
+    counts = [f"{len(own.train):,} to train on", f"{len(own.val):,} held out"] if has_numbers(own) else []
     _, time = metrics.clock(metrics.read(folder.metrics))
     return {
         "run": f"{folder.path.resolve().name}: {first_sentence(settings['run'])}",
@@ -65,21 +63,20 @@ def facts(
 
 def licence(data: object) -> str:
     """The first line of the file of a licence that lies with the data."""
-    if isinstance(data, str) and Path(data).is_dir():
-        for path in sorted(Path(data).iterdir()):
-            if path.stem.upper() in ("LICENSE", "LICENCE") and path.is_file():
-                return next(filter(None, map(str.strip, read_text(path, MOST).splitlines())), path.name)
+    for path in sorted(Path(data).glob("LICEN[CS]E*")) if isinstance(data, str) and data else ():
+        with reading(f"'{path}'"):
+            return next(filter(None, map(str.strip, read_text(path, MOST).splitlines())), path.name)
     return "not given"
 
 
 def scores(folder: RunFolder, run: Run) -> list[Scored]:
     """The last scores of the run, of validation, of --score-every and of gan.evaluate."""
-    rows, held_out = metrics.read(folder.metrics), getattr(run.data, "val", None)
-    found = []
+    rows, found = metrics.read(folder.metrics), []
+    held_out = f"on {len(run.data.val):,} held-out samples" if has_numbers(run.data) else "at validation"
     for name, words in run.scores.items():
         if both := metrics.first_and_last(rows, name):
-            how = f"on {len(held_out):,} held-out samples" if held_out is not None else "at validation"
-            found.append(Scored(words, f"{both[1]:.4g}", f"{how}; {both[0]:.4g} at first; lower is better"))
+            how = f"{held_out}; {both[0]:.4g} at first; lower is better"
+            found.append(Scored(words, f"{both[1]:.4g}", how))
     evaluations = sorted(folder.path.glob("evaluation-step-*.json"))[-1:]
     for path, read in [(folder.scores, _while_training), *((path, _evaluated) for path in evaluations)]:
         if path.is_file():
