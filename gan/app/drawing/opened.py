@@ -98,7 +98,8 @@ class Drawings(Shown):
             raise UserError(f"there is no layer {wrong[0]}; type --layers and some of 0 to {drawer.layers - 1}")
         is_taken = torch.isin(torch.arange(drawer.layers), torch.tensor([*taken], dtype=torch.int64))[:, None]
         mixed = torch.where(is_taken.to(own.device), other[None], own[:, None])
-        left, top, cells = (map(picture, drawer.from_w(w)) for w in (own, other, mixed.flatten(0, 1)))
+        drawn = map(drawer.from_w, (own, other, mixed.flatten(0, 1)))
+        left, top, cells = ((picture(each, transparent=True) for each in part) for part in drawn)
         singles = dict(zip((f"{row}-with-{column}" for row in down for column in across), cells, strict=True))
         sheet: Columns = {"": [None, *left]}
         for seed, head in zip(across, top, strict=True):
@@ -153,8 +154,7 @@ class Drawings(Shown):
         """Write the pictures of the first seeds into a folder, or a zip, for a program that scores them."""
         path = Path(file or self.path(f"{count}-pictures", ".zip"))
         images = self.drawer.images(range(count), label=label, psi=truncation, cutoff=cutoff)
-        bar = tqdm(total=count, desc=str(path), unit="picture")
-        with writing(path), _into(path) as write, ThreadPoolExecutor() as pool, bar:
+        with writing(path), _into(path) as write, ThreadPoolExecutor() as pool, tqdm(total=count) as bar:
             while some := list(islice(images, TOGETHER)):
                 for content in pool.map(_as_png, some):
                     write(f"seed{bar.n:06d}.png", content)

@@ -148,6 +148,7 @@ def test_without_pyav_a_video_is_a_gif_and_one_sentence(files, capsys, monkeypat
 
 def test_pictures_of_four_channels_are_transparent(files):
     draw("clear.pkl", "--seeds", "0-8", "--singles")
+    assert gan.open("clear.pkl", "cpu").mix(0, 1)[0].mode == "RGBA"
     with Image.open("clear-seeds.png") as sheet, Image.open("clear-seeds/seed0008.png") as single:
         assert (sheet.mode, single.mode, sheet.size) == ("RGBA", "RGBA", (128, 32))
         assert sheet.crop((0, 16, 16, 32)).tobytes() == single.tobytes()
