@@ -1,7 +1,8 @@
 """`make docs`: check the guides, and make the site of them in build/site.
 
-A page's commands stand in ```sh blocks, and each is read by the command's own parser. A ```python block runs, after
-the blocks before it on its page; a ```py block is a fragment, which is compiled. Zensical finds dead links.
+A page's commands stand in ```sh blocks, or alone in a cell of a table. Each is read by the command's own parser. A
+```python block runs, after the blocks before it on its page; a ```py block is a fragment, which is compiled. Zensical
+finds dead links.
 """
 
 import ast
@@ -23,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, BUILD = ROOT / "docs", ROOT / "build"
 GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "strategies/README.md", *sorted(DOCS.rglob("*.md"))]
-COMMANDS = ("fit", "sample", "edit", "evaluate", "export", "verify", "plan", "env")
+COMMANDS = ("fit", "sample", "edit", "evaluate", "compare", "export", "verify", "plan", "env")
 
 
 # ---- what a page says ----
@@ -37,7 +38,8 @@ def blocks(text: str, kind: str) -> list[str]:
 
 def commands(text: str) -> list[list[str]]:
     """The words of each command of this project that a page shows, from the module's name on, and of each `make`."""
-    lines = (line for block in blocks(text, "sh") for line in block.splitlines())
+    lines = [line for block in blocks(text, "sh") for line in block.splitlines()]
+    lines += re.findall(r"\| `(python -m gan\.[^`]+)` \|", text)  # those in tables
     typed = [shlex.split(line.replace("\\", "/"), comments=True) for line in lines]
     starts = [(words, i) for words in typed for i, word in enumerate(words) if word.startswith("gan.") or i == 0]
     return [words[i:] for words, i in starts if words[i] == "make" or words[i].startswith("gan.")]
@@ -69,6 +71,7 @@ def reader() -> Iterator[Path]:
         try:
             (program, run) = blocks((DOCS / "guide/game.md").read_text(), "python")
             Path("my_gan.py").write_text(f"{program}\n\n{run}")
+            Path("answers.py").write_text("\n\n".join(blocks((DOCS / "guide/questions.md").read_text(), "python")))
             Path("samples").symlink_to(ROOT / "samples")
             Path("runs/001-sean-faces/checkpoints/step-000400.ckpt").mkdir(parents=True)
             Path("runs/001-sean-faces/settings.yaml").write_text(options.dump(options.parse([])[0], "sean-faces"))
@@ -76,7 +79,7 @@ def reader() -> Iterator[Path]:
         finally:
             os.chdir(before)
             sys.path[:] = path
-            for own in ("my_gan", "distillation"):
+            for own in ("my_gan", "answers", "distillation"):
                 sys.modules.pop(own, None)
 
 

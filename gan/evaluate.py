@@ -13,34 +13,13 @@ from gan.app.command import command, run_ranks, take_place, working
 from gan.app.outputs import run, say
 from gan.app.run import options
 from gan.app.run.parser import Parser
-from gan.app.scoring.names import NEEDS
+from gan.app.scoring.names import NEEDS, TITLES
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
 from strategies.processes.launched import launched
 
 if TYPE_CHECKING:
     from gan.app.run.computer import Computer
-
-ROWS = {
-    "ssim": "SSIM, data range 1",
-    "ssim_range_2": "SSIM, data range 2 (as published; flatters)",
-    "rmse": "RMSE, of 0..1",
-    "psnr": "PSNR, dB",
-    "transfer_error": "style-transfer error, of 0..1",
-    "region_error": "style-transfer error in the region, of 0..1",
-    "region_spill": "change outside of the region, share of inside",
-    "mel_error": "error of log mel spectrograms",
-    "fid": "FID",
-    "kid": "KID",
-    "feature_distance": "Fréchet distance (not FID)",
-    "kernel_distance": "kernel distance (not KID)",
-    "precision": "precision, share of what is made that looks real",
-    "recall": "recall, share of what is real that is made",
-    "miou": "mIoU",
-    "accuracy": "pixel accuracy",
-    "miou_of_truth": "mIoU of the true pictures",
-    "accuracy_of_truth": "pixel accuracy of the true pictures",
-}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -49,7 +28,7 @@ def table(result: dict[str, Any]) -> str:
     network = result["about"].get("features", {}).get("network", "")
     of = f"of {result['held_out']} held-out samples" if result["held_out"] else "samples that it trains on"
     rows = [("", *scores)]
-    for name, title in ROWS.items():
+    for name, title in TITLES.items():
         values = [figures.get(name) for figures in scores.values()]
         if any(value is not None for value in values):
             title += f" by {network}" if name.endswith("_distance") or name in ("precision", "recall") else ""

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jsonargparse import Namespace
+from jsonargparse.typing import restricted_string_type
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -23,11 +25,14 @@ if TYPE_CHECKING:
     from gan.app.painting.reopen import SavedRun
     from gan.module import GanModule
 
+Formats = restricted_string_type("Formats", "^(torch|onnx)(,(torch|onnx))?$", docstring="torch, onnx or both")
 SNAPSHOT = "network-snapshot.pkl"
 EXAMPLES = """examples:
   python -m gan.export                           the newest run, into its folder's export/step-<step>/
   python -m gan.export runs/001-sean-faces --weights raw
   python -m gan.export RUN --to networks/        into a folder of yours
+  python -m gan.export RUN --card --licence "CC BY 4.0"   with a model card, ready for a hub of models
+  python -m gan.export RUN --format torch,onnx            the generator also as a program
   python -m gan.export RUN --published           a SEAN also as latest_net_G.pth and latest_net_D.pth,
                                                  a StyleGAN2 or an R3GAN as network-snapshot.pkl
 """
@@ -57,8 +62,8 @@ def main(argv: list[str]) -> None:
         import gan.app.painting.reopen  # noqa: F401 - now, and not inside of `export`
 
     moved = {"data": request.data, "name": request.run}
-    written = export(request.which, request.to, request.weights, request.published, request.out, **moved)
-    say(*written)
+    beside = {"card": request.card, "licence": request.licence, "formats": request.format or ""}
+    say(*export(request.which, request.to, request.weights, request.published, request.out, **beside, **moved))
 
 
 def parse(argv: list[str]) -> Namespace:
@@ -73,6 +78,12 @@ def parse(argv: list[str]) -> Namespace:
     add("--weights", type=Literal["ema", "raw"], default="ema", help="averaged ones where a player has them, or raw")
     add("--to", type=Path | None, default=None, help="a folder to write to; default: export/ in the run's folder")
     add("--published", action="store_true", help="also the files that the published code loads")
+    what = "also a model card: README.md, config.json and pictures, as hubs of models expect them"
+    add("--card", action="store_true", help=what)
+    what = "the licence of the data, for the card; default: the first line of LICENSE in their folder"
+    add("--licence", type=str | None, default=None, metavar="TEXT", help=what)
+    what = "also the generator as a program without our code: torch (.pt2), onnx or both, with a comma"
+    add("--format", type=Formats | None, default=None, metavar="LIST", help=what)
     return parser.parse_args(options.arguments(argv))
 
 
@@ -82,9 +93,14 @@ def export(
     weights: Literal["ema", "raw"] = "ema",
     published: bool = False,
     out: Path = Path("runs"),
+    card: bool = False,
+    licence: str | None = None,
+    formats: str = "",
     **overrides: Any,
 ) -> list[Path]:
     """Write every player's network and a README on how to load them; returns the files.
+
+    With `card` the README is a model card, with `licence` of the data. `formats` are torch, onnx or both with a comma.
 
     `which`, `out` and `overrides` are those of `open_run`. With `ema` a player that keeps an average is written with
     averaged weights, and any other with raw ones. All networks are made before the first file is written.
@@ -93,12 +109,12 @@ def export(
 
     opened = open_run(which, out, exactly=weights, **overrides)
     players = networks(opened.run.game, opened.averaged)
-    files: dict[str, Callable[[Path], object]] = {
-        f"{each.file}.safetensors": _safetensors(each, opened) for each in players
-    }
+    files = _programs(opened, players, formats) if formats else {}  # first: torch may refuse to write one
+    files |= {f"{each.file}.safetensors": _safetensors(each, opened) for each in players}
     if published:
         files |= _published(opened.run.game, players)
-    files["README.txt"] = lambda path: path.write_text(_readme(opened, players, published), "utf-8")
+    said = _readme(opened, players, published)
+    files |= _card(opened, players, licence, formats, said) if card else {"README.txt": _text(said)}
 
     default = f"step-{opened.step:06d}" + ("-raw" if weights == "raw" else "")
     folder = opened.folder.path / "export" / default if to is None else to
@@ -177,6 +193,56 @@ def _published(game: "GanModule", players: list[Exported]) -> dict[str, Callable
     except UserError as error:
         raise UserError(f"these networks do not have the published form. {error}; or leave --published out") from error
     return {name: lambda path, state=state: torch.save(state, path) for name, state in states.items()}
+
+
+def _programs(opened: "SavedRun", players: list[Exported], formats: str) -> dict[str, Callable[[Path], object]]:
+    """The networks that make what the game shows, as programs; each is compared with its network."""
+    from gan.app.exporting import programs
+
+    names = {each.player: each.file for each in players}
+    calls = programs.calls(opened)
+    if not calls:
+        game = type(opened.run.game).__name__
+        raise UserError(f"--format: {game} shows nothing that the network of a player makes; leave it out")
+
+    def write(kind: str, player: str, path: Path) -> None:
+        far = programs.write(kind, player, calls[player], path)
+        words = f"within {far:.1g} of what the network gives" if far else "exactly what the network gives"
+        say(f"{player} as a program of {kind} gives {words}")
+
+    kinds = dict.fromkeys(formats.split(","))
+    return {names[each] + programs.SUFFIX[kind]: partial(write, kind, each) for each in calls for kind in kinds}
+
+
+def _card(
+    opened: "SavedRun", players: list[Exported], licence: str | None, formats: str, said: str
+) -> dict[str, Callable[[Path], object]]:
+    """README.md, config.json and the pictures."""
+    from gan.app.exporting import card, programs
+    from gan.app.page.run_tables import held_out
+    from gan.app.painting import grids
+    from gan.app.painting.reopen import shown
+    from gan.app.training.callbacks import SHOWN
+
+    made = card.arguments(opened)
+    networks = {
+        each.player: {
+            "class": _class(each.network),
+            "arguments": made[each.player],
+            "file": f"{each.file}.safetensors",
+            "weights": each.weights,
+        }
+        for each in players
+    }
+    calls, kinds = programs.calls(opened), [kind for kind in programs.SUFFIX if kind in formats.split(",")]
+    columns = shown(opened.run.game, held_out(opened, SHOWN))
+    pictures = {"samples.png": lambda path: grids.grid(columns, SHOWN).save(path, "PNG")} if columns else {}
+    text = card.readme(opened, networks, calls, kinds, licence, said, next(iter(pictures), ""))
+    return {"config.json": _text(card.config(opened, networks)), **pictures, "README.md": _text(text)}
+
+
+def _text(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text, "utf-8")
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> Path:

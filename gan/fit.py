@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
         from lightning import seed_everything
 
         from gan.app.run.computer import machine
-        from gan.app.training import before, start, train
+        from gan.app.training import before, loggers, start, train
 
     if place is not None and place.by == "slurm":
         train.go_back_if_warned(place)
@@ -41,6 +41,7 @@ def main(argv: list[str]) -> None:
         script = job.script(argv, settings, strategy.is_dp)
         say(job.submit(script) if settings.submit else script)
         return
+    loggers.kinds(settings.logger)  # refuses what is not installed
     computer = machine(settings)
     before.allow_files(settings, computer.processes)
     out = Path(settings.out) if resumed is None else resumed[0].path.parent

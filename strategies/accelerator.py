@@ -54,6 +54,12 @@ class TorchAccelerator(Accelerator):
         return best()
 
 
+def name_of(device: str | torch.device) -> str:
+    """What a device calls itself; its type if it has no name."""
+    name = getattr(torch.get_device_module(torch.device(device)), "get_device_name", None)
+    return str(device) if name is None else name(device)
+
+
 def best() -> str:
     """The type of the devices that this machine computes on best, such as cuda; cpu if it has no accelerator."""
     found = torch.accelerator.current_accelerator(check_available=True)

@@ -105,10 +105,11 @@ class Neighbourhoods:
 def find_neighbourhoods(planes: Tensor, labels: int) -> Neighbourhoods | None:
     """The neighbourhoods of one-hot planes [B,labels,H,W], or with one plane more for edges.
 
-    None where this does not pay, with more kinds of 3x3 than half of the pixels, and where planes are not one-hot.
+    None where this does not pay, with more kinds of 3x3 than half of the pixels, and where planes are not one-hot or
+    not known: an exported program takes any.
     """
     pictures, _, height, width = planes.shape
-    if not _are_onehot(planes, labels):
+    if torch.compiler.is_exporting() or not _are_onehot(planes, labels):
         return None
     label = _labels(planes[:, :labels])
     symbol, symbols = label, labels

@@ -1,6 +1,8 @@
 """Networks as files: what they hold, that plain torch loads them, and what the command says."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from gan import GanModule, Phase, Player
 from gan import export as command
+from gan.app.exporting import programs
 from gan.app.painting.reopen import open_run
 from gan.export import _published, export, main, networks, parse
 from gan.files.errors import UserError
@@ -374,3 +377,85 @@ def test_code_in_a_checkpoint_is_never_run(sean, tmp_path):
     with pytest.raises(UserError, match="cannot be read as a checkpoint"):
         export(str(sean))
     assert not (tmp_path / "harm").exists() and not (sean / "export").exists()
+
+
+# ---- cards, and programs ----
+
+
+def typed_in(readme):
+    """The Python of a card."""
+    return re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+
+
+def test_a_card_says_how_plain_torch_loads_the_networks_and_so_it_does(averaged, tmp_path):
+    made = tmp_path / "hub"
+    assert main([str(averaged), "--card", "--licence", "CC BY 4.0", "--format", "torch", "--to", str(made)]) == 0
+    names = {"README.md", "config.json", "samples.png", "generator.pt2"}
+    assert {path.name for path in made.iterdir()} == names | {"generator.safetensors", "discriminator.safetensors"}
+    text = (made / "README.md").read_text()
+    assert text.startswith("---\nlibrary_name: pytorch\n") and "| licence of the data | CC BY 4.0 |" in text
+    assert "16 to train on, 4 held out" in text and "distance of drawn from held-out faces" in text
+    by_class, program = typed_in(made / "README.md")
+    assert len(by_class.splitlines()) <= 12
+
+    # With nets and gan: the weights of the file.
+    ours = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    check = "\nimport sys; print([name for name in ('gan', 'nets', 'lightning') if name in sys.modules])"
+    torch.save(opened := outputs_of(averaged), tmp_path / "wanted.pt")
+    more = f"\nz, wanted = torch.load({str(tmp_path / 'wanted.pt')!r})\nprint(float((network(z) - wanted).abs().max()))"
+    ran = subprocess.run([sys.executable, "-c", by_class + more + check], cwd=made, env=ours, capture_output=True)
+    size, far, others = ran.stdout.decode().splitlines()
+    assert size == "torch.Size([2, 3, 16, 16])" and float(far) == 0 and others == "['gan', 'nets']"
+    assert opened[1].std() > 0
+
+    # As a program: with torch alone.
+    ran = subprocess.run([sys.executable, "-I", "-c", program + more + check], cwd=made, capture_output=True)
+    size, far, others = ran.stdout.decode().splitlines()
+    assert size == "torch.Size([1, 3, 16, 16])" and float(far) < 1e-5 and others == "[]"
+
+
+def outputs_of(run):
+    """Some noise, and what the saved generator makes of it."""
+    game = open_run(str(run)).run.game
+    z = torch.randn(3, game.drawer.latent)
+    with torch.no_grad():
+        return z, game.drawer(z)
+
+
+def test_an_onnx_program_gives_what_the_network_gives(averaged, tmp_path, capsys):
+    from onnxruntime import InferenceSession
+
+    assert main([str(averaged), "--format", "onnx", "--to", str(tmp_path)]) == 0
+    assert "generator as a program of onnx gives " in capsys.readouterr().out
+    z, wanted = outputs_of(averaged)
+    (got,) = InferenceSession(tmp_path / "generator.onnx").run(None, {"z": z.numpy()})
+    assert (torch.from_numpy(got) - wanted).abs().max() < 1e-4 < wanted.std()
+
+
+def test_sean_is_a_program_of_masks_and_codes(sean_run, tmp_path):
+    opened = open_run(str(sean_run))
+    called = programs.calls(opened)
+    assert list(called) == ["encoder", "generator"] and list(called["generator"].given) == ["onehot", "codes"]
+    assert programs.write("torch", "generator", called["generator"], tmp_path / "generator.pt2") < 1e-5
+    program, game = torch.export.load(tmp_path / "generator.pt2").module(), opened.run.game
+    mask = torch.zeros(1, 19, 32, 32)
+    mask[:, 1, :16], mask[:, 2, 16:] = 1, 1
+    codes = torch.randn(1, 19, 8)
+    opening.set_grain(game, 0.0)  # a program adds no noise
+    with torch.no_grad():
+        assert (program(mask, codes) - game.generator(mask, codes)).abs().max() < 1e-4
+
+
+def test_a_program_that_differs_is_refused(averaged, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(programs, "_through_torch", lambda made, call, path: 2 * call.network(*call.values))
+    assert main([str(averaged), "--format", "torch", "--to", str(tmp_path)]) == 2
+    assert "the program of 'generator' is " in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.pt2"))
+
+
+def test_a_card_names_the_licence_that_lies_with_the_data(folder_run, tmp_path):
+    run = shutil.copytree(folder_run, tmp_path / "runs" / folder_run.name)
+    data = shutil.copytree(folder_run.parent.parent / "data", tmp_path / "data")
+    (data / "LICENSE.txt").write_text("\nODbL 1.0\nmore\n")
+    export(str(run), tmp_path / "out", card=True, data=str(data))
+    assert "| licence of the data | ODbL 1.0 |" in (tmp_path / "out" / "README.md").read_text()

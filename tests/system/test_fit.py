@@ -310,7 +310,6 @@ def test_help_is_short_and_has_examples_and_the_settings_of_the_run(capsys):
         (["--resume", "nowhere"], "there is no 'nowhere'; give a run's folder"),
         (["--config", "nowhere.yaml"], "cannot read settings from 'nowhere.yaml'"),
         (["--out", "file/inside"], "cannot write to 'file/inside'"),
-        (["--logger", "wandb"], "--logger wandb needs its package: pip install wandb"),
     ],
 )
 def test_a_mistake_gets_one_clear_message(arguments, message, here, capsys):

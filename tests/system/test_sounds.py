@@ -99,7 +99,7 @@ def test_the_page_plays_the_sounds(run):
     assert [title for _, title in played] == titles
     assert all(heard(b64decode(data)) == pytest.approx(SECONDS, abs=0.01) for data, _ in played)
     links = re.findall(r'<section id="(\w+)">', text)
-    assert links == ["training", "sounds", "curves", "run"]
+    assert links == ["training", "sounds", "scores", "curves", "run"]
 
 
 def test_the_tables_speak_of_sounds(run):

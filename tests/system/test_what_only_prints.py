@@ -6,7 +6,10 @@ import sys
 
 SLOW = {"lightning", "torchvision", "torchmetrics", "torch._dynamo"}
 PRINT = [
-    *(f"gan.{command} --help" for command in ("fit", "sample", "edit", "evaluate", "export", "verify", "plan", "env")),
+    *(
+        f"gan.{name} --help"
+        for name in ("fit", "sample", "edit", "evaluate", "compare", "export", "verify", "plan", "env")
+    ),
     "gan.fit --list-runs",
     "gan.fit sean-folder --stratgy ddp",
     "gan.sample auto transfer --help",

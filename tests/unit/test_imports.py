@@ -45,6 +45,7 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
             "gan/verify.py",
             "gan/plan.py",
             "gan/env.py",
+            "gan/compare.py",
         ),
         *("gan/bench", "samples"),
     ),

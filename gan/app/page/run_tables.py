@@ -4,6 +4,7 @@ Every function takes an opened run and gives a table of pictures and words. Wher
 such as masks, the table is empty and its note says so. The tables of styles are in `style_tables.py`.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,12 +23,17 @@ from gan.app.painting import grids
 from gan.app.painting.painter import Painter, has_styles
 from gan.app.painting.reopen import SavedRun, first_samples, has_numbers, samples, shown
 from gan.app.run import settings_file
-from gan.app.training import metrics
+from gan.app.training import card, metrics
 from gan.app.training.callbacks import SHOWN
-from gan.runs import find
 from gan.sound import Sound
 
 COARSE = 16  # the size at which pictures are compared with training pictures
+PALE = "Pale: as logged. Full: the running mean over a twentieth of the curve."
+WELL = (
+    "told_apart: the share of pairs in which a picture scores above a fake, 50 % is guessing. memorised: the same of "
+    "training pictures and held-out ones, 50 % is right. diversity: how much fakes differ, as a share of what pictures "
+    "do, 100 % is right. swing: how told_apart moves from look to look, near 0 is right."
+)
 NO_MASKS = "This game does not paint masks, so there are none to show."
 NO_SOUNDS = "This game makes no sounds."
 NO_NUMBERS = "The loaders of this run do not say which samples it trains on, so none are compared."
@@ -36,32 +42,31 @@ NO_PICTURES = "This game does not learn from pictures, or shows none that it mak
 
 def facts(opened: SavedRun) -> Table:
     """What the run is, how far it is and how good."""
-    data, game = opened.run.data, opened.run.game
-    batch = opened.run.batch_size
-    what, size = _samples(opened)
-    sizes = {name: sum(weight.numel() for weight in net.parameters()) for name, net in game.named_children()}
     found = scores(opened)
-    known = {
-        "run": f"{opened.folder.path.name}: {first_sentence(opened)}",
-        "trained": f"{opened.step:,} of {opened.run.max_steps:,} steps" + (f", {batch} {what} a step" if batch else ""),
-        "scores": "; ".join(found) + " (lower is better)" if found else "none yet",
-        what: f"{len(data.train):,} to train on, {len(data.val):,} held out, {size}" if has_numbers(data) else size,
-        "parameters": ", ".join(f"{name} {size:,}" for name, size in sizes.items() if size),
-        "computed": f"strategy {opened.settings['strategy']}, precision {opened.settings['precision']}",
-        "opened": opened.checkpoint.name,
-    }
+    known = card.facts(opened.folder, opened.run, opened.step, opened.settings, *_samples(opened))
+    known["scores"] = "; ".join(found) + " (lower is better)" if found else "none yet"
+    known["opened"] = opened.checkpoint.name
     return Table(rows=[Row(name, [Cell(value)]) for name, value in known.items()])
+
+
+def scored(opened: SavedRun) -> Table:
+    """Every score of the run, and how it was computed."""
+    found = card.scores(opened.folder, opened.run)
+    hows = card.briefly([each.how for each in found])
+    rows = [Row(each.name, [Cell(each.value), Cell(how)]) for each, how in zip(found, hows, strict=True)]
+    return Table(["", "how it was computed"], rows)
+
+
+def videos(opened: SavedRun) -> Table:
+    """The videos that lie in the run's samples/."""
+    paths = sorted(path for path in opened.folder.samples.glob("*.*") if path.suffix in (".gif", ".mp4"))
+    return Table(rows=[Row(path.name, [Cell(video=path.read_bytes())]) for path in paths if path.is_file()])
 
 
 def settings(opened: SavedRun) -> Table:
     """Every setting of the run, as its settings.yaml has them."""
     saved = settings_file.read(opened.folder.settings)
     return Table(rows=[Row(name, [Cell("" if value is None else str(value))]) for name, value in saved.items()])
-
-
-def first_sentence(opened: SavedRun) -> str:
-    """What kind of run it is."""
-    return (find(opened.name).__doc__ or opened.name).splitlines()[0]
 
 
 def scores(opened: SavedRun) -> list[str]:
@@ -74,17 +79,29 @@ def scores(opened: SavedRun) -> list[str]:
 def curves(opened: SavedRun) -> Charts:
     """A chart for each phase's losses, one for gradient norms and one for held-out scores."""
     rows = metrics.read(opened.folder.metrics)
-    panels, (kimg, words) = metrics.panels(rows), metrics.clock(rows)
+    kimg, words = metrics.clock(rows)
+    panels = {group: panel for group, panel in metrics.panels(rows).items() if group not in metrics.HEALTH}
     if not panels:
         return Charts({}, "This run has logged nothing yet.")
+    return charts(panels, f"{PALE} {words}." if words else PALE, kimg)
+
+
+def health(opened: SavedRun) -> Charts:
+    """A chart for each kind of figure that tells whether the run is well."""
+    rows = metrics.read(opened.folder.metrics)
+    panels = {group: panel for group, panel in metrics.panels(rows).items() if group in metrics.HEALTH}
+    return charts(panels, WELL, metrics.clock(rows)[0])
+
+
+def charts(panels: Mapping[str, metrics.Panel], note: str, kimg: float = 0.0) -> Charts:
+    """A drawing for each panel."""
+    drawings = {}
     with TemporaryDirectory() as folder:
         path = Path(folder) / "chart.svg"
-        drawings = {}
         for group, panel in panels.items():
             metrics.draw_panels({group: panel}, path, kimg=kimg)
             drawings[group] = path.read_text("utf-8")
-    note = "Pale: as logged. Full: the running mean over a twentieth of the curve."
-    return Charts(drawings, f"{note} {words}." if words else note)
+    return Charts(drawings, note)
 
 
 def over_time(opened: SavedRun, most: int = 12) -> Table:

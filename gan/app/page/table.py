@@ -34,12 +34,13 @@ STYLE = """<style>
 class Cell:
     """Words, or a picture with or without words below it, or one picture for each of the table's moments.
 
-    `wav` is a WAV file to play below the picture.
+    `wav` is a WAV file to play below the picture. `video` is a GIF or MP4 file in the place of a picture.
     """
 
     words: str = ""
     pictures: tuple[Image.Image, ...] = ()
     wav: bytes = b""
+    video: bytes = b""
 
 
 def sample_cell(sample: Tensor | Sound | None, words: str = "") -> Cell:
@@ -71,6 +72,9 @@ class Table:
     note: str = ""
     moments: Sequence[str] = ()
 
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
     def unrolled(self, most: int = 6) -> "Table":
         """The table with a row for each moment, at most `most` of them: the first, the last and some between."""
         chosen = spread(len(self.moments), most)
@@ -97,7 +101,7 @@ class Table:
 
     def _kind(self) -> str:
         """The CSS classes of a table of words: plain, and with colours a legend."""
-        if any(cell.pictures for row in self.rows for cell in row.cells):
+        if any(cell.pictures or cell.video for row in self.rows for cell in row.cells):
             return ""
         return " plain legend" if any(row.swatch for row in self.rows) else " plain"
 
@@ -112,6 +116,11 @@ class Table:
 
     def _cell(self, cell: Cell, place: str) -> str:
         words = escape(cell.words)
+        if cell.video.startswith(b"GIF8"):
+            return f'<td class="video"><img src="{_uri("image/gif", cell.video)}" alt="{escape(place)}"></td>'
+        if cell.video:
+            source = _uri("video/mp4", cell.video)
+            return f'<td class="video"><video controls loop muted src="{source}" title="{escape(place)}"></video></td>'
         if not cell.pictures:
             return f'<td class="words">{words}</td>'
         last = len(cell.pictures) - 1
@@ -139,6 +148,9 @@ class Charts:
 
     drawings: dict[str, str]
     note: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.drawings)
 
     def html(self) -> str:
         """HTML without a style."""

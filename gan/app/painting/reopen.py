@@ -83,7 +83,7 @@ def open_run(
             )
         where, checkpoint = found
         settings = options.load(where.settings, name, **overrides)
-        run = _build(settings, where)
+        run = build_again(settings, where)
         try:
             saved = load(checkpoint)
             averaged = _load(run, saved, checkpoint, exactly)
@@ -117,7 +117,8 @@ def device_of(device: str) -> torch.device:
     return place
 
 
-def _build(settings: Namespace, where: RunFolder) -> Run:
+def build_again(settings: Namespace, where: RunFolder) -> Run:
+    """The game and the data that a run's settings make, to be looked at."""
     chosen = options.run_settings(settings)
     if "perceptual" in chosen:
         chosen["perceptual"] = "off"  # only training needs this loss, and the file of its weights may be gone

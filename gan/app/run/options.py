@@ -24,6 +24,11 @@ from strategies.processes import slurm
 DEFAULT_RUN = "sean-faces"
 RUN = "what to train: see --list-runs, or FILE.py:FUNCTION of your own"
 ACCELERATOR = "what to compute on: auto, cpu, gpu, mps, or another of Lightning's names"
+Loggers = restricted_string_type(
+    "Loggers",
+    "^(csv|tensorboard|wandb|mlflow)(,(csv|tensorboard|wandb|mlflow))*$",
+    docstring="csv, tensorboard, wandb or mlflow, or several with commas",
+)
 Indices = restricted_string_type("Indices", r"^\d+,(\d+(,\d+)*)?$", docstring="numbers of GPUs, such as 0,2")
 PASSING = ("resume", "dry_run", "list_runs", "debug", "config", "rendezvous", "slurm", "submit")
 
@@ -196,8 +201,8 @@ def _add_own(parser: Parser) -> None:
     add("--score_count", type=PositiveInt | None, default=None, metavar="COUNT", help=what)
     add("--inception", type=str | None, default=None, metavar="FILE", help=INCEPTION)
     add("--log_every", type=PositiveInt, default=10, help="steps between rows of metrics.csv")
-    what = "also log by tensorboard or wandb, which must be installed"
-    add("--logger", type=Literal["tensorboard", "wandb"] | None, default=None, help=what)
+    what = "where to log beside the run's files, such as wandb, or tensorboard,mlflow; csv is metrics.csv, always there"
+    add("--logger", type=Loggers | None, default=None, metavar="LIST", help=what)
     add("--dry_run", action="store_true", help="print and save settings, networks and phases; train nothing")
     add("--slurm", action="store_true", help="print the script of a Slurm job that trains this, and stop")
     add("--submit", action="store_true", help="submit that script, by sbatch")

@@ -16,3 +16,26 @@ NEEDS = {
     "transfer": "the drawn truth of style transfers, which the built-in faces have",
     "mel": "sounds, and the true ones",
 }
+
+# What is printed for each figure.
+TITLES = {
+    "ssim": "SSIM, data range 1",
+    "ssim_range_2": "SSIM, data range 2 (as published; flatters)",
+    "rmse": "RMSE, of 0..1",
+    "psnr": "PSNR, dB",
+    "transfer_error": "style-transfer error, of 0..1",
+    "region_error": "style-transfer error in the region, of 0..1",
+    "region_spill": "change outside of the region, share of inside",
+    "mel_error": "error of log mel spectrograms",
+    "fid": "FID",
+    "kid": "KID",
+    "feature_distance": "Fréchet distance (not FID)",
+    "kernel_distance": "kernel distance (not KID)",
+    "precision": "precision, share of what is made that looks real",
+    "recall": "recall, share of what is real that is made",
+    "miou": "mIoU",
+    "accuracy": "pixel accuracy",
+    "miou_of_truth": "mIoU of the true pictures",
+    "accuracy_of_truth": "pixel accuracy of the true pictures",
+}
+BY_FEATURES = ("fid", "kid", "feature_distance", "kernel_distance", "precision", "recall")

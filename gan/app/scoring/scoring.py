@@ -22,6 +22,7 @@ from gan import ranks as all_ranks
 from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, has_numbers, samples
 from gan.app.scoring.outputs import Heard, Made, makes
 from gan.app.scoring.scorer import Rows, Scorer, choose
+from strategies.accelerator import name_of
 from strategies.micro_batches import rows
 from strategies.ranks import World
 
@@ -81,7 +82,7 @@ def evaluate(
         "about": scorer.about(count),
         "averaged": sorted(opened.averaged),
         "settings": opened.settings,
-        "computed": {"ranks": world.size, "batch_size": batch_size, "device": _device_name(device)},
+        "computed": {"ranks": world.size, "batch_size": batch_size, "device": name_of(device)},
         "versions": {"python": platform.python_version(), **VERSIONS},
     }
 
@@ -180,8 +181,3 @@ def _counts(opened: SavedRun, most: int | None) -> tuple[int, int]:
 def ranks_here() -> World:
     """The ranks of a command that share the work, by gloo: so on GPUs too they exchange what is in main memory."""
     return World(dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else World()
-
-
-def _device_name(device: str) -> str:
-    name = getattr(torch.get_device_module(torch.device(device)), "get_device_name", None)
-    return device if name is None else name(device)

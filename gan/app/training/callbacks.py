@@ -6,12 +6,13 @@ from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from PIL import Image
 from torch import Tensor
 
 from gan.app.painting import grids
 from gan.app.painting.reopen import batches_of, first_samples, shown
 from gan.app.run.folder import RunFolder
-from gan.app.training import metrics
+from gan.app.training import loggers, metrics
 from gan.app.training.computing import computing
 from gan.app.training.metrics import Spare
 from gan.app.training.pace import between_steps
@@ -44,7 +45,7 @@ class Pictures(Callback):
             named = self.batch.items() if isinstance(self.batch, dict) else ()
             reals = {name.replace("_", " "): x for name, x in named if isinstance(x, Tensor) and x.ndim >= 3}
             if list(reals) == ["image"] and trainer.is_global_zero:
-                self._draw_page(source)
+                self._draw_page(trainer, source)
             elif reals:
                 self._save(trainer, reals, "reals.png")
             self._draw(trainer, pl_module)
@@ -67,23 +68,25 @@ class Pictures(Callback):
                 columns = shown(game, prepared(self.batch))
             self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
 
-    def _draw_page(self, source: Any) -> None:
+    def _draw_page(self, trainer: Trainer, source: Any) -> None:
         """One page of pictures as they enter training."""
         with random_state.untouched():
             batch = first_samples(batches_of(source, "train"), PAGE)
         pictures = (batch if isinstance(batch, dict) and "image" in batch else self.batch)["image"]
-        path = self.folder.samples / "reals.png"
-        with self._spare.trying(path, "pictures"):
-            path.parent.mkdir(exist_ok=True)
-            grids.save(grids.page(pictures), path)
+        self._write(trainer, grids.page(pictures), "reals.png")
 
     def _save(self, trainer: Trainer, columns: Mapping[str, grids.Batch], name: str) -> None:
         if trainer.is_global_zero:
-            path, picture = self.folder.samples / name, grids.grid(columns, SHOWN)
-            with self._spare.trying(path, "pictures"):
-                path.parent.mkdir(exist_ok=True)
-                grids.save(picture, path)
-                grids.save_sounds(columns, path)
+            self._write(trainer, grids.grid(columns, SHOWN), name)
+            with self._spare.trying(self.folder.samples / name, "pictures"):
+                grids.save_sounds(columns, self.folder.samples / name)
+
+    def _write(self, trainer: Trainer, picture: Image.Image, name: str) -> None:
+        path = self.folder.samples / name
+        with self._spare.trying(path, "pictures"):
+            path.parent.mkdir(exist_ok=True)
+            grids.save(picture, path)
+        loggers.show(trainer, "reals" if name == "reals.png" else "grid", picture)
 
     def _curves(self, trainer: Trainer) -> None:
         if trainer.is_global_zero and (found := metrics.panels(self.record.rows)):

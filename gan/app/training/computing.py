@@ -33,6 +33,11 @@ def computing(trainer: Trainer, game: Any, averaged: bool = True) -> Iterator[Ca
 
 
 def log(trainer: Trainer, found: Mapping[str, float]) -> None:
-    """Log what was found after the last step, in the row in which Lightning logs this step."""
+    """Log what was found after the last step."""
     for logger in trainer.loggers:
-        logger.log_metrics(dict(found), max(0, trainer.global_step - 1))
+        logger.log_metrics(dict(found), row_of(trainer))
+
+
+def row_of(trainer: Trainer) -> int:
+    """The row in which Lightning logs the last step."""
+    return max(0, trainer.global_step - 1)

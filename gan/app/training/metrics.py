@@ -163,6 +163,7 @@ TITLES = {
 }
 
 
+HEALTH = ("health", TITLES["gap"])  # the panels that tell whether a run is well
 CLOCK = ("pictures", "seconds")  # so far: of no panel
 
 
@@ -208,10 +209,12 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: flo
     for number, (group, panel) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, columns, number + 1)
         for colour, (label, points) in enumerate(panel.items()):
+            if not points:  # the next one has the same colour in all panels
+                continue
             steps, values = np.array(points).T
             axes.plot(steps, values, color=f"C{colour}", alpha=0.25, linewidth=0.8)
             axes.plot(steps, _smooth(values), color=f"C{colour}", label=label, marker="." if len(steps) < 30 else None)
-        everything = np.concatenate([np.array(points)[:, 1] for points in panel.values()])
+        everything = np.concatenate([np.array(points)[:, 1] for points in panel.values() if points])
         everything = everything[np.isfinite(everything)]
         if len(everything) and everything.min() > 0 and everything.max() > 50 * everything.min():
             axes.set_yscale("log")

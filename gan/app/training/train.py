@@ -7,16 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jsonargparse import Namespace
 from lightning import Trainer
-from lightning.pytorch.loggers import Logger
 
 from gan.app.outputs import say
 from gan.app.run import folder, options
 from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import Resumed, instead, newest_whole, to_resume
-from gan.app.training import start
+from gan.app.training import loggers, start
 from gan.app.training.callbacks import Pictures, Score, WriteSettings
 from gan.app.training.describe import describe
 from gan.app.training.health import Health
@@ -30,7 +30,6 @@ from gan.files.finite import NotFinite
 from gan.files.system import signals
 from gan.runs import Run, build, short_name
 from strategies import PhaseStrategy
-from strategies.accelerator import GPUS
 from strategies.processes import agent, slurm
 from strategies.processes.launched import Launched
 from strategies.processes.stopping import WARNING, Signals, Stopped
@@ -152,6 +151,8 @@ def train(
     keep = keeper(settings, run, where, every, names_of(scorer))
     every_score = settings.score_every, keep, settings.score_count
     scored = [] if scorer is None else [Scores(where, run, scorer, *every_score)]
+    step = None if checkpoint is None else folder.step_of(checkpoint)
+    beside = loggers.made(settings.logger, where, step) if this_rank() == 0 else []
     trainer = trainer_of(
         settings,
         strategy,
@@ -159,7 +160,7 @@ def train(
         accelerator=computer.accelerator,
         devices=list(computer.chosen) or computer.devices,
         num_nodes=computer.nodes,
-        logger=[log, *extra_loggers(settings, where)],
+        logger=[log, *beside],
         log_every_n_steps=settings.log_every,
         val_check_interval=every,
         check_val_every_n_epoch=None,
@@ -171,6 +172,7 @@ def train(
             Health(run.max_steps),
             keep,
             *scored,
+            loggers.Track(where, run, computer.words, log, yaml.safe_load(texts[where.settings])),
             WriteSettings(texts),
         ],
         default_root_dir=where.path,
@@ -194,8 +196,7 @@ def train(
         if strategy.ending.signal == WARNING and slurm.started_by_srun():
             requeue(trainer.is_global_zero)
     else:
-        began = None if checkpoint is None else folder.step_of(checkpoint)
-        finish(run, log, trainer, where, keep, began, time.monotonic() - started)
+        finish(run, log, trainer, where, keep, step, time.monotonic() - started)
         keep.refuse_if_not_saved(trainer.is_global_zero)
 
 
@@ -219,25 +220,9 @@ def keeper(settings: Namespace, run: Run, where: RunFolder, every: int, made: Co
     return Keep(where, save_every, settings.save_in_background, settings.keep, best, score)
 
 
-def extra_loggers(settings: Namespace, where: RunFolder) -> list[Logger]:
-    """The logger that the settings name, beside the run's own metrics.csv. Its package must be installed."""
-    if settings.logger is None:
-        return []
-    from lightning.pytorch import loggers
-
-    try:
-        if settings.logger == "tensorboard":
-            return [loggers.TensorBoardLogger(where.path, name="", version="tensorboard")]
-        return [loggers.WandbLogger(name=where.path.name, save_dir=where.path, project="gan")]
-    except ModuleNotFoundError as error:
-        raise UserError(f"--logger {settings.logger} needs its package: pip install {settings.logger}") from error
-
-
 def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, checkpoint: Path | None) -> None:
     """Print what will be trained, on what, and where the files go."""
-    word = computer.kind.upper() if computer.kind not in GPUS else "GPU"
-    processes = f"{computer.processes} {word} process{'es' if computer.processes > 1 else ''}"
-    how = f"{processes}, strategy {settings.strategy}"
+    how = f"{computer.words}, strategy {settings.strategy}"
     resumed = f", from {checkpoint}" if checkpoint is not None else ""
     batch = f" of {run.batch_size} samples" if run.batch_size else ""
     say(f"{short_name(settings.run)} on {how}: {run.max_steps} steps{batch}{resumed}")

@@ -61,7 +61,7 @@ BY_NAME = {
     "accelerator": ["cpu", "gpu"],
     "device": ["cpu", "cuda", "cuda:99", "meta", "xla", "mps", "cpu:7"],
     "backend": ["gloo", "nccl", "mpi"],
-    "logger": ["tensorboard", "wandb"],
+    "logger": ["tensorboard", "csv", "csv,tensorboard", "visdom", "csv,"],
 }
 SMALL_ONLY = (
     "workers",

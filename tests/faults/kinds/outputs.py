@@ -5,7 +5,15 @@ from tests.faults.kinds.damage import damage_bytes, not_a_file
 from tests.faults.known import words
 
 PLACES = {  # in a run's folder, by the command that writes there
-    "resume": ("metrics.csv", "curves.png", "game.txt", "launch.json", "samples", "checkpoints/step-000003.ckpt.part"),
+    "resume": (
+        "metrics.csv",
+        "curves.png",
+        "game.txt",
+        "launch.json",
+        "trained.json",
+        "samples",
+        "checkpoints/step-000003.ckpt.part",
+    ),
     "sample": ("samples", "samples/show.png"),
     "export": ("export", "export/step-000002", "export/step-000002/README.txt"),
     "evaluate": ("evaluation-step-000002.json",),

@@ -1,6 +1,7 @@
 """The tables of a run's page."""
 
 import base64
+import json
 import re
 import shutil
 from io import BytesIO
@@ -217,6 +218,48 @@ def test_a_chart_a_phase(run):
     charts = run_tables.curves(run)
     assert list(charts.drawings) == ["discriminator", "generator", "gradient norms", "held-out scores"]
     assert all("</svg>" in drawing for drawing in charts.drawings.values())
+
+
+def test_health_has_charts_of_its_own(sean_run, tmp_path):
+    well = tmp_path / "001-sean-faces"
+    shutil.copytree(sean_run, well)
+    head, *rows = (well / "metrics.csv").read_text().splitlines()
+    more = [f"{head},health/told_apart,gap/scores", *(f"{row},0.7,1.5" for row in rows)]
+    (well / "metrics.csv").write_text("\n".join(more) + "\n")
+    run = open_run(str(well))
+    assert list(run_tables.health(run).drawings) == ["health", "scores of pictures above those of fakes"]
+    assert not set(run_tables.health(run).drawings) & set(run_tables.curves(run).drawings)
+
+
+def test_every_score_says_how_it_was_computed(sean_run, tmp_path):
+    scored = tmp_path / "001-sean-faces"
+    shutil.copytree(sean_run, scored)
+    how = {"network": "Inception", "flips": False, "pictures made": 16}
+    found = {"score/fid": 12.345678, "score/output: kid": 0.5}
+    (scored / "scores.json").write_text(json.dumps({"step": 2, "scores": found, "how": how}))
+    about = {"ssim": {"window": "gaussian"}, "features": {"network": "VGG-19"}}
+    figures = {"output": {"ssim": 0.25, "rmse": "nan", "recall": 0.75, "unknown": 3}}
+    (scored / "evaluation-step-000002.json").write_text(
+        json.dumps({"step": 2, "pictures": 4, "scores": figures, "about": about})
+    )
+    rows = {row.title: [cell.words for cell in row.cells] for row in run_tables.scored(open_run(str(scored))).rows}
+    assert rows["FID"] == ["12.35", "step 2; network Inception; flips no; pictures made 16"]
+    assert rows["output: kid"] == ["0.5", "the same"]
+    assert rows["SSIM, data range 1"] == ["0.25", "gan.evaluate, step 2, 4 samples; window gaussian"]
+    assert rows["recall, share of what is real that is made"][1].endswith("network VGG-19")
+    (scored / "scores.json").write_text("{}")
+    with pytest.raises(UserError, match=r"scores.json' is damaged"):
+        run_tables.scored(open_run(str(scored)))
+
+
+def test_videos_of_the_samples_are_shown(sean_run, tmp_path):
+    run = tmp_path / "001-sean-faces"
+    shutil.copytree(sean_run, run)
+    assert not run_tables.videos(open_run(str(run)))
+    RED.save(run / "samples" / "walk.gif", save_all=True, append_images=[BLUE])
+    (run / "samples" / "walk.mp4").write_bytes(b"\0\0\0\x18ftypmp42")
+    text = run_tables.videos(open_run(str(run))).html()
+    assert text.count('<img src="data:image/gif;base64,') == 1 and 'title="walk.mp4"></video>' in text
 
 
 def test_a_run_that_has_logged_and_drawn_nothing_is_said(sean_run, tmp_path):

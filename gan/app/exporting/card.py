@@ -1,0 +1,112 @@
+"""README.md and config.json of exported networks: what they are, and how plain torch loads them."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from inspect import signature
+from typing import Any
+from unittest.mock import patch
+
+from jsonargparse import Namespace
+from torch import Tensor, nn
+
+from gan.app.exporting.programs import SUFFIX, Call
+from gan.app.painting.reopen import SavedRun, build_again
+from gan.app.training.card import card
+
+LOAD = """import json
+from importlib import import_module
+
+import torch
+from safetensors.torch import load_file
+
+made = json.load(open("config.json"))["networks"]["{player}"]
+module, _, name = made["class"].rpartition(".")
+network = getattr(import_module(module), name)(**made["arguments"])
+network.load_state_dict(load_file(made["file"]))
+print(network.eval()({given}).shape)"""
+NEEDS = "The packages `nets` and `gan` of Coordinated GANs make the network; Lightning is not imported."
+RUN = """import torch
+
+network = torch.export.load("{file}.pt2").module()
+print(network({given}).shape)"""
+
+
+def arguments(opened: SavedRun) -> dict[str, dict[str, Any] | None]:
+    """What each player's network is made with; None if that is not plain values, or makes another network."""
+    networks = {name: player.module for name, player in opened.run.game.players.items()}
+    with _noting(set(map(type, networks.values()))) as made:
+        game = build_again(Namespace(**opened.settings), opened.folder).game
+        game.assemble()
+    given = {name: made.get(player.module) for name, player in game.players.items()}
+    return {name: given[name] if _makes(given[name], network) else None for name, network in networks.items()}
+
+
+@contextmanager
+def _noting(classes: set[type[nn.Module]]) -> Iterator[dict[nn.Module, dict[str, Any]]]:
+    """Inside the `with`, what networks of these classes are made with is noted."""
+    made: dict[nn.Module, dict[str, Any]] = {}
+
+    def noted(make: Callable[..., None]) -> Callable[..., None]:
+        def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+            _, *given = signature(make).bind(self, *args, **kwargs).arguments.items()
+            made.setdefault(self, dict(given))
+            make(self, *args, **kwargs)
+
+        return init
+
+    with ExitStack() as stack:
+        for kind in classes:
+            stack.enter_context(patch.object(kind, "__init__", noted(kind.__init__)))
+        yield made
+
+
+def _makes(given: dict[str, Any] | None, network: nn.Module) -> bool:
+    """Whether these arguments, as config.json has them, make such a network."""
+    try:
+        again = type(network)(**json.loads(json.dumps(given)))
+    except TypeError:
+        return False
+    return again.state_dict().keys() == network.state_dict().keys()
+
+
+def config(opened: SavedRun, networks: Mapping[str, Mapping[str, Any]]) -> str:
+    """config.json."""
+    about = {"run": opened.folder.path.resolve().name, "recipe": opened.name, "step": opened.step}
+    return json.dumps({**about, "game": type(opened.run.game).__name__, "networks": networks}, indent=1) + "\n"
+
+
+def readme(
+    opened: SavedRun,
+    networks: Mapping[str, Mapping[str, Any]],
+    called: Mapping[str, Call],
+    formats: list[str],
+    licence: str | None,
+    files: str,
+    picture: str,
+) -> str:
+    """README.md. `networks` are as in config.json, `files` says what the files are. `picture` is one."""
+    head = ["---", "library_name: pytorch", "tags:", "- gan", f"- {type(opened.run.game).__name__.lower()}", "---", ""]
+    known = card(opened.folder, opened.run, opened.step, opened.settings, licence)
+    lines = [*head, known]
+    if picture:
+        lines += [f"![Held-out samples, and what the networks make of them]({picture})", ""]
+    for player, call in called.items():
+        if networks[player]["arguments"] is not None:
+            code = LOAD.format(player=player, given=_typed(call))
+            lines += [f"## {player} in plain torch", "", NEEDS, "", "```python", code, "```", ""]
+        if "torch" in formats:
+            code = RUN.format(file=networks[player]["file"].removesuffix(".safetensors"), given=_typed(call.first()))
+            lines += [f"## {player} as a program", "", "This needs torch alone.", "", "```python", code, "```", ""]
+    lines += ["## Files", "", *(f"- `*{SUFFIX[kind]}`: programs, made by torch" for kind in formats), "", files]
+    return "\n".join(lines)
+
+
+def _typed(call: Call) -> str:
+    """What a network is called with, as it is typed in Python."""
+    return ", ".join(_made_up(value) if isinstance(value, Tensor) else repr(value) for value in call.given.values())
+
+
+def _made_up(value: Tensor) -> str:
+    shape = ", ".join(map(str, value.shape))
+    return f"torch.randn({shape})" if value.is_floating_point() else f"torch.zeros({shape}, dtype={value.dtype})"

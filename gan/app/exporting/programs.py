@@ -1,0 +1,113 @@
+"""A run's networks as programs that need none of our code: of torch.export (.pt2), or ONNX.
+
+Those networks are written that the game calls to show samples, as it calls them: a generator, and its encoder. Where a
+network adds noise, a program adds none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from gan import noise
+from gan.app.page.run_tables import held_out
+from gan.app.painting.reopen import SavedRun, shown
+from gan.files.errors import UserError, reason
+
+SUFFIX = {"torch": ".pt2", "onnx": ".onnx"}
+SAMPLES = 2  # in a call: with one, torch.export would take 1 for a constant
+FAR = 1e-3  # of the largest number that a network gives: a program that differs more is none of it
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a network is called with, by the names of its forward; of tensors the first dimension is the batch."""
+
+    network: nn.Module
+    given: dict[str, Any]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return tuple(self.given.values())
+
+    def first(self) -> "Call":
+        """The same with one sample."""
+        cut = {name: value[:1] if isinstance(value, Tensor) else value for name, value in self.given.items()}
+        return Call(self.network, cut)
+
+
+def calls(opened: SavedRun) -> dict[str, Call]:
+    """The first call of each player's network when the game shows held-out samples."""
+    found: dict[str, Call] = {}
+    names = {player.module: name for name, player in opened.run.game.players.items()}
+
+    def note(network: nn.Module, args: tuple, kwargs: dict) -> None:
+        given = signature(network.forward).bind(*args, **kwargs).arguments
+        found.setdefault(names[network], Call(network, dict(given)))
+
+    hooks = [network.register_forward_pre_hook(note, with_kwargs=True) for network in names]
+    try:
+        shown(opened.run.game, held_out(opened, SAMPLES))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _none(draw: object, shape: Sequence[int], like: Tensor | None, common: bool, dtype: object = None) -> Tensor:
+    """In the place of a draw of noise: a program would draw other numbers than its network."""
+    return torch.zeros(shape) if like is None else like.new_zeros(shape)
+
+
+@torch.no_grad()
+@patch.object(noise, "_draw", _none)
+def write(kind: str, player: str, call: Call, path: Path) -> float:
+    """Write the program; returns how far what the file gives is from what the network gives for the same input."""
+    try:
+        made, call = _program(call)
+        got = _through_torch(made, call, path) if kind == "torch" else _through_onnx(made, call, path)
+    except OSError:
+        raise
+    except ImportError as error:
+        raise UserError("--format onnx needs its packages: pip install '.[onnx]'") from error
+    except Exception as error:
+        raise UserError(f"--format {kind}: torch cannot write '{player}' so: {reason(error)}; leave it out") from error
+    wanted = call.network(*call.values)
+    wanted, got = (each[0] if isinstance(each, tuple | list) else each for each in (wanted, got))
+    far = float((got.to(wanted) - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12))
+    if not far <= FAR:
+        raise UserError(f"--format {kind}: the program of '{player}' is {far:.2g} away from the network; leave it out")
+    return far
+
+
+def _program(call: Call) -> tuple[Any, Call]:
+    """The program of torch.export, and the call that it was made for: of one sample if it takes only so many."""
+    batch = {0: torch.export.Dim.AUTO}
+    shapes = {name: batch if isinstance(value, Tensor) else None for name, value in call.given.items()}
+    made = torch.export.export(call.network, call.values, dynamic_shapes=shapes)
+    if made.range_constraints:
+        return made, call
+    return torch.export.export(call.network, call.first().values), call.first()
+
+
+def _through_torch(made: Any, call: Call, path: Path) -> Any:
+    with path.open("wb") as file:  # torch would refuse the name of a file that is not whole yet
+        torch.export.save(made, file)
+    with path.open("rb") as file:
+        return torch.export.load(file).module()(*call.values)
+
+
+def _through_onnx(made: Any, call: Call, path: Path) -> Tensor:
+    from onnxruntime import InferenceSession
+
+    written = torch.onnx.export(made, dynamo=True, verbose=False)
+    assert written is not None
+    written.save(path)
+    session = InferenceSession(path, providers=["CPUExecutionProvider"])
+    inputs = {each.name: call.given[each.name].cpu().numpy() for each in session.get_inputs()}
+    return torch.from_numpy(session.run(None, inputs)[0])

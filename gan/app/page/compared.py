@@ -1,0 +1,114 @@
+"""The page of `gan.compare`: several runs beside each other, with what differs on top."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gan.app.page.document import Part, document
+from gan.app.page.run_tables import PALE, charts, held_out, made_by
+from gan.app.page.table import Cell, Charts, Row, Table, sample_cell
+from gan.app.painting.reopen import SavedRun, shown
+from gan.app.run import settings_file
+from gan.app.training import card, metrics
+from gan.app.training.callbacks import SHOWN
+from gan.sound import Sound
+from strategies.micro_batches import tensors
+
+SAME = "The same held-out samples, and for what is drawn from noise the same seeds."
+OTHERS = "These runs hold out different samples: each shows its own. What is drawn from noise has the same seeds."
+
+
+def page(opened: Sequence[SavedRun]) -> str:
+    """The whole page."""
+    names = titles(opened)
+    parts = [
+        Part("differs", "What differs", [differences(opened, names)]),
+        Part("scores", "Scores", [scores(opened, names)]),
+        Part("pictures", "Side by side", [pictures(opened, names)]),
+        Part("curves", "Curves", [curves(opened, names)]),
+    ]
+    standing = "; ".join(f"{name}: step {each.step:,}" for name, each in zip(names, opened, strict=True))
+    return document(f"{len(opened)} runs", ", ".join(names), standing, parts, "<code>python -m gan.compare</code>")
+
+
+def titles(opened: Sequence[SavedRun]) -> list[str]:
+    """A name for each run: that of its folder, with the step where two are of one run."""
+    folders = [each.folder.path.resolve().name for each in opened]
+    steps = [f"{name}, step {each.step}" for name, each in zip(folders, opened, strict=True)]
+    kinds = (folders, steps, [str(each.checkpoint) for each in opened])
+    return next((names for names in kinds if len(set(names)) == len(names)), kinds[-1])
+
+
+def differences(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
+    """The settings that are not the same in all runs."""
+    saved = [settings_file.read(each.folder.settings) for each in opened]
+    values = {name: [each.get(name, "not a setting of it") for each in saved] for each in saved for name in each}
+    rows = [
+        Row(name, [Cell("none" if value is None else str(value)) for value in here])
+        for name, here in values.items()
+        if any(value != here[0] for value in here)
+    ]
+    return Table(names, rows or [Row("settings", [Cell("all the same")] * len(saved))])
+
+
+def scores(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
+    """The last scores of each run, and how they were computed."""
+    found = [{score.name: score for score in card.scores(each.folder, each.run)} for each in opened]
+    known = list(dict.fromkeys(name for each in found for name in each))
+    here = {name: [each.get(name) for each in found] for name in known}
+    hows = card.briefly([_how(names, here[name]) for name in known])
+    rows = [
+        Row(name, [*(Cell(score.value if score else "–") for score in here[name]), Cell(how)])
+        for name, how in zip(known, hows, strict=True)
+    ]
+    return Table([*names, "how it was computed"], rows)
+
+
+def _how(names: Sequence[str], found: Sequence[card.Scored | None]) -> str:
+    """How a score of several runs was computed: said once if all were computed alike."""
+    hows = {name: score.how for name, score in zip(names, found, strict=True) if score is not None}
+    return next(iter(hows.values())) if len(set(hows.values())) == 1 else ". ".join(map(": ".join, hows.items()))
+
+
+def pictures(opened: Sequence[SavedRun], names: Sequence[str], count: int = SHOWN) -> Table:
+    """What each run makes of the first held-out samples, or of the same seeds. What is given is shown once."""
+    batches = [held_out(each, count) for each in opened]
+    same = all(_alike(batch, batches[0]) for batch in batches)
+    made = [made_by(each, batch) for each, batch in zip(opened, batches, strict=True)]
+    rows = []
+    for number, (name, each, batch) in enumerate(zip(names, opened, batches, strict=True)):
+        if number == 0 or not same:
+            columns = shown(each.run.game, batch)
+            given = {title: column for title, column in columns.items() if title not in made[number]}
+            rows += [_row(title if same else f"{title}: {name}", column) for title, column in given.items()]
+    for title in dict.fromkeys(title for columns in made for title in columns):
+        for name, columns in zip(names, made, strict=True):
+            if title in columns:
+                rows.append(_row(f"{title}: {name}", columns[title]))
+    count = max((len(row.cells) for row in rows), default=0)
+    rows = [replace(row, cells=[*row.cells, *[Cell()] * (count - len(row.cells))]) for row in rows]
+    return Table([f"picture {number}" for number in range(count)], rows, SAME if same else OTHERS)
+
+
+def curves(opened: Sequence[SavedRun], names: Sequence[str]) -> Charts:
+    """A chart for each metric, with a curve for each run."""
+    found: dict[str, metrics.Panel] = {}
+    for name, each in zip(names, opened, strict=True):
+        for group, panel in metrics.panels(metrics.read(each.folder.metrics)).items():
+            for label, points in panel.items():
+                chart = found.setdefault(f"{group}: {label}", {run: [] for run in names})
+                chart[name] = points
+    return charts(found, PALE)
+
+
+def _row(title: str, samples: Iterable[Tensor] | Sound) -> Row:
+    return Row(title, list(map(sample_cell, samples)))
+
+
+def _alike(batch: Any, other: Any) -> bool:
+    """Whether two batches have the same numbers."""
+    some, others = list(tensors(batch)), list(tensors(other))
+    return len(some) == len(others) and all(map(torch.equal, some, others))

@@ -1,0 +1,134 @@
+"""What a run is, in facts, in scores and as its card: for the run's page, for loggers and for exported networks."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gan.app.painting.reopen import has_numbers
+from gan.app.run.folder import RunFolder
+from gan.app.scoring.names import BY_FEATURES, TITLES
+from gan.app.training import metrics
+from gan.files.disk import read_text
+from gan.files.errors import reading
+from gan.runs import Run, find
+
+LICENCE = "licence of the data"
+MOST = 1_000_000  # bytes of a file of scores
+
+
+class Scored(NamedTuple):
+    """A score of a run, and how it was computed."""
+
+    name: str
+    value: str
+    how: str
+
+
+def trained(folder: RunFolder) -> dict[str, str]:
+    """What trained.json notes: the computer, and the run's names at services. Nothing if it cannot be read."""
+    try:
+        found = json.loads(read_text(folder.trained, MOST))
+        return {name: str(value) for name, value in found.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def first_sentence(name: str) -> str:
+    """What kind of run it is."""
+    return (find(name).__doc__ or name).splitlines()[0]
+
+
+def facts(
+    folder: RunFolder, run: Run, step: int, settings: Mapping[str, Any], what: str = "samples", size: str = ""
+) -> dict[str, str]:
+    """What the run is, on which data and how long it was trained, and on what."""
+    data, batch = settings.get("data"), settings.get("batch_size")
+    sizes = {each: sum(weight.numel() for weight in net.parameters()) for each, net in run.game.named_children()}
+    own = run.data
+    counts = [f"{len(own.train):,} to train on", f"{len(own.val):,} held out"] if has_numbers(own) else []
+    _, time = metrics.clock(metrics.read(folder.metrics))
+    return {
+        "run": f"{folder.path.resolve().name}: {first_sentence(settings['run'])}",
+        "trained": f"{step:,} of {run.max_steps:,} steps" + (f", {batch} {what} a step" if batch else ""),
+        "time": time or "not known",
+        "on": trained(folder).get("computer", "not known"),
+        "data": Path(data).name if isinstance(data, str) and data else "made by the run itself",
+        what: ", ".join([*counts, *([size] if size else [])]) or "not counted",
+        LICENCE: licence(data),
+        "parameters": ", ".join(f"{each} {size:,}" for each, size in sizes.items() if size),
+        "computed": f"strategy {settings.get('strategy')}, precision {settings.get('precision')}",
+    }
+
+
+def licence(data: object) -> str:
+    """The first line of the file of a licence that lies with the data."""
+    for path in sorted(Path(data).glob("LICEN[CS]E*")) if isinstance(data, str) and data else ():
+        with reading(f"'{path}'"):
+            return next(filter(None, map(str.strip, read_text(path, MOST).splitlines())), path.name)
+    return "not given"
+
+
+def scores(folder: RunFolder, run: Run) -> list[Scored]:
+    """The last scores of the run, of validation, of --score-every and of gan.evaluate."""
+    rows, found = metrics.read(folder.metrics), []
+    held_out = f"on {len(run.data.val):,} held-out samples" if has_numbers(run.data) else "at validation"
+    for name, words in run.scores.items():
+        if both := metrics.first_and_last(rows, name):
+            how = f"{held_out}; {both[0]:.4g} at first; lower is better"
+            found.append(Scored(words, f"{both[1]:.4g}", how))
+    evaluations = sorted(folder.path.glob("evaluation-step-*.json"))[-1:]
+    for path, read in [(folder.scores, _while_training), *((path, _evaluated) for path in evaluations)]:
+        if path.is_file():
+            with reading(f"'{path}'"):
+                found += read(json.loads(read_text(path, MOST)))
+    return found
+
+
+def _while_training(said: dict[str, Any]) -> Iterator[Scored]:
+    """What scores.json has."""
+    for name, value in said["scores"].items():
+        label = name.removeprefix("score/")
+        yield Scored(TITLES.get(label, label), f"{value:.4g}", f"step {said['step']}; {_words(said['how'])}")
+
+
+def _evaluated(said: dict[str, Any]) -> Iterator[Scored]:
+    """What gan.evaluate has saved."""
+    how = f"gan.evaluate, step {said['step']}, {said['pictures']} samples"
+    for task, figures in said["scores"].items():
+        for name, value in figures.items():
+            if name not in TITLES or isinstance(value, str):  # infinities and NaN are words there
+                continue
+            title = TITLES[name] if len(said["scores"]) == 1 else f"{task}: {TITLES[name]}"
+            about = said["about"].get("features" if name in BY_FEATURES else name.partition("_")[0])
+            yield Scored(title, f"{value:.4g}", f"{how}; {_words(about)}" if about else how)
+
+
+def briefly(hows: list[str]) -> list[str]:
+    """These words, where each that is the same as the one before says so."""
+    return ["the same" if k and how == hows[k - 1] else how for k, how in enumerate(hows)]
+
+
+def card(folder: RunFolder, run: Run, step: int, settings: Mapping[str, Any], data_licence: str | None = None) -> str:
+    """The card of the run, in Markdown. `data_licence` is what a person says of it."""
+    known = facts(folder, run, step, settings)
+    known |= {LICENCE: data_licence} if data_licence else {}
+    lines = [f"# {folder.path.resolve().name}, step {step:,}", "", "| | |", "|---|---|"]
+    lines += [f"| {_cell(each)} | {_cell(value)} |" for each, value in known.items()]
+    if found := scores(folder, run):
+        lines += ["", "| score | | how it was computed |", "|---|---|---|"]
+        hows = briefly([each.how for each in found])
+        lines += [
+            f"| {_cell(each.name)} | {each.value} | {_cell(how)} |" for each, how in zip(found, hows, strict=True)
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _words(about: Mapping[str, Any]) -> str:
+    """What was recorded about a score, in words."""
+    said = {name: ", ".join(map(str, each)) if isinstance(each, list) else each for name, each in about.items()}
+    return "; ".join(f"{name} {'no' if each is False else each}" for name, each in said.items() if each != "")

@@ -1,0 +1,103 @@
+"""Runs beside each other on one page."""
+
+import re
+import shutil
+
+import pytest
+
+from gan import compare
+from gan.app.page import compared
+from gan.app.painting.reopen import open_run
+from tests.support import browser, opening
+
+NARROW = {"size": 16, "width": 8, "latent": 8, "faces": 16, "held_out": 4}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs that differ in one setting of their game."""
+    out = tmp_path_factory.mktemp("compare") / "runs"
+    return [opening.train(out, "r3gan-faces", gamma=gamma, **NARROW) for gamma in (2, 50)]
+
+
+@pytest.fixture(scope="module")
+def made(runs):
+    """The page."""
+    assert compare.main([*map(str, runs)]) == 0
+    return runs[0].parent / "compare.html"
+
+
+def section(text, name):
+    return re.search(rf'<section id="{name}">.*?</section>', text, re.DOTALL)[0]
+
+
+def test_settings_that_differ_are_on_top_and_no_others(made):
+    text = made.read_text()
+    assert re.findall(r'<section id="(\w+)"', text) == ["differs", "scores", "pictures", "curves"]
+    titles = re.findall(r'<th scope="row">(.*?)</th>', section(text, "differs"))
+    assert titles == ["gamma"]
+    assert re.findall(r'<td class="words">(.*?)</td>', section(text, "differs")) == ["2.0", "50.0"]
+
+
+def test_scores_stand_beside_each_other_with_how_they_were_computed(made):
+    text = section(made.read_text(), "scores")
+    assert "distance of drawn from held-out faces" in text and "on 4 held-out samples" in text
+    assert "001-r3gan-faces" in text and "002-r3gan-faces" in text
+
+
+def test_the_same_held_out_pictures_are_shown_once_and_the_same_seeds_under_each_other(runs):
+    opened = [open_run(str(run)) for run in runs]
+    table = compared.pictures(opened, ["one", "two"])
+    assert table.note == compared.SAME and len(table.columns) == 4
+    assert [row.title for row in table.rows][:3] == ["pictures", "output: one", "output: two"]
+    seeds = [row.cells[0].pictures[0].tobytes() for row in table.rows[1:3]]
+    again = compared.pictures([opened[0], opened[0]], ["one", "two"])
+    same = [row.cells[0].pictures[0].tobytes() for row in again.rows[1:3]]
+    assert same[0] == same[1] == seeds[0] != seeds[1]  # the control: the same weights, the same seeds
+
+
+def test_runs_that_hold_out_other_pictures_show_their_own(runs, tmp_path):
+    other = opening.train(tmp_path, "r3gan-faces", seed=5, **{**NARROW, "held_out": 2})
+    table = compared.pictures([open_run(str(runs[0])), open_run(str(other))], ["one", "two"])
+    assert table.note == compared.OTHERS
+    assert [row.title for row in table.rows][:2] == ["pictures: one", "pictures: two"]
+    assert {len(row.cells) for row in table.rows} == {4}  # rows of two have two empty cells
+
+
+def test_a_curve_keeps_its_colour_where_another_run_has_none(runs, tmp_path):
+    one, two = (open_run(str(shutil.copytree(run, tmp_path / run.name))) for run in runs)
+    rows = one.folder.metrics.read_text().splitlines()
+    drop = rows[0].split(",").index("discriminator/r1")
+    kept = [",".join(word for k, word in enumerate(row.split(",")) if k != drop) for row in rows]
+    one.folder.metrics.write_text("\n".join(kept) + "\n")
+    drawings = compared.curves([one, two], ["one", "two"]).drawings
+    second = "#ff7f0e"
+    assert second in drawings["discriminator: r1"] and "#1f77b4" not in drawings["discriminator: r1"]
+    assert second in drawings["discriminator: r2"] and "#1f77b4" in drawings["discriminator: r2"]
+
+
+def test_two_checkpoints_of_one_run_have_names_of_their_own(runs):
+    one = open_run(str(runs[0]))
+    assert compared.titles([one, open_run(str(runs[1]))]) == ["001-r3gan-faces", "002-r3gan-faces"]
+    other = type(one)(**{**vars(one), "step": 1})
+    assert compared.titles([one, other]) == ["001-r3gan-faces, step 2", "001-r3gan-faces, step 1"]
+
+
+def test_one_run_alone_and_a_place_that_cannot_be_written_are_refused(runs, tmp_path, capsys):
+    assert compare.main([str(runs[0])]) == 2
+    assert "alone cannot be compared; type two runs or more" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert compare.main([*map(str, runs), "-o", str(tmp_path / "file" / "page.html")]) == 2
+    assert "choose a place with -o" in capsys.readouterr().err
+
+
+def test_a_browser_shows_it_in_one_file_and_has_nothing_to_complain(made, tmp_path):
+    program = browser.installed()
+    if program is None:
+        pytest.skip("there is no Chromium here to open the page in; install Debian's package chromium")
+    with browser.page(program, tmp_path) as page:
+        page.open(made)
+        widths = page.evaluate("[...document.images].map(each => each.complete && each.naturalWidth)")
+        assert len(widths) > 20 and all(widths)
+        assert page.problems == []
+    assert not re.search(r"""(src|href)=["'](?!data:|#)""", made.read_text())

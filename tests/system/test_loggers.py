@@ -1,0 +1,122 @@
+"""`--logger`: what services are told, read back from their files without a network, and that a run goes on there."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gan import fit
+from gan.app.training import loggers, metrics
+from tests.support import commands, opening
+from tests.support.wandb_files import records
+
+NARROW = {"size": 16, "width": 8, "latent": 8, "faces": 16, "held_out": 4}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_PROJECT", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def names(run):
+    known = json.loads((run / "trained.json").read_text())
+    return {name: known[name] for name in ("tensorboard", "wandb", "mlflow")}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Two steps on one device, and two more on two ranks, with every logger."""
+    with pytest.MonkeyPatch.context() as patch:
+        offline.__wrapped__(patch)
+        out = tmp_path_factory.mktemp("loggers") / "runs"
+        made = opening.train(out, "r3gan-faces", logger="csv,tensorboard,wandb,mlflow", score_every=1, **NARROW)
+        before = names(made)
+        ended = commands.run("gan.fit", "--resume", made, "--max-steps", 4, "--devices", 2)
+        assert ended.returncode == 0, ended.stderr
+        assert names(made) == before
+        return made
+
+
+def test_the_runs_own_metrics_are_as_ever(run):
+    rows = metrics.read(run / "metrics.csv")
+    assert list(rows) == [0, 1, 2, 3] and {"score/feature_distance", "val/distance"} <= rows[0].keys()
+    assert json.loads((run / "trained.json").read_text())["computer"].startswith("2 CPU processes, torch ")
+
+
+def test_tensorboard_has_scalars_pictures_settings_and_the_card(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard"), {"images": 0, "scalars": 0, "tensors": 0}).Reload()
+    assert [each.step for each in events.Scalars("score/feature_distance")] == [0, 0, 1, 2, 3]  # untrained, and step 0
+    assert {each.step for each in events.Images("grid")} == {0, 1, 2, 3} and len(events.Images("reals")) == 1
+    assert b"2 CPU processes" in events.Tensors("card/text_summary")[-1].tensor_proto.string_val[0]
+    assert b"| strategy | ddp |" in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
+
+
+def test_wandb_goes_on_under_the_same_name(run):
+    said = names(run)["wandb"]
+    files = sorted(run.glob("wandb/offline-run-*/*.wandb"))
+    assert len(files) == 2  # the first rank's, of each of the two trainings
+    for number, file in enumerate(files):
+        found = list(records(file))
+        named = [each.run for each in found if each.HasField("run")]
+        assert {each.run_id for each in named} == {said} and {each.project for each in named} == {"gan"}
+        assert f"# {run.name}, step {2 + 2 * number}" in named[-1].notes
+        keys = Counter(item.key or "/".join(item.nested_key) for each in found for item in each.history.item)
+        assert keys["score/feature_distance"] >= 2 and keys["generator/relativistic"] and keys["grid/filenames"] >= 2
+        config = {update.key for each in found for update in (*each.run.config.update, *each.config.update)}
+        assert {"batch_size", "strategy", "run"} <= config
+    assert len(list(run.glob("wandb/offline-run-*/files/media/images/grid_*.png"))) >= 4
+
+
+def test_mlflow_goes_on_under_the_same_name(run):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{run.parent}/mlflow/mlflow.db")
+    (found,) = client.search_runs([client.get_experiment_by_name("gan").experiment_id])
+    assert found.info.run_id == names(run)["mlflow"]
+    assert found.info.status == "FINISHED" and found.info.run_name == run.name
+    history = client.get_metric_history(found.info.run_id, "score/feature_distance")
+    assert sorted(each.step for each in history) == [0, 0, 1, 2, 3]
+    assert found.data.params["max_steps"] == "2"  # as it began; MLflow refuses to change one
+    assert f"# {run.name}, step 4" in found.data.tags["mlflow.note.content"]
+    pictures = {Path(each.path).name.split("+")[0] for each in client.list_artifacts(found.info.run_id, "images")}
+    assert pictures == {"grid", "reals"}
+
+
+def test_a_package_that_is_not_here_is_named(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(loggers, "find_spec", lambda name: None if name == "mlflow" else object())
+    assert fit.main(["--logger", "wandb,mlflow", "--out", str(tmp_path), "--devices", "1"]) == 2
+    assert "--logger mlflow needs its package: pip install '.[mlflow]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_logger_that_is_not_known_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        fit.main(["--logger", "wandb,visdom"])
+    assert "visdom" in capsys.readouterr().err
+
+
+def test_a_service_that_fails_later_ends_nothing_and_is_said_once(monkeypatch, capsys, tmp_path):
+    def fail(*_, **__):
+        raise ConnectionError("the line is dead")
+
+    monkeypatch.setattr(loggers.TensorBoardLogger, "log_metrics", fail)
+    monkeypatch.setattr(loggers.TensorBoard, "picture", fail)
+    run = opening.train(tmp_path, "r3gan-faces", logger="tensorboard", **NARROW)
+    assert list(metrics.read(run / "metrics.csv")) == [0, 1]
+    said = "warning: --logger tensorboard has failed (the line is dead); training goes on"
+    assert capsys.readouterr().err.count(said) == 1
+
+
+def test_a_service_that_cannot_begin_is_an_error(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://there")
+    typed = ["r3gan-faces", "--devices", "1", "--out", str(tmp_path / "runs"), *opening.typed(NARROW)]
+    assert fit.main([*typed, "--logger", "mlflow", "--max-steps", "1"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("--logger mlflow cannot begin: ") == 1 and "MLFLOW_TRACKING_URI" in said
+    assert not list((tmp_path / "runs").glob("0*"))
