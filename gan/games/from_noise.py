@@ -71,7 +71,8 @@ class FromNoise(GanModule):
         """Keep the projections of the pictures and of as many fakes. See [Note: a distance over all ranks]."""
         image = batch["image"]
         rank, world = self.trainer.global_rank, self.trainer.world_size
-        numbers = (sum(map(len, self._drawn)) + torch.arange(len(image))) * world + rank
+        first = sum(map(len, self._drawn)) * world + rank * len(image)  # as the pictures of a batch are dealt out
+        numbers = first + torch.arange(len(image))
         self._drawn.append(projections(self.numbered(numbers, image, self.labels(batch))))
         self._real.append(projections(image))
 

@@ -80,16 +80,16 @@ def curves(opened: SavedRun) -> Charts:
     """A chart for each phase's losses, one for gradient norms and one for held-out scores."""
     rows = metrics.read(opened.folder.metrics)
     kimg, words = metrics.clock(rows)
-    panels = {group: panel for group, panel in metrics.panels(rows).items() if group not in metrics.HEALTH}
+    panels = {group: panel for group, panel in metrics.panels(rows).items() if group != "health"}
     if not panels:
         return Charts({}, "This run has logged nothing yet.")
     return charts(panels, f"{PALE} {words}." if words else PALE, kimg)
 
 
 def health(opened: SavedRun) -> Charts:
-    """A chart for each kind of figure that tells whether the run is well."""
+    """A chart of what tells whether the run is well."""
     rows = metrics.read(opened.folder.metrics)
-    panels = {group: panel for group, panel in metrics.panels(rows).items() if group in metrics.HEALTH}
+    panels = {group: panel for group, panel in metrics.panels(rows).items() if group == "health"}
     return charts(panels, WELL, metrics.clock(rows)[0])
 
 

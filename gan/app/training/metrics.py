@@ -161,9 +161,6 @@ TITLES = {
     "score": "distance from the true pictures",
     "val": "held-out scores",
 }
-
-
-HEALTH = ("health", TITLES["gap"])  # the panels that tell whether a run is well
 CLOCK = ("pictures", "seconds")  # so far: of no panel
 
 
