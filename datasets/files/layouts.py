@@ -165,7 +165,9 @@ class FolderPairs(Pairs):
     ) -> None:
         if not 1 <= num_labels <= 65536:
             raise UserError(f"{num_labels} labels do not fit into a label map; try 1 to 65536")
-        self.num_labels, self.flip_pairs, self.void = num_labels, flip_pairs, void or {}
+        self.num_labels, self.flip_pairs = num_labels, flip_pairs
+        if void:
+            self.void = void
         self.label_names = tuple(str(label) for label in range(num_labels))
         root = Path(root).expanduser()
         prepared = not (root / "images").is_dir() and (root / "train" / "images").is_dir()
