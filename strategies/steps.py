@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from strategies.draws import draws_follow
 from strategies.hooks import GameFirst
 from strategies.lockstep import Lockstep
 from strategies.processes import heap
+from strategies.processes.forms import Forms
 from strategies.turn import Training, play
 
 
@@ -40,9 +42,12 @@ class Steps:
         check: bool | Literal["often"],
         compared: bool,
     ) -> None:
+        checked = bool(check) and training.world.size > 1
+        self.forms = Forms(training.equal_rows) if checked and training.equal_rows.store is not None else None
+        training = replace(training, forms=self.forms)
         self.game, self.training, self.lockstep, self.compared = game, training, lockstep, compared
         self.guard, self.policies = training.guard, training.policies
-        self.trials = Trials(game.phases if check and training.world.size > 1 else (), check == "often")
+        self.trials = Trials(game.phases if checked else (), check == "often")
         self.trial: Trial | None = None  # that is played now
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
 
@@ -55,10 +60,13 @@ class Steps:
         self.lockstep.equal_rows.begin(batch)
         self.lockstep.places.begin_step(game.step)
         with self.lockstep.places.named():
+            check = partial(check_step, game, self.training, batch, self.trials.ready)
             if self.trials.due(game.phases, step):
-                check_step(game, self.training, batch, self.trials.ready, partial(self._try, play, args, kwargs))
+                check(partial(self._try, play, args, kwargs))
             self.losses = {}
             output = self._pass(play, batch, *args, **kwargs)
+            if self.forms is not None and self.forms.new_on_all():
+                check(partial(self._try, play, args, kwargs))
             if not self.trials.played and any(phase.due(step, lambda _: False) for phase in game.phases):
                 raise UserError(
                     f"training_step() of {type(game).__name__} played no phase, so nothing has learned; call "
@@ -93,7 +101,7 @@ class Steps:
         self.lockstep.ending.played += 1
         if phase.name not in self.trials.played and world.rank == 0 and (draws := self.training.draws.said(phase)):
             private.say(draws)
-        self.trials.saw(phase.name, (name for name in found if not name.endswith("_grad_norm")))
+        self.trials.played.add(phase.name)
         if self.compared:
             compare_replicas(self.game, self.policies, world, f"after phase '{phase.name}' of step {step}")
 

@@ -19,6 +19,7 @@ from strategies.micro_batches import row_counts, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
 from strategies.processes.equal_rows import EqualRows
+from strategies.processes.forms import Forms
 from strategies.ranks import World, agree
 from strategies.sharding.unshard_on_read import other_order
 
@@ -38,6 +39,7 @@ class Training:
     equal_rows: EqualRows = field(default_factory=EqualRows)
     guard: Guard = field(default_factory=Guard)
     draws: Draws = field(default_factory=Draws)
+    forms: Forms | None = None
 
 
 def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, Tensor]:
@@ -103,6 +105,8 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
     for index, part in enumerate(split_batch(batch, counts[0], parts, phase.name)):
         place = _place(phase, counts, index, step, training)
         losses = _losses(phase, part, place, training.precision)
+        if training.forms is not None:
+            training.forms.saw(phase.name, losses)
         total = _sum(losses.values(), scale / parts)
         for name, loss in losses.items():
             mean = loss.detach() / parts if parts > 1 else loss.detach()

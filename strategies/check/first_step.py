@@ -9,13 +9,22 @@ one device would. Gradients are reduced as in training, because then no weight m
 updated. Losses, the norm of each weight's gradient, buffers and weights must be equal. Then all is put back: buffers,
 weights, random states, attributes of modules.
 
-What differs only later, such as a mask that is full in the first batch, is found when later steps are tried too
-(`PhaseStrategy(check="often")`).
+On a CPU step 0 is then tried with the whole batches too, because a mask, say, may be true for few samples only. That
+comes second: what a pipeline is called with has other rows than the samples in the first one, and is known as a table.
+An accelerator may have no memory for the samples of all ranks, so there it is left out; so it is if a loss fails
+with the samples of all ranks.
+
+What differs only later, such as a mask that is full in the first batch, is found when later steps are tried: at growing
+distances, after a step in which all ranks have computed a loss in a new way (strategies/processes/forms.py), and each
+tenth time with `PhaseStrategy(check="often")`. What a loss keeps for later steps is compared as well. It may be a log,
+so a difference is only said, and only of what the author's code also reads.
 """
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +89,7 @@ def check_step(
 
     `ready`: whether a phase with a `when` is tried. `play(trial, batch)` plays the step for a trial.
     """
-    own, gather = _few_samples(game, training, batch), training.world.gather
+    own, gather = _samples(game, training, batch), training.world.gather
     if len(set(gather(None if own is None else rows(own)))) > 1 or own is None:  # unequal rows are refused in the phase
         return
     kept = Snapshot(game, training.policies)
@@ -97,6 +106,13 @@ def check_step(
         together, lines = tries.compare(own, samples)
         if lines and training.draws.take_otherwise():
             _, lines = tries.compare(own, samples)
+        fits = rows(own) < rows(batch) and training.world.size <= ROOM.get(training.world.device.type, 1)
+        if fits and game.step == 0 and not lines:
+            each = gather(_samples(game, training, batch, whole=True))
+            tries.whole = all(whole is not None for whole in each)
+            if tries.whole:
+                with suppress(TooFew):
+                    _, lines = tries.compare(each[training.world.rank], join_batches(each))
     except TooFew as error:
         rank_zero_warn(f"no comparison with one device: {error}")
         return
@@ -109,7 +125,14 @@ def check_step(
         if wrong := training.draws.wrong_in_parts(phase):
             lines[f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}"] = IN_MICRO_BATCHES
     if lines:
-        raise RanksDiffer(_said(lines, training, game.step, together.drawn))
+        which = "all" if tries.whole else "a few"
+        raise RanksDiffer(_said(lines, which, training, game.step, together.drawn))
+    if together.own:
+        rank_zero_warn(
+            f"a loss keeps other values in {', '.join(map(repr, together.own))} than one device would. That is right "
+            f"for a log, but what losses read must be the same on all ranks: keep gan.ranks.mean(x) or "
+            f"gan.ranks.sum(x) in place of x"
+        )
 
 
 class Tries:
@@ -117,6 +140,7 @@ class Tries:
 
     def __init__(self, game: GanModule, training: Training, kept: Snapshot, play: Callable[[Trial, Any], None]) -> None:
         self.game, self.training, self.kept, self.play = game, training, kept, play
+        self.whole = False  # whether the batches are whole: then one device may have no room for all
         # A trial deals the samples out otherwise, so each pool gets the images of all ranks.
         self.pools = [each for each in game.modules() if isinstance(each, ImagePool)]
         self.images = training.world.gather([_on_cpu(pool.own()) for pool in self.pools])
@@ -136,14 +160,15 @@ class Tries:
             except Exception as error:
                 tried = f"step {step} was tried on {rows(samples)} samples"
                 error.add_note(f"while {tried}; PhaseStrategy(check=False) leaves that out")
-                if isinstance(error, UserError) or step == 0:
+                needed = not (self.whole and alone) and (step == 0 or isinstance(error, UserError))
+                if needed or isinstance(error, RanksDiffer):
                     raise
                 trial.meet(f"cannot play: {error}")
                 raise TooFew(
                     f"{tried}, and a loss fails, perhaps because it remembers a larger batch: {error}"
                 ) from error
             trial.meet("has ended the step")
-            trial.state = self.kept.written()
+            trial.state, trial.kept = self.kept.written(), self.kept.kept()
         return trial
 
     def compare(self, own: Any, samples: Any) -> tuple[Trial, dict[str, str]]:
@@ -161,6 +186,9 @@ class Tries:
         rounding = max(ROUNDING.get(dtype, COARSE) for dtype in dtypes)
         losses, repeated = gather(together.losses), gather(alone.losses)
         comparison = Comparison(losses, repeated, together, alone, rounding, together.unlike)
+        first, *others = gather(comparison.kept())
+        alike = [name for name in first if all(first[name].equal(each.get(name, first[name])) for each in others)]
+        together.own = sorted({re.sub(r"(\.\d+)+$", "", name) for name in alike})  # without the numbers of items
         lines = comparison.lines({})
         if any(gather(bool(lines))):
             shaken = [self(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
@@ -187,17 +215,19 @@ def _on_cpu(batch: Any) -> Any:
     return move_data_to_device(batch, torch.device("cpu"))
 
 
-def _few_samples(game: GanModule, training: Training, batch: Any) -> Any:
-    """The first samples of this rank's batch, on the CPU; None, with a warning, if there can be no trial."""
+def _samples(game: GanModule, training: Training, batch: Any, whole: bool = False) -> Any:
+    """The first samples of this rank's batch, or all, on the CPU; None, with a warning, if there can be no trial."""
     together = math.lcm(*(phase.micro_batches for phase in game.phases))
     together *= math.lcm(*(rows_together(policy.player.module) for policy in training.policies.values()))
     try:
         own_rows = rows(batch)
         room = ROOM.get(training.world.device.type, 1) * own_rows // training.world.size
-        few = together * max(1, min(SAMPLES, own_rows, room) // together)
+        few = together * max(1, min(own_rows if whole else SAMPLES, own_rows, room) // together)
         samples = f"{few * training.world.size} samples, {few} of each rank"
         why = f"which may have no memory for {samples}; check it once on fewer ranks"
-        for count in range(few, min(own_rows, room) + 1, together):
+        counts = range(few, min(own_rows, room) + 1, together)
+        # A loss may keep what it made in an earlier step for as many samples as training has.
+        for count in sorted(counts, key=lambda count: game.step and own_rows in (count, count * training.world.size)):
             own = _on_cpu(first_rows(batch, count))
             try:
                 first_rows(own, count)
@@ -269,16 +299,28 @@ class Comparison:
         allowed = {key: SPREAD * gap for key, gap in moved.items()}
         return self._states(allowed) | self._losses(allowed) | self._gradients(allowed)
 
+    def kept(self) -> dict[str, Tensor]:
+        """What losses keep with other values than one device would. What has a row for each sample has other shapes."""
+        many, one = self.together.kept, self.alone.kept
+        names = (name for name in self._apart(many, one, {}) if name in many and name in one)
+        return {name: one[name] for name in names if many[name].shape == one[name].shape}
+
     def _states(self, allowed: Mapping[tuple[str, ...], float]) -> dict[str, str]:
-        many, one = self.together.state, self.alone.state
+        names = self._apart(self.together.state, self.alone.state, allowed)
+        found = [f"{name} is written in a loss or forward, with other values than by one device" for name in names]
+        return dict.fromkeys(found, THE_SAME_ON_ALL_RANKS)
+
+    def _apart(
+        self, many: Mapping[str, Tensor], one: Mapping[str, Tensor], allowed: Mapping[tuple[str, ...], float]
+    ) -> list[str]:
         found = []
         for name in () if self.unlike else sorted(many.keys() | one.keys()):
             both = [each[name].double() for each in (many, one) if name in each and each[name].numel()]
             size = max((each.abs().max().item() for each in both), default=0.0)
             gap = gap_of(many.get(name), one.get(name))
             if not gap <= max(self.rounding * size, allowed.get(("state", name), 0.0)):
-                found.append(f"{name} is written in a loss or forward, with other values than by one device")
-        return dict.fromkeys(found, THE_SAME_ON_ALL_RANKS)
+                found.append(name)
+        return found
 
     def _losses(self, allowed: Mapping[tuple[str, ...], float]) -> dict[str, str]:
         found = {}
@@ -334,7 +376,7 @@ def _apart(one: float, other: float, room: float) -> bool:
     return not abs(one - other) <= room
 
 
-def _said(lines: Mapping[str, str], training: Training, step: int, drawn: ByPhase) -> str:
+def _said(lines: Mapping[str, str], which: str, training: Training, step: int, drawn: ByPhase) -> str:
     """The error: what differs, and what to type."""
     draws = {draw.name for of_phase in drawn.values() for draw in of_phase.values()}
     given = {name for name in draws if name.endswith(BY_GENERATOR)}
@@ -345,7 +387,7 @@ def _said(lines: Mapping[str, str], training: Training, step: int, drawn: ByPhas
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
     before = " Weights, and checkpoints, may differ since the trial before this one." if step else ""
     return (
-        f"{training.world.size} ranks would not train as one device does. In a trial of step {step}, on a few samples "
-        f"of each rank, these differ:{listed}\n{' '.join(advice)}{before} To train all the same, type "
+        f"{training.world.size} ranks would not train as one device does. In a trial of step {step}, on {which} "
+        f"samples of each rank, these differ:{listed}\n{' '.join(advice)}{before} To train all the same, type "
         f"PhaseStrategy(check=False), or --check false under gan.fit"
     )

@@ -1,10 +1,14 @@
 """A trial of one step: its phases are played without updates."""
 
+import dis
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from types import CodeType, FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from torch import Tensor
@@ -38,10 +42,11 @@ class Snapshot:
         held = [tensor for each in storages for tensor in each.held()]
         tensors = [each for each in dict.fromkeys([*self.names, *held]) if content_of(each) is not None]
         self.values = {tensor: copied(tensor) for tensor in tensors}
-        objects = [value for _, value in reachable.objects.values()]
-        known = set(map(id, tensors))
-        kinds = [(content_of(value), value) for value in objects if id(value) not in known]
-        self.contents = [(kind, value, kind.read(value)) for kind, value in kinds if kind is not None]
+        known, objects = set(map(id, tensors)), reachable.objects.values()
+        kinds = [(name, content_of(value), value) for name, value in objects if id(value) not in known]
+        self.contents = [(name, kind, value, kind.read(value)) for name, kind, value in kinds if kind is not None]
+        functions = [value for _, value in objects if isinstance(value, FunctionType)]
+        self.read = {name for function in functions for name in _reads(function.__code__)}
         self.random = random_state.capture()
 
     @contextmanager
@@ -57,13 +62,53 @@ class Snapshot:
         changed = [tensor for tensor, value in self.values.items() if differs(tensor, value)]
         return {self.names.get(each, "a shard of the weights"): each.detach().clone() for each in changed}
 
+    def kept(self) -> dict[str, Tensor]:
+        """The new numbers in attributes, lists and tensors that the author's code reads, and arrays, by their names."""
+        found: dict[str, Any] = {}
+        for name, kind, value, before in self.contents:
+            if isinstance(before, dict | list):
+                both = before, kind.read(value)
+                old, new = (each if isinstance(each, dict) else dict(enumerate(each)) for each in both)
+                found |= {f"{name}.{key}".lstrip("."): each for key, each in new.items() if each is not old.get(key)}
+            elif differs(value, before) if isinstance(value, Tensor) else isinstance(value, np.ndarray):
+                found[name] = value
+        numbers = {name: _numbers(value) for name, value in found.items() if _attribute(name) in self.read}
+        return {name: each for name, each in numbers.items() if each is not None}
+
     def put_back(self) -> None:
         """Make everything as it was. What is as it was already is not touched."""
-        for kind, value, before in self.contents:
+        for _, kind, value, before in self.contents:
             kind.fill(value, before)
         for tensor, before in self.values.items():
             kind_of(tensor).fill(tensor, before)
         random_state.restore(self.random)
+
+
+APPENDS = {"append", "appendleft", "extend", "add"}  # a log is only written
+
+
+def _numbers(value: Any) -> Tensor | None:
+    """A copy of a number, tensor or array; None for other objects."""
+    if isinstance(value, int | float | np.number):
+        return torch.tensor(float(value), dtype=torch.float64)
+    if content_of(value) is None or not isinstance(value, Tensor | np.ndarray) or value.dtype is np.dtype(object):
+        return None
+    return torch.as_tensor(value).detach().to("cpu", torch.float64, copy=True)
+
+
+def _attribute(path: str) -> str:
+    """The last name in the path of an object that is no number of an item."""
+    return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
+
+
+def _reads(code: CodeType) -> Iterator[str]:
+    """The names of attributes, globals and cells from which a function takes values."""
+    for order, then in pairwise(dis.get_instructions(code)):
+        if order.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL")) and then.argval not in APPENDS:
+            yield str(order.argval)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _reads(inner)
 
 
 TIMES = 10  # a phase is played so often from trial to trial
@@ -79,8 +124,7 @@ class Trials:
     """Decides when phases are tried: before they are played for the first time, and again at growing distances.
 
     A phase is tried when it has been played 0, 1, 3, 10, 30, 100, 300, ... times; with `often`, at least each tenth
-    time. If its losses get other names, it is tried before the next time. A phase with a `when` begins with its second
-    time, because its loss may not be ready before the first.
+    time. A phase with a `when` begins with its second time, because its loss may not be ready before the first.
     """
 
     def __init__(self, phases: Iterable[Phase] = (), often: bool = False) -> None:
@@ -88,7 +132,7 @@ class Trials:
         self.often = often
         self.times = {phase.name: 0 for phase in phases}  # how often each was due
         self.next = dict.fromkeys(self.times, 0)  # how often it will have been when it is tried again
-        self.played: dict[str, frozenset[str]] = {}  # the names of its losses when it was last played
+        self.played: set[str] = set()
 
     def ready(self, phase: Phase) -> bool:
         """Whether a phase with a `when` is played in a trial."""
@@ -110,13 +154,6 @@ class Trials:
             later = 3 * later if str(later).startswith("1") else later // 3 * 10
         return min(later, times + TIMES) if self.often else later
 
-    def saw(self, phase: str, losses: Iterable[str]) -> None:
-        """The phase was played, with losses of these names."""
-        names = frozenset(losses)
-        if self.played.get(phase, names) != names:
-            self.next[phase] = 0
-        self.played[phase] = names
-
 
 @dataclass
 class Trial:
@@ -133,6 +170,8 @@ class Trial:
     losses: dict[tuple[str, str], float] = field(default_factory=dict)  # by phase and name
     norms: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # of gradients, by phase and player
     state: dict[str, Tensor] = field(default_factory=dict)  # buffers, and weights that were written
+    kept: dict[str, Tensor] = field(default_factory=dict)  # in the author's objects: see Snapshot.kept
+    own: list[str] = field(default_factory=list)  # of these: what differs from one device
     drawn: ByPhase = field(default_factory=dict)  # by networks
     dtypes: set[torch.dtype] = field(default_factory=set)  # of losses: an author may cast by autocast
     unlike: set[str] = field(default_factory=set)  # phases with draws that differ by rank, which cannot be compared
@@ -149,7 +188,7 @@ class Trial:
         """What `turn.play` does, but without the update, without torch.compile and in full precision."""
         self.meet(f"plays phase '{phase.name}'")
         policies, draws = training.policies, Draws(training.draws.known)
-        training = replace(training, precision=_exact(training), hooks=NO_HOOKS, draws=draws)
+        training = replace(training, precision=_exact(training), hooks=NO_HOOKS, draws=draws, forms=None)
         if any(policy.compiled for policy in policies.values()):
             phase = replace(phase, second_order=True)  # then all play eagerly: nothing is compiled for a few samples
         before = random_state.capture()

@@ -27,7 +27,7 @@ class EqualRows:
         self.store = default_store() if size > 1 else None
         self.rows = 0  # of the last step
         self.before: int | None = None  # the size before a change that is not compared yet
-        self._steps = 0  # how many have begun
+        self.steps = 0  # how many have begun
 
     def begin(self, batch: Any) -> None:
         """Call it before each step."""
@@ -36,12 +36,12 @@ class EqualRows:
         size = 0
         with suppress(UserError):  # a training_step of one's own may make its batch from anything
             size = rows(batch)
-        self._steps += 1
-        if self._steps == 1:
+        self.steps += 1
+        if self.steps == 1:
             _refuse_unequal(dict(enumerate(self.gather(size))))
         elif size != self.rows:
             self.before = self.rows
-            self.store.set(self._key(self.rank), f"{self._steps} {size}")
+            self.store.set(self._key(self.rank), f"{self.steps} {size}")
             self.store.check([self._key(self.rank)])  # returns when the store has it
         self.rows = size
 
@@ -55,14 +55,14 @@ class EqualRows:
 
     def _key(self, rank: int) -> str:
         # Two in turn: a rank may write for the next step before another one has read what it wrote for this one.
-        return f"rows of {self.run}, rank {rank}, {self._steps % 2}"
+        return f"rows of {self.run}, rank {rank}, {self.steps % 2}"
 
     def _written(self, rank: int) -> int | None:
         """The size of another rank's batch, if it has changed in this step."""
         if self.store is None or not self.store.check([self._key(rank)]):
             return None
         step, size = self.store.get(self._key(rank)).split()
-        return int(size) if int(step) == self._steps else None
+        return int(size) if int(step) == self.steps else None
 
 
 def _refuse_unequal(sizes: Mapping[int, int], where: str = "") -> None:

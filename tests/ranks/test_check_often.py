@@ -1,19 +1,23 @@
 """What differs from one device only after the first step is named, because later steps are tried too."""
 
+import re
 import warnings
 from unittest import mock
 
 import pytest
 import torch
 
-from gan import Phase
+from gan import Phase, noise
+from gan import ranks as all_ranks
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.check import trial
 from strategies.check.trial import Trials
-from tests.ranks.test_check import One, Stateful
+from strategies.processes.equal_rows import EqualRows
+from strategies.processes.forms import Forms
+from tests.ranks.test_check import One, Stateful, _warned
 from tests.support.hard_games import HARD
-from tests.support.parity import distance, often, refused, train, vectors
+from tests.support.parity import distance, equals, often, refused, train, vectors
 
 LATER = 11  # steps: from step 0 to 10
 
@@ -31,6 +35,38 @@ def masked(step):
     if step:
         mask[[2, 8, 12]] = 0.0
     return {**batch, "mask": mask}
+
+
+class Rare(One):
+    """A mean over what a mask leaves: a few samples, and none of the first ones of a rank."""
+
+    def play(self, batch):
+        score, mask = self.net(batch["x"]).square().mean(1), batch["mask"]
+        return score.mean() + (score * mask).sum() / mask.sum().clamp(min=1)
+
+
+def rare(step):
+    batch = vectors(step)
+    mask = torch.zeros(len(batch["x"]), dtype=torch.float64)
+    mask[[5, 6, 13]] = 1.0
+    return {**batch, "mask": mask}
+
+
+class Cached(One):
+    """It keeps what it has drawn for a number of samples, for ever."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = {}
+
+    def play(self, batch):
+        out = self.net(batch["x"])
+        made = self.made.setdefault(len(out), noise.randn((3,), out, common=True))
+        return (out - made).square().mean()
+
+
+def eight(step):
+    return {"x": vectors(step)["x"][:8]}
 
 
 class Running(One):
@@ -62,8 +98,64 @@ class Named(Joins):
         return losses | ({"spread": out.std()} if self.step >= 4 else {})
 
 
+class Adapts(One):
+    """ADA: the signs of some steps move a probability, which does not differ in a trial."""
+
+    probability, own = 0.0, True
+
+    def __init__(self):
+        super().__init__()
+        self.signs = []
+
+    def play(self, batch):
+        out = self.net(batch["x"])
+        signs = out.detach().sign().mean()
+        self.signs.append((signs if self.own else all_ranks.mean(signs)).item())
+        self.adjust()
+        seen = noise.rand((len(out), 1), out) < self.probability
+        return (out * ~seen).square().mean()
+
+    def adjust(self):
+        if len(self.signs) == 4:
+            self.probability = min(max(self.probability + 0.2 * sum(self.signs), 0), 0.5)
+            self.signs.clear()
+
+
+class AdaptsAlike(Adapts):
+    own = False
+
+
+class Logs(One):
+    """It keeps its own losses, and never reads them."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def play(self, batch):
+        loss = self.net(batch["x"]).square().mean()
+        self.last = loss.item()
+        self.losses.append(loss.item())
+        return loss
+
+
+class NowAndThen(One):
+    """A sum in place of a mean, in a step between two trials."""
+
+    def play(self, batch):
+        score = self.net(batch["x"]).square().mean(1)
+        return score.sum() if self.step % 7 == 5 else score.mean()
+
+
 # A game, its batches, and the step whose trial names it.
-GAMES = [(Masked, masked, 1), (Running, vectors, 1), (Joins, vectors, 3), (Named, vectors, 5)]
+GAMES = [
+    (Masked, masked, 1),
+    (Rare, rare, 0),
+    (Running, vectors, 1),
+    (Joins, vectors, 3),
+    (Named, vectors, 4),
+    (NowAndThen, vectors, 5),
+]
 
 
 @pytest.mark.parametrize(("game", "batches", "step"), GAMES)
@@ -72,6 +164,16 @@ def test_what_differs_later_is_named(policy, game, batches, step, ranks):
     said = ranks(2).run(refused, game, batches, policy, 2, steps=LATER, check=True)
     assert said[0] == said[1]
     assert f"In a trial of step {step}" in said[0] and "phase 'play': loss '" in said[0]
+
+
+def test_what_is_kept_for_a_number_of_samples_is_not_named(ranks):
+    equals(ranks(2).run(train, Cached, eight, world=2, steps=LATER, check=True), train(Cached, eight, steps=LATER))
+
+
+@pytest.mark.parametrize(("game", "named"), [(Adapts, ["'signs'"]), (AdaptsAlike, []), (Logs, [])])
+def test_what_a_loss_reads_later_and_differs_from_one_device_is_said(game, named, ranks):
+    said = ranks(2).run(_warned, game)[0]
+    assert re.findall(r"a loss keeps other values in (.*) than one device would", said) == named
 
 
 def test_what_ranks_remember_differently_is_said(ranks):
@@ -108,7 +210,7 @@ def steps_tried(phases, often=False, steps=400):
             found.append(step)
         for phase in phases:
             if phase.due(step, lambda _: True):
-                trials.saw(phase.name, ["loss"] if phase.name != "changes" or step < 20 else ["loss", "other"])
+                trials.played.add(phase.name)
     return found
 
 
@@ -135,8 +237,34 @@ def test_a_phase_is_tried_at_growing_distances():
     assert steps_tried([phase("a", when=lambda: True)]) == [1, 2, 4, 11, 31, 101, 301]
 
 
-def test_a_phase_is_tried_again_when_its_losses_get_other_names():
-    assert steps_tried([phase("changes")]) == [0, 1, 3, 10, 21, 30, 100, 300]
+def forms(size=2):
+    """Of each rank, on a store of their own."""
+    store = torch.distributed.HashStore()
+    rows = [EqualRows(rank) for rank in range(size)]
+    for each in rows:
+        each.size, each.store = size, store
+    return [Forms(each) for each in rows]
+
+
+def new_forms(*steps):
+    """Whether each step, with these losses of two ranks, has a form that is new on both."""
+    both, found = forms(), []
+    for step in steps:
+        for form, losses in zip(both, step, strict=True):
+            form.rows.steps += 1
+            form.saw("play", losses)
+        first, second = (form.new_on_all() for form in both)
+        assert first == second
+        found.append(first)
+    return found
+
+
+def test_a_form_of_a_loss_is_new_once_and_only_if_it_is_new_on_all_ranks():
+    x = torch.ones(3, requires_grad=True)
+    mean, total = {"loss": x.mean()}, {"loss": x.sum()}
+    named, deep = {"other": x.mean()}, {"loss": (x * 2).exp().mean() + x.sum()}
+    assert new_forms((mean, mean), (mean, mean), (total, total), (mean, mean), (total, total)) == [0, 0, 1, 0, 0]
+    assert new_forms((mean, mean), (named, named), (deep, mean), (mean, deep), (deep, deep)) == [0, 1, 0, 0, 0]
 
 
 def test_often_each_phase_is_tried_at_least_every_tenth_time():

@@ -354,6 +354,16 @@ class ReadsValue(Chained):
         return x if x.mean() > 0 else -x
 
 
+class Noisy(Chained):
+    """Draws between two stages, and after them."""
+
+    def between(self, x):
+        return torch.nn.functional.dropout(x + noise.randn(x.shape, like=x), 0.3)
+
+    def forward(self, z, codes):
+        return super().forward(z, codes) + noise.rand((len(z), 6), like=z)
+
+
 class Backwards(Chained):
     def forward(self, z, codes):
         return self.one(self.two(z.repeat(1, 2))[:, :4])[:, :6]
@@ -556,6 +566,12 @@ def checked(game):
     except UserError as error:
         return str(error)
     return ""
+
+
+def test_draws_between_stages_are_those_of_one_device(ranks):
+    game = partial(Painting, Noisy)
+    found = ranks(2).run(trained, game, "generator=pipeline+chunks:2,*=ddp", 2)
+    assert farthest(train(game, policy="single"), found) < EXACT
 
 
 class Warming(Chained):

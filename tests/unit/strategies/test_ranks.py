@@ -227,6 +227,7 @@ NAMES = {
     "torch.utils.data._utils.signal_handling": ["_SIGCHLD_handler_set", "_set_SIGCHLD_handler"],
     "torch.utils._pytree": ["tree_flatten", "tree_unflatten", "tree_leaves", "tree_map"],
     "torch.optim:Optimizer": ["register_step_pre_hook"],
+    "torch.overrides": ["_len_torch_function_stack"],
 }
 
 
