@@ -12,6 +12,8 @@ import warnings
 
 import pytest
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.data import has_len_all_ranks
 
 import datasets
 import gan
@@ -163,6 +165,15 @@ def test_so_are_warnings_and_what_commands_print(capsys, monkeypatch):
         options.parse(["--max-steps", NASTY])
     said = capsys.readouterr().err
     assert said.count(SHOWN) == 2 and "\x1b" not in said
+
+
+def test_nothing_is_said_of_a_run_that_holds_no_samples_out():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        has_len_all_ranks([], SingleDeviceStrategy("cpu"))
+        quiet()
+        has_len_all_ranks([], SingleDeviceStrategy("cpu"))
+    assert len(said) == 1
 
 
 # ---- system ----
