@@ -94,7 +94,7 @@ def test_games_without_styles_refuse_what_needs_them(action, painted, capsys):
     assert what in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("action", OPTIONS["seeds"].keys() - OPTIONS["styles"].keys())
+@pytest.mark.parametrize("action", sorted(OPTIONS["seeds"].keys() - OPTIONS["styles"].keys()))
 def test_a_run_of_sean_draws_from_no_seeds(action, here, capsys):
     assert sample.main(["auto", action]) == 2
     assert f"its game paints in styles, so there is no '{action}'; type show, reconstruct" in capsys.readouterr().err
