@@ -1,5 +1,6 @@
 """What ranks and commands import. A process imports it once, and each of them is a fork of that: see worlds.py."""
 
+import signal
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import walk_packages
@@ -18,6 +19,10 @@ from gan.app.run import options
 from strategies.sharding.deepspeed_engine import package
 from tests.support import commands
 from tests.support.counted import forget
+
+# A suite that runs in the background ignores these, and so would what is forked; tests send them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 for ours in (gan, nets, datasets, strategies):
     for module in walk_packages(ours.__path__, f"{ours.__name__}."):

@@ -60,15 +60,12 @@ def opened(run, held_out=5):
 
 def figures(run, segmenter, batch_size, forget_places=False):
     """The scores that this rank, or all ranks together, compute."""
-    features.always = quick
-    at = noise.at
-    if forget_places:
-        torch.manual_seed(0)
-        noise.at = lambda place: pytest.MonkeyPatch.context()
-    try:
+    with pytest.MonkeyPatch.context() as patch:  # other tests have the same ranks later
+        patch.setattr(features, "always", quick)
+        if forget_places:
+            torch.manual_seed(0)
+            patch.setattr(noise, "at", lambda place: pytest.MonkeyPatch.context())
         result = scoring.evaluate(opened(run), segmenter=segmenter, batch_size=batch_size)
-    finally:
-        noise.at = at
     return result and (result["scores"], result["computed"]["ranks"])
 
 

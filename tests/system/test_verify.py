@@ -126,7 +126,7 @@ def test_what_verify_finds_exact_is_trained_and_what_it_refuses_is_refused_in_th
     else:
         lines = [line.strip() for line in said.partition("refused: ")[2].splitlines()]
         assert lines[: len(words)] == words and len(words) > 2
-        assert f"In a trial of step {3 if run == 'breaks_later' else 0}, " in words[0]
+        assert f"In a trial of step {2 if run == 'breaks_later' else 0}, " in words[0]
 
 
 def test_from_a_checkpoint_all_train_on_and_name_real_steps(tmp_path, capsys):

@@ -17,6 +17,7 @@ import gan.app.outputs
 from gan import evaluate, export, sample
 from gan import fit as command
 from gan.app import command as command_module
+from gan.app.drawing import opened
 from gan.app.outputs import Output, outputs
 from gan.app.painting import reopen
 from gan.app.run import options
@@ -191,7 +192,8 @@ def ends(command, error, monkeypatch) -> int:
     def fails(*_, **__):
         raise error
 
-    monkeypatch.setattr(reopen, "open_run", fails)
+    for module in (reopen, opened):
+        monkeypatch.setattr(module, "open_run", fails)
     typed = ["--devices", "1", "--accelerator", "cpu"] if command is evaluate else []
     try:
         return command.main(typed)
