@@ -222,10 +222,11 @@ def test_the_lines_of_the_guide_for_python_run(files, tmp_path):
 
 @pytest.mark.parametrize("kind", [Shown, Drawings, Paintings])
 def test_the_command_has_the_options_of_each_action_with_the_same_defaults(kind):
-    for action, options in sample.OPTIONS[kind.kind].items():
+    for action in sample.OPTIONS[kind.kind]:
         typed = sample.parse(["auto", action])
         own = inspect.signature(getattr(kind, sample.method(action))).parameters
-        names = {how.get("dest", name[2:].replace("-", "_")): name for name, how in options}
+        options = sample.options_of(kind.kind, action)
+        names = {how.get("dest", name[2:].replace("-", "_")): name for name, how in options.items()}
         wanted = {"from_" if name == "from" else name for name in names} - {"singles", "fps"}
         assert wanted | ({"file"} & own.keys()) == own.keys() - {"self"}
         for name in names.keys() & own.keys():
