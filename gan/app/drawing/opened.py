@@ -4,7 +4,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from io import BytesIO
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.edits import Edits
 from gan.app.drawing.numbers import Numbers, numbers, once
 from gan.app.painting.actions import Paintings, Shown, file_name
-from gan.app.painting.grids import picture
+from gan.app.painting.grids import picture, png
 from gan.app.painting.painter import has_styles
 from gan.app.painting.reopen import SavedRun, open_run
 from gan.app.painting.sheet import Columns, Sheet, writing
@@ -135,7 +135,7 @@ class Drawings(Edits):
         images = self.drawer.images(range(count), label=label, psi=truncation, cutoff=cutoff)
         with writing(path), _into(path) as write, ThreadPoolExecutor() as pool, tqdm(total=count) as bar:
             while some := list(islice(images, TOGETHER)):
-                for content in pool.map(_as_png, some):
+                for content in pool.map(partial(png, compress_level=1), some):
                     write(f"seed{bar.n:06d}.png", content)
                     bar.update()
         return [path]
@@ -165,8 +165,3 @@ def _into(path: Path) -> Iterator[Callable[[str, bytes], Any]]:
         raise UserError(f"'{path}' is there already and not empty; choose another folder, or remove its files")
     path.mkdir(exist_ok=True)
     yield lambda name, content: (path / name).write_bytes(content)
-
-
-def _as_png(image: Image.Image) -> bytes:
-    image.save(content := BytesIO(), "PNG", compress_level=1)
-    return content.getvalue()
