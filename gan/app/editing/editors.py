@@ -296,9 +296,8 @@ class NoiseEditor(Editor):
         values = {each.name: number(edit, each.name, each.value, each.min, each.max) for each in self.sliders}
         seed, label = values["seed"], values.get("class")
         if not self.drawer.layers:
-            return grids.picture(self.drawer.pictures([seed], label)[0], transparent=True), []
-        seeds = [seed, values["other"]]
-        own, other = self.drawer.w(self.drawer.z(seeds), self.drawer.labels(seeds, label), values["truncation"])
+            return grids.picture(self.drawer.pictures([seed], label=label)[0], transparent=True), []
+        own, other = self.drawer.w_of([seed, values["other"]], label=label, truncation=values["truncation"])
         mixed = torch.cat([own[: values["layers"]], other[values["layers"] :]])
         moved = sum((values[f"direction{k}"] * step for k, step in enumerate(self.steps)), mixed.cpu()).to(mixed)
         return grids.picture(self.drawer.from_w(moved.unsqueeze(0))[0], transparent=True), []
