@@ -1,6 +1,6 @@
 """`python -m gan.sample`: draw what a run's networks make, from seeds or in the styles of pictures."""
 
-from itertools import takewhile
+from itertools import chain, takewhile
 from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -126,12 +126,12 @@ def parse(argv: list[str]) -> Namespace:
 
 def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown") -> dict[str, Any]:
     """The options as keywords of the action. An action or an option that this run does not have is refused."""
-    known = ({} if opened.run is None else OPTIONS["any"]) | OPTIONS[opened.kind]
+    known = [*(() if opened.run is None else OPTIONS["any"]), *OPTIONS[opened.kind]]
     if action not in known:
         encoder = action == "project" and "save-styles" in known
         hint = f". Its encoder finds a picture's styles without a search: {OF_SEAN}" if encoder else ""
         raise UserError(f"{opened.title}: {opened.about}, so there is no '{action}'; type {', '.join(known)}{hint}")
-    names = dict(known[action])
+    names = options_of(opened.kind, action) or options_of("any", action)
     everywhere = {"--device", "--file", *(() if opened.run is None else ("--run", "--data", "--out"))}
     typed = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
     if wrong := sorted(typed - everywhere - names.keys()):
@@ -143,117 +143,94 @@ def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown")
     return {f"{name}_" if name == "from" else name: value for name, value in given.items()}
 
 
-Option = tuple[str, dict[str, Any]]  # its name, and the other arguments of add_argument
+def _option(help: str, kind: Any = str, metavar: str = "", default: Any = None, **more: Any) -> dict[str, Any]:
+    """The arguments of add_argument. What is not typed and has no default is None."""
+    kind = kind if default is not None or "nargs" in more else kind | None
+    return {"type": kind, "default": default, "help": help, **more} | ({"metavar": metavar} if metavar else {})
 
 
-def _several(name: str, metavar: str, help: str) -> Option:
-    return name, {"metavar": metavar, "nargs": "+", "type": str, "default": None, "help": help}
+def _number(help: str, kind: Any, default: int | None = None) -> dict[str, Any]:
+    return _option(help, kind, "N", default)
 
 
-def _missing(*ways: str) -> Option:
-    own = ", the painted picture's own" if "own" in ways else ""
-    what = f"styles of regions that a picture lacks: the mean of training pictures{own}, or none"
-    # pyrefly: ignore[not-a-type] - jsonargparse reads this type when the program runs
-    return "--missing", {"type": Literal[ways], "default": "mean", "help": what}
+def _several(help: str, metavar: str) -> dict[str, Any]:
+    return _option(help, metavar=metavar, nargs="+")
 
 
-def _number(name: str, kind: type, default: int | None, help: str) -> Option:
-    return name, {"metavar": "N", "type": kind, "default": default, "help": help}
-
-
-def _list(name: str, default: str | None, help: str) -> Option:
-    return name, {"metavar": "LIST", "type": str | None, "default": default, "help": help}
-
-
-COUNT = _number("--count", PositiveInt, 8, "how many held-out pictures")
-MEAN_OF = _number("--mean-of", PositiveInt, 1000, "how many training pictures the mean styles are of")
-PICTURE = ("--picture", {"type": str, "default": "0", "help": "the picture; default the first held-out one"})
-REGION = _several("--region", "NAME", "only these regions' styles, by name or number")
-EACH = ("--each", {"action": "store_true", "help": "each region by itself, a row each; for one picture's styles"})
-LABEL = "the edited label map: a PNG of numbers or of save-labels' colours"
-SINGLES = ("--singles", {"action": "store_true", "help": "also write each picture by itself, in its own size"})
-GRID = (SINGLES, _number("--seed", NonNegativeInt, 0, "decides SEAN's noise, which is the same in all pictures"))
-BETWEEN = "two styles, or seeds one after the other; default held-out pictures 0 and 1, or seeds 0 1 2 3 0"
-MOVING = (
-    _several("--between", "WHICH", BETWEEN),
-    _number(
-        "--frames", Frames | None, None, "pictures from one to the next, both among them; default 8, or 60 of seeds"
-    ),
-    _number("--fps", Fps, 30, "pictures a second, in a file that ends in .gif or .mp4"),
-)
-WHICH = "the class, by its number or name; default: the classes in turn"
-CLASS = ("--class", {"metavar": "CLASS", "dest": "label", "type": str | None, "default": None, "help": WHICH})
-TRUNCATED = (
-    ("--truncation", {"metavar": "PSI", "type": float, "default": 1.0, "help": "below 1: nearer to the average, of w"}),
-    _number("--cutoff", NonNegativeInt | None, None, "truncate only so many layers, from the coarsest on"),
-)
-HOW = (CLASS, *TRUNCATED)
-MINE = "yours, or the number of a held-out one; default the first"
-PERCEPTUAL = "compare by LPIPS, with VGG-16's weights (vgg16-397923af.pth); default: by the discriminator's features"
-LATENT = _several("--latent", "FILE", "latent files that project has written, to start from")
-WAYS = "found in the weights (SeFa), or by PCA of many w (GANSpace)"
-FROM_TO = "from one strength to another by ones, in standard deviations of w"
-MOVED = (
-    _number("--direction", NonNegativeInt | None, None, "go in this direction only"),
-    ("--strength", {"metavar": "FROM:TO", "type": str, "default": "-3:3", "help": FROM_TO}),
-    ("--by", {"type": Literal["weights", "pca"], "default": "weights", "help": WAYS}),
-)
+LACKING = "styles of regions that a picture lacks: the mean of training pictures"
+BY = "found in the weights (SeFa), or by PCA of many w (GANSpace)"
+TWO = "two styles, or seeds one after the other; default held-out pictures 0 and 1, or seeds 0 1 2 3 0"
+LPIPS = "compare by LPIPS, with VGG-16's weights (vgg16-397923af.pth); default: by the discriminator's features"
 OF_SEAN = "save-styles --picture me.jpg:labels.png -o me.pt, and then transfer --from me.pt --to 0 1 2"
 WRITERS = ("files", "project", "save-styles", "save-labels")  # they write files themselves
-OPTIONS: dict[str, dict[str, tuple[Option, ...]]] = {
-    "any": {"show": (COUNT, *GRID)},
+OPTIONS = {
+    "any": {"show": "count singles seed"},
     "seeds": {
-        "draw": (_list("--seeds", "0-63", "which seeds: 0-63, or 1,5,8-10"), *HOW, SINGLES),
-        "mix": (
-            _list("--rows", "0-3", "seeds of the rows"),
-            _list("--columns", "4-9", "seeds of the columns"),
-            _list("--layers", None, "layers whose styles are those of the column; default the finer half"),
-            *(*HOW, SINGLES),
-        ),
-        "interpolate": (*MOVING, *HOW, SINGLES),
-        "classes": (_list("--seeds", "0-7", "which seeds, a column each"), *TRUNCATED, SINGLES),
-        "project": (
-            ("--picture", {"type": str, "default": "0", "help": MINE}),
-            _number("--steps", PositiveInt, 1000, "of the search for w"),
-            _number("--tune", NonNegativeInt, 0, "then tune the network to the picture in so many steps, into a .pkl"),
-            ("--perceptual", {"metavar": "FILE", "type": Path | None, "default": None, "help": PERCEPTUAL}),
-            CLASS,
-        ),
-        "from": (LATENT, *MOVED, SINGLES),
-        "directions": (
-            _list("--seeds", "0-3", "seeds to start from"),
-            LATENT,
-            _number("--count", PositiveInt, 8, "how many directions"),
-            *(*MOVED, CLASS, SINGLES),
-        ),
-        "files": (_number("--count", Many, 50_000, "how many; their seeds are 0, 1 and so on"), *HOW),
+        "draw": "seeds class truncation cutoff singles",
+        "mix": "rows columns layers class truncation cutoff singles",
+        "interpolate": "between frames fps class truncation cutoff singles",
+        "classes": "seeds truncation cutoff singles",
+        "project": "picture steps tune perceptual class",
+        "from": "latent direction strength by singles",
+        "directions": "seeds latent count direction strength by class singles",
+        "files": "count class truncation cutoff",
     },
     "styles": {
-        "reconstruct": (
-            COUNT,
-            _several("--picture", "PICTURE...", "these pictures; default the first --count held-out ones"),
-            *GRID,
-        ),
-        "transfer": (
-            _several("--from", "STYLES", "the styles; default the first five held-out pictures"),
-            _several("--to", "PICTURE", "the pictures to paint; default the first five held-out ones"),
-            *(REGION, EACH, _missing("mean", "own", "zero"), MEAN_OF, *GRID),
-        ),
-        "interpolate": (
-            *MOVING,
-            _several("--on", "PICTURE...", "the pictures to paint; default the first of the two"),
-            *(REGION, _missing("mean", "own", "zero"), MEAN_OF, *GRID),
-        ),
-        "repaint": (
-            PICTURE,
-            ("--label", {"metavar": "FILE", "type": str, "default": None, "help": LABEL}),
-            *(_missing("mean", "zero"), MEAN_OF, *GRID),
-        ),
-        "mean-styles": (COUNT, MEAN_OF, *GRID),
-        "save-styles": (PICTURE,),
-        "save-labels": (PICTURE,),
+        "reconstruct": "count picture singles seed",
+        "transfer": "from to region each missing mean-of singles seed",
+        "interpolate": "between frames fps on region missing mean-of singles seed",
+        "repaint": "picture label missing mean-of singles seed",
+        "mean-styles": "count mean-of singles seed",
+        "save-styles": "picture",
+        "save-labels": "picture",
     },
 }
+KNOWN = {  # options by their names; what an action understands otherwise stands behind that action's name, too
+    "between": _several(TWO, "WHICH"),
+    "by": _option(BY, Literal["weights", "pca"], default="weights"),
+    "class": _option("the class, by its number or name; default: the classes in turn", metavar="CLASS", dest="label"),
+    "columns": _option("seeds of the columns", str, "LIST", "4-9"),
+    "count": _number("how many held-out pictures", PositiveInt, 8),
+    "directions count": _number("how many directions", PositiveInt, 8),
+    "files count": _number("how many; their seeds are 0, 1 and so on", Many, 50_000),
+    "cutoff": _number("truncate only so many layers, from the coarsest on", NonNegativeInt),
+    "direction": _number("go in this direction only", NonNegativeInt),
+    "each": {"action": "store_true", "help": "each region by itself, a row each; for one picture's styles"},
+    "fps": _number("pictures a second, in a file that ends in .gif or .mp4", Fps, 30),
+    "frames": _number("pictures from one to the next, both among them; default 8, or 60 of seeds", Frames),
+    "from": _several("the styles; default the first five held-out pictures", "STYLES"),
+    "label": _option("the edited label map: a PNG of numbers or of save-labels' colours", metavar="FILE"),
+    "latent": _several("latent files that project has written, to start from", "FILE"),
+    "layers": _option("layers whose styles are those of the column; default the finer half", metavar="LIST"),
+    "mean-of": _number("how many training pictures the mean styles are of", PositiveInt, 1000),
+    "missing": _option(
+        f"{LACKING}, the painted picture's own, or none", Literal["mean", "own", "zero"], default="mean"
+    ),
+    "repaint missing": _option(f"{LACKING}, or none", Literal["mean", "zero"], default="mean"),
+    "on": _several("the pictures to paint; default the first of the two", "PICTURE..."),
+    "perceptual": _option(LPIPS, Path, "FILE"),
+    "picture": _option("the picture; default the first held-out one", default="0"),
+    "project picture": _option("yours, or the number of a held-out one; default the first", default="0"),
+    "reconstruct picture": _several("these pictures; default the first --count held-out ones", "PICTURE..."),
+    "region": _several("only these regions' styles, by name or number", "NAME"),
+    "rows": _option("seeds of the rows", str, "LIST", "0-3"),
+    "seed": _number("decides SEAN's noise, which is the same in all pictures", NonNegativeInt, 0),
+    "classes seeds": _option("which seeds, a column each", str, "LIST", "0-7"),
+    "directions seeds": _option("seeds to start from", str, "LIST", "0-3"),
+    "draw seeds": _option("which seeds: 0-63, or 1,5,8-10", str, "LIST", "0-63"),
+    "singles": {"action": "store_true", "help": "also write each picture by itself, in its own size"},
+    "steps": _number("of the search for w", PositiveInt, 1000),
+    "strength": _option("from one strength to another by ones, in standard deviations of w", str, "FROM:TO", "-3:3"),
+    "to": _several("the pictures to paint; default the first five held-out ones", "PICTURE"),
+    "truncation": _option("below 1: nearer to the average, of w", float, "PSI", 1.0),
+    "tune": _number("then tune the network to the picture in so many steps, into a .pkl", NonNegativeInt, 0),
+}
+
+
+def options_of(kind: str, action: str) -> dict[str, dict[str, Any]]:
+    """The options that an action has in a kind of run, with the arguments of add_argument."""
+    words = OPTIONS[kind].get(action, "").split()
+    return {f"--{word}": KNOWN.get(f"{action} {word}") or KNOWN[word] for word in words}
 
 
 def _parser(action: str | None) -> Parser:
@@ -271,8 +248,8 @@ def _parser(action: str | None) -> Parser:
     add = parser.add_argument
     add("action", nargs="?", default=None, help="what to do, see below; by default draw, reconstruct or show")
     without = {"any": "show", "seeds": "draw", "styles": "reconstruct"}
-    found = [option for kind, actions in OPTIONS.items() for option in actions.get(action or without[kind], ())]
-    for name, how in dict(found).items():
+    found = [options_of(kind, action or without[kind]).items() for kind in OPTIONS]
+    for name, how in dict(chain.from_iterable(found)).items():
         add(name, **how)
     where = "where to write; default in the run's samples/, or here for a FILE.pkl"
     add("-o", "--file", metavar="FILE", type=str | None, default=None, help=where)
