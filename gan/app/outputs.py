@@ -48,6 +48,7 @@ def quiet() -> None:
     private.LINES.setLevel(logging.INFO)
     escape_warnings()
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message="This DataLoader will create .* worker processes.*")
     warnings.filterwarnings("ignore", message=".*`srun` command is available on your system but is not used.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
     warnings.filterwarnings("ignore", message="Total length of .* across ranks is zero.*")  # nothing is held out

@@ -6,17 +6,16 @@ typed as `path/to/my_game.py:my_run` or `package.module:my_run`.
 """
 
 import re
-import sys
 from collections.abc import Callable
 from functools import cache
 
-from gan.files.errors import UserError, this_rank
+from gan.files.errors import UserError
 from gan.runs import own
 from gan.runs.faces import byol_faces, cyclegan_faces, pix2pix_faces, sean_faces, spade_faces, vqgan_faces
 from gan.runs.faces_from_noise import dmd2_faces, dmd2_lora_faces, r3gan_faces, stylegan_faces, wgan_gp_faces
 from gan.runs.pairs import sean, spade
 from gan.runs.r3gan import r3gan
-from gan.runs.run import HELD_OUT, Run
+from gan.runs.run import HELD_OUT, Run, say
 from gan.runs.stylegan2 import stylegan2
 from gan.runs.tones import hifigan_tones
 
@@ -62,9 +61,7 @@ def find(name: str) -> Callable[..., Run]:
 
 @cache
 def _say_new_name(old: str) -> None:
-    if this_rank() == 0:
-        text = f"{old} is {OLD_NAMES[old]} now, which finds out by itself what lies in --data"
-        print(text, file=sys.stderr, flush=True)
+    say(f"{old} is {OLD_NAMES[old]} now, which finds out by itself what lies in --data")
 
 
 def full_name(name: str) -> str:

@@ -1,6 +1,5 @@
 """SEAN on data sets of pictures with label maps, as published: networks, losses, rates and 50 + 50 epochs."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from gan.files.errors import UserError, printable, this_rank
-from gan.runs.run import Run, Seed, Upsamplings, check_size, is_planned
+from gan.files.errors import UserError
+from gan.runs.run import Run, Seed, Upsamplings, check_size, is_planned, say
 from nets.discriminator import MultiScaleDiscriminator
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
@@ -86,8 +85,8 @@ def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Labelled, Label
     try:
         if how.get("num_labels", 1) is None:
             how["num_labels"], how["void"], odd = datasets.FolderPairs.find_labels(data)
-            if odd and this_rank() == 0 and not is_planned():
-                print(printable(f"data {data}: {odd}"), file=sys.stderr, flush=True)
+            if odd:
+                say(f"data {data}: {odd}")
         return kind(data, split="train", **how), kind(data, split="val", **how)
     except UserError:
         if not is_planned():
@@ -175,7 +174,7 @@ class Published:
         upsamplings = self.upsamplings or (6 if min(how["size"]) >= 512 else 5)
         check_size(how["size"], upsamplings)
         train, val = open_splits(layout, data, **how)
-        _say(layout, data, train)
+        say(f"data {data}: {layout.title}, {len(train):,} pictures to train on, {train.num_labels} labels")
         pairs = GanData(
             train,
             val,
@@ -226,9 +225,3 @@ class Published:
         if self.style is None:
             return Spade(*networks, vgg, **rules)
         return Sean(StyleEncoder(self.style), *networks, vgg, **rules)
-
-
-def _say(layout: Layout, data: str, train: "Labelled") -> None:
-    if this_rank() == 0 and not is_planned():
-        text = f"data {data}: {layout.title}, {len(train):,} pictures to train on, {train.num_labels} labels"
-        print(printable(text), file=sys.stderr, flush=True)

@@ -1,15 +1,14 @@
 """Pictures of a person's own as the data of a run: what `--data PATH` finds there, and how that is fitted."""
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from gan.files.errors import UserError, printable, this_rank
-from gan.runs.run import Fit, Pixels, Run, Seed, Share, is_planned
+from gan.files.errors import UserError
+from gan.runs.run import Fit, Pixels, Run, Seed, Share, is_planned, say
 
 if TYPE_CHECKING:
     from datasets import GanData
@@ -76,9 +75,7 @@ class OnPictures:
         frame = Frame(*(size or fitting), self.channels or headers.channels, self.fit, self.background)
         pictures = Pictures(source, frame, self.skip_broken)
         found = FoundPictures(self, *pictures.split(self.held_out))
-        if this_rank() == 0:
-            told = found.said(pictures, headers, "as typed" if size else why)
-            print(printable(told), file=sys.stderr, flush=True)
+        say(found.said(pictures, headers, "as typed" if size else why))
         return found
 
 
@@ -150,9 +147,9 @@ class FoundPictures:
             shown = ", ".join(self.class_names[:5]) + (", ..." if self.classes > 5 else "")
             classes = f"{self.classes} classes ({shown}; --classes false for none)"
         fit = {"crop": "cropped", "pad": "padded", "stretch": "stretched"}[self.options.fit]
-        fit += f" to {width}x{height} {({1: 'gray', 3: 'RGB', 4: 'RGBA'})[self.channels]} ({why})"
+        fit += f" to {width}x{height} ({why}), {({1: 'gray', 3: 'RGB', 4: 'RGBA'})[self.channels]}"
         if self.channels != 4 and any(mode.endswith(("+", "A")) for mode in headers.modes):
-            fit += f", on {self.options.background}"
+            fit += f" on {self.options.background} (--channels 4 keeps transparency)"
         notes = [
             f"data {self.options.data}: {len(source):,} pictures in {source.kind} ({sizes}; {modes})",
             classes,

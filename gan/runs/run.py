@@ -1,14 +1,15 @@
 """What a run is, and what all functions that make a run need."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from jsonargparse.typing import restricted_number_type, restricted_string_type
 
-from gan.files.errors import UserError
+from gan.files.errors import UserError, printable, this_rank
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from gan import GanModule
 
 HELD_OUT = 1_000_000  # the number of the first face that no run trains on
-_PLANNED: ContextVar[bool] = ContextVar("planned", default=False)
+_MADE_TO: ContextVar[Literal["train", "plan", "look"]] = ContextVar("made to", default="train")
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 Fit = restricted_string_type("Fit", "^(crop|pad|stretch)$", docstring="crop, pad or stretch")
 Pixels = restricted_string_type("Pixels", r"^[1-9]\d{0,4}(x[1-9]\d{0,4})?$", docstring="128, or WIDTHxHEIGHT: 256x192")
@@ -60,15 +61,21 @@ def check_size(size: tuple[int, int], upsamplings: int) -> None:
 
 
 @contextmanager
-def planned() -> Iterator[None]:
-    """Inside the `with`, a run is made to be planned: without VGG's weights, and without pictures if there are none."""
-    token = _PLANNED.set(True)
+def made_to(purpose: Literal["plan", "look"]) -> Iterator[None]:
+    """Inside the `with`, runs are made for this. A plan needs no weights of VGG, and no pictures if there are none."""
+    token = _MADE_TO.set(purpose)
     try:
         yield
     finally:
-        _PLANNED.reset(token)
+        _MADE_TO.reset(token)
 
 
 def is_planned() -> bool:
     """Whether the run that is being made is only to be planned."""
-    return _PLANNED.get()
+    return _MADE_TO.get() == "plan"
+
+
+def say(text: str) -> None:
+    """Say what a run is made of, on the first rank of a training. Who looks at the run later has read it."""
+    if this_rank() == 0 and _MADE_TO.get() == "train":
+        print(printable(text), file=sys.stderr, flush=True)

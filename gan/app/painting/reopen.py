@@ -26,6 +26,7 @@ from gan.files.errors import Damaged, UserError, reason
 from gan.files.finite import NotFinite, as_made, named, of_players
 from gan.making import reopened
 from gan.runs import Run, build, full_name
+from gan.runs.run import made_to
 from gan.sound import Sound
 from strategies import random_state
 from strategies.accelerator import best, counted
@@ -123,7 +124,8 @@ def build_again(settings: Namespace, where: RunFolder) -> Run:
     if "perceptual" in chosen:
         chosen["perceptual"] = "off"  # only training needs this loss, and the file of its weights may be gone
     try:
-        return build(settings.run, **chosen)
+        with made_to("look"):
+            return build(settings.run, **chosen)
     except UserError as error:
         if "data" not in chosen:
             raise

@@ -13,7 +13,7 @@ from gan.app.painting.reopen import batches_of, ready
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.runs import Run
-from gan.runs.run import planned
+from gan.runs.run import made_to
 from strategies import auto
 from strategies.amounts import readable, size
 from strategies.cost.trace import Trace
@@ -48,7 +48,7 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
     """
     game = None
     try:
-        with torch.device("meta"), planned():
+        with torch.device("meta"), made_to("plan"):
             run = make()
         game = run.game
         game.assemble()
@@ -61,7 +61,7 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
     except NO_VALUES as error:
         why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
     _check_that_it_can_be_tried(game, why)
-    with planned():
+    with made_to("plan"):
         run = make()
     if isinstance(getattr(run.data, "train", None), MadeUp):
         why += "; with made-up samples, for there are no pictures"

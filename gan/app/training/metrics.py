@@ -220,7 +220,7 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: flo
             above = axes.secondary_xaxis("top", functions=(partial(np.multiply, kimg), partial(np.multiply, 1 / kimg)))
             above.set_xlabel("kimg", loc="right")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="upper right")  # the best place takes long to find
     with whole_file(path) as part:
         figure.savefig(part, format=path.suffix.removeprefix("."))
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from gan.files.errors import UserError
 from gan.runs.pictures import OnPictures
-from gan.runs.run import planned
+from gan.runs.run import made_to
 
 
 def put(path, size=(12, 8), mode="RGB", colour=None):
@@ -34,7 +34,7 @@ def test_a_folder_of_pictures_becomes_batches(tmp_path, capsys):
     assert set(batch) == {"image"} and batch["image"].shape == (4, 3, 8, 12)
     assert batch["image"].dtype == torch.float32 and -1 <= batch["image"].min() < batch["image"].max() <= 1
     assert (
-        "12 pictures in a folder (12x8; RGB 12); no classes; cropped to 12x8 RGB (all are)" in capsys.readouterr().err
+        "12 pictures in a folder (12x8; RGB 12); no classes; cropped to 12x8 (all are), RGB" in capsys.readouterr().err
     )
 
 
@@ -87,7 +87,7 @@ def test_a_picture_that_was_trained_on_is_never_held_out_later(tmp_path):
 
 
 def test_a_plan_needs_no_pictures(tmp_path):
-    with planned():
+    with made_to("plan"):
         data = found(tmp_path / "nowhere", size="48x32", channels=4)
     assert next(iter(data.data(2).train_dataloader()))["image"].shape == (2, 4, 32, 48)
     with pytest.raises(UserError, match=r"there is no folder .*nowhere"):

@@ -17,7 +17,7 @@ from gan import runs
 from gan.files.errors import UserError
 from gan.games.spade import Spade
 from gan.runs import OLD_NAMES, RUNS, Run, build, faces, pairs
-from gan.runs.run import planned
+from gan.runs.run import made_to
 from nets.sean.ace import ACE
 from strategies import PhaseStrategy
 from tests.support import layouts, narrow_vgg
@@ -326,7 +326,7 @@ def test_networks_that_no_memory_holds_are_refused_in_one_line(width, monkeypatc
 )
 def test_a_plan_needs_no_pictures(name, more, size, labels, tmp_path):
     small = dict(size=32, width=4, hidden=8, batch_size=4, workers=0, data=str(tmp_path / "nowhere"), **more)
-    with planned():
+    with made_to("plan"):
         run = build(name, **small)
     batch = next(iter(run.data.train_dataloader()))
     assert batch["image"].shape == (4, 3, *size) and batch["label"].shape == (4, *size)
