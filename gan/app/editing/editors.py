@@ -10,6 +10,7 @@ import base64
 import io
 import json
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -62,7 +63,7 @@ def parsed(text: str | bytes) -> Any:
         raise UserError(f"this is no edit ({reason(error)}); save one in the editor") from error
 
 
-class Editor:
+class Editor(ABC):
     """The editor of a run, or of a file of networks. `answers` has what the page may ask for, and who answers it.
 
     An edit has some of these `parts`.
@@ -82,9 +83,9 @@ class Editor:
         """What the page must know before it can show anything."""
         return {"run": self.title, "step": self.step, "kind": self.kind}
 
+    @abstractmethod
     def draw(self, edit: Edit) -> tuple[Image.Image, list[str]]:
         """The picture of an edit, and notes for the person who edits."""
-        raise NotImplementedError
 
     def repeat(self, path: Path) -> tuple[Image.Image, list[str]]:
         """The picture of an edit that was saved in a file, and notes."""
