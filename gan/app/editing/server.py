@@ -22,6 +22,7 @@ from threading import Thread
 from aiohttp import web
 
 from gan.app.editing.editors import LARGEST, Editor
+from gan.app.page.document import LOOK
 from gan.files.errors import UserError
 
 HERE = Path(__file__).resolve().parent
@@ -87,7 +88,7 @@ class Site:
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self.guard], client_max_size=LARGEST)
-        page = [web.get("/", self.page), web.get("/{name:edit[.](?:css|js)}", self.page)]
+        page = [web.get("/", self.page), web.get("/{name:(?:edit|look)[.](?:css|js)}", self.page)]
         app.add_routes([*page, web.get("/{what}/{number:[0-9]{1,9}}", self.answer), web.post("/{what}", self.answer)])
         app.on_response_prepare.append(add_headers)
         return app
@@ -125,7 +126,8 @@ class Site:
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         if "token" not in request.query:
-            return web.FileResponse(HERE / request.match_info.get("name", "edit.html"))
+            name = request.match_info.get("name", "edit.html")
+            return web.FileResponse(LOOK if name == LOOK.name else HERE / name)
         moved = web.HTTPSeeOther("/")  # so that the token does not stay in the address
         moved.set_cookie(self.cookie, self.token, httponly=True, samesite="Strict", path="/")
         raise moved

@@ -12,6 +12,7 @@ from gan.files.disk import whole_file
 from gan.files.errors import UserError
 
 HERE = Path(__file__).resolve().parent
+LOOK = HERE / "look.css"  # the editor's, too
 Piece = Table | Charts
 
 
@@ -41,7 +42,7 @@ def document(title: str, lede: str, standing: str, parts: Sequence[Part], made: 
 <title>{escape(title)}</title>
 <link rel="icon" href="data:,">
 <style>
-{(HERE / "page.css").read_text(encoding="utf-8")}</style>
+{LOOK.read_text("utf-8")}{(HERE / "page.css").read_text("utf-8")}</style>
 </head>
 <body>
 <header>

@@ -109,7 +109,7 @@ def test_the_token_becomes_a_cookie_and_the_page_loads_nothing_from_elsewhere(ad
     assert status == 200 and b"<title>Editor" in page
     assert "default-src 'self'; " in headers["Content-Security-Policy"]
     assert address.startswith("http://127.0.0.1:")
-    for name in ("/edit.js", "/edit.css"):
+    for name in ("/edit.js", "/edit.css", "/look.css"):
         status, text, _ = visitor.ask("GET", name, Cookie=cookie)
         assert status == 200 and b"http" not in text
     assert b"http" not in page
