@@ -27,6 +27,30 @@ if TYPE_CHECKING:
 
 Formats = restricted_string_type("Formats", "^(torch|onnx)(,(torch|onnx))?$", docstring="torch, onnx or both")
 SNAPSHOT = "network-snapshot.pkl"
+README = """{run}, step {step}: one file a player, which needs torch and safetensors to be loaded and nothing else.
+
+    from safetensors.torch import load_file
+    network.load_state_dict(load_file("{file}.safetensors"))
+
+`network` is one of the class and the sizes named here; the run's settings.yaml has the settings they
+were made with. Its keys are the network's own. What is in a file is also in its metadata:
+
+    from safetensors import safe_open
+    safe_open("{file}.safetensors", "pt").metadata()
+
+"""
+WEIGHTS = {"ema": "averaged weights (EMA)", "raw": "raw weights, as they were trained"}
+AVERAGED = """An average is of parameters; buffers, such as running statistics, are training's own, unless the player
+has ema_buffers='averaged'.
+"""
+PARAMETRIZED = """{player}: keys with `parametrizations` (e.g. {key}) are torch's own for a
+weight that is computed, such as by spectral norm; a network with the same parametrizations
+takes them as they are.
+"""
+PUBLISHED = """latest_net_G.pth (encoder and generator) and latest_net_D.pth (discriminator) have the published SEAN's
+key names: torch.load(path, weights_only=True).
+"""
+SNAPSHOTS = f"{SNAPSHOT} is loaded by the published code: G and G_ema are the same generator there."
 EXAMPLES = """examples:
   python -m gan.export                           the newest run, into its folder's export/step-<step>/
   python -m gan.export runs/001-sean-faces --weights raw
@@ -49,9 +73,9 @@ class Exported:
     state: dict[str, Tensor]
 
     @property
-    def parametrized(self) -> list[str]:
-        """The keys that belong to a parametrization, such as spectral norm's."""
-        return [key for key in self.state if "parametrizations" in key.split(".")]
+    def described(self) -> dict[str, str]:
+        kind = f"{type(self.network).__module__}.{type(self.network).__name__}"
+        return {"class": kind, "file": f"{self.file}.safetensors", "weights": self.weights}
 
 
 @command
@@ -153,7 +177,7 @@ def _safetensors(each: Exported, opened: "SavedRun") -> Callable[[Path], None]:
         "recipe": opened.name,
         "game": type(opened.run.game).__name__,
         "player": each.player,
-        "network": _class(each.network),
+        "network": each.described["class"],
         "step": str(opened.step),
         "weights": each.weights,
         "torch": torch.__version__,
@@ -172,9 +196,9 @@ def _published(game: "GanModule", players: list[Exported]) -> dict[str, Callable
     from nets.published.from_noise import published
     from nets.published.pickles import write
 
+    for each in players:
+        each.network.load_state_dict(each.state, assign=True)
     if isinstance(game, R3Gan | StyleGan):
-        for each in players:
-            each.network.load_state_dict(each.state, assign=True)
         drawer = published(game.generator)
         found = {"G": drawer, "D": published(game.discriminator), "G_ema": drawer}
         return {SNAPSHOT: lambda path: write(path, found)}
@@ -183,16 +207,14 @@ def _published(game: "GanModule", players: list[Exported]) -> dict[str, Callable
             f"--published is the form of SEAN's, StyleGAN2's and R3GAN's networks, and this run's game is "
             f"{type(game).__name__}"
         )
-    for each in players:
-        each.network.load_state_dict(each.state, assign=True)
     try:
-        states = {
-            "latest_net_G.pth": export_generator(game.encoder, game.generator),
-            "latest_net_D.pth": export_discriminator(game.discriminator),
-        }
+        drawer, judge = export_generator(game.encoder, game.generator), export_discriminator(game.discriminator)
     except UserError as error:
         raise UserError(f"these networks do not have the published form. {error}; or leave --published out") from error
-    return {name: lambda path, state=state: torch.save(state, path) for name, state in states.items()}
+    return {
+        "latest_net_G.pth": lambda path: torch.save(drawer, path),
+        "latest_net_D.pth": lambda path: torch.save(judge, path),
+    }
 
 
 def _programs(opened: "SavedRun", players: list[Exported], formats: str) -> dict[str, Callable[[Path], object]]:
@@ -225,15 +247,7 @@ def _card(
     from gan.app.training.callbacks import SHOWN
 
     made = card.arguments(opened)
-    networks = {
-        each.player: {
-            "class": _class(each.network),
-            "arguments": made[each.player],
-            "file": f"{each.file}.safetensors",
-            "weights": each.weights,
-        }
-        for each in players
-    }
+    networks = {each.player: each.described | {"arguments": made[each.player]} for each in players}
     calls, kinds = programs.calls(opened), [kind for kind in programs.SUFFIX if kind in formats.split(",")]
     columns = shown(opened.run.game, held_out(opened, SHOWN))
     pictures = {"samples.png": lambda path: grids.grid(columns, SHOWN).save(path, "PNG")} if columns else {}
@@ -252,50 +266,19 @@ def _write(path: Path, write: Callable[[Path], object]) -> Path:
 
 
 def _readme(opened: "SavedRun", players: list[Exported], published: bool) -> str:
-    first = players[0]
-    about = [
-        f"{opened.folder.path.resolve().name}, step {opened.step}: one file a player, which needs torch and "
-        f"safetensors to be loaded and nothing else.",
-        "",
-        "    from safetensors.torch import load_file",
-        f'    network.load_state_dict(load_file("{first.file}.safetensors"))',
-        "",
-        "`network` is one of the class and the sizes named here; the run's settings.yaml has the settings they",
-        "were made with. Its keys are the network's own. What is in a file is also in its metadata:",
-        "",
-        "    from safetensors import safe_open",
-        f'    safe_open("{first.file}.safetensors", "pt").metadata()',
-        "",
-    ]
+    about = README.format(run=opened.folder.path.resolve().name, step=opened.step, file=players[0].file)
     for each in players:
         size = f"{len(each.state)} tensors, {sum(tensor.numel() for tensor in each.state.values()):,} numbers"
-        kind = {"ema": "averaged weights (EMA)", "raw": "raw weights, as they were trained"}[each.weights]
-        about.append(f"{each.file}.safetensors: {_class(each.network)}, {size}; {kind}")
-    about.append("")
+        about += f"{each.file}.safetensors: {each.described['class']}, {size}; {WEIGHTS[each.weights]}\n"
+    about += "\n"
     if any(each.weights == "ema" for each in players):
-        about.append(
-            "An average is of parameters; buffers, such as running statistics, are training's own, unless the player "
-            "has ema_buffers='averaged'."
-        )
+        about += AVERAGED
     for each in players:
-        if each.parametrized:
-            about += [
-                f"{each.player}: keys with `parametrizations` (e.g. {each.parametrized[0]}) are torch's own for a",
-                "weight that is computed, such as by spectral norm; a network with the same parametrizations",
-                "takes them as they are.",
-            ]
-    if published and any(each.player == "encoder" for each in players):
-        about += [
-            "latest_net_G.pth (encoder and generator) and latest_net_D.pth (discriminator) have the published SEAN's",
-            "key names: torch.load(path, weights_only=True).",
-        ]
-    elif published:
-        about.append(f"{SNAPSHOT} is loaded by the published code: G and G_ema are the same generator there.")
-    return "\n".join(about).rstrip() + "\n"
-
-
-def _class(network: nn.Module) -> str:
-    return f"{type(network).__module__}.{type(network).__name__}"
+        if keys := [key for key in each.state if "parametrizations" in key.split(".")]:
+            about += PARAMETRIZED.format(player=each.player, key=keys[0])
+    if published:
+        about += PUBLISHED if any(each.player == "encoder" for each in players) else SNAPSHOTS
+    return about.rstrip() + "\n"
 
 
 def _version() -> str:

@@ -203,7 +203,7 @@ def test_odd_networks_are_exported_bit_for_bit(tmp_path):
         assert all(torch.equal(found.state[key], tensor) for key, tensor in expected.state_dict().items())
         assert {tensor.dtype for tensor in found.state.values()} == {torch.float64, torch.int64}
         assert len({tensor.data_ptr() for tensor in found.state.values()}) == len(found.state)
-        assert "0.parametrizations.weight.original" in found.parametrized
+        assert "0.parametrizations.weight.original" in found.state
 
 
 def test_each_player_has_a_file_of_its_own_that_every_system_takes():
