@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -21,6 +21,18 @@ from nets.stylegan import StyleGenerator
 
 PIXELS, MOST = 2**20, 64  # at once: pixels of all pictures together, and pictures
 Grain = Literal["const", "none"] | int
+
+
+class How(TypedDict, total=False):
+    """How seeds are drawn. `label` is the number or the name of a class; without it the classes take turns.
+
+    With a `truncation` below 1 pictures are nearer to the average, and differ less: in all layers, or in the first
+    `cutoff` ones.
+    """
+
+    label: int | str | None
+    truncation: float
+    cutoff: int | None
 
 
 class Drawer:
@@ -137,40 +149,39 @@ class Drawer:
         parts = zip(*(rows.split(self.at_once) for rows in known), strict=True)
         return torch.cat([self.net(*part) for part in parts])
 
-    @torch.no_grad()
-    def pictures(
-        self, seeds: Sequence[int], label: int | str | None = None, psi: float = 1.0, cutoff: int | None = None
+    def w_of(
+        self, seeds: Sequence[int], label: int | str | None = None, truncation: float = 1.0, cutoff: int | None = None
     ) -> Tensor:
-        """The pictures of seeds [B, channels, height, width], in about -1 to 1."""
-        z, labels = self.z(seeds), self.labels(seeds, label)
-        if self.layers or (psi, cutoff) != (1, None):
-            return self.from_w(self.w(z, labels, psi, cutoff))
-        return self.from_z(z, labels)
+        """The vectors w of seeds [B, layers, W]."""
+        return self.w(self.z(seeds), self.labels(seeds, label), truncation, cutoff)
 
-    def images(self, seeds: Sequence[int], **how: Any) -> Iterator[Image.Image]:
-        """The pictures of any number of seeds, some drawn at once. `how` is as for `pictures`."""
+    @torch.no_grad()
+    def pictures(self, seeds: Sequence[int], **how: Unpack[How]) -> Tensor:
+        """The pictures of seeds [B, channels, height, width], in about -1 to 1."""
+        if self._by_w(**how):
+            return self.from_w(self.w_of(seeds, **how))
+        return self.from_z(self.z(seeds), self.labels(seeds, how.get("label")))
+
+    def images(self, seeds: Sequence[int], **how: Unpack[How]) -> Iterator[Image.Image]:
+        """The pictures of any number of seeds, some drawn at once."""
         for first in range(0, len(seeds), self.at_once):
             for sample in self.pictures(seeds[first : first + self.at_once], **how):
                 yield picture(sample, transparent=True)
 
     @torch.no_grad()
-    def between(
-        self,
-        ends: tuple[int, int],
-        shares: Sequence[float],
-        label: int | str | None = None,
-        psi: float = 1.0,
-        cutoff: int | None = None,
-    ) -> Tensor:
+    def between(self, ends: tuple[int, int], shares: Sequence[float], **how: Unpack[How]) -> Tensor:
         """Pictures on the way from one seed to another: a share of 0 is the first one, 1 the other."""
-        z, labels = self.z(ends), self.labels(ends, label)
         share = torch.tensor(shares).to(self.like)[:, None]
-        if self.layers or (psi, cutoff) != (1, None):
-            w = self.w(z, labels, psi, cutoff)
+        if self._by_w(**how):
+            w = self.w_of(ends, **how)
             return self.from_w(w[0].lerp(w[1], share[:, None]))
+        z, labels = self.z(ends), self.labels(ends, how.get("label"))
         # Noise is as long everywhere on this arc: a straight line would come nearer to zero than noise does.
         arc = (share * torch.pi / 2).cos() * z[0] + (share * torch.pi / 2).sin() * z[1]
         return self.from_z(arc, None if labels is None else labels[0].lerp(labels[1], share))
+
+    def _by_w(self, label: int | str | None = None, truncation: float = 1.0, cutoff: int | None = None) -> bool:
+        return bool(self.layers) or (truncation, cutoff) != (1, None)
 
     def styled(self) -> StyleGenerator:
         if not isinstance(self.net, StyleGenerator):

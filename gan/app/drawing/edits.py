@@ -140,7 +140,7 @@ class Edits(Shown):
     def _seeds(self, seeds: Numbers, label: int | str | None) -> dict[str, Latent]:
         drawer, listed = self.drawer, once(seeds)
         with torch.no_grad():
-            w = drawer.w(drawer.z(listed), drawer.labels(listed, label)).cpu()
+            w = drawer.w_of(listed, label=label).cpu()
         return {f"seed {seed}": Latent(each, {}) for seed, each in zip(listed, w, strict=True)}
 
     def _latents(self, files: Files) -> dict[str, Latent]:

@@ -4,20 +4,20 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from io import BytesIO
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from PIL import Image
 from tqdm import tqdm
 
-from gan.app.drawing.drawer import Drawer
+from gan.app.drawing.drawer import Drawer, How
 from gan.app.drawing.edits import Edits
 from gan.app.drawing.numbers import Numbers, numbers, once
 from gan.app.painting.actions import Paintings, Shown, file_name
-from gan.app.painting.grids import picture
+from gan.app.painting.grids import picture, png
 from gan.app.painting.painter import has_styles
 from gan.app.painting.reopen import SavedRun, open_run
 from gan.app.painting.sheet import Columns, Sheet, writing
@@ -26,15 +26,10 @@ from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
 
 TOGETHER = 64  # pictures that threads compress at a time
-Label = int | str | None
 
 
 class Drawings(Edits):
-    """A run whose game draws from noise, or a published file, opened: pictures by their seeds.
-
-    `label` is the number or the name of a class; without it the classes take turns. With a `truncation` below 1
-    pictures are nearer to the average, and differ less: in all layers, or in the first `cutoff` ones.
-    """
+    """A run whose game draws from noise, or a published file, opened: pictures by their seeds."""
 
     kind, about = "seeds", "it draws from seeds"
     default = "draw"
@@ -51,11 +46,9 @@ class Drawings(Edits):
             return Path(f"{Path(self.drawer.title).stem}-{name}{suffix}")
         return super().path(name, suffix)
 
-    def draw(
-        self, seeds: Numbers = "0-63", label: Label = None, truncation: float = 1.0, cutoff: int | None = None
-    ) -> Sheet:
+    def draw(self, seeds: Numbers = "0-63", **how: Unpack[How]) -> Sheet:
         listed = once(seeds)
-        images = self.drawer.images(listed, label=label, psi=truncation, cutoff=cutoff)
+        images = self.drawer.images(listed, **how)
         return Sheet("seeds", singles=dict(zip((f"seed{seed:04d}" for seed in listed), images, strict=True)))
 
     @torch.no_grad()
@@ -64,14 +57,10 @@ class Drawings(Edits):
         rows: Numbers = "0-3",
         columns: Numbers = "4-9",
         layers: Numbers | None = None,
-        label: Label = None,
-        truncation: float = 1.0,
-        cutoff: int | None = None,
+        **how: Unpack[How],
     ) -> Sheet:
         drawer, down, across = self.drawer, once(rows, "--rows"), once(columns, "--columns")
-        own, other = (
-            drawer.w(drawer.z(seeds), drawer.labels(seeds, label), truncation, cutoff) for seeds in (down, across)
-        )
+        own, other = (drawer.w_of(seeds, **how) for seeds in (down, across))
         taken = range(drawer.layers // 2, drawer.layers) if layers is None else numbers(layers, "--layers")
         if wrong := [layer for layer in taken if layer >= drawer.layers]:
             raise UserError(f"there is no layer {wrong[0]}; type --layers and some of 0 to {drawer.layers - 1}")
@@ -90,24 +79,14 @@ class Drawings(Edits):
         names = drawer.class_names or [f"class {number}" for number in range(drawer.classes)]
         if not names:
             raise UserError("the network has no classes; type draw in place of classes")
-        singles = {
-            f"{name}-{seed}": image
-            for number, name in enumerate(names)
-            for seed, image in zip(
-                listed, drawer.images(listed, label=number, psi=truncation, cutoff=cutoff), strict=True
-            )
-        }
+        singles = {}
+        for number, name in enumerate(names):
+            images = drawer.images(listed, label=number, truncation=truncation, cutoff=cutoff)
+            singles |= zip((f"{name}-{seed}" for seed in listed), images, strict=True)
         sheet: Columns = {f"seed {seed}": [singles[f"{name}-{seed}"] for name in names] for seed in listed}
         return Sheet("classes", sheet, names, singles)
 
-    def interpolate(
-        self,
-        between: Numbers = (0, 1, 2, 3, 0),
-        frames: int = 60,
-        label: Label = None,
-        truncation: float = 1.0,
-        cutoff: int | None = None,
-    ) -> Sheet:
+    def interpolate(self, between: Numbers = (0, 1, 2, 3, 0), frames: int = 60, **how: Unpack[How]) -> Sheet:
         seeds = numbers(between, "--between")
         if len(seeds) < 2:
             raise UserError(f"--between takes two seeds or more and got {len(seeds)}; type --between 3 5 9")
@@ -118,24 +97,17 @@ class Drawings(Edits):
                 here = shares[min(leg, 1) :]  # a leg begins where the one before has ended
                 for first in range(0, len(here), self.drawer.at_once):
                     part = here[first : first + self.drawer.at_once]
-                    yield from map(picture, self.drawer.between(ends, part, label, truncation, cutoff))
+                    yield from map(picture, self.drawer.between(ends, part, **how))
 
         return Sheet(file_name("interpolate", [str(seed) for seed in seeds]), frames=moving)
 
-    def files(
-        self,
-        file: str | Path | None = None,
-        count: int = 50_000,
-        label: Label = None,
-        truncation: float = 1.0,
-        cutoff: int | None = None,
-    ) -> list[Path]:
+    def files(self, file: str | Path | None = None, count: int = 50_000, **how: Unpack[How]) -> list[Path]:
         """Write the pictures of the first seeds into a folder, or a zip, for a program that scores them."""
         path = Path(file or self.path(f"{count}-pictures", ".zip"))
-        images = self.drawer.images(range(count), label=label, psi=truncation, cutoff=cutoff)
+        images = self.drawer.images(range(count), **how)
         with writing(path), _into(path) as write, ThreadPoolExecutor() as pool, tqdm(total=count) as bar:
             while some := list(islice(images, TOGETHER)):
-                for content in pool.map(_as_png, some):
+                for content in pool.map(partial(png, compress_level=1), some):
                     write(f"seed{bar.n:06d}.png", content)
                     bar.update()
         return [path]
@@ -165,8 +137,3 @@ def _into(path: Path) -> Iterator[Callable[[str, bytes], Any]]:
         raise UserError(f"'{path}' is there already and not empty; choose another folder, or remove its files")
     path.mkdir(exist_ok=True)
     yield lambda name, content: (path / name).write_bytes(content)
-
-
-def _as_png(image: Image.Image) -> bytes:
-    image.save(content := BytesIO(), "PNG", compress_level=1)
-    return content.getvalue()

@@ -62,12 +62,6 @@ def parsed(text: str | bytes) -> Any:
         raise UserError(f"this is no edit ({reason(error)}); save one in the editor") from error
 
 
-def png(image: Image.Image) -> bytes:
-    content = io.BytesIO()
-    image.save(content, format="PNG")
-    return content.getvalue()
-
-
 class Editor:
     """The editor of a run, or of a file of networks. `answers` has what the page may ask for, and who answers it.
 
@@ -110,7 +104,7 @@ class Editor:
 
     def _answer_draw(self, given: bytes) -> bytes:
         image, notes = self._draw(parsed(given))
-        picture = f"data:image/png;base64,{base64.b64encode(png(image)).decode()}"
+        picture = f"data:image/png;base64,{base64.b64encode(grids.png(image)).decode()}"
         return json.dumps({"picture": picture, "notes": notes}).encode()
 
 
@@ -127,9 +121,9 @@ class LabelEditor(Editor):
         if len(self.names) > MOST_LABELS:
             raise UserError(f"the editor paints {MOST_LABELS} labels at most, and this run knows {len(self.names)}")
         self.answers |= {
-            "picture": lambda given: png(grids.picture(self.item(parsed(given))["image"])),
+            "picture": lambda given: grids.png(grids.picture(self.item(parsed(given))["image"])),
             "label": lambda given: in_bytes(self.item(parsed(given))["label"]),
-            "mask": lambda given: png(self.mask(parsed(given))),
+            "mask": lambda given: grids.png(self.mask(parsed(given))),
             "upload": lambda given: in_bytes(self.uploaded(given)),
         }
 
@@ -302,9 +296,8 @@ class NoiseEditor(Editor):
         values = {each.name: number(edit, each.name, each.value, each.min, each.max) for each in self.sliders}
         seed, label = values["seed"], values.get("class")
         if not self.drawer.layers:
-            return grids.picture(self.drawer.pictures([seed], label)[0], transparent=True), []
-        seeds = [seed, values["other"]]
-        own, other = self.drawer.w(self.drawer.z(seeds), self.drawer.labels(seeds, label), values["truncation"])
+            return grids.picture(self.drawer.pictures([seed], label=label)[0], transparent=True), []
+        own, other = self.drawer.w_of([seed, values["other"]], label=label, truncation=values["truncation"])
         mixed = torch.cat([own[: values["layers"]], other[values["layers"] :]])
         moved = sum((values[f"direction{k}"] * step for k, step in enumerate(self.steps)), mixed.cpu()).to(mixed)
         return grids.picture(self.drawer.from_w(moved.unsqueeze(0))[0], transparent=True), []

@@ -174,12 +174,9 @@ def image_tag(picture: Image.Image, alt: str, hidden: bool = False) -> str:
 
 def encode(picture: Image.Image) -> str:
     """A data URI: without loss for small pictures and for masks, else compressed with a loss that is hard to see."""
-    data = BytesIO()
-    few = picture.getcolors(256) is not None
-    if few or max(picture.size) <= TINY:
-        picture.save(data, "PNG", optimize=True)
-        return _uri("image/png", data.getvalue())
-    picture.save(data, "WEBP", quality=90)
+    if picture.getcolors(256) is not None or max(picture.size) <= TINY:
+        return _uri("image/png", grids.png(picture, optimize=True))
+    picture.save(data := BytesIO(), "WEBP", quality=90)
     return _uri("image/webp", data.getvalue())
 
 

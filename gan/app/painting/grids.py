@@ -5,6 +5,7 @@ Sounds are drawn as spectrograms, and have WAV files beside their pictures.
 
 import colorsys
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from math import log2
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,12 @@ def legend(names: Mapping[int, str]) -> Image.Image:
         draw.rectangle((left, top + 2, left + TITLE - 1, top + TITLE - 3), tuple(table[label].tolist()))
         draw.text((left + TITLE + MARGIN, top + TITLE / 2), text, "black", font, anchor="lm")
     return sheet
+
+
+def png(image: Image.Image, **how: Any) -> bytes:
+    """The file of a picture. `how` is as for Pillow."""
+    image.save(content := BytesIO(), "PNG", **how)
+    return content.getvalue()
 
 
 def save(image: Image.Image, path: Path) -> None:

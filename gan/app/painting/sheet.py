@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +76,7 @@ class Sheet:
         return [*paths, path.with_suffix("")]
 
     def _repr_png_(self) -> bytes:
-        self.image.save(shown := BytesIO(), "PNG")
-        return shown.getvalue()
+        return grids.png(self.image)
 
     def _named(self) -> Iterator[tuple[str, Tensor | Sound | Image.Image]]:
         if self.frames and not self.singles:

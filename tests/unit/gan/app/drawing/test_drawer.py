@@ -80,7 +80,9 @@ def test_a_published_file_draws_what_the_published_code_draws(tmp_path):
     z = torch.from_numpy(np.stack([np.random.RandomState(seed).randn(5) for seed in (4, 7)])).float()
     with torch.no_grad():
         wanted = net(z, torch.eye(2), psi=0.5, cutoff=3)
-    torch.testing.assert_close(gan.open(tmp_path / "style.pkl", "cpu").drawer.pictures([4, 7], None, 0.5, 3), wanted)
+    torch.testing.assert_close(
+        gan.open(tmp_path / "style.pkl", "cpu").drawer.pictures([4, 7], truncation=0.5, cutoff=3), wanted
+    )
 
 
 def test_gradients_reach_what_is_drawn_from(runs):
@@ -93,7 +95,7 @@ def test_gradients_reach_what_is_drawn_from(runs):
 def test_what_cannot_be_drawn_is_said(runs, sean_run, tmp_path):
     drawer = Drawer.of_run(open_run(str(runs["wgan-gp"])))
     with pytest.raises(UserError, match="no styles to truncate"):
-        drawer.pictures([0], psi=0.5)
+        drawer.pictures([0], truncation=0.5)
     with pytest.raises(UserError, match="take a run of StyleGAN2"):
         drawer.w(drawer.z([0]))
     with pytest.raises(UserError, match="does not draw from noise; type"):

@@ -14,6 +14,7 @@ from PIL import Image
 
 import gan
 from gan import sample
+from gan.app.drawing.drawer import How
 from gan.app.drawing.opened import Drawings, numbers, once
 from gan.app.painting import video
 from gan.app.painting.actions import Paintings, Shown
@@ -109,7 +110,7 @@ def test_an_interpolation_passes_through_its_seeds(files, name, how):
     frames = [np.asarray(frame) for frame in opened.interpolate([3, 5, 9], frames=4, **how)]
     assert len(frames) == 2 * 3 + 1
     for place, seed in ((0, 3), (3, 5), (6, 9)):
-        (wanted,) = opened.drawer.pictures([seed], psi=how.get("truncation", 1.0))
+        (wanted,) = opened.drawer.pictures([seed], truncation=how.get("truncation", 1.0))
         assert np.abs(frames[place].astype(int) - np.asarray(picture(wanted)).astype(int)).max() <= 1
     assert len({frame.tobytes() for frame in frames}) == 7
 
@@ -210,6 +211,13 @@ def test_seeds_are_listed_as_in_the_published_code():
             numbers(text)
 
 
+def test_a_wrong_keyword_is_an_error(files):
+    opened = gan.open("style.pkl", "cpu")
+    for draw in (opened.draw, opened.mix, opened.interpolate, opened.files):
+        with pytest.raises(TypeError, match="truncatoin"):
+            list(draw(truncatoin=0.5))
+
+
 def test_the_lines_of_the_guide_for_python_run(files, tmp_path):
     guide = (Path(gan.__file__).parents[1] / "docs/guide/look.md").read_text()
     (program,) = re.findall(r"```py\n(import gan.*?)```", guide, re.DOTALL)
@@ -224,11 +232,12 @@ def test_the_lines_of_the_guide_for_python_run(files, tmp_path):
 def test_the_command_has_the_options_of_each_action_with_the_same_defaults(kind):
     for action in sample.OPTIONS[kind.kind]:
         typed = sample.parse(["auto", action])
-        own = inspect.signature(getattr(kind, sample.method(action))).parameters
+        own = dict(inspect.signature(getattr(kind, sample.method(action))).parameters)
+        hows = How.__annotations__.keys() if own.pop("how", None) else set()
         options = sample.options_of(kind.kind, action)
         names = {how.get("dest", name[2:].replace("-", "_")): name for name, how in options.items()}
         wanted = {"from_" if name == "from" else name for name in names} - {"singles", "fps"}
-        assert wanted | ({"file"} & own.keys()) == own.keys() - {"self"}
+        assert wanted | ({"file"} & own.keys()) == own.keys() - {"self"} | hows
         for name in names.keys() & own.keys():
             if typed[name] is not None:
                 assert str(own[name].default) == str(typed[name]), (action, name)

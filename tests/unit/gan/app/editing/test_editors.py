@@ -229,8 +229,8 @@ def test_sliders_draw_what_the_drawer_draws(noise_editor):
     def made(**edit):
         return noise_editor.draw(edit)[0].tobytes()
 
-    assert made(seed=3, truncation=0.5) == drawn(drawer.pictures([3], 0, psi=0.5)[0])
-    assert made(seed=3, **{"class": 1}) == drawn(drawer.pictures([3], 1)[0])
+    assert made(seed=3, truncation=0.5) == drawn(drawer.pictures([3], label=0, truncation=0.5)[0])
+    assert made(seed=3, **{"class": 1}) == drawn(drawer.pictures([3], label=1)[0])
     other = made(seed=5)
     assert made(seed=3, layers=0, other=5) == other
     sheet = Drawings(drawer).directions(seeds=[3], label=0, direction=2, strength="2:2")
