@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 Formats = restricted_string_type("Formats", "^(torch|onnx)(,(torch|onnx))?$", docstring="torch, onnx or both")
 SNAPSHOT = "network-snapshot.pkl"
-README = """{run}, step {step}: one file a player, which needs torch and safetensors to be loaded and nothing else.
+README = """{run}, step {step}: one file a player. To read the weights takes torch and safetensors and nothing else.
 
     from safetensors.torch import load_file
     network.load_state_dict(load_file("{file}.safetensors"))
 
-`network` is one of the class and the sizes named here; the run's settings.yaml has the settings they
-were made with. Its keys are the network's own. What is in a file is also in its metadata:
+`network` is one of the class and the sizes named here, made by the package of that class; the run's settings.yaml
+has the settings they were made with. Its keys are the network's own. What is in a file is also in its metadata:
 
     from safetensors import safe_open
     safe_open("{file}.safetensors", "pt").metadata()

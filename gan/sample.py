@@ -26,9 +26,9 @@ actions of a run that draws from noise, and of a published file of StyleGAN2 or 
 actions of a run of SEAN:
 {styles}
 
-Seeds are typed as 0-63 or 1,5,8-10. A picture is the number of a held-out one, train:NUMBER, or files of yours as
-picture.jpg:labels.png. Styles are those of a picture, a file of saved styles (.pt), or mean: the mean of each region
-over training pictures.
+Seeds are typed as 0-63, 1,5,8-10 or 1 5 8-10. A picture is the number of a held-out one, train:NUMBER, or files of
+yours as picture.jpg:labels.png. Styles are those of a picture, a file of saved styles (.pt), or mean: the mean of each
+region over training pictures.
 
 examples:
   python -m gan.sample                                           the newest run, its action by default
@@ -189,7 +189,7 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "between": _several(TWO, "WHICH"),
     "by": _option(BY, Literal["weights", "pca"], default="weights"),
     "class": _option("the class, by its number or name; default: the classes in turn", metavar="CLASS", dest="label"),
-    "columns": _option("seeds of the columns", str, "LIST", "4-9"),
+    "columns": _several("seeds of the columns; default 4-9", "LIST"),
     "count": _number("how many held-out pictures", PositiveInt, 8),
     "directions count": _number("how many directions", PositiveInt, 8),
     "files count": _number("how many; their seeds are 0, 1 and so on", Many, 50_000),
@@ -201,7 +201,7 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "from": _several("the styles; default the first five held-out pictures", "STYLES"),
     "label": _option("the edited label map: a PNG of numbers or of save-labels' colours", metavar="FILE"),
     "latent": _several("latent files that project has written, to start from", "FILE"),
-    "layers": _option("layers whose styles are those of the column; default the finer half", metavar="LIST"),
+    "layers": _several("layers whose styles are those of the column; default the finer half", "LIST"),
     "mean-of": _number("how many training pictures the mean styles are of", PositiveInt, 1000),
     "missing": _option(
         f"{LACKING}, the painted picture's own, or none", Literal["mean", "own", "zero"], default="mean"
@@ -213,11 +213,11 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "project picture": _option("yours, or the number of a held-out one; default the first", default="0"),
     "reconstruct picture": _several("these pictures; default the first --count held-out ones", "PICTURE..."),
     "region": _several("only these regions' styles, by name or number", "NAME"),
-    "rows": _option("seeds of the rows", str, "LIST", "0-3"),
+    "rows": _several("seeds of the rows; default 0-3", "LIST"),
     "seed": _number("decides SEAN's noise, which is the same in all pictures", NonNegativeInt, 0),
-    "classes seeds": _option("which seeds, a column each", str, "LIST", "0-7"),
-    "directions seeds": _option("seeds to start from", str, "LIST", "0-3"),
-    "draw seeds": _option("which seeds: 0-63, or 1,5,8-10", str, "LIST", "0-63"),
+    "classes seeds": _several("which seeds, a column each; default 0-7", "LIST"),
+    "directions seeds": _several("seeds to start from; default 0-3", "LIST"),
+    "draw seeds": _several("which seeds: 0-63, or 1 5 8-10; default 0-63", "LIST"),
     "singles": {"action": "store_true", "help": "also write each picture by itself, in its own size"},
     "steps": _number("of the search for w", PositiveInt, 1000),
     "strength": _option("from one strength to another by ones, in standard deviations of w", str, "FROM:TO", "-3:3"),

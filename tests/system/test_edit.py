@@ -225,20 +225,21 @@ def test_a_phone_shows_it_without_scrolling_sideways(page):
 
 def test_sliders_change_a_picture_from_noise(screen):
     torch.manual_seed(0)
-    net = StyleGenerator(16, base=64, most=8, latent=8, style=8, mapping=2).eval().requires_grad_(False)
-    editor = NoiseEditor(Drawings(Drawer(net, "mine.pkl", partial(noise_of, length=8))))
+    net = StyleGenerator(16, base=64, most=8, latent=8, style=8, mapping=2, classes=2).eval().requires_grad_(False)
+    editor = NoiseEditor(Drawings(Drawer(net, "mine.pkl", partial(noise_of, length=8), ("cat", "dog"))))
     with serving(editor) as address:
         screen.open(address)
         settle(screen)
         seen = [screen.evaluate(AFTER)]
-        for name, value in (("seed", 7), ("truncation", 0.5), ("layers", 2)):
+        for name, value in (("seed", 7), ("class", 1), ("truncation", 0.5), ("layers", 2)):
             screen.evaluate(
                 f"(each => {{each.value = {value}; each.dispatchEvent(new Event('change'))}})"
                 f"(document.getElementById('slider-{name}'))"
             )
             settle(screen)
             seen.append(screen.evaluate(AFTER))
-        image, _ = editor.draw({"seed": 7, "truncation": 0.5, "layers": 2, "other": 1})
+        image, _ = editor.draw({"seed": 7, "class": 1, "truncation": 0.5, "layers": 2, "other": 1})
+        assert screen.evaluate("document.getElementById('slider-class').selectedOptions[0].text") == "dog"
         assert pixels(seen[-1]) == image.tobytes() and len(set(seen)) == len(seen)
         screen.click("#undo")
         settle(screen)

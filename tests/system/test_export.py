@@ -19,7 +19,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from gan import GanModule, Phase, Player
 from gan import export as command
-from gan.app.exporting import programs
+from gan.app.exporting import card, programs
 from gan.app.painting.reopen import open_run
 from gan.export import _published, export, main, networks, parse
 from gan.files.errors import UserError
@@ -227,7 +227,7 @@ def test_what_is_no_tensor_is_refused():
 def test_the_readme_says_how_to_load_them_and_that_is_so(sean):
     *_, readme = export(str(sean))
     text = readme.read_text()
-    assert text.startswith(f"{sean.name}, step 2: one file a player")
+    assert text.startswith(f"{sean.name}, step 2: one file a player. To read the weights takes torch")
     lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
     network = fresh(sean).encoder
     place = {"network": network}
@@ -396,7 +396,8 @@ def test_a_card_says_how_plain_torch_loads_the_networks_and_so_it_does(averaged,
     assert text.startswith("---\nlibrary_name: pytorch\n") and "| licence of the data | CC BY 4.0 |" in text
     assert "16 to train on, 4 held out" in text and "distance of drawn from held-out faces" in text
     by_class, program = typed_in(made / "README.md")
-    assert len(by_class.splitlines()) <= 12
+    assert len(by_class.splitlines()) <= 12 and "![Samples that are drawn from noise](samples.png)" in text
+    assert "nothing else" in text and "To make the network also takes the packages `nets` and `gan`" in text
 
     # With nets and gan: the weights of the file.
     ours = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -412,6 +413,25 @@ def test_a_card_says_how_plain_torch_loads_the_networks_and_so_it_does(averaged,
     ran = subprocess.run([sys.executable, "-I", "-c", program + more + check], cwd=made, capture_output=True)
     size, far, others = ran.stdout.decode().splitlines()
     assert size == "torch.Size([1, 3, 16, 16])" and float(far) < 1e-5 and others == "[]"
+
+
+def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp_path, monkeypatch, capsys):
+    for number in range(8):
+        path = tmp_path / "data" / ("cat", "dog")[number % 2] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        Image.new("RGB", (16, 16), (20 * number, 0, 99)).save(path)
+    small = dict(width=0.005, mapping=1, held_out=0.5, workers=0, max_steps=1)
+    run = opening.train(tmp_path / "runs", "stylegan2", data=tmp_path / "data", **small)
+    export(str(run), tmp_path / "hub", card=True)
+    assert "The classes: 0 cat, 1 dog." in (tmp_path / "hub" / "README.md").read_text()
+    assert json.loads((tmp_path / "hub" / "config.json").read_text())["classes"] == ["cat", "dog"]
+    monkeypatch.chdir(tmp_path / "hub")
+    code = typed_in(Path("README.md"))[0]
+    capsys.readouterr()
+    exec(code, {})
+    assert "(torch.randn(2, 512), torch.eye(2)[[0, 1]])" in code
+    assert capsys.readouterr().out == "torch.Size([2, 3, 16, 16])\n"
+    assert card._made_up(torch.eye(3, dtype=torch.int64)[[2, 0]]) == "torch.eye(3, dtype=torch.int64)[[2, 0]]"
 
 
 def outputs_of(run):

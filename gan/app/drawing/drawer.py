@@ -70,9 +70,8 @@ class Drawer:
                 f"{opened.folder.path} is a run of {opened.name}, whose game {type(game).__name__} does not draw from "
                 f"noise; type python -m gan.sample {opened.folder.path} show"
             )
-        names = getattr(getattr(opened.run.data, "train", None), "class_names", ())
         net = game.drawer
-        return cls(net, str(opened.folder.path), lambda seed: noise_of(seed, net.latent), names)
+        return cls(net, str(opened.folder.path), lambda seed: noise_of(seed, net.latent), opened.class_names)
 
     @classmethod
     def of_file(cls, path: Path, device: str = "auto") -> "Drawer":

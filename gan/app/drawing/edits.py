@@ -24,7 +24,7 @@ from gan.app.painting.actions import Shown, file_name
 from gan.app.painting.grids import picture as image_of
 from gan.app.painting.grids import tiles
 from gan.app.painting.reopen import has_numbers, numbered
-from gan.app.painting.sheet import Columns, Sheet, writing
+from gan.app.painting.sheet import Columns, Sheet, spare, writing
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
 from nets.published.from_noise import ours, published
@@ -40,6 +40,13 @@ class Edits(Shown):
 
     drawer: Drawer
 
+    @property
+    def source(self) -> str:
+        """Which weights these are, wherever they lie."""
+        if self.run is None:
+            return Path(self.drawer.title).name
+        return f"{self.run.folder.path.resolve().name}, step {self.run.step}"
+
     def project(
         self,
         picture: str | int = 0,
@@ -53,6 +60,9 @@ class Edits(Shown):
         net, (height, width) = self.drawer.styled(), self.drawer.size
         if tune and not height == width == 2 << self.drawer.layers // 2:
             raise UserError(f"published files, as tuned networks are, draw no {height} x {width}; leave --tune out")
+        base = Path(file or self.path(file_name("project", [str(picture)]), ".pt"))
+        paths = [base.with_suffix(suffix) for suffix in (".png", video.suffix(), ".pt", ".pkl")[: 4 if tune else 3]]
+        spare([str(picture), perceptual, self.drawer.title], paths)
         critic, target = self._discriminator(), self._picture(str(picture)).unsqueeze(0).to(self.drawer.like)
         if perceptual is not None:
             name, features = "LPIPS", by_lpips(perceptual, self.drawer.device)
@@ -62,6 +72,9 @@ class Edits(Shown):
             raise UserError(f"{self.title} has no discriminator to compare by; type --perceptual and VGG-16's file")
         distance = distance_from(target, features)
 
+        if label is None and self.drawer.classes:
+            first, count = (self.drawer.class_names or ("0",))[0], self.drawer.classes
+            say(f"the search starts from the mean of all {count} classes; --class {first} starts from that of one")
         seen, frames = [], []
         with tqdm(total=steps + tune, desc="project", unit="step", leave=False) as bar:
 
@@ -81,17 +94,15 @@ class Edits(Shown):
         say(f"distance by {name}: {seen[0]:.4f} at the mean of w, {ends}")
 
         frames += LAST * [image_of([*made.values()][-1][0])]
-        base = Path(file or self.path(file_name("project", [str(picture)]), ".pt"))
         sheet = Sheet(
             "", {"picture": target, **made}, frames=lambda: (tiles([image_of(target[0]), each], 2) for each in frames)
         )
-        paths = [path for suffix in (".png", video.suffix()) for path in sheet.save(base.with_suffix(suffix))]
-        latent.save(base.with_suffix(".pt"))
-        paths.append(base.with_suffix(".pt"))
+        for path in paths[:2]:
+            sheet.save(path)
+        replace(latent, found_in=(self.source, *(path.name for path in paths[3:]))).save(paths[2])
         if tune:
-            paths.append(base.with_suffix(".pkl"))
             nets = {"G": net, "G_ema": net} | ({} if critic is None else {"D": critic})
-            with writing(paths[-1]), whole_file(paths[-1]) as part:
+            with writing(paths[3]), whole_file(paths[3]) as part:
                 write(part, {name: published(each) for name, each in nets.items()})
         return paths
 
@@ -145,7 +156,11 @@ class Edits(Shown):
 
     def _latents(self, files: Files) -> dict[str, Latent]:
         paths = map(Path, [files] if isinstance(files, str | Path) else files)
-        return {path.stem: Latent.load(path, self.drawer.styled()) for path in paths}
+        found = {path: Latent.load(path, self.drawer.styled()) for path in paths}
+        for path, each in found.items():
+            if each.found_in and self.source not in each.found_in:
+                say(f"{path} was found in {each.found_in[0]}; {self.source} may draw another picture of it")
+        return {path.stem: each for path, each in found.items()}
 
     def _picture(self, which: str) -> Tensor:
         """A picture as the network draws: a held-out one by its number, train:NUMBER, or a person's file."""

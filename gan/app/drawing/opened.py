@@ -78,7 +78,7 @@ class Drawings(Edits):
         drawer, listed = self.drawer, once(seeds)
         names = drawer.class_names or [f"class {number}" for number in range(drawer.classes)]
         if not names:
-            raise UserError("the network has no classes; type draw in place of classes")
+            raise UserError(f"the network has no classes; type python -m gan.sample {drawer.title} draw")
         singles = {}
         for number, name in enumerate(names):
             images = drawer.images(listed, label=number, truncation=truncation, cutoff=cutoff)

@@ -308,10 +308,12 @@ function choose(title, words, done) {
 // ---- sliders, for games that draw from noise ----
 
 function makeSliders() {
-  for (const { name, title, min, max, step } of about.sliders) {
-    const inputs = ["range", "number"].map((type) => Object.assign(document.createElement("input"), { type, min, max, step }));
+  for (const { name, title, min, max, step, names } of about.sliders) {
+    const make = (tag, parts) => Object.assign(document.createElement(tag), { name, ...parts });
+    const inputs = names.length ? [make("select")] : ["range", "number"].map((type) => make("input", { type, min, max, step }));
+    inputs[0].append(...names.map((each, k) => new Option(each, k)));
     inputs[0].id = `slider-${name}`;
-    inputs[1].setAttribute("aria-label", `${title}, as a number`);
+    inputs[1]?.setAttribute("aria-label", `${title}, as a number`);
     inputs[0].addEventListener("input", () => draw({ ...edit, [name]: Number(inputs[0].value) }));
     for (const input of inputs) input.addEventListener("change", () => change({ [name]: Number(input.value) }));
     const words = Object.assign(document.createElement("label"), { htmlFor: inputs[0].id, textContent: title });
@@ -321,8 +323,7 @@ function makeSliders() {
 
 function showSliders() {
   for (const { name } of about.sliders) {
-    $(`slider-${name}`).value = edit[name];
-    $(`slider-${name}`).nextSibling.value = edit[name];
+    for (const input of document.getElementsByName(name)) input.value = edit[name];
   }
 }
 

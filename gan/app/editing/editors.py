@@ -254,7 +254,7 @@ class StyleEditor(LabelEditor):
 
 @dataclass(frozen=True)
 class Slider:
-    """A number that can be changed, and where it begins. It is `kept` in the picture before the edit."""
+    """A number to change, perhaps by `names`, and where it begins. It is `kept` in the picture before the edit."""
 
     name: str
     title: str
@@ -263,6 +263,7 @@ class Slider:
     step: float
     value: float
     kept: bool = False
+    names: Sequence[str] = ()
 
 
 class NoiseEditor(Editor):
@@ -277,7 +278,7 @@ class NoiseEditor(Editor):
         drawer, layers = shown.drawer, shown.drawer.layers
         self.sliders = [Slider("seed", "Seed", 0, 9999, 1, 0, kept=True)]
         if drawer.classes:
-            self.sliders.append(Slider("class", "Class", 0, drawer.classes - 1, 1, 0, kept=True))
+            self.sliders.append(Slider("class", "Class", 0, drawer.classes - 1, 1, 0, True, drawer.class_names))
         if layers:
             self.sliders += [
                 Slider("truncation", "Truncation: at 0 the average picture", -1, 2, 0.05, 1.0),

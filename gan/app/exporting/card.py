@@ -7,12 +7,14 @@ from inspect import signature
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from jsonargparse import Namespace
 from torch import Tensor, nn
 
 from gan.app.exporting.programs import SUFFIX, Call
 from gan.app.painting.reopen import SavedRun, build_again
 from gan.app.training.card import card
+from gan.games.from_noise import FromNoise
 
 LOAD = """import json
 from importlib import import_module
@@ -25,7 +27,7 @@ module, _, name = made["class"].rpartition(".")
 network = getattr(import_module(module), name)(**made["arguments"])
 network.load_state_dict(load_file(made["file"]))
 print(network.eval()({given}).shape)"""
-NEEDS = "The packages `nets` and `gan` of Coordinated GANs make the network; Lightning is not imported."
+NEEDS = "To make the network also takes the packages `nets` and `gan` of Coordinated GANs, but not Lightning."
 RUN = """import torch
 
 network = torch.export.load("{file}.pt2").module()
@@ -73,6 +75,7 @@ def _makes(given: dict[str, Any] | None, network: nn.Module) -> bool:
 def config(opened: SavedRun, networks: Mapping[str, Mapping[str, Any]]) -> str:
     """config.json."""
     about = {"run": opened.folder.path.resolve().name, "recipe": opened.name, "step": opened.step}
+    about |= {"classes": opened.class_names} if opened.class_names else {}
     return json.dumps({**about, "game": type(opened.run.game).__name__, "networks": networks}, indent=1) + "\n"
 
 
@@ -89,8 +92,13 @@ def readme(
     head = ["---", "library_name: pytorch", "tags:", "- gan", f"- {type(opened.run.game).__name__.lower()}", "---", ""]
     known = card(opened.folder, opened.run, opened.step, opened.settings, licence)
     lines = [*head, known]
+    if opened.class_names:
+        names = (f"{number} {name}" for number, name in enumerate(opened.class_names))
+        lines += [f"The classes: {', '.join(names)}.", ""]
     if picture:
-        lines += [f"![Held-out samples, and what the networks make of them]({picture})", ""]
+        held_out = "Held-out samples, and what the networks make of them"
+        what = "Samples that are drawn from noise" if isinstance(opened.run.game, FromNoise) else held_out
+        lines += [f"![{what}]({picture})", ""]
     for player, call in called.items():
         if networks[player]["arguments"] is not None:
             code = LOAD.format(player=player, given=_typed(call))
@@ -108,5 +116,7 @@ def _typed(call: Call) -> str:
 
 
 def _made_up(value: Tensor) -> str:
-    shape = ", ".join(map(str, value.shape))
-    return f"torch.randn({shape})" if value.is_floating_point() else f"torch.zeros({shape}, dtype={value.dtype})"
+    shape, dtype = ", ".join(map(str, value.shape)), "" if value.is_floating_point() else f", dtype={value.dtype}"
+    if value.ndim == 2 and value.equal(torch.eye(value.shape[1]).to(value)[classes := value.float().argmax(1)]):
+        return f"torch.eye({value.shape[1]}{dtype})[{classes.tolist()}]"
+    return f"torch.zeros({shape}{dtype})" if dtype else f"torch.randn({shape})"

@@ -86,6 +86,12 @@ def tiles(cells: Sequence[Image.Image], across: int, margin: int = 0) -> Image.I
     return sheet
 
 
+def enlarged(image: Image.Image, side: int) -> Image.Image:
+    """A small picture, enlarged by a whole number until its shorter side has so many pixels."""
+    zoom = max(1, -(-side // min(image.size)))
+    return image.resize((zoom * image.width, zoom * image.height), Image.Resampling.NEAREST)
+
+
 def is_wide(size: tuple[int, int]) -> bool:
     """Whether pictures of this width and height stand below each other in a grid."""
     return size[0] > WIDE * size[1]

@@ -49,6 +49,11 @@ class SavedRun:
     run: Run
     averaged: frozenset[str]
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the data's classes, by their numbers; none where the data have no names."""
+        return tuple(getattr(getattr(self.run.data, "train", None), "class_names", ()))
+
 
 def open_run(
     which: str = "auto",

@@ -1,6 +1,6 @@
 """What an action of `python -m gan.sample` has made: pictures, to be looked at or written."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from gan.sound import Sound
 
 Columns = dict[str, grids.Batch]
 Frames = Callable[[], Iterator[Image.Image]]
+SIDE = 64  # pixels that the shorter side of a picture on a sheet has at least
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Sheet:
         """The picture of all."""
         if self.columns:
             return grids.grid(self.columns, max(map(len, self.columns.values())), self.titles)
-        pictures = [*self]
+        pictures = [grids.enlarged(each, SIDE) for each in self]
         return grids.tiles(pictures, min(8, len(pictures)) if len(pictures) <= 64 else round(len(pictures) ** 0.5))
 
     @property
@@ -89,6 +90,14 @@ def save_png(image: Image.Image, path: Path) -> None:
         raise UserError(f"pictures are written as PNG; type a name such as {path.with_suffix('.png')}")
     with writing(path):
         grids.save(image, path)
+
+
+def spare(inputs: Iterable[str | Path | None], outputs: Iterable[Path]) -> None:
+    """Refuse to write over what is read."""
+    read = [path for path in map(Path, filter(None, inputs)) if path.exists()]
+    for path in outputs:
+        if path.exists() and any(map(path.samefile, read)):
+            raise UserError(f"'{path}' is read and would be written over; type -o and another name")
 
 
 @contextmanager

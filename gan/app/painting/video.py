@@ -7,6 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from gan.app.painting.grids import enlarged
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
 
@@ -26,7 +27,7 @@ def save(frames: Iterable[Image.Image], path: Path, fps: int = 30) -> None:
     """Write frames of one size, small ones enlarged. A GIF is repeated for ever, and its colours are at most 256."""
     if path.suffix.lower() == ".mp4" and not find_spec("av"):
         raise UserError(f"{ADVICE}, or write a GIF: type a name such as {path.with_suffix('.gif')}")
-    rest = map(_enlarged, frames)
+    rest = map(lambda frame: enlarged(frame.convert("RGB"), SIDE), frames)
     first = next(rest)
     with whole_file(path) as part:
         if path.suffix.lower() == ".mp4":
@@ -47,8 +48,3 @@ def _write_mp4(first: Image.Image, rest: Iterable[Image.Image], path: Path, fps:
         for frame in chain([first], rest):
             file.mux(stream.encode(av.VideoFrame.from_image(frame.crop((0, 0, width, height)))))
         file.mux(stream.encode())
-
-
-def _enlarged(frame: Image.Image) -> Image.Image:
-    zoom = max(1, -(-SIDE // min(frame.size)))
-    return frame.convert("RGB").resize((zoom * frame.width, zoom * frame.height), Image.Resampling.NEAREST)

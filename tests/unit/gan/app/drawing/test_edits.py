@@ -1,5 +1,7 @@
 """Projection and directions as they are typed, for a run and for a published file."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,10 @@ from PIL import Image
 
 import gan
 from gan import sample
+from gan.app.drawing import edits
 from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.opened import Drawings
+from gan.app.painting import video
 from gan.app.painting.grids import CELL, MARGIN, TITLE
 from gan.files.errors import UserError
 from nets.published.from_noise import published
@@ -65,7 +69,8 @@ def test_a_held_out_picture_is_projected_and_drawn_again(run, capsys):
     # The latent file draws the projected picture again, and in the tuned network the tuned one.
     for which, column in ((str(run), 1), ("new/me.pkl", 2)):
         assert sample.main([which, "from", "--latent", "new/me.pt", "-o", "again.png", "--device", "cpu"]) == 0
-        assert np.array_equal(np.asarray(Image.open("again.png")), cell("new/me.png", column))
+        assert np.array_equal(np.asarray(Image.open("again.png"))[::4, ::4], cell("new/me.png", column))
+    assert "was found in" not in capsys.readouterr().out
 
 
 def test_a_picture_of_a_person_is_cut_to_the_size_of_a_published_file(files, capsys):
@@ -78,12 +83,29 @@ def test_a_picture_of_a_person_is_cut_to_the_size_of_a_published_file(files, cap
     assert capsys.readouterr().out == first  # the same distances
 
 
+@pytest.mark.parametrize(
+    ("picture", "which", "out"),
+    [("me.png", "style.pkl", "me.pt"), ("film.gif", "style.pkl", "./film.pt"), ("me.png", "style.pkl", "style.pt")],
+)
+def test_what_is_read_is_never_written_over(files, here, tmp_path, monkeypatch, capsys, picture, which, out):
+    for name in ("me.png", "style.pkl"):
+        (tmp_path / name).write_bytes((files / name).read_bytes())
+    Image.open("me.png").save("film.gif")
+    monkeypatch.setattr(video, "find_spec", lambda name: None)
+    monkeypatch.setattr(edits, "project", lambda *given: pytest.fail("searched"))
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    typed = ["project", "--picture", picture, "--tune", "1", "-o", out, "--device", "cpu"]
+    assert sample.main([which, *typed]) == 2
+    assert "is read and would be written over; type -o and another name" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_a_direction_is_drawn_in_steps_around_the_plain_picture(files):
     typed = ["--seeds", "2-3", "--direction", "1", "--strength", "-2:2", "--singles", "--device", "cpu"]
     assert sample.main([str(files / "style.pkl"), "directions", *typed, "-o", "one.png"]) == 0
     assert sample.main([str(files / "style.pkl"), "--seeds", "2", "--device", "cpu", "-o", "plain.png"]) == 0
     steps = [np.asarray(Image.open(f"one/1_seed_2_at_{amount}.png")) for amount in range(-2, 3)]
-    assert np.array_equal(steps[2], np.asarray(Image.open("plain.png")))
+    assert np.array_equal(steps[2], np.asarray(Image.open("plain.png"))[::4, ::4])
     assert len({step.tobytes() for step in steps}) == 5
 
 
@@ -103,6 +125,44 @@ def test_a_latent_file_is_edited(files):
     edited = drawings.from_("me.pt", direction=0, strength="0:1")
     assert edited.titles == ["0: me"] and edited.columns["+0"][0].tobytes() == drawings.from_("me.pt")[0].tobytes()
     assert edited.columns["+1"][0].tobytes() != edited.columns["+0"][0].tobytes()
+
+
+def test_a_latent_file_says_when_the_opened_weights_are_others(files, capsys):
+    drawings, other = (gan.open(files / name, device="cpu") for name in ("style.pkl", "alone.pkl"))
+    drawings.project(files / "me.png", steps=1, file="me.pt")
+    capsys.readouterr()
+    drawings.from_("me.pt")
+    assert capsys.readouterr().out == ""
+    for draw in (other.from_, other.directions):
+        draw(latent="me.pt", strength="-3:3")
+        assert capsys.readouterr().out == "me.pt was found in style.pkl; alone.pkl may draw another picture of it\n"
+    saved = torch.load("me.pt")
+    saved["found_in"] = ("alone.pkl",)
+    torch.save(saved, "me.pt")
+    with pytest.raises(UserError, match="it holds no latent"):  # its checksum is of another source
+        other.from_("me.pt")
+
+
+def test_another_step_of_a_run_is_another_source(run, monkeypatch):
+    monkeypatch.chdir(run)
+    assert gan.open(".", device="cpu").source == f"{run.name}, step 1"
+
+
+def test_a_search_in_a_network_with_classes_says_where_it_starts(capsys):
+    net, critic = (kind(16, base=64, most=8, classes=2, **sizes).eval() for kind, sizes in (
+        (StyleGenerator, dict(latent=5, style=6, mapping=2)), (StyleDiscriminator, {}),
+    ))  # fmt: skip
+    write(Path("classes.pkl"), {"G_ema": published(net), "D": published(critic)})
+    Image.new("RGB", (16, 16)).save("me.png")
+    drawings = gan.open("classes.pkl", device="cpu")
+    drawings.project("me.png", steps=1, file="a.pt")
+    said = capsys.readouterr().out
+    assert "from the mean of all 2 classes; --class 0 starts" in said and "by the discriminator's features" in said
+    drawings.drawer.class_names = ("cat", "dog")
+    drawings.project("me.png", steps=1, file="a.pt")
+    assert "; --class cat starts" in capsys.readouterr().out
+    drawings.project("me.png", steps=1, file="a.pt", label="dog")
+    assert "class" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,9 @@ def test_sliders_draw_what_the_drawer_draws(noise_editor):
     assert about["run"] == "net.pkl"
     names = ["seed", "class", "truncation", "layers", "other", *(f"direction{k}" for k in range(5))]
     assert [slider["name"] for slider in about["sliders"]] == names
+    drawer.class_names = ("cat", "dog")
+    (named,) = (slider for slider in NoiseEditor(Drawings(drawer)).sliders if slider.names)
+    assert (named.name, named.names) == ("class", ("cat", "dog"))
 
 
 def test_what_can_be_edited_is_found_by_the_game(opened):
