@@ -90,10 +90,13 @@ def main(argv: list[str]) -> None:
 def act(opened: "Shown", settings: Namespace, argv: list[str]) -> list[Path]:
     """Do what was typed, and write what it gives. Returns the files."""
     from gan.app.painting import video
-    from gan.app.painting.sheet import Sheet
+    from gan.app.painting.sheet import Sheet, spare
 
     action = settings.action or opened.default
     typed = _fitting(action, settings, argv, opened)
+    if settings.file:  # what is typed may name files, and pairs of files as picture.jpg:labels.png
+        words = [each for name, value in typed.items() if name != "file" for each in _listed(value)]
+        spare([part for word in words for part in (word, *word.split(":"))], [Path(settings.file)])
     made = getattr(opened, method(action))(**typed)
     if not isinstance(made, Sheet):
         return made
@@ -101,6 +104,10 @@ def act(opened: "Shown", settings: Namespace, argv: list[str]) -> list[Path]:
         say(video.ADVICE)
     path = settings.file or opened.path(made.name, made.suffix)
     return made.save(path, settings.singles, settings.get("fps", 30))
+
+
+def _listed(value: Any) -> list[str]:
+    return list(map(str, value)) if isinstance(value, list) else [str(value)]
 
 
 def method(action: str) -> str:

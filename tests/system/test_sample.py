@@ -42,6 +42,16 @@ def test_where_to_write_may_be_said(here, tmp_path, capsys):
         assert 2 * 128 < sheet.height < 3 * 128
 
 
+def test_a_mask_is_not_written_over_by_what_is_painted_of_it(here, tmp_path, capsys):
+    mask = tmp_path / "mine.png"
+    assert sample.main(["auto", "save-labels", "--picture", "1", "-o", str(mask)]) == 0
+    before = mask.read_bytes()
+    assert sample.main(["auto", "repaint", "--picture", "1", "--label", str(mask), "-o", str(mask)]) == 2
+    assert "is read and would be written over; type -o and another name" in capsys.readouterr().err
+    assert mask.read_bytes() == before
+    assert sample.main(["auto", "save-labels", "--picture", "0", "-o", str(mask)]) == 0  # what it wrote before
+
+
 def test_data_that_have_moved_are_found_again(folder_run, tmp_path, capsys):
     moved = shutil.copytree(folder_run, tmp_path / "runs" / folder_run.name)
     opening.rewrite(moved, data="gone")
