@@ -101,7 +101,8 @@ def test_two_hosts_train_as_one_device_and_when_the_cable_is_cut_each_names_the_
         (error,) = re.findall(r"^error: .*", text, re.MULTILINE)
         assert re.match(
             rf"error: rank {1 - number} \(process \d+ on {hosts.names[1 - number]}\) has not been heard of for "
-            rf"{silence} seconds: is its host switched off, or the network down\?; .*rank {number} (begins|plays|has ended)",
+            rf"{silence} seconds: is its host switched off, or the network down\?; .*rank {number} "
+            r"(begins|plays|has ended)",
             error,
         ), text
         assert "go on from the last whole checkpoint with\n  python -m gan.fit --resume runs/001-wgan" in text
