@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -114,7 +115,7 @@ def remember_plugins() -> None:
 
 def fork_ranks() -> None:
     """From now on in this process, torch's agent forks the ranks of our commands."""
-    start = SubprocessHandler._popen
+    start, end = SubprocessHandler._popen, SubprocessHandler.close
 
     def popen(handler: SubprocessHandler, words: Sequence[str], env: dict[str, str]) -> Typed | subprocess.Popen:
         if words[0] == sys.executable and words[1] == "-m" and words[2].startswith("gan."):
@@ -122,7 +123,11 @@ def fork_ranks() -> None:
             return Typed(words[2:], env=env, start_new_session=True, **streams)
         return start(handler, words, env)
 
-    SubprocessHandler._popen = popen
+    def close(handler: SubprocessHandler, *args: Any, **kwargs: Any) -> None:
+        with suppress(ProcessLookupError):  # it may have ended just now, and the server has waited for it already
+            end(handler, *args, **kwargs)
+
+    SubprocessHandler._popen, SubprocessHandler.close = popen, close
 
 
 def _run(words: list[str], cwd: str, env: dict[str, str], session: bool, files: list[int]) -> None:

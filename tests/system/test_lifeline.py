@@ -318,6 +318,7 @@ def test_the_kernel_asks_after_a_silent_host():
     """tests/system/test_two_hosts.py cuts the cable; this looks at both ends."""
     with world(2) as (lines, _):
         for line in lines:
+            line._call(asyncio.sleep(0))  # what it does at a new connection has begun by then
             (peer,) = line._peers
             asks = peer.get_extra_info("socket").getsockopt
             assert asks(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
