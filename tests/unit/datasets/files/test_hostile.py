@@ -245,8 +245,8 @@ def test_what_is_no_file_in_an_archive_is_not_followed(tmp_path):
 @pytest.mark.parametrize("packed", ["zip", "tar"])
 def test_names_of_no_text_in_an_archive_are_names(packed, tmp_path, capsys):
     if packed == "zip":
-        path = in_a_zip(tmp_path, {**GOOD, "XXXX.png": picture(), "YYYY.png": b"broken"})
-        path.write_bytes(path.read_bytes().replace(b"XXXX", b"\xff\xfe\x1b[").replace(b"YYYY", b"\xc3\x28\x80\n"))
+        path = in_a_zip(tmp_path, {**GOOD, "AAAA.png": picture(), "BBBB.png": b"broken"})
+        path.write_bytes(path.read_bytes().replace(b"AAAA", b"\xff\xfe\x1b[").replace(b"BBBB", b"\xc3\x28\x80\n"))
     else:
         path = tmp_path / "set.tar"
         with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as file:
