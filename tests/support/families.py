@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,30 @@ class Recipe:
         coins = [self.uniform(f"{prefix}{coin}.coin", batch) for coin in COINS]
         uniform = [column(name, self.uniform) for name in UNIFORM]
         return torch.stack(coins + uniform, 1), torch.stack([column(name, self.normal) for name in NORMAL], 1)
+
+
+def weights(shapes: Mapping[str, Sequence[int]], seed: int) -> dict[str, Tensor]:
+    """A published state dict by the recipe of FAMILIES-others.md, each tensor from its published key alone."""
+    return {key: _weight(key, tuple(shape), seed) for key, shape in shapes.items()}
+
+
+def _weight(key: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    last, x = key.rpartition(".")[2], Recipe(seed).normal(key, *shape)
+    if last in ("num_batches_tracked", "initialized"):
+        return torch.zeros(shape, dtype=torch.int64 if last == "num_batches_tracked" else torch.uint8)
+    if last in ("running_var", "stored_var", "weight_g"):
+        return 0.5 + x.abs()
+    if last in ("running_mean", "stored_mean", "loc"):
+        return 0.1 * x
+    if last == "u0" or (last in ("weight_u", "weight_v") and len(shape) == 1):
+        return x / x.norm()
+    if last == "sv0":
+        return torch.ones(shape, dtype=torch.float64)
+    if last == "gamma":
+        return x
+    if last == "scale" or (last in ("gain", "weight") and len(shape) == 1):
+        return 1 + 0.1 * x
+    return x / math.prod(shape[1:]) ** 0.5 if len(shape) > 1 else 0.1 * x
 
 
 @contextmanager
