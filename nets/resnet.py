@@ -46,8 +46,10 @@ class ResnetGenerator(nn.Module):
             return [layer, normalisation(layer.out_channels, norm), nn.ReLU(inplace=True)]
 
         def down(channels: int) -> list[nn.Module]:
-            stride, blur = (1, [BlurDown(2 * channels)]) if smooth else (2, [])
-            return [*normed(make(channels, 2 * channels, 3, stride)), *blur]
+            if smooth:  # CUT's losses see what these convolutions make, so their biases count
+                layer = conv(channels, 2 * channels, 3, bias=norm == "instance")
+                return [*normed(layer), BlurDown(2 * channels)]
+            return normed(make(channels, 2 * channels, 3, 2))
 
         def up(channels: int) -> list[nn.Module]:
             if smooth:
