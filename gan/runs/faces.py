@@ -11,6 +11,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 from gan.runs.run import HELD_OUT, Run, Seed, Upsamplings, check_size
 from nets.byol import Online, ResnetEncoder, perceptron
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
+from nets.patch import PatchGan
 from nets.resnet import ResnetGenerator
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
@@ -161,15 +162,15 @@ def pix2pix_faces(
         pixels: Weight of the pixels' L1 loss.
     """
     from datasets import Faces
-    from gan.games.pix2pix import Pix2pix
+    from gan.games.pix2pix import Pix2pix, linear_decay
 
     drawn, labels = DrawnFaces(**settings), Faces.num_labels
     torch.manual_seed(drawn.seed)
     game = Pix2pix(
         UNet(labels, 3, width, depth=4, dropouts=1),
-        PatchDiscriminator(labels + 3, width, layers=2),
+        PatchGan(labels + 3, width, layers=2),
+        linear_decay(max_steps),
         labels=labels,
-        steps=max_steps,
         rate=rate,
         pixels=pixels,
     )
