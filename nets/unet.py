@@ -31,13 +31,14 @@ class UNet(nn.Module):
         super().__init__()
         if depth < 2:
             raise UserError(f"UNet: depth={depth} leaves nothing to join; try 2 or more")
-        self.depth, self.inside, self.outside = depth, inside, outside
+        self.depth = depth
         dropouts = max(0, depth - 5) if dropouts is None else dropouts
         widths = [width * min(2**k, 8) for k in range(depth)]
-        block = None
+        block: UNetBlock | None = None
         for k in reversed(range(1, depth)):
             drops = depth - 1 - dropouts <= k < depth - 1
             block = UNetBlock(widths[k - 1], widths[k], block, norm, drops)
+        assert block is not None
         down = conv(inside, width, 4, 2, 1, bias=norm == "instance")
         up = conv_doubling(2 * width, outside, 4)
         outermost = nn.Sequential(down, block, nn.ReLU(inplace=True), up, nn.Tanh())

@@ -7,18 +7,13 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 from torch import nn
 
 from gan.files.errors import UserError
-from gan.runs.run import Run, say, words
+from gan.runs.run import Direction, Judge, LossName, NetworkName, NormName, Run, say
 from gan.runs.sides import OnSides
 from nets.patch import PatchGan, PixelGan
 from nets.resnet import Norm, ResnetGenerator
 from nets.unet import UNet
 
 DEEPEST = 9  # unet_512
-Network = words("Network", "unet", "unet_128", "unet_256", "unet_512", "resnet_9blocks", "resnet_6blocks")
-Judge = words("Judge", "basic", "pixel")
-Loss = words("Loss", "vanilla", "lsgan", "wgangp")
-Direction = words("Direction", "AtoB", "BtoA")
-NormName = words("NormName", "batch", "instance")
 
 
 def unet_depth(size: tuple[int, int], name: str = "unet") -> int:
@@ -36,9 +31,9 @@ def unet_depth(size: tuple[int, int], name: str = "unet") -> int:
 
 
 def pix2pix(
-    network: Network = "unet",
+    network: NetworkName = "unet",
     judge: Judge = "basic",
-    loss: Loss = "vanilla",
+    loss: LossName = "vanilla",
     direction: Direction = "AtoB",
     width: PositiveInt = 64,
     judge_width: PositiveInt = 64,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from jsonargparse.typing import restricted_number_type, restricted_string_type
 
@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 HELD_OUT = 1_000_000  # the number of the first face that no run trains on
 _MADE_TO: ContextVar[Literal["train", "plan", "look"]] = ContextVar("made to", default="train")
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
-
-
-def words(name: str, *known: str) -> Any:
-    """The type of a setting that is one of these words."""
-    said = f"{', '.join(known[:-1])} or {known[-1]}"
-    return restricted_string_type(name, f"^({'|'.join(known)})$", docstring=said)
-
-
-Fit = words("Fit", "crop", "pad", "stretch")
+Fit = restricted_string_type("Fit", "^(crop|pad|stretch)$", docstring="crop, pad or stretch")
 Pixels = restricted_string_type("Pixels", r"^[1-9]\d{0,4}(x[1-9]\d{0,4})?$", docstring="128, or WIDTHxHEIGHT: 256x192")
 Share = restricted_number_type("Share", float, [(">=", 0), ("<=", 0.5)])
 Upsamplings = restricted_number_type("Upsamplings", int, [(">=", 2), ("<=", 6)])
+NetworkName = restricted_string_type(
+    "NetworkName",
+    "^(unet|unet_128|unet_256|unet_512|resnet_9blocks|resnet_6blocks)$",
+    docstring="unet, unet_128, unet_256, unet_512, resnet_9blocks or resnet_6blocks",
+)
+Judge = restricted_string_type("Judge", "^(basic|pixel)$", docstring="basic or pixel")
+LossName = restricted_string_type("LossName", "^(vanilla|lsgan|wgangp)$", docstring="vanilla, lsgan or wgangp")
+Direction = restricted_string_type("Direction", "^(AtoB|BtoA)$", docstring="AtoB or BtoA")
+NormName = restricted_string_type("NormName", "^(batch|instance)$", docstring="batch or instance")
 
 
 @dataclass
