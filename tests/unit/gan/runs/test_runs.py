@@ -30,6 +30,7 @@ SMALL = {
     "spade-faces": {"width": 2, "hidden": 2, **FACES},
     "pix2pix-faces": {"width": 2, **FACES},
     "cyclegan-faces": {"width": 2, "blocks": 1, **FACES},
+    "cut-faces": {"width": 2, **FACES},
     "r3gan-faces": {"width": 4, **FACES},
     "wgan-gp-faces": {"width": 4, **FACES},
     "stylegan-faces": {"width": 4, **FACES},
