@@ -198,6 +198,8 @@ def _published(game: "GanModule", players: list[Exported]) -> dict[str, Callable
 
     for each in players:
         each.network.load_state_dict(each.state, assign=True)
+    if hasattr(game, "published"):
+        return {each.name: each.write for each in game.published()}
     if isinstance(game, R3Gan | StyleGan):
         drawer = published(game.generator)
         found = {"G": drawer, "D": published(game.discriminator), "G_ema": drawer}

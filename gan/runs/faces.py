@@ -164,15 +164,15 @@ def pix2pix_faces(
         pixels: Weight of the pixels' L1 loss.
     """
     from datasets import Faces
-    from gan.games.pix2pix import Pix2pix
+    from gan.games.pix2pix import Pix2pix, linear_decay
 
     drawn, labels = DrawnFaces(**settings), Faces.num_labels
     torch.manual_seed(drawn.seed)
     game = Pix2pix(
         UNet(labels, 3, width, depth=4, dropouts=1),
-        PatchDiscriminator(labels + 3, width, layers=2),
+        PatchGan(labels + 3, width, layers=2),
+        linear_decay(max_steps),
         labels=labels,
-        steps=max_steps,
         rate=rate,
         pixels=pixels,
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse.typing import restricted_number_type, restricted_string_type
 
@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 HELD_OUT = 1_000_000  # the number of the first face that no run trains on
 _MADE_TO: ContextVar[Literal["train", "plan", "look"]] = ContextVar("made to", default="train")
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
-Fit = restricted_string_type("Fit", "^(crop|pad|stretch)$", docstring="crop, pad or stretch")
+
+
+def words(name: str, *known: str) -> Any:
+    """The type of a setting that is one of these words."""
+    said = f"{', '.join(known[:-1])} or {known[-1]}"
+    return restricted_string_type(name, f"^({'|'.join(known)})$", docstring=said)
+
+
+Fit = words("Fit", "crop", "pad", "stretch")
 Pixels = restricted_string_type("Pixels", r"^[1-9]\d{0,4}(x[1-9]\d{0,4})?$", docstring="128, or WIDTHxHEIGHT: 256x192")
 Share = restricted_number_type("Share", float, [(">=", 0), ("<=", 0.5)])
 Upsamplings = restricted_number_type("Upsamplings", int, [(">=", 2), ("<=", 6)])

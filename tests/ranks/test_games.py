@@ -19,7 +19,7 @@ from gan.games.cyclegan import CycleGan
 from gan.games.dmd2 import Dmd2, Dmd2Lora
 from gan.games.from_noise import projections, wasserstein
 from gan.games.hifigan import HifiGan
-from gan.games.pix2pix import Pix2pix, half_then_down
+from gan.games.pix2pix import Pix2pix, half_then_down, linear_decay
 from gan.games.r3gan import R3Gan
 from gan.games.sean import Sean, mean_where
 from gan.games.spade import Spade, edges_of
@@ -86,7 +86,7 @@ def spade() -> Spade:
 def pix2pix() -> Pix2pix:
     torch.manual_seed(0)
     net = UNet(LABELS, 3, 2, depth=3, dropouts=1)
-    return Pix2pix(net, PatchDiscriminator(LABELS + 3, 2, 2), labels=LABELS, steps=12, rate=1e-3)
+    return Pix2pix(net, PatchGan(LABELS + 3, 2, 2), linear_decay(12), labels=LABELS, rate=1e-3)
 
 
 def cyclegan() -> CycleGan:
@@ -554,11 +554,12 @@ def test_pix2pix_in_micro_batches_has_a_fake_each():
     for kind in (Pix2pix, Halves):
         torch.manual_seed(0)
         net = UNet(LABELS, 3, 2, depth=2, dropouts=1)
-        for stage in (*net.down[1:], *net.up):
-            for number, layer in enumerate(stage):
+        judge = PatchGan(LABELS + 3, 2, 2, norm="instance")
+        for sequential in [each for each in net.modules() if isinstance(each, nn.Sequential)]:
+            for number, layer in enumerate(sequential):
                 if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                    stage[number] = nn.Identity()
-        game = kind(net, PatchDiscriminator(LABELS + 3, 2, 2), labels=LABELS, steps=12, rate=1e-3)
+                    sequential[number] = nn.Identity()
+        game = kind(net, judge, linear_decay(12), labels=LABELS, rate=1e-3)
         strategy = PhaseStrategy("ddp")
         run = trainer(strategy, 1, 3)
         seed_everything(0, verbose=False)

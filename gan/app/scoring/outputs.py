@@ -86,7 +86,8 @@ def _sean(game: Sean, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Ma
 
 @makes.register
 def _pix2pix(game: Pix2pix, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
-    return {"painted": Made(game.generator(game.mask(batch)), batch["image"], label=batch["label"])}
+    source, image = game.pair(batch)
+    return {"painted": Made(game.generator(source), image, label=batch.get("label"))}
 
 
 @makes.register
@@ -169,9 +170,9 @@ def _judges_from_noise(game: FromNoise, batch: dict[str, Tensor]) -> Judged | No
 
 @judges.register
 def _judges_pix2pix(game: Pix2pix, batch: dict[str, Tensor]) -> Judged:
-    image, mask = batch["image"], game.mask(batch)
-    fakes = game.generator(mask)
-    return Judged(_of_patches([game.score(mask, image)]), _of_patches([game.score(mask, fakes)]), image, fakes)
+    source, image = game.pair(batch)
+    fakes = game.generator(source)
+    return Judged(_of_patches([game.score(source, image)]), _of_patches([game.score(source, fakes)]), image, fakes)
 
 
 @judges.register

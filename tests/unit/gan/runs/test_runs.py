@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import shutil
 import tempfile
 import typing
 from pathlib import Path
@@ -31,6 +32,7 @@ SMALL = {
     "pix2pix-faces": {"width": 2, **FACES},
     "cyclegan-faces": {"width": 2, "blocks": 1, **FACES},
     "cut-faces": {"width": 2, **FACES},
+    "pix2pix": {"width": 2, "judge_width": 2, "layers": 2, "held_out": 0.5, "workers": 0},
     "r3gan-faces": {"width": 4, **FACES},
     "wgan-gp-faces": {"width": 4, **FACES},
     "stylegan-faces": {"width": 4, **FACES},
@@ -59,6 +61,8 @@ def small(name: str, **settings) -> Run:
         on_files = {"data": str(written(name.partition("-")[2] or "folder")), "perceptual": vgg()}
     if name in ("stylegan2", "r3gan"):
         on_files = {"data": str(pictures())}
+    if name == "pix2pix":
+        on_files = {"data": str(kinds())}
     size = {} if name.endswith("tones") else {"size": 16}
     return build(name, **{"batch_size": 2, "max_steps": 1} | size | SMALL[name] | on_files | settings)
 
@@ -76,6 +80,15 @@ def pictures() -> Path:
     root = Path(tempfile.mkdtemp())
     for number in range(16):
         Image.new("RGB", (16, 16), (16 * number, 0, 0)).save(root / f"{number}.png")
+    return root
+
+
+@functools.cache
+def kinds() -> Path:
+    """Pictures of two kinds."""
+    root = Path(tempfile.mkdtemp())
+    for kind in "AB":
+        shutil.copytree(pictures(), root / kind)
     return root
 
 
