@@ -1,19 +1,21 @@
 """CUT and FastCUT, Park et al. 2020: from one kind of pictures to another, without pairs and without a way back."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim import Adam
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from gan import Phase, Player, noise, ranks
 from gan.games.from_noise import Compared
-from gan.games.pix2pix import linear_decay
+from gan.games.translation import Translation
 from gan.losses import least_squares_discriminator, least_squares_generator
 from nets.patch import PatchGan
 from nets.patch_vectors import PatchVectors
+from nets.published.files import PublishedFile
 from nets.resnet import ResnetGenerator
 
 LAYERS = (0, 4, 8, 12, 16)  # of the generator, whose features are compared: the padded picture is the first
@@ -34,8 +36,8 @@ class Cut(Compared):
         generator: ResnetGenerator,
         vectors: PatchVectors,
         discriminator: PatchGan,
+        decay: Callable[[Optimizer], LRScheduler],
         *,
-        steps: int = 100_000,
         rate: float = 2e-4,
         nce: float = 1.0,
         identity: bool = True,
@@ -45,15 +47,15 @@ class Cut(Compared):
     ) -> None:
         super().__init__()
         self.generator, self.vectors, self.discriminator = generator, vectors, discriminator
-        self.steps, self.rate, self.nce = steps, rate, nce
+        self.decay, self.rate, self.nce = decay, rate, nce
         self.identity, self.flips, self.patches, self.all_negatives = identity, flips, patches, all_negatives
 
     def configure_players(self) -> Iterator[Player]:
-        """All learn at one rate."""
-        adam, decay = partial(Adam, lr=self.rate, betas=(0.5, 0.999)), linear_decay(self.steps)
-        yield Player("generator", self.generator, adam, decay)
-        yield Player("vectors", self.vectors, adam, decay)
-        yield Player("discriminator", self.discriminator, adam, decay)
+        """All learn at one rate, which falls."""
+        adam = partial(Adam, lr=self.rate, betas=(0.5, 0.999))
+        yield Player("generator", self.generator, adam, self.decay)
+        yield Player("vectors", self.vectors, adam, self.decay)
+        yield Player("discriminator", self.discriminator, adam, self.decay)
 
     def configure_phases(self) -> Iterator[Phase]:
         """The discriminator's turn comes first, on the fakes that the generator then learns from."""
@@ -112,6 +114,17 @@ class Cut(Compared):
     def translate(self, a: Tensor) -> Tensor:
         """`a` as a "b"."""
         return self.generator(a)
+
+    def published(self) -> list[PublishedFile]:
+        networks = {"G": self.generator, "F": self.vectors, "D": self.discriminator}
+        return [
+            PublishedFile(f"latest_net_{name}.pth", {"": network}, f"*_net_{name}.pth")
+            for name, network in networks.items()
+        ]
+
+    def translations(self) -> dict[str, Translation]:
+        """The one direction."""
+        return {"AtoB": Translation(self.generator, self.generator.inside)}
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         """Compare translations with their truth, in 0..1; without one, with pictures of that kind."""

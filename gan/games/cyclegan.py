@@ -6,13 +6,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Adam
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from gan import Phase, Player
 from gan.games.from_noise import Compared
-from gan.games.pix2pix import linear_decay
+from gan.games.translation import Translation
 from gan.losses import least_squares_discriminator, least_squares_generator
 from gan.pool import ImagePool
+from nets.published.files import PublishedFile
 
 
 class CycleGan(Compared):
@@ -27,8 +29,8 @@ class CycleGan(Compared):
         self,
         generator: Callable[[], nn.Module],
         discriminator: Callable[[], nn.Module],
+        decay: Callable[[Optimizer], LRScheduler],
         *,
-        steps: int = 100_000,
         rate: float = 2e-4,
         cycle: float = 10.0,
         identity: float = 0.5,
@@ -38,13 +40,13 @@ class CycleGan(Compared):
         self.generators = nn.ModuleDict({"to_b": generator(), "to_a": generator()})
         self.discriminators = nn.ModuleDict({"of_b": discriminator(), "of_a": discriminator()})
         self.past_b, self.past_a = ImagePool(pool), ImagePool(pool)
-        self.steps, self.rate, self.cycle, self.identity = steps, rate, cycle, identity
+        self.decay, self.rate, self.cycle, self.identity = decay, rate, cycle, identity
 
     def configure_players(self) -> Iterator[Player]:
-        """All learn at one rate, which falls to zero over the second half."""
-        adam, decay = partial(Adam, lr=self.rate, betas=(0.5, 0.999)), linear_decay(self.steps)
-        yield Player("generators", self.generators, adam, decay)
-        yield Player("discriminators", self.discriminators, adam, decay)
+        """All learn at one rate, which falls."""
+        adam = partial(Adam, lr=self.rate, betas=(0.5, 0.999))
+        yield Player("generators", self.generators, adam, self.decay)
+        yield Player("discriminators", self.discriminators, adam, self.decay)
 
     def configure_phases(self) -> Iterator[Phase]:
         """The generators' turn comes first. Then the discriminators judge the same fakes, or past ones."""
@@ -86,6 +88,21 @@ class CycleGan(Compared):
     def translate(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """`a` as a "b" and `b` as an "a"."""
         return self.generators["to_b"](a), self.generators["to_a"](b)
+
+    def published(self) -> list[PublishedFile]:
+        """G_A makes B of A, and D_A judges B. A single generator, `latest_net_G.pth`, is the first that it fits."""
+        to_b, to_a = self.generators.values()
+        of_b, of_a = self.discriminators.values()
+        networks = {"G_A": to_b, "G_B": to_a, "D_A": of_b, "D_B": of_a}
+        return [
+            PublishedFile(f"latest_net_{name}.pth", {"": network}, f"*_net_{name}.pth")
+            for name, network in networks.items()
+        ]
+
+    def translations(self) -> dict[str, Translation]:
+        """Both directions."""
+        ways = {"AtoB": self.generators["to_b"], "BtoA": self.generators["to_a"]}
+        return {name: Translation(network, network.inside) for name, network in ways.items()}
 
     def score(self, which: str, image: Tensor) -> Tensor:
         return self.discriminators[which](image)

@@ -19,6 +19,7 @@ from gan.runs.r3gan import r3gan
 from gan.runs.run import HELD_OUT, Run, say
 from gan.runs.stylegan2 import stylegan2
 from gan.runs.tones import hifigan_tones
+from gan.runs.unpaired import cut, cyclegan
 
 __all__ = ["HELD_OUT", "RUNS", "Run", "build", "find", "full_name", "short_name"]
 
@@ -29,6 +30,8 @@ RUNS: dict[str, Callable[..., Run]] = {
     "sean": sean,
     "spade": spade,
     "pix2pix": pix2pix,
+    "cyclegan": cyclegan,
+    "cut": cut,
     "spade-faces": spade_faces,
     "pix2pix-faces": pix2pix_faces,
     "cyclegan-faces": cyclegan_faces,

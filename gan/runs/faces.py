@@ -206,13 +206,14 @@ def cyclegan_faces(
         pool: How many past fakes of each kind the discriminators are shown again.
     """
     from gan.games.cyclegan import CycleGan
+    from gan.games.pix2pix import linear_decay
 
     drawn = SmallFaces(batch_size=batch_size, faces=faces, **settings)
     torch.manual_seed(drawn.seed)
     game = CycleGan(
         partial(ResnetGenerator, width=width, blocks=blocks),
         partial(PatchGan, 3, 2 * width, layers=2, norm="instance"),
-        steps=max_steps,
+        linear_decay(max_steps),
         rate=rate,
         cycle=cycle,
         identity=identity,
@@ -245,12 +246,13 @@ def cut_faces(
         patches: How many patches of a picture are compared in each layer.
     """
     from gan.games.cut import Cut
+    from gan.games.pix2pix import linear_decay
 
     drawn = SmallFaces(batch_size=batch_size, faces=faces, **settings)
     torch.manual_seed(drawn.seed)
     game = Cut(
         *cut_networks(3, width, blocks, vectors=4 * width, judge=2 * width, layers=2),
-        steps=max_steps,
+        linear_decay(max_steps),
         rate=rate,
         nce=nce,
         patches=patches,

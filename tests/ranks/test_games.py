@@ -92,7 +92,7 @@ def pix2pix() -> Pix2pix:
 def cyclegan() -> CycleGan:
     torch.manual_seed(0)
     make = partial(ResnetGenerator, width=2, blocks=1), partial(PatchGan, 3, 2, 2, norm="instance")
-    return CycleGan(*make, steps=12, rate=1e-3, pool=2 * BATCH)
+    return CycleGan(*make, linear_decay(12), rate=1e-3, pool=2 * BATCH)
 
 
 def cut(**settings) -> Cut:
@@ -104,7 +104,7 @@ def cut(**settings) -> Cut:
     networks = cut_networks(3, 2, 5, vectors=8, judge=2, layers=2)
     for parameter in networks[1].parameters():
         nn.init.normal_(parameter, std=0.5)
-    return Cut(*networks, steps=12, rate=1e-3, patches=20, **settings)
+    return Cut(*networks, linear_decay(12), rate=1e-3, patches=20, **settings)
 
 
 def fastcut() -> Cut:

@@ -6,6 +6,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from gan.games.cut import LAYERS, Cut, patch_nce
+from gan.games.pix2pix import linear_decay
 from nets.patch import PatchGan
 from nets.patch_vectors import PatchVectors
 from strategies import PhaseStrategy
@@ -38,7 +39,7 @@ def case(figures, name):
         kept = {key: value for key, value in net.state_dict().items() if key.endswith("filt")}
         assert {key: list(value.shape) for key, value in net.state_dict().items()} == keys[which]
         net.load_state_dict(families.weights(keys[which], seed) | kept)
-    game = Cut(generator, vectors, discriminator, steps=10**9, patches=s["num_patches"], **KINDS[name])
+    game = Cut(generator, vectors, discriminator, linear_decay(10**9), patches=s["num_patches"], **KINDS[name])
     a, b = pictures(s["seed"] + 3, s["batch"], s["crop"])
     return game, {"a": a, "b": b}
 

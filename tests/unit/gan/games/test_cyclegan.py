@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from gan import noise
 from gan.games.cyclegan import CycleGan
+from gan.games.pix2pix import linear_decay
 from gan.pool import ImagePool
 from nets.patch import PatchGan
 from nets.resnet import ResnetGenerator
@@ -32,7 +33,7 @@ def case(request):
     game = CycleGan(
         partial(ResnetGenerator, width=settings["cycle_ngf"], blocks=blocks),
         partial(PatchGan, 3, settings["cycle_ndf"], norm="instance"),
-        steps=10**9,
+        linear_decay(10**9),
         pool=0,
     ).double()
     for seed, (name, (kind, which)) in enumerate(NETWORKS.items(), settings["seed"] + 10):
