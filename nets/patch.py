@@ -35,7 +35,7 @@ class PatchGan(nn.Module):
         model: list[nn.Module] = [conv(inside, width, 4, stride, 1), nn.LeakyReLU(SLOPE, inplace=True), *halved(width)]
         for before, after in pairwise(widths[:-1]):
             model += [*_normed(conv(before, after, 4, stride, 1, **_bias(norm)), norm), *halved(after)]
-        model += _normed(conv(*widths[-2:], 4, 1, 1, **_bias(norm)), norm)
+        model += _normed(conv(widths[-2], widths[-1], 4, 1, 1, **_bias(norm)), norm)
         self.model = nn.Sequential(*model, conv(widths[-1], 1, 4, 1, 1))
         self.smallest = 3 * 2**layers  # pixels of a side
         start_(self)

@@ -15,6 +15,7 @@ from gan.games.translation import Translation
 from gan.losses import least_squares_discriminator, least_squares_generator
 from gan.pool import ImagePool
 from nets.published.files import PublishedFile
+from nets.resnet import ResnetGenerator
 
 
 class CycleGan(Compared):
@@ -27,7 +28,7 @@ class CycleGan(Compared):
 
     def __init__(
         self,
-        generator: Callable[[], nn.Module],
+        generator: Callable[[], ResnetGenerator],
         discriminator: Callable[[], nn.Module],
         decay: Callable[[Optimizer], LRScheduler],
         *,
@@ -101,8 +102,12 @@ class CycleGan(Compared):
 
     def translations(self) -> dict[str, Translation]:
         """Both directions."""
-        ways = {"AtoB": self.generators["to_b"], "BtoA": self.generators["to_a"]}
-        return {name: Translation(network, network.inside) for name, network in ways.items()}
+        found = {}
+        for name, which in (("AtoB", "to_b"), ("BtoA", "to_a")):
+            network = self.generators[which]
+            assert isinstance(network, ResnetGenerator)
+            found[name] = Translation(network, network.inside)
+        return found
 
     def score(self, which: str, image: Tensor) -> Tensor:
         return self.discriminators[which](image)
