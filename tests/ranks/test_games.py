@@ -14,6 +14,7 @@ from torch import nn
 from gan import GanModule, noise
 from gan.ema import half_life
 from gan.games.byol import Byol
+from gan.games.cut import Cut
 from gan.games.cyclegan import CycleGan
 from gan.games.dmd2 import Dmd2, Dmd2Lora
 from gan.games.from_noise import projections, wasserstein
@@ -25,6 +26,7 @@ from gan.games.spade import Spade, edges_of
 from gan.games.stylegan import StyleGan
 from gan.games.vqgan import VqGan
 from gan.games.wgan_gp import WganGp
+from gan.runs.unpaired import cut_networks
 from nets.ada import Ada, Augmentation
 from nets.blocks import onehot
 from nets.byol import Online, ResnetEncoder, perceptron
@@ -89,8 +91,25 @@ def pix2pix() -> Pix2pix:
 
 def cyclegan() -> CycleGan:
     torch.manual_seed(0)
-    make = partial(ResnetGenerator, width=2, blocks=1), partial(PatchDiscriminator, 3, 2, 2)
-    return CycleGan(*make, steps=12, rate=1e-3, pool=2 * BATCH)
+    make = partial(ResnetGenerator, width=2, blocks=1), partial(PatchGan, 3, 2, 2, norm="instance")
+    return CycleGan(*make, linear_decay(12), rate=1e-3, pool=2 * BATCH)
+
+
+def cut(**settings) -> Cut:
+    """With patches of the same picture as negatives, some of each layer's, and identities.
+
+    Vectors begin with biases: gradients of a vector of no length would be large, and have rounding to match.
+    """
+    torch.manual_seed(0)
+    networks = cut_networks(3, 2, 5, vectors=8, judge=2, layers=2)
+    for parameter in networks[1].parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return Cut(*networks, linear_decay(12), rate=1e-3, patches=20, **settings)
+
+
+def fastcut() -> Cut:
+    """Some batches mirrored, and patches of all pictures as negatives."""
+    return cut(identity=False, flips=True, all_negatives=True)
 
 
 def r3gan() -> R3Gan:
@@ -169,7 +188,8 @@ def byol() -> Byol:
 
 
 MADE = (
-    *(sean, sean_once, spade, pix2pix, cyclegan, r3gan, wgan_gp, stylegan, stylegan_ada),
+    *(sean, sean_once, spade, pix2pix, cyclegan, cut, fastcut, r3gan, wgan_gp),
+    *(stylegan, stylegan_ada),
     *(dmd2, dmd2_lora, hifigan, vqgan, byol),
 )
 GAMES = {game.__name__: game for game in MADE}

@@ -12,6 +12,7 @@ from torch import Tensor
 from gan import GanModule
 from gan.files.errors import UserError
 from gan.games.byol import Byol
+from gan.games.cut import Cut
 from gan.games.cyclegan import CycleGan
 from gan.games.from_noise import FromNoise
 from gan.games.hifigan import HifiGan
@@ -115,6 +116,13 @@ def _cyclegan(game: CycleGan, batch: dict[str, Tensor], numbers: Tensor) -> dict
 
 
 @makes.register
+def _cut(game: Cut, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    """Translations, with their drawn truth, or else with pictures of the other kind."""
+    drawn = "truth_b" in batch
+    return {"a to b": Made(game.translate(batch["a"]), batch["truth_b" if drawn else "b"], paired=drawn)}
+
+
+@makes.register
 def _from_noise(game: FromNoise, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
     """As many pictures from noise as there are samples, of their classes; a sample's number decides its noise."""
     image = batch["image"]
@@ -185,6 +193,12 @@ def _judges_cyclegan(game: CycleGan, batch: dict[str, Tensor]) -> Judged:
         for which, fakes, image in kinds
     ]
     return Judged(*map(torch.cat, zip(*(vars(one).values() for one in each), strict=True)))
+
+
+@judges.register
+def _judges_cut(game: Cut, batch: dict[str, Tensor]) -> Judged:
+    fakes, judge = game.translate(batch["a"]), game.discriminator
+    return Judged(_of_patches([judge(batch["b"])]), _of_patches([judge(fakes)]), batch["b"], fakes)
 
 
 def _of_patches(scores: list[Tensor]) -> Tensor:

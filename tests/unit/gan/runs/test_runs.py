@@ -31,7 +31,10 @@ SMALL = {
     "spade-faces": {"width": 2, "hidden": 2, **FACES},
     "pix2pix-faces": {"width": 2, **FACES},
     "cyclegan-faces": {"width": 2, "blocks": 1, **FACES},
+    "cut-faces": {"width": 2, **FACES},
     "pix2pix": {"width": 2, "judge_width": 2, "layers": 2, "held_out": 0.5, "workers": 0},
+    "cyclegan": {"width": 2, "blocks": 1, "layers": 2, "held_out": 0.5, "workers": 0},
+    "cut": {"width": 2, "blocks": 5, "layers": 2, "held_out": 0.5, "workers": 0},
     "r3gan-faces": {"width": 4, **FACES},
     "wgan-gp-faces": {"width": 4, **FACES},
     "stylegan-faces": {"width": 4, **FACES},
@@ -60,7 +63,7 @@ def small(name: str, **settings) -> Run:
         on_files = {"data": str(written(name.partition("-")[2] or "folder")), "perceptual": vgg()}
     if name in ("stylegan2", "r3gan"):
         on_files = {"data": str(pictures())}
-    if name == "pix2pix":
+    if name in ("pix2pix", "cyclegan", "cut"):
         on_files = {"data": str(kinds())}
     size = {} if name.endswith("tones") else {"size": 16}
     return build(name, **{"batch_size": 2, "max_steps": 1} | size | SMALL[name] | on_files | settings)
