@@ -138,9 +138,9 @@ def parse(argv: list[str]) -> Namespace:
 
 def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown") -> dict[str, Any]:
     """The options as keywords of the action. An action or an option that this run does not have is refused."""
-    any_run = () if opened.run is None else OPTIONS["any"]
-    known = [each for each in any_run if each != "translate" or hasattr(opened.game, "translations")]
-    known += OPTIONS[opened.kind]
+    known = dict.fromkeys([*(() if opened.run is None else OPTIONS["any"]), *OPTIONS[opened.kind]])
+    if opened.run is None or not hasattr(opened.game, "translations"):
+        known.pop("translate", None)
     if action not in known:
         encoder = action == "project" and "save-styles" in known
         hint = f". Its encoder finds a picture's styles without a search: {OF_SEAN}" if encoder else ""

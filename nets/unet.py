@@ -31,7 +31,7 @@ class UNet(nn.Module):
         super().__init__()
         if depth < 2:
             raise UserError(f"UNet: depth={depth} leaves nothing to join; try 2 or more")
-        self.depth = depth
+        self.depth, self.inside = depth, inside
         dropouts = max(0, depth - 5) if dropouts is None else dropouts
         widths = [width * min(2**k, 8) for k in range(depth)]
         block: UNetBlock | None = None

@@ -11,7 +11,7 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from gan import GanModule, Phase, Player, losses
-from gan.games.translation import Translation, channels_of
+from gan.games.translation import Translation
 from nets.blocks import onehot
 from nets.published.files import PublishedFile
 from nets.resnet import ResnetGenerator
@@ -125,7 +125,7 @@ class Pix2pix(GanModule):
     def translations(self) -> dict[str, Translation]:
         """From pictures; a network that reads label maps has no way from pictures."""
         multiple = 2**self.generator.depth if isinstance(self.generator, UNet) else 1
-        return {} if self.labels else {"AtoB": Translation(self.generator, channels_of(self.generator), multiple)}
+        return {} if self.labels else {"AtoB": Translation(self.generator, self.generator.inside, multiple)}
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         """Log the difference between translations and their pictures, in 0..1."""

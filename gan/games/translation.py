@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,3 @@ class Translation:
     paint: Callable[[Tensor], Tensor]
     channels: int
     multiple: int = 1
-
-
-def channels_of(network: nn.Module) -> int:
-    """The channels of the pictures that a network reads: those of its first convolution."""
-    return next(each.in_channels for each in network.modules() if isinstance(each, nn.Conv2d))

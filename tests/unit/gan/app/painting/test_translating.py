@@ -3,12 +3,11 @@
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from gan import export, sample
 from gan.app.drawing.opened import open as opened
 from gan.app.painting.translating import translated
-from gan.games.translation import Translation, channels_of
+from gan.games.translation import Translation
 from tests.support import opening
 from tests.unit.gan.runs.test_pictures import put
 
@@ -84,7 +83,6 @@ def test_padding_is_cut_off_again():
     picture = torch.randn(1, 3, 9, 30)
     assert torch.equal(translated(Translation(paint, 3, 8), picture), picture) and seen == [(16, 32)]
     assert torch.equal(translated(Translation(paint, 3, 64), picture), picture) and seen[1] == (64, 64)
-    assert channels_of(nn.Sequential(nn.ReLU(), nn.Conv2d(5, 1, 1))) == 5
 
 
 def test_dropout_gives_a_picture_the_same_translation_each_time():
