@@ -65,6 +65,9 @@ class Choice:
     options: Mapping[str, Any] = field(default_factory=dict)
     ranks: range | None = None
 
+    def __hash__(self) -> int:
+        return hash((self.policy, frozenset(self.options.items()), self.ranks))
+
     def __str__(self) -> str:
         where = "" if self.ranks is None else f"@{ranks_as_typed(self.ranks)}"
         return "+".join([self.policy, *(n if v is None else f"{n}:{v}" for n, v in self.options.items())]) + where

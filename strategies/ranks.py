@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gan.files.errors import DiskError, UserError, reason
 from gan.phase import Phase
-from strategies.private import default_store
+from strategies.private import default_store, limit
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -53,6 +54,14 @@ class Groups:
                 return group
         self._shared.append((self.own(), {player}))
         return self._shared[-1][0]
+
+    def mesh(self, kind: str, shape: tuple[int, int], names: tuple[str, str]) -> DeviceMesh:
+        """All ranks in rows and columns, with a group for each row and each column."""
+        mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
+        for group in mesh.get_all_groups():
+            limit(group, self.timeout)
+            self._made.append(group)
+        return mesh
 
     def release(self) -> None:
         """End them, with their threads. Nobody may refer to one any more."""

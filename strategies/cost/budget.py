@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import MappingProxyType
 
 import numpy as np
@@ -12,16 +13,14 @@ from gan.phase import Phase
 from strategies import private
 from strategies.amounts import Collective, Group, Held, Moved, moved, size
 from strategies.choice import Choice, ranks_as_typed
-from strategies.cost.dry import Curve, Dry, Gathered, Replicated, Stages
+from strategies.cost.dry import Curve, Dry, Replicated, Stages
 from strategies.cost.trace import Count, Trace
 from strategies.policies import POLICIES
 from strategies.policies.belongings import belongings_of
 from strategies.policies.ddp import Ddp
-from strategies.policies.deepspeed import DeepSpeed3
 from strategies.policies.pipeline import Pipeline
 from strategies.policies.policy import Policy
 from strategies.policies.zero1 import Zero1
-from strategies.policies.zero3 import Zero3
 from strategies.ranks import World
 
 # What moves for no player: sums over ranks in losses and in batch norms, and what serving ranks return.
@@ -100,34 +99,23 @@ class Budget:
     world: World
     trace: Callable[[frozenset[str]], Sequence[Trace]]
     served: Mapping[str, Serving] = field(default_factory=dict)
-    _traces: dict[frozenset[str], Sequence[Trace]] = field(default_factory=dict)
-    _policies: dict[tuple[str, str], Policy] = field(default_factory=dict)
-    _curves: dict[tuple[str, str, frozenset[str]], list[Curve]] = field(default_factory=dict)
-    _memory: dict[frozenset[str], list[np.ndarray]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Each is found out once.
+        self.traces, self.policy = cache(self.trace), cache(self._policy)
+        self.curves, self.activations = cache(self._curves), cache(self._activations)
         self.belongings = belongings_of(self.game.players, self.game)
         own = {id(each) for player in self.game.players.values() for each in _tensors(player.module)}
         self.others = size(each for each in _tensors(self.game) if id(each) not in own)  # of no player
 
-    def policy(self, player: str, choice: Choice) -> Policy:
+    def _policy(self, player: str, choice: Choice) -> Policy:
         """A policy that is not adopted. A player that follows another one has that one's choice."""
-        key = player, str(choice)
-        if key not in self._policies:
-            made = self.game.players[player]
-            kind = POLICIES[choice.policy]
-            self._policies[key] = policy = kind(made, self._world_of(player), choice.options, self.belongings[player])
-            if made.follows is not None:
-                policy.followed = self.policy(made.follows, choice)
-        return self._policies[key]
-
-    def _world_of(self, player: str) -> World:
-        return replace(self.world, size=len(self.served[player].ranks)) if player in self.served else self.world
-
-    def traces(self, recompute: frozenset[str]) -> Sequence[Trace]:
-        if recompute not in self._traces:
-            self._traces[recompute] = self.trace(recompute)
-        return self._traces[recompute]
+        made = self.game.players[player]
+        world = replace(self.world, size=len(self.served[player].ranks)) if player in self.served else self.world
+        policy = POLICIES[choice.policy](made, world, choice.options, self.belongings[player])
+        if made.follows is not None:
+            policy.followed = self.policy(made.follows, choice)
+        return policy
 
     def everybody(self, chosen: Mapping[str, Choice]) -> dict[str, Choice]:
         """The choices, with those of players that follow others."""
@@ -214,31 +202,25 @@ class Budget:
         """The players whose choice says `recompute`."""
         return frozenset(name for name, choice in choices.items() if "recompute" in choice.options)
 
-    def curves(self, player: str, choice: Choice, recompute: frozenset[str]) -> list[Curve]:
-        key = player, str(choice), recompute
-        if key not in self._curves:
-            traces = self.traces(recompute)
-            policy = self.policy(player, choice)
-            with private.fake_world(policy.world.size):
-                played = _dry(policy, self.game.phases)
-                self._curves[key] = [played.play(trace) for trace in traces]
-        return self._curves[key]
+    def _curves(self, player: str, choice: Choice, recompute: frozenset[str]) -> list[Curve]:
+        traces, policy = self.traces(recompute), self.policy(player, choice)
+        with private.fake_world(policy.world.size):
+            played = _dry(policy, self.game.phases)
+            return [played.play(trace) for trace in traces]
 
-    def activations(self, recompute: frozenset[str]) -> list[np.ndarray]:
-        if recompute not in self._memory:
-            self._memory[recompute] = [
-                np.array([*(e.alive for e in trace.events), *(e.highest for e in trace.events)], dtype=float)
-                for trace in self.traces(recompute)
-            ]
-        return self._memory[recompute]
+    def _activations(self, recompute: frozenset[str]) -> list[np.ndarray]:
+        each = [trace.events for trace in self.traces(recompute)]
+        return [np.array([*(e.alive for e in some), *(e.highest for e in some)], dtype=float) for some in each]
 
 
 def _dry(policy: Policy, phases: Sequence[Phase]) -> Dry:
     """What plays this policy dry in these phases. It need not be adopted."""
-    kinds = [(Ddp | Zero1, Replicated), (Zero3 | DeepSpeed3, Gathered), (Pipeline, Stages)]
-    several = policy.world.size > 1 and policy.belongings.parameters
-    found = [played for kind, played in kinds if several and isinstance(policy, kind)]
-    return (found[0] if found else Dry)(policy, phases)
+    if policy.world.size > 1 and policy.belongings.parameters:
+        if isinstance(policy, Ddp | Zero1):
+            return Replicated(policy, phases)
+        if isinstance(policy, Pipeline):
+            return Stages(policy, phases)
+    return Dry(policy, phases)
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

@@ -12,19 +12,28 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan.phase import Phase
 from strategies import private
 from strategies.amounts import Collective, Group, size
-from strategies.cost import stand_ins
 from strategies.cost import trace as kinds
 from strategies.cost.trace import Event, Trace
 from strategies.living import Count, Living
 from strategies.policies.belongings import Belongings
+from strategies.policies.ddp import Ddp
+from strategies.policies.deepspeed import DeepSpeed2
+from strategies.policies.fsdp import Fsdp
 from strategies.policies.pipeline import Pipeline
 from strategies.policies.policy import Policy
+from strategies.policies.sharded import Sharded
+from strategies.policies.zero1 import Zero1
 from strategies.ranks import Groups
+from strategies.sharding.bucket import Bucket, Sharing, parts
+from strategies.sharding.reduce_scatter import ReduceScatter
+from strategies.sharding.storage import Buckets
+from strategies.sharding.unshard_on_read import UnshardOnRead
 
 READS_AND_CALLS = (kinds.ENTER, kinds.LEAVE, kinds.READ, kinds.NEED, kinds.AGAIN)
 META = torch.device("meta")
@@ -44,9 +53,8 @@ class Curve:
 
 
 class Dry:
-    """Plays one player's policy. Here no weights are gathered in a phase; a subclass adds that."""
+    """Plays one player's policy."""
 
-    plays = 1  # how often a phase is played
     kept = 0  # bytes of gradients that stay between phases
 
     def __init__(self, policy: Policy, phases: Sequence[Phase]) -> None:
@@ -58,8 +66,11 @@ class Dry:
         world = replace(policy.world, device=META, groups=Groups(phases))
         self.policy: Policy = type(policy)(policy.player, world, policy.options, Belongings(copies, ()))
         self.policy.followed = policy.followed or policy  # in buckets like these
-        stand_ins.prepare(self.policy)
+        _prepare(self.policy)
         self.owned = self.policy.storage.owned
+        self.on_read = self.policy.on_read
+        if self.on_read is not None:
+            self.on_read.before = {phase.name: [] for phase in phases}  # there is no other rank to agree with
         self.living = Living([*copies.values(), *self.owned.values(), *self.policy.storage.held()], self.saw_collective)
         self.gradients = Count()
         self.home = "offload" in policy.options
@@ -69,7 +80,7 @@ class Dry:
         self.held = ExitStack()  # what the policy holds around a phase
 
     def play(self, trace: Trace) -> Curve:
-        for _ in range(self.plays):
+        for _ in range(1 if self.on_read is None else 2):  # the first time a policy does not know the order of reads
             self.collectives, during, after = [], [], []
             with self.living, torch.no_grad(), self.held:
                 for event in trace.events:
@@ -88,7 +99,7 @@ class Dry:
         tensors = [each for each in args if isinstance(each, Tensor)]
         if kind == "reduce-scatter":
             self.living.count_too(tensors[0], self.gradients)
-        group = stand_ins.ranks_of(private.group_in(args), self.policy)
+        group = ranks_of(private.group_in(args), self.policy)
         self.move(kind, max(each.nbytes for each in tensors), group)
 
     def move(self, kind: str, payload: float, group: Group) -> None:
@@ -123,6 +134,22 @@ class Dry:
 
     def read_or_call(self, event: Event) -> None:
         """Weights are read, or needed by backward, of any player; or a call of a module begins or ends."""
+        if self.on_read is None:
+            return
+        if event.kind == kinds.ENTER:
+            self.on_read.enter(self.copies(id(each) for each in dict.values(event.what._parameters)))
+        elif event.kind == kinds.LEAVE:
+            self.on_read.leave()
+        elif event.kind == kinds.READ:
+            self.on_read.read(self.copies(event.what))
+        elif event.kind == kinds.NEED:
+            for copy in self.copies([event.what]):
+                self.on_read.fetch(self.on_read.number[id(copy)])
+        elif event.what == self.policy.player.name:
+            self.on_read.begin_again()
+
+    def copies(self, weights: Any) -> list[nn.Parameter]:
+        return [self.copy_of[key] for key in weights if key in self.copy_of]
 
     def backward(self, last: bool) -> None:
         """A backward begins; the last one of the phase?"""
@@ -166,33 +193,6 @@ class Replicated(Dry):
 
     def finish(self) -> None:
         self.move("all-reduce", self.kept, self.everyone)
-
-
-class Gathered(Dry):
-    """A policy that gathers weights when they are read."""
-
-    plays = 2  # the first time a policy does not know the order of reads
-
-    def __init__(self, policy: Policy, phases: Sequence[Phase]) -> None:
-        super().__init__(policy, phases)
-        self.on_read = self.policy.on_read
-        self.on_read.before = {phase.name: [] for phase in phases}  # there is no other rank to agree with
-
-    def read_or_call(self, event: Event) -> None:
-        if event.kind == kinds.ENTER:
-            self.on_read.enter(self.copies(id(each) for each in dict.values(event.what._parameters)))
-        elif event.kind == kinds.LEAVE:
-            self.on_read.leave()
-        elif event.kind == kinds.READ:
-            self.on_read.read(self.copies(event.what))
-        elif event.kind == kinds.NEED:
-            for copy in self.copies([event.what]):
-                self.on_read.fetch(self.on_read.number[id(copy)])
-        elif event.what == self.policy.player.name:
-            self.on_read.begin_again()
-
-    def copies(self, weights: Any) -> list[nn.Parameter]:
-        return [self.copy_of[key] for key in weights if key in self.copy_of]
 
 
 class Stages(Dry):
@@ -252,3 +252,81 @@ class _Optimizer:
 
 def _empty(like: Tensor) -> Tensor:
     return torch.empty(like.shape, dtype=like.dtype, device=META)
+
+
+# ---- storage and reduction without values; stand-ins where an engine would need values ----
+
+
+def _prepare(policy: Policy) -> None:
+    """Give a policy on the meta device its storage and its reduction."""
+    if isinstance(policy, Pipeline) and policy.divided:
+        return
+    if isinstance(policy, Sharded) and policy.divided and "offload" in policy.options:
+        policy.sharing = replace(policy.sharing, home=policy.world.device)  # the CPU has values
+    if isinstance(policy, Fsdp):
+        policy.bucket = lambda part: UnitWithoutValues(part, policy.sharing)
+    if isinstance(policy, Zero1):
+        policy.storage = Sharded.make_storage(policy)  # of whole weights it gathers as much
+    elif isinstance(policy, DeepSpeed2) and policy.divided:
+        _prepare_engine(policy)
+        return
+    else:
+        policy.storage = policy.make_storage()
+    if not isinstance(policy, Ddp | Zero1):
+        policy.reduction = policy.make_reduction()
+
+
+def _prepare_engine(policy: DeepSpeed2) -> None:
+    """Stages 1 and 2 keep whole weights, which are gathered after the update; stage 3 gathers them for a phase."""
+    third = policy.stage == 3
+    sharing = Sharing(policy.world.size, 0, policy.group, keep=not third)
+    others = {name: each for name, each in policy.belongings.parameters.items() if name not in policy.weights}
+    learning = [Bucket(part, sharing) for part in parts(policy.weights)]
+    sharded_too = [Bucket(part, sharing) for part in parts(others)] if third else []
+    policy.storage = Buckets(policy.weights, sharing, learning, sharded_too)
+    if third:
+        everything, readers = policy.belongings.parameters.values(), policy.belongings.readers
+        policy.on_read = UnshardOnRead(everything, readers, policy.storage, policy.name)
+    if policy.weights:
+        policy.reduction = EngineReduction(policy)
+
+
+class UnitWithoutValues(Bucket):
+    """In place of FSDP2's unit. FSDP2 gathers into one piece of memory and copies that: both are there for a while."""
+
+    def unshard(self, dtype: torch.dtype | None = None) -> None:
+        if self.work is None:
+            self.start_unshard(dtype)
+        torch.empty_like(self.whole)
+        super().unshard(dtype)
+
+
+class EngineReduction(ReduceScatter):
+    """An engine's: whole gradients are reduced after the last backward, in one more copy of each bucket."""
+
+    def __init__(self, policy: DeepSpeed2) -> None:
+        super().__init__(policy.storage, policy.world.device, policy.group, policy.name)
+        self.scatters = policy.stage == 3
+
+    def arm(self, loss: Tensor, last: bool) -> Tensor:
+        return super().arm(loss, last=False)
+
+    def finish(self, scale: float) -> Tensor:
+        if self.scatters:
+            return super().finish(scale)
+        for bucket in self.buckets:
+            flat = bucket.joined({name: each.grad for name, each in bucket.weights.items() if each.grad is not None})
+            dist.all_reduce(flat, group=self.group)
+            for weight in bucket.weights.values():
+                weight.grad = None
+            bucket.give_gradients(flat[bucket.first : bucket.first + bucket.length].clone())
+        return self.norms()
+
+
+def ranks_of(group: dist.ProcessGroup, policy: Policy) -> Group:
+    """The ranks of a process group of this policy."""
+    if isinstance(policy, Sharded) and group == policy.sharing.copies:
+        return policy.copies
+    if isinstance(policy, Sharded) and group == policy.sharing.group:
+        return Group(policy.shards)
+    return Group(policy.world.size)

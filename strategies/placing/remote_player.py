@@ -38,7 +38,6 @@ from gan.files.checkpoint import Share
 from gan.files.errors import UserError
 from gan.phase import Phase, Player
 from strategies import private
-from strategies.amounts import Held
 from strategies.choice import ranks_as_typed
 from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, unpacked
 from strategies.placing.placement import rounds
@@ -177,9 +176,9 @@ class RemotePlayer(Policy):
         self.shared = False
         self.before: dict[nn.Module, dict[str, Any]] = {}  # of each module, the attributes that are ours now
 
-    def holds(self) -> Held:
-        """Its buffers."""
-        return Held(self.buffers)
+    @property
+    def whole_bytes(self) -> float:
+        return 0.0
 
     def adopt(self, training: bool) -> None:
         super().adopt(training)

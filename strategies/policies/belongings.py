@@ -60,12 +60,19 @@ requires_grad = attrgetter("requires_grad")
 
 
 class Switch:
-    """Makes weights require gradients, or not. Those that the author has frozen stay so. See [Note: requires_grad]."""
+    """Makes a player's weights require gradients, or not. Those that the author has frozen stay so.
 
-    def __init__(self, weights: Iterable[Tensor]) -> None:
-        self.weights = list(weights)
+    See [Note: requires_grad]. It also freezes what `Player(freeze=...)` names for a step.
+    """
+
+    def __init__(self, player: Player, weights: Mapping[str, nn.Parameter]) -> None:
+        self.player, self.weights = player, list(weights.values())
         self.on = True
         self._learning: list[Tensor] = []  # while it is off: those that require gradients when it is on
+        others = {name: each for name, each in player.module.named_parameters() if name not in weights}
+        self._others = {} if player.frozen else others  # those without an optimizer
+        self._frozen: list[nn.Parameter] = []  # in this step
+        self._parts: tuple[tuple[str, ...], list[nn.Parameter]] = ((), [])  # the last names, and what they mean
 
     def turn(self, on: bool) -> None:
         if on == self.on:
@@ -76,18 +83,6 @@ class Switch:
                 self._learning = [weight for weight in self.weights if weight.requires_grad]
             for weight in self._learning:
                 weight.requires_grad_(on)
-
-
-class PlayerSwitch(Switch):
-    """A player's switch, which also freezes what `Player(freeze=...)` names for a step."""
-
-    def __init__(self, player: Player, weights: Mapping[str, nn.Parameter]) -> None:
-        super().__init__(weights.values())
-        self.player = player
-        others = {name: each for name, each in player.module.named_parameters() if name not in weights}
-        self._others = {} if player.frozen else others  # those without an optimizer
-        self._frozen: list[nn.Parameter] = []  # in this step
-        self._parts: tuple[tuple[str, ...], list[nn.Parameter]] = ((), [])  # the last names, and what they mean
 
     def begin_step(self, step: int) -> None:
         """Freeze the sub-modules that do not learn in this step."""

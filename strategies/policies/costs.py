@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,29 +82,67 @@ def _step(optimizer: Optimizer, weights: list[nn.Parameter], foreach: bool | Non
 
 
 class Costs:
-    """Memory and messages of a policy. It needs no other rank, and no weight needs a value.
+    """Memory and messages of a policy, in bytes. It needs no other rank, and no weight needs a value.
 
-    A policy for many devices says here what it shards and sends. See strategies/cost/ for who asks.
+    A policy for many devices says here what it shards and sends: the first properties. See strategies/cost/ for who
+    asks. With the option offload all that a rank owns is in the CPU's memory.
     """
 
     player: Player
     world: World
+    options: Mapping[str, Any]
     belongings: Belongings
     weights: Mapping[str, nn.Parameter]  # those that learn
 
+    @property
+    def divided(self) -> bool:
+        """Whether there is something to share out, and somebody to share with."""
+        return False
+
+    @property
+    def whole_bytes(self) -> float:
+        """The weights that are whole between phases."""
+        return size(self.belongings.parameters.values())
+
+    @property
+    def shard_bytes(self) -> float:
+        """This rank's shards of weights, where they have memory of their own."""
+        return 0.0
+
+    @property
+    def owned_bytes(self) -> float:
+        """The weights that this rank's optimizer and average work on."""
+        return size(self.weights.values())
+
+    @property
+    def kept_bytes(self) -> float:
+        """Gradients that stay between phases."""
+        return 0.0
+
+    def flying_at_most(self) -> float:
+        """What is there in a phase for a while only, if the player is divided."""
+        return 0.0
+
+    @property
+    def offloaded(self) -> bool:
+        return self.divided and "offload" in self.options
+
+    def _owned(self) -> Held:
+        owned = self.owned_bytes
+        return Held(self.shard_bytes, 0, self.optimizer_cost.state * owned, self.averaged_part * owned)
+
     def holds(self) -> Held:
         """What a rank holds of the player between phases, on its device. Buffers count as weights."""
-        learning = size(self.weights.values())
-        state = self.optimizer_cost.state * learning
-        return Held(size(self.belongings.parameters.values()) + self.buffers, 0, state, self.averaged_part * learning)
+        return Held(self.whole_bytes + self.buffers, self.kept_bytes) + (Held() if self.offloaded else self._owned())
 
     def at_most(self) -> Held:
         """The same in a phase in which it learns, without activations. No phase is known yet, so it is a bound."""
-        return replace(self.holds(), gradients=size(self.weights.values()))
+        gradients = max(self.kept_bytes, 0 if self.offloaded else self.owned_bytes)
+        return replace(self.holds(), gradients=gradients, flying=self.flying_at_most() if self.divided else 0)
 
     def on_host(self) -> Held:
         """What a rank holds of the player in the CPU's memory, between phases and in its update."""
-        return Held()
+        return replace(self._owned(), gradients=self.owned_bytes) if self.offloaded else Held()
 
     def idle(self, phase: Phase) -> float:
         """The part of a phase in which this rank waits for others that compute: the bubble of a pipeline."""

@@ -1,7 +1,6 @@
 """ddp: the whole player on every rank."""
 
 import warnings
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,7 +9,7 @@ from lightning.pytorch.overrides.distributed import prepare_for_backward
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from strategies.amounts import Held, size
+from strategies.amounts import size
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 from strategies.sharding.reduction import Reduction, SharedReduction
@@ -29,13 +28,17 @@ class Ddp(Policy):
     max_ranks = None
     communicates_only_in_its_turn = True
 
-    def holds(self) -> Held:
-        """The reducer's buckets of gradients stay."""
-        held = super().holds()
-        return held if self.world.size == 1 else replace(held, gradients=size(self.weights.values()))
+    @property
+    def divided(self) -> bool:
+        return self.world.size > 1 and bool(self.weights)
+
+    @property
+    def kept_bytes(self) -> float:
+        """The reducer's buckets."""
+        return size(self.weights.values()) if self.divided else 0.0
 
     def make_reduction(self) -> Reduction:
-        if self.world.size == 1 or not self.weights:
+        if not self.divided:
             return super().make_reduction()
         return DdpReduction(self.storage, self.world.device, self.player.module, self.group)
 

@@ -65,28 +65,21 @@ class DeepSpeed2(Policy):
         """Whether there is an engine."""
         return self.world.size > 1 and bool(self._sharded())
 
-    def holds(self) -> Held:
-        """A copy of this rank's shard beside the whole weights."""
-        held, ranks = super().holds(), self.world.size
-        if not self.divided:
-            return held
-        shard = size(self.weights.values()) / ranks
-        if "offload" in self.options:
-            return replace(held, optimizer=0, average=0)
-        return replace(
-            held, weights=held.weights + shard, optimizer=held.optimizer / ranks, average=held.average / ranks
-        )
+    @property
+    def shard_bytes(self) -> float:
+        """A copy beside the whole weights."""
+        return size(self._sharded().values()) / self.world.size if self.divided else 0.0
+
+    @property
+    def owned_bytes(self) -> float:
+        return size(self.weights.values()) / (self.world.size if self.divided else 1)
+
+    def flying_at_most(self) -> float:
+        return size(self.weights.values())
 
     def at_most(self) -> Held:
         """The gradients are whole until they are reduced."""
-        return replace(super().at_most(), flying=size(self.weights.values()) if self.divided else 0)
-
-    def on_host(self) -> Held:
-        if not self.divided or "offload" not in self.options:
-            return Held()
-        mine = size(self._sharded().values()) / self.world.size
-        learning = size(self.weights.values()) / self.world.size
-        return Held(mine, learning, self.optimizer_cost.state * learning, self.averaged_part * learning)
+        return replace(super().at_most(), gradients=size(self.weights.values()))
 
     def make_storage(self) -> Storage:
         everything = self._sharded()
@@ -146,16 +139,22 @@ class DeepSpeed3(DeepSpeed2):
             )
         return storage
 
-    def holds(self) -> Held:
-        """The weights twice by shards, and a bucket of the engine's own."""
-        held, ranks = super().holds(), self.world.size
-        if not self.divided:
-            return held
-        learning, everything = size(self.weights.values()), size(self.belongings.parameters.values())
-        twice = 0 if "offload" in self.options else (learning + everything) / ranks
-        kept = learning / ranks if "offload" not in self.options else 0
-        return replace(held, weights=twice + self.buffers, gradients=kept, flying=OWN_BUCKET if learning else 0)
+    @property
+    def whole_bytes(self) -> float:
+        return 0.0 if self.divided else super().whole_bytes
 
-    def at_most(self) -> Held:
-        held = super().at_most()
-        return replace(held, flying=held.flying + OWN_BUCKET + size(self.belongings.parameters.values()))
+    @property
+    def shard_bytes(self) -> float:
+        """A copy for the optimizer too, if that is on the device."""
+        return super().shard_bytes + (self.owned_bytes if self.divided and not self.offloaded else 0.0)
+
+    @property
+    def kept_bytes(self) -> float:
+        return self.owned_bytes if self.divided and not self.offloaded else 0.0
+
+    def holds(self) -> Held:
+        """And a bucket of the engine's own."""
+        return replace(super().holds(), flying=OWN_BUCKET if self.divided and self.weights else 0)
+
+    def flying_at_most(self) -> float:
+        return super().flying_at_most() + OWN_BUCKET + size(self.belongings.parameters.values())

@@ -1,7 +1,6 @@
 """pipeline: each rank has some of the player's layers, and all samples of a group of ranks go through them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from types import MethodType
@@ -9,12 +8,12 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
 from gan.phase import Phase
 from strategies import private
-from strategies.amounts import Held, bubble, size
+from strategies.amounts import bubble, size
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.options.recompute import Recompute
 from strategies.pipelining import cutting
@@ -106,12 +105,7 @@ class Pipeline(Policy):
         ranks, _ = self.shape
         if ranks == self.world.size:
             return None
-        mesh = init_device_mesh(
-            self.world.device.type, (self.world.size // ranks, ranks), mesh_dim_names=("data", "stages")
-        )
-        for group in mesh.get_all_groups():
-            private.limit(group, self.world.groups.timeout)
-        return mesh
+        return self.world.groups.mesh(self.world.device.type, (self.world.size // ranks, ranks), ("data", "stages"))
 
     @property
     def sharing_group(self) -> dist.ProcessGroup:
@@ -145,17 +139,14 @@ class Pipeline(Policy):
         """The parameters of the rank that has most."""
         return max(self.parts, key=lambda part: size(part.values()))
 
-    def holds(self) -> Held:
-        if not self.divided:
-            return super().holds()
-        mine = self.of_largest()
-        learning = size(self.weights[name] for name in mine if name in self.weights)
-        state = self.optimizer_cost.state * learning
-        return Held(size(mine.values()) + self.buffers, 0, state, self.averaged_part * learning)
+    @property
+    def whole_bytes(self) -> float:
+        return size(self.of_largest().values()) if self.divided else super().whole_bytes
 
-    def at_most(self) -> Held:
+    @property
+    def owned_bytes(self) -> float:
         mine = self.of_largest() if self.divided else self.weights
-        return replace(self.holds(), gradients=size(self.weights[name] for name in mine if name in self.weights))
+        return size(self.weights[name] for name in mine if name in self.weights)
 
     def idle(self, phase: Phase) -> float:
         if not self.divided or self.player.name not in phase.learners:
@@ -280,6 +271,3 @@ class Pipeline(Policy):
             self.undo.pop()()
         self.pipes = []
         super().release()
-        if (mesh := self.__dict__.pop("mesh", None)) is not None:
-            for group in mesh.get_all_groups():
-                dist.destroy_process_group(group)

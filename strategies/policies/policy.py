@@ -24,7 +24,7 @@ from strategies.optimizers import (
 )
 from strategies.options.compile import Compiled, compiled_by_author
 from strategies.options.recompute import Recompute
-from strategies.policies.belongings import Belongings, PlayerSwitch
+from strategies.policies.belongings import Belongings, Switch
 from strategies.policies.costs import Costs
 from strategies.policies.modes import EvalWeights, Follower
 from strategies.ranks import World
@@ -80,7 +80,7 @@ class Policy(Costs):
         self.recompute: Recompute | None = None
         self.skipped = 0
         self.released = False  # after training
-        self.switch = PlayerSwitch(player, self.requiring_grad)
+        self.switch = Switch(player, self.requiring_grad)
 
     # ---- once ----
 
@@ -176,7 +176,8 @@ class Policy(Costs):
             if option is not None:
                 option.release()
         self.compiled = self.recompute = None
-        self.__dict__.pop("group", None)  # a reference would keep its threads
+        for name in ("group", "mesh", "sharing"):  # a reference would keep threads
+            vars(self).pop(name, None)
 
     @property
     def learners_optimizer(self) -> Optimizer:

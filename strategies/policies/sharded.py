@@ -1,17 +1,15 @@
 """What zero1, zero2, zero3 and fsdp have in common: each rank owns a part of a player's elements."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
-from strategies import private
-from strategies.amounts import Group, Held, size
+from strategies.amounts import Group, size
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 from strategies.sharding.bucket import Bucket, Sharing
@@ -54,11 +52,6 @@ class Sharded(Policy):
         """The ranks that own the same shard, for a plan."""
         return Group(self.world.size // self.shards, self.shards)
 
-    @property
-    def half(self) -> torch.dtype | None:
-        """The dtype in which weights are gathered, if it is not their own."""
-        return torch.bfloat16 if "bf16" in self.options else None
-
     def parts(self, weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
         """The weights of each bucket."""
         return bucket.parts(weights)
@@ -72,56 +65,38 @@ class Sharded(Policy):
     def begins_sharded(self) -> bool:
         return self.divided and not self.keep
 
-    def holds(self) -> Held:
-        """Optimizer state and average by shards; and the weights too, if they are not kept whole."""
-        held = super().holds()
-        if not self.divided:
-            return held
-        mine = self.owned_bytes()
-        weights = held.weights if self.keep else self.shard_bytes + self.buffers
-        if self.keep and self.half is not None:
-            weights += mine - sum(w.numel() * (w.element_size() - self.half.itemsize) for w in self.weights.values())
-        return self.at_home(Held(weights, 0, self.optimizer_cost.state * mine, self.averaged_part * mine))
+    @property
+    def whole_bytes(self) -> float:
+        if self.begins_sharded:
+            return 0.0
+        if self.divided and self.half is not None:
+            return super().whole_bytes - sum(
+                w.numel() * (w.element_size() - self.half.itemsize) for w in self.weights.values()
+            )
+        return super().whole_bytes
 
-    def at_most(self) -> Held:
-        held = self.holds()
-        if not self.divided:
-            return super().at_most()
-        gradients = 0.0 if "offload" in self.options else self.owned_bytes()
-        return replace(held, gradients=gradients, flying=self.flying_at_most())
+    @property
+    def shard_bytes(self) -> float:
+        """A few elements more are there, so that all ranks own equally many."""
+        if self.begins_sharded:
+            return size(self.belongings.parameters.values()) / self.shards
+        return self.owned_bytes if self.offloaded or (self.divided and self.half is not None) else 0.0
+
+    @property
+    def owned_bytes(self) -> float:
+        return size(self.weights.values()) / (self.shards if self.divided else 1)
 
     def flying_at_most(self) -> float:
         """A few buckets of whole gradients, or of whole weights too."""
         own = size(self.belongings.parameters.values()) if not self.keep else 0
         return min(WHOLE_BUCKETS * bucket.SIZE, own + size(self.weights.values()))
 
-    def owned_bytes(self) -> float:
-        """What this rank owns of the weights that learn."""
-        return self.share_of(self.weights)
-
-    def share_of(self, parameters: Mapping[str, nn.Parameter]) -> float:
-        """What a rank owns of these parameters. A few elements more are there so that all own equally many."""
-        return size(parameters.values()) / self.shards
-
-    def at_home(self, held: Held) -> Held:
-        """The same without what is in the CPU's memory."""
-        if "offload" not in self.options:
-            return held
-        shard = self.shard_bytes if self.half is not None or not self.keep else 0
-        return replace(held, weights=held.weights - shard, optimizer=0, average=0)
+    # ---- its storage ----
 
     @property
-    def shard_bytes(self) -> float:
-        """What this rank owns of all weights that are sharded."""
-        return self.owned_bytes()
-
-    def on_host(self) -> Held:
-        if not self.divided or "offload" not in self.options:
-            return Held()
-        mine = self.owned_bytes()
-        return Held(self.shard_bytes, mine, self.optimizer_cost.state * mine, self.averaged_part * mine)
-
-    # ---- its storage ----
+    def half(self) -> torch.dtype | None:
+        """The dtype in which weights are gathered, if it is not their own."""
+        return torch.bfloat16 if "bf16" in self.options else None
 
     def make_storage(self) -> Storage:
         if self.world.size == 1 or not self.weights:
@@ -152,8 +127,7 @@ class Sharded(Policy):
             size, rank = self.mesh["shards"].size(), self.mesh.get_local_rank("shards")
             group, copies = self.mesh.get_group("shards"), self.mesh.get_group("copies")
         home = torch.device("cpu") if "offload" in self.options else None
-        dtype = torch.bfloat16 if "bf16" in self.options else None
-        return Sharing(size, rank, group, copies, self.keep, home, dtype)
+        return Sharing(size, rank, group, copies, self.keep, home, self.half)
 
     @property
     def sharing_group(self) -> dist.ProcessGroup:
@@ -162,19 +136,9 @@ class Sharded(Policy):
     @cached_property
     def mesh(self) -> DeviceMesh | None:
         """A row of ranks shares one copy; a column of ranks owns the same shard. None if all ranks share one copy."""
-        if "hybrid" not in self.options:
-            return None
         size, ranks = self.shards, self.world.size
-        if size == ranks:
-            return None
-        mesh = init_device_mesh(self.world.device.type, (ranks // size, size), mesh_dim_names=("copies", "shards"))
-        for group in mesh.get_all_groups():
-            private.limit(group, self.world.groups.timeout)
-        return mesh
-
-    def release(self) -> None:
-        super().release()
-        self.__dict__.pop("sharing", None)
-        if (mesh := self.__dict__.pop("mesh", None)) is not None:
-            for group in mesh.get_all_groups():
-                dist.destroy_process_group(group)
+        return (
+            None
+            if size == ranks
+            else self.world.groups.mesh(self.world.device.type, (ranks // size, size), ("copies", "shards"))
+        )

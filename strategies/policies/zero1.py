@@ -1,11 +1,9 @@
 """zero1: the whole player on every rank, its optimizer state and average sharded."""
 
-from dataclasses import replace
-
 from torch import Tensor
 
 from gan.files.errors import UserError
-from strategies.amounts import Held, size
+from strategies.amounts import size
 from strategies.optimizers import treats_elements, why_not_apart
 from strategies.policies.ddp import DdpReduction
 from strategies.policies.sharded import Sharded
@@ -33,18 +31,19 @@ class Zero1(Sharded):
     name = "zero1"
     communicates_only_in_its_turn = True
 
-    def holds(self) -> Held:
-        """The reducer's buckets of gradients stay."""
-        held = super().holds()
-        return held if not self.divided else replace(held, gradients=size(self.weights.values()))
+    @property
+    def kept_bytes(self) -> float:
+        """The reducer's buckets of gradients."""
+        return size(self.weights.values()) if self.divided else 0.0
 
-    def at_most(self) -> Held:
-        return self.holds() if self.divided else super().at_most()
+    def flying_at_most(self) -> float:
+        return 0.0
 
+    @property
     def owned_bytes(self) -> float:
         """An equal share, or the largest share of whole weights. See [Note: whole weights]."""
-        if self.optimizer_cost.elementwise:
-            return super().owned_bytes()
+        if not self.divided or self.optimizer_cost.elementwise:
+            return super().owned_bytes
         dealt = deal({name: weight.numel() for name, weight in self.weights.items()}, self.shards)
         return max(size(self.weights[name] for name in names) for names in dealt)
 

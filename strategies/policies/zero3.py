@@ -42,10 +42,6 @@ class Zero3(Zero2):
     keep = False
     communicates_only_in_its_turn = False
 
-    @property
-    def shard_bytes(self) -> float:
-        return self.share_of(self.belongings.parameters)
-
     def flying_at_most(self) -> float:
         if self.always_whole:
             whole = size(self.belongings.parameters.values())

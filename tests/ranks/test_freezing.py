@@ -7,7 +7,7 @@ import pytest
 from lightning import Callback
 
 from gan.files.errors import UserError
-from strategies.policies.belongings import PlayerSwitch, Switch
+from strategies.policies.belongings import Switch
 from tests.support.duel import ENGINES, POLICIES, ByHand, Duel, fit, of, played
 from tests.support.parity import BROKEN, EXACT, distance, often
 
@@ -91,7 +91,7 @@ def undone(self, on):
 
 
 def without(game, policy, world):
-    with mock.patch.object(PlayerSwitch, "begin_step", lambda *_: None), mock.patch.object(Switch, "turn", undone):
+    with mock.patch.object(Switch, "begin_step", lambda *_: None), mock.patch.object(Switch, "turn", undone):
         return fit(game, policy, world)
 
 
