@@ -312,7 +312,7 @@ def editor_of(shown: Shown) -> Editor:
     data = shown.saved.run.data
     if has_numbers(data) and isinstance(shown, Paintings):
         return StyleEditor(shown.saved, data)
-    if has_numbers(data) and hasattr(data.val, "label_names") and hasattr(shown.game, "mask"):
+    if has_numbers(data) and isinstance(shown.game, Pix2pix | Spade) and shown.game.labels:
         return LabelEditor(shown.saved, data)
     raise UserError(
         f"nothing can be edited of {shown.saved.folder.path}: {type(shown.game).__name__} paints no label maps and "
