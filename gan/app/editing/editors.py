@@ -31,6 +31,8 @@ from gan.app.painting.reopen import Numbered, SavedRun, has_numbers, shown
 from gan.app.painting.styles import regions
 from gan.files.disk import read_text
 from gan.files.errors import UserError, reason
+from gan.games.pix2pix import Pix2pix
+from gan.games.spade import Spade
 
 LARGEST = 1 << 24  # bytes of an edit, or of a label map that is uploaded, and pixels of that map
 MOST_LABELS = 256  # a byte each, as in a palette PNG
