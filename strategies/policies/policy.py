@@ -41,6 +41,10 @@ class Policy(Costs):
     over the ranks. `adopt` chooses both for training. Then every phase calls, in this order: `begin`; `hold` around all
     that follows; and for a learner `arm` before each backward, `finish` after the last one, `update` if all gradients
     are finite.
+
+    Between steps a weight, buffer, average or state that a rank has whole is the same on all ranks: a checkpoint takes
+    the copy of any rank. What `finish` and `norms` return is the same on all ranks too, because each rank decides by
+    itself whether to update.
     """
 
     name = "single"

@@ -60,7 +60,7 @@ class Lifeline:
     """
 
     def __init__(self, rank: int, learned: Callable[[Failure], None]) -> None:
-        self.lost = Failure(rank, os.getpid(), socket.gethostname(), GONE, LOST)  # what others say if this rank is
+        self.obituary = Failure(rank, os.getpid(), socket.gethostname(), GONE, LOST)  # what others say if this rank is
         self._learned = learned
         self._end: Failure | None = None
         self._token = secrets.token_hex(16)
@@ -114,7 +114,7 @@ class Lifeline:
             except BaseException as error:  # noqa: BLE001 - whatever it is, it must not be silent
                 self._tell(BYE)  # it is not lost
                 warnings.warn(
-                    f"rank {self.lost.rank} does not hear of lost ranks any more, because its lifeline has failed: "
+                    f"rank {self.obituary.rank} does not hear of lost ranks any more, because its lifeline has failed: "
                     f"{error!r}; if one is lost, the run ends only after torch's time limit",
                     stacklevel=1,
                 )
@@ -150,7 +150,7 @@ class Lifeline:
             writer.close()
             return
         self._peers[writer] = self._strangers.pop(writer)
-        writer.write(_line(self.lost))
+        writer.write(_line(self.obituary))
         if self._end is not None:
             writer.write(_line(self._end))
         await self._follow(reader, writer, rank)
@@ -159,7 +159,7 @@ class Lifeline:
         async with asyncio.timeout(patience):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                writer.write(f"{token} ".encode() + _line(self.lost))  # at once: see [Note: strangers]
+                writer.write(f"{token} ".encode() + _line(self.obituary))  # at once: see [Note: strangers]
                 first = from_json(await reader.readline())
             except (OSError, ValueError, asyncio.CancelledError) as error:
                 writer.close()

@@ -73,7 +73,7 @@ class Survivor:
 
     def _look_after_family(self) -> None:
         """Watch parent and children. Lightning's own check ends all ranks with SIGKILL and names none."""
-        here = self.lifeline.lost
+        here = self.lifeline.obituary
         while not (self._out.is_set() or self._tied.wait(LOOK)):
             for rank, child in self.children.items():
                 if child.poll() is not None:
@@ -178,7 +178,7 @@ class Survivor:
     def _say(self, end: Failure) -> None:
         if not self._said:
             self._said = True
-            if agent.speaks() and end.host == self.lifeline.lost.host:
+            if agent.speaks() and end.host == self.lifeline.obituary.host:
                 return  # the agent says how it ended
             with contextlib.suppress(OSError, ValueError):  # stderr may be closed
                 print(printable(f"\nerror: {self._words(end)}"), file=sys.stderr, flush=True)  # below the progress bar
@@ -201,7 +201,7 @@ class Survivor:
         """End this process, whose main thread waits in vain. The other ranks end too. Called in another thread."""
         if self._out.is_set() or self._known.is_set():
             return
-        end = replace(self.lifeline.lost, why=why + self._go_on(), kind=REFUSED)
+        end = replace(self.lifeline.obituary, why=why + self._go_on(), kind=REFUSED)
         if self.rank == 0:
             self._say(end)
         self.lifeline.leave(end)
@@ -210,7 +210,7 @@ class Survivor:
     def interrupt(self, why: str, status: int) -> None:
         """End this process, and tell the other ranks why. Called in a signal handler."""
         self._out.set()
-        self.lifeline.leave(replace(self.lifeline.lost, why=why, kind=REFUSED))
+        self.lifeline.leave(replace(self.lifeline.obituary, why=why, kind=REFUSED))
         self._finish(UserError(why), status)
 
     def end_children(self, patience: float = 0.0, those: Iterable[int] = ()) -> None:

@@ -117,7 +117,7 @@ def test_a_reason_reaches_the_others_and_not_oneself(rank):
     with world(3) as (lines, _):
         end = Failure(rank, 7, "here", "batch 5 is not divisible", REFUSED)
         lines[rank].leave(end)
-        assert [line.learns() for line in lines if line.lost.rank != rank] == [end, end]
+        assert [line.learns() for line in lines if line.obituary.rank != rank] == [end, end]
         assert quiet(*lines)
         assert str(end) == "batch 5 is not divisible"
 
