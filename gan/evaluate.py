@@ -95,6 +95,8 @@ def parse(argv: list[str] | None = None) -> Namespace:
     add = parser.add_argument
     add("--scores", type=str, default="all", help=f"some of {','.join(NEEDS)}; default: all that are possible")
     add("--inception", type=Path | None, default=None, help=options.INCEPTION)
+    what = "weights for LPIPS: VGG-16's as torchvision publishes them, vgg16-397923af.pth"
+    add("--lpips", type=Path | None, default=None, help=what)
     what = "weights for mIoU: a state dict of a torchvision segmentation network"
     add("--segmenter", type=Path | None, default=None, help=what)
     add("--ignore_labels", type=str, default="", help="labels whose pixels mIoU leaves out, such as 0,182")
@@ -133,6 +135,7 @@ def _evaluate(request: Namespace, computer: "Computer", local_rank: int = 0) -> 
         opened,
         scores=request.scores,
         inception=request.inception,
+        lpips=request.lpips,
         segmenter=request.segmenter,
         ignore=request.ignore_labels,
         count=request.count,

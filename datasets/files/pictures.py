@@ -5,6 +5,7 @@ import shutil
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,15 +152,15 @@ class Pictures(Dataset):
                 file.truncate((first + len(todo)) * self.bytes)
         rows = {entry: first + place if room else -1 for place, entry in enumerate(todo)}
 
-        def decode(entry: int) -> str:
-            pixels, row = self._decode(entry), rows[entry]
-            if row >= 0:
-                with self.file.open("r+b", buffering=0) as file:
-                    file.seek(row * self.bytes)
-                    file.write(pixels.contiguous().numpy().data)
-            return str(row)
+        return partial(self._decode_into, rows)
 
-        return decode
+    def _decode_into(self, rows: dict[int, int], entry: int) -> str:
+        pixels, row = self._decode(entry), rows[entry]
+        if row >= 0:
+            with self.file.open("r+b", buffering=0) as file:
+                file.seek(row * self.bytes)
+                file.write(pixels.contiguous().numpy().data)
+        return str(row)
 
     def _is_there(self, row: str) -> bool:
         return int(row) < 0 or (self.file.exists() and self.file.stat().st_size >= (int(row) + 1) * self.bytes)

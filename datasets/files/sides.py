@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -53,25 +52,20 @@ class Part(Source):
             yield picture
 
 
-@dataclass(frozen=True)
-class Sides:
-    """What a path holds: both sides to train on, and both held out, perhaps of no pictures."""
-
-    a: Part
-    b: Part
-    held_a: Part
-    held_b: Part
-    said: str
+Both = tuple[Part, Part]
 
 
-def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bool = False) -> Sides:
-    """The sides at a path, pairs in the same order. Their names are found out: A/ and B/, trainA/ ..., or halves.
+def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bool = False) -> tuple[Both, Both, str]:
+    """Both sides at a path, to train on and held out, and what they are. Pairs are in the same order.
+
+    The sides' names are found out: A/ and B/, trainA/ ..., or halves.
 
     What is in val/ or testB/ is held out, else the share `held_out`, which the names decide. A picture without a
     partner is an error, unless `leave_out`.
     """
     source = find_source(data, classes=False)
-    places, titles = _places([os.fsdecode(name) for name in source.names])
+    names = [PurePosixPath(os.fsdecode(name)) for name in source.names]
+    places, titles = _places([name.with_suffix("").parts if paired else name.parts for name in names])
     halves = not titles
     if halves:
         with source.opened(0) as picture:
@@ -83,7 +77,8 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
     for row, (split, side, key) in enumerate(places):
         if split in TRAINED or split in held:
             for each in side if not halves else "ab":
-                found[split in held, each][key] = row
+                if (other := found[split in held, each].setdefault(key, row)) != row:
+                    raise UserError(f"{source.name(other)} and {source.name(row)} have the same name; remove one")
     if paired:
         _pair_up(found, data, leave_out)
     for side in "ab":
@@ -101,12 +96,13 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
     count = f"{len(found[False, 'a']):,}" + ("" if paired else f" and {len(found[False, 'b']):,}")
     what = "pairs" if paired else "pictures"
     said = f"data {data}: {said}, {count} {what} to train on and {len(found[True, 'a']):,} held out"
-    return Sides(part(False, "a"), part(False, "b"), part(True, "a"), part(True, "b"), said)
+    if not halves and (others := sum(not side for _, side, _ in places)):
+        said += f"; {others:,} pictures in other folders left out"
+    return (part(False, "a"), part(False, "b")), (part(True, "a"), part(True, "b")), said
 
 
-def _places(names: Sequence[str]) -> tuple[list[tuple[str, str, str]], tuple[str, ...]]:
+def _places(parts: Sequence[tuple[str, ...]]) -> tuple[list[tuple[str, str, str]], tuple[str, ...]]:
     """The split, the side (a, b or none) and the rest of each name; and what both sides are called."""
-    parts = [PurePosixPath(name).with_suffix("").parts for name in names]
 
     def heads(depth: int) -> set[str]:
         return {each[depth].lower() for each in parts if len(each) > depth + 1}

@@ -14,12 +14,14 @@ from nets.resnet import Norm, ResnetGenerator
 from nets.unet import UNet
 
 DEEPEST = 9  # unet_512
+SELDOM = 4  # a U-Net that halves less often sees too little
 
 
 def unet_depth(size: tuple[int, int], name: str = "unet") -> int:
-    """How often a U-Net halves pictures of a size: as often as published ones of that size, or as its name says."""
-    divides = [depth for depth in range(2, DEEPEST + 1) if not any(side % 2**depth for side in size)]
-    wanted = int(name.removeprefix("unet_")).bit_length() - 1 if name != "unet" else max(divides, default=2)
+    """How often a U-Net halves pictures of a size: as its name says, or as often as it can; seldom is refused."""
+    divides = [depth for depth in range(1, DEEPEST + 1) if not any(side % 2**depth for side in size)]
+    seldom = min(SELDOM, min(size).bit_length() - 1)
+    wanted = int(name.removeprefix("unet_")).bit_length() - 1 if name != "unet" else max([seldom, *divides])
     if wanted not in divides:
         step = 2**wanted
         fits = "x".join(str(max(1, round(side / step)) * step) for side in size[::-1])

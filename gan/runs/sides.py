@@ -11,7 +11,7 @@ from gan.runs.run import Fit, Pixels, Seed, Share, is_planned, say
 
 if TYPE_CHECKING:
     from datasets import GanData
-    from datasets.files.sides import PairedSides, Part, Side, Sides
+    from datasets.files.sides import Both, PairedSides, Side
 
 
 @dataclass
@@ -48,69 +48,53 @@ class OnSides:
     def find(self, *, paired: bool, backwards: bool = False) -> "FoundSides":
         """Look, decode what is new, and say in one line what there is. `backwards` exchanges A and B."""
         from datasets.files.made_up import MadeUp
+        from datasets.files.pictures import Headers
         from datasets.files.sides import PairedSides, Side, UnpairedSides, find_sides
 
         size = typed_size(self.size)
         check_frame(self.channels, self.fit)
         kind = PairedSides if paired else UnpairedSides
         try:
-            sides = find_sides(self.data, paired=paired, held_out=self.held_out, leave_out=self.skip_broken)
+            train, val, said = find_sides(self.data, paired=paired, held_out=self.held_out, leave_out=self.skip_broken)
         except UserError:
             if not is_planned():
                 raise
             size = size or (PLANNED, PLANNED)
-            made_up = Side(MadeUp(self._enlarged(size), self.channels or 3), size)
-            both = kind(made_up, made_up)
-            return FoundSides(self, both, both, (self.channels or 3,) * 2)
-        return self._open(sides, size, kind, backwards)
-
-    def _open(
-        self, sides: "Sides", size: tuple[int, int] | None, kind: "type[PairedSides]", backwards: bool
-    ) -> "FoundSides":
-        from datasets.files.pictures import Headers
-        from datasets.files.sides import PairedSides
-
-        a, b = Headers(sides.a), Headers(sides.b)
-        size = size or a.size()[0]
-        channels = self.channels or a.channels, self.channels or b.channels
-        train = self._side(sides.a, sides.b, self._enlarged(size), channels, size, kind is PairedSides)
-        val = self._side(sides.held_a, sides.held_b, size, channels, size, kind is PairedSides)
-        names = {1: "gray", 3: "RGB", 4: "RGBA"}
-        fit = {"crop": "cropped", "pad": "padded", "stretch": "stretched"}[self.fit]
-        shown = names[channels[0]] if channels[0] == channels[1] else f"{names[channels[0]]} and {names[channels[1]]}"
-        way = ", from B to A" if backwards else ""
-        say(f"{sides.said}; {fit} to {size[1]}x{size[0]}, {shown}{way}")
-        assert train is not None, "find_sides has refused a side without pictures"
+            side = Side(MadeUp(self._enlarged(size), self.channels or 3), size)
+            return FoundSides(self, kind(side, side), kind(side, side), (self.channels or 3,) * 2)
         if backwards:
-            train, val, channels = train[::-1], val and val[::-1], channels[::-1]
-        return FoundSides(self, kind(*train), val and kind(*val), channels)
+            train, val, said = train[::-1], val[::-1], f"{said}, from B to A"
+        headers = Headers(train[0]), Headers(train[1])
+        size = size or headers[0].size()[0]
+        channels = self.channels or headers[0].channels, self.channels or headers[1].channels
+        shown = " and ".join(dict.fromkeys({1: "gray", 3: "RGB", 4: "RGBA"}[count] for count in channels))
+        fit = {"crop": "cropped", "pad": "padded", "stretch": "stretched"}[self.fit]
+        say(f"{said}; {fit} to {size[1]}x{size[0]}, {shown}")
+        some = all(map(len, val))
+        return FoundSides(
+            self,
+            kind(*self._opened(train, self._enlarged(size), channels, size, paired)),
+            kind(*self._opened(val, size, channels, size, paired)) if some else None,
+            channels,
+        )
 
     def _enlarged(self, size: tuple[int, int]) -> tuple[int, int]:
         """The size of which a random part is cropped in training."""
         return (round(size[0] * 286 / 256), round(size[1] * 286 / 256)) if self.crop else size
 
-    def _side(
-        self,
-        a: "Part",
-        b: "Part",
-        stored: tuple[int, int],
-        channels: tuple[int, int],
-        size: tuple[int, int],
-        both: bool,
-    ) -> "tuple[Side, Side] | None":
-        """Both sides of a split; None where it has no pictures."""
+    def _opened(
+        self, parts: "Both", stored: tuple[int, int], channels: tuple[int, int], size: tuple[int, int], paired: bool
+    ) -> "list[Side]":
+        """Both sides of a split, decoded."""
         from datasets.files.decoding import Frame
         from datasets.files.pictures import Pictures
         from datasets.files.sides import Side, aligned
 
-        if not (len(a) and len(b)):
-            return None
         opened = [
             Pictures(part, Frame(*stored, count, self.fit, self.background), self.skip_broken)
-            for part, count in zip((a, b), channels, strict=True)
+            for part, count in zip(parts, channels, strict=True)
         ]
-        one, other = aligned(*opened) if both else opened
-        return Side(one, size), Side(other, size)
+        return [Side(each, size) for each in (aligned(*opened) if paired else opened)]
 
 
 class FoundSides:

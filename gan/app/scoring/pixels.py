@@ -11,7 +11,9 @@ from torchvision.transforms.v2 import functional
 
 from gan.app.scoring.features import read_weights
 from gan.files.errors import UserError
+from nets.lpips import Lpips, load_lpips
 
+VGG = "vgg16-397923af.pth"  # as torchvision publishes the weights
 WINDOW = {"gaussian_kernel": True, "sigma": 1.5, "kernel_size": 11, "k1": 0.01, "k2": 0.03}
 
 
@@ -46,6 +48,12 @@ def rmse(made: Tensor, truth: Tensor) -> Tensor:
 def psnr(made: Tensor, truth: Tensor) -> Tensor:
     """Peak signal to noise ratio in dB of pictures in [-1, 1]; infinite for equal ones."""
     return peak_signal_noise_ratio(unit(made), unit(truth), data_range=1.0, reduction="none", dim=(1, 2, 3))
+
+
+def lpips(file: Path | None) -> Lpips:
+    if file is None:
+        raise UserError(f"LPIPS needs VGG-16's weights; bring {VGG}, and type --lpips and its path")
+    return load_lpips(str(file))
 
 
 def masked_error(made: Tensor, truth: Tensor, known: Tensor) -> Tensor:

@@ -15,13 +15,15 @@ from gan.app.scoring.features import Extractor
 from gan.app.scoring.names import NEEDS
 from gan.app.scoring.outputs import Heard, Made
 from gan.files.errors import UserError
+from nets.lpips import Lpips
+from nets.vgg import SMALLEST
 
 Rows = dict[str, Tensor]
 
 NO_FLOAT64 = ["mps"]  # devices without the numbers in which pixels are compared; a CPU compares them
 
 # The figures that are means of one number a picture.
-MEANS = ("ssim", "ssim_range_2", "rmse", "psnr", "region_error", "region_spill", "mel_error")
+MEANS = ("ssim", "ssim_range_2", "rmse", "psnr", "lpips", "region_error", "region_spill", "mel_error")
 
 
 @dataclass
@@ -31,13 +33,14 @@ class Scorer:
     scores: tuple[str, ...]
     labels: int = 0
     extractor: Extractor | None = None
+    lpips: Lpips | None = None
     segmenter: nn.Module | None = None
     segmenter_file: Path | None = None
     ignore: tuple[int, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
 
     def to(self, device: torch.device | str) -> "Scorer":
-        for network in (None if self.extractor is None else self.extractor.network, self.segmenter):
+        for network in (None if self.extractor is None else self.extractor.network, self.lpips, self.segmenter):
             if network is not None:
                 network.to(device)
         return self
@@ -57,6 +60,8 @@ class Scorer:
                 rows["rmse"] = pixels.rmse(seen.pictures, seen.truth)
             if "psnr" in self.scores:
                 rows["psnr"] = pixels.psnr(seen.pictures, seen.truth)
+            if self.lpips is not None:
+                rows["lpips"] = self.lpips(made.pictures, made.truth).flatten().cpu().double()
         if seen.known is not None and "transfer" in self.scores:
             rows["transfer"] = pixels.masked_error(seen.pictures, seen.truth, seen.known)
         if seen.region is not None and "transfer" in self.scores:
@@ -140,6 +145,7 @@ def choose(
     *,
     labels: int = 0,
     inception: Path | None = None,
+    lpips: Path | None = None,
     segmenter: Path | None = None,
     ignore: tuple[int, ...] = (),
 ) -> Scorer:
@@ -155,7 +161,8 @@ def choose(
             raise UserError(f"--ignore-labels {label}: the labels are {f'0 to {labels - 1}' if labels else 'none'}")
     scorer = Scorer(scores=(), labels=labels, segmenter_file=segmenter, ignore=ignore)
     fits = {name for each in made.values() for name in _fitting(each, count)}
-    files = {"fid": inception, "kid": inception, "miou": segmenter}
+    fits -= {"lpips"} if lpips is None and "lpips" not in asked else set()
+    files = {"fid": inception, "kid": inception, "lpips": lpips, "miou": segmenter}
     for name in asked or NEEDS:
         must = asked or files.get(name) is not None
         if name not in fits and not must:
@@ -169,6 +176,8 @@ def choose(
                 scorer.extractor = features.inception(inception)
             if name in ("features", "precision", "recall") and scorer.extractor is None:
                 scorer.extractor = features.always() if name == "features" else features.best(inception)
+            if name == "lpips":
+                scorer.lpips = pixels.lpips(lpips)
             if name == "miou":
                 scorer.segmenter = pixels.segmenter(segmenter, labels)
         except UserError as error:
@@ -184,6 +193,7 @@ def _fitting(made: Made | Heard, count: int) -> set[str]:
     if isinstance(made, Heard):
         return {"mel"}
     fitting = {"ssim", "rmse", "psnr"} if made.paired else set()
+    fitting |= {"lpips"} if made.paired and min(made.pictures.shape[2:]) >= SMALLEST else set()
     fitting |= {"fid", "kid", "features", "precision", "recall"} if count >= 2 else set()
     fitting |= {"miou"} if made.label is not None else set()
     return fitting | ({"transfer"} if made.known is not None else set())

@@ -38,6 +38,7 @@ def evaluate(
     *,
     scores: tuple[str, ...] = (),
     inception: Path | None = None,
+    lpips: Path | None = None,
     segmenter: Path | None = None,
     ignore: tuple[int, ...] = (),
     count: int | None = None,
@@ -61,7 +62,7 @@ def evaluate(
     # What the game makes of one sample shows which scores are possible.
     numbers, first, _ = next(_turns(opened, 1, 1, World(), workers=0))
     shown = play(game, numbers, prepared(first), count)
-    files = {"inception": inception, "segmenter": segmenter}
+    files = {"inception": inception, "lpips": lpips, "segmenter": segmenter}
     scorer = choose(shown, count, scores, labels=getattr(game, "labels", 0), ignore=ignore, **files).to(device)
     with tqdm(total=count, unit="sample", disable=world.rank > 0, dynamic_ncols=True, mininterval=0.5) as bar:
         found = scored(game, _turns(opened, count, batch_size, world), scorer, count, prepared, world, bar=bar)

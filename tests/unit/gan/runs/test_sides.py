@@ -1,5 +1,6 @@
 """Two sides of pictures: what a path holds is found out, in pairs or without, and becomes batches."""
 
+import pickle
 import shutil
 
 import numpy as np
@@ -85,6 +86,21 @@ def test_what_has_no_partner_is_named(tmp_path):
     assert len(found(tmp_path, paired=False, held_out=0.0).train) == 9
 
 
+def test_two_files_of_one_name_are_refused_in_pairs_and_two_pictures_without(tmp_path):
+    fill(tmp_path, "A", "B")
+    put(tmp_path / "B" / "3.png")
+    with pytest.raises(UserError, match=r"3\.jpg and .*3\.png have the same name; remove one"):
+        found(tmp_path)
+    assert len(found(tmp_path, paired=False, held_out=0.0).train.b) == 9
+
+
+def test_other_folders_are_left_out_and_said(tmp_path, capsys):
+    fill(tmp_path, "A", "B")
+    put(tmp_path / "both" / "1.png")
+    assert brightness(found(tmp_path, held_out=0.0).train) == PAIRS
+    assert "; 1 pictures in other folders left out; cropped" in capsys.readouterr().err
+
+
 def test_a_broken_picture_takes_its_partner_with_it(tmp_path):
     fill(tmp_path, "A", "B")
     (tmp_path / "A" / "3.png").write_bytes(b"no picture")
@@ -158,3 +174,10 @@ def test_a_plan_needs_no_pictures():
         16,
         16,
     )
+
+
+def test_the_work_of_decoding_can_be_sent_to_processes_that_are_not_forked(tmp_path):
+    fill(tmp_path, "A", "B")
+    pictures = found(tmp_path, held_out=0.0, crop=False).train.a.pictures
+    decode = pickle.loads(pickle.dumps(pictures._begin([0, 1])))
+    assert [int(decode(entry)) for entry in (0, 1)] == [8, 9]

@@ -47,6 +47,22 @@ def test_with_the_files_there_is_more_and_no_stand_in(networks):
     assert found.extractor is FID and not found.left_out
 
 
+def test_lpips_is_the_mean_of_the_distances_from_the_truth(monkeypatch):
+    class Distance(nn.Module):
+        def forward(self, one, other):
+            return (one - other).abs().mean((1, 2, 3), keepdim=True)
+
+    monkeypatch.setattr(pixels, "load_lpips", lambda file: Distance())
+    found = choose(PAINTED, 1, lpips="vgg16.pth")
+    assert found.scores == ("ssim", "rmse", "psnr", "lpips")
+    made = Made(torch.stack([torch.full((3, 16, 16), value) for value in (0.25, 0.75)]), torch.zeros(2, 3, 16, 16))
+    assert found.figures(found.rows(made), {})["lpips"] == pytest.approx(0.5)
+    with pytest.raises(UserError, match=r"LPIPS needs VGG-16's weights; bring .* and type --lpips"):
+        choose(PAINTED, 1, ("lpips",))
+    with pytest.raises(UserError, match="score lpips: it needs a truth"):
+        choose(FROM_NOISE, 1, ("lpips",))
+
+
 def test_what_a_game_has_no_use_for_is_left_out_silently():
     found = choose(FROM_NOISE, 8)
     assert found.scores == ("features", "precision", "recall")
