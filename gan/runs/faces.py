@@ -227,9 +227,6 @@ def cut_faces(
     max_steps: PositiveInt = 800,
     faces: PositiveInt = 1000,
     width: PositiveInt = 16,
-    blocks: PositiveInt = 5,
-    rate: PositiveFloat = 1e-3,
-    nce: NonNegativeFloat = 1.0,
     patches: PositiveInt = 64,
     **settings: Any,
 ) -> Run:
@@ -240,9 +237,6 @@ def cut_faces(
         max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
         faces: How many faces of each kind to train on.
         width: Channels of the networks' first layers.
-        blocks: Residual blocks of the generator, 5 or more.
-        rate: Learning rate of all networks.
-        nce: Weight of the loss that a patch must stay like itself.
         patches: How many patches of a picture are compared in each layer.
     """
     from gan.games.cut import Cut
@@ -250,13 +244,8 @@ def cut_faces(
 
     drawn = SmallFaces(batch_size=batch_size, faces=faces, **settings)
     torch.manual_seed(drawn.seed)
-    game = Cut(
-        *cut_networks(3, width, blocks, vectors=4 * width, judge=2 * width, layers=2),
-        linear_decay(max_steps),
-        rate=rate,
-        nce=nce,
-        patches=patches,
-    )
+    networks = cut_networks(3, width, blocks=5, vectors=4 * width, judge=2 * width, layers=2)
+    game = Cut(*networks, linear_decay(max_steps), rate=1e-3, patches=patches)
     return _of_two_kinds(game, drawn, max_steps)
 
 

@@ -20,126 +20,115 @@ if TYPE_CHECKING:
     from gan.games.cyclegan import CycleGan
 
 
+@dataclass
+class Unpaired(OnSides):
+    """What the runs share.
+
+    Args:
+        epochs: How often the larger folder is shown at the full rate; published: 100 (cyclegan), 200 (cut), 150
+            (fastcut).
+        falling_epochs: How often after that, while the rate falls; published: 100 (cyclegan), 200 (cut), 50 (fastcut).
+        max_steps: Steps of the whole training, in place of both; the rate falls over its second half.
+        batch_size: Pictures of each kind a step, of all ranks together.
+        width: Channels of the networks' first layers.
+        blocks: Residual blocks of a generator; published: 9, or 6 for less than 256 pixels; cut needs 5.
+        layers: How often a discriminator halves a picture; with 3 it judges patches of 70 pixels.
+        rate: Learning rate of all networks.
+        from_: Typed --from: a published file, such as latest_net_G.pth, or the folder of several, to begin with.
+    """
+
+    epochs: PositiveInt | None = None
+    falling_epochs: NonNegativeInt | None = None
+    max_steps: PositiveInt | None = None
+    batch_size: PositiveInt = 1
+    width: PositiveInt = 64
+    blocks: PositiveInt = 9
+    layers: PositiveInt = 3
+    rate: PositiveFloat = 2e-4
+    from_: str | None = None
+
+    def begin(self, epochs: int, falling: int, ahead: int) -> tuple[FoundSides, int, int, Any]:
+        """The pictures and their channels, the steps of the training, and how the rate falls."""
+        from gan.games.pix2pix import epoch_decay, linear_decay
+
+        found = self.find(paired=False)
+        a, b = found.channels
+        if a != b:
+            raise UserError(f"{self.data} has pictures of {a} and of {b} channels; type --channels 3")
+        torch.manual_seed(self.seed)
+        if self.max_steps is not None:
+            return found, a, self.max_steps, linear_decay(self.max_steps)
+        ends = self.epochs or epochs, falling if self.falling_epochs is None else self.falling_epochs
+        batches = max(1, len(found) // self.batch_size)
+        return found, a, sum(ends) * batches, epoch_decay(*ends, batches, ahead)
+
+    def run(self, game: "CycleGan | Cut", found: FoundSides, steps: int) -> Run:
+        from nets.published.files import read_published
+
+        if self.from_ is not None:
+            say(f"weights: {', '.join(read_published(self.from_, game.published()))} of {self.from_}")
+        scores = {"val/distance": "distance of translated from held-out pictures"} if found.val is not None else {}
+        return Run(game, found.data(self.batch_size), steps, scores)
+
+
 def cyclegan(
-    epochs: PositiveInt = 100,
-    falling_epochs: NonNegativeInt = 100,
-    max_steps: PositiveInt | None = None,
-    batch_size: PositiveInt = 1,
-    width: PositiveInt = 64,
-    blocks: PositiveInt = 9,
-    layers: PositiveInt = 3,
-    rate: PositiveFloat = 2e-4,
-    cycle: NonNegativeFloat = 10.0,
-    identity: NonNegativeFloat = 0.5,
-    pool: NonNegativeInt = 50,
-    from_: str | None = None,
-    **settings: Any,
+    cycle: NonNegativeFloat = 10.0, identity: NonNegativeFloat = 0.5, pool: NonNegativeInt = 50, **settings: Any
 ) -> Run:
     """CycleGAN on two kinds of pictures of yours: from A to B and from B to A, learned without pairs.
 
     Args:
-        epochs: How often the larger folder is shown at the full learning rate.
-        falling_epochs: How often it is shown after that, while the learning rate falls to zero.
-        max_steps: Steps of the whole training, in place of both; the rate falls over its second half.
-        batch_size: Pictures of each kind a step, of all ranks together.
-        width: Channels of the networks' first layers.
-        blocks: Residual blocks of each generator; published: 9 for 256 pixels and more, 6 for less.
-        layers: How often a discriminator halves a picture; with 3 it judges patches of 70 pixels.
-        rate: Learning rate of all networks.
         cycle: Weight of the loss that a picture translated there and back must be the same.
         identity: Weight of the loss that a picture of the wanted kind must stay as it is, as a part of cycle.
         pool: How many past fakes of each kind the discriminators are shown again.
-        from_: Typed --from: a published file, such as latest_net_G_A.pth, or the folder of several, to begin with.
     """
     from gan.games.cyclegan import CycleGan
 
-    pictures = OnSides(**settings)
-    found = pictures.find(paired=False)
-    channels = _channels(found)
-    steps, decay = _length(found, batch_size, epochs, falling_epochs, max_steps, ahead=2)
-    torch.manual_seed(pictures.seed)
+    typed = Unpaired(**settings)
+    found, channels, steps, decay = typed.begin(100, 100, ahead=2)
     game = CycleGan(
-        partial(ResnetGenerator, channels, channels, width, blocks),
-        partial(PatchGan, channels, width, layers, norm="instance"),
+        partial(ResnetGenerator, channels, channels, typed.width, typed.blocks),
+        partial(PatchGan, channels, typed.width, typed.layers, norm="instance"),
         decay,
-        rate=rate,
+        rate=typed.rate,
         cycle=cycle,
         identity=identity,
         pool=pool,
     )
-    return _run(game, found, batch_size, steps, from_)
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A published configuration."""
-
-    nce: float
-    identity: bool
-    epochs: int
-    falling: int
-
-
-PRESETS = {"cut": Preset(1.0, True, 200, 200), "fastcut": Preset(10.0, False, 150, 50)}
+    return typed.run(game, found, steps)
 
 
 def cut(
     config_: str = "cut",
-    epochs: PositiveInt | None = None,
-    falling_epochs: NonNegativeInt | None = None,
-    max_steps: PositiveInt | None = None,
-    batch_size: PositiveInt = 1,
-    width: PositiveInt = 64,
-    blocks: PositiveInt = 9,
-    layers: PositiveInt = 3,
-    rate: PositiveFloat = 2e-4,
     nce: NonNegativeFloat | None = None,
     patches: PositiveInt = 256,
     all_negatives: bool = False,
-    from_: str | None = None,
     **settings: Any,
 ) -> Run:
     """CUT or FastCUT on two kinds of pictures of yours: from A to B, learned without pairs, in half of CycleGAN's time.
 
-    What is not typed is that of the configuration.
-
     Args:
         config_: Typed --config: cut, or fastcut, which is lighter: it translates no pictures of B, and mirrors some.
-        epochs: How often the larger folder is shown at the full learning rate; published: 200 (cut), 150 (fastcut).
-        falling_epochs: How often after that, while the learning rate falls; published: 200 (cut), 50 (fastcut).
-        max_steps: Steps of the whole training, in place of both; the rate falls over its second half.
-        batch_size: Pictures of each kind a step, of all ranks together.
-        width: Channels of the networks' first layers.
-        blocks: Residual blocks of the generator, 5 or more.
-        layers: How often a discriminator halves a picture; with 3 it judges patches of 70 pixels.
-        rate: Learning rate of all networks.
         nce: Weight of the loss that a patch must stay like itself; published: 1 (cut), 10 (fastcut).
         patches: How many patches of a picture are compared in each layer.
         all_negatives: Compare a patch with those of all pictures of the batch, not only of its own.
-        from_: Typed --from: a published file, such as latest_net_G.pth, or the folder of several, to begin with.
     """
     from gan.games.cut import Cut
 
-    if config_ not in PRESETS:
-        raise UserError(f"--config {config_} is not known; type one of {', '.join(PRESETS)}")
-    preset = PRESETS[config_]
-    pictures = OnSides(**settings)
-    found = pictures.find(paired=False)
-    channels = _channels(found)
-    ends = preset.epochs if epochs is None else epochs, preset.falling if falling_epochs is None else falling_epochs
-    steps, decay = _length(found, batch_size, *ends, max_steps, ahead=1)
-    torch.manual_seed(pictures.seed)
+    if config_ not in ("cut", "fastcut"):
+        raise UserError(f"--config {config_} is not known; type cut or fastcut")
+    typed, fast = Unpaired(**settings), config_ == "fastcut"
+    found, channels, steps, decay = typed.begin(*((150, 50) if fast else (200, 200)), ahead=1)
     game = Cut(
-        *cut_networks(channels, width, blocks, judge=width, layers=layers),
+        *cut_networks(channels, typed.width, typed.blocks, judge=typed.width, layers=typed.layers),
         decay,
-        rate=rate,
-        nce=preset.nce if nce is None else nce,
-        identity=preset.identity,
-        flips=not preset.identity,
+        rate=typed.rate,
+        nce=(10.0 if fast else 1.0) if nce is None else nce,
+        identity=not fast,
+        flips=fast,
         patches=patches,
         all_negatives=all_negatives,
     )
-    return _run(game, found, batch_size, steps, from_)
+    return typed.run(game, found, steps)
 
 
 def cut_networks(
@@ -153,31 +142,3 @@ def cut_networks(
     start_(generator, xavier=True)
     start_(discriminator, xavier=True)
     return generator, PatchVectors([channels, 2 * width, *[4 * width] * 3], vectors), discriminator
-
-
-def _channels(found: FoundSides) -> int:
-    a, b = found.channels
-    if a != b:
-        raise UserError(f"{found.options.data} has pictures of {a} and of {b} channels; type --channels 3")
-    return a
-
-
-def _length(
-    found: FoundSides, batch_size: int, epochs: int, falling: int, max_steps: int | None, ahead: int
-) -> tuple[int, Any]:
-    """The steps of a training, and how the learning rate falls."""
-    from gan.games.pix2pix import epoch_decay, linear_decay
-
-    if max_steps is not None:
-        return max_steps, linear_decay(max_steps)
-    batches = max(1, len(found) // batch_size)
-    return (epochs + falling) * batches, epoch_decay(epochs, falling, batches, ahead)
-
-
-def _run(game: "CycleGan | Cut", found: FoundSides, batch_size: int, steps: int, from_: str | None) -> Run:
-    from nets.published.files import read_published
-
-    if from_ is not None:
-        say(f"weights: {', '.join(read_published(from_, game.published()))} of {from_}")
-    scores = {"val/distance": "distance of translated from held-out pictures"} if found.val is not None else {}
-    return Run(game, found.data(batch_size), steps, scores)

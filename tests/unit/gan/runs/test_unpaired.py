@@ -85,7 +85,7 @@ def test_translations_are_those_of_the_generators(folders):
 
 
 def test_what_cannot_be_is_refused(folders):
-    with pytest.raises(UserError, match="--config cat is not known; type one of cut, fastcut"):
+    with pytest.raises(UserError, match="--config cat is not known; type cut or fastcut"):
         made(folders, "cut", config_="cat")
     with pytest.raises(UserError, match="type --blocks 5 or more"):
         made(folders, "cut", blocks=4)
