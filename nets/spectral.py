@@ -34,23 +34,18 @@ class SpectralNorm(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The weight with a largest singular value of one. To the gradient, u and v are constants."""
-        with full_precision(weight.device.type):
+        with _full_precision(weight.device.type):
             matrix = weight.flatten(1)
             if self.training:
                 self._iterate(matrix.detach())
             # Copy u and v, because the next forward may overwrite them before this one's backward.
-            return divided(weight, self._u.clone(), self._v.clone())
+            return _Normalised.apply(weight, self._u.clone(), self._v.clone())
 
     @torch.no_grad()
     def _iterate(self, matrix: Tensor) -> None:
         # Miyato et al. 2018, equations 10 to 12.
         self._v.copy_(F.normalize(torch.mv(matrix.t(), self._u), dim=0))
         self._u.copy_(F.normalize(torch.mv(matrix, self._v), dim=0))
-
-
-def divided(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """The weight divided by its singular value of u and v, which are constants to the gradient."""
-    return _Normalised.apply(weight, u, v)
 
 
 class _Normalised(torch.autograd.Function):
@@ -78,7 +73,7 @@ def _largest(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return torch.dot(u, torch.mv(weight.flatten(1), v))
 
 
-def full_precision(kind: str) -> AbstractContextManager:
+def _full_precision(kind: str) -> AbstractContextManager:
     # Half precision has too few digits to tell neighbouring singular values apart. ("meta" has no autocast.)
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 

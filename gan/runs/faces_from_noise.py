@@ -10,7 +10,6 @@ from gan.files.errors import UserError
 from gan.runs.faces import DrawnFaces
 from gan.runs.run import Run
 from nets.ada import Ada, Augmentation
-from nets.biggan import BigGanDiscriminator, BigGanGenerator
 from nets.denoiser import Denoiser, ExactDenoiser, Head
 from nets.r3 import R3Discriminator, R3Generator
 from nets.stylegan import StyleDiscriminator, StyleGenerator
@@ -60,49 +59,6 @@ def r3gan_faces(
         p=(0.0, augment),
         images=max_steps * batch_size / 2,
         augment=Augmentation("r3gan") if augment else None,
-    )
-    return Run(game, data, max_steps, SCORES)
-
-
-def biggan_faces(
-    max_steps: PositiveInt = 2000,
-    width: PositiveInt = 8,
-    latent: PositiveInt = 32,
-    rate: PositiveFloat = 5e-4,
-    judgements: PositiveInt = 2,
-    orthogonal: NonNegativeFloat = 1e-4,
-    ema: PositiveFloat = 0.99,
-    ema_start: PositiveInt = 100,
-    attention: bool = True,
-    batch_size: PositiveInt = 16,
-    **settings: Any,
-) -> Run:
-    """BigGAN on drawn faces, in a small size and without classes: new faces from noise.
-
-    Args:
-        max_steps: Steps of the whole training, in each of which the discriminator learns.
-        width: A quarter of the networks' channels.
-        latent: Length of the noise vector; each block gets a part of it.
-        rate: Learning rate of both networks; published: 2e-4.
-        judgements: The generator learns in one of this many steps.
-        orthogonal: Weight of the penalty on rows of the generator's weights that are alike.
-        ema: Decay of the generator's averaged weights and statistics; published: 0.9999.
-        ema_start: The generator's update in which its average begins.
-        attention: Let pixels of maps of 16 pixels see all others.
-        batch_size: Pictures a step, of all ranks together.
-    """
-    from gan.games.biggan import BigGan
-
-    data, _ = new_faces(flip=True, size=32, batch_size=batch_size, **settings)
-    side = 16 if attention else 0
-    game = BigGan(
-        BigGanGenerator(32, width, latent=latent, attention=side),
-        BigGanDiscriminator(32, width, attention=side),
-        rates=(rate, rate),
-        judgements=judgements,
-        orthogonal=(orthogonal, 0.0),
-        ema=ema,
-        ema_start=ema_start,
     )
     return Run(game, data, max_steps, SCORES)
 
