@@ -18,8 +18,7 @@ from strategies.hooks import NO_HOOKS, Hooks
 from strategies.micro_batches import row_counts, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
-from strategies.processes.equal_rows import EqualRows
-from strategies.processes.forms import Forms
+from strategies.processes.equal_rows import EqualRows, Forms
 from strategies.ranks import World, agree
 from strategies.sharding.unshard_on_read import other_order
 

@@ -49,21 +49,15 @@ class UnitCall:
     draws: int
 
 
-@dataclass
-class Output:
-    """A tensor that leaves a stage in each chunk as an output of the network."""
-
-    source: int
-    meta: Meta
-    learns: bool = False  # whether a gradient comes back
+OUTSIDE = -1  # where an output goes
 
 
 @dataclass
 class Transfer:
-    """A tensor that leaves a stage in each chunk to a later one."""
+    """A tensor that leaves a stage in each chunk: to a later one, or as an output of the network."""
 
     source: int
-    target: int
+    target: int  # a stage, or OUTSIDE
     meta: Meta
     learns: bool = False  # whether a gradient comes back
 
@@ -76,7 +70,7 @@ class ForwardPlan:
     transfers: list[Transfer] = field(default_factory=list)
     form: Any = None  # of what the network returns
     leaves: list[Any] = field(default_factory=list)  # of what it returns: those that are no tensors, else None
-    outputs: dict[int, Output] = field(default_factory=dict)  # the tensors, by the numbers of these leaves
+    outputs: dict[int, Transfer] = field(default_factory=dict)  # the tensors, by the numbers of these leaves
     whole_batch: str = ""  # a unit that looks at the whole batch
     written: dict[int, list[str]] = field(default_factory=dict)  # by rank, the buffers that its stages write
 

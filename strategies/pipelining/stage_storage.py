@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 
 from gan.files.checkpoint import Share
 from strategies.sharding import bucket
-from strategies.sharding.reduce_scatter import norms_of_pieces
 from strategies.sharding.reduction import SharedReduction
 from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
 from strategies.sharding.whole_weights import OneOwner
@@ -112,9 +111,6 @@ class StageReduction(SharedReduction):
         if gradients:
             torch._foreach_mul_(list(gradients.values()), 1 / (scale * dist.get_world_size(self.group)))
         return self.norms()
-
-    def norms(self) -> Tensor:
-        return norms_of_pieces(self.storage, self.storage.group, self.device)
 
     def release(self) -> None:
         super().release()

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from gan.files.errors import UserError
 from strategies import private
 from strategies.sharding.bucket import Bucket, Sharing, parts
-from strategies.sharding.reduce_scatter import norms_of_pieces
 from strategies.sharding.reduction import SharedReduction
 from strategies.sharding.storage import Buckets
 
@@ -229,9 +228,6 @@ class EngineReduction(SharedReduction):
         if scale != 1 and gradients:
             torch._foreach_mul_(gradients, 1 / scale)
         return self.norms()
-
-    def norms(self) -> Tensor:
-        return norms_of_pieces(self.storage, self.group, self.device)
 
 
 class _Twins(nn.Module):
