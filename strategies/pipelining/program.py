@@ -236,8 +236,8 @@ class Program(TorchFunctionMode):
             call = self._known(unit.name, self.carrier.told(stage, None))
             if (place := noise.here()) is not None:
                 place.calls += call.draws
-            found = pytree.tree_unflatten([_stand_in(leaf) for leaf in call.leaves], call.form)
-            return self._marked(found, stage)
+            found = [leaf.stand_in() if isinstance(leaf, Meta) else leaf for leaf in call.leaves]
+            return self._marked(pytree.tree_unflatten(found, call.form), stage)
         if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in carried):
             raise UserError(
                 f"player '{self.player}': '{unit.name}' gets a tensor that was made by a function that torch does not "
@@ -273,7 +273,8 @@ class Program(TorchFunctionMode):
             self.whole_batch = f"'{unit.name}'"
             return self.copies.add(values)
 
-        if any(isinstance(each, _BatchNorm) and _uses_batch(each) for each in unit.module.modules()):
+        norms = [each for each in unit.module.modules() if isinstance(each, _BatchNorm)]
+        if any(norm.training or norm.running_mean is None for norm in norms):
             self.whole_batch = f"'{unit.name}'"
         self.running = True
         try:
@@ -296,11 +297,3 @@ class Program(TorchFunctionMode):
         self.several = ranks.more_than_one()
         with ranks.summed_by(refuse, 0, 2) if self.several else nullcontext(), self:
             yield
-
-
-def _uses_batch(norm: _BatchNorm) -> bool:
-    return norm.training or norm.running_mean is None
-
-
-def _stand_in(leaf: Any) -> Any:
-    return leaf.stand_in() if isinstance(leaf, Meta) else leaf
