@@ -20,6 +20,8 @@ class StageStorage(OneOwner):
     `parts` are the parameters of each rank of the group, also those that do not learn.
     """
 
+    gradients_apart = True
+
     def __init__(
         self, weights: Mapping[str, nn.Parameter], parts: Sequence[Mapping[str, nn.Parameter]], group: dist.ProcessGroup
     ) -> None:
@@ -29,10 +31,6 @@ class StageStorage(OneOwner):
         self.whole = True  # whether the author's parameters of other stages have memory
         self.released = False
         self.reshard()
-
-    @property
-    def gradients_apart(self) -> bool:
-        return True
 
     @property
     def unsharded(self) -> bool:
