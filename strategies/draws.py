@@ -70,7 +70,7 @@ def draws_follow(device: torch.device) -> Iterator[None]:
     global _running
     if _running == 0:
         _put_back.callback(_library({"CPU", private.dispatch_key(device)})._destroy)
-        _put_back.callback(private.draw_as_eager())
+        _put_back.enter_context(private.draw_as_eager())
         torch.get_rng_state, torch.set_rng_state = _state, _set_state
     _running += 1
     try:

@@ -68,16 +68,13 @@ class DealtLoader:
             random_state.restore(own)
 
 
-def dealt(loader: Any, rank: int, ranks: int, draws: Mapping[str, Any]) -> Any:
-    """The loader itself if it was made for this rank, as by GlobalLoader in `train_dataloader()`; else it is dealt."""
-    made_for = getattr(loader, "ranks", None) or getattr(getattr(loader, "sampler", None), "num_replicas", 1)
-    return loader if made_for == ranks else DealtLoader(loader, rank, ranks, draws)
-
-
 def prepared(loader: Any, world: World, training: bool, is_dp: bool) -> Any:
     """The loader as ranks read it."""
     if is_dp and training and world.size > 1:
-        loader = dealt(loader, world.rank, world.size, world.broadcast(random_state.capture()))
+        draws = world.broadcast(random_state.capture())
+        made_for = getattr(loader, "ranks", None) or getattr(getattr(loader, "sampler", None), "num_replicas", 1)
+        if made_for != world.size:  # it was not made for this rank, as by GlobalLoader in `train_dataloader()`
+            loader = DealtLoader(loader, world.rank, world.size, draws)
     check_loader(loader, world.size, training)
     if isinstance(loader, ResumableLoader | GlobalStream):
         loader.pin_memory = pins(world.device)

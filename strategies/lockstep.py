@@ -5,17 +5,19 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
-from lightning import Trainer
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_warn
 
 from strategies import private
-from strategies.processes import agent
+from strategies.processes import agent, slurm
 from strategies.processes.board import shared_board
 from strategies.processes.equal_rows import EqualRows
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
-from strategies.processes.requeue import Requeue
 from strategies.processes.stopping import OTHERS, Ending, Signals, tell
 from strategies.processes.watch import Watch
 from strategies.ranks import World
@@ -92,6 +94,30 @@ class Lockstep:
         """A job that was warned goes back into the queue."""
         if self._requeue is not None:
             self._requeue.requeue()
+
+
+class Requeue(Callback):
+    """Does between two steps what Lightning does inside the signal's handler, in the midst of collectives.
+
+    The checkpoint is Lightning's hpc_ckpt_N.ckpt in the Trainer's default_root_dir. Lightning looks there when the job
+    starts again, and `fit` goes on from it. `SLURMEnvironment(auto_requeue=False)` turns it off, as in Lightning.
+    """
+
+    def __init__(self, number: int, ending: Ending) -> None:
+        """`number` is the signal that warns, `ending` the end of the run, which it asks for."""
+        self.number, self.ending = number, ending
+        self.saved = False
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Save if the run ends here. All ranks come to the same answer."""
+        if self.ending.look() and self.ending.signal == self.number:
+            trainer.save_checkpoint(private.path_for_requeue(trainer))
+            self.saved = True
+
+    def requeue(self) -> None:
+        """Only the first rank calls it, after all have left training."""
+        if self.saved and (reason := slurm.requeue()):
+            rank_zero_warn(f"the job is saved, but Slurm did not put it back into the queue: {reason}")
 
 
 def _yes() -> bool:

@@ -9,8 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 
 from gan.module import GanModule
-from strategies.assignment import assign
-from strategies.auto import USABLE, memory
+from strategies.assignment import USABLE, assign, memory
 from strategies.check.replicas import Writes
 from strategies.choice import Choice
 from strategies.first_weights import FirstWeights

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._inductor.config
@@ -156,11 +157,9 @@ def stop_looking_for_gpus() -> None:
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
 
 
-def draw_as_eager() -> Callable[[], None]:
-    """Let networks that are compiled from now on draw as eager ones do. Returns what takes this back."""
-    config = torch._inductor.config
-    before, config.fallback_random = config.fallback_random, True
-    return lambda: setattr(config, "fallback_random", before)
+def draw_as_eager() -> AbstractContextManager[Any]:
+    """Inside the `with`, networks that are compiled draw as eager ones do."""
+    return torch._inductor.config.patch(fallback_random=True)
 
 
 def leave_samplers(trainer: Trainer) -> None:
@@ -177,11 +176,8 @@ def in_backwards(make: Callable[[], AbstractContextManager[Any]]) -> Iterator[No
         with make():
             return before(*args, **kwargs)
 
-    torch.autograd._engine_run_backward = run
-    try:
+    with mock.patch.object(torch.autograd, "_engine_run_backward", run):
         yield
-    finally:
-        torch.autograd._engine_run_backward = before
 
 
 @contextmanager
@@ -251,9 +247,8 @@ def no_autocast_on(kind: str) -> Iterator[None]:
     def autocast(device_type: str, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
         return nullcontext() if device_type == kind else before(device_type, *args, **kwargs)
 
-    torch.autocast = autocast
-    torch.is_autocast_enabled = lambda *kinds: kind not in kinds and enabled(*kinds)
-    try:
+    def is_enabled(*kinds: str) -> bool:
+        return kind not in kinds and enabled(*kinds)
+
+    with mock.patch.multiple(torch, autocast=autocast, is_autocast_enabled=is_enabled):
         yield
-    finally:
-        torch.autocast, torch.is_autocast_enabled = before, enabled

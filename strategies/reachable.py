@@ -125,13 +125,13 @@ class Reachable:
             yield "", content.read(value)
         elif isinstance(value, type | ModuleType):
             if self._own(value.__module__ if isinstance(value, type) else value.__name__):
-                yield from self._in_scope(name or value.__name__, Scope(value, _is_no_dunder))
+                yield from self._in_scope(name or value.__name__, Scope(value, lambda name: not name.startswith("__")))
                 yield from (("", base) for base in getattr(value, "__bases__", ()))
         elif not isinstance(value, APART) and not f"{type(value).__module__}.".startswith(MACHINERY):
             many = isinstance(value, list | tuple | set | frozenset | deque)
             items = dict.items(value) if isinstance(value, dict) else enumerate(value) if many else ()
             yield from ((str(key), item) for key, item in items)
-            counts = _is_no_lightnings if isinstance(value, GanModule) else bool
+            counts = (lambda name: name not in LIGHTNINGS) if isinstance(value, GanModule) else bool
             yield from self._in_scope(name, Scope(value, counts))
             yield "", type(value)
 
@@ -144,14 +144,6 @@ class Reachable:
     def _own(self, module: str) -> bool:
         """Whether the code of a module is the author's."""
         return module.partition(".")[0] in self.authors or _is_own(module)
-
-
-def _is_no_dunder(name: str) -> bool:
-    return not name.startswith("__")
-
-
-def _is_no_lightnings(name: str) -> bool:
-    return name not in LIGHTNINGS
 
 
 @cache

@@ -1,7 +1,6 @@
 """Runs in which some ranks only serve players (`@` in --strategy): which part a rank has, and what a server does."""
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -14,12 +13,11 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from strategies.assignment import choose
 from strategies.choice import Choice, ranks_as_typed
-from strategies.placing.messages import Bridge, connect
+from strategies.placing.messages import Bridge
 from strategies.placing.placement import Part, Placement, check
 from strategies.placing.remote_player import Servers, leave
 from strategies.placing.server import Server
 from strategies.policies.policy import Policy
-from strategies.processes.stopping import SIGNALS, Signals
 
 
 class Division:
@@ -59,9 +57,11 @@ class Division:
             os._exit(0)
 
     def connect(self, store: dist.Store, device: torch.device, backend: str, **options: Any) -> None:
-        """Make the process group of this rank's part."""
+        """Make the process group of this rank's part, and the bridge to all ranks of the run."""
         if self.part is not None:
-            self.bridge = connect(self.part, store, self.placement.size, device, backend, **options)
+            part, own = self.part, dist.PrefixStore(self.part.name, store)
+            dist.init_process_group(backend, store=own, rank=part.rank, world_size=part.size, **options)
+            self.bridge = Bridge(store, part.ranks[part.rank], self.placement.size, device)
 
     def leave_to_others(self, game: GanModule, choice: Mapping[str, Choice]) -> None:
         """Free the networks that other ranks serve."""
@@ -80,11 +80,11 @@ class Division:
         }
         return {name: lines[each.ranks] for name, each in served(self.placement, choice, game).items()}
 
-    def serve(self, policies: Mapping[str, Policy], notice: "EndSignal") -> None:
+    def serve(self, policies: Mapping[str, Policy], signal: Callable[[], int]) -> None:
         """Answer the ranks that train, until the training ends."""
         for policy in policies.values():
             policy.learn(False)
-        Server(self.bridge, self.placement.training, self.part.ranks, policies, notice).run()
+        Server(self.bridge, self.placement.training, self.part.ranks, policies, signal).run()
 
     def served_here(self, game: GanModule, choice: Mapping[str, Choice]) -> dict[str, Choice]:
         """What was typed for the players that this rank serves."""
@@ -117,21 +117,3 @@ def part_of(game: GanModule, players: Collection[str]) -> GanModule:
         if player.name not in players:
             leave(player, "other ranks")
     return part
-
-
-class EndSignal:
-    """Notices a signal to end, for the ranks that train: they end together, and then this one is told.
-
-    Ctrl-C reaches all ranks, and those that train decide what it means.
-    """
-
-    def __init__(self, signals: Signals) -> None:
-        self.number = 0
-        signals.take((*SIGNALS, signal.SIGINT), self._take)
-
-    def _take(self, number: int, _: Any) -> None:
-        if number != signal.SIGINT:
-            self.number = int(number)
-
-    def __call__(self) -> int:
-        return self.number

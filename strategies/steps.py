@@ -23,7 +23,7 @@ from strategies.draws import draws_follow
 from strategies.hooks import GameFirst
 from strategies.lockstep import Lockstep
 from strategies.processes import heap
-from strategies.processes.forms import Forms
+from strategies.processes.equal_rows import Forms
 from strategies.turn import Training, play
 
 

@@ -1,6 +1,7 @@
 """PhaseStrategy: the one class that Lightning sees. Its hooks stand in the order in which Lightning calls them."""
 
 import os
+import signal
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
@@ -21,7 +22,7 @@ from gan.module import GanModule
 from gan.phase import Phase
 from strategies import private
 from strategies.accelerator import correct, same_parameters
-from strategies.auto import Auto
+from strategies.assignment import Auto
 from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.player_state import optimizer_state
@@ -41,9 +42,9 @@ from strategies.meeting import RanksStrategy
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
-from strategies.processes.stopping import Stopped
+from strategies.processes.stopping import SIGNALS, Stopped
 from strategies.ranks import world_of_thread
-from strategies.serving import EndSignal, part_of
+from strategies.serving import part_of
 from strategies.steps import Steps, while_training
 from strategies.turn import Training, all_learning
 
@@ -115,7 +116,9 @@ class PhaseStrategy(RanksStrategy):
         self.connect(game)
         training, signals = trainer.state.fn == TrainerFn.FITTING, self.lockstep.signals
         try:
-            signal_to_end = EndSignal(signals)
+            # The ranks that train are told of it, and end together. They also decide what Ctrl-C means.
+            signals.take(SIGNALS, self.ending.wish)
+            signals.take((signal.SIGINT,), lambda *_: None)
             self.setup_environment()
             if training:
                 self.until_teardown.enter_context(draws_follow(self.root_device))
@@ -126,7 +129,7 @@ class PhaseStrategy(RanksStrategy):
             move(part, self.root_device, self.precision_plugin)
             self.players.assign(part, chosen, world, self.precision_plugin, {})
             self.players.adopt(FirstWeights(part, world, seed=0, resumed=False), training)
-            self.division.serve(self.policies, signal_to_end)
+            self.division.serve(self.policies, lambda: self.ending.noted)
         finally:
             self.players.release()
             self.until_teardown.close()

@@ -1,5 +1,6 @@
 """One phase, from its losses to the updates of its learners: the same for every policy."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,8 +19,7 @@ from strategies.hooks import NO_HOOKS, Hooks
 from strategies.micro_batches import row_counts, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
-from strategies.processes.equal_rows import EqualRows
-from strategies.processes.forms import Forms
+from strategies.processes.equal_rows import EqualRows, Forms
 from strategies.ranks import World, agree
 from strategies.sharding.unshard_on_read import other_order
 
@@ -61,7 +61,7 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
                 norms = see_gradients(learner, training.hooks)
                 values = norms.tolist()
             norm = torch.linalg.vector_norm(norms)
-            finite = all(map(_is_finite, values))
+            finite = all(map(math.isfinite, values))
             if finite:
                 learner.update(norm)
             if learner.loss_scale is not None:
@@ -214,7 +214,3 @@ def check_that_ranks_agree(phase: Phase, policies: Mapping[str, Policy]) -> None
             raise UserError(other_order(phase.name, *(policies[name].name for name in codes)))
 
     later.read(agree(codes, next(iter(policies.values())).world.device), told)
-
-
-def _is_finite(number: float) -> bool:
-    return number - number == 0

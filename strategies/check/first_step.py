@@ -15,8 +15,8 @@ An accelerator may have no memory for the samples of all ranks, so there it is l
 with the samples of all ranks.
 
 What differs only later, such as a mask that is full in the first batch, is found when later steps are tried: at growing
-distances, after a step in which all ranks have computed a loss in a new way (strategies/processes/forms.py), and each
-tenth time with `PhaseStrategy(check="often")`. What a loss keeps for later steps is compared as well. It may be a log,
+distances, after a step in which all ranks have computed a loss in a new way (processes/equal_rows.py), and each tenth
+time with `PhaseStrategy(check="often")`. What a loss keeps for later steps is compared as well. It may be a log,
 so a difference is only said, and only of what the author's code also reads.
 """
 

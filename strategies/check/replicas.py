@@ -11,8 +11,7 @@ from gan.module import GanModule
 from strategies.policies.modes import EvalWeights
 from strategies.policies.policy import Policy
 from strategies.ranks import World
-from strategies.sharding.resharded_parameter import resharded
-from strategies.sharding.versions import version_of
+from strategies.sharding.resharded_parameter import resharded, version_of
 
 
 def compare_replicas(game: GanModule, policies: Mapping[str, Policy], world: World, when: str) -> None:

@@ -20,7 +20,6 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.pretrained import WeightFiles, check_files
 from strategies.optimizers import treats_elements
-from strategies.policies.modes import EvalWeights
 from strategies.policies.policy import Policy
 from strategies.ranks import World
 
@@ -29,13 +28,11 @@ from strategies.ranks import World
 
 def average_state(policy: Policy) -> dict[str, Share] | None:
     """This rank's share of each weight's average, if there are some. Buffers' averages are whole on every rank."""
-    return None if policy.ema is None else _average_state(policy, policy.ema)
-
-
-def _average_state(policy: Policy, ema: Ema | EvalWeights) -> dict[str, Share]:
+    if policy.ema is None:
+        return None
     return {
         name: policy.storage.share_of(name, average) if name in policy.storage.weights else Share.whole(average)
-        for name, average in ema.state_dict().items()
+        for name, average in policy.ema.state_dict().items()
     }
 
 
@@ -49,7 +46,7 @@ def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> Non
     if saved is None:
         policy.ema.load_state_dict(None)
     else:
-        shares = _average_state(policy, policy.ema)
+        shares = average_state(policy) or {}
         if missing := shares.keys() - saved.keys():
             raise UserError(f"player '{policy.player.name}': the checkpoint has no average of '{min(missing)}'")
         read({saved[name]: share for name, share in shares.items()})

@@ -51,10 +51,14 @@ def traces(
     undo: list[Again | RemotePlayer] = [Again(game.players[name], recorder) for name in sorted(recompute)]
     before, game._trainer = game._trainer, PaperTrainer(policies)
     try:
-        for policy in policies.values():
-            policy.quiet()
+        for player in game.players.values():
+            if player.frozen:
+                player.module.eval()  # as in training
         for name, where in served.items():
-            policies[name] = remote(policies[name], where, recorder)
+            # In place of its policy, that of a player on other ranks, which are in this process too.
+            servers = ServersOnPaper(policies[name], where, partial(recorder.living.away, where), recorder.asked)
+            policies[name] = RemotePlayer(game.players[name], world, {}, belongings[name], servers=servers)
+            policies[name].take_calls()
             undo.append(policies[name])
         with recorder.listening(), without_values(device):
             found = {}
@@ -70,14 +74,6 @@ def traces(
             each.release()
         for policy in policies.values():
             policy.learn(True)
-
-
-def remote(policy: "Recorded", where: str, recorder: "Recorder") -> RemotePlayer:
-    """In place of this policy, that of a player on other ranks, which are in this process too."""
-    servers = ServersOnPaper(policy, where, partial(recorder.living.away, where), recorder.asked)
-    player = RemotePlayer(policy.player, policy.world, {}, policy.belongings, servers=servers)
-    player.take_calls()
-    return player
 
 
 def steps(phases: Sequence[Phase]) -> dict[int, list[Phase]]:
@@ -137,11 +133,6 @@ class Recorded(Policy):
     def __init__(self, *args: Any) -> None:
         *args, self.recorder = args
         super().__init__(*args)
-
-    def quiet(self) -> None:
-        """A frozen player is in evaluation mode, as in training."""
-        if self.player.frozen:
-            self.player.module.eval()
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         self.recorder.backward(last)

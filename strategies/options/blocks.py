@@ -44,6 +44,17 @@ def find_blocks(player: Player) -> list[Block]:
     return blocks
 
 
+def modules_of_blocks(player: Player) -> list[nn.Module]:
+    """The blocks that are modules of their own, without the network itself. A network without blocks has none."""
+    try:
+        found = find_blocks(player)
+    except UserError:
+        if player.blocks is not None:
+            raise
+        return []
+    return [block for _, block in found if not isinstance(block, LayerGroups) and block is not player.module]
+
+
 def _named(player: Player, blocks: Sequence[str]) -> list[Block]:
     modules = dict(player.module.named_modules())
     inside = {id(m): name for name in blocks for m in modules[name].modules() if m is not modules[name]}

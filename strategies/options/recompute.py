@@ -17,7 +17,7 @@ from gan.files.errors import UserError
 from gan.phase import Player
 from strategies import private
 from strategies.options.blocks import Block, LayerGroups, find_blocks
-from strategies.sharding.versions import version_of
+from strategies.sharding.resharded_parameter import version_of
 
 
 class Recompute:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from gan.files.errors import UserError
 from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, run
 from strategies.pipelining.pipe import PLAIN, ForwardRequest, Pipe
-from strategies.pipelining.program import ForwardPlan, Meta, Output, Program, Transfer, UnitCall
+from strategies.pipelining.program import OUTSIDE, ForwardPlan, Meta, Program, Transfer, UnitCall
 
 
 def call(pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -112,7 +112,7 @@ class Discovery:
             if isinstance(leaf, Tensor):
                 if not leaf.dim() or len(leaf) != rows:
                     raise self._refusal(f"a tensor of shape {tuple(leaf.shape)}, which has no row for each sample")
-                plan.outputs[number] = Output(program.stage(leaf) or 0, Meta.of(leaf), leaf.requires_grad)
+                plan.outputs[number] = Transfer(program.stage(leaf) or 0, OUTSIDE, Meta.of(leaf), leaf.requires_grad)
         self._agree(list(written), program.whole_batch)
         if plan.written and self.request.chunks > 1 and not plan.whole_batch:
             self._compare_chunks(written)

@@ -14,7 +14,7 @@ from torch import nn
 from gan.files.errors import UserError
 from gan.phase import Player
 from strategies import private
-from strategies.options.blocks import LISTS, LayerGroups, find_blocks
+from strategies.options.blocks import LISTS, modules_of_blocks
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def units_of(player: Player, path: str, network: nn.Module) -> list[Unit]:
     order is that in which the network has them. If the player names its blocks, a stage begins with one of them, and
     they come in the order in which they are named; otherwise a stage may begin with any unit.
     """
-    blocks = _blocks(player)
+    blocks = set(modules_of_blocks(player))
     names = {id(parameter): name for name, parameter in player.module.named_parameters()}
 
     def walk(name: str, module: nn.Module) -> Iterator[Unit]:
@@ -85,17 +85,6 @@ def _as_named(units: list[Unit], names: list[str]) -> list[Unit]:
         else:
             next(reversed(runs.values())).append(unit)
     return [unit for name in ["", *names] for unit in runs.get(name, [])]
-
-
-def _blocks(player: Player) -> set[nn.Module]:
-    """The network's blocks. One without any is cut between its modules."""
-    try:
-        found = find_blocks(player)
-    except UserError:
-        if player.blocks is not None:
-            raise
-        return set()
-    return {block for _, block in found if not isinstance(block, LayerGroups)} - {player.module}
 
 
 def _refuse_tied(player: Player, units: Sequence[Unit]) -> None:

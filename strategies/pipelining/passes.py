@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gan.files.errors import UserError
 from strategies.pipelining.pipe import ForwardRequest, Pipe
-from strategies.pipelining.program import Output, Transfer, UnitCall
+from strategies.pipelining.program import Transfer, UnitCall
 from strategies.pipelining.schedule import Action, Step, messages, orders
 
 PLAIN = (bool, int, float, str)
@@ -206,7 +206,7 @@ class ForwardPass:
         self._send_buffers()
         return tuple(self._scattered(output, self.held.get(number)) for number, output in self.plan.outputs.items())
 
-    def _scattered(self, output: Output, held: list[Tensor] | None) -> Tensor:
+    def _scattered(self, output: Transfer, held: list[Tensor] | None) -> Tensor:
         """This rank's rows of an output, from the rank of the stage that has it."""
         source, group, meta = self.pipe.rank_of(output.source), self.pipe.group, output.meta
         own = torch.empty((self.request.rows, *meta.shape[1:]), dtype=meta.dtype, device=self.pipe.device)

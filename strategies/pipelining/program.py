@@ -49,21 +49,15 @@ class UnitCall:
     draws: int
 
 
-@dataclass
-class Output:
-    """A tensor that leaves a stage in each chunk as an output of the network."""
-
-    source: int
-    meta: Meta
-    learns: bool = False  # whether a gradient comes back
+OUTSIDE = -1  # where an output goes
 
 
 @dataclass
 class Transfer:
-    """A tensor that leaves a stage in each chunk to a later one."""
+    """A tensor that leaves a stage in each chunk: to a later one, or as an output of the network."""
 
     source: int
-    target: int
+    target: int  # a stage, or OUTSIDE
     meta: Meta
     learns: bool = False  # whether a gradient comes back
 
@@ -76,7 +70,7 @@ class ForwardPlan:
     transfers: list[Transfer] = field(default_factory=list)
     form: Any = None  # of what the network returns
     leaves: list[Any] = field(default_factory=list)  # of what it returns: those that are no tensors, else None
-    outputs: dict[int, Output] = field(default_factory=dict)  # the tensors, by the numbers of these leaves
+    outputs: dict[int, Transfer] = field(default_factory=dict)  # the tensors, by the numbers of these leaves
     whole_batch: str = ""  # a unit that looks at the whole batch
     written: dict[int, list[str]] = field(default_factory=dict)  # by rank, the buffers that its stages write
 
@@ -242,8 +236,8 @@ class Program(TorchFunctionMode):
             call = self._known(unit.name, self.carrier.told(stage, None))
             if (place := noise.here()) is not None:
                 place.calls += call.draws
-            found = pytree.tree_unflatten([_stand_in(leaf) for leaf in call.leaves], call.form)
-            return self._marked(found, stage)
+            found = [leaf.stand_in() if isinstance(leaf, Meta) else leaf for leaf in call.leaves]
+            return self._marked(pytree.tree_unflatten(found, call.form), stage)
         if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in carried):
             raise UserError(
                 f"player '{self.player}': '{unit.name}' gets a tensor that was made by a function that torch does not "
@@ -279,7 +273,8 @@ class Program(TorchFunctionMode):
             self.whole_batch = f"'{unit.name}'"
             return self.copies.add(values)
 
-        if any(isinstance(each, _BatchNorm) and _uses_batch(each) for each in unit.module.modules()):
+        norms = [each for each in unit.module.modules() if isinstance(each, _BatchNorm)]
+        if any(norm.training or norm.running_mean is None for norm in norms):
             self.whole_batch = f"'{unit.name}'"
         self.running = True
         try:
@@ -302,11 +297,3 @@ class Program(TorchFunctionMode):
         self.several = ranks.more_than_one()
         with ranks.summed_by(refuse, 0, 2) if self.several else nullcontext(), self:
             yield
-
-
-def _uses_batch(norm: _BatchNorm) -> bool:
-    return norm.training or norm.running_mean is None
-
-
-def _stand_in(leaf: Any) -> Any:
-    return leaf.stand_in() if isinstance(leaf, Meta) else leaf

@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 
 from gan.files.checkpoint import Share
 from strategies.sharding import bucket
-from strategies.sharding.reduce_scatter import norms_of_pieces
 from strategies.sharding.reduction import SharedReduction
 from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
 from strategies.sharding.whole_weights import OneOwner
@@ -21,6 +20,8 @@ class StageStorage(OneOwner):
     `parts` are the parameters of each rank of the group, also those that do not learn.
     """
 
+    gradients_apart = True
+
     def __init__(
         self, weights: Mapping[str, nn.Parameter], parts: Sequence[Mapping[str, nn.Parameter]], group: dist.ProcessGroup
     ) -> None:
@@ -30,10 +31,6 @@ class StageStorage(OneOwner):
         self.whole = True  # whether the author's parameters of other stages have memory
         self.released = False
         self.reshard()
-
-    @property
-    def gradients_apart(self) -> bool:
-        return True
 
     @property
     def unsharded(self) -> bool:
@@ -112,9 +109,6 @@ class StageReduction(SharedReduction):
         if gradients:
             torch._foreach_mul_(list(gradients.values()), 1 / (scale * dist.get_world_size(self.group)))
         return self.norms()
-
-    def norms(self) -> Tensor:
-        return norms_of_pieces(self.storage, self.storage.group, self.device)
 
     def release(self) -> None:
         super().release()

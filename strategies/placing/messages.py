@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gan.files.errors import UserError
 from gan.noise import Place
-from strategies.placing.placement import Part
 
 FOREVER = timedelta(days=1000)  # a serving rank waits for calls; the lifeline ends it if a rank is lost
 HERE = "the device of this rank"
@@ -179,10 +178,3 @@ def _flat(tensor: Tensor) -> Tensor:
     """Its bytes, on the CPU."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return plain.view(-1).view(torch.uint8)
-
-
-def connect(part: Part, store: dist.Store, size: int, device: torch.device, backend: str, **options: Any) -> Bridge:
-    """Make the process group of this rank's part, and the bridge to all ranks of the run."""
-    own = dist.PrefixStore(part.name, store)
-    dist.init_process_group(backend, store=own, rank=part.rank, world_size=part.size, **options)
-    return Bridge(store, part.ranks[part.rank], size, device)

@@ -292,13 +292,11 @@ class RemotePlayer(Policy):
 class NoWeights(Storage):
     """No weights are on this rank."""
 
+    sharded = cut = True
+
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         super().__init__({})
         self.parameters = parameters
-
-    @property
-    def sharded(self) -> bool:
-        return True
 
     @property
     def unsharded(self) -> bool:

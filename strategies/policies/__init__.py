@@ -33,7 +33,7 @@ POLICIES.data |= {
     "deepspeed1": "deepspeed.DeepSpeed1",
     "deepspeed2": "deepspeed.DeepSpeed2",
     "deepspeed3": "deepspeed.DeepSpeed3",
-    "dp": "dp.Dp",
+    "dp": "ddp.Dp",
     "deepspeed": "deepspeed.DeepSpeed2",
 }
 ALIASES = {"deepspeed": "deepspeed2"}

@@ -1,4 +1,4 @@
-"""ddp: the whole player on every rank."""
+"""ddp: the whole player on every rank; dp: the same, for all players, in ranks that the person's process starts."""
 
 import warnings
 from functools import partial
@@ -43,6 +43,16 @@ class Ddp(Policy):
         return DdpReduction(self.storage, self.world.device, self.player.module, self.group)
 
 
+class Dp(Ddp):
+    """A rank of dp trains as a rank of ddp, and communicates the same.
+
+    What differs is around the training: see [Note: ranks of one process] in processes/launcher.py, and `DealtLoader` in
+    ../loaders.py, which deals the batches of a plain loader out.
+    """
+
+    name = "dp"
+
+
 class DdpReduction(SharedReduction):
     """The reducer of torch's DDP. A DDP module is built around the network only for its reducer. It is never called.
 
@@ -51,6 +61,8 @@ class DdpReduction(SharedReduction):
     `_Reach` joins every weight to the loss by an edge without a gradient: the reducer's hooks fire, and nothing is
     computed.
     """
+
+    norms = Reduction.norms  # gradients are whole
 
     def __init__(self, storage: Storage, device: torch.device, network: nn.Module, group: dist.ProcessGroup) -> None:
         super().__init__(storage, device, group)

@@ -7,9 +7,8 @@ from functools import cached_property
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gan.files.errors import UserError
 from strategies.amounts import size
-from strategies.options.blocks import LayerGroups, find_blocks
+from strategies.options.blocks import modules_of_blocks
 from strategies.policies.sharded import WHOLE_BUCKETS
 from strategies.policies.zero3 import Zero3
 from strategies.sharding import bucket
@@ -62,11 +61,4 @@ class Fsdp(Zero3):
     @cached_property
     def blocks(self) -> list[nn.Module]:
         """The modules whose weights are gathered together."""
-        try:
-            found = find_blocks(self.player)
-        except UserError:
-            if self.player.blocks is not None:
-                raise
-            return []
-        blocks = [block for _, block in found if not isinstance(block, LayerGroups)]
-        return [block for block in blocks if block is not self.player.module]
+        return modules_of_blocks(self.player)

@@ -7,8 +7,7 @@ from strategies.amounts import size
 from strategies.optimizers import treats_elements, why_not_apart
 from strategies.policies.ddp import DdpReduction
 from strategies.policies.sharded import Sharded
-from strategies.sharding.reduce_scatter import norms_of_pieces
-from strategies.sharding.reduction import Reduction
+from strategies.sharding.reduction import Reduction, SharedReduction
 from strategies.sharding.storage import Storage
 from strategies.sharding.whole_weights import WholeWeights, deal
 
@@ -83,4 +82,4 @@ class Zero1(Sharded):
     def norms(self) -> Tensor:
         if not self.storage.sharded:
             return super().norms()
-        return norms_of_pieces(self.storage, self.sharing.group, self.world.device)
+        return SharedReduction.norms(self.reduction)

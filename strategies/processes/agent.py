@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch.distributed.elastic.rendezvous.registry as handlers
 from torch.distributed import DistError
@@ -104,18 +105,11 @@ def run(launch: Launch) -> None:
         # Where a host is lost, torch's store prints stacks of C++ on all others, in which our one line is not seen.
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    history = History(launch.restarts)
-    try:
-        _run(launch, DefaultLogsSpecs(log_dir=folder), history)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    with mock.patch.dict(os.environ, variables):
+        try:
+            _run(launch, DefaultLogsSpecs(log_dir=folder), History(launch.restarts))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:

@@ -97,7 +97,7 @@ class Ending:
         self.due = False
         self.wished = False
         self.signal = 0  # that ends the run, once it is due: the same on all ranks; 0 without a signal
-        self._noted = 0
+        self.noted = 0  # the first signal that this rank has got
         self.stride = 1  # steps from one question to the next
         self._looked = self._looks = 0
         self._began = 0.0
@@ -105,7 +105,7 @@ class Ending:
     def wish(self, number: int = 0, *_: Any) -> None:
         """Ask the run to end soon. It can be used as a signal handler."""
         if not self.wished:
-            self._noted, self.wished = int(number), True
+            self.noted, self.wished = int(number), True
 
     def look(self) -> bool:
         """Whether to end here. The answer stays the same until the next phase is played."""
@@ -113,7 +113,7 @@ class Ending:
             self._looked = self.played
             self._looks += 1
             if self.store is None:
-                self.due, self.signal = self.wished, self._noted
+                self.due, self.signal = self.wished, self.noted
             elif self._looks % self.stride == 0:
                 self.due = self._written(self.store)
                 self._measure(self.store)
@@ -121,7 +121,7 @@ class Ending:
 
     def _written(self, store: dist.Store) -> bool:
         if self.wished:
-            written = store.compare_set(self.key, "", f"{self.played} {self._noted}")  # only the first one counts
+            written = store.compare_set(self.key, "", f"{self.played} {self.noted}")  # only the first one counts
         elif store.check([self.key]):
             written = store.get(self.key)
         else:

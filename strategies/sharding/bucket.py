@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from gan.files.checkpoint import Share
 from strategies.accelerator import pins
-from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
-from strategies.sharding.versions import forget_ended, version_of
+from strategies.sharding.resharded_parameter import ReshardedParameter, forget_ended, hide, show, version_of
 
 SIZE = 25 * 2**20  # bytes, as DDP's buckets
 ALIGNED = 16  # bytes; GPU kernels are faster if a tensor's address is a multiple of it

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from gan.files.errors import UserError
 from strategies import private
 from strategies.sharding.bucket import Bucket, Sharing, parts
-from strategies.sharding.reduce_scatter import norms_of_pieces
 from strategies.sharding.reduction import SharedReduction
 from strategies.sharding.storage import Buckets
 
@@ -124,11 +123,13 @@ class Engine(Buckets):
         self.device, self.what, self.partitioned = world.device, what, stage == 3
         self._players_optimizer: Optimizer | None = None
         self._reduced = False
+        twins = nn.Module()  # parameters without a network
+        twins.twins = nn.ParameterList(bucket.twin for bucket in buckets)
         groups = [{"params": [bucket.twin]} for bucket in learning]  # each is laid out for itself
         local_rank = world.rank if world.device.index is None else world.device.index
         with mock.patch.dict(os.environ, LOCAL_RANK=os.environ.get("LOCAL_RANK", str(local_rank))):
             self.engine, *_ = deepspeed.initialize(
-                model=_Twins(bucket.twin for bucket in buckets),
+                model=twins,
                 optimizer=_StandIn(groups, self._step) if learning else None,
                 config=dict(config),
                 dist_init_required=False,  # the process group exists already
@@ -229,17 +230,6 @@ class EngineReduction(SharedReduction):
         if scale != 1 and gradients:
             torch._foreach_mul_(gradients, 1 / scale)
         return self.norms()
-
-    def norms(self) -> Tensor:
-        return norms_of_pieces(self.storage, self.group, self.device)
-
-
-class _Twins(nn.Module):
-    """Parameters without a network."""
-
-    def __init__(self, twins: Any) -> None:
-        super().__init__()
-        self.twins = nn.ParameterList(twins)
 
 
 class _StandIn(Optimizer):

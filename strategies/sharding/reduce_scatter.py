@@ -9,7 +9,7 @@ from torch import Tensor
 from gan.files.errors import UserError
 from strategies.sharding.bucket import PendingReduction
 from strategies.sharding.reduction import SharedReduction
-from strategies.sharding.storage import Buckets, Storage
+from strategies.sharding.storage import Buckets
 from strategies.sharding.unshard_on_read import UnshardOnRead
 
 
@@ -86,17 +86,3 @@ class ReduceScatter(SharedReduction):
             reduction.give(scale)
         self._pending = []
         return self.norms()
-
-    def norms(self) -> Tensor:
-        return norms_of_pieces(self.storage, self.storage.group, self.device)
-
-
-def norms_of_pieces(storage: Storage, group: dist.ProcessGroup, device: torch.device) -> Tensor:
-    """The norm of each whole weight's gradient, by one all-reduce of 8 bytes a weight."""
-    there = {name: piece.grad for name, piece in storage.owned.items() if piece.grad is not None}
-    own = dict(zip(there, torch._foreach_norm(list(there.values())) if there else (), strict=True))
-    zero = torch.zeros((), dtype=torch.float64, device=next(iter(there.values())).device if there else device)
-    norms = torch.stack([own[name].double() if name in own else zero for name in storage.weights])
-    squares = norms.square().to(device, non_blocking=True)
-    dist.all_reduce(squares, group=group)
-    return squares.sqrt().to(next(iter(storage.weights.values())).dtype)

@@ -77,6 +77,16 @@ class SharedReduction(Reduction):
         self.reached: set[str] = set()  # the weights that this rank's loss has reached
         self.with_zeros: set[str] = set()  # the phases in which a gradient was exactly zero, when last played
 
+    def norms(self) -> Tensor:
+        """Those of whole weights, of which each rank has pieces, by one all-reduce of 8 bytes a weight."""
+        there = {name: piece.grad for name, piece in self.storage.owned.items() if piece.grad is not None}
+        own = dict(zip(there, torch._foreach_norm(list(there.values())) if there else (), strict=True))
+        zero = torch.zeros((), dtype=torch.float64, device=next(iter(there.values())).device if there else self.device)
+        norms = torch.stack([own[name].double() if name in own else zero for name in self.storage.weights])
+        squares = norms.square().to(self.device, non_blocking=True)
+        dist.all_reduce(squares, group=self.storage.group)
+        return squares.sqrt().to(next(iter(self.storage.weights.values())).dtype)
+
     def ask_reached(self, phase: str) -> None:
         self.unreached = set()
         if phase in self.with_zeros:

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gan.files.errors import UserError
 from strategies.sharding.bucket import UNSHARDED, Bucket, memory_of
-from strategies.sharding.versions import version_of
+from strategies.sharding.resharded_parameter import version_of
 
 
 def kept_as_places() -> saved_tensors_hooks:

@@ -19,25 +19,14 @@ class Storage:
     `weights` are the author's parameters that learn. `owned` is what this rank's optimizer and average work on.
     """
 
+    sharded = False  # whether the optimizer works on a part of the weights only: on some of them, or on pieces of all
+    cut = False  # whether it works on pieces of weights
+    gradients_apart = False  # whether a weight's owner has its whole gradient, and no other rank has any of it
+
     def __init__(self, weights: Mapping[str, nn.Parameter]) -> None:
         self.weights = dict(weights)
         self.owned: dict[str, nn.Parameter] = self.weights
         self.buckets: list[Bucket] = []
-
-    @property
-    def sharded(self) -> bool:
-        """Whether the optimizer works on a part of the weights only: on some of them, or on pieces of all."""
-        return False
-
-    @property
-    def cut(self) -> bool:
-        """Whether it works on pieces of weights."""
-        return self.sharded
-
-    @property
-    def gradients_apart(self) -> bool:
-        """Whether the rank that owns a weight has its whole gradient, and no other rank has any of it."""
-        return False
 
     @property
     def unsharded(self) -> bool:
@@ -107,6 +96,8 @@ class Buckets(Storage):
     learn) are sharded too.
     """
 
+    sharded = cut = True
+
     def __init__(
         self,
         weights: Mapping[str, nn.Parameter],
@@ -127,10 +118,6 @@ class Buckets(Storage):
     def group(self) -> Any:
         """The ranks that together own the weights once."""
         return self.sharing.group
-
-    @property
-    def sharded(self) -> bool:
-        return True
 
     @property
     def unsharded(self) -> bool:

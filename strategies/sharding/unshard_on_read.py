@@ -13,9 +13,9 @@ from torch import nn
 from gan.files.errors import UserError
 from strategies import private
 from strategies.ranks import agree
+from strategies.sharding.resharded_parameter import end_graphs
 from strategies.sharding.saved_tensors import places_in
 from strategies.sharding.storage import Storage
-from strategies.sharding.versions import end_graphs
 
 Read = Callable[[list[nn.Parameter]], None]
 

@@ -21,6 +21,8 @@ class OneOwner(Storage):
     storage has them.
     """
 
+    sharded = True
+
     def __init__(
         self, weights: Mapping[str, nn.Parameter], parts: Sequence[Mapping[str, nn.Parameter]], group: dist.ProcessGroup
     ) -> None:
@@ -28,14 +30,6 @@ class OneOwner(Storage):
         self.group, self.parts, self.own = group, parts, parts[dist.get_rank(group)]
         self.owned = {name: weight for name, weight in weights.items() if name in self.own}
         self.stale = False  # whether parameters of other ranks are older than their owners'
-
-    @property
-    def sharded(self) -> bool:
-        return True
-
-    @property
-    def cut(self) -> bool:
-        return False
 
     @property
     def unsharded(self) -> bool:

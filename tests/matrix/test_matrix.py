@@ -15,7 +15,7 @@ import pytest
 from gan import GanModule
 from gan.files.errors import UserError
 from strategies.policies import POLICIES
-from strategies.policies.dp import Dp
+from strategies.policies.ddp import Dp
 from strategies.sharding import bucket
 from tests.ranks.test_collectives import Contrast
 from tests.ranks.test_games import GAMES, pictures

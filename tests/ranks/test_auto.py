@@ -12,7 +12,7 @@ from torch.optim import SGD, Adafactor, Adam
 from gan import Player
 from strategies import PhaseStrategy
 from strategies.amounts import Held
-from strategies.auto import LEVELS, decide, levels_of, memory, told
+from strategies.assignment import LEVELS, choose_levels, levels_of, memory, told
 from strategies.choice import Choice, choices
 from strategies.policies import POLICIES
 from strategies.policies.belongings import Belongings
@@ -59,7 +59,7 @@ WHOLE = {"ddp": Held(10 * GB, 10 * GB, GB)}
 
 
 def chosen(players, free, taken=0):
-    return {each.player: each.level for each in decide(players, taken, free)}
+    return {each.player: each.level for each in choose_levels(players, taken, free)}
 
 
 # ---- what a player needs ----
@@ -160,19 +160,19 @@ def test_what_the_user_has_chosen_counts():
 
 
 def test_the_table_says_what_and_why():
-    lines = told(decide({"large": LARGE, "small": SMALL}, 0, 50 * GB), 50 * GB).splitlines()
+    lines = told(choose_levels({"large": LARGE, "small": SMALL}, 0, 50 * GB), 50 * GB).splitlines()
     assert lines[0].startswith("auto: ddp would need 54 GB a rank; sharded as below it is 19 GB, of 25 GB (50 GB free")
     assert " ".join(lines[1].split()) == "player chosen weights gradients optimizer, average on a rank as ddp"
     assert " ".join(lines[2].split()) == "large zero2 10 GB 10 GB 30 GB 15 GB 50 GB"
-    assert told(decide({"small": SMALL}, 0, 50 * GB), 50 * GB).startswith("auto: ddp fits: 4 GB a rank")
-    assert "it may not fit: 21 GB a rank; use more ranks" in told(decide({"whole": WHOLE}, 0, GB), GB)
+    assert told(choose_levels({"small": SMALL}, 0, 50 * GB), 50 * GB).startswith("auto: ddp fits: 4 GB a rank")
+    assert "it may not fit: 21 GB a rank; use more ranks" in told(choose_levels({"whole": WHOLE}, 0, GB), GB)
 
 
 # ---- and it trains ----
 
 
 def told_and_trained(policy, free):
-    with mock.patch("strategies.auto.memory", lambda *_: free), mock.patch("builtins.print") as said:
+    with mock.patch("strategies.assignment.memory", lambda *_: free), mock.patch("builtins.print") as said:
         found = train(HARD["Teacher"], policy=policy, world=2, steps=4)
     return found, [call.args[0] for call in said.call_args_list if "auto:" in str(call.args[0])]
 
@@ -195,7 +195,7 @@ def test_what_it_chooses_trains_as_one_device(policy, free, levels, ranks):
 
 
 def test_options_that_all_policies_take_are_handed_on():
-    (decision,) = decide({"large": LARGE}, 0, GB)
+    (decision,) = choose_levels({"large": LARGE}, 0, GB)
     assert decision.choice(Choice("auto", {"more": 3})) == Choice("zero3", {"offload": None, "more": 3})
 
 

@@ -13,8 +13,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.check import trial
 from strategies.check.trial import Trials
-from strategies.processes.equal_rows import EqualRows
-from strategies.processes.forms import Forms
+from strategies.processes.equal_rows import EqualRows, Forms
 from tests.ranks.test_check import One, Stateful, _warned
 from tests.support.hard_games import HARD
 from tests.support.parity import distance, equals, often, refused, train, vectors

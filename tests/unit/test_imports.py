@@ -32,7 +32,7 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
         *("strategies/turn.py", "strategies/placing", "strategies/checkpoint", "strategies/choice.py"),
         *("strategies/guard.py", "strategies/first_weights.py", "strategies/loaders.py"),
     ),
-    ("strategies/check", "strategies/cost", "strategies/assignment.py", "strategies/auto.py"),
+    ("strategies/check", "strategies/cost", "strategies/assignment.py"),
     ("strategies",),
     ("gan/app",),
     (

@@ -14,7 +14,7 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.runs import Run
 from gan.runs.run import made_to
-from strategies import auto
+from strategies import assignment
 from strategies.amounts import readable, size
 from strategies.cost.trace import Trace
 from strategies.cost.tracing import traces
@@ -74,7 +74,7 @@ def _check_that_it_can_be_tried(game: GanModule | None, why: str) -> None:
     """Refuse to compute a game on a CPU that has no memory for it."""
     if game is None:
         return
-    needs, free = TIMES * size(game.parameters()), auto.memory(torch.device("cpu"), 1)
+    needs, free = TIMES * size(game.parameters()), assignment.memory(torch.device("cpu"), 1)
     if needs > free:
         raise UserError(
             f"the game cannot be played without values ({why}), and is too large to be played here with them: it may "

@@ -18,7 +18,7 @@ from gan.files.errors import UserError
 from gan.runs import build, short_name
 from strategies import assignment, private
 from strategies.amounts import Held, readable
-from strategies.auto import Auto
+from strategies.assignment import Auto
 from strategies.choice import Choice, choices, ranks_as_typed
 from strategies.cost.budget import Budget, Cost, Serving
 from strategies.placing.placement import Placement, placement_of

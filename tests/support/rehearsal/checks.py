@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from gan import GanModule, Phase, Player, making
 from gan.bench import speed
 from strategies import PhaseStrategy, TorchAccelerator, random_state
-from strategies.auto import memory
+from strategies.assignment import memory
 from tests.support import trained_on
 from tests.support.hard_games import HARD
 from tests.support.parity import EXACT, distance, train, trainer, vectors
