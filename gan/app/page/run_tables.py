@@ -218,9 +218,7 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
         f"{closest.median():.1%} away (median), the nearest {closest.min():.1%}. "
     )
     if twice.any():
-        note += (
-            f"Of {len(twice)} held-out pictures {twice.sum()} are also among these samples: the data have duplicates. "
-        )
+        note += f"Of {len(twice)} held-out pictures {twice.sum()} are among these too: the data have duplicates. "
     if len(usual):
         note += (
             f"Held-out pictures, which cannot be copies, are {usual.median():.1%} away, the nearest {usual.min():.1%}. "

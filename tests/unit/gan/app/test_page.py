@@ -357,7 +357,7 @@ def test_held_out_pictures_that_are_also_trained_on_are_called_duplicates(sean_r
     assert "duplicates" not in run_tables.nearest(run, count=3).note
     monkeypatch.setattr(run.run.data, "val", run.run.data.train)
     note = run_tables.nearest(run, count=3).note
-    assert "Of 3 held-out pictures 3 are also among these samples: the data have duplicates" in note
+    assert "Of 3 held-out pictures 3 are among these too: the data have duplicates" in note
     assert "the nearest 0.0%" not in note
 
 
