@@ -78,6 +78,8 @@ class WorkerLost(UserError):
 class RankLost(UserError):
     """This rank ends because another rank has failed or is gone. The message names that rank."""
 
+    refused = False  # whether the other rank has found a mistake that no restart cures
+
 
 def this_rank() -> int:
     """The number of this process, as Lightning knows it, or will know it when it is imported."""

@@ -105,7 +105,7 @@ class FromNoise(Compared):
         """Fakes from always the same noise, beside pictures, whose labels they have."""
         image, labels = batch["image"], self.labels(batch)
         fakes = [self.numbered(torch.arange(len(image)) + k * len(image), image, labels) for k in range(3)]
-        return {"output": fakes[0], "more": fakes[1], "and more": fakes[2], "pictures": image}
+        return {"output": fakes[0], "output 2": fakes[1], "output 3": fakes[2], "pictures": image}
 
 
 def noise_of(number: int, length: int) -> Tensor:

@@ -24,6 +24,7 @@ class Preset:
     p: float
     ema: float
     batch: int
+    rate: float = 2e-4
     images: float = 2e7
     low: int = 4
     wide: int = 16  # channels in a group
@@ -60,6 +61,7 @@ def r3gan(
     kimg: PositiveFloat | None = None,
     max_steps: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
+    rate: PositiveFloat | None = None,
     gamma: NonNegativeFloat | None = None,
     augment: NonNegativeFloat | None = None,
     ema_kimg: NonNegativeFloat | None = None,
@@ -75,10 +77,11 @@ def r3gan(
     Args:
         config_: Typed --config: the published configuration: auto (by the size of the pictures), or cifar10, ffhq64,
             ffhq256, imagenet32, imagenet64.
-        kimg: Thousands of pictures shown to each network; published: its schedules end after 20,000, ImageNet's after
-            200,000.
-        max_steps: Steps of the whole training, in place of kimg; one network learns in each.
+        kimg: Thousands of pictures shown to each network, and until then all schedules move; published: 20,000,
+            ImageNet 200,000.
+        max_steps: Steps of the whole training; one network learns in each. The schedules still end as kimg says.
         batch_size: Pictures a step, of all ranks together; published: 512 (cifar10), 256 (ffhq), 4096 (imagenet).
+        rate: Learning rate of both networks at the beginning, a quarter of it at the end; published: 0.0002.
         gamma: Weight of both gradient penalties at the beginning, a tenth of it at the end; published: 0.05 (cifar10)
             to 150 (ffhq256).
         augment: Probability of each augmentation at the end, it grows from 0; 0 for none; published: 0.3 to 0.55.
@@ -93,14 +96,16 @@ def r3gan(
     pictures = OnPictures(**settings)
     found = pictures.find()
     chosen = preset(config_, found.size)
-    batch, last_kimg = batch_size or chosen.batch, kimg or chosen.images / 1000
-    gammas = chosen.gamma if gamma is None else (gamma, gamma / 10)
+    batch = batch_size or chosen.batch
     chosen = replace(
         chosen,
+        images=1000 * kimg if kimg else chosen.images,
+        rate=rate or chosen.rate,
+        gamma=chosen.gamma if gamma is None else (gamma, gamma / 10),
         p=chosen.p if augment is None else augment,
         ema=chosen.ema if ema_kimg is None else 1000 * ema_kimg,
     )
-    steps = max_steps or max(2, 2 * round(1000 * last_kimg / batch))
+    steps = max_steps or max(2, 2 * round(chosen.images / batch))
 
     torch.manual_seed(pictures.seed)
     if from_ is None:
@@ -113,7 +118,8 @@ def r3gan(
         generator,
         discriminator,
         batch_size=batch,
-        gamma=gammas,
+        rate=(chosen.rate, chosen.rate / 4),
+        gamma=chosen.gamma,
         ema=(0.0, chosen.ema),
         p=(0.0, chosen.p),
         images=chosen.images,

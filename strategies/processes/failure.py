@@ -63,7 +63,7 @@ def failed(rank: int, error: BaseException, traceback: str = "") -> Failure:
     kind, why = ERROR, f"ended with {in_a_line(error)}"
     if isinstance(error, UserError):
         why = str(error).rpartition("UserError: ")[2].strip()  # a loader's worker gives its traceback too
-        kind = FOLLOWS if isinstance(error, RankLost) else REFUSED
+        kind = FOLLOWS if isinstance(error, RankLost) and not error.refused else REFUSED
     if isinstance(error, WorkerLost):
         kind, why = ERROR, f"ended with {why}"
     if isinstance(error, KeyboardInterrupt):

@@ -140,8 +140,13 @@ class Survivor:
         if not self._speaks(end):
             time.sleep(QUIET)
         self.end_children(GRACE, () if end.whole else self.children.keys() & {end.rank})
-        named = RankLost(self._words(end))
+        named = self._follows(end)
         named.said = self._said
+        return named
+
+    def _follows(self, end: Failure) -> RankLost:
+        named = RankLost(self._words(end))
+        named.refused = end.kind == REFUSED
         return named
 
     def _own(self, error: BaseException) -> Failure:
@@ -166,10 +171,10 @@ class Survivor:
         self._known.set()  # after the message, so that the main thread knows that it is said
         if not self._out.wait((GRACE if end.lost else PATIENCE) + (0 if speaks else QUIET)):
             self._say(end)
-            self._finish(RankLost(self._words(end)))
+            self._finish(self._follows(end))
         if end.lost and self._failed:
             time.sleep(max(0.0, LIMIT - (time.monotonic() - since)))
-            self._finish(RankLost(self._words(end)))
+            self._finish(self._follows(end))
 
     def _speaks(self, end: Failure) -> bool:
         """Whether this rank prints the message on its host."""

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from gan.edit import main as edit
 from gan.evaluate import main as evaluate
 from gan.export import main as export
 from gan.fit import main as fit
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Main] = {
     "fit": fit,
     "resume": fit,
     "sample": sample,
+    "edit": edit,
     "evaluate": evaluate,
     "export": export,
     "plan": plan,

@@ -18,6 +18,7 @@ MAY_WRITE = {  # of the files that are there before
     "fit": (),
     "resume": tuple(f"runs/*/{name}" for name in TRAINED),
     "sample": ("runs/*/samples/*", "runs/*/styles/*"),
+    "edit": ("runs/*/samples/*",),
     "evaluate": ("runs/*/evaluation-*.json",),
     "export": ("runs/*/export/*",),
     "plan": (),

@@ -135,4 +135,4 @@ def test_any_module_can_teach():
 
     game = dmd2()
     game.teacher = Blank()
-    assert list(game.eval().show(pictures(0, torch.float32))) == ["output", "more", "and more", "pictures"]
+    assert list(game.eval().show(pictures(0, torch.float32))) == ["output", "output 2", "output 3", "pictures"]

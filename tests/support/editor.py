@@ -45,14 +45,12 @@ def serving(editor: Editor) -> Iterator[str]:
 
 
 class Visitor:
-    """Somebody who has opened the address. `name` is that of a page, None for one who asks for nothing but answers."""
+    """Somebody who has opened the address."""
 
-    def __init__(self, address: str, name: str | None = None) -> None:
+    def __init__(self, address: str) -> None:
         self.parts = urlsplit(address)
         (token,) = parse_qs(self.parts.query)["token"]
         self.headers = {"Cookie": f"edit-{token[:8]}={token}", "Origin": f"http://{self.parts.netloc}"}
-        if name:
-            self.headers["X-Visitor"] = name
 
     def ask(self, method: str, path: str, body: bytes = b"", **headers: str | None) -> tuple[int, bytes, dict]:
         """The status, what was answered and its headers. A header that is None is not sent."""

@@ -42,7 +42,7 @@ def test_settings_that_differ_are_on_top_and_no_others(made):
 def test_scores_stand_beside_each_other_with_how_they_were_computed(made):
     text = section(made.read_text(), "scores")
     assert "distance of drawn from held-out faces" in text and "on 4 held-out samples" in text
-    assert "001-r3gan-faces" in text and "002-r3gan-faces" in text
+    assert "001-r3gan-faces" in text and "002-r3gan-faces" in text and "do not compare" not in text
 
 
 def test_the_same_held_out_pictures_are_shown_once_and_the_same_seeds_under_each_other(runs):
@@ -59,7 +59,9 @@ def test_the_same_held_out_pictures_are_shown_once_and_the_same_seeds_under_each
 def test_runs_that_hold_out_other_pictures_show_their_own(runs, tmp_path):
     other = opening.train(tmp_path, "r3gan-faces", seed=5, **{**NARROW, "held_out": 2})
     table = compared.pictures([open_run(str(runs[0])), open_run(str(other))], ["one", "two"])
-    assert table.note == compared.OTHERS
+    assert "prepared otherwise (held_out 4 and 2, seed 0 and 5)" in table.note
+    scores = compared.scores([open_run(str(runs[0])), open_run(str(other))], ["one", "two"])
+    assert scores.note.startswith("These scores do not compare") and "seed 0 and 5" in scores.note
     assert [row.title for row in table.rows][:2] == ["pictures: one", "pictures: two"]
     assert {len(row.cells) for row in table.rows} == {4}  # rows of two have two empty cells
 

@@ -204,7 +204,7 @@ def test_brush_and_fill_paint_whole_pixels_only(page):
 
 
 def test_two_visitors_do_not_disturb_each_other(page, address):
-    other = Visitor(address, "other")
+    other = Visitor(address)
     alone = [other.draw(picture=k)[1]["picture"] for k in (1, 2)]
     own = page.evaluate(AFTER)
     page.evaluate("change({seed: 1}), change({seed: 0}), undefined")

@@ -4,7 +4,6 @@
 // but replaced by a new one, so that undo has only to go back. `label` is a byte a pixel; the canvas only shows it.
 
 const $ = (id) => document.getElementById(id);
-const visitor = crypto.randomUUID(); // each page is a visitor of its own
 const STEPS = 200; // that can be undone
 const SHOWN = 60; // pictures that are offered by sight
 const LONG = "Painting … The first use of the mean styles looks at many training pictures, and takes a while.";
@@ -17,8 +16,8 @@ let region = 0;
 
 // ---- asking the server ----
 
-async function ask(path, body, who) {
-  const how = body === undefined ? {} : { method: "POST", body, headers: who ? { "X-Visitor": who } : {} };
+async function ask(path, body) {
+  const how = body === undefined ? {} : { method: "POST", body };
   let answer;
   try {
     answer = await fetch(path, how);
@@ -47,52 +46,59 @@ function sent(edit) {
   return label && label !== originals.get(edit.picture) ? { ...rest, label: encoded(label) } : rest;
 }
 
-// The picture of an edit and notes; null if this page has asked for another one meanwhile.
-const drawn = async (edit, who = visitor) => (await ask("draw", JSON.stringify(sent(edit)), who)).json();
+// The picture of an edit and notes.
+const drawn = async (edit) => (await ask("draw", JSON.stringify(sent(edit)))).json();
 
-// One request is on its way; what was changed meanwhile is asked for when its answer is here.
-let waiting = null, asking = false;
+// One request is on its way; of what was changed meanwhile the newest is asked for when its answer is here.
+let asking = 0;
 
-async function draw(newest = edit) {
-  waiting = newest;
-  if (asking) return;
-  asking = true;
-  while (waiting) {
-    const now = waiting, began = performance.now();
-    waiting = null;
-    $("status").textContent = "Painting …";
-    const long = setTimeout(() => about.kind === "styles" && ($("status").textContent = LONG), 3000);
-    try {
-      const answer = await drawn(now);
-      if (!answer) continue;
-      const { picture, notes } = answer;
-      $("after").src = picture;
-      await $("after").decode();
-      say(null);
-      $("status").textContent = [`Painted in ${Math.round(performance.now() - began)} ms.`, ...notes].join(" ");
-    } catch (problem) {
-      say(problem);
-      $("status").textContent = "";
-    } finally {
-      clearTimeout(long);
+function inTurns(work) {
+  let waiting = null, busy = false;
+  return async (wanted = edit) => {
+    waiting = wanted;
+    if (busy) return;
+    busy = true;
+    asking++;
+    while (waiting) {
+      const now = waiting;
+      waiting = null;
+      try {
+        await work(now);
+      } catch (problem) {
+        say(problem);
+      }
     }
-  }
-  asking = false;
+    busy = false;
+    asking--;
+  };
 }
 
-async function drawBefore() {
-  const kept = about.sliders?.filter((each) => each.kept).map((each) => each.name) ?? ["picture", "seed"];
-  const before = Object.fromEntries(kept.map((name) => [name, edit[name]]));
-  if (drawBefore.last === JSON.stringify(before)) return;
-  drawBefore.last = JSON.stringify(before);
+const draw = inTurns(async (now) => {
+  const began = performance.now();
+  let words = "";
+  $("status").textContent = "Painting …";
+  const long = setTimeout(() => about.kind === "styles" && ($("status").textContent = LONG), 3000);
   try {
-    const answer = await drawn(before, `${visitor} before`);
-    if (answer) $("before").src = answer.picture;
-  } catch (problem) {
-    drawBefore.last = null;
-    say(problem);
+    const { picture, notes } = await drawn(now);
+    $("after").src = picture;
+    await $("after").decode();
+    say(null);
+    words = [`Painted in ${Math.round(performance.now() - began)} ms.`, ...notes].join(" ");
+  } finally {
+    clearTimeout(long);
+    $("status").textContent = words;
   }
-}
+});
+
+let shownBefore = null;
+
+const drawBefore = inTurns(async (now) => {
+  const kept = about.sliders?.filter((each) => each.kept).map((each) => each.name) ?? ["picture", "seed"];
+  const before = Object.fromEntries(kept.map((name) => [name, now[name]]));
+  if (shownBefore === JSON.stringify(before)) return;
+  $("before").src = (await drawn(before)).picture;
+  shownBefore = JSON.stringify(before);
+});
 
 // ---- changing the edit ----
 
@@ -348,7 +354,7 @@ async function open(file) {
   } catch {
     throw new Error(`${file.name} is no edit; choose a file that Save the edit has written, or a label map as PNG.`);
   }
-  await drawn(found, `${visitor} file`); // refused, in words, before anything is changed
+  await drawn(found); // refused, in words, before anything is changed
   await change(found);
 }
 
@@ -372,10 +378,7 @@ function listen() {
     $("file").value = "";
     if (file) await open(file);
   });
-  on("save-picture", "click", async () => {
-    const answer = await drawn(edit, `${visitor} file`);
-    if (answer) save(fileName(".png"), answer.picture);
-  });
+  on("save-picture", "click", async () => save(fileName(".png"), (await drawn(edit)).picture));
   on("save-mask", "click", async () => {
     const answer = await ask("mask", JSON.stringify(sent(edit)));
     save(fileName("-mask.png"), kept(await answer.blob()));

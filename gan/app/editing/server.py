@@ -11,7 +11,6 @@ import asyncio
 import hmac
 import re
 import secrets
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
@@ -29,8 +28,6 @@ HERE = Path(__file__).resolve().parent
 HOST, NAMES = "127.0.0.1", re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
 REQUESTS = 64  # at once; more are refused
 IDLE = 15.0  # seconds after which a connection that asks nothing is closed
-VISITORS = 64  # whose newest request is remembered; the oldest is forgotten
-SUPERSEDED = b"null"  # the answer to a visitor who has asked for another picture meanwhile
 FULL = "The editor has too much to do. Close other pages of it, and try this again."
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
@@ -45,29 +42,19 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Turns:
-    """One computation at a time, in the order in which they were asked for; of a visitor's only the newest.
+    """One computation at a time, in the order in which they were asked for.
 
-    All are in one thread, for which the end of the process does not wait. The others' result is `SUPERSEDED`.
+    All are in one thread, for which the end of the process does not wait.
     """
 
     def __init__(self) -> None:
-        self._lock, self._pending = asyncio.Lock(), SimpleQueue[tuple[Callable[[], bytes], Future[bytes]]]()
+        self._pending = SimpleQueue[tuple[Callable[[], bytes], Future[bytes]]]()
         Thread(target=self._compute, daemon=True).start()
-        self._newest: OrderedDict[str, object] = OrderedDict()
 
-    async def take(self, work: Callable[[], bytes], visitor: str | None) -> bytes:
-        ticket = object()
-        if visitor is not None:
-            self._newest[visitor] = ticket
-            self._newest.move_to_end(visitor)
-            if len(self._newest) > VISITORS:
-                self._newest.popitem(last=False)
-        async with self._lock:
-            if visitor is not None and self._newest.get(visitor) is not ticket:
-                return SUPERSEDED
-            made: Future[bytes] = Future()
-            self._pending.put((work, made))
-            return await asyncio.wrap_future(made)
+    async def take(self, work: Callable[[], bytes]) -> bytes:
+        made: Future[bytes] = Future()
+        self._pending.put((work, made))
+        return await asyncio.wrap_future(made)
 
     def _compute(self) -> None:
         while True:
@@ -137,8 +124,7 @@ class Site:
         if work is None:
             raise web.HTTPNotFound
         given = await request.read() if request.method == "POST" else request.match_info["number"].encode()
-        visitor = request.headers.get("X-Visitor")
-        made = await self.turns.take(partial(work, given), visitor and visitor[:64])
+        made = await self.turns.take(partial(work, given))
         kind = "image/png" if made.startswith(b"\x89PNG") else "application/octet-stream"
         return web.Response(body=made, content_type=kind)
 

@@ -28,6 +28,7 @@ from gan.app.training.callbacks import SHOWN
 from gan.sound import Sound
 
 COARSE = 16  # the size at which pictures are compared with training pictures
+SAME = 5e-4  # pictures that differ by less are the same one: this would be shown as 0.0 %
 PALE = "Pale: as logged. Full: the running mean over a twentieth of the curve."
 WELL = (
     "told_apart: the share of pairs in which a picture scores above a fake, 50 % is guessing. memorised: the same of "
@@ -200,6 +201,7 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
     known = torch.cat([_coarse(item[kind][None]) for item in (to_tensors(train[k]) for k in chosen) for kind in kinds])
     distances = _distances(_coarse(made), known)
     usual = _distances(_coarse(torch.cat([batch[kind] for kind in kinds])), known).amin(1)
+    twice, usual = usual < SAME, usual[usual >= SAME]
 
     near = distances.topk(min(show, len(places)), largest=False)
     rows = [Row("made", list(map(sample_cell, made)))]
@@ -211,16 +213,21 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
         rows.append(Row(f"nearest {rank + 1}", cells))
 
     closest = distances.amin(1)
-    verdict = (
-        "One is much nearer than any of those: look whether it is a copy."
-        if closest.min() < usual.min() / 2
-        else "None is much nearer than those, so nothing points to copies."
-    )
     note = (
         f"Made pictures and the most like them among {len(chosen):,} of {len(train):,} training samples. They are "
-        f"{closest.median():.1%} away (median), the nearest {closest.min():.1%}; held-out pictures, which cannot be "
-        f"copies, are {usual.median():.1%} away, the nearest {usual.min():.1%}. {verdict}"
+        f"{closest.median():.1%} away (median), the nearest {closest.min():.1%}. "
     )
+    if twice.any():
+        note += f"Of {len(twice)} held-out pictures {twice.sum()} are among these too: the data have duplicates. "
+    if len(usual):
+        note += (
+            f"Held-out pictures, which cannot be copies, are {usual.median():.1%} away, the nearest {usual.min():.1%}. "
+        )
+        note += (
+            "One is much nearer than any of those: look whether it is a copy."
+            if closest.min() < usual.min() / 2
+            else "None is much nearer than those, so nothing points to copies."
+        )
     return Table([f"picture {number}" for number in range(len(made))], rows, note)
 
 

@@ -3,10 +3,12 @@
 import argparse
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from random import Random
 from typing import Any
 from unittest import mock
 
+from gan import edit as edit
 from gan import evaluate as evaluate
 from gan import export as export
 from gan import plan as plan
@@ -78,12 +80,13 @@ TAILS = {  # repeated at the end, so that what is accepted is quickly done
     "fit": ([*SMALL, *QUICK, "--dry-run"], ["--dry-run"], [*SMALL, *QUICK, *ONE, "--nodes", "1", "--max-steps", "1"]),
     "resume": (["--dry-run"], [*ONE, *QUICK, "--nodes", "1", "--max-steps", "3"]),
     "sample": ([],),
+    "edit": (["--repeat", "edit.json"],),
     "evaluate": (["--devices", "1", "--accelerator", "cpu"],),
     "export": ([],),
     "plan": ([*SMALL, "--batch-size", "8"], []),
     "verify": ([*SMALL, *QUICK, "--steps", "1", "--devices", "1", "--strategy", "ddp", "--limit", "40"],),
 }
-SHARES = {"fit": 30, "resume": 14, "sample": 22, "evaluate": 10, "export": 10, "plan": 8, "verify": 6}
+SHARES = {"fit": 30, "resume": 14, "sample": 18, "edit": 4, "evaluate": 10, "export": 10, "plan": 8, "verify": 6}
 
 
 def command_lines(case: Case) -> None:
@@ -92,6 +95,8 @@ def command_lines(case: Case) -> None:
     pictures = what == "evaluate" or (what == "sample" and case.chance.random() < 0.5)
     run = case.copy("folder" if pictures else "faces")
     words = _first(what, case.chance)
+    if what == "edit":
+        Path("edit.json").write_text(case.chance.choice(('{"seed": 3}', "{}", "[1", '{"seed": "a"}')))
     for _ in range(case.chance.choice((0, 1, 1, 2, 3, 6))):
         words += _option(what, words, case.chance)
     tail = case.chance.choice(TAILS[what])
@@ -164,6 +169,7 @@ def _actions(what: str, action: str | None = None) -> list[argparse.Action]:
     """The options of a command, as its own parser knows them. `--submit` and what ends at once is left out."""
     parse: dict[str, Callable[[], Any]] = {
         "sample": lambda: sample._parser(action if action in sample.ACTIONS else None).parse_args([]),
+        "edit": lambda: edit.parse([]),
         "evaluate": lambda: evaluate.parse([]),
         "export": lambda: export.parse([]),
         "plan": lambda: plan.parse(["r3gan-faces"]),

@@ -4,7 +4,9 @@ import base64
 import json
 import re
 import shutil
+from dataclasses import replace
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from gan.app.page.table import Cell, Charts, Row, Table, encode, spread
 from gan.app.painting import grids
 from gan.app.painting.painter import Painter
 from gan.app.painting.reopen import open_run
+from gan.app.run.folder import RunFolder
 from gan.app.training import metrics
 from gan.files.errors import UserError
 from gan.sound import Sound
@@ -203,6 +206,12 @@ def test_facts_say_what_the_run_is(run):
     assert known["opened"] == "step-000002.ckpt"
 
 
+def test_facts_count_the_pictures_up_to_the_checkpoint_while_a_run_trains_on(run, sean_run, tmp_path):
+    there = RunFolder(Path(shutil.copytree(sean_run, tmp_path / sean_run.name)))
+    there.metrics.write_text("step,seconds,pictures\n1,60,8000\n9,600,80000\n")
+    assert words(run_tables.facts(replace(run, folder=there)))["time"] == "8 kimg in 01:00"
+
+
 def test_scores_are_the_first_and_the_last_and_settings_those_of_the_file(run, sean_run):
     rows = metrics.read(sean_run / "metrics.csv").values()
     told = run_tables.scores(run)
@@ -341,6 +350,15 @@ def test_a_copy_of_a_training_picture_is_found(sean_run):
     assert [cell.words for cell in row(table, "nearest 1")] == ["no. 5: 0.0%", "no. 2: 0.0%", "no. 11: 0.0%"]
     assert "look whether it is a copy" in table.note
     assert row(table, "nearest 1")[2].pictures[0].tobytes() == row(table, "made")[2].pictures[0].tobytes()
+
+
+def test_held_out_pictures_that_are_also_trained_on_are_called_duplicates(sean_run, monkeypatch):
+    run = open_run(str(sean_run))
+    assert "duplicates" not in run_tables.nearest(run, count=3).note
+    monkeypatch.setattr(run.run.data, "val", run.run.data.train)
+    note = run_tables.nearest(run, count=3).note
+    assert "Of 3 held-out pictures 3 are among these too: the data have duplicates" in note
+    assert "the nearest 0.0%" not in note
 
 
 def test_nearest_looks_at_some_of_many_and_passes_over_what_is_no_picture(run, monkeypatch):

@@ -81,3 +81,13 @@ def test_a_run_begins_with_published_weights(pictures, tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             build("r3gan", **{"size": "16x12", **typed, **change})
+
+
+def test_schedules_end_with_the_pictures_that_are_typed(pictures):
+    typed = {name: value for name, value in TINY.items() if name != "max_steps"}
+    run = build("r3gan", data=pictures, size=16, kimg=0.4, rate=1e-3, **typed)
+    last = run.max_steps // 2
+    assert last == 100 and run.game.at(run.game.rate, last) == pytest.approx(1e-3 / 4)
+    assert run.game.at(run.game.gamma, last) == pytest.approx(run.game.gamma[1])
+    published = build("r3gan", data=pictures, size=16, **TINY).game
+    assert published.rate == (2e-4, 5e-5) and published.images == 2e7

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from gan.files.errors import UserError
 from strategies.processes import agent
 from strategies.processes.agent import SAME_STEP, History, Launch
 from strategies.processes.board import NEVER
-from strategies.processes.failure import ERROR, FOLLOWS, LOST, REFUSED, Failure
+from strategies.processes.failure import ERROR, FOLLOWS, LOST, REFUSED, Failure, failed
+from strategies.processes.lost_ranks import Survivor
 from strategies.processes.rendezvous import Rendezvous
 
 BEGINNING = """
@@ -324,6 +326,14 @@ def test_a_mistake_is_not_tried_again_but_a_kill_is_unless_it_comes_again_and_ag
     assert [history.again(failure(kind), step) for kind, step in failures] == again and SAME_STEP == 3
     history.ended = True
     assert not history.again(failure(LOST), 9)
+
+
+def test_a_mistake_that_another_rank_has_found_is_not_tried_again_either():
+    """A rank that follows may end before the rank that has found the mistake."""
+    survivor, history = Survivor(1), History(3)
+    for kind, again in ((REFUSED, False), (LOST, True)):
+        follows = failed(1, survivor._follows(replace(survivor.lifeline.lost, rank=0, why="gamma is wrong", kind=kind)))
+        assert "gamma is wrong" in follows.why and history.again(follows, 9) is again
 
 
 @pytest.mark.slow

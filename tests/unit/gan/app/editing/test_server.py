@@ -6,6 +6,7 @@ import select
 import socket
 import threading
 import time
+from functools import partial
 
 import pytest
 from PIL import Image
@@ -153,43 +154,31 @@ def test_connections_that_ask_nothing_are_closed(blocks, monkeypatch):
         assert {link.recv(1) for link in links} == {b""}
 
 
-def take_turns(asked):
-    """What is computed, in order, and whose answers are superseded, when these visitors ask while one computes."""
-    computed, superseded = [], []
+def test_one_computes_at_a_time_in_the_order_of_the_requests():
+    computed, go = [], threading.Event()
 
-    async def ask(turns, number, visitor, go):
-        def work():
-            computed.append(number)
-            go.wait(60)
-            return b""
-
-        if await turns.take(work, visitor) == server.SUPERSEDED:
-            superseded.append(number)
+    def work(number):
+        computed.append(number)
+        go.wait(60)
+        return b"%d" % number
 
     async def play():
-        turns, go = server.Turns(), threading.Event()
-        tasks = []
-        for number, visitor in enumerate(asked):
-            tasks.append(asyncio.create_task(ask(turns, number, visitor, go)))
-            await asyncio.sleep(0)  # so they come in this order
+        turns = server.Turns()
+        tasks = [asyncio.create_task(turns.take(partial(work, number))) for number in range(4)]
         await asyncio.sleep(0.1)
-        assert computed == [0]  # one at a time
+        assert computed == [0]
         go.set()
-        await asyncio.gather(*tasks)
+        assert await asyncio.gather(*tasks) == [b"0", b"1", b"2", b"3"]
 
     asyncio.run(play())
-    return computed, superseded
-
-
-def test_one_computes_at_a_time_and_of_a_visitor_the_newest():
-    assert take_turns(["a", "a", "b", "a", None, None]) == ([0, 2, 3, 4, 5], [1])
+    assert computed == [0, 1, 2, 3]
 
 
 def test_ctrl_c_does_not_wait_for_what_computes():
     go = threading.Event()
 
     async def play():
-        task = asyncio.create_task(server.Turns().take(lambda: bytes(go.wait(60)), None))
+        task = asyncio.create_task(server.Turns().take(lambda: bytes(go.wait(60))))
         await asyncio.sleep(0.1)
         task.cancel()
 
@@ -199,11 +188,6 @@ def test_ctrl_c_does_not_wait_for_what_computes():
     computing = set(threading.enumerate()) - before
     assert computing and all(thread.daemon for thread in computing)
     go.set()
-
-
-def test_the_oldest_visitor_is_forgotten(monkeypatch):
-    monkeypatch.setattr(server, "VISITORS", 3)
-    assert take_turns(["busy", "a", "b", "a", "c", "d"]) == ([0, 3, 4, 5], [1, 2])
 
 
 def test_a_port_that_is_taken_is_named(address):
