@@ -91,14 +91,12 @@ class CycleGan(Compared):
         return self.generators["to_b"](a), self.generators["to_a"](b)
 
     def published(self) -> list[PublishedFile]:
-        """G_A makes B of A, and D_A judges B. A single generator, `latest_net_G.pth`, is the first that it fits."""
+        """G_A makes B of A, and D_A judges B. A released generator, `latest_net_G.pth`, is taken for G_A."""
         to_b, to_a = self.generators.values()
         of_b, of_a = self.discriminators.values()
         networks = {"G_A": to_b, "G_B": to_a, "D_A": of_b, "D_B": of_a}
-        return [
-            PublishedFile(f"latest_net_{name}.pth", {"": network}, f"*_net_{name}.pth")
-            for name, network in networks.items()
-        ]
+        patterns = {name: f"*_net_{name}.pth" for name in networks} | {"G_A": "*_net_G[._][pA]*"}  # G.pth or G_A.pth
+        return [PublishedFile(f"latest_net_{name}.pth", {"": networks[name]}, patterns[name]) for name in networks]
 
     def translations(self) -> dict[str, Translation]:
         """Both directions."""

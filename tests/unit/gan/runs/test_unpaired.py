@@ -64,10 +64,13 @@ def test_published_weights_are_written_and_read(folders, name, files, tmp_path, 
     assert not all(torch.equal(value, weights[0][key]) for key, value in weights[2].items())
 
 
-def test_a_released_generator_is_read_alone(folders, tmp_path):
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_a_released_generator_is_read_alone(folders, as_folder, tmp_path):
     other = made(folders, "cyclegan", seed=2).game.generators["to_b"]
-    torch.save(other.state_dict(), tmp_path / "horse2zebra.pth")
-    mine = made(folders, "cyclegan", from_=str(tmp_path / "horse2zebra.pth")).game
+    (tmp_path / "released").mkdir()
+    path = tmp_path / "released" / ("latest_net_G.pth" if as_folder else "horse2zebra.pth")
+    torch.save(other.state_dict(), path)
+    mine = made(folders, "cyclegan", from_=str(path.parent if as_folder else path)).game
     x = torch.randn(1, 3, 16, 16)
     assert torch.equal(mine.generators["to_b"](x), other(x))
     assert not torch.equal(mine.generators["to_a"](x), other(x))
