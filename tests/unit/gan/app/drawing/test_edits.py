@@ -171,7 +171,7 @@ def test_a_search_in_a_network_with_classes_says_where_it_starts(capsys):
         (["style.pkl", "project", "--picture", "0"], "cannot read a picture: there is no file"),
         (["style.pkl", "project", "--picture", "broken.jpg"], "broken.jpg cannot be read as a picture"),
         (["alone.pkl", "project", "--picture", "me.png"], "no discriminator to compare by; type --perceptual"),
-        (["style.pkl", "project", "--picture", "me.png", "--perceptual", "me.png"], "cannot be read as VGG-16"),
+        (["style.pkl", "project", "--picture", "me.png", "--perceptual", "me.png"], "cannot be read as weights"),
         (["r3.pkl", "project", "--picture", "me.png"], "R3Generator has no styles"),
         (["r3.pkl", "directions"], "R3Generator has no styles"),
         (["style.pkl", "directions", "--direction", "6"], "there is no direction 6; type --direction and one of"),
