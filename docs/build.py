@@ -51,7 +51,7 @@ def check_command(words: list[str]) -> None:
     if module == "make":
         assert re.search(rf"^{argv[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"there is no make {argv[0]}"
     elif module == "gan.bench":
-        importlib.import_module("gan.bench.command").BENCHMARKS[argv[0]](argv[1:])
+        importlib.import_module("gan.bench.__main__").BENCHMARKS[argv[0]](argv[1:])
     else:
         command = importlib.import_module(module)
         try:

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gan.app.command import command
 from gan.app.outputs import run
-from gan.app.page import run_tables, style_tables
+from gan.app.page import compared, run_tables, style_tables
 from gan.app.page.document import Part, document, write
 from gan.app.painting.reopen import SavedRun, open_run
 from gan.app.run.parser import Parser
@@ -51,7 +51,7 @@ def page(opened: SavedRun) -> str:
         Part("between", "From one style to another", [styles.edit(opened, other=1 if two else None)]),
         Part("videos", "Videos", [tables.videos(opened)]),
         Part("copies", "Are they copies?", [tables.nearest(opened)]),
-        Part("scores", "Scores", [tables.scored(opened)]),
+        Part("scores", "Scores", [compared.scores([opened], [""])]),
         Part("health", "Is it well?", [tables.health(opened)]),
         Part("curves", "Curves", [tables.curves(opened)]),
         Part("run", "The run", [tables.facts(opened)], ("Every setting", tables.settings(opened))),

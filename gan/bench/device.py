@@ -100,12 +100,3 @@ def now(device: torch.device) -> float:
 def place(device: torch.device) -> str:
     """The device in words."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-
-
-def peak_memory(device: torch.device) -> int:
-    """The most memory that tensors had on an accelerator; on a CPU the most that the process had."""
-    if device.type != "cpu":
-        return torch.accelerator.max_memory_allocated(device)
-    import resource  # which Windows does not have
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

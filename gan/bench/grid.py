@@ -30,6 +30,7 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from gan.app.run import run_options
 from gan.app.run.options import parameters
+from gan.app.training import metrics
 from gan.bench.cell import BATCH_SIZE, ONE, Cell, planned, play, refuse_strategy, together
 from gan.bench.harness import Column, Figures, RunBenchmark, in_world
 from gan.files.errors import UserError
@@ -185,41 +186,16 @@ class GridBenchmark(RunBenchmark[Cell]):
                 writer.writerow([*cell, *figures, self.why.get(cell)])
 
     def draw(self, path: Path) -> None:
-        """A row of panels for each batch size."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        sizes, parts = self.settings.batch_sizes, self.settings.chunks
-        figure = Figure(figsize=(4.6 * len(PANELS), 3.2 * len(sizes) + 0.8), dpi=110, layout="constrained")
-        FigureCanvasAgg(figure)
-        figure.suptitle(short_name(self.settings.run))
-        grid = figure.subplots(len(sizes), len(PANELS), squeeze=False)
-        for axes, (size, (heading, key)) in zip(grid.flat, product(sizes, PANELS.items()), strict=True):
-            self._draw_panel(axes, size, key)
-            axes.set_title(f"batches of {size}: {heading}", fontsize="small")
-            axes.set_xticks(range(len(parts)), list(map(str, parts)))
-            axes.set(xlabel="parts", xlim=(-0.3, len(parts) - 0.7), ylim=(0, None))
-            axes.grid(alpha=0.3)
-        handles, titles = grid[0][0].get_legend_handles_labels()
-        figure.legend(handles, titles, loc="outside lower center", ncols=3, fontsize="small")
-        figure.savefig(path)
-
-    def _draw_panel(self, axes: Any, size: int, key: str) -> None:
-        """A column by the number of parts, with a line for each strategy on so many ranks, in so many stages."""
-        lines: dict[str, list[Cell]] = {}
-        for cell in self.measured:
-            if cell != cell.one:
+        """A panel for each batch size and figure by the number of parts, with a line for each strategy."""
+        panels: dict[str, metrics.Panel] = {}
+        for size, (heading, key) in product(self.settings.batch_sizes, PANELS.items()):
+            column = COLUMNS[key]
+            panel = panels[f"batches of {size}: {heading}"] = {ONE: []}
+            if column.against:
+                panel[ONE] = [(parts, 1.0) for parts in self.settings.chunks]
+            for cell in (cell for cell in self.measured if cell != cell.one):
                 stages = f", {cell.stages} stages" if cell.stages else ""
-                lines.setdefault(f"{cell.strategy} on {cell.processes}{stages}", []).append(cell)
-        if COLUMNS[key].against:
-            axes.axhline(1.0, color="black", linewidth=0.8, label=ONE)
-        for number, (name, cells) in enumerate(lines.items()):
-            beside = 0.04 * (number - (len(lines) - 1) / 2)  # so that no line hides another
-            values = {cell: self.value(cell, COLUMNS[key]) for cell in cells if cell.batch_size == size}
-            cells = [cell for cell, value in values.items() if value is not None]
-            places = [self.settings.chunks.index(cell.parts) + beside for cell in cells]
-            heights = [values[cell] / COLUMNS[key].unit for cell in cells]
-            axes.plot(places, heights, color=f"C{number % 10}", marker="o", markersize=4, label=name)
-            if key == "of_one":
-                ends = ([self.value(cell, COLUMNS[f"of_one_{end}"]) for cell in cells] for end in ("least", "most"))
-                axes.vlines(places, *ends, color=f"C{number % 10}", alpha=0.4)
+                line = panel.setdefault(f"{cell.strategy} on {cell.processes}{stages}", [])
+                if cell.batch_size == size and (value := self.value(cell, column)) is not None:
+                    line.append((cell.parts, value / column.unit))
+        metrics.draw_panels(panels, path, short_name(self.settings.run), xlabel="parts")

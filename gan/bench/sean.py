@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from datasets.drawn.faces import Faces
-from gan.bench.device import Counter, convolution_rate, multiplications, now, peak_memory, place, train
+from gan.app.training.pace import peak_memory
+from gan.bench.device import Counter, convolution_rate, multiplications, now, place, train
 from gan.bench.harness import Benchmark, Column, Figures, in_world
 from gan.files.errors import UserError
 from gan.games.sean import Sean

@@ -21,7 +21,8 @@ from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 from lightning import seed_everything
 
-from gan.bench.device import Counter, convolution_rate, multiplications, now, peak_memory, place, train
+from gan.app.training.pace import peak_memory
+from gan.bench.device import Counter, convolution_rate, multiplications, now, place, train
 from gan.bench.harness import Column, Figures, RunBenchmark, in_world
 from gan.files.disk import whole_file
 from gan.files.errors import UserError

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from gan.bench import command as bench
+from gan.bench import __main__ as bench
 from gan.bench import launchers, loading, saving
 from gan.bench.launchers import LaunchersBenchmark
 from gan.bench.saving import SavingBenchmark

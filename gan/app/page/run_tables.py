@@ -35,6 +35,7 @@ WELL = (
     "training pictures and held-out ones, 50 % is right. diversity: how much fakes differ, as a share of what pictures "
     "do, 100 % is right. swing: how told_apart moves from look to look, near 0 is right."
 )
+NOTHING_LOGGED = "This run has logged nothing yet."
 NO_MASKS = "This game does not paint masks, so there are none to show."
 NO_SOUNDS = "This game makes no sounds."
 NO_NUMBERS = "The loaders of this run do not say which samples it trains on, so none are compared."
@@ -48,14 +49,6 @@ def facts(opened: SavedRun) -> Table:
     known["scores"] = "; ".join(found) + " (lower is better)" if found else "none yet"
     known["opened"] = opened.checkpoint.name
     return Table(rows=[Row(name, [Cell(value)]) for name, value in known.items()])
-
-
-def scored(opened: SavedRun) -> Table:
-    """Every score of the run, and how it was computed."""
-    found = card.scores(opened.folder, opened.run)
-    hows = card.briefly([each.how for each in found])
-    rows = [Row(each.name, [Cell(each.value), Cell(how)]) for each, how in zip(found, hows, strict=True)]
-    return Table(["", "how it was computed"], rows)
 
 
 def videos(opened: SavedRun) -> Table:
@@ -79,19 +72,20 @@ def scores(opened: SavedRun) -> list[str]:
 
 def curves(opened: SavedRun) -> Charts:
     """A chart for each phase's losses, one for gradient norms and one for held-out scores."""
-    rows = metrics.read(opened.folder.metrics)
-    kimg, words = metrics.clock(rows)
-    panels = {group: panel for group, panel in metrics.panels(rows).items() if group != "health"}
-    if not panels:
-        return Charts({}, "This run has logged nothing yet.")
-    return charts(panels, f"{PALE} {words}." if words else PALE, kimg)
+    found, kimg, words = _logged(opened)
+    found.pop("health", None)
+    return charts(found, f"{PALE} {words}." if words else PALE, kimg) if found else Charts({}, NOTHING_LOGGED)
 
 
 def health(opened: SavedRun) -> Charts:
     """A chart of what tells whether the run is well."""
+    found, kimg, _ = _logged(opened)
+    return charts({"health": found["health"]} if "health" in found else {}, WELL, kimg)
+
+
+def _logged(opened: SavedRun) -> tuple[dict[str, metrics.Panel], float, str]:
     rows = metrics.read(opened.folder.metrics)
-    panels = {group: panel for group, panel in metrics.panels(rows).items() if group == "health"}
-    return charts(panels, WELL, metrics.clock(rows)[0])
+    return metrics.panels(rows), *metrics.clock(rows)
 
 
 def charts(panels: Mapping[str, metrics.Panel], note: str, kimg: float = 0.0) -> Charts:

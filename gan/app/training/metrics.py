@@ -189,7 +189,7 @@ def clock(rows: Mapping[int, Mapping[str, float]]) -> tuple[float, str]:
     return kimg / (step + 1), words  # the row of a step is numbered from 0
 
 
-def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: float = 0.0) -> None:
+def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: float = 0.0, xlabel: str = "step") -> None:
     """Draw these panels into one picture, in the format of the path's suffix.
 
     Where a step has so many `kimg`, thousands of pictures, they are counted above each panel.
@@ -211,11 +211,11 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: flo
             steps, values = np.array(points).T
             axes.plot(steps, values, color=f"C{colour}", alpha=0.25, linewidth=0.8)
             axes.plot(steps, _smooth(values), color=f"C{colour}", label=label, marker="." if len(steps) < 30 else None)
-        everything = np.concatenate([np.array(points)[:, 1] for points in panel.values() if points])
+        everything = np.array([value for points in panel.values() for _, value in points])
         everything = everything[np.isfinite(everything)]
         if len(everything) and everything.min() > 0 and everything.max() > 50 * everything.min():
             axes.set_yscale("log")
-        axes.set(title=group, xlabel="step")
+        axes.set(title=group, xlabel=xlabel)
         if kimg:
             above = axes.secondary_xaxis("top", functions=(partial(np.multiply, kimg), partial(np.multiply, 1 / kimg)))
             above.set_xlabel("kimg", loc="right")

@@ -19,7 +19,7 @@ def main() -> None:
     from gan import plan as plan
     from gan import sample as sample
     from gan.app.outputs import end, outputs
-    from gan.bench import command as bench
+    from gan.bench import __main__ as bench
     from gan.files.system import WINDOWS
 
     def stop() -> None:

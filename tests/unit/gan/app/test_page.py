@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gan.app.page import run_tables, style_tables
+from gan.app.page import compared, run_tables, style_tables
 from gan.app.page.table import Cell, Charts, Row, Table, encode, spread
 from gan.app.painting import grids
 from gan.app.painting.painter import Painter
@@ -251,14 +251,16 @@ def test_every_score_says_how_it_was_computed(sean_run, tmp_path):
     (scored / "evaluation-step-000002.json").write_text(
         json.dumps({"step": 2, "pictures": 4, "scores": figures, "about": about})
     )
-    rows = {row.title: [cell.words for cell in row.cells] for row in run_tables.scored(open_run(str(scored))).rows}
+    rows = {
+        row.title: [cell.words for cell in row.cells] for row in compared.scores([open_run(str(scored))], [""]).rows
+    }
     assert rows["FID"] == ["12.35", "step 2; network Inception; flips no; pictures made 16"]
     assert rows["output: kid"] == ["0.5", "the same"]
     assert rows["SSIM, data range 1"] == ["0.25", "gan.evaluate, step 2, 4 samples; window gaussian"]
     assert rows["recall, share of what is real that is made"][1].endswith("network VGG-19")
     (scored / "scores.json").write_text("{}")
     with pytest.raises(UserError, match=r"scores.json' is damaged"):
-        run_tables.scored(open_run(str(scored)))
+        compared.scores([open_run(str(scored))], [""])
 
 
 def test_videos_of_the_samples_are_shown(sean_run, tmp_path):
