@@ -137,18 +137,18 @@ class Dry:
         if self.on_read is None:
             return
         if event.kind == kinds.ENTER:
-            self.on_read.enter(self.copies(id(each) for each in dict.values(event.what._parameters)))
+            self.on_read.enter(self.copied(id(each) for each in dict.values(event.what._parameters)))
         elif event.kind == kinds.LEAVE:
             self.on_read.leave()
         elif event.kind == kinds.READ:
-            self.on_read.read(self.copies(event.what))
+            self.on_read.read(self.copied(event.what))
         elif event.kind == kinds.NEED:
-            for copy in self.copies([event.what]):
+            for copy in self.copied([event.what]):
                 self.on_read.fetch(self.on_read.number[id(copy)])
         elif event.what == self.policy.player.name:
             self.on_read.begin_again()
 
-    def copies(self, weights: Any) -> list[nn.Parameter]:
+    def copied(self, weights: Any) -> list[nn.Parameter]:
         return [self.copy_of[key] for key in weights if key in self.copy_of]
 
     def backward(self, last: bool) -> None:
