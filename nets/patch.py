@@ -3,11 +3,13 @@
 The names of modules and parameters are the published ones, so a published state dict fits.
 """
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 
 from gan.files.errors import UserError
 from nets.blocks import SLOPE, conv, start_
-from nets.resnet import Norm, normalisation
+from nets.resnet import BlurDown, Norm, normalisation
 
 
 class PatchGan(nn.Module):
@@ -15,18 +17,25 @@ class PatchGan(nn.Module):
 
     `layers` 4x4 convolutions of stride 2, one of stride 1, and then the score. The channels double from `width` to 8
     times `width` at most. All convolutions but the first and the last have a norm. With 3 `layers` a patch has 70
-    pixels a side.
+    pixels a side. With `smooth` blurring filters halve the picture, as in CUT, in place of the stride.
     """
 
-    def __init__(self, inside: int, width: int = 64, layers: int = 3, norm: Norm = "batch") -> None:
+    def __init__(
+        self, inside: int, width: int = 64, layers: int = 3, norm: Norm = "batch", smooth: bool = False
+    ) -> None:
         super().__init__()
         if layers < 1:
             raise UserError(f"a PatchGAN of {layers} layers sees no patches; take 1 or more, or the judge of pixels")
         widths = [width * min(2**number, 8) for number in range(layers + 1)]
-        model: list[nn.Module] = [conv(inside, width, 4, 2, 1), nn.LeakyReLU(SLOPE, inplace=True)]
-        for number in range(1, layers + 1):
-            stride = 2 if number < layers else 1
-            model += _normed(conv(widths[number - 1], widths[number], 4, stride, 1, **_bias(norm)), norm)
+        stride = 1 if smooth else 2
+
+        def halved(channels: int) -> list[nn.Module]:
+            return [BlurDown(channels)] if smooth else []
+
+        model: list[nn.Module] = [conv(inside, width, 4, stride, 1), nn.LeakyReLU(SLOPE, inplace=True), *halved(width)]
+        for before, after in pairwise(widths[:-1]):
+            model += [*_normed(conv(before, after, 4, stride, 1, **_bias(norm)), norm), *halved(after)]
+        model += _normed(conv(widths[-2], widths[-1], 4, 1, 1, **_bias(norm)), norm)
         self.model = nn.Sequential(*model, conv(widths[-1], 1, 4, 1, 1))
         self.smallest = 3 * 2**layers  # pixels of a side
         start_(self)

@@ -39,6 +39,7 @@ class ResnetGenerator(nn.Module):
         smooth: bool = False,
     ) -> None:
         super().__init__()
+        self.inside = inside
         # A bias before a batch norm is left out; before an instance norm the published networks have one.
         make, make_doubling = (partial(kind, bias=norm == "instance", normed=True) for kind in (conv, conv_doubling))
 

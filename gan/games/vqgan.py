@@ -9,9 +9,11 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from gan import GanModule, Phase, Player, ranks
+from gan.games.translation import Translation
 from gan.losses import hinge_discriminator, hinge_generator, non_saturating_discriminator
 from nets.lpips import Lpips
 from nets.patch import PatchGan
+from nets.published.vqgan import LastCkpt
 from nets.vqgan import VqAutoencoder
 
 LARGEST = 1e4  # of the adaptive weight
@@ -115,6 +117,15 @@ class VqGan(GanModule):
         share = used / used.sum()
         perplexity = torch.special.entr(share).sum().exp()
         self.log("val/idle_codes", 1 - perplexity / len(share), sync_dist=True)
+
+    def translations(self) -> dict[str, Translation]:
+        """What `gan.sample --inputs` makes of a picture."""
+        net = self.autoencoder
+        return {"painted again": Translation(lambda image: net(image)[0], net.channels)}
+
+    def published(self) -> list[LastCkpt]:
+        """The file of the published code, for `gan.export --published`."""
+        return [LastCkpt(self.autoencoder, self.discriminator)]
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +71,27 @@ def ours(weights: Mapping[str, Tensor], learning: Learning = "learned") -> tuple
     return net, judge
 
 
-def published(net: VqAutoencoder, judge: PatchGan) -> dict[str, Tensor]:
-    """The weights of these networks by their published names, for `["state_dict"]` of a checkpoint."""
-    state = {name: value for name, value in net.state_dict().items() if not name.startswith("quantize.")}
-    state["quantize.embedding.weight"] = net.quantize.codes
-    of_judge = judge.model.state_dict()
-    for name, each in judge.model.named_modules():
-        if isinstance(each, ActNorm):
-            of_judge[f"{name}.loc"], of_judge[f"{name}.scale"] = each.published()
-            del of_judge[f"{name}.to_loc"], of_judge[f"{name}.to_scale"]
-    state |= {f"{JUDGE}{name}": value for name, value in of_judge.items()}
-    return {name: value.detach().clone() for name, value in state.items()}
+@dataclass(frozen=True)
+class LastCkpt:
+    """These networks as the file that the published code reads."""
+
+    net: VqAutoencoder
+    judge: PatchGan
+    name: str = "last.ckpt"
+
+    def write(self, path: Path) -> None:
+        torch.save({"state_dict": self.state()}, path)
+
+    def state(self) -> dict[str, Tensor]:
+        state = {name: value for name, value in self.net.state_dict().items() if not name.startswith("quantize.")}
+        state["quantize.embedding.weight"] = self.net.quantize.codes
+        of_judge = self.judge.model.state_dict()
+        for name, each in self.judge.model.named_modules():
+            if isinstance(each, ActNorm):
+                of_judge[f"{name}.loc"], of_judge[f"{name}.scale"] = each.published()
+                del of_judge[f"{name}.to_loc"], of_judge[f"{name}.to_scale"]
+        state |= {f"{JUDGE}{name}": value for name, value in of_judge.items()}
+        return {name: value.detach().cpu().clone() for name, value in state.items()}
 
 
 def _judge(weights: dict[str, Tensor]) -> PatchGan | None:
