@@ -66,9 +66,11 @@ class Lpips(nn.Module):
         return torch.stack([layer.mean((2, 3), keepdim=True) for layer in self.layerwise(one, other)]).sum(0)
 
 
-def load_lpips(weights: str) -> Lpips:
-    """LPIPS 0.1 by VGG-16, whose weights are as in `load_vgg19`. torchmetrics has those that weigh its features."""
+def load_lpips(weights: str | Mapping[str, Tensor]) -> Lpips:
+    """LPIPS 0.1 by VGG-16, of a file as in `load_vgg19`, or as given. torchmetrics has what weighs its features."""
     spec = find_spec("torchmetrics")
     assert spec is not None and spec.origin is not None
     lins = load_plain(Path(spec.origin).parent / "functional" / "image" / "lpips_models" / "vgg.pth")
+    if not isinstance(weights, str):
+        return Lpips(Vgg16(weights, True), lins)
     return load(weights, VGG16_Weights.IMAGENET1K_V1, Vgg16.called, lambda state: Lpips(Vgg16(state, True), lins))

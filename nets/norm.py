@@ -171,6 +171,44 @@ def wide_sum(values: Tensor) -> Tensor:
     return ranks.sum(values.double()) if ranks.more_than_one() else values
 
 
+class ActNorm(nn.Module):
+    """A scale and a shift that learn, and begin as a batch norm of the first batch of all ranks (Kingma et al. 2018).
+
+    `loc`, `scale` and `initialized` are the published names. The published code overwrites the weights in the first
+    forward. Here buffers take what is added to them then, since a forward may write buffers under every policy.
+    `published` gives the weights with that added.
+    """
+
+    initialized: Tensor
+    to_loc: Tensor
+    to_scale: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.loc = nn.Parameter(torch.zeros(1, channels, 1, 1))
+        self.scale = nn.Parameter(torch.ones(1, channels, 1, 1))
+        self.register_buffer("initialized", torch.tensor(0, dtype=torch.uint8))
+        self.register_buffer("to_loc", torch.zeros(1, channels, 1, 1))
+        self.register_buffer("to_scale", torch.zeros(1, channels, 1, 1))
+
+    def published(self) -> tuple[Tensor, Tensor]:
+        return self.loc + self.to_loc, self.scale + self.to_scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and (self.initialized.is_meta or not self.initialized):
+            self.start(x)
+        loc, scale = self.published()
+        return scale * (x + loc)
+
+    @torch.no_grad()
+    def start(self, x: Tensor) -> None:
+        mean, variance, count = global_moments(x)
+        deviation = (variance * (count / (count - 1))).sqrt()
+        self.to_loc.copy_(-mean.view_as(self.loc) - self.loc)
+        self.to_scale.copy_(1 / (deviation + 1e-6).view_as(self.scale) - self.scale)
+        self.initialized.fill_(1)
+
+
 def rows_together(module: nn.Module) -> int:
     """What divides a rank's rows, for the groups of batch norms inside."""
     return math.lcm(*(each.group for each in module.modules() if isinstance(each, SyncBatchNorm) and each.group))

@@ -74,5 +74,5 @@ def _normed(layer: nn.Conv2d, norm: Norm) -> list[nn.Module]:
 
 
 def _bias(norm: Norm) -> dict[str, bool]:
-    """A bias before a batch norm is left out; before an instance norm the published networks have one."""
-    return {"bias": norm == "instance", "normed": True}
+    """A bias before a batch norm is left out; before another norm the published networks have one."""
+    return {"bias": norm != "batch", "normed": norm != "act"}

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from gan.files.errors import UserError
 from nets.blocks import Dropout, conv, conv_doubling, start_
-from nets.norm import SyncBatchNorm
+from nets.norm import ActNorm, SyncBatchNorm
 
-Norm = Literal["instance", "batch"]
+Norm = Literal["instance", "batch", "act"]
 SMALLEST = 8  # pixels of a side
 
 
@@ -144,4 +144,5 @@ def _filter(channels: int, *taps: float) -> Tensor:
 
 
 def normalisation(channels: int, norm: Norm) -> nn.Module:
-    return SyncBatchNorm(channels) if norm == "batch" else nn.InstanceNorm2d(channels)
+    kinds = {"batch": SyncBatchNorm, "instance": nn.InstanceNorm2d, "act": ActNorm}
+    return kinds[norm](channels)

@@ -9,8 +9,11 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from gan import GanModule, Phase, Player, ranks
-from gan.losses import hinge_discriminator, hinge_generator
-from nets.discriminator import PatchDiscriminator
+from gan.games.translation import Translation
+from gan.losses import hinge_discriminator, hinge_generator, non_saturating_discriminator
+from nets.lpips import Lpips
+from nets.patch import PatchGan
+from nets.published.vqgan import LastCkpt
 from nets.vqgan import VqAutoencoder
 
 LARGEST = 1e4  # of the adaptive weight
@@ -19,25 +22,30 @@ LARGEST = 1e4  # of the adaptive weight
 class VqGan(GanModule):
     """Learns to paint {"image"} again from the numbers of a few codes.
 
-    For the first `start` steps it learns only to paint the pixels; then the discriminator joins the game. The weight of
-    its judgement is adaptive: at the decoder's last layer, it pulls `adversarial` times as much as the pixels do. The
-    codes learn by a moving average. The published perceptual loss is left out, since it needs weights to download;
-    L1 is alone.
+    For the first `start` steps it learns only to paint the pixels, and what `perceptual` sees in them; then the
+    discriminator joins the game. The weight of its judgement is adaptive: at the decoder's last layer, it pulls
+    `adversarial` times as much as the rest does. The discriminator's loss is "hinge" or "vanilla".
+
+    As published, the discriminator sees pictures before `start` too: its running statistics follow them, and Adam
+    counts these steps, in which it learns nothing.
     """
 
     def __init__(
         self,
         autoencoder: VqAutoencoder,
-        discriminator: PatchDiscriminator,
+        discriminator: PatchGan,
+        perceptual: Lpips | None = None,
         *,
-        rate: float = 1e-3,
-        start: int = 250,
+        rate: float,
+        start: int,
         adversarial: float = 0.8,
-        commitment: float = 0.25,
+        loss: str = "hinge",
+        perceptual_weight: float = 1.0,
     ) -> None:
         super().__init__()
-        self.autoencoder, self.discriminator = autoencoder, discriminator
-        self.rate, self.start, self.adversarial, self.commitment = rate, start, adversarial, commitment
+        self.autoencoder, self.discriminator, self.perceptual = autoencoder, discriminator, perceptual
+        self.rate, self.start, self.adversarial = rate, start, adversarial
+        self.loss, self.perceptual_weight = loss, perceptual_weight
         self._used: list[Tensor] = []
 
     def configure_players(self) -> Iterator[Player]:
@@ -47,51 +55,60 @@ class VqGan(GanModule):
 
     def configure_phases(self) -> Iterator[Phase]:
         """The adaptive weight differentiates the losses at the decoder's last layer: hence `second_order`."""
-        yield Phase("reconstruction", self.reconstruct, "autoencoder", until=self.start)
-        yield Phase("autoencoder", self.fool, "autoencoder", start=self.start, second_order=True)
-        yield Phase("discriminator", self.judge, "discriminator", start=self.start)
+        yield Phase("autoencoder", self.paint, "autoencoder", second_order=True)
+        yield Phase("discriminator", self.judge, "discriminator")
 
-    def reconstruct(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Paint the picture's pixels, with features that stay near their codes."""
-        painted, features, codes = self.shared("painted", self.autoencoder, batch["image"])
-        # Esser et al. 2021, equation 4. Its second term, which moves the codes, is the codebook's moving average.
-        return {
-            "pixels": F.l1_loss(painted, batch["image"]),
-            "commitment": self.commitment * F.mse_loss(features, codes),
-        }
+    @property
+    def joined(self) -> bool:
+        """Whether the discriminator has joined the game."""
+        return self.step >= self.start
 
-    def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The same, and please the discriminator."""
-        losses = self.reconstruct(batch)
-        painted, _, _ = self.shared("painted", self.autoencoder, batch["image"])
-        score = hinge_generator(self.discriminator(painted)[-1])
-        return losses | {"adversarial": self.adversarial * self.balance(losses["pixels"], score) * score}
+    def paint(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Paint the picture, with features that are near their codes, and please the discriminator."""
+        painted, codebook, _ = self.autoencoder(batch["image"])
+        losses = self.difference(painted, batch["image"])
+        with torch.set_grad_enabled(self.joined):
+            score = hinge_generator(self.discriminator(painted))
+        weight = self.adversarial * self.balance(sum(losses.values()), score) if self.joined else 0.0
+        return losses | {"codebook": codebook, "adversarial": weight * score}
+
+    def difference(self, painted: Tensor, image: Tensor) -> dict[str, Tensor]:
+        """How far pictures are from what is painted of them."""
+        losses = {"pixels": F.l1_loss(painted, image)}
+        if self.perceptual is not None:
+            losses["perceptual"] = self.perceptual_weight * self.perceptual(image, painted).mean()
+        return losses
 
     def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Tell the picture from what was painted of it."""
-        painted, _, _ = self.shared("painted", self.autoencoder, batch["image"])
-        scores = self.discriminator(batch["image"])[-1], self.discriminator(painted.detach())[-1]
-        return {"hinge": hinge_discriminator(*scores)}
+        """Tell the picture from what is painted of it."""
+        with torch.no_grad():
+            painted, _, _ = self.autoencoder(batch["image"], follow=False)
+        compare = {"hinge": hinge_discriminator, "vanilla": non_saturating_discriminator}[self.loss]
+        scores = self.discriminator(batch["image"]), self.discriminator(painted)
+        return {self.loss: 0.5 * self.joined * compare(*scores)}
 
-    def balance(self, pixels: Tensor, score: Tensor) -> Tensor:
-        """The adaptive weight: how much longer the pixels' gradient is than the score's.
+    def balance(self, difference: Tensor, score: Tensor) -> Tensor:
+        """The adaptive weight: how much longer the difference's gradient is than the score's.
 
         It is no mean over samples. So the gradients are those of the global batch: their mean over all ranks.
         """
         # Esser et al. 2021, equation 7.
-        last = self.autoencoder.paint.weight
-        of_pixels, of_score = (
-            ranks.mean(torch.autograd.grad(loss, last, retain_graph=True)[0]).norm() for loss in (pixels, score)
+        last = self.autoencoder.decoder.conv_out.weight
+        of_difference, of_score = (
+            ranks.mean(torch.autograd.grad(loss, last, retain_graph=True)[0]).norm() for loss in (difference, score)
         )
-        return (of_pixels / (of_score + 1e-6)).clamp_max(LARGEST)
+        return (of_difference / (of_score + 1e-4)).clamp_max(LARGEST)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         """Log the difference between pictures and what is painted of them, in 0..1, and note which codes are used."""
         image = batch["image"]
-        error = F.l1_loss(self.autoencoder(image)[0], image) / 2
-        self.log("val/paint_error", error, sync_dist=True, batch_size=len(image))
-        numbers = self.autoencoder.numbers(image)
-        self._used.append(numbers.flatten().bincount(minlength=len(self.autoencoder.codebook.counts)))
+        painted, _, numbers = self.autoencoder(image)
+        found = {"paint_error": F.l1_loss(painted, image) / 2}
+        if self.perceptual is not None:
+            found["lpips"] = self.perceptual(image, painted).mean()
+        for name, value in found.items():
+            self.log(f"val/{name}", value, sync_dist=True, batch_size=len(image))
+        self._used.append(numbers.flatten().bincount(minlength=self.autoencoder.quantize.size))
 
     def on_validation_epoch_end(self) -> None:
         """Log the share of the codebook that is idle: 1 minus the perplexity of the codes of all ranks, per code."""
@@ -101,11 +118,20 @@ class VqGan(GanModule):
         perplexity = torch.special.entr(share).sum().exp()
         self.log("val/idle_codes", 1 - perplexity / len(share), sync_dist=True)
 
+    def translations(self) -> dict[str, Translation]:
+        """What `gan.sample --inputs` makes of a picture."""
+        net = self.autoencoder
+        return {"painted again": Translation(lambda image: net(image)[0], net.channels)}
+
+    def published(self) -> list[LastCkpt]:
+        """The file of the published code, for `gan.export --published`."""
+        return [LastCkpt(self.autoencoder, self.discriminator)]
+
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """A row a sample: the picture, the map of its codes, each with a colour of its own, and what is painted."""
         image = batch["image"]
-        numbers = self.autoencoder.numbers(image)
-        blocks = [image.shape[side] // numbers.shape[side - 1] for side in (2, 3)]
-        codes = numbers.repeat_interleave(blocks[0], 1).repeat_interleave(blocks[1], 2)
-        return {"picture": image, "codes": codes, "output": self.autoencoder(image)[0]}
+        painted, _, numbers = self.autoencoder(image)
+        block = 2**self.autoencoder.halvings
+        codes = numbers.repeat_interleave(block, 1).repeat_interleave(block, 2)
+        return {"picture": image, "codes": codes[:, : image.shape[2], : image.shape[3]], "output": painted}

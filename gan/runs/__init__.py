@@ -20,6 +20,7 @@ from gan.runs.run import HELD_OUT, Run, say
 from gan.runs.stylegan2 import stylegan2
 from gan.runs.tones import hifigan_tones
 from gan.runs.unpaired import cut, cyclegan
+from gan.runs.vqgan import vqgan
 
 __all__ = ["HELD_OUT", "RUNS", "Run", "build", "find", "full_name", "short_name"]
 
@@ -27,6 +28,7 @@ RUNS: dict[str, Callable[..., Run]] = {
     "sean-faces": sean_faces,
     "stylegan2": stylegan2,
     "r3gan": r3gan,
+    "vqgan": vqgan,
     "sean": sean,
     "spade": spade,
     "pix2pix": pix2pix,

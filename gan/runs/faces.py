@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from gan.files.errors import UserError
 from gan.runs.run import HELD_OUT, Run, Seed, Upsamplings, check_size
 from gan.runs.unpaired import cut_networks
 from nets.byol import Online, ResnetEncoder, perceptron
-from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
+from nets.discriminator import MultiScaleDiscriminator
 from nets.patch import PatchGan
 from nets.resnet import ResnetGenerator
 from nets.sean.encoder import StyleEncoder
@@ -265,36 +266,36 @@ def vqgan_faces(
     rate: PositiveFloat = 1e-3,
     start: PositiveInt = 350,
     adversarial: NonNegativeFloat = 0.2,
-    commitment: NonNegativeFloat = 0.25,
     **settings: Any,
 ) -> Run:
     """VQGAN on drawn faces: faces as small maps of codes, and painted again.
 
-    The published perceptual loss is left out, because it needs weights to download. Pixels are compared by L1.
+    The codes follow the features. There is no perceptual loss, because it needs weights to download.
 
     Args:
         max_steps: Steps of the whole training.
-        width: Channels of the networks at full size; smaller sizes have twice as many.
+        width: Channels of the networks at full size, a multiple of 4; smaller sizes have twice as many.
         upsamplings: How often the decoder doubles its map of codes.
         code: Length of a code.
         codes: How many codes there are.
         rate: Learning rate of both networks.
         start: The step in which the discriminator joins the game.
         adversarial: How much its judgement pulls at the decoder's last layer, beside the pixels; published: 0.8.
-        commitment: Weight of the loss that keeps features near their codes.
     """
     from gan.games.vqgan import VqGan
 
     drawn = SmallFaces(**settings)
     check_size((drawn.size, drawn.size), upsamplings)
+    if width % 4:
+        raise UserError(f"--width {width} is no multiple of 4; type --width {4 * round(width / 4) or 4}")
     torch.manual_seed(drawn.seed)
+    mult = [1, *[2] * upsamplings]
     game = VqGan(
-        VqAutoencoder([width, *[2 * width] * upsamplings], code, codes),
-        PatchDiscriminator(3, width, layers=2, gain=1.0),
+        VqAutoencoder(3, width, mult, 1, (), width, code, codes, groups=width // 4, learning="ema"),
+        PatchGan(3, width, layers=2),
         rate=rate,
         start=start,
         adversarial=adversarial,
-        commitment=commitment,
     )
     scores = {
         "val/paint_error": "paint error on held-out faces",

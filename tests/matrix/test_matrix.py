@@ -50,7 +50,10 @@ COLUMNS.remove(("pipeline by two", 2))
 
 SECOND, UNCALLED = "which does not go through a pipeline", "has no forward; type"
 BY_A_PIPELINE = {
-    **dict.fromkeys(["r3gan", "wgan_gp", "stylegan", "stylegan_ada", "vqgan", "BatchNormPenalty", "Penalty"], SECOND),
+    **dict.fromkeys(
+        ["r3gan", "wgan_gp", "stylegan", "stylegan_ada", "vqgan", "vqgan_learned", "BatchNormPenalty", "Penalty"],
+        SECOND,
+    ),
     **dict.fromkeys(["Adapters", "SharedBase", "Contrast", "Slopes"], SECOND),
     **dict.fromkeys(["dmd2_lora", "SharedLayer", "TwoPhases", "OwnMethods"], UNCALLED),
     **dict.fromkeys(["cut", "fastcut"], "is called by itself, not by the forward of its ResnetGenerator"),

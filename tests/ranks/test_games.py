@@ -31,8 +31,9 @@ from nets.ada import Ada, Augmentation
 from nets.blocks import onehot
 from nets.byol import Online, ResnetEncoder, perceptron
 from nets.denoiser import Denoiser, ExactDenoiser, Head
-from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
+from nets.discriminator import MultiScaleDiscriminator
 from nets.hifigan import HifiGenerator, PeriodJudges, ScaleJudges
+from nets.lpips import Lpips, Vgg16
 from nets.mel import Mel
 from nets.patch import PatchGan
 from nets.r3 import R3Discriminator, R3Generator
@@ -178,7 +179,17 @@ def dmd2_lora() -> Dmd2Lora:
 def vqgan() -> VqGan:
     """The discriminator joins after three steps. There are more codes than samples to begin with."""
     torch.manual_seed(0)
-    return VqGan(VqAutoencoder((8, 8, 8), code=4, codes=40), PatchDiscriminator(3, 2, 2), start=3)
+    net = VqAutoencoder(3, 8, (1, 1, 1), 1, (2,), features=4, code=4, codes=40, groups=2, learning="ema")
+    return VqGan(net, PatchGan(3, 2, 2), rate=1e-3, start=3)
+
+
+def vqgan_learned() -> VqGan:
+    """Codes that learn by their gradient, LPIPS, and a discriminator with ActNorm."""
+    torch.manual_seed(0)
+    net = VqAutoencoder(3, 8, (1, 1), 1, (), features=4, code=4, codes=8, groups=2)
+    lins = {f"lin{number}.model.1.weight": torch.full((1, 1, 1, 1), 0.1) for number in range(5)}
+    lpips = Lpips(Vgg16(narrow_vgg.state16(), True), lins)
+    return VqGan(net, PatchGan(3, 2, 2, norm="act"), lpips, rate=1e-3, start=3)
 
 
 def byol() -> Byol:
@@ -190,7 +201,7 @@ def byol() -> Byol:
 MADE = (
     *(sean, sean_once, spade, pix2pix, cyclegan, cut, fastcut, r3gan, wgan_gp),
     *(stylegan, stylegan_ada),
-    *(dmd2, dmd2_lora, hifigan, vqgan, byol),
+    *(dmd2, dmd2_lora, hifigan, vqgan, vqgan_learned, byol),
 )
 GAMES = {game.__name__: game for game in MADE}
 FROM_NOISE = ("r3gan", "wgan_gp", "stylegan", "dmd2", "dmd2_lora")

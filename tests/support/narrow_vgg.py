@@ -8,7 +8,9 @@ from torch import Tensor
 LAYERS = (2, 2, 4, 4, 4)  # convolutions a stage, a pooling after each stage
 
 
-def state(width: int = 2, seed: int = 0, classifier: bool = True) -> dict[str, Tensor]:
+def state(
+    width: int = 2, seed: int = 0, classifier: bool = True, layers: tuple[int, ...] = LAYERS
+) -> dict[str, Tensor]:
     """A state dict as torchvision saves it."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -16,7 +18,7 @@ def state(width: int = 2, seed: int = 0, classifier: bool = True) -> dict[str, T
         return torch.randn(shape, generator=generator) / max(1, torch.Size(shape[1:]).numel()) ** 0.5
 
     found, place, inside = {}, 0, 3
-    for stage, convolutions in enumerate(LAYERS):
+    for stage, convolutions in enumerate(layers):
         outside = width * min(2**stage, 8)
         for _ in range(convolutions):
             found[f"features.{place}.weight"] = draw(outside, inside, 3, 3)
@@ -28,6 +30,11 @@ def state(width: int = 2, seed: int = 0, classifier: bool = True) -> dict[str, T
             found[f"classifier.{number}.weight"] = draw(outside, inside)
             found[f"classifier.{number}.bias"] = draw(outside)
     return found
+
+
+def state16(width: int = 2) -> dict[str, Tensor]:
+    """The same of VGG-16."""
+    return state(width, classifier=False, layers=(2, 2, 3, 3, 3))
 
 
 def save(path: Path, **settings: int) -> str:

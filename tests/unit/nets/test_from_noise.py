@@ -100,7 +100,7 @@ def features(batch: int = 4, seed: int = 0) -> torch.Tensor:
 
 def filled(size: int = 6, decay: float = 0.9) -> Codebook:
     """Codes that all live."""
-    book = Codebook(size, 3, decay).double()
+    book = Codebook(size, 3, decay=decay).double()
     generator = torch.Generator().manual_seed(1)
     book.counts.fill_(50.0)
     book.sums.copy_(50 * torch.randn(size, 3, generator=generator, dtype=torch.float64))
@@ -119,7 +119,7 @@ def are_near(codes: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
 def test_each_feature_gets_its_nearest_code_and_in_evaluation_none_learns():
     book, given = filled().eval(), features()
     before = {name: value.clone() for name, value in book.state_dict().items()}
-    codes, numbers = book(given)
+    codes, _, numbers = book(given)
     nearest = torch.cdist(rows_of(given), book.codes).argmin(1)
     assert torch.equal(numbers.flatten(), nearest)
     torch.testing.assert_close(rows_of(codes), book.codes[nearest])
@@ -132,7 +132,7 @@ def test_a_code_is_the_moving_average_of_the_features_that_chose_it():
     book, given = filled(), features()
     before = book.codes.clone()
     counts, sums = book.counts.clone(), book.sums.clone()
-    codes, numbers = book(given)
+    codes, _, numbers = book(given)
     torch.testing.assert_close(rows_of(codes), before[numbers.flatten()])
     for code in range(6):
         chose = rows_of(given)[numbers.flatten() == code]
@@ -171,23 +171,28 @@ def test_a_dead_code_takes_a_feature_of_the_batch_and_a_living_one_does_not():
 
 def test_the_gradient_passes_the_codes_by():
     torch.manual_seed(0)
-    net, image = VqAutoencoder((4, 8), code=3, codes=6).double(), torch.rand(2, 3, 8, 8, dtype=torch.float64)
-    painted, found, codes = net(image)
-    assert found.shape == codes.shape == (2, 3, 4, 4)
-    assert painted.shape == image.shape
-    assert not codes.requires_grad
-    (passed,) = torch.autograd.grad(painted.square().sum(), found, retain_graph=True)
-    given = codes.clone().requires_grad_()
+    net = narrow().double().eval()
+    found = torch.rand(2, 3, 4, 4, dtype=torch.float64).requires_grad_()
+    codes, loss, _ = net.quantize(found)
+    assert loss.requires_grad
+    (passed,) = torch.autograd.grad(net.decode(codes).square().sum(), found)
+    given = codes.detach().requires_grad_()
     (direct,) = torch.autograd.grad(net.decode(given).square().sum(), given)
     torch.testing.assert_close(passed, direct)
 
 
+def narrow(doublings: int = 1, **rule) -> VqAutoencoder:
+    return VqAutoencoder(3, 4, [1] * (doublings + 1), 1, (1,), 3, 3, 6, groups=2, learning="ema", **rule)
+
+
 @pytest.mark.parametrize("doublings", [1, 2, 3])
 def test_each_width_but_the_first_halves_the_map(doublings):
-    net = VqAutoencoder([4] * (doublings + 1), code=3, codes=6).eval()
-    image = torch.rand(1, 3, 16, 32)
+    net = narrow(doublings).double().eval()
+    image = torch.rand(1, 3, 16, 32, dtype=torch.float64)
     assert net.numbers(image).shape == (1, 16 >> doublings, 32 >> doublings)
     assert net(image)[0].shape == image.shape
+    assert net(image[..., 1:, :-3])[0].shape == (1, 3, 15, 29)  # of any size
+    torch.testing.assert_close(net.draw(net.numbers(image)), net(image)[0])
 
 
 # ---- denoiser ----

@@ -40,6 +40,7 @@ SMALL = {
     "stylegan-faces": {"width": 4, **FACES},
     "stylegan2": {"width": 0.01, "mapping": 1, "held_out": 0.5, "workers": 0},
     "r3gan": {"width": 0.02, "held_out": 0.5, "workers": 0},
+    "vqgan": {"width": 32, "blocks": 1, "judge_width": 4, "codes": 8, "config_": "f4", "held_out": 0.5, "workers": 0},
     "dmd2-faces": {"width": 4, **FACES},
     "dmd2-lora-faces": {"width": 4, **FACES},
     "vqgan-faces": {"width": 4, **FACES},
@@ -61,6 +62,8 @@ def small(name: str, **settings) -> Run:
     on_files = {}
     if name in (*ON_FILES, "sean", "spade"):
         on_files = {"data": str(written(name.partition("-")[2] or "folder")), "perceptual": vgg()}
+    if name == "vqgan":
+        on_files = {"data": str(pictures()), "perceptual": "off", "size": 24}
     if name in ("stylegan2", "r3gan"):
         on_files = {"data": str(pictures())}
     if name in ("pix2pix", "cyclegan", "cut"):

@@ -1,0 +1,138 @@
+"""VQGAN in its published configurations, on pictures of a person's own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, restricted_string_type
+
+from gan.files.errors import UserError
+from gan.runs.pictures import OnPictures
+from gan.runs.run import Run, is_planned
+from nets.patch import PatchGan
+from nets.vqgan import VqAutoencoder
+
+Learning = restricted_string_type("Learning", "^(learned|fixed|ema)$", docstring="learned, fixed or ema")
+JudgeLoss = restricted_string_type("JudgeLoss", "^(hinge|vanilla)$", docstring="hinge or vanilla")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A published configuration: channels of the levels, those with attention, length and number of the codes."""
+
+    mult: tuple[int, ...]
+    attention: tuple[int, ...]
+    code: int
+    codes: int
+    start: int = 250_001
+    adversarial: float = 0.8
+    batch: int = 12
+
+
+F16, F8, F4 = (1, 1, 2, 2, 4), (1, 2, 2, 4), (1, 2, 4)
+PRESETS = {
+    "f16-1024": Preset(F16, (4,), 256, 1024),
+    "f16-16384": Preset(F16, (4,), 256, 16384),
+    "faces": Preset(F16, (4,), 256, 1024, start=30_001, batch=3),
+    "f8": Preset(F8, (3,), 4, 16384),
+    "f8-256": Preset(F8, (3,), 4, 256),
+    "f4": Preset(F4, (), 3, 8192, start=0, adversarial=0.75),
+}
+SCORES = {
+    "val/paint_error": "paint error on held-out pictures",
+    "val/idle_codes": "share of the codes that held-out pictures leave idle",
+}
+
+
+def vqgan(
+    config_: str = "f16-1024",
+    max_steps: PositiveInt = 500_000,
+    batch_size: PositiveInt | None = None,
+    rate: PositiveFloat | None = None,
+    width: PositiveInt = 128,
+    blocks: PositiveInt = 2,
+    codes: PositiveInt | None = None,
+    codebook: Learning = "learned",
+    start: NonNegativeInt | None = None,
+    adversarial: NonNegativeFloat | None = None,
+    judge_loss: JudgeLoss = "hinge",
+    judge_width: PositiveInt = 64,
+    actnorm: bool = False,
+    perceptual: str = "torchvision",
+    perceptual_weight: NonNegativeFloat = 1.0,
+    from_: str | None = None,
+    **settings: Any,
+) -> Run:
+    """VQGAN on pictures of yours: pictures as small maps of codes, and painted again from these.
+
+    What is not typed is that of the configuration.
+
+    Args:
+        config_: Typed --config: the published configuration: f16-1024, f16-16384, faces, f8, f8-256, f4. The number
+            after f says how much smaller the map of codes is.
+        max_steps: Steps of the whole training.
+        batch_size: Pictures a step, of all ranks together; published: 12 (faces: 3) on each GPU.
+        rate: Learning rate of both networks; published: 4.5e-6 times the batch size.
+        width: Channels of the networks at full size, a multiple of 32; published: 128.
+        blocks: Residual blocks of each size; published: 2.
+        codes: How many codes there are.
+        codebook: How codes learn: learned (by their gradient, as published), fixed (the same with the weight of the
+            loss where the paper has it), or ema (they follow the features, and idle codes are replaced).
+        start: The step in which the discriminator joins the game; published: 250001, faces: 30001.
+        adversarial: How much its judgement pulls at the decoder's last layer, beside the rest; published: 0.8.
+        judge_loss: The discriminator's loss: hinge or vanilla.
+        judge_width: Channels of the discriminator's first layer; published: 64.
+        actnorm: Whether the discriminator has ActNorm in place of batch norm.
+        perceptual: VGG-16's weights for LPIPS: the path of a file, torchvision (its cache, else a download), or off.
+        perceptual_weight: Weight of LPIPS; published: 1.
+        from_: Typed --from: a published last.ckpt, to begin with its networks and weights; sizes are then the file's.
+    """
+    from torchvision.models import vgg16
+
+    from gan.games.vqgan import VqGan
+    from nets.lpips import load_lpips
+    from nets.published.vqgan import ours, read
+
+    if config_ not in PRESETS:
+        raise UserError(f"--config {config_} is not known; type one of {', '.join(PRESETS)}")
+    if width % 32:
+        raise UserError(
+            f"--width {width} is no multiple of 32, the norms' groups; type --width {32 + width // 32 * 32}"
+        )
+    chosen = PRESETS[config_]
+    lpips = None
+    if perceptual != "off":
+        lpips = load_lpips(vgg16().state_dict() if is_planned() else perceptual)
+    pictures = OnPictures(**settings)
+    found = pictures.find()
+    batch = batch_size or chosen.batch
+    torch.manual_seed(pictures.seed)
+    autoencoder = VqAutoencoder(
+        found.channels,
+        width,
+        chosen.mult,
+        blocks,
+        chosen.attention,
+        chosen.code,
+        chosen.code,
+        codes or chosen.codes,
+        learning=codebook,
+    )
+    judge = PatchGan(found.channels, judge_width, norm="act" if actnorm else "batch")
+    if from_ is not None:
+        autoencoder, of_file = ours(read(Path(from_)), codebook)
+        judge = of_file or judge
+        if autoencoder.channels != found.channels:
+            raise UserError(f"{from_} paints {autoencoder.channels} channels; type --channels {autoencoder.channels}")
+    game = VqGan(
+        autoencoder,
+        judge,
+        lpips,
+        rate=rate or 4.5e-6 * batch,
+        start=chosen.start if start is None else start,
+        adversarial=chosen.adversarial if adversarial is None else adversarial,
+        loss=judge_loss,
+        perceptual_weight=perceptual_weight,
+    )
+    return Run(game, found.data(batch), max_steps, SCORES if len(found.val) else {})

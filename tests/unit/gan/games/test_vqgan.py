@@ -1,0 +1,214 @@
+"""VQGAN's networks, losses and training equal the published ones."""
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from gan.games.vqgan import VqGan
+from nets.lpips import Vgg16
+from nets.norm import ActNorm
+from nets.patch import PatchGan
+from nets.vqgan import VqAutoencoder
+from strategies import PhaseStrategy
+from tests.support import families
+from tests.support.parity import trainer
+from tests.unit.nets.test_lpips import published
+
+OF_JUDGE = "loss.discriminator."
+
+
+@pytest.fixture(scope="module")
+def figures():
+    return families.load("vqgan.pt")
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """Lets a game be at a step."""
+    return lambda step: monkeypatch.setattr(VqGan, "step", step)
+
+
+def game_of(figures, norm="batch", learning="learned", perceptual=None, started=True, **rules):
+    settings = figures["settings"]
+    autoencoder = VqAutoencoder(
+        width=settings["ch"],
+        mult=settings["ch_mult"],
+        blocks=settings["num_res_blocks"],
+        attention=(1,),  # at 16 pixels
+        features=settings["z_channels"],
+        code=settings["embed_dim"],
+        codes=settings["n_embed"],
+        learning=learning,
+    )
+    keys = dict(figures["legacy"]["keys"])
+    if norm == "act":
+        keys = {key: keys[key] for key in keys if not key.startswith(OF_JUDGE)} | figures["actnorm"]["keys"]
+    keys = {key: shape for key, shape in keys.items() if "perceptual" not in key}
+    weights = families.weights(keys, settings["seed"])
+    judge = PatchGan(3, settings["ndf"], norm=norm).double()
+    of_judge = {
+        key.replace(f"{OF_JUDGE}main", "model"): value for key, value in weights.items() if key.startswith(OF_JUDGE)
+    }
+    missing, _ = judge.load_state_dict(of_judge, strict=False)
+    assert all(name.rpartition(".")[2] in ("to_loc", "to_scale") for name in missing)
+    for each in judge.modules():
+        if isinstance(each, ActNorm):
+            each.initialized.fill_(started)
+    autoencoder = autoencoder.double()
+    autoencoder.load_state_dict({key: value for key, value in weights.items() if not key.startswith("loss.")})
+    if perceptual is not None:
+        perceptual = published(Vgg16, perceptual, settings["lpips_seed"])
+    return VqGan(autoencoder, judge, perceptual, **{"rate": 1e-4, "start": 10, **rules})
+
+
+def picture(figures):
+    settings = figures["settings"]
+    rng = numpy.random.default_rng(settings["seed"] + 1)
+    shape = (settings["batch"], 3, settings["resolution"], settings["resolution"])
+    return {"image": torch.as_tensor(rng.uniform(-1, 1, shape))}
+
+
+def gradients(loss, module, prefix=""):
+    names, weights = zip(*module.named_parameters(), strict=True)
+    grads = torch.autograd.grad(loss, weights, allow_unused=True)
+    return {
+        f"{prefix}{name.removeprefix('model.')}": [0.0, 0.0] if grad is None else families.size(grad)
+        for name, grad in zip(names, grads, strict=True)
+    }
+
+
+def seen(game, turn, batch):
+    """What a turn returns, and the mean scores in it."""
+    scores = []
+    handle = game.discriminator.register_forward_hook(lambda *found: scores.append(found[2].mean().item()))
+    losses = turn(batch)
+    handle.remove()
+    return losses, scores
+
+
+def autoencoders_turn(game, batch, grads=True):
+    """The figures of a turn of the autoencoder. The published code always computes the adaptive weight."""
+    losses, scores = seen(game, game.paint, batch)
+    difference = losses["pixels"] + losses.get("perceptual", 0)
+    with_graph = game.autoencoder(batch["image"])[0]
+    nll, score = sum(game.difference(with_graph, batch["image"]).values()), -game.discriminator(with_graph).mean()
+    found = {
+        "total": sum(losses.values()).item(),
+        "quant_loss": losses["codebook"].item(),
+        "nll_loss": difference.item(),
+        "rec_loss": difference.item(),
+        "p_loss": losses.get("perceptual", torch.zeros(())).item(),
+        "d_weight": game.adversarial * game.balance(nll, score).item(),
+        "disc_factor": float(game.joined),
+        "g_loss": -scores[0],
+    }
+    return found | ({"grads": gradients(sum(losses.values()), game.autoencoder)} if grads else {})
+
+
+def judges_turn(game, batch):
+    losses, scores = seen(game, game.judge, batch)
+    (loss,) = losses.values()
+    found = {"disc_loss": loss.item(), "logits_real": scores[0], "logits_fake": scores[1]}
+    found["grads"] = gradients(loss, game.discriminator, "main.")
+    found["buffers_after"] = {
+        f"main.{name.removeprefix('model.')}": families.size(value.double())
+        for name, value in game.discriminator.named_buffers()
+        if name.rpartition(".")[2] not in ("num_batches_tracked", "to_loc", "to_scale")
+    }
+    return found
+
+
+def test_networks_equal_the_published_ones(figures):
+    golden, game, batch = figures["legacy"], game_of(figures), picture(figures)
+    found = {}
+    net = game.autoencoder
+    with torch.no_grad():
+        found["encoder"] = net.encoder(batch["image"])
+        found["z"] = net.encode(batch["image"])
+        codes, loss, found["indices"] = net.quantize(found["z"])
+        found |= {"quantised": families.size(codes), "codebook_loss": loss.item(), "reconstruction": net.decode(codes)}
+        assert torch.equal(net.draw(found["indices"]).round(decimals=9), found["reconstruction"].round(decimals=9))
+        painted, again, numbers = net(batch["image"])
+        assert (
+            torch.equal(painted, found["reconstruction"]) and torch.equal(numbers, found["indices"]) and again == loss
+        )
+    assert torch.equal(found.pop("indices"), golden["indices"])
+    assert families.difference(found, {key: golden[key] for key in found}) < 1e-9
+
+
+@pytest.mark.parametrize("learning", ["learned", "fixed"])
+def test_the_autoencoders_turn_equals_the_published_one(figures, at, learning):
+    golden, batch = figures[{"learned": "legacy"}.get(learning, learning)], picture(figures)
+    game = game_of(figures, learning=learning)
+    z = game.autoencoder.encode(batch["image"]).detach().requires_grad_()
+    codes, loss, _ = game.autoencoder.quantize(z)
+    of_z, of_codes = torch.autograd.grad(loss + codes.square().mean(), (z, game.autoencoder.quantize.embedding.weight))
+    found = {"z": families.size(of_z), "embedding": families.size(of_codes)}
+    assert families.difference(found, golden["quantiser_grads"]) < 1e-9
+    for step, name in ((9, "autoencoder_before"), (10, "autoencoder_after")):
+        at(step)
+        assert families.difference(autoencoders_turn(game_of(figures, learning=learning), batch), golden[name]) < 1e-9
+
+
+def test_the_perceptual_loss_equals_the_published_one(figures, at):
+    at(10)
+    game = game_of(figures, perceptual=families.load("lpips.pt")["vgg"]["keys"])
+    assert families.difference(autoencoders_turn(game, picture(figures)), figures["with_lpips"]) < 1e-9
+
+
+def test_the_discriminators_turn_equals_the_published_one(figures, at):
+    golden, batch = figures["batchnorm"], picture(figures)
+    judge = game_of(figures).discriminator
+    found = {"scores_real_eval": judge.eval()(batch["image"]), "scores_real": judge.train()(batch["image"])}
+    for step, name in ((9, "before"), (10, "after"), (10, "vanilla")):
+        at(step)
+        found[name] = judges_turn(game_of(figures, loss="vanilla" if name == "vanilla" else "hinge"), batch)
+    assert families.difference(found, golden) < 1e-9
+
+
+def test_actnorm_equals_the_published_one(figures, at):
+    golden, batch = figures["actnorm"], picture(figures)
+    at(10)
+    game = game_of(figures, norm="act", started=False)
+    found = {
+        "scores_real": game_of(figures, norm="act").discriminator(batch["image"]),
+        "after": judges_turn(game_of(figures, norm="act"), batch),
+        "autoencoder_after": autoencoders_turn(game_of(figures, norm="act"), batch, grads=False),
+        "uninitialised_first_step": judges_turn(game, batch),
+    }
+    found["uninitialised_first_step"]["actnorm_after"] = {
+        f"main.{name.removeprefix('model.')}.{key}": families.size(value)
+        for name, each in game.discriminator.named_modules()
+        if isinstance(each, ActNorm)
+        for key, value in zip(("loc", "scale"), each.published(), strict=True)
+    }
+    assert families.difference(found, {key: golden[key] for key in found}) < 1e-9
+
+
+def test_training_equals_the_published_one(figures):
+    """The discriminator joins in the second step, when Adam has counted one of its own."""
+    game, batch = game_of(figures, start=1), picture(figures)
+    found = []
+
+    def noted(turn, names):
+        def play(batch):
+            losses, scores = seen(game, turn, batch)
+            found.extend([sum(losses.values()).item(), *scores])
+            if "codebook" in losses:
+                found.extend([losses["codebook"].item(), losses["pixels"].item()])
+            return losses
+
+        return play
+
+    game.paint, game.judge = noted(game.paint, 0), noted(game.judge, 1)
+    trainer(PhaseStrategy("single"), 1, 3).fit(game, DataLoader([batch] * 3, batch_size=None))
+    wanted = [
+        value
+        for each in figures["steps"]
+        for value in (
+            *(each["total"], -each["g_loss"], each["quant_loss"], each["nll_loss"]),
+            *(each["disc_loss"], each["logits_real"], each["logits_fake"]),
+        )
+    ]
+    assert families.difference(found, wanted) < 1e-7
