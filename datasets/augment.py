@@ -38,6 +38,8 @@ class Augment:
 
     def load(self, dataset: Any, epoch: int, index: int) -> Item:
         """A sample of a data set, augmented. Files are resized once: from the stored size to the enlarged one."""
+        if hasattr(dataset, "load_augmented"):
+            return dataset.load_augmented(self, epoch, index)
         if not (self.crop and hasattr(dataset, "load_crop")):
             return self(as_item(dataset[index]), epoch, index)
         mirror, down, right = self._draw(epoch, index)

@@ -198,6 +198,8 @@ def _published(game: "GanModule", players: list[Exported]) -> dict[str, Callable
 
     for each in players:
         each.network.load_state_dict(each.state, assign=True)
+    if callable(files := getattr(game, "published", None)):
+        return {each.name: each.write for each in files()}
     if isinstance(game, R3Gan | StyleGan):
         drawer = published(game.generator)
         found = {"G": drawer, "D": published(game.discriminator), "G_ema": drawer}
@@ -277,7 +279,10 @@ def _readme(opened: "SavedRun", players: list[Exported], published: bool) -> str
         if keys := [key for key in each.state if "parametrizations" in key.split(".")]:
             about += PARAMETRIZED.format(player=each.player, key=keys[0])
     if published:
-        about += PUBLISHED if any(each.player == "encoder" for each in players) else SNAPSHOTS
+        if callable(files := getattr(opened.run.game, "published", None)):
+            about += f"{', '.join(each.name for each in files())}: as the published code has them.\n"
+        else:
+            about += PUBLISHED if any(each.player == "encoder" for each in players) else SNAPSHOTS
     return about.rstrip() + "\n"
 
 

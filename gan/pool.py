@@ -29,9 +29,9 @@ class ImagePool(nn.Module):
 
     @torch.no_grad()
     def query(self, images: Tensor) -> Tensor:
-        """The images, some of them exchanged for earlier ones. Outside a phase they stay as they are."""
+        """The images, some of them exchanged for earlier ones. Outside a phase, and with a size of 0, they stay."""
         place = noise.here()
-        if place is None:
+        if place is None or not self.size:
             return images.detach()
         depth = max(1, self.size // place.total)
         shown = []
@@ -43,7 +43,7 @@ class ImagePool(nn.Module):
             coin = random.Random(seed)
             if len(slots) < depth:
                 slots.append(image.clone())
-            elif coin.random() < 0.5:
+            elif coin.random() > 0.5:
                 slot = coin.randrange(depth)
                 image, slots[slot] = slots[slot].to(image), image.clone()
             shown.append(image)

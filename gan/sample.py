@@ -32,6 +32,7 @@ region over training pictures.
 
 examples:
   python -m gan.sample                                           the newest run, its action by default
+  python -m gan.sample auto --inputs photos/ --out painted/      of a run that translates: pix2pix, CycleGAN, CUT
   python -m gan.sample auto --seeds 0-63 --truncation 0.7        of a run that draws from noise
   python -m gan.sample ffhq.pkl --seeds 0-63 --class 3           of a published file
   python -m gan.sample auto mix --rows 0-3 --columns 4-9 --layers 4-7
@@ -53,6 +54,7 @@ examples:
 """
 ACTIONS = {
     "show": "Draw the grid that training draws, and write its sounds.",
+    "translate": "Translate the pictures of a folder of yours; what is done if --inputs is typed.",
     "draw": "Draw the pictures of seeds; what is done if no action is typed.",
     "mix": "Draw the pictures of some seeds (rows) with some layers' styles of others (columns); for StyleGAN2.",
     "interpolate": "Go from the styles of one picture to those of another, or from seed to seed, in equal steps.",
@@ -81,6 +83,9 @@ def main(argv: list[str]) -> None:
     with working():
         from gan.app.drawing.opened import open
 
+    if settings.get("inputs"):  # then --out is where the translations go
+        typed = any(word.partition("=")[0] == "--out" for word in argv)
+        settings.file, settings.out = settings.file or (str(settings.out) if typed else None), Path("runs")
     where = {"out": settings.out, "data": settings.data, "name": settings.run}
     opened = open(settings.which, settings.device, **({} if settings.which.lower().endswith(".pkl") else where))
     say(opened.title)
@@ -92,7 +97,7 @@ def act(opened: "Shown", settings: Namespace, argv: list[str]) -> list[Path]:
     from gan.app.painting import video
     from gan.app.painting.sheet import Sheet, spare
 
-    action = settings.action or opened.default
+    action = settings.action or ("translate" if settings.get("inputs") else opened.default)
     typed = _fitting(action, settings, argv, opened)
     if settings.file:  # what is typed may name files, and pairs of files as picture.jpg:labels.png
         words = [each for name, value in typed.items() if name != "file" for each in _listed(value)]
@@ -133,7 +138,9 @@ def parse(argv: list[str]) -> Namespace:
 
 def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown") -> dict[str, Any]:
     """The options as keywords of the action. An action or an option that this run does not have is refused."""
-    known = [*(() if opened.run is None else OPTIONS["any"]), *OPTIONS[opened.kind]]
+    known = dict.fromkeys([*(() if opened.run is None else OPTIONS["any"]), *OPTIONS[opened.kind]])
+    if opened.run is None or not hasattr(opened.game, "translations"):
+        known.pop("translate", None)
     if action not in known:
         encoder = action == "project" and "save-styles" in known
         hint = f". Its encoder finds a picture's styles without a search: {OF_SEAN}" if encoder else ""
@@ -169,9 +176,9 @@ BY = "found in the weights (SeFa), or by PCA of many w (GANSpace)"
 TWO = "two styles, or seeds one after the other; default held-out pictures 0 and 1, or seeds 0 1 2 3 0"
 LPIPS = "compare by LPIPS, with VGG-16's weights (vgg16-397923af.pth); default: by the discriminator's features"
 OF_SEAN = "save-styles --picture me.jpg:labels.png -o me.pt, and then transfer --from me.pt --to 0 1 2"
-WRITERS = ("files", "project", "save-styles", "save-labels")  # they write files themselves
+WRITERS = ("translate", "files", "project", "save-styles", "save-labels")  # they write files themselves
 OPTIONS = {
-    "any": {"show": "count singles seed"},
+    "any": {"show": "count singles seed", "translate": "inputs direction largest"},
     "seeds": {
         "draw": "seeds class truncation cutoff singles",
         "mix": "rows columns layers class truncation cutoff singles",
@@ -201,11 +208,15 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "directions count": _number("how many directions", PositiveInt, 8),
     "files count": _number("how many; their seeds are 0, 1 and so on", Many, 50_000),
     "cutoff": _number("truncate only so many layers, from the coarsest on", NonNegativeInt),
-    "direction": _number("go in this direction only", NonNegativeInt),
+    "from direction": _number("go in this direction only", NonNegativeInt),
+    "directions direction": _number("go in this direction only", NonNegativeInt),
     "each": {"action": "store_true", "help": "each region by itself, a row each; for one picture's styles"},
     "fps": _number("pictures a second, in a file that ends in .gif or .mp4", Fps, 30),
     "frames": _number("pictures from one to the next, both among them; default 8, or 60 of seeds", Frames),
     "from": _several("the styles; default the first five held-out pictures", "STYLES"),
+    "direction": _option("which way, of a run that has several: AtoB or BtoA; default AtoB", metavar="WAY"),
+    "inputs": _option("a folder or zip of pictures, or one, to translate; where they go is --out", metavar="PATH"),
+    "largest": _number("make pictures smaller whose longer side has more pixels", PositiveInt),
     "label": _option("the edited label map: a PNG of numbers or of save-labels' colours", metavar="FILE"),
     "latent": _several("latent files that project has written, to start from", "FILE"),
     "layers": _several("layers whose styles are those of the column; default the finer half", "LIST"),
@@ -256,6 +267,7 @@ def _parser(action: str | None) -> Parser:
     add("action", nargs="?", default=None, help="what to do, see below; by default draw, reconstruct or show")
     without = {"any": "show", "seeds": "draw", "styles": "reconstruct"}
     found = [options_of(kind, action or without[kind]).items() for kind in OPTIONS]
+    found += [] if action else [options_of("any", "translate").items()]
     for name, how in dict(chain.from_iterable(found)).items():
         add(name, **how)
     where = "where to write; default in the run's samples/, or here for a FILE.pkl"

@@ -43,6 +43,20 @@ def xavier_(weight: Tensor, gain: float) -> None:
     nn.init.xavier_normal_(weight, gain)
 
 
+def start_(network: nn.Module, xavier: bool = False) -> None:
+    """Begin as pix2pix and CycleGAN do, or with `xavier` as CUT does: small weights, no biases, norms about one."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
+            if xavier:
+                xavier_(module.weight, 0.02)
+            else:
+                nn.init.normal_(module.weight, 0.0, 0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
+            nn.init.normal_(module.weight, 1.0, 0.02)
+
+
 def conv(
     inside: int,
     outside: int,

@@ -1,46 +1,49 @@
-"""pix2pix's generator: an encoder and a decoder with a shortcut at every size."""
+"""pix2pix's generator: an encoder and a decoder with a shortcut at every size.
+
+The names of modules and parameters are the published ones, so a published state dict fits.
+"""
 
 import torch
 from torch import Tensor, nn
 
 from gan.files.errors import UserError
-from nets.blocks import SLOPE, Dropout, conv, conv_doubling
-from nets.norm import SyncBatchNorm
+from nets.blocks import SLOPE, Dropout, conv, conv_doubling, start_
+from nets.resnet import Norm, normalisation
 
 
 class UNet(nn.Module):
     """The U-Net of Isola et al. 2017: halve the picture `depth` times, double it again, and join equal sizes.
 
-    The channels double from `width` to 8 times `width` at most. All layers but those at the ends have batch norm. The
-    innermost `dropouts` steps up have dropout, in evaluation too: it is the only source of variety.
+    The channels double from `width` to 8 times `width` at most. The published unet_256 has a `depth` of 8, and unet_128
+    of 7. The innermost steps up but the first have dropout, `dropouts` of them, in evaluation too: it is the only
+    source of variety. Published are depth - 5.
     """
 
     def __init__(
-        self, inside: int, outside: int, width: int = 64, depth: int = 8, dropouts: int = 3, gain: float = 0.02
+        self,
+        inside: int,
+        outside: int,
+        width: int = 64,
+        depth: int = 8,
+        dropouts: int | None = None,
+        norm: Norm = "batch",
     ) -> None:
         super().__init__()
         if depth < 2:
             raise UserError(f"UNet: depth={depth} leaves nothing to join; try 2 or more")
-        self.depth = depth
+        self.depth, self.inside = depth, inside
+        dropouts = max(0, depth - 5) if dropouts is None else dropouts
         widths = [width * min(2**k, 8) for k in range(depth)]
-
-        # Down: the first layer reads the picture itself and the last has too few pixels, so neither has a norm.
-        self.down = nn.ModuleList([conv(inside, width, 4, 2, 1, gain=gain)])
-        for k in range(1, depth):
-            last = k == depth - 1
-            layer = conv(widths[k - 1], widths[k], 4, 2, 1, bias=last, gain=gain)
-            self.down.append(
-                nn.Sequential(nn.LeakyReLU(SLOPE), layer, nn.Identity() if last else SyncBatchNorm(widths[k]))
-            )
-
-        # Up: each step gets the output of the step before, and the features of the way down at that size.
-        self.up = nn.ModuleList()
+        block: UNetBlock | None = None
         for k in reversed(range(1, depth)):
-            joined = widths[k] * (1 if k == depth - 1 else 2)
-            layer = conv_doubling(joined, widths[k - 1], 4, bias=False, gain=gain)
-            dropout = [Dropout()] if depth - k <= dropouts else []
-            self.up.append(nn.Sequential(nn.ReLU(), layer, SyncBatchNorm(widths[k - 1]), *dropout))
-        self.paint = nn.Sequential(nn.ReLU(), conv_doubling(2 * width, outside, 4, gain=gain), nn.Tanh())
+            drops = depth - 1 - dropouts <= k < depth - 1
+            block = UNetBlock(widths[k - 1], widths[k], block, norm, drops)
+        assert block is not None
+        down = conv(inside, width, 4, 2, 1, bias=norm == "instance")
+        up = conv_doubling(2 * width, outside, 4)
+        outermost = nn.Sequential(down, block, nn.ReLU(inplace=True), up, nn.Tanh())
+        self.model = nn.ModuleDict({"model": outermost})  # published names have the word twice
+        start_(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """A picture from -1 to 1, of the input's size."""
@@ -50,10 +53,23 @@ class UNet(nn.Module):
                 f"UNet: {height} x {width} cannot be halved {self.depth} times; "
                 f"choose a size divisible by {2**self.depth}, or a smaller depth"
             )
-        seen = []
-        for down in self.down:
-            x = down(x)
-            seen.append(x)
-        for up, shortcut in zip(self.up, reversed(seen[:-1]), strict=True):
-            x = torch.cat([up(x), shortcut], 1)
-        return self.paint(x)
+        return self.model["model"](x)
+
+
+class UNetBlock(nn.Module):
+    """Halves the features, lets an inner block change them, doubles them again, and joins them to what came in."""
+
+    def __init__(self, outer: int, inner: int, block: "UNetBlock | None", norm: Norm, drops: bool) -> None:
+        super().__init__()
+        bias = norm == "instance"
+        down: list[nn.Module] = [nn.LeakyReLU(SLOPE)]
+        if block is None:  # the innermost: there may be one pixel, which no norm could take
+            down += [conv(outer, inner, 4, 2, 1, bias=bias), nn.ReLU(inplace=True)]
+        else:
+            down += [conv(outer, inner, 4, 2, 1, bias=bias, normed=True), normalisation(inner, norm)]
+            down += [block, nn.ReLU(inplace=True)]
+        up = conv_doubling(inner if block is None else 2 * inner, outer, 4, bias=bias, normed=True)
+        self.model = nn.Sequential(*down, up, normalisation(outer, norm), *([Dropout()] if drops else []))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.model(x)], 1)

@@ -1,19 +1,20 @@
-"""VGG-19: the features by which a perceptual loss compares two pictures, and where its weights come from."""
+"""VGG-19: the features by which a perceptual loss compares two pictures, and where such weights come from."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from filelock import FileLock
 from torch import Tensor, nn
-from torchvision.models import VGG19_Weights, vgg
+from torchvision.models import VGG19_Weights, WeightsEnum, vgg
 
 from gan.files.disk import load_plain
 from gan.files.errors import UserError
 
+N = TypeVar("N", bound=nn.Module)
 SOURCE = VGG19_Weights.IMAGENET1K_V1
 RELUS = (1, 6, 11, 20, 29)  # relu1_1, relu2_1, relu3_1, relu4_1 and relu5_1 among torchvision's layers
 SMALLEST = 16  # pixels that four poolings halve
@@ -28,7 +29,7 @@ class Vgg19(nn.Module):
     come from a file of their own.
     """
 
-    layers, relus = "E", RELUS  # torchvision's name of the layers, and whose features are given
+    relus, called, configuration, smallest = RELUS, "VGG-19", "E", SMALLEST
 
     def __init__(self, weights: Mapping[str, Tensor], normalise: bool = False) -> None:
         super().__init__()
@@ -38,15 +39,11 @@ class Vgg19(nn.Module):
         self.register_buffer("spread", spread, persistent=False)
 
         # On "meta" no memory is filled: the given tensors become the network's.
-        width = len(_tensor(weights, "features.0.weight"))
         with torch.device("meta"):
-            layers = vgg.make_layers(
-                [step if isinstance(step, str) else step * width // 64 for step in vgg.cfgs[self.layers]]
-            )
-        self.features = layers[: self.relus[-1] + 1]
+            self.features = self.layers(len(_tensor(weights, "features.0.weight")))[: self.relus[-1] + 1]
         found = {}
         for name, wanted in self.features.state_dict().items():
-            found[name] = _tensor(weights, f"features.{name}").float()
+            found[name] = _tensor(weights, f"features.{name}").to(torch.get_default_dtype())
             if found[name].shape != wanted.shape:
                 raise ValueError(f"'features.{name}' is {list(found[name].shape)} in place of {list(wanted.shape)}")
         self.features.load_state_dict(found, assign=True)
@@ -54,12 +51,17 @@ class Vgg19(nn.Module):
         self.register_state_dict_post_hook(_leave_out)
         self.register_load_state_dict_pre_hook(_keep)
 
+    def layers(self, width: int) -> nn.Sequential:
+        """torchvision's layers, whose first has that many channels; published: 64."""
+        steps = vgg.cfgs[self.configuration]
+        return vgg.make_layers([step if isinstance(step, str) else step * width // 64 for step in steps])
+
     def forward(self, image: Tensor) -> list[Tensor]:
         """The features of pictures [B,3,H,W] from -1 to 1, fine to coarse."""
-        if min(image.shape[-2:]) < SMALLEST:
+        if min(image.shape[-2:]) < self.smallest:
             raise UserError(
-                f"VGG-19 cannot see pictures of {image.shape[-2]} x {image.shape[-1]}: they are halved four times; "
-                f"choose a size of {SMALLEST} or more, or type --perceptual off"
+                f"{self.called} cannot see pictures of {image.shape[-2]} x {image.shape[-1]}: they are halved too "
+                f"often; choose a size of {self.smallest} or more, or type --perceptual off"
             )
         x = ((image + 1) / 2 - self.mean) / self.spread if self.normalise else image
         found = []
@@ -68,12 +70,6 @@ class Vgg19(nn.Module):
             if number in self.relus:
                 found.append(x)
         return found
-
-
-class Vgg16(Vgg19):
-    """The five features relu1_2 to relu5_3 of VGG-16, which LPIPS compares: Zhang et al. 2018."""
-
-    layers, relus = "D", (3, 8, 15, 22, 29)
 
 
 def _imagenet() -> tuple[list[float], list[float]]:
@@ -101,34 +97,41 @@ def _keep(module: Vgg19, state: dict[str, Any], prefix: str, *_: Any) -> None:
 
 def load_vgg19(weights: str, normalise: bool = False) -> Vgg19:
     """VGG-19 with weights from a file. For "torchvision", from its cache; a missing file is downloaded to there."""
-    path = _cached() if weights == "torchvision" else Path(weights)
+    return load(weights, SOURCE, Vgg19.called, lambda state: Vgg19(state, normalise))
+
+
+def load(weights: str, source: WeightsEnum, called: str, make: Callable[[Mapping[str, Tensor]], N]) -> N:
+    """What `make` makes of a file of torchvision's weights: one at that path, or for "torchvision" its own."""
+    path = _cached(source, called) if weights == "torchvision" else Path(weights)
     if not path.is_file():
-        raise UserError(f"there is no file '{path}' of VGG-19's weights; {_advice()}")
+        raise UserError(f"there is no file '{path}' of {called}'s weights; {_advice(source)}")
     try:
         state = load_plain(path)
     except UserError as error:
-        raise UserError(f"'{path}' cannot be read as weights: {error}; {_advice()}") from error
+        raise UserError(f"'{path}' cannot be read as weights: {error}; {_advice(source)}") from error
     try:
-        return Vgg19(state, normalise)
+        return make(state)
     except (ValueError, AttributeError) as error:
-        raise UserError(f"'{path}' does not hold VGG-19 as torchvision saves it: {error}; {_advice()}") from error
+        raise UserError(
+            f"'{path}' does not hold {called} as torchvision saves it: {error}; {_advice(source)}"
+        ) from error
 
 
-def _cached() -> Path:
+def _cached(source: WeightsEnum, called: str) -> Path:
     """The file in torchvision's cache. See [Note: one download a machine]."""
-    path = Path(torch.hub.get_dir(), "checkpoints", Path(SOURCE.url).name)
+    path = Path(torch.hub.get_dir(), "checkpoints", Path(source.url).name)
     if path.is_file():
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
             if not path.is_file():
-                print(f"downloading VGG-19's weights, {SOURCE.meta['_file_size']:.0f} MB, to {path}", file=sys.stderr)
+                print(f"downloading {called}'s weights, {source.meta['_file_size']:.0f} MB, to {path}", file=sys.stderr)
                 prefix = path.stem.rpartition("-")[2]
-                torch.hub.download_url_to_file(SOURCE.url, str(path), prefix, progress=sys.stderr.isatty())
+                torch.hub.download_url_to_file(source.url, str(path), prefix, progress=sys.stderr.isatty())
     except (OSError, RuntimeError, HTTPException) as error:
         raise UserError(
-            f"the perceptual loss needs VGG-19's weights and their download failed ({error}); {_advice()}"
+            f"the perceptual loss needs {called}'s weights and their download failed ({error}); {_advice(source)}"
         ) from error
     return path
 
@@ -139,9 +142,9 @@ def _cached() -> Path:
 # one. torch.hub renames the file to its final name only when it is whole and its hash is right.
 
 
-def _advice() -> str:
-    name = Path(SOURCE.url).name
+def _advice(source: WeightsEnum) -> str:
+    name = Path(source.url).name
     return (
-        f"bring {SOURCE.url} as '{Path(torch.hub.get_dir(), 'checkpoints', name)}', or type --perceptual PATH "
+        f"bring {source.url} as '{Path(torch.hub.get_dir(), 'checkpoints', name)}', or type --perceptual PATH "
         f"with the path of {name}, or --perceptual off to train without"
     )

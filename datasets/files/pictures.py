@@ -31,7 +31,7 @@ class Headers:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        file = source.cache() / f"headers-{_sum(source.path)}.npz"
+        file = source.cache() / f"headers-{_sum(source.path, *source.part)}.npz"
         texts, problems = remember(
             file, source.names, source.stamps, lambda todo: self._read, f"looking at {source.path.name}"
         )
@@ -76,7 +76,7 @@ class Pictures(Dataset):
         self._shape = (frame.channels, frame.height, frame.width)
         self.bytes = int(np.prod(self._shape))
         self._array: np.ndarray | None = None
-        stem = f"pixels-{_sum(source.path, frame)}"
+        stem = f"pixels-{_sum(source.path, frame, *source.part)}"
         self.file = source.cache() / f"{stem}.bytes"
         texts, self.problems = remember(
             self.file.with_suffix(".npz"), source.names, source.stamps, self._begin, "decoding pictures",
@@ -85,7 +85,7 @@ class Pictures(Dataset):
         if self.problems and (not skip_broken or len(self.problems) == len(source)):
             raise_broken(source, self.problems)
         kept = [index for index, text in enumerate(texts) if text is not None]
-        self._entries = np.array(kept)
+        self.entries = np.array(kept)
         self._rows = np.array([int(texts[index] or -1) for index in kept])
         self.decoded = bool((self._rows >= 0).all())
 
@@ -103,26 +103,23 @@ class Pictures(Dataset):
 
         In small sets a few more are held out, or there would be nothing to look at.
         """
-        names = self.source.names[self._entries].tolist()
-        draws = np.array([seed_for("held out", name.hex()) / 2**63 for name in names])
-        few = np.partition(draws, min(FEWEST, len(self) // 4))[min(FEWEST, len(self) // 4)] if held_out else 0.0
-        out = draws < max(held_out, float(few))
-        return self._part(~out), self._part(out)
+        out = _drawn(self.source.names[self.entries].tolist(), held_out)
+        return self.part(~out), self.part(out)
 
-    def _part(self, rows: np.ndarray) -> "Pictures":
+    def part(self, rows: np.ndarray) -> "Pictures":
         part = object.__new__(Pictures)
-        part.__dict__ |= self.__getstate__() | {"_entries": self._entries[rows], "_rows": self._rows[rows]}
+        part.__dict__ |= self.__getstate__() | {"entries": self.entries[rows], "_rows": self._rows[rows]}
         return part
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def name(self, index: int) -> str:
         """The picture's name in its set."""
-        return os.fsdecode(self.source.names[self._entries[index]])
+        return os.fsdecode(self.source.names[self.entries[index]])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        entry, row = int(self._entries[index]), int(self._rows[index])
+        entry, row = int(self.entries[index]), int(self._rows[index])
         pixels = self._decode(entry) if row < 0 else torch.from_numpy(self._open()[row].copy())
         item: dict[str, Any] = {"image": tv_tensors.Image(pixels)}
         if self.source.labels is not None:
@@ -172,6 +169,18 @@ class Pictures(Dataset):
         if self.file.exists():
             with self.file.open("r+b") as file:
                 os.fsync(file.fileno())
+
+
+def few_of(names: Sequence[str], share: float) -> list[str]:
+    """That share of the names, which they decide themselves; of few names a few more."""
+    out = _drawn([os.fsencode(name) for name in names], share)
+    return [name for name, drawn in zip(names, out, strict=True) if drawn]
+
+
+def _drawn(names: Sequence[bytes], share: float) -> np.ndarray:
+    draws = np.array([seed_for("held out", name.hex()) / 2**63 for name in names])
+    few = min(FEWEST, len(names) // 4)
+    return draws < (max(share, float(np.partition(draws, few)[few])) if share else 0.0)
 
 
 def raise_broken(source: Source, problems: Sequence[str]) -> None:

@@ -36,6 +36,8 @@ class Source(ABC):
     `stamps` show whether a picture has changed: its size, or 0, and a time. `note` says what was left out.
     """
 
+    part: tuple[object, ...] = ()  # which of the pictures at the path
+
     def __init__(
         self,
         kind: str,

@@ -12,7 +12,34 @@ from gan.files.errors import UserError
 DIRECTIONS = 128
 
 
-class FromNoise(GanModule):
+class Compared(GanModule):
+    """A game whose score is how far its pictures are from held-out pictures, as kinds of pictures.
+
+    [Note: a distance over all ranks]
+    A distance between distributions is not a mean over batches, so the projections of all ranks are gathered first.
+    They are only a few numbers a picture.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drawn: list[Tensor] = []
+        self._real: list[Tensor] = []
+
+    def compare(self, drawn: Tensor, real: Tensor) -> None:
+        """Keep the projections of a batch's pictures, for the end of a validation."""
+        self._drawn.append(projections(drawn))
+        self._real.append(projections(real))
+
+    def on_validation_epoch_end(self) -> None:
+        """The sliced Wasserstein distance between all pictures of the game and all held-out ones."""
+        if not self._drawn:
+            return
+        drawn, real = (self._of_all_ranks(torch.cat(kept)).flatten(0, -2) for kept in (self._drawn, self._real))
+        self._drawn, self._real = [], []
+        self.log("val/distance", wasserstein(drawn, real), sync_dist=True)
+
+
+class FromNoise(Compared):
     """A game whose `drawer` makes pictures like {"image"} from vectors of noise, of length `drawer.latent`.
 
     If the drawer knows classes, so many as `drawer.classes`, batches have {"class"}: a number for each picture, or a
@@ -20,11 +47,6 @@ class FromNoise(GanModule):
 
     The score is the distance of its fakes from held-out pictures. The grid shows fakes from always the same noise.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._drawn: list[Tensor] = []
-        self._real: list[Tensor] = []
 
     @property
     def drawer(self) -> Any:
@@ -68,25 +90,15 @@ class FromNoise(GanModule):
         return self._drawn_from(torch.stack(latents).to(like), labels)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """Keep the projections of the pictures and of as many fakes. See [Note: a distance over all ranks]."""
+        """Compare the pictures with as many fakes.
+
+        The fakes are numbered through all ranks: so they are the same at any number of ranks, and so is the score.
+        """
         image = batch["image"]
         rank, world = self.trainer.global_rank, self.trainer.world_size
         first = sum(map(len, self._drawn)) * world + rank * len(image)  # as the pictures of a batch are dealt out
         numbers = first + torch.arange(len(image))
-        self._drawn.append(projections(self.numbered(numbers, image, self.labels(batch))))
-        self._real.append(projections(image))
-
-    def on_validation_epoch_end(self) -> None:
-        """The sliced Wasserstein distance between all fakes and all pictures.
-
-        [Note: a distance over all ranks]
-        A distance between distributions is not a mean over batches, so the projections of all ranks are gathered
-        first. They are only a few numbers a picture. The fakes are numbered through all ranks: so the fakes are the
-        same at any number of ranks, and so is the score.
-        """
-        drawn, real = (self._of_all_ranks(torch.cat(kept)).flatten(0, -2) for kept in (self._drawn, self._real))
-        self._drawn, self._real = [], []
-        self.log("val/distance", wasserstein(drawn, real), sync_dist=True)
+        self.compare(self.numbered(numbers, image, self.labels(batch)), image)
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:

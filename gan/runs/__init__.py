@@ -11,13 +11,15 @@ from functools import cache
 
 from gan.files.errors import UserError
 from gan.runs import own
-from gan.runs.faces import byol_faces, cyclegan_faces, pix2pix_faces, sean_faces, spade_faces, vqgan_faces
+from gan.runs.faces import byol_faces, cut_faces, cyclegan_faces, pix2pix_faces, sean_faces, spade_faces, vqgan_faces
 from gan.runs.faces_from_noise import dmd2_faces, dmd2_lora_faces, r3gan_faces, stylegan_faces, wgan_gp_faces
 from gan.runs.pairs import sean, spade
+from gan.runs.pix2pix import pix2pix
 from gan.runs.r3gan import r3gan
 from gan.runs.run import HELD_OUT, Run, say
 from gan.runs.stylegan2 import stylegan2
 from gan.runs.tones import hifigan_tones
+from gan.runs.unpaired import cut, cyclegan
 
 __all__ = ["HELD_OUT", "RUNS", "Run", "build", "find", "full_name", "short_name"]
 
@@ -27,9 +29,13 @@ RUNS: dict[str, Callable[..., Run]] = {
     "r3gan": r3gan,
     "sean": sean,
     "spade": spade,
+    "pix2pix": pix2pix,
+    "cyclegan": cyclegan,
+    "cut": cut,
     "spade-faces": spade_faces,
     "pix2pix-faces": pix2pix_faces,
     "cyclegan-faces": cyclegan_faces,
+    "cut-faces": cut_faces,
     "r3gan-faces": r3gan_faces,
     "wgan-gp-faces": wgan_gp_faces,
     "stylegan-faces": stylegan_faces,

@@ -9,8 +9,10 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.runs.run import HELD_OUT, Run, Seed, Upsamplings, check_size
+from gan.runs.unpaired import cut_networks
 from nets.byol import Online, ResnetEncoder, perceptron
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
+from nets.patch import PatchGan
 from nets.resnet import ResnetGenerator
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
@@ -20,6 +22,7 @@ from nets.vqgan import VqAutoencoder
 if TYPE_CHECKING:
     from datasets import GanData
     from datasets.augment import Samples
+    from gan import GanModule
 
 
 @dataclass
@@ -161,15 +164,15 @@ def pix2pix_faces(
         pixels: Weight of the pixels' L1 loss.
     """
     from datasets import Faces
-    from gan.games.pix2pix import Pix2pix
+    from gan.games.pix2pix import Pix2pix, linear_decay
 
     drawn, labels = DrawnFaces(**settings), Faces.num_labels
     torch.manual_seed(drawn.seed)
     game = Pix2pix(
         UNet(labels, 3, width, depth=4, dropouts=1),
-        PatchDiscriminator(labels + 3, width, layers=2),
+        PatchGan(labels + 3, width, layers=2),
+        linear_decay(max_steps),
         labels=labels,
-        steps=max_steps,
         rate=rate,
         pixels=pixels,
     )
@@ -199,23 +202,67 @@ def cyclegan_faces(
         blocks: Residual blocks of each generator.
         rate: Learning rate of all networks.
         cycle: Weight of the loss that a picture translated there and back must be the same.
-        identity: Weight of the loss that a picture of the wanted kind must stay as it is.
+        identity: Weight of the loss that a picture of the wanted kind must stay as it is, as a part of cycle.
         pool: How many past fakes of each kind the discriminators are shown again.
     """
-    from datasets import FaceDomains
     from gan.games.cyclegan import CycleGan
+    from gan.games.pix2pix import linear_decay
 
     drawn = SmallFaces(batch_size=batch_size, faces=faces, **settings)
     torch.manual_seed(drawn.seed)
     game = CycleGan(
         partial(ResnetGenerator, width=width, blocks=blocks),
-        partial(PatchDiscriminator, 3, 2 * width, layers=2),
-        steps=max_steps,
+        partial(PatchGan, 3, 2 * width, layers=2, norm="instance"),
+        linear_decay(max_steps),
         rate=rate,
         cycle=cycle,
         identity=identity,
         pool=pool,
     )
+    return _of_two_kinds(game, drawn, max_steps)
+
+
+def cut_faces(
+    batch_size: PositiveInt = 8,
+    max_steps: PositiveInt = 800,
+    faces: PositiveInt = 1000,
+    width: PositiveInt = 16,
+    blocks: PositiveInt = 5,
+    rate: PositiveFloat = 1e-3,
+    nce: NonNegativeFloat = 1.0,
+    patches: PositiveInt = 64,
+    **settings: Any,
+) -> Run:
+    """CUT on drawn faces: posters to neon pictures, learned without pairs.
+
+    Args:
+        batch_size: Pictures of each kind a step, of all ranks together.
+        max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
+        faces: How many faces of each kind to train on.
+        width: Channels of the networks' first layers.
+        blocks: Residual blocks of the generator, 5 or more.
+        rate: Learning rate of all networks.
+        nce: Weight of the loss that a patch must stay like itself.
+        patches: How many patches of a picture are compared in each layer.
+    """
+    from gan.games.cut import Cut
+    from gan.games.pix2pix import linear_decay
+
+    drawn = SmallFaces(batch_size=batch_size, faces=faces, **settings)
+    torch.manual_seed(drawn.seed)
+    game = Cut(
+        *cut_networks(3, width, blocks, vectors=4 * width, judge=2 * width, layers=2),
+        linear_decay(max_steps),
+        rate=rate,
+        nce=nce,
+        patches=patches,
+    )
+    return _of_two_kinds(game, drawn, max_steps)
+
+
+def _of_two_kinds(game: "GanModule", drawn: DrawnFaces, max_steps: int) -> Run:
+    from datasets import FaceDomains
+
     data = drawn.data(flip=True, kind=FaceDomains, scored=partial(FaceDomains, truth=True))
     return Run(game, data, max_steps, {"val/translation_error": "translation error on held-out faces"})
 

@@ -58,11 +58,8 @@ class OnPictures:
         from datasets.files.made_up import MadeUp
         from datasets.files.pictures import Headers, Pictures
 
-        size = _typed_size(self.size)
-        if self.channels not in (None, 1, 3, 4):
-            raise UserError(f"{self.channels} channels are not known; type --channels 1 (gray), 3 (colours) or 4")
-        if self.fit not in ("crop", "pad", "stretch"):
-            raise UserError(f"fit {self.fit!r} is not known; type --fit crop, pad or stretch")
+        size = typed_size(self.size)
+        check_frame(self.channels, self.fit)
         try:
             source = find_source(self.data, self.classes)
         except UserError:
@@ -162,7 +159,15 @@ class FoundPictures:
         return "; ".join(notes)
 
 
-def _typed_size(size: int | str | None) -> tuple[int, int] | None:
+def check_frame(channels: int | None, fit: str) -> None:
+    """Refuse what a library's user may give; the command line has refused it."""
+    if channels not in (None, 1, 3, 4):
+        raise UserError(f"{channels} channels are not known; type --channels 1 (gray), 3 (colours) or 4")
+    if fit not in ("crop", "pad", "stretch"):
+        raise UserError(f"fit {fit!r} is not known; type --fit crop, pad or stretch")
+
+
+def typed_size(size: int | str | None) -> tuple[int, int] | None:
     """Height and width of what is typed as 128 or 256x192."""
     if size is None:
         return None

@@ -23,6 +23,15 @@ Fit = restricted_string_type("Fit", "^(crop|pad|stretch)$", docstring="crop, pad
 Pixels = restricted_string_type("Pixels", r"^[1-9]\d{0,4}(x[1-9]\d{0,4})?$", docstring="128, or WIDTHxHEIGHT: 256x192")
 Share = restricted_number_type("Share", float, [(">=", 0), ("<=", 0.5)])
 Upsamplings = restricted_number_type("Upsamplings", int, [(">=", 2), ("<=", 6)])
+NetworkName = restricted_string_type(
+    "NetworkName",
+    "^(unet|unet_128|unet_256|unet_512|resnet_9blocks|resnet_6blocks)$",
+    docstring="unet, unet_128, unet_256, unet_512, resnet_9blocks or resnet_6blocks",
+)
+Judge = restricted_string_type("Judge", "^(basic|pixel)$", docstring="basic or pixel")
+LossName = restricted_string_type("LossName", "^(vanilla|lsgan|wgangp)$", docstring="vanilla, lsgan or wgangp")
+Direction = restricted_string_type("Direction", "^(AtoB|BtoA)$", docstring="AtoB or BtoA")
+NormName = restricted_string_type("NormName", "^(batch|instance)$", docstring="batch or instance")
 
 
 @dataclass

@@ -53,6 +53,7 @@ BY_A_PIPELINE = {
     **dict.fromkeys(["r3gan", "wgan_gp", "stylegan", "stylegan_ada", "vqgan", "BatchNormPenalty", "Penalty"], SECOND),
     **dict.fromkeys(["Adapters", "SharedBase", "Contrast", "Slopes"], SECOND),
     **dict.fromkeys(["dmd2_lora", "SharedLayer", "TwoPhases", "OwnMethods"], UNCALLED),
+    **dict.fromkeys(["cut", "fastcut"], "is called by itself, not by the forward of its ResnetGenerator"),
     "dmd2": "has no two layers between which a pipeline could cut it",
     "hifigan": "a pipeline goes through its stages once",
     "SometimesReached": "player 'discriminator': ",

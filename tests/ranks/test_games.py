@@ -14,17 +14,19 @@ from torch import nn
 from gan import GanModule, noise
 from gan.ema import half_life
 from gan.games.byol import Byol
+from gan.games.cut import Cut
 from gan.games.cyclegan import CycleGan
 from gan.games.dmd2 import Dmd2, Dmd2Lora
 from gan.games.from_noise import projections, wasserstein
 from gan.games.hifigan import HifiGan
-from gan.games.pix2pix import Pix2pix, half_then_down
+from gan.games.pix2pix import Pix2pix, half_then_down, linear_decay
 from gan.games.r3gan import R3Gan
 from gan.games.sean import Sean, mean_where
 from gan.games.spade import Spade, edges_of
 from gan.games.stylegan import StyleGan
 from gan.games.vqgan import VqGan
 from gan.games.wgan_gp import WganGp
+from gan.runs.unpaired import cut_networks
 from nets.ada import Ada, Augmentation
 from nets.blocks import onehot
 from nets.byol import Online, ResnetEncoder, perceptron
@@ -32,6 +34,7 @@ from nets.denoiser import Denoiser, ExactDenoiser, Head
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
 from nets.hifigan import HifiGenerator, Judges, PeriodJudges, ScaleJudges
 from nets.mel import Mel
+from nets.patch import PatchGan
 from nets.r3 import R3Discriminator, R3Generator
 from nets.resnet import ResnetGenerator
 from nets.sean.encoder import StyleEncoder
@@ -83,13 +86,30 @@ def spade() -> Spade:
 def pix2pix() -> Pix2pix:
     torch.manual_seed(0)
     net = UNet(LABELS, 3, 2, depth=3, dropouts=1)
-    return Pix2pix(net, PatchDiscriminator(LABELS + 3, 2, 2), labels=LABELS, steps=12, rate=1e-3)
+    return Pix2pix(net, PatchGan(LABELS + 3, 2, 2), linear_decay(12), labels=LABELS, rate=1e-3)
 
 
 def cyclegan() -> CycleGan:
     torch.manual_seed(0)
-    make = partial(ResnetGenerator, width=2, blocks=1), partial(PatchDiscriminator, 3, 2, 2)
-    return CycleGan(*make, steps=12, rate=1e-3, pool=2 * BATCH)
+    make = partial(ResnetGenerator, width=2, blocks=1), partial(PatchGan, 3, 2, 2, norm="instance")
+    return CycleGan(*make, linear_decay(12), rate=1e-3, pool=2 * BATCH)
+
+
+def cut(**settings) -> Cut:
+    """With patches of the same picture as negatives, some of each layer's, and identities.
+
+    Vectors begin with biases: gradients of a vector of no length would be large, and have rounding to match.
+    """
+    torch.manual_seed(0)
+    networks = cut_networks(3, 2, 5, vectors=8, judge=2, layers=2)
+    for parameter in networks[1].parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return Cut(*networks, linear_decay(12), rate=1e-3, patches=20, **settings)
+
+
+def fastcut() -> Cut:
+    """Some batches mirrored, and patches of all pictures as negatives."""
+    return cut(identity=False, flips=True, all_negatives=True)
 
 
 def r3gan() -> R3Gan:
@@ -169,7 +189,8 @@ def byol() -> Byol:
 
 
 MADE = (
-    *(sean, sean_once, spade, pix2pix, cyclegan, r3gan, wgan_gp, stylegan, stylegan_ada),
+    *(sean, sean_once, spade, pix2pix, cyclegan, cut, fastcut, r3gan, wgan_gp),
+    *(stylegan, stylegan_ada),
     *(dmd2, dmd2_lora, hifigan, vqgan, byol),
 )
 GAMES = {game.__name__: game for game in MADE}
@@ -534,11 +555,12 @@ def test_pix2pix_in_micro_batches_has_a_fake_each():
     for kind in (Pix2pix, Halves):
         torch.manual_seed(0)
         net = UNet(LABELS, 3, 2, depth=2, dropouts=1)
-        for stage in (*net.down[1:], *net.up):
-            for number, layer in enumerate(stage):
+        judge = PatchGan(LABELS + 3, 2, 2, norm="instance")
+        for sequential in [each for each in net.modules() if isinstance(each, nn.Sequential)]:
+            for number, layer in enumerate(sequential):
                 if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                    stage[number] = nn.Identity()
-        game = kind(net, PatchDiscriminator(LABELS + 3, 2, 2), labels=LABELS, steps=12, rate=1e-3)
+                    sequential[number] = nn.Identity()
+        game = kind(net, judge, linear_decay(12), labels=LABELS, rate=1e-3)
         strategy = PhaseStrategy("ddp")
         run = trainer(strategy, 1, 3)
         seed_everything(0, verbose=False)

@@ -66,7 +66,7 @@ def test_data_that_have_moved_are_found_again(folder_run, tmp_path, capsys):
     ("words", "message"),
     [
         (["absent"], "there is no 'absent'"),
-        (["auto", "transfre"], "unknown action 'transfre'; known: show, draw, mix, interpolate, classes, files"),
+        (["auto", "transfre"], "unknown action 'transfre'; known: show, translate, draw, mix, interpolate"),
         (["transfer", "--from", "1"], "say which run comes first: python -m gan.sample auto transfer --from 1"),
         (["--seed", "1", "auto", "show"], "the run and the action come first"),
         (["auto", "transfer", "--from", "7", "--to", "0"], "there is no held-out picture 7; choose from 0 to 3"),

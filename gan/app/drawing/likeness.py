@@ -4,15 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torchmetrics.functional.image
 from torch import Tensor
 from torch.nn import functional as F
 
-from gan.app.scoring.features import read_weights
-from gan.files.disk import load_plain
 from gan.files.errors import UserError
+from nets.lpips import load_lpips
 from nets.stylegan import DiscriminatorBlock, StyleDiscriminator
-from nets.vgg import SMALLEST, Vgg16
+from nets.vgg import SMALLEST
 
 LARGEST = 256  # pixels of a side that LPIPS looks at, as in the published projector
 Features = Callable[[Tensor], list[Tensor]]  # of pictures, what some layers make of them
@@ -45,14 +43,8 @@ def by_discriminator(net: StyleDiscriminator) -> Features:
 
 
 def by_lpips(file: Path, device: torch.device) -> Features:
-    """LPIPS 0.1: the file has the weights of torchvision's VGG-16, torchmetrics has those that weigh its features."""
-    weights = read_weights(file, "VGG-16's weights")
-    try:
-        net = Vgg16(weights, normalise=True).to(device)
-    except ValueError as error:
-        raise UserError(f"{file} does not hold VGG-16 as torchvision saves it; bring vgg16-397923af.pth") from error
-    learned = load_plain(Path(torchmetrics.functional.image.__file__).with_name("lpips_models") / "vgg.pth")
-    scales = [learned[f"lin{number}.model.1.weight"].sqrt().to(device) for number in range(len(net.relus))]
+    """LPIPS with the weights of torchvision's VGG-16 in that file."""
+    net = load_lpips(str(file)).to(device)
 
     def features(pictures: Tensor) -> list[Tensor]:
         sides = pictures.shape[2:]
@@ -60,8 +52,7 @@ def by_lpips(file: Path, device: torch.device) -> Features:
             raise UserError(f"LPIPS cannot see pictures below {SMALLEST} pixels; leave --perceptual out")
         if max(sides) > LARGEST:
             pictures = F.interpolate(pictures, [round(side * LARGEST / max(sides)) for side in sides], mode="area")
-        found = net(pictures[:, :3].expand(-1, 3, -1, -1))
-        return [_unit(each) * scale for each, scale in zip(found, scales, strict=True)]
+        return net.embed(pictures)
 
     return features
 

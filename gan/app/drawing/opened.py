@@ -1,9 +1,7 @@
 """`gan.open`: a run or a published file, with what `python -m gan.sample` does with it as methods."""
 
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
@@ -20,8 +18,7 @@ from gan.app.painting.actions import Paintings, Shown, file_name
 from gan.app.painting.grids import picture, png
 from gan.app.painting.painter import has_styles
 from gan.app.painting.reopen import SavedRun, open_run
-from gan.app.painting.sheet import Columns, Sheet, writing
-from gan.files.disk import whole_file
+from gan.app.painting.sheet import Columns, Sheet, into, writing
 from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
 
@@ -105,7 +102,7 @@ class Drawings(Edits):
         """Write the pictures of the first seeds into a folder, or a zip, for a program that scores them."""
         path = Path(file or self.path(f"{count}-pictures", ".zip"))
         images = self.drawer.images(range(count), **how)
-        with writing(path), _into(path) as write, ThreadPoolExecutor() as pool, tqdm(total=count) as bar:
+        with writing(path), into(path) as write, ThreadPoolExecutor() as pool, tqdm(total=count) as bar:
             while some := list(islice(images, TOGETHER)):
                 for content in pool.map(partial(png, compress_level=1), some):
                     write(f"seed{bar.n:06d}.png", content)
@@ -124,16 +121,3 @@ def open(path: str | Path = "auto", device: str = "auto", **options: Any) -> Sho
     if isinstance(run.run.game, FromNoise):
         return Drawings(Drawer.of_run(run), run)
     return Paintings(run) if has_styles(run) else Shown(run)
-
-
-@contextmanager
-def _into(path: Path) -> Iterator[Callable[[str, bytes], Any]]:
-    """A function that writes a file of a name: into a new zip, or into a folder that has no files yet."""
-    if path.suffix.lower() == ".zip":
-        with whole_file(path) as part, zipfile.ZipFile(part, "w") as file:
-            yield file.writestr
-        return
-    if path.exists() and any(path.iterdir()):
-        raise UserError(f"'{path}' is there already and not empty; choose another folder, or remove its files")
-    path.mkdir(exist_ok=True)
-    yield lambda name, content: (path / name).write_bytes(content)

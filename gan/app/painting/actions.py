@@ -19,6 +19,7 @@ from gan.app.painting.painter import Painter, Picture
 from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, first_samples, samples, shown
 from gan.app.painting.sheet import Columns, Sheet, save_png, unused
 from gan.app.painting.styles import Styles, regions
+from gan.app.painting.translating import translate_folder, way
 from gan.files.disk import name_for
 from gan.files.errors import UserError
 
@@ -153,6 +154,20 @@ class Shown:
         made = grids.made(columns, batch)
         singles = {f"{row}-{title}": each for title, column in made.items() for row, each in enumerate(column)}
         return Sheet("show", columns, singles=singles)
+
+    def translate(
+        self,
+        inputs: str | None = None,
+        file: str | Path | None = None,
+        direction: str | None = None,
+        largest: int | None = None,
+    ) -> list[Path]:
+        """Write the translations of a folder or zip of pictures, or of one, each in its own size."""
+        if inputs is None:
+            raise UserError("say which pictures: --inputs and a folder, a zip or a picture")
+        chosen = way(self.game, self.title, direction)
+        folder = Path(file or self.path(f"translated-{name_for(Path(inputs).stem)}", ""))
+        return [translate_folder(chosen, inputs, folder, largest, next(self.game.parameters()).device)]
 
 
 class Paintings(Shown):

@@ -1,5 +1,6 @@
 """What an action of `python -m gan.sample` has made: pictures, to be looked at or written."""
 
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from gan.app.painting import grids, video
-from gan.files.disk import name_for
+from gan.files.disk import name_for, whole_file
 from gan.files.errors import UserError, reason
 from gan.sound import Sound
 
@@ -108,6 +109,24 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"cannot write '{path}': {reason(error)}; choose another file with -o") from error
+
+
+@contextmanager
+def into(path: Path) -> Iterator[Callable[[str, bytes], Any]]:
+    """A function that writes a file of a name: into a new zip, or into a folder that has no files yet."""
+    if path.suffix.lower() == ".zip":
+        with whole_file(path) as part, zipfile.ZipFile(part, "w") as file:
+            yield file.writestr
+        return
+    if path.exists() and any(path.iterdir()):
+        raise UserError(f"'{path}' is there already and not empty; choose another folder, or remove its files")
+
+    def write(name: str, content: bytes) -> None:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+
+    path.mkdir(exist_ok=True)
+    yield write
 
 
 def unused(title: str, columns: Mapping[str, Any]) -> str:

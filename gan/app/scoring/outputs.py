@@ -12,6 +12,7 @@ from torch import Tensor
 from gan import GanModule
 from gan.files.errors import UserError
 from gan.games.byol import Byol
+from gan.games.cut import Cut
 from gan.games.cyclegan import CycleGan
 from gan.games.from_noise import FromNoise
 from gan.games.hifigan import HifiGan
@@ -87,7 +88,8 @@ def _sean(game: Sean, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Ma
 
 @makes.register
 def _pix2pix(game: Pix2pix, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
-    return {"painted": Made(game.generator(game.mask(batch)), batch["image"], label=batch["label"])}
+    source, image = game.pair(batch)
+    return {"painted": Made(game.generator(source), image, label=batch.get("label"))}
 
 
 @makes.register
@@ -113,6 +115,13 @@ def _cyclegan(game: CycleGan, batch: dict[str, Tensor], numbers: Tensor) -> dict
         "a to b": Made(fake_b, batch["truth_b" if drawn else "b"], paired=drawn),
         "b to a": Made(fake_a, batch["truth_a" if drawn else "a"], paired=drawn),
     }
+
+
+@makes.register
+def _cut(game: Cut, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    """Translations, with their drawn truth, or else with pictures of the other kind."""
+    drawn = "truth_b" in batch
+    return {"a to b": Made(game.translate(batch["a"]), batch["truth_b" if drawn else "b"], paired=drawn)}
 
 
 @makes.register
@@ -164,9 +173,9 @@ def _judges_from_noise(game: FromNoise, batch: dict[str, Tensor]) -> Judged | No
 
 @judges.register
 def _judges_pix2pix(game: Pix2pix, batch: dict[str, Tensor]) -> Judged:
-    image, mask = batch["image"], game.mask(batch)
-    fakes = game.generator(mask)
-    return Judged(_of_patches([game.score(mask, image)]), _of_patches([game.score(mask, fakes)]), image, fakes)
+    source, image = game.pair(batch)
+    fakes = game.generator(source)
+    return Judged(_of_patches([game.score(source, image)]), _of_patches([game.score(source, fakes)]), image, fakes)
 
 
 @judges.register
@@ -187,6 +196,12 @@ def _judges_cyclegan(game: CycleGan, batch: dict[str, Tensor]) -> Judged:
         for which, fakes, image in kinds
     ]
     return Judged(*map(torch.cat, zip(*(vars(one).values() for one in each), strict=True)))
+
+
+@judges.register
+def _judges_cut(game: Cut, batch: dict[str, Tensor]) -> Judged:
+    fakes, judge = game.translate(batch["a"]), game.discriminator
+    return Judged(_of_patches([judge(batch["b"])]), _of_patches([judge(fakes)]), batch["b"], fakes)
 
 
 def _of_patches(scores: list[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import shutil
 import tempfile
 import typing
 from pathlib import Path
@@ -30,6 +31,10 @@ SMALL = {
     "spade-faces": {"width": 2, "hidden": 2, **FACES},
     "pix2pix-faces": {"width": 2, **FACES},
     "cyclegan-faces": {"width": 2, "blocks": 1, **FACES},
+    "cut-faces": {"width": 2, **FACES},
+    "pix2pix": {"width": 2, "judge_width": 2, "layers": 2, "held_out": 0.5, "workers": 0},
+    "cyclegan": {"width": 2, "blocks": 1, "layers": 2, "held_out": 0.5, "workers": 0},
+    "cut": {"width": 2, "blocks": 5, "layers": 2, "held_out": 0.5, "workers": 0},
     "r3gan-faces": {"width": 4, **FACES},
     "wgan-gp-faces": {"width": 4, **FACES},
     "stylegan-faces": {"width": 4, **FACES},
@@ -58,6 +63,8 @@ def small(name: str, **settings) -> Run:
         on_files = {"data": str(written(name.partition("-")[2] or "folder")), "perceptual": vgg()}
     if name in ("stylegan2", "r3gan"):
         on_files = {"data": str(pictures())}
+    if name in ("pix2pix", "cyclegan", "cut"):
+        on_files = {"data": str(kinds())}
     size = {} if name.endswith("tones") else {"size": 16}
     return build(name, **{"batch_size": 2, "max_steps": 1} | size | SMALL[name] | on_files | settings)
 
@@ -75,6 +82,15 @@ def pictures() -> Path:
     root = Path(tempfile.mkdtemp())
     for number in range(16):
         Image.new("RGB", (16, 16), (16 * number, 0, 0)).save(root / f"{number}.png")
+    return root
+
+
+@functools.cache
+def kinds() -> Path:
+    """Pictures of two kinds."""
+    root = Path(tempfile.mkdtemp())
+    for kind in "AB":
+        shutil.copytree(pictures(), root / kind)
     return root
 
 

@@ -86,6 +86,14 @@ def test_cyclegan_translates_both_ways():
     assert torch.equal(made["a to b"].truth, batch["b"]) and not made["a to b"].paired
 
 
+def test_cut_translates_one_way():
+    _, batch, made = made_of("cut-faces")
+    (translated,) = made.values()
+    assert torch.equal(translated.truth, batch["truth_b"]) and translated.paired
+    _, batch, made = made_of("cut-faces", ("truth_a", "truth_b"))
+    assert torch.equal(made["a to b"].truth, batch["b"]) and not made["a to b"].paired
+
+
 @pytest.mark.parametrize("name", ["r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces"])
 def test_games_from_noise_make_the_pictures_of_their_samples_numbers(name):
     game, batch, made = made_of(name, latent=8)
@@ -127,7 +135,7 @@ def test_a_game_of_ones_own_can_be_registered():
     assert makes(Mine(), {}, NUMBERS) == {"mine": NUMBERS}
 
 
-@pytest.mark.parametrize("name", ["sean-faces", "spade-faces", "pix2pix-faces", "cyclegan-faces"])
+@pytest.mark.parametrize("name", ["sean-faces", "spade-faces", "pix2pix-faces", "cyclegan-faces", "cut-faces"])
 def test_a_discriminator_of_patches_gives_a_picture_one_score(name):
     settings = dict(hidden=8) if name.startswith("s") else {}
     game, batch = game_and_batch(name, **settings, **(dict(style=8) if name == "sean-faces" else {}))
@@ -139,7 +147,8 @@ def test_a_discriminator_of_patches_gives_a_picture_one_score(name):
             return judges(game, some)
 
     found = judged()
-    pictures = torch.cat([batch["b"], batch["a"]]) if name == "cyclegan-faces" else batch["image"]
+    of = {"cyclegan-faces": ("b", "a"), "cut-faces": ("b",)}.get(name, ("image",))
+    pictures = torch.cat([batch[key] for key in of])
     assert found.real.shape == found.fake.shape == (len(pictures),)
     assert torch.equal(found.pictures, pictures) and found.fakes.shape == pictures.shape
     assert not torch.equal(found.real, found.fake)

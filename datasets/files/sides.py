@@ -1,0 +1,221 @@
+"""Pictures for translation: two folders, with pairs of the same names or without, or both halves of each picture."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+
+from datasets.augment import Augment, Samples
+from datasets.files.cache import listed
+from datasets.files.find import find_source
+from datasets.files.pictures import Pictures, few_of
+from datasets.files.sources import SPLITS, Source
+from gan.files.errors import UserError
+from gan.noise import seed_for
+
+KNOWN = (("a", "b"), ("images", "targets"), ("inputs", "targets"), ("input", "target"), ("source", "target"))
+SPLIT_AND_SIDE = re.compile(r"(train|val|valid|validation|test)[-_]?([ab])")
+TRAINED = ("", "train", "training")
+FORMS = "two folders such as A/ and B/, or trainA/, trainB/, testA/ and testB/; or pairs as A|B in one picture"
+
+
+class Part(Source):
+    """Some pictures of a source, whole or one half of each. `part` says which, for the name of the cache."""
+
+    def __init__(self, source: Source, rows: Sequence[int], half: int | None, *part: object) -> None:
+        self.source, self.rows, self.half, self.part = source, np.array(rows, int), half, (half, *part)
+        self.kind, self.path, self.note = source.kind, source.path, source.note
+        self.names, self.stamps = source.names[self.rows], source.stamps[self.rows]
+        self.labels, self.class_names = None, ()
+
+    def read(self, index: int) -> Any:
+        return self.source.read(int(self.rows[index]))
+
+    def cache(self) -> Any:
+        return self.source.cache()
+
+    @contextmanager
+    def opened(self, index: int) -> Iterator[Image.Image]:
+        with self.source.opened(int(self.rows[index])) as picture:
+            if self.half is not None:
+                picture = ImageOps.exif_transpose(picture)
+                middle = picture.width // 2
+                picture = picture.crop((self.half * middle, 0, (self.half + 1) * middle, picture.height))
+            yield picture
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What a path holds: both sides to train on, and both held out, perhaps of no pictures."""
+
+    a: Part
+    b: Part
+    held_a: Part
+    held_b: Part
+    said: str
+
+
+def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bool = False) -> Sides:
+    """The sides at a path, pairs in the same order. Their names are found out: A/ and B/, trainA/ ..., or halves.
+
+    What is in val/ or testB/ is held out, else the share `held_out`, which the names decide. A picture without a
+    partner is an error, unless `leave_out`.
+    """
+    source = find_source(data, classes=False)
+    places, titles = _places([os.fsdecode(name) for name in source.names])
+    halves = not titles
+    if halves:
+        with source.opened(0) as picture:
+            if picture.width <= picture.height:
+                raise UserError(f"{source.name(0)} is not wide enough to be two pictures side by side; give {FORMS}")
+    splits = {split for split, _, _ in places} - set(TRAINED)
+    held = next(({split} for split in ("val", "valid", "validation", "test") if split in splits), set())
+    found: dict[tuple[bool, str], dict[str, int]] = {(out, side): {} for out in (False, True) for side in "ab"}
+    for row, (split, side, key) in enumerate(places):
+        if split in TRAINED or split in held:
+            for each in side if not halves else "ab":
+                found[split in held, each][key] = row
+    if paired:
+        _pair_up(found, data, leave_out)
+    for side in "ab":
+        if not found[False, side]:
+            raise UserError(f"{data} has no pictures to train on of the side {side.upper()}; give {FORMS}")
+        if not held:
+            chosen = few_of(list(found[False, side]), held_out)
+            found[True, side] = {key: found[False, side].pop(key) for key in chosen}
+
+    def part(out: bool, side: str) -> Part:
+        rows = [found[out, side][key] for key in sorted(found[out, side])]
+        return Part(source, rows, "ab".index(side) if halves else None, side, out, "" if held else held_out)
+
+    said = "halves of each picture, left to right" if halves else f"{titles[0]}/ to {titles[1]}/"
+    count = f"{len(found[False, 'a']):,}" + ("" if paired else f" and {len(found[False, 'b']):,}")
+    what = "pairs" if paired else "pictures"
+    said = f"data {data}: {said}, {count} {what} to train on and {len(found[True, 'a']):,} held out"
+    return Sides(part(False, "a"), part(False, "b"), part(True, "a"), part(True, "b"), said)
+
+
+def _places(names: Sequence[str]) -> tuple[list[tuple[str, str, str]], tuple[str, ...]]:
+    """The split, the side (a, b or none) and the rest of each name; and what both sides are called."""
+    parts = [PurePosixPath(name).with_suffix("").parts for name in names]
+
+    def heads(depth: int) -> set[str]:
+        return {each[depth].lower() for each in parts if len(each) > depth + 1}
+
+    while len(heads(0)) == 1 and all(len(each) > 2 for each in parts) and not heads(0) & SPLITS:
+        parts = [each[1:] for each in parts]
+    words = heads(0) | (heads(1) if heads(0) & SPLITS else set())
+    words -= SPLITS
+    titles = next((pair for pair in KNOWN if words >= set(pair)), ())
+    if any(SPLIT_AND_SIDE.fullmatch(word) for word in words):
+        titles = "A", "B"
+    elif not titles and len(words) == 2 and all(len(each) > 1 for each in parts):
+        titles = tuple(sorted(words))
+    sides = dict(zip(map(str.lower, titles), "ab", strict=False))
+    return [_place(each, sides) for each in parts], titles
+
+
+def _place(parts: tuple[str, ...], sides: Mapping[str, str]) -> tuple[str, str, str]:
+    split, side, rest = "", "", list(parts)
+    while len(rest) > 1 and not (split and side):
+        word = rest[0].lower()
+        if both := SPLIT_AND_SIDE.fullmatch(word):
+            split, side = both.groups()
+        elif word in SPLITS and not split:
+            split = word
+        elif word in sides and not side:
+            side = sides[word]
+        else:
+            break
+        del rest[0]
+    return split, side, "/".join(rest)
+
+
+def _pair_up(found: dict[tuple[bool, str], dict[str, int]], data: str, leave_out: bool) -> None:
+    """Keep the pictures that have a partner."""
+    alone = []
+    for out in (False, True):
+        a, b = found[out, "a"], found[out, "b"]
+        for key in a.keys() ^ b.keys():
+            alone.append(f"{key} of {'A' if key in a else 'B'}")
+            (a if key in a else b).pop(key)
+    if alone and not leave_out:
+        advice = "type --skip-broken true to leave them out"
+        raise UserError(listed(f"{len(alone)} pictures in {data} have no partner of the same name; {advice}:", alone))
+
+
+class Side(Dataset):
+    """The pictures of one side, of which a part of this size is shown: at random in training, else the middle."""
+
+    def __init__(self, pictures: Samples, size: tuple[int, int]) -> None:
+        self.pictures, self.size = pictures, size
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index >= len(self):
+            raise IndexError(index)
+        height, width = self.pictures[index]["image"].shape[1:]
+        return self.load_crop(index, (height, width), ((height - self.size[0]) // 2, (width - self.size[1]) // 2))
+
+    def load_crop(self, index: int, resized: Sequence[int], corner: tuple[int, int]) -> dict[str, Any]:
+        """The part at a corner. The pictures are `resized` already."""
+        (top, left), (height, width) = corner, self.size
+        pixels = self.pictures[index]["image"].as_subclass(torch.Tensor)
+        return {"image": tv_tensors.Image(pixels[:, top : top + height, left : left + width].contiguous())}
+
+
+class PairedSides(Dataset):
+    """Items {"a", "b"} of two sides: pairs."""
+
+    def __init__(self, a: Side, b: Side) -> None:
+        self.a, self.b, self.size = a, b, a.size
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"a": self.a[index]["image"], "b": self.b[index]["image"]}
+
+    def load_crop(self, index: int, resized: Sequence[int], corner: tuple[int, int]) -> dict[str, Any]:
+        """The same part of both."""
+        return {name: getattr(self, name).load_crop(index, resized, corner)["image"] for name in "ab"}
+
+
+class UnpairedSides(PairedSides):
+    """Items {"a", "b"} of two sides: each picture of the larger side, with one of the other.
+
+    In training the picture of b is drawn at random, by (seed, epoch, index), and each is mirrored and cropped by
+    itself, as published.
+    """
+
+    def __len__(self) -> int:
+        return max(len(self.a), len(self.b))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index >= len(self):
+            raise IndexError(index)
+        return {"a": self.a[index % len(self.a)]["image"], "b": self.b[index % len(self.b)]["image"]}
+
+    def load_augmented(self, augment: Augment, epoch: int, index: int) -> dict[str, Any]:
+        """A sample of an epoch, augmented."""
+        partner = seed_for("partner", augment.seed, epoch, index) % len(self.b)
+        other = Augment(seed_for("partner", augment.seed, index), augment.flip, augment.crop)
+        a = augment.load(self.a, epoch, index % len(self.a))
+        return {"a": a["image"], "b": other.load(self.b, epoch, partner)["image"]}
+
+
+def aligned(a: Pictures, b: Pictures) -> tuple[Pictures, Pictures]:
+    """Two sides without the pairs of which one picture is broken."""
+    both = np.intersect1d(a.entries, b.entries)
+    return a.part(np.isin(a.entries, both)), b.part(np.isin(b.entries, both))

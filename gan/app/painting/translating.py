@@ -1,0 +1,92 @@
+"""`gan.sample RUN --inputs`: every picture of a folder, translated by a run's network, each in its own size."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from datasets.files.cache import listed
+from datasets.files.decoding import SUFFIXES, Frame
+from datasets.files.find import find_source
+from datasets.files.sources import Source
+from gan.app.outputs import say
+from gan.app.painting import grids
+from gan.app.painting.sheet import into, writing
+from gan.files.errors import UserError, printable
+from gan.games.translation import Translation
+from strategies import random_state
+
+
+def way(game: Any, title: str, direction: str | None) -> Translation:
+    """The game's translation of that name; without a name its first one."""
+    known = game.translations() if hasattr(game, "translations") else {}
+    if not known:
+        raise UserError(f"{title}: its game translates no pictures, so --inputs does nothing; type show")
+    if direction is not None and direction not in known:
+        raise UserError(f"{title} has no direction {direction}; known: {', '.join(known)}")
+    return known[direction or next(iter(known))]
+
+
+def translate_folder(chosen: Translation, inputs: str, out: Path, largest: int | None, device: torch.device) -> Path:
+    """Write each picture's translation as a PNG of the same name and size. What cannot be read is said at the end."""
+    source, rows = _pictures(inputs)
+    names = _names([os.fsdecode(source.names[row]) for row in rows])
+    problems: list[str] = []
+    with writing(out), into(out) as write, tqdm(rows, desc="translating", unit="picture") as bar:
+        for row, name in zip(bar, names, strict=True):
+            try:
+                with source.opened(row) as picture:
+                    pixels = _pixels(picture, chosen.channels, largest)
+            except UserError as error:
+                problems.append(str(error))
+                continue
+            made = translated(chosen, pixels[None].to(device))[0]
+            write(name, grids.png(grids.picture(made, transparent=True)))
+    if len(problems) == len(rows):
+        raise UserError(listed(f"no picture in {inputs} can be read:", problems))
+    if problems:
+        say(printable(listed(f"{len(problems)} of {len(rows)} pictures in {inputs} were left out:", problems)))
+    return out
+
+
+@torch.no_grad()
+def translated(chosen: Translation, pictures: Tensor, seed: int = 0) -> Tensor:
+    """Translations of pictures from -1 to 1, of their size: they are padded to what the network takes, and cut back."""
+    height, width = pictures.shape[2:]
+    bottom, right = -height % chosen.multiple, -width % chosen.multiple
+    if bottom or right:
+        mode = "reflect" if bottom < height and right < width else "replicate"
+        pictures = F.pad(pictures, (0, right, 0, bottom), mode)
+    with random_state.untouched():
+        random_state.reseed(seed)  # so that dropout is the same for a picture each time
+        return chosen.paint(pictures)[..., :height, :width]
+
+
+def _pictures(inputs: str) -> tuple[Source, list[int]]:
+    path = Path(inputs).expanduser()
+    if path.is_file() and path.suffix.lower() in SUFFIXES:
+        source = find_source(str(path.parent), classes=False)
+        return source, [row for row in range(len(source)) if os.fsdecode(source.names[row]) == path.name]
+    source = find_source(inputs, classes=False)
+    return source, list(range(len(source)))
+
+
+def _names(names: list[str]) -> Iterator[str]:
+    """The names with the ending .png; where only the endings differ, behind the whole name."""
+    plain = [str(PurePosixPath(name).with_suffix(".png")) for name in names]
+    count = Counter(plain)
+    return (each if count[each] == 1 else f"{name}.png" for name, each in zip(names, plain, strict=True))
+
+
+def _pixels(picture: Image.Image, channels: int, largest: int | None) -> Tensor:
+    picture = ImageOps.exif_transpose(picture)
+    scale = min(1.0, (largest or max(picture.size)) / max(picture.size))
+    width, height = (max(1, round(side * scale)) for side in picture.size)
+    return Frame(height, width, channels).pixels(picture).float() / 127.5 - 1

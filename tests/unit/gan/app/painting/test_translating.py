@@ -1,0 +1,97 @@
+"""`gan.sample RUN --inputs`: every picture of a folder is translated, in its own size and under its name."""
+
+import pytest
+import torch
+from PIL import Image
+
+from gan import export, sample
+from gan.app.drawing.opened import open as opened
+from gan.app.painting.translating import translated
+from gan.games.translation import Translation
+from tests.support import opening
+from tests.unit.gan.runs.test_pictures import put
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    root = tmp_path_factory.mktemp("translating")
+    for number in range(8):
+        put(root / "data" / "A" / f"{number}.png", (16, 16))
+        put(root / "data" / "B" / f"{number}.png", (16, 16), "L")
+    sizes = dict(size=16, width=2, judge_width=2, layers=2, batch_size=2, workers=0)
+    return opening.train(root / "runs", "pix2pix", data=root / "data", **sizes)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    put(tmp_path / "photos" / "a.png", (21, 16))
+    put(tmp_path / "photos" / "a.jpg", (5, 40), "L")
+    put(tmp_path / "photos" / "deep" / "b.png", (16, 16), "RGBA")
+    return tmp_path / "photos"
+
+
+def test_each_picture_is_translated_in_its_own_size(run, photos, tmp_path, capsys):
+    out = tmp_path / "painted"
+    assert sample.main([str(run), "--inputs", str(photos), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"  {out}"
+    found = {str(path.relative_to(out)): Image.open(path) for path in out.rglob("*.png")}
+    assert {name: each.size for name, each in found.items()} == {
+        "a.png.png": (21, 16), "a.jpg.png": (5, 40), "deep/b.png": (16, 16),
+    }  # fmt: skip
+    assert all(image.convert("L").convert("RGB").tobytes() == image.tobytes() for image in found.values())
+    assert sample.main([str(run), "--inputs", str(photos), "--out", str(out)]) == 2
+    assert "is there already and not empty" in capsys.readouterr().err
+
+
+def test_one_picture_may_be_made_smaller_and_goes_into_the_run(run, photos):
+    (folder,) = opened(str(run), "cpu").translate(str(photos / "a.png"), largest=10)
+    assert folder == run / "samples" / "translated-a"
+    assert [(path.name, Image.open(path).size) for path in folder.iterdir()] == [("a.png", (10, 8))]
+
+
+def test_what_is_broken_is_named_and_the_others_are_translated(run, photos, tmp_path, capsys):
+    (photos / "c.png").write_bytes(b"no picture")
+    assert sample.main([str(run), "--inputs", str(photos), "-o", str(tmp_path / "painted")]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 4 pictures" in said and "c.png" in said
+    assert len(list((tmp_path / "painted").rglob("*.png"))) == 3
+    assert sample.main([str(run), "--inputs", str(photos / "c.png"), "-o", str(tmp_path / "none")]) == 2
+    assert "no picture in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["translate"], "say which pictures: --inputs"),
+        (["--inputs", "nowhere"], "there is no folder nowhere"),
+        (["--inputs", ".", "--direction", "BtoA"], "has no direction BtoA; known: AtoB"),
+    ],
+)
+def test_mistakes_are_answered(run, typed, said, capsys):
+    assert sample.main([str(run), *typed]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_padding_is_cut_off_again():
+    torch.manual_seed(0)
+    seen = []
+
+    def paint(pictures):
+        seen.append(pictures.shape[2:])
+        return pictures
+
+    picture = torch.randn(1, 3, 9, 30)
+    assert torch.equal(translated(Translation(paint, 3, 8), picture), picture) and seen == [(16, 32)]
+    assert torch.equal(translated(Translation(paint, 3, 64), picture), picture) and seen[1] == (64, 64)
+
+
+def test_dropout_gives_a_picture_the_same_translation_each_time():
+    noisy = Translation(lambda pictures: pictures * torch.rand(4), 3)
+    assert torch.equal(translated(noisy, torch.ones(1, 3, 4, 4)), translated(noisy, torch.ones(1, 3, 4, 4)))
+
+
+def test_the_published_files_are_exported(run, tmp_path):
+    assert export.main([str(run), "--published", "--to", str(tmp_path / "out")]) == 0
+    assert "latest_net_G.pth, latest_net_D.pth: as the published" in (tmp_path / "out" / "README.txt").read_text()
+    saved = torch.load(tmp_path / "out" / "latest_net_G.pth", weights_only=True)
+    assert saved["model.model.0.weight"].shape == (2, 3, 4, 4)

@@ -1,0 +1,126 @@
+"""CUT's and FastCUT's losses, gradients and steps equal the published ones."""
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from gan.games.cut import LAYERS, Cut, patch_nce
+from gan.games.pix2pix import linear_decay
+from nets.patch import PatchGan
+from nets.patch_vectors import PatchVectors
+from strategies import PhaseStrategy
+from tests.support import families
+from tests.support.parity import trainer
+from tests.unit.gan.games.test_cyclegan import gradients, recorded, without_noise
+from tests.unit.nets.test_resnet import golden_generator, pictures
+
+KINDS = {
+    "cut": {},
+    "cut_all_negatives": {"all_negatives": True},
+    "fastcut_plain": {"identity": False, "nce": 10.0, "flips": True},
+    "fastcut_flipped": {"identity": False, "nce": 10.0, "flips": True},
+}
+
+
+@pytest.fixture(scope="module")
+def figures():
+    return families.load("cut.pt")
+
+
+def case(figures, name):
+    """A game with the recipe's weights, and its batch."""
+    s, keys = figures["settings"], figures["cut"]["keys"]
+    generator = golden_generator(keys["G"], s["seed"], smooth=True)
+    width = s["ngf"]
+    vectors = PatchVectors([3, 2 * width, *[4 * width] * 3], s["netF_nc"]).double()
+    discriminator = PatchGan(3, s["ndf"], norm="instance", smooth=True).double()
+    for seed, (which, net) in enumerate({"F": vectors, "D": discriminator}.items(), s["seed"] + 1):
+        kept = {key: value for key, value in net.state_dict().items() if key.endswith("filt")}
+        assert {key: list(value.shape) for key, value in net.state_dict().items()} == keys[which]
+        net.load_state_dict(families.weights(keys[which], seed) | kept)
+    game = Cut(generator, vectors, discriminator, linear_decay(10**9), patches=s["num_patches"], **KINDS[name])
+    a, b = pictures(s["seed"] + 3, s["batch"], s["crop"])
+    return game, {"a": a, "b": b}
+
+
+def draws(figures, name, steps=1):
+    """The published draws as those of gan.noise: numbers whose largest ones are at the published places."""
+    s = figures["settings"]
+    rng, found = numpy.random.default_rng(s["seed"] + 4), []
+    for _ in range(steps):
+        if KINDS[name].get("flips"):
+            found.append(torch.tensor(0.0 if name.endswith("flipped") else 0.9))
+        for _ in range(2 if name.startswith("cut") else 1):
+            for shape, *_ in figures["cut"]["features_of_real_A"]:
+                order = torch.as_tensor(rng.permutation(shape[2] * shape[3]))
+                found.append(torch.empty(len(order)).index_copy_(0, order, torch.linspace(1, 0, len(order))))
+    return found
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_losses_and_gradients_equal_the_published_ones(figures, name):
+    game, batch = case(figures, name)
+    golden = figures[name]
+    with families.drawing(draws(figures, name)):
+        judged = game.judge(batch)
+        fooled = game.fool(batch)
+    judged["gan"].backward()
+    found = {"d": judged["gan"].item(), "d_grads": gradients(game.discriminator)}
+    game.zero_grad()
+    sum(fooled.values()).backward()
+    found |= {"g_gan": fooled["gan"].item(), "g": sum(fooled.values()).item()}
+    found |= {"g_grads": gradients(game.generator), "f_grads": gradients(game.vectors)}
+    parts = {"nce": "nce", "nce_y": "nce_identity"} if name.startswith("cut") else {"nce": "nce"}
+    found |= {theirs: len(parts) * fooled[ours].item() for theirs, ours in parts.items()}
+    wanted = {key: without_noise(golden[key]) if "grads" in key else golden[key] for key in found}
+    assert families.difference(found, wanted) < 1e-9
+
+
+def test_scores_vectors_and_losses_of_layers_equal_the_published_ones(figures):
+    game, batch = case(figures, "cut")
+    golden = figures["cut"]
+    with torch.no_grad():
+        fake, keys, _ = game.made(batch)
+        queries = game.generator.encoded(fake[: len(batch["a"])], LAYERS, paint=False)[1]
+        known = game.vectors([each[: len(batch["a"])] for each in keys], golden["given_ids"])
+        asked = game.vectors(queries, golden["given_ids"])
+        scores = {
+            "scores_fake": game.discriminator(fake[: len(batch["a"])]),
+            "scores_real": game.discriminator(batch["b"]),
+        }
+    found = [[list(each.flatten(0, 1).shape), *families.size(each)] for each in known]
+    assert [shape for shape, *_ in found] == [shape for shape, *_ in golden["samples_of_real_A"]]
+    assert families.difference([each[1:] for each in found], [each[1:] for each in golden["samples_of_real_A"]]) < 1e-9
+    assert families.difference([each[0, 0] for each in known], golden["first_sample_of_each_layer"]) < 1e-9
+    means = [patch_nce(*each).item() for each in zip(asked, known, strict=True)]
+    assert families.difference(means, [mean for *_, mean in golden["nce_per_layer_with_given_ids"]]) < 1e-9
+    assert families.difference(scores, {key: golden[key] for key in scores}) < 1e-9
+
+
+def test_the_first_places_of_a_permutation_are_the_published_ones(figures):
+    game, _ = case(figures, "cut")
+    given = draws(figures, "cut")
+    with families.drawing(given):
+        found = [game.places(len(each), each) for each in given]
+    assert [each.tolist() for each in found] == [each.tolist() for each in figures["cut"]["patch_ids"]]
+
+
+def test_steps_equal_the_published_ones(figures):
+    game, batch = case(figures, "cut")
+    seen = recorded(game, "judge", "fool")
+    with families.drawing(draws(figures, "cut", 3)):
+        trainer(PhaseStrategy("ddp", check=False), 1, 3).fit(game, DataLoader([batch] * 3, batch_size=None))
+    found = [
+        {
+            "G_GAN": fooled["gan"],
+            "G": sum(fooled.values()),
+            "NCE": 2 * fooled["nce"],
+            "NCE_Y": 2 * fooled["nce_identity"],
+            "D": judged["gan"],
+        }
+        for judged, fooled in zip(seen[::2], seen[1::2], strict=True)
+    ]
+    wanted = [{**each, "D": (each["D_real"] + each["D_fake"]) / 2} for each in figures["cut"]["steps"]]
+    wanted = [{key: value for key, value in each.items() if key not in ("D_real", "D_fake")} for each in wanted]
+    assert families.difference(found, wanted) < 1e-7

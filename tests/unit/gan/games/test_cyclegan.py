@@ -1,0 +1,136 @@
+"""CycleGAN's losses, gradients, steps and pool equal the published ones."""
+
+import random
+from functools import partial
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from gan import noise
+from gan.games.cyclegan import CycleGan
+from gan.games.pix2pix import linear_decay
+from gan.pool import ImagePool
+from nets.patch import PatchGan
+from nets.resnet import ResnetGenerator
+from strategies import PhaseStrategy
+from tests.support import families
+from tests.support.parity import trainer
+from tests.unit.nets.test_resnet import pictures
+
+NETWORKS = {"G_A": ("generators", "to_b"), "G_B": ("generators", "to_a")}
+NETWORKS |= {"D_A": ("discriminators", "of_b"), "D_B": ("discriminators", "of_a")}
+OURS = {"G_A": "gan_b", "G_B": "gan_a", "cycle_A": "cycle_a", "cycle_B": "cycle_b"}
+OURS |= {"idt_A": "identity_b", "idt_B": "identity_a"}
+CANCELLED = 1e-12  # the norm of a gradient that is zero but for rounding
+
+
+@pytest.fixture(params=[6, 9])
+def case(request):
+    """The figures, and a game with the recipe's weights and batch."""
+    figures, blocks = families.load("pix2pix.pt"), request.param
+    settings, golden = figures["settings"], figures[f"cyclegan_{blocks}blocks"]
+    game = CycleGan(
+        partial(ResnetGenerator, width=settings["cycle_ngf"], blocks=blocks),
+        partial(PatchGan, 3, settings["cycle_ndf"], norm="instance"),
+        linear_decay(10**9),
+        pool=0,
+    ).double()
+    for seed, (name, (kind, which)) in enumerate(NETWORKS.items(), settings["seed"] + 10):
+        keys = golden["keys"][f"{name[0]}_A"]
+        net = getattr(game, kind)[which]
+        assert {key: list(value.shape) for key, value in net.state_dict().items()} == keys
+        net.load_state_dict(families.weights(keys, seed))
+    a, b = pictures(settings["seed"] + 14, settings["cycle_batch"], settings["cycle_crop"])
+    return golden, game, {"a": a, "b": b}
+
+
+def gradients(net):
+    """[norm, sum] of each; that of a bias before a norm is exactly zero here."""
+    return {name: families.size(parameter.grad) for name, parameter in net.named_parameters()}
+
+
+def without_noise(grads):
+    return {name: [0.0, 0.0] if norm < CANCELLED else [norm, total] for name, (norm, total) in grads.items()}
+
+
+def recorded(game, *phases):
+    """The losses of these phases, as they are computed in a training that comes."""
+    seen = []
+
+    def recording(loss, batch):
+        losses = loss(batch)
+        seen.append({name: value.item() for name, value in losses.items()})
+        return losses
+
+    for phase in phases:
+        setattr(game, phase, partial(recording, getattr(game, phase)))
+    return seen
+
+
+def test_pictures_and_scores_equal_the_published_ones(case):
+    golden, game, batch = case
+    a, b = batch["a"], batch["b"]
+    to_b, to_a = game.generators["to_b"], game.generators["to_a"]
+    with torch.no_grad():
+        fake_b, fake_a = game.translate(a, b)
+        images = {"fake_B": fake_b, "fake_A": fake_a, "rec_A": to_a(fake_b), "rec_B": to_b(fake_a)}
+        images |= {"idt_A": to_b(b), "idt_B": to_a(a)}
+        scores = {"D_A real_B": game.score("of_b", b), "D_A fake_B": game.score("of_b", fake_b)}
+        scores |= {"D_B real_A": game.score("of_a", a), "D_B fake_A": game.score("of_a", fake_a)}
+    assert (
+        families.difference({"images": images, "scores": scores}, {k: golden[k] for k in ("images", "scores")}) < 1e-9
+    )
+
+
+def test_losses_and_gradients_equal_the_published_ones(case):
+    golden, game, batch = case
+    losses = game.fool(batch)
+    total = sum(losses.values())
+    game.generators.requires_grad_(True)
+    total.backward()
+    found = {theirs: losses[ours].item() for theirs, ours in OURS.items()} | {"G": total.item()}
+    assert families.difference(found, golden["losses_g"]) < 1e-9
+    for name, wanted in golden["g_grads"].items():
+        kind, which = NETWORKS[name]
+        assert families.difference(gradients(getattr(game, kind)[which]), without_noise(wanted)) < 1e-9
+    game.zero_grad()
+    game.forget_shared()
+    losses = game.judge(batch)
+    sum(losses.values()).backward()
+    found = {"D_A": losses["gan_b"].item(), "D_B": losses["gan_a"].item()}
+    assert families.difference(found, golden["losses_d"]) < 1e-9
+    for name, wanted in golden["d_grads"].items():
+        kind, which = NETWORKS[name]
+        assert families.difference(gradients(getattr(game, kind)[which]), without_noise(wanted)) < 1e-9
+
+
+def test_steps_equal_the_published_ones(case):
+    golden, game, batch = case
+    seen = recorded(game, "fool", "judge")
+    trainer(PhaseStrategy("ddp", check=False), 1, 3).fit(game, DataLoader([batch] * 3, batch_size=None))
+    found = [
+        {**{theirs: fooled[ours] for theirs, ours in OURS.items()}, "D_A": judged["gan_b"], "D_B": judged["gan_a"]}
+        for fooled, judged in zip(seen[::2], seen[1::2], strict=True)
+    ]
+    assert families.difference(found, golden["steps"]) < 1e-7
+
+
+def test_the_pool_follows_the_published_rule(monkeypatch):
+    """One picture at a time, as published batches have, with the published numbers."""
+    figures = families.load("pix2pix.pt")
+    published = random.Random(figures["settings"]["pool_seed"])
+    monkeypatch.setattr(random, "Random", lambda _seed: published)
+    pool, found = ImagePool(figures["settings"]["pool_size"]), []
+    for number in range(24):
+        with noise.at(noise.Place((number,), 0, 1, 1)):
+            found.append(int(pool.query(torch.full((1, 1), float(number))).item()))
+    assert [found[at : at + 2] for at in range(0, 24, 2)] == figures["pool"]
+
+
+def test_a_pool_of_no_pictures_keeps_none():
+    pool = ImagePool(0)
+    for number in range(8):
+        with noise.at(noise.Place((number,), 0, 1, 1)):
+            assert pool.query(torch.full((1, 1), float(number))).item() == number
+    assert not pool.slots

@@ -1,0 +1,187 @@
+"""pix2pix equals the published one: pictures, losses, gradients, statistics, three steps and learning rates."""
+
+import numpy
+import pytest
+import torch
+from torch.optim import SGD, Adam
+
+from gan.files.errors import UserError
+from gan.games.pix2pix import LOSSES, Pix2pix, epoch_decay, linear_decay
+from nets.patch import PatchGan
+from nets.published.files import read_published
+from nets.unet import UNet
+from tests.support import families
+
+
+@pytest.fixture
+def golden():
+    return families.load("pix2pix.pt")
+
+
+@pytest.fixture
+def made(golden):
+    """The game with the recipe's weights, and a batch."""
+    figures, settings = golden["pix2pix"], golden["settings"]
+    networks = {
+        "generator": UNet(3, 3, settings["ngf"], settings["num_downs"], dropouts=0).double(),
+        "discriminator": PatchGan(6, settings["ndf"]).double(),
+    }
+    for seed, (name, network) in enumerate(networks.items(), settings["seed"]):
+        network.load_state_dict(families.weights(figures["keys"][name], seed))
+    rng = numpy.random.default_rng(settings["seed"] + 2)
+    shape = (settings["batch"], 3, settings["crop"], settings["crop"])
+    batch = {side: torch.from_numpy(rng.uniform(-1, 1, shape)) for side in "ab"}
+    return Pix2pix(**networks, decay=linear_decay(100)), batch
+
+
+def buffers(network):
+    return {name: families.size(each) for name, each in network.named_buffers() if each.is_floating_point()}
+
+
+def gradients(network):
+    return {name: families.size(value.grad) for name, value in network.named_parameters()}
+
+
+def test_pictures_and_scores_equal_the_published_ones(made, golden):
+    (game, batch), figures = made, golden["pix2pix"]
+    with torch.no_grad():
+        for mode in ("eval", "train"):
+            game.train(mode == "train")
+            image = game.generator(batch["a"])
+            scores = {f"{mode}_scores_fake": game.score(batch["a"], image)}
+            if mode == "train":
+                scores["train_scores_real"] = game.score(batch["a"], batch["b"])
+            for name, value in {f"{mode}_image": image, **scores}.items():
+                assert families.difference(value, figures[name]) < 1e-9, name
+
+
+def test_losses_gradients_and_statistics_equal_the_published_ones(made, golden):
+    (game, batch), figures = made, golden["pix2pix"]
+    game.shared = lambda name, make, *given: make(*given)
+    loss = game.judge(batch)["gan"]
+    loss.backward()
+    found = {"d": loss.item(), "d_grads": gradients(game.discriminator)}
+    found |= {"d_buffers_after": buffers(game.discriminator), "g_buffers_after": buffers(game.generator)}
+    assert families.difference(found, {name: figures[name] for name in found}) < 1e-9
+
+
+def test_the_generators_losses_and_gradients_equal_the_published_ones(made, golden):
+    (game, batch), figures = made, golden["pix2pix"]
+    game.shared = lambda name, make, *given: make(*given)
+    found = game.fool(batch)
+    sum(found.values()).backward()
+    found = {"g_gan": found["gan"].item(), "g_l1": found["pixels"].item(), "g": sum(found.values()).item()}
+    found["g_grads"] = gradients(game.generator)
+    assert families.difference(found, {name: figures[name] for name in found}) < 1e-9
+
+
+def test_three_steps_equal_the_published_ones(made, golden):
+    game, batch = made
+    rule = dict(lr=2e-4, betas=(0.5, 0.999))
+    judges, paints = Adam(game.discriminator.parameters(), **rule), Adam(game.generator.parameters(), **rule)
+    found = []
+    for _ in range(3):
+        fake = game.generator(batch["a"])
+        game.shared = lambda name, make, *given, fake=fake: fake
+        judged = game.judge(batch)["gan"]
+        judges.zero_grad()
+        judged.backward()
+        judges.step()
+        fooled = game.fool(batch)
+        paints.zero_grad()
+        sum(fooled.values()).backward(inputs=list(game.generator.parameters()))
+        paints.step()
+        found.append({"G_GAN": fooled["gan"].item(), "G_L1": fooled["pixels"].item(), "D": judged.item()})
+    wanted = [
+        {"G_GAN": each["G_GAN"], "G_L1": each["G_L1"], "D": 0.5 * (each["D_real"] + each["D_fake"])}
+        for each in golden["pix2pix"]["steps"]
+    ]
+    assert families.difference(found, wanted) < 1e-7
+
+
+def test_the_rate_of_each_epoch_is_the_published_one(golden):
+    batches = 3
+    optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=2e-4)
+    schedule, rates = epoch_decay(100, 100, batches)(optimizer), []
+    for _ in range(200):
+        rates.append(optimizer.param_groups[0]["lr"])
+        for _ in range(batches):
+            optimizer.step()
+            schedule.step()
+    assert families.difference(rates, golden["lr_per_epoch"]) < 1e-12
+
+
+def test_each_loss_prefers_real_pictures():
+    real, fake = torch.full((2, 1, 3, 3), 0.9), torch.full((2, 1, 3, 3), 0.1)
+    for judge, fool in LOSSES.values():
+        assert judge(real, fake) < judge(fake, real)
+        assert fool(real) < fool(fake)
+    half = 0.5 * (torch.nn.functional.binary_cross_entropy_with_logits(real, torch.ones_like(real)) + 0.7444)
+    assert LOSSES["vanilla"][0](real, fake).item() == pytest.approx(half.item(), abs=1e-4)
+
+
+def test_wgangp_penalises_the_judges_slope():
+    torch.manual_seed(0)
+    game = Pix2pix(UNet(1, 3, 2, 2), PatchGan(4, 2, 1, norm="instance"), linear_decay(4), loss="wgangp")
+    game.shared = lambda name, make, *given: make(*given)
+    torch.nn.init.zeros_(game.discriminator.model[-1].weight)  # so it has no slope, which should be one
+    losses = game.judge({"a": torch.randn(2, 1, 8, 8), "b": torch.randn(2, 3, 8, 8)})
+    assert losses["penalty"].item() == pytest.approx(10)
+    assert [phase.second_order for phase in game.configure_phases()] == [True, False]
+
+
+# ---- published files ----
+
+
+def small(**settings):
+    torch.manual_seed(0)
+    return Pix2pix(UNet(3, 3, 4, 2, **settings), PatchGan(6, 4, 1), linear_decay(4))
+
+
+def test_published_files_are_written_and_read_back(tmp_path):
+    game, other = small(), small()
+    for file in game.published():
+        file.write(tmp_path / file.name)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert read_published(tmp_path, other.published()) == ["latest_net_G.pth", "latest_net_D.pth"]
+    one, two = game.state_dict(), other.state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    saved = torch.load(tmp_path / "latest_net_G.pth", weights_only=True)
+    assert list(saved) == list(game.generator.state_dict())
+
+
+def test_a_single_file_of_any_name_and_old_statistics_are_read(tmp_path):
+    game = small(norm="instance")
+    state = {f"module.{name}": torch.full_like(value, 0.5) for name, value in game.generator.state_dict().items()}
+    statistics = {"module.model.model.1.model.2.running_mean": torch.zeros(4)}
+    torch.save(state | statistics, tmp_path / "edges2shoes.pth")
+    assert read_published(tmp_path / "edges2shoes.pth", game.published()) == ["edges2shoes.pth"]
+    assert all((value == 0.5).all() for value in game.generator.state_dict().values())
+    (tmp_path / "more").mkdir()
+    for epoch in (5, 40):
+        torch.save({name: value + epoch for name, value in state.items()}, tmp_path / "more" / f"{epoch}_net_G.pth")
+    assert read_published(tmp_path / "more", game.published()) == ["40_net_G.pth"]
+
+
+def test_what_does_not_fit_is_named(tmp_path):
+    game = small()
+    torch.save(UNet(3, 3, 8, 2).state_dict(), tmp_path / "latest_net_G.pth")
+    with pytest.raises(
+        UserError, match=r"another size: model.model.0.weight is \[8, 3, 4, 4\] there and \[4, 3, 4, 4\]"
+    ):
+        read_published(tmp_path, game.published())
+    torch.save(UNet(3, 3, 4, 3).state_dict(), tmp_path / "latest_net_G.pth")
+    with pytest.raises(UserError, match=r"other networks than this run makes: .* is only there"):
+        read_published(tmp_path / "latest_net_G.pth", game.published())
+    (tmp_path / "latest_net_G.pth").write_bytes(b"no weights")
+    with pytest.raises(UserError, match="cannot be read as published weights"):
+        read_published(tmp_path, game.published())
+    with pytest.raises(UserError, match="has none of latest_net_G"):
+        read_published(_empty(tmp_path), game.published())
+
+
+def _empty(folder):
+    (folder / "empty").mkdir()
+    return folder / "empty"

@@ -1,0 +1,160 @@
+"""Two sides of pictures: what a path holds is found out, in pairs or without, and becomes batches."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from datasets import GanData
+from gan.files.errors import UserError
+from gan.runs.run import made_to
+from gan.runs.sides import OnSides
+from tests.unit.gan.runs.test_pictures import put
+
+GRAY = 40  # of all pictures of A; those of B are the brighter, the later their name
+
+
+def found(path, paired=True, **settings):
+    how = {"backwards": settings.pop("backwards", False), "paired": paired}
+    return OnSides(data=str(path), workers=0, **settings).find(**how)
+
+
+def fill(root, a, b, count=8, size=(12, 8)):
+    for number in range(count):
+        put(root / a / f"{number}.png", size, colour=(GRAY,) * 3)
+        put(root / b / f"{number}.jpg", size, colour=(100 + 10 * number,) * 3)
+
+
+def brightness(data):
+    return [[round(item[side].double().mean().item()) for side in "ab"] for item in data]
+
+
+PAIRS = [[GRAY, 100 + 10 * number] for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ("A", "B"),
+        ("set/A", "set/B"),
+        ("images", "targets"),
+        ("apples", "pears"),
+        ("trainA", "trainB"),
+        ("A/train", "B/train"),
+        ("train/a", "train/b"),
+    ],
+)
+def test_two_folders_are_found_and_pairs_have_the_same_name(tmp_path, folders, capsys):
+    fill(tmp_path, *folders)
+    data = found(tmp_path, held_out=0.0)
+    assert brightness(data.train) == PAIRS and data.val is None
+    assert (data.size, data.channels) == ((8, 12), (3, 3))
+    assert "8 pairs to train on and 0 held out; cropped to 12x8, RGB" in capsys.readouterr().err
+
+
+def test_halves_of_a_picture_are_a_pair(tmp_path, capsys):
+    for split, count in (("train", 8), ("val", 3), ("test", 2)):
+        for number in range(count):
+            whole = Image.new("RGB", (24, 8), (GRAY,) * 3)
+            whole.paste((100 + 10 * number,) * 3, (12, 0, 24, 8))
+            (tmp_path / split).mkdir(exist_ok=True)
+            whole.save(tmp_path / split / f"{number}.png")
+    data = found(tmp_path)
+    assert brightness(data.train) == PAIRS and brightness(data.val) == PAIRS[:3]
+    assert data.size == (8, 12)
+    assert "halves of each picture, left to right, 8 pairs to train on and 3 held out" in capsys.readouterr().err
+    assert brightness(found(tmp_path, backwards=True).train) == [pair[::-1] for pair in PAIRS]
+
+
+def test_a_split_by_name_is_the_same_on_both_sides(tmp_path):
+    fill(tmp_path, "A", "B", 40)
+    data = found(tmp_path, held_out=0.1)
+    assert len(data.train) + len(data.val) == 40 and len(data.val) >= 4
+    pairs = brightness(data.train) + brightness(data.val)
+    assert sorted(min(b, 255) for _, b in pairs) == sorted(min(100 + 10 * n, 255) for n in range(40))
+
+
+def test_what_has_no_partner_is_named(tmp_path):
+    fill(tmp_path, "A", "B")
+    put(tmp_path / "A" / "more.png")
+    with pytest.raises(UserError, match=r"1 pictures in .* have no partner(?s:.*)more of A"):
+        found(tmp_path)
+    assert len(found(tmp_path, skip_broken=True, held_out=0.0).train) == 8
+    assert len(found(tmp_path, paired=False, held_out=0.0).train) == 9
+
+
+def test_a_broken_picture_takes_its_partner_with_it(tmp_path):
+    fill(tmp_path, "A", "B")
+    (tmp_path / "A" / "3.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"3\.png"):
+        found(tmp_path)
+    data = found(tmp_path, skip_broken=True, held_out=0.0)
+    assert brightness(data.train) == [pair for number, pair in enumerate(PAIRS) if number != 3]
+
+
+def test_unpaired_pictures_meet_at_random_and_the_same_ones_on_any_number_of_ranks(tmp_path):
+    fill(tmp_path, "trainA", "trainB")
+    fill(tmp_path, "testA", "testB", 2)
+    shutil.rmtree(tmp_path / "testB")
+    put(tmp_path / "testB" / "0.png", (12, 8))
+    put(tmp_path / "trainA" / "more.png", (12, 8), colour=(GRAY,) * 3)
+    data = found(tmp_path, paired=False)
+    assert len(data.train) == 9 and len(data.val) == 2
+    loader = data.data(3).train_dataloader()
+    loader.sampler.shuffle = False
+
+    def epoch(number):
+        loader.sampler.set_epoch(number)
+        return torch.cat([batch["b"].mean((1, 2, 3)) for batch in loader])
+
+    one, other = epoch(0), epoch(1)
+    assert not torch.equal(one, other) and not torch.equal(one, one.sort().values)
+    again = [data.train.load_augmented(loader.dataset.augment, 0, index)["b"].double().mean() for index in range(9)]
+    assert torch.allclose(torch.stack(again).float() / 127.5 - 1, one, atol=1e-5)
+
+
+def test_both_pictures_of_a_pair_are_cropped_and_mirrored_alike(tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(6):
+        pixels = rng.integers(0, 256, (32, 32, 3), np.uint8)
+        for side in "AB":
+            (tmp_path / side).mkdir(exist_ok=True)
+            Image.fromarray(pixels).save(tmp_path / side / f"{number}.png")
+    paired, unpaired = (found(tmp_path, each, held_out=0.0).data(6).train_dataloader() for each in (True, False))
+    batch = next(iter(paired))
+    assert batch["a"].shape == (6, 3, 32, 32) and torch.equal(batch["a"], batch["b"])
+    batch = next(iter(unpaired))
+    assert sum(torch.equal(a, b) for a in batch["a"] for b in batch["b"]) < 3  # the same picture in the same place
+
+
+def test_gray_and_colour_sides_have_their_own_channels(tmp_path):
+    for number in range(4):
+        put(tmp_path / "A" / f"{number}.png", mode="L")
+        put(tmp_path / "B" / f"{number}.png")
+    data = found(tmp_path, held_out=0.0)
+    assert data.channels == (1, 3)
+    batch = next(iter(data.data(2).train_dataloader()))
+    assert batch["a"].shape == (2, 1, 8, 12) and batch["b"].shape == (2, 3, 8, 12)
+    assert found(tmp_path, held_out=0.0, backwards=True).channels == (3, 1)
+
+
+def test_what_is_no_two_sides_is_refused(tmp_path):
+    put(tmp_path / "flat" / "1.png", (8, 8))
+    with pytest.raises(UserError, match=r"1\.png is not wide enough to be two pictures"):
+        found(tmp_path / "flat")
+    fill(tmp_path / "half", "testA", "testB")
+    with pytest.raises(UserError, match="no pictures to train on of the side A"):
+        found(tmp_path / "half")
+
+
+def test_a_plan_needs_no_pictures():
+    with made_to("plan"):
+        data = found("nowhere", size=16)
+    assert isinstance(data.data(2), GanData) and next(iter(data.data(2).train_dataloader()))["a"].shape == (
+        2,
+        3,
+        16,
+        16,
+    )

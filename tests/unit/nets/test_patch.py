@@ -1,0 +1,49 @@
+"""The PatchGAN equals the published one."""
+
+import pytest
+import torch
+
+from gan.files.errors import UserError
+from nets.patch import PatchGan, PixelGan
+from tests.support import families
+
+
+def test_the_names_and_shapes_are_the_published_ones():
+    figures = families.load("pix2pix.pt")
+    keys, settings = figures["pix2pix"]["keys"]["discriminator"], figures["settings"]
+    net = PatchGan(6, settings["ndf"])
+    assert {name: list(value.shape) for name, value in net.state_dict().items()} == {
+        k: list(v) for k, v in keys.items()
+    }
+    keys = figures["cyclegan_9blocks"]["keys"]["D_A"]
+    net = PatchGan(3, settings["ndf"], norm="instance")
+    assert {name: list(value.shape) for name, value in net.state_dict().items()} == {
+        k: list(v) for k, v in keys.items()
+    }
+
+
+def test_a_score_sees_a_patch_whose_size_follows_from_the_layers():
+    for layers, patch in ((1, 16), (2, 34), (3, 70)):
+        x = torch.zeros(1, 1, 128, 128, requires_grad=True)
+        scores = PatchGan(1, 4, layers).eval()(x)
+        scores[0, 0, scores.shape[2] // 2, scores.shape[3] // 2].backward()
+        seen = x.grad[0, 0].abs().sum(0).nonzero()
+        assert seen.max() - seen.min() + 1 == patch
+
+
+@pytest.mark.parametrize("norm", ["batch", "instance"])
+def test_the_judge_of_pixels_has_the_published_names(norm):
+    net = PixelGan(6, 4, norm)
+    assert net(torch.zeros(2, 6, 5, 7)).shape == (2, 1, 5, 7)
+    weights = {"net.0.weight": (4, 6, 1, 1), "net.2.weight": (8, 4, 1, 1), "net.5.weight": (1, 8, 1, 1)}
+    found = {name: tuple(value.shape) for name, value in net.state_dict().items()}
+    assert weights.items() <= found.items()
+    assert ("net.5.bias" in found) == ("net.2.bias" in found) == (norm == "instance")
+
+
+def test_what_is_too_small_is_refused():
+    assert PatchGan(3, 4, 2)(torch.zeros(1, 3, 12, 13)).shape == (1, 1, 1, 1)
+    with pytest.raises(UserError, match="11 x 40 is too small for this PatchGAN, which needs 12"):
+        PatchGan(3, 4, 2)(torch.zeros(1, 3, 11, 40))
+    with pytest.raises(UserError, match="0 layers"):
+        PatchGan(3, 4, 0)

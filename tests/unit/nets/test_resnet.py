@@ -1,0 +1,83 @@
+"""The ResNet generator equals the published one, in all its forms, for pictures of any size and number of channels."""
+
+import pytest
+import torch
+
+from gan.files.errors import UserError
+from nets.blocks import start_
+from nets.resnet import ResnetGenerator
+from tests.support import families
+
+
+def golden_generator(keys, seed, **settings):
+    """In float64, with the recipe's weights under the published keys."""
+    blocks = len({key.split(".")[1] for key in keys if "conv_block" in key})
+    net = ResnetGenerator(width=keys["model.1.weight"][0], blocks=blocks, **settings).double()
+    kept = {key: value for key, value in net.state_dict().items() if key.endswith("filt")}
+    assert {key: list(value.shape) for key, value in net.state_dict().items()} == keys
+    net.load_state_dict(families.weights(keys, seed) | kept)
+    return net
+
+
+def pictures(seed, batch, side):
+    """A and B of the recipe."""
+    rng = families.numpy.random.default_rng(seed)
+    return tuple(torch.as_tensor(rng.uniform(-1, 1, (batch, 3, side, side))) for _ in "AB")
+
+
+@pytest.mark.parametrize("blocks", [6, 9])
+def test_pictures_equal_the_published_ones(blocks):
+    figures = families.load("pix2pix.pt")
+    settings, golden = figures["settings"], figures[f"cyclegan_{blocks}blocks"]
+    a, _ = pictures(settings["seed"] + 14, settings["cycle_batch"], settings["cycle_crop"])
+    to_b, to_a = (golden_generator(golden["keys"]["G_A"], settings["seed"] + more) for more in (10, 11))
+    with torch.no_grad():
+        found = {"fake_B": to_b(a), "rec_A": to_a(to_b(a))}
+    assert families.difference(found, {key: golden["images"][key] for key in found}) < 1e-9
+
+
+def test_smooth_pictures_and_features_equal_those_of_cut():
+    figures = families.load("cut.pt")
+    settings, golden = figures["settings"], figures["cut"]
+    net = golden_generator(golden["keys"]["G"], settings["seed"], smooth=True)
+    a, b = pictures(settings["seed"] + 3, settings["batch"], settings["crop"])
+    with torch.no_grad():
+        fake, features = net.encoded(torch.cat([a, b]), (0, 4, 8, 12, 16))
+        alone = net.encoded(a, (0, 4, 8, 12, 16), paint=False)[1]
+    of_a = [each[: len(a)] for each in features]
+    found = [[list(each.shape), *families.size(each)] for each in of_a]
+    assert families.difference(fake, golden["fake"]) < 1e-9
+    assert [shape for shape, *_ in found] == [shape for shape, *_ in golden["features_of_real_A"]]
+    sizes = [[each[1:] for each in which] for which in (found, golden["features_of_real_A"])]
+    assert families.difference(*sizes) < 1e-9
+    assert families.difference(alone, of_a) < 1e-12
+
+
+def test_dropout_moves_the_key_of_the_second_convolution_and_batch_norm_takes_biases_away():
+    net = ResnetGenerator(width=2, blocks=1, norm="batch", dropout=True)
+    inner = {key.removeprefix("model.10.") for key in net.state_dict() if "conv_block" in key}
+    norms = {f"{norm}.{part}" for norm in (2, 7) for part in net.model[2].state_dict()}
+    assert inner == {f"conv_block.{each}" for each in {"1.weight", "6.weight", *norms}}
+    assert [key for key in net.state_dict() if key.endswith("bias") and net.state_dict()[key].shape == (3,)]
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+@pytest.mark.parametrize(("size", "inside", "outside"), [((16, 12), 1, 4), ((9, 14), 4, 1)])
+def test_any_size_and_channels(smooth, size, inside, outside):
+    net = ResnetGenerator(inside, outside, 4, 1, smooth=smooth)
+    image = net(torch.randn(2, inside, *size))
+    assert image.shape == (2, outside, *size) and image.abs().max() <= 1
+
+
+def test_a_tiny_picture_is_refused():
+    with pytest.raises(UserError, match="too small"):
+        ResnetGenerator(width=2, blocks=1)(torch.zeros(1, 3, 16, 7))
+
+
+def test_the_start_is_the_published_one():
+    torch.manual_seed(0)
+    net = ResnetGenerator(width=16, blocks=2, norm="batch")
+    assert net.model[10].conv_block[1].weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert net.model[2].weight.mean().item() == pytest.approx(1, abs=0.02) and net.model[2].weight.std() > 0.01
+    start_(net, xavier=True)
+    assert net.model[10].conv_block[1].weight.std().item() == pytest.approx(0.02 * (2 / (2 * 64 * 9)) ** 0.5, rel=0.05)
