@@ -16,6 +16,8 @@ from gan.losses import least_squares_discriminator, least_squares_generator
 from gan.sound import Sound
 from nets.hifigan import HifiGenerator, Judges
 from nets.mel import Mel, spectral_distance
+from nets.published.files import PublishedFile
+from nets.published.hifigan import files
 
 
 class HifiGan(GanModule):
@@ -89,6 +91,9 @@ class HifiGan(GanModule):
     def mel_error(self, fake: Tensor, wave: Tensor) -> Tensor:
         """How far two waves are apart in their mel spectrograms (equation 3)."""
         return F.l1_loss(self.whole_mel(fake), self.whole_mel(wave))
+
+    def published(self) -> list[PublishedFile]:
+        return files(self.generator, self.discriminators, self.mel, self.rate, self.decay)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         """Log the errors of held-out sounds."""

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from gan.games.hifigan import HifiGan
 from nets.hifigan import HifiGenerator, Judges, PeriodJudges, ScaleJudges
 from nets.mel import Mel
-from nets.published.hifigan import keys, load, published
+from nets.published.hifigan import Named
 from strategies import PhaseStrategy
 from tests.support import families
 from tests.support.parity import trainer
@@ -39,7 +39,7 @@ def game_of(figures, version: str) -> HifiGan:
     ).double()
     networks = {"generator": game.generator, "mpd": game.discriminators.mpd, "msd": game.discriminators.msd}
     for (name, network), own in zip(networks.items(), (seed + (version == "v3"), seed + 2, seed + 3), strict=True):
-        load(network, families.weights(shapes[name], own), name)
+        Named(network).load_state_dict(families.weights(shapes[name], own))
     return game.train()
 
 
@@ -50,7 +50,7 @@ def batch_of(figures) -> dict[str, torch.Tensor]:
 
 
 def sizes(network, tensors) -> dict[str, list[float]]:
-    names = keys(network)
+    names = Named(network).keys
     return {names[name]: families.size(value.detach()) for name, value in tensors}
 
 
@@ -73,7 +73,9 @@ def test_spectrograms_equal_the_published_ones(figures):
 def test_the_generator_equals_the_published_one(figures, version):
     game, batch = game_of(figures, version), batch_of(figures)
     wanted = figures[version]
-    assert {key: list(each.shape) for key, each in published(game.generator).items()} == wanted["keys"]["generator"]
+    assert {key: list(each.shape) for key, each in Named(game.generator).state_dict().items()} == wanted["keys"][
+        "generator"
+    ]
     with torch.no_grad():
         assert families.difference(game.voice(batch).unsqueeze(1), wanted["audio"]) < 1e-9
         for layer in game.generator.modules():
