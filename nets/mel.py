@@ -37,7 +37,9 @@ class Mel(nn.Module):
 def loudness(wave: Tensor, window: int, hop: int, length: int | None = None, center: bool = False) -> Tensor:
     """How loud each frequency is in each frame: [B, length / 2 + 1, frames]; `length` is that of the transform."""
     frame = torch.hann_window(window, dtype=wave.dtype, device=wave.device)
-    parts = torch.stft(wave, length or window, hop, window, frame, center=center, return_complex=True)
+    parts = torch.stft(
+        wave, length or window, hop, window, frame, center=center, pad_mode="constant", return_complex=True
+    )
     # The slope of a root at zero is infinite.
     return (parts.real.square() + parts.imag.square() + 1e-9).sqrt()
 

@@ -1,9 +1,8 @@
 """HiFi-GAN, Kong, Kim and Bae 2020: from a mel spectrogram to its sound, judged by periods and by scales."""
 
-from collections.abc import Iterator
-from functools import partial, reduce
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain
-from operator import add
 
 import torch
 from torch import Tensor
@@ -60,15 +59,10 @@ class HifiGan(GanModule):
         real = self.discriminators(batch["wave"])
         made = self.discriminators(self.shared("fake", self.voice, batch).detach())
         # Least squares of Mao et al. 2017, here without the half.
+        pairs = {name: zip(real[name], made[name], strict=True) for name in real}
         return {
-            name: reduce(
-                add,
-                (
-                    2 * least_squares_discriminator(theirs[-1], ours[-1])
-                    for theirs, ours in zip(real[name], made[name], strict=True)
-                ),
-            )
-            for name in real
+            name: _sum(2 * least_squares_discriminator(theirs[-1], ours[-1]) for theirs, ours in pairs[name])
+            for name in pairs
         }
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -77,12 +71,12 @@ class HifiGan(GanModule):
         with torch.no_grad():
             real = self.discriminators(wave)
         made = self.discriminators(fake)
-        losses = {}
+        losses = {"mel": self.closeness * self.mel_error(fake, wave)}
         for name in made:
-            losses[f"adversarial_{name}"] = reduce(add, (least_squares_generator(judge[-1]) for judge in made[name]))
+            losses[f"adversarial_{name}"] = _sum(least_squares_generator(judge[-1]) for judge in made[name])
             pairs = zip(chain(*made[name]), chain(*real[name]), strict=True)  # of the scores too, as published
-            losses[f"matching_{name}"] = self.matching * reduce(add, (F.l1_loss(*pair) for pair in pairs))
-        return losses | {"mel": self.closeness * self.mel_error(fake, wave)}
+            losses[f"matching_{name}"] = self.matching * _sum(F.l1_loss(*pair) for pair in pairs)
+        return losses
 
     def voice(self, batch: dict[str, Tensor]) -> Tensor:
         """The generator's waves for the spectrograms of a batch."""
@@ -107,3 +101,7 @@ class HifiGan(GanModule):
         """The sounds, and what was made of their spectrograms."""
         wave = batch["wave"]
         return {"real": Sound(wave, self.mel.rate), "generated": Sound(self.voice(batch), self.mel.rate)}
+
+
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(parts)).sum()
