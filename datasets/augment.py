@@ -37,7 +37,12 @@ class Augment:
         return self._mirror(item, mirror)
 
     def load(self, dataset: Any, epoch: int, index: int) -> Item:
-        """A sample of a data set, augmented. Files are resized once: from the stored size to the enlarged one."""
+        """A sample of a data set, augmented. Files are resized once: from the stored size to the enlarged one.
+
+        Of a data set with `load_part`, such as one of sounds, it is a random part of the sample.
+        """
+        if hasattr(dataset, "load_part"):
+            return dataset.load_part(index, self._draw(epoch, index)[0])
         if hasattr(dataset, "load_augmented"):
             return dataset.load_augmented(self, epoch, index)
         if not (self.crop and hasattr(dataset, "load_crop")):

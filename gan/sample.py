@@ -33,6 +33,7 @@ region over training pictures.
 examples:
   python -m gan.sample                                           the newest run, its action by default
   python -m gan.sample auto --inputs photos/ --out painted/      of a run that translates: pix2pix, CycleGAN, CUT
+  python -m gan.sample auto --inputs sounds/ --out made/         of HiFi-GAN: sounds, or mel spectrograms (.npy)
   python -m gan.sample auto --seeds 0-63 --truncation 0.7        of a run that draws from noise
   python -m gan.sample ffhq.pkl --seeds 0-63 --class 3           of a published file
   python -m gan.sample auto mix --rows 0-3 --columns 4-9 --layers 4-7
@@ -139,7 +140,7 @@ def parse(argv: list[str]) -> Namespace:
 def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown") -> dict[str, Any]:
     """The options as keywords of the action. An action or an option that this run does not have is refused."""
     known = dict.fromkeys([*(() if opened.run is None else OPTIONS["any"]), *OPTIONS[opened.kind]])
-    if opened.run is None or not hasattr(opened.game, "translations"):
+    if opened.run is None or not (hasattr(opened.game, "translations") or hasattr(opened.game, "voice")):
         known.pop("translate", None)
     if action not in known:
         encoder = action == "project" and "save-styles" in known
@@ -215,7 +216,10 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "frames": _number("pictures from one to the next, both among them; default 8, or 60 of seeds", Frames),
     "from": _several("the styles; default the first five held-out pictures", "STYLES"),
     "direction": _option("which way, of a run that has several: AtoB or BtoA; default AtoB", metavar="WAY"),
-    "inputs": _option("a folder or zip of pictures, or one, to translate; where they go is --out", metavar="PATH"),
+    "inputs": _option(
+        "a folder or zip of pictures, a folder of sounds, or one file, to translate; where they go is --out",
+        metavar="PATH",
+    ),
     "largest": _number("make pictures smaller whose longer side has more pixels", PositiveInt),
     "label": _option("the edited label map: a PNG of numbers or of save-labels' colours", metavar="FILE"),
     "latent": _several("latent files that project has written, to start from", "FILE"),

@@ -1,4 +1,9 @@
-"""The networks of HiFi-GAN, Kong, Kim and Bae 2020: a generator of waves, and the judges of periods and of scales."""
+"""The networks of HiFi-GAN, Kong, Kim and Bae 2020: a generator of waves, and the judges of periods and of scales.
+
+Modules have their published names. nets/published/hifigan.py says how weight norm and spectral norm are called there.
+The published code means to begin with weights of a standard deviation of 0.01, but weight norm overwrites them: these
+are torch's own first weights.
+"""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -13,63 +18,75 @@ from gan.files.errors import UserError
 from nets.spectral import spectral_norm
 
 SLOPE = 0.1
-MEAN, SPREAD = -5.0, 2.0  # of log mel spectrograms, about
 PERIODS = (2, 3, 5, 7, 11)
 
 
 class HifiGenerator(nn.Module):
-    """A wave [B, T] from a log mel spectrogram [B, bands, T / hop]; the hop is the product of `strides`.
+    """A wave [B, T] from a log mel spectrogram [B, bands, T / hop]; the hop is the product of `rates`.
 
-    Each transposed convolution makes the sequence `stride` times as long and halves the channels, `width` at first.
-    Behind it comes a fusion of receptive fields. The defaults of all networks here are the published ones (V1).
+    Each transposed convolution makes the sequence `rate` times as long and halves the channels, `width` at first.
+    Behind it come residual blocks that see patterns of several lengths at once; their mean goes on (section 2.2). Each
+    of `kernels` has its `dilations`. In a `twice` block (published: ResBlock1) a plain convolution follows each dilated
+    one; V3 has single ones (ResBlock2). The defaults of all networks here are the published ones (V1).
     """
 
     def __init__(
         self,
         bands: int = 80,
         width: int = 512,
-        strides: Sequence[int] = (8, 8, 2, 2),
+        rates: Sequence[int] = (8, 8, 2, 2),
+        up_kernels: Sequence[int] = (16, 16, 4, 4),
         kernels: Sequence[int] = (3, 7, 11),
-        dilations: Sequence[int] = (1, 3, 5),
+        dilations: Sequence[Sequence[int]] = ((1, 3, 5),) * 3,
+        twice: bool = True,
     ) -> None:
         super().__init__()
-        if width % 2 ** len(strides):
-            raise UserError(f"a width of {width} cannot be halved {len(strides)} times; try {2 ** len(strides)}")
-        widths = [width // 2**k for k in range(len(strides) + 1)]
-        self.start = _conv(bands, width, 7)
-        self.ups = nn.ModuleList(_up(*pair, stride) for pair, stride in zip(pairwise(widths), strides, strict=True))
-        self.fusions = nn.ModuleList(Fusion(channels, kernels, dilations) for channels in widths[1:])
-        self.end = _conv(widths[-1], 1, 7)
+        if width % 2 ** len(rates):
+            raise UserError(f"a width of {width} cannot be halved {len(rates)} times; try {2 ** len(rates)}")
+        for rate, kernel in zip(rates, up_kernels, strict=True):
+            if kernel < rate or (kernel - rate) % 2:
+                raise UserError(f"a kernel of {kernel} does not make a sound {rate} times as long; try {rate + 2}")
+        self.bands, self.width, self.rates, self.up_kernels = bands, width, tuple(rates), tuple(up_kernels)
+        self.kernels, self.dilations, self.twice = tuple(kernels), tuple(map(tuple, dilations)), twice
+        widths = [width // 2**k for k in range(len(rates) + 1)]
+        self.conv_pre = _conv(bands, width, 7)
+        self.ups = nn.ModuleList(
+            weight_norm(nn.ConvTranspose1d(*pair, kernel, rate, padding=(kernel - rate) // 2))
+            for pair, rate, kernel in zip(pairwise(widths), rates, up_kernels, strict=True)
+        )
+        self.resblocks = nn.ModuleList(
+            ResidualBlock(channels, kernel, each, twice)
+            for channels in widths[1:]
+            for kernel, each in zip(kernels, dilations, strict=True)
+        )
+        self.conv_post = _conv(widths[-1], 1, 7)
 
     def forward(self, mel: Tensor) -> Tensor:
-        # The published network takes the logs as they are. Centred ones are learned from in half as many steps.
-        x = self.start((mel - MEAN) / SPREAD)
-        for longer, fusion in zip(self.ups, self.fusions, strict=True):
-            x = fusion(longer(F.leaky_relu(x, SLOPE)))
-        return self.end(F.leaky_relu(x, SLOPE)).tanh().squeeze(1)
-
-
-class Fusion(nn.Module):
-    """The mean of residual blocks that see patterns of several lengths at once (section 2.2)."""
-
-    def __init__(self, width: int, kernels: Sequence[int], dilations: Sequence[int]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(ResidualBlock(width, kernel, dilations) for kernel in kernels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return reduce(add, (block(x) for block in self.blocks)) / len(self.blocks)
+        x, several = self.conv_pre(mel), len(self.kernels)
+        for number, longer in enumerate(self.ups):
+            x = longer(F.leaky_relu(x, SLOPE))
+            x = reduce(add, (block(x) for block in self.resblocks[number * several : (number + 1) * several])) / several
+        return self.conv_post(F.leaky_relu(x)).tanh().squeeze(1)  # with torch's slope of 0.01, as published
 
 
 class ResidualBlock(nn.Module):
-    """For each dilation two convolutions are added, of which the first is dilated."""
+    """For each dilation a dilated convolution is added; with `twice` a plain one follows it first."""
 
-    def __init__(self, width: int, kernel: int, dilations: Sequence[int]) -> None:
+    def __init__(self, width: int, kernel: int, dilations: Sequence[int], twice: bool) -> None:
         super().__init__()
-        self.dilated = nn.ModuleList(_conv(width, width, kernel, dilation=dilation) for dilation in dilations)
-        self.plain = nn.ModuleList(_conv(width, width, kernel) for _ in dilations)
+        dilated = nn.ModuleList(_conv(width, width, kernel, dilation) for dilation in dilations)
+        if twice:
+            self.convs1, self.convs2 = dilated, nn.ModuleList(_conv(width, width, kernel) for _ in dilations)
+        else:
+            self.convs = dilated
+        self.twice = twice
 
     def forward(self, x: Tensor) -> Tensor:
-        for dilated, plain in zip(self.dilated, self.plain, strict=True):
+        if not self.twice:
+            for dilated in self.convs:
+                x = x + dilated(F.leaky_relu(x, SLOPE))
+            return x
+        for dilated, plain in zip(self.convs1, self.convs2, strict=True):
             x = x + plain(F.leaky_relu(dilated(F.leaky_relu(x, SLOPE)), SLOPE))
         return x
 
@@ -84,8 +101,8 @@ class PeriodJudge(nn.Module):
         super().__init__()
         self.period = period
         layers = [_column_conv(*pair, stride=3) for pair in pairwise((1, *widths))]
-        self.layers = nn.ModuleList([*layers, _column_conv(widths[-1], widths[-1], stride=1)])
-        self.score = weight_norm(nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)))
+        self.convs = nn.ModuleList([*layers, _column_conv(widths[-1], widths[-1], stride=1)])
+        self.conv_post = weight_norm(nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)))
 
     def forward(self, wave: Tensor) -> list[Tensor]:
         """The features of each layer; the scores come last."""
@@ -108,8 +125,8 @@ class ScaleJudge(nn.Module):
             layers.append(nn.Conv1d(*pair, 41, stride, padding=20, groups=few))
         layers.append(nn.Conv1d(widths[-1], widths[-1], 41, padding=20, groups=groups))
         layers.append(nn.Conv1d(widths[-1], widths[-1], 5, padding=2))
-        self.layers = nn.ModuleList(map(norm, layers))
-        self.score = norm(nn.Conv1d(widths[-1], 1, 3, padding=1))
+        self.convs = nn.ModuleList(map(norm, layers))
+        self.conv_post = norm(nn.Conv1d(widths[-1], 1, 3, padding=1))
 
     def forward(self, wave: Tensor) -> list[Tensor]:
         """The features of each layer; the scores come last."""
@@ -121,11 +138,11 @@ class PeriodJudges(nn.Module):
 
     def __init__(self, periods: Sequence[int] = PERIODS, widths: Sequence[int] = (32, 128, 512, 1024)) -> None:
         super().__init__()
-        self.judges = nn.ModuleList(PeriodJudge(period, widths) for period in periods)
+        self.discriminators = nn.ModuleList(PeriodJudge(period, widths) for period in periods)
 
     def forward(self, wave: Tensor) -> list[list[Tensor]]:
         """A list of features for each judge; the scores come last in each list."""
-        return [judge(wave) for judge in self.judges]
+        return [judge(wave) for judge in self.discriminators]
 
 
 class ScaleJudges(nn.Module):
@@ -142,28 +159,33 @@ class ScaleJudges(nn.Module):
         groups: int = 16,
     ) -> None:
         super().__init__()
-        self.judges = nn.ModuleList(ScaleJudge(widths, strides, groups, number == 0) for number in range(scales))
+        judges = (ScaleJudge(widths, strides, groups, number == 0) for number in range(scales))
+        self.discriminators = nn.ModuleList(judges)
 
     def forward(self, wave: Tensor) -> list[list[Tensor]]:
         """A list of features for each judge; the scores come last in each list."""
         found = []
-        for number, judge in enumerate(self.judges):
+        for number, judge in enumerate(self.discriminators):
             if number:
                 wave = F.avg_pool1d(wave.unsqueeze(1), 4, 2, padding=2).squeeze(1)
             found.append(judge(wave))
         return found
 
 
+class Judges(nn.Module):
+    """Both discriminators, which one optimizer updates, as in the published training."""
+
+    def __init__(self, msd: ScaleJudges, mpd: PeriodJudges) -> None:
+        super().__init__()
+        self.msd, self.mpd = msd, mpd
+
+    def forward(self, wave: Tensor) -> dict[str, list[list[Tensor]]]:
+        """The features that each discriminator's judges see."""
+        return {"mpd": self.mpd(wave), "msd": self.msd(wave)}
+
+
 def _conv(inside: int, outside: int, kernel: int, dilation: int = 1) -> nn.Module:
     return weight_norm(nn.Conv1d(inside, outside, kernel, dilation=dilation, padding=dilation * (kernel // 2)))
-
-
-def _up(inside: int, outside: int, stride: int) -> nn.Module:
-    """Makes a sequence exactly `stride` times as long."""
-    spare = stride % 2
-    padding = stride // 2 + spare
-    layer = nn.ConvTranspose1d(inside, outside, 2 * stride, stride, padding=padding, output_padding=spare)
-    return weight_norm(layer)
 
 
 def _column_conv(inside: int, outside: int, stride: int) -> nn.Module:
@@ -172,7 +194,7 @@ def _column_conv(inside: int, outside: int, stride: int) -> nn.Module:
 
 def _features(judge: PeriodJudge | ScaleJudge, x: Tensor) -> list[Tensor]:
     features = []
-    for layer in judge.layers:
+    for layer in judge.convs:
         x = F.leaky_relu(layer(x), SLOPE)
         features.append(x)
-    return [*features, judge.score(x)]
+    return [*features, judge.conv_post(x)]

@@ -228,7 +228,7 @@ def _results(work: Callable[[int], str], todo: np.ndarray, title: str) -> Iterat
         generator=torch.Generator(),  # else it would draw from the global one
     )
     interval = 0.5 if sys.stderr.isatty() else 20
-    shown = {"desc": printable(title), "unit": "picture", "dynamic_ncols": True}
+    shown = {"desc": printable(title), "unit": "file", "dynamic_ncols": True}
     with tqdm(total=len(todo), delay=1, mininterval=interval, **shown) as bar, explained():
         for batch in loader:
             yield from batch

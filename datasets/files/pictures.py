@@ -187,7 +187,7 @@ def _drawn(names: Sequence[bytes], share: float) -> np.ndarray:
 def raise_broken(source: Source, problems: Sequence[str]) -> None:
     """Name the pictures that cannot be used, the first few of them."""
     advice = "replace or remove them" if len(problems) == len(source) else "type --skip-broken true to leave them out"
-    count = f"{len(problems)} of {len(source)} pictures in {source.path} cannot be used; {advice}:"
+    count = f"{len(problems)} of {len(source)} {source.what} in {source.path} cannot be used; {advice}:"
     raise UserError(listed(count, problems))
 
 

@@ -37,6 +37,7 @@ class Source(ABC):
     """
 
     part: tuple[object, ...] = ()  # which of the pictures at the path
+    what, forms = "pictures", FORMS
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Source(ABC):
     ) -> None:
         self.kind, self.path, self.note = kind, path, note
         if not names:
-            raise UserError(f"there are no pictures in {path}{f' ({note})' if note else ''}; give {FORMS}")
+            raise UserError(f"there are no {self.what} in {path}{f' ({note})' if note else ''}; give {self.forms}")
         order = sorted(range(len(names)), key=names.__getitem__)
         self.names = np.array([os.fsencode(names[row]) for row in order])
         self.stamps = np.array(stamps, np.int64).reshape(len(names), 2)[order]
@@ -111,6 +112,8 @@ class Source(ABC):
 class Folder(Source):
     """Files in a folder, however deep; with StyleGAN's dataset.json, their labels."""
 
+    suffixes: tuple[str, ...] = SUFFIXES
+
     def __init__(self, path: Path, classes: bool | None) -> None:
         names, stamps, others = [], [], Counter()
         start = len(str(path)) + len(os.sep)
@@ -119,7 +122,7 @@ class Folder(Source):
             suffix = os.path.splitext(name)[1].lower()
             if name.startswith(f"{FOLDER}/") or name == JSON:
                 continue
-            if suffix not in SUFFIXES:
+            if suffix not in self.suffixes:
                 others[suffix or "without a suffix"] += 1
                 continue
             names.append(name)

@@ -1,8 +1,8 @@
 """HiFi-GAN, Kong, Kim and Bae 2020: from a mel spectrogram to its sound, judged by periods and by scales."""
 
-from collections.abc import Iterator
-from functools import partial, reduce
-from operator import add
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -11,23 +11,25 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import ExponentialLR
 
 from gan import GanModule, Phase, Player
-from gan.losses import feature_matching, least_squares_discriminator, least_squares_generator
+from gan.losses import least_squares_discriminator, least_squares_generator
 from gan.sound import Sound
-from nets.hifigan import HifiGenerator, PeriodJudges, ScaleJudges
-from nets.mel import Mel
+from nets.hifigan import HifiGenerator, Judges
+from nets.mel import Mel, spectral_distance
+from nets.published.files import PublishedFile
+from nets.published.hifigan import files
 
 
 class HifiGan(GanModule):
     """Learns to make the sounds {"wave": [B, T]} from their mel spectrograms. T is a multiple of the hop of `mel`.
 
-    Both turns use the same fake, as in the published training.
+    Where a batch has {"mel"}, these spectrograms of another network are used, as in the published fine-tuning. Both
+    turns use the same fake. The loss hears the spectrogram up to half the rate, the generator as far as `mel` goes.
     """
 
     def __init__(
         self,
         generator: HifiGenerator,
-        periods: PeriodJudges,
-        scales: ScaleJudges,
+        discriminators: Judges,
         mel: Mel,
         *,
         rate: float = 2e-4,
@@ -36,65 +38,70 @@ class HifiGan(GanModule):
         closeness: float = 45.0,
     ) -> None:
         super().__init__()
-        self.generator, self.periods, self.scales, self.mel = generator, periods, scales, mel
+        self.generator, self.discriminators, self.mel = generator, discriminators, mel
+        self.whole_mel = Mel(mel.rate, mel.bands, mel.window, mel.hop, bottom=mel.bottom)
         self.rate, self.decay, self.matching, self.closeness = rate, decay, matching, closeness
 
     def configure_players(self) -> Iterator[Player]:
-        """All learn at one rate, which falls a little in every epoch (section 3.1)."""
+        """Both learn at one rate, which falls a little in every epoch (section 3.1)."""
         adam = partial(AdamW, lr=self.rate, betas=(0.8, 0.99), weight_decay=0.01)
         decay = partial(ExponentialLR, gamma=self.decay)
-        for name in ("generator", "periods", "scales"):
-            yield Player(name, getattr(self, name), adam, decay, schedule_per="epoch")
+        yield Player("generator", self.generator, adam, decay, schedule_per="epoch")
+        yield Player("discriminators", self.discriminators, adam, decay, schedule_per="epoch")
 
     def configure_phases(self) -> Iterator[Phase]:
         """The discriminators' turn comes first."""
-        yield Phase("discriminators", self.judge, ("periods", "scales"))
+        yield Phase("discriminators", self.judge, "discriminators")
         yield Phase("generator", self.fool, "generator")
 
     def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Tell the fake from the wave (equations 1 and 6)."""
-        wave = batch["wave"]
-        fake = self.shared("fake", self.voice, wave).detach()
+        """Tell the fake from the wave (equations 1 and 6). The wave is judged first, as spectral norm remembers."""
+        real = self.discriminators(batch["wave"])
+        made = self.discriminators(self.shared("fake", self.voice, batch).detach())
+        # Least squares of Mao et al. 2017, here without the half.
+        pairs = {name: zip(real[name], made[name], strict=True) for name in real}
         return {
-            # Least squares of Mao et al. 2017, here without the half.
-            name: reduce(
-                add,
-                (
-                    2 * least_squares_discriminator(real[-1], made[-1])
-                    for real, made in zip(judges(wave), judges(fake), strict=True)
-                ),
-            )
-            for name, judges in (("periods", self.periods), ("scales", self.scales))
+            name: _sum(2 * least_squares_discriminator(theirs[-1], ours[-1]) for theirs, ours in pairs[name])
+            for name in pairs
         }
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Please each judge, look like the wave to each of its layers, and have the wave's spectrogram (equation 5)."""
-        wave = batch["wave"]
-        fake = self.shared("fake", self.voice, wave)
-        made = self.periods(fake) + self.scales(fake)
+        wave, fake = batch["wave"], self.shared("fake", self.voice, batch)
         with torch.no_grad():
-            real = self.periods(wave) + self.scales(wave)
-        return {
-            "adversarial": reduce(add, (least_squares_generator(features[-1]) for features in made)),
-            "matching": self.matching * len(made) * feature_matching(real, made),  # summed over the judges
-            "mel": self.closeness * self.mel_error(fake, wave),
-        }
+            real = self.discriminators(wave)
+        made = self.discriminators(fake)
+        losses = {"mel": self.closeness * self.mel_error(fake, wave)}
+        for name in made:
+            losses[f"adversarial_{name}"] = _sum(least_squares_generator(judge[-1]) for judge in made[name])
+            pairs = zip(chain(*made[name]), chain(*real[name]), strict=True)  # of the scores too, as published
+            losses[f"matching_{name}"] = self.matching * _sum(F.l1_loss(*pair) for pair in pairs)
+        return losses
 
-    def voice(self, wave: Tensor) -> Tensor:
-        """The generator's wave for the spectrogram of this one."""
-        return self.generator(self.mel(wave))
+    def voice(self, batch: dict[str, Tensor]) -> Tensor:
+        """The generator's waves for the spectrograms of a batch."""
+        return self.generator(batch["mel"] if "mel" in batch else self.mel(batch["wave"]))
 
     def mel_error(self, fake: Tensor, wave: Tensor) -> Tensor:
         """How far two waves are apart in their mel spectrograms (equation 3)."""
-        return F.l1_loss(self.mel(fake), self.mel(wave))
+        return F.l1_loss(self.whole_mel(fake), self.whole_mel(wave))
+
+    def published(self) -> list[PublishedFile]:
+        return files(self.generator, self.discriminators, self.mel, self.rate, self.decay)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """Log the error of held-out sounds."""
-        error = self.mel_error(self.voice(batch["wave"]), batch["wave"])
-        self.log("val/mel_error", error, sync_dist=True, batch_size=len(batch["wave"]))
+        """Log the errors of held-out sounds."""
+        wave, fake = batch["wave"], self.voice(batch)
+        log = partial(self.log, sync_dist=True, batch_size=len(wave))
+        log("val/mel_error", self.mel_error(fake, wave))
+        log("val/spectral_error", spectral_distance(fake, wave).mean())
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Sound]:
         """The sounds, and what was made of their spectrograms."""
         wave = batch["wave"]
-        return {"real": Sound(wave, self.mel.rate), "generated": Sound(self.voice(wave), self.mel.rate)}
+        return {"real": Sound(wave, self.mel.rate), "generated": Sound(self.voice(batch), self.mel.rate)}
+
+
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(parts)).sum()

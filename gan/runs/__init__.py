@@ -13,6 +13,7 @@ from gan.files.errors import UserError
 from gan.runs import own
 from gan.runs.faces import byol_faces, cut_faces, cyclegan_faces, pix2pix_faces, sean_faces, spade_faces, vqgan_faces
 from gan.runs.faces_from_noise import dmd2_faces, dmd2_lora_faces, r3gan_faces, stylegan_faces, wgan_gp_faces
+from gan.runs.hifigan import hifigan
 from gan.runs.pairs import sean, spade
 from gan.runs.pix2pix import pix2pix
 from gan.runs.r3gan import r3gan
@@ -45,6 +46,7 @@ RUNS: dict[str, Callable[..., Run]] = {
     "dmd2-lora-faces": dmd2_lora_faces,
     "vqgan-faces": vqgan_faces,
     "byol-faces": byol_faces,
+    "hifigan": hifigan,
     "hifigan-tones": hifigan_tones,
 }
 

@@ -7,11 +7,15 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from gan.files.errors import UserError
 from gan.runs.run import HELD_OUT, Run, Seed
-from nets.hifigan import HifiGenerator, PeriodJudges, ScaleJudges
+from nets.hifigan import HifiGenerator, Judges, PeriodJudges, ScaleJudges
 from nets.mel import Mel
 
 STRIDES = 4, 4, 4
 HOP = prod(STRIDES)
+SCORES = {
+    "val/mel_error": "mel error of held-out sounds",
+    "val/spectral_error": "distance of spectrograms of held-out sounds",
+}
 
 
 def hifigan_tones(
@@ -59,9 +63,8 @@ def hifigan_tones(
         raise UserError(f"segment={segment} is not a multiple of {HOP} from {window} up; try segment={fits}")
     torch.manual_seed(seed)
     game = HifiGan(
-        HifiGenerator(bands, width, STRIDES, kernels=(3, 7, 11), dilations=(1, 3)),
-        PeriodJudges(widths=(8, 16, 32, 64)),
-        ScaleJudges(widths=(16, 16, 32, 64), strides=(4, 4, 4), groups=4),
+        HifiGenerator(bands, width, STRIDES, [2 * each for each in STRIDES], dilations=((1, 3),) * 3),
+        Judges(ScaleJudges(widths=(16, 16, 32, 64), strides=(4, 4, 4), groups=4), PeriodJudges(widths=(8, 16, 32, 64))),
         Mel(hertz, bands, window, HOP),
         rate=rate,
         decay=decay,
@@ -72,4 +75,4 @@ def hifigan_tones(
     frames = max(window // HOP, round(seconds * hertz / HOP))
     val = Tones(held_out, frames * HOP, hertz, seed, first=HELD_OUT)
     data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=False)
-    return Run(game, data, max_steps, {"val/mel_error": "mel error of held-out sounds"})
+    return Run(game, data, max_steps, SCORES)

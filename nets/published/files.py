@@ -4,7 +4,7 @@ A family hangs on here by one method of its game, `published()`. It says which f
 which network is where in them:
 
     [PublishedFile("latest_net_G.pth", {"": self.generator}, "*_net_G.pth"), ...]         a bare state dict
-    [PublishedFile("do_00000000", {"mpd": self.periods, "msd": self.scales}, "do_*"), ...]    two networks in one file
+    [PublishedFile("do_00000000", {"mpd": self.mpd, "msd": self.msd}, "do_*"), ...]    two networks in one file
 
 Then a run calls `read_published(path, game.published())` for its `--from PATH`, and `gan.export --published` writes the
 files. No code in a file is run.
@@ -35,6 +35,7 @@ class PublishedFile:
     networks: Mapping[str, nn.Module]
     pattern: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)  # what the published code also expects in the file
+    text: str = ""  # of a file without networks
 
     def lies_in(self, folder: Path) -> Path | None:
         """The file in a folder; of several with other names that of the largest number."""
@@ -44,6 +45,9 @@ class PublishedFile:
         return max(found, key=lambda file: [int(each) for each in re.findall(r"\d+", file.name)], default=None)
 
     def write(self, path: Path) -> None:
+        if self.text:
+            path.write_text(self.text, "utf-8")
+            return
         content: dict[str, Any] = dict(self.others)
         for key, network in self.networks.items():
             state = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
@@ -56,7 +60,7 @@ def read_published(path: str | Path, files: Sequence[PublishedFile]) -> list[str
 
     A single file may have any name: the first of the `files` whose networks it fits is taken.
     """
-    path = Path(path).expanduser()
+    path, files = Path(path).expanduser(), [each for each in files if each.networks]
     if path.is_dir():
         found = [(each, file) for each in files if (file := each.lies_in(path)) is not None]
         if not found:

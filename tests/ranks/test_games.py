@@ -32,7 +32,7 @@ from nets.blocks import onehot
 from nets.byol import Online, ResnetEncoder, perceptron
 from nets.denoiser import Denoiser, ExactDenoiser, Head
 from nets.discriminator import MultiScaleDiscriminator
-from nets.hifigan import HifiGenerator, PeriodJudges, ScaleJudges
+from nets.hifigan import HifiGenerator, Judges, PeriodJudges, ScaleJudges
 from nets.lpips import Lpips, Vgg16
 from nets.mel import Mel
 from nets.patch import PatchGan
@@ -163,8 +163,9 @@ def dmd2() -> Dmd2:
 def hifigan() -> HifiGan:
     """With weight norm, and with spectral norm in the first judge of scales."""
     torch.manual_seed(0)
-    judges = PeriodJudges((2, 3), (2, 4)), ScaleJudges(2, (2, 4), (4,), groups=2)
-    return HifiGan(HifiGenerator(4, 8, (4, 2), (3, 5), (1, 3)), *judges, Mel(1000, 4, 16, 8), rate=1e-3)
+    judges = Judges(ScaleJudges(2, (2, 4), (4,), groups=2), PeriodJudges((2, 3), (2, 4)))
+    generator = HifiGenerator(4, 8, (4, 2), (8, 4), (3, 5), ((1, 3),) * 2)
+    return HifiGan(generator, judges, Mel(1000, 4, 16, 8), rate=1e-3)
 
 
 def dmd2_lora() -> Dmd2Lora:

@@ -76,20 +76,22 @@ def test_it_resumes_to_the_last_bit_and_travels(ranks, tmp_path):
 
 
 def test_the_losses_are_those_of_the_paper():
-    """Written out: sums over the judges, least squares without a half, features of all layers but the score."""
+    """Written out: sums over the judges, least squares without a half, features of all layers and scores."""
     game, batch = hifigan().eval(), pictures(0, torch.float32)
     wave = batch["wave"]
-    fake = game.voice(wave)
-    ours, theirs = (game.periods(each) + game.scales(each) for each in (fake, wave))
+    fake = game.voice(batch)
+    ours, theirs = (game.discriminators(each) for each in (fake, wave))
     judged = game.judge(batch)
-    for name, judges in (("periods", slice(0, 2)), ("scales", slice(2, 4))):
-        pairs = zip(theirs[judges], ours[judges], strict=True)
+    for name in ("mpd", "msd"):
+        pairs = zip(theirs[name], ours[name], strict=True)
         wanted = sum((real[-1] - 1).square().mean() + made[-1].square().mean() for real, made in pairs)
         torch.testing.assert_close(judged[name], wanted)
     losses = game.fool(batch)
-    torch.testing.assert_close(losses["adversarial"], sum((made[-1] - 1).square().mean() for made in ours))
-    layers = [pair for k in range(4) for pair in zip(ours[k][:-1], theirs[k][:-1], strict=True)]
-    torch.testing.assert_close(losses["matching"], 2 * sum((a - b).abs().mean() for a, b in layers))
+    for name in ("mpd", "msd"):
+        adversarial = sum((made[-1] - 1).square().mean() for made in ours[name])
+        torch.testing.assert_close(losses[f"adversarial_{name}"], adversarial)
+        layers = [pair for k in range(2) for pair in zip(ours[name][k], theirs[name][k], strict=True)]
+        torch.testing.assert_close(losses[f"matching_{name}"], 2 * sum((a - b).abs().mean() for a, b in layers))
     torch.testing.assert_close(losses["mel"], 45 * F.l1_loss(game.mel(fake), game.mel(wave)))
 
 
@@ -100,7 +102,7 @@ def test_the_fake_is_made_once_a_step_and_the_judges_learn_first(monkeypatch):
     trainer(PhaseStrategy("ddp"), 1, 3).fit(game, parts(3, batches=pictures))
     assert len(made) == 3
     assert [phase.name for phase in game.phases] == ["discriminators", "generator"]
-    assert list(game.players) == ["generator", "periods", "scales"]
+    assert list(game.players) == ["generator", "discriminators"]
 
 
 def test_it_shows_the_sounds_and_what_it_made_of_them():

@@ -68,10 +68,10 @@ def test_evaluate_gives_the_score_of_training(run, capsys):
     assert evaluate.main([str(run), "--devices", "1"]) == 0
     assert "error of log mel spectrograms" in capsys.readouterr().out
     found = json.loads((run / "evaluation-step-000002.json").read_text())["scores"]["sounds"]
-    assert found.keys() == {"mel_error"}
+    assert found.keys() == {"mel_error", "spectral_error"}
     opened = open_run(str(run))
     batch = {"wave": torch.stack([item["wave"] for item in (opened.run.data.val[k] for k in range(HELD_OUT))])}
-    expected = opened.run.game.mel_error(opened.run.game.voice(batch["wave"]), batch["wave"])
+    expected = opened.run.game.mel_error(opened.run.game.voice(batch), batch["wave"])
     assert found["mel_error"] == pytest.approx(expected.item(), rel=1e-5)
     assert evaluate.main([str(run), "--devices", "1", "--scores", "ssim"]) == 2
     assert "score ssim: it needs a truth to compare each picture with" in capsys.readouterr().err
@@ -80,7 +80,7 @@ def test_evaluate_gives_the_score_of_training(run, capsys):
 def test_export_writes_networks_that_plain_torch_loads(run, tmp_path):
     assert export.main([str(run), "--to", str(tmp_path)]) == 0
     game = open_run(str(run)).run.game
-    for name in ("generator", "periods", "scales"):
+    for name in ("generator", "discriminators"):
         network = getattr(game, name)
         before = {key: value.clone() for key, value in network.state_dict().items()}
         with torch.no_grad():

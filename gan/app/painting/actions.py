@@ -20,8 +20,10 @@ from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, first_samples, s
 from gan.app.painting.sheet import Columns, Sheet, save_png, unused
 from gan.app.painting.styles import Styles, regions
 from gan.app.painting.translating import translate_folder, way
+from gan.app.painting.voicing import voice_folder
 from gan.files.disk import name_for
 from gan.files.errors import UserError
+from gan.games.hifigan import HifiGan
 
 Words = str | int | Iterable[str | int] | None  # what is typed one after the other; in Python also a single one
 
@@ -162,11 +164,17 @@ class Shown:
         direction: str | None = None,
         largest: int | None = None,
     ) -> list[Path]:
-        """Write the translations of a folder or zip of pictures, or of one, each in its own size."""
+        """Write the translations of a folder or zip of pictures, or of one, each in its own size; and so of sounds."""
         if inputs is None:
             raise UserError("say which pictures: --inputs and a folder, a zip or a picture")
-        chosen = way(self.game, self.title, direction)
         folder = Path(file or self.path(f"translated-{name_for(Path(inputs).stem)}", ""))
+        if isinstance(self.game, HifiGan):
+            if direction or largest:
+                raise UserError(
+                    f"{self.title}: sounds have no direction and no size; leave --direction and --largest out"
+                )
+            return [voice_folder(self.game, inputs, folder, next(self.game.parameters()).device)]
+        chosen = way(self.game, self.title, direction)
         return [translate_folder(chosen, inputs, folder, largest, next(self.game.parameters()).device)]
 
 

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -37,22 +37,40 @@ def way(game: Any, title: str, direction: str | None) -> Translation:
 def translate_folder(chosen: Translation, inputs: str, out: Path, largest: int | None, device: torch.device) -> Path:
     """Write each picture's translation as a PNG of the same name and size. What cannot be read is said at the end."""
     source, rows = _pictures(inputs)
-    names = _names([os.fsdecode(source.names[row]) for row in rows])
-    problems: list[str] = []
-    with writing(out), into(out) as write, tqdm(rows, desc="translating", unit="picture") as bar:
+
+    def read(row: int) -> Tensor:
+        with source.opened(row) as picture:
+            return _pixels(picture, chosen.channels, largest)
+
+    def make(pixels: Tensor) -> bytes:
+        return grids.png(grids.picture(translated(chosen, pixels[None].to(device))[0], transparent=True))
+
+    return write_all(source, rows, out, ".png", read, make)
+
+
+def write_all(
+    source: Source,
+    rows: list[int],
+    out: Path,
+    ending: str,
+    read: Callable[[int], Tensor],
+    make: Callable[[Tensor], bytes],
+) -> Path:
+    """Write what is made of each file, under its name with another ending. What cannot be read is said at the end."""
+    names, problems = _names([os.fsdecode(source.names[row]) for row in rows], ending), []
+    with writing(out), into(out) as write, tqdm(rows, desc="translating", unit="file") as bar:
         for row, name in zip(bar, names, strict=True):
             try:
-                with source.opened(row) as picture:
-                    pixels = _pixels(picture, chosen.channels, largest)
+                found = read(row)
             except UserError as error:
                 problems.append(str(error))
                 continue
-            made = translated(chosen, pixels[None].to(device))[0]
-            write(name, grids.png(grids.picture(made, transparent=True)))
+            write(name, make(found))
     if len(problems) == len(rows):
-        raise UserError(listed(f"no picture in {inputs} can be read:", problems))
+        raise UserError(listed(f"no {source.what.removesuffix('s')} in {source.path} can be read:", problems))
     if problems:
-        say(printable(listed(f"{len(problems)} of {len(rows)} pictures in {inputs} were left out:", problems)))
+        title = f"{len(problems)} of {len(rows)} {source.what} in {source.path} were left out:"
+        say(printable(listed(title, problems)))
     return out
 
 
@@ -78,11 +96,11 @@ def _pictures(inputs: str) -> tuple[Source, list[int]]:
     return source, list(range(len(source)))
 
 
-def _names(names: list[str]) -> Iterator[str]:
-    """The names with the ending .png; where only the endings differ, behind the whole name."""
-    plain = [str(PurePosixPath(name).with_suffix(".png")) for name in names]
+def _names(names: list[str], ending: str) -> Iterator[str]:
+    """The names with that ending; where only the endings differ, behind the whole name."""
+    plain = [str(PurePosixPath(name).with_suffix(ending)) for name in names]
     count = Counter(plain)
-    return (each if count[each] == 1 else f"{name}.png" for name, each in zip(names, plain, strict=True))
+    return (each if count[each] == 1 else f"{name}{ending}" for name, each in zip(names, plain, strict=True))
 
 
 def _pixels(picture: Image.Image, channels: int, largest: int | None) -> Tensor:

@@ -351,7 +351,9 @@ def _written(name: str, value: Any) -> Any:
     """
     if isinstance(value, Enum):
         return value.name
-    path = isinstance(value, Path) or (name in ("data", "from_") and isinstance(value, str) and value)
+    path = isinstance(value, Path) or (
+        name in ("data", "from_", "mels", "config_") and isinstance(value, str) and value
+    )
     if path and Path(value).exists():
         return str(Path(value).absolute())
     return str(value) if isinstance(value, Path | str) else _plain(value)

@@ -16,6 +16,7 @@ NEEDS = {
     "miou": "pictures painted from label maps",
     "transfer": "the drawn truth of style transfers, which the built-in faces have",
     "mel": "sounds, and the true ones",
+    "spectral": "sounds, and the true ones",
 }
 
 # What is printed for each figure.
@@ -29,6 +30,7 @@ TITLES = {
     "region_error": "style-transfer error in the region, of 0..1",
     "region_spill": "change outside of the region, share of inside",
     "mel_error": "error of log mel spectrograms",
+    "spectral_error": "distance of spectrograms at three resolutions",
     "fid": "FID",
     "kid": "KID",
     "feature_distance": "Fréchet distance (not FID)",

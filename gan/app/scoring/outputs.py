@@ -20,6 +20,7 @@ from gan.games.pix2pix import Pix2pix
 from gan.games.sean import Sean
 from gan.games.spade import Spade
 from gan.games.vqgan import VqGan
+from nets.mel import spectral_distance
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,11 @@ class Made:
 
 @dataclass(frozen=True)
 class Heard:
-    """The log mel spectrograms [B, bands, frames] of sounds, and of the true ones."""
+    """The log mel spectrograms [B, bands, frames] of sounds and of the true ones, and how far their waves are apart."""
 
     mels: Tensor
     truth: Tensor
+    spectral: Tensor
 
 
 @singledispatch
@@ -131,7 +133,8 @@ def _from_noise(game: FromNoise, batch: dict[str, Tensor], numbers: Tensor) -> d
 
 @makes.register
 def _hifigan(game: HifiGan, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Heard]:
-    return {"sounds": Heard(game.mel(game.voice(batch["wave"])), game.mel(batch["wave"]))}
+    wave, made = batch["wave"], game.voice(batch)
+    return {"sounds": Heard(game.whole_mel(made), game.whole_mel(wave), spectral_distance(made, wave))}
 
 
 # ---- what a discriminator thinks, for the health of a run ----

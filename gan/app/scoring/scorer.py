@@ -23,7 +23,10 @@ Rows = dict[str, Tensor]
 NO_FLOAT64 = ["mps"]  # devices without the numbers in which pixels are compared; a CPU compares them
 
 # The figures that are means of one number a picture.
-MEANS = ("ssim", "ssim_range_2", "rmse", "psnr", "lpips", "region_error", "region_spill", "mel_error")
+MEANS = (
+    *("ssim", "ssim_range_2", "rmse", "psnr", "lpips"),
+    *("region_error", "region_spill", "mel_error", "spectral_error"),
+)
 
 
 @dataclass
@@ -48,7 +51,8 @@ class Scorer:
     def rows(self, made: Made | Heard, truth: bool = True) -> Rows:
         """Numbers for each sample of one batch; with `truth` also of the true pictures by themselves."""
         if isinstance(made, Heard):
-            return {"mel_error": (made.mels - made.truth).abs().flatten(1).mean(1).cpu().double()}
+            errors = {"mel": (made.mels - made.truth).abs().flatten(1).mean(1), "spectral": made.spectral}
+            return {f"{name}_error": rows.cpu().double() for name, rows in errors.items() if name in self.scores}
         rows: Rows = {}
         seen = made
         if made.pictures.device.type in NO_FLOAT64:
@@ -191,7 +195,7 @@ def choose(
 
 def _fitting(made: Made | Heard, count: int) -> set[str]:
     if isinstance(made, Heard):
-        return {"mel"}
+        return {"mel", "spectral"}
     fitting = {"ssim", "rmse", "psnr"} if made.paired else set()
     fitting |= {"lpips"} if made.paired and min(made.pictures.shape[2:]) >= SMALLEST else set()
     fitting |= {"fid", "kid", "features", "precision", "recall"} if count >= 2 else set()

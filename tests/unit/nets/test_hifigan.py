@@ -7,7 +7,7 @@ import torch
 
 from gan.files.errors import UserError
 from nets.hifigan import HifiGenerator, PeriodJudge, PeriodJudges, ScaleJudges
-from nets.mel import SILENCE, Mel, filters
+from nets.mel import SILENCE, Mel, filters, spectral_distance
 
 # ---- hifigan ----
 
@@ -24,22 +24,27 @@ def test_the_published_networks_are_the_defaults():
     assert count(generator) == pytest.approx(13.92, abs=0.01)
 
 
-@pytest.mark.parametrize("strides", [(8, 8), (4, 2), (3,), (5, 2)])
-def test_the_wave_is_as_long_as_the_frames_times_the_strides(strides):
-    wave = HifiGenerator(6, 8, strides, (3, 5), (1, 3))(torch.rand(2, 6, 9))
-    assert wave.shape == (2, 9 * torch.tensor(strides).prod())
+def small(rates=(4,), kernels=(3,), twice=True) -> HifiGenerator:
+    return HifiGenerator(6, 8, rates, [rate + 2 for rate in rates], kernels, ((1, 3),) * len(kernels), twice)
+
+
+@pytest.mark.parametrize("twice", [True, False])
+@pytest.mark.parametrize("rates", [(8, 8), (4, 2), (3,), (5, 2)])
+def test_the_wave_is_as_long_as_the_frames_times_the_rates(rates, twice):
+    wave = small(rates, (3, 5), twice)(torch.rand(2, 6, 9))
+    assert wave.shape == (2, 9 * torch.tensor(rates).prod())
     assert wave.abs().max() <= 1
 
 
 def test_a_width_that_cannot_be_halved_is_refused():
     with pytest.raises(UserError, match="a width of 12 cannot be halved 3 times; try 8"):
-        HifiGenerator(6, 12, (2, 2, 2))
+        HifiGenerator(6, 12, (2, 2, 2), (4, 4, 4))
 
 
-def test_a_fusion_is_the_mean_of_its_blocks():
-    fusion = HifiGenerator(6, 8, (4,), (3, 5, 7), (1, 2)).fusions[0]
-    x = torch.rand(1, 4, 20)
-    torch.testing.assert_close(fusion(x), torch.stack([block(x) for block in fusion.blocks]).mean(0))
+@pytest.mark.parametrize("kernel", [2, 7])
+def test_a_kernel_that_makes_another_length_is_refused(kernel):
+    with pytest.raises(UserError, match=f"a kernel of {kernel} does not make a sound 4 times as long; try 6"):
+        HifiGenerator(6, 8, (4,), (kernel,))
 
 
 @pytest.mark.parametrize("period", [2, 3, 5])
@@ -71,9 +76,9 @@ def test_the_first_judge_of_scales_has_spectral_norm_and_all_else_has_weight_nor
         return kinds
 
     scales = ScaleJudges(2, (4, 8), (4,), groups=4)
-    assert norms(scales.judges[0]) == {"SpectralNorm"}
-    assert norms(scales.judges[1]) == norms(PeriodJudges((2,), (4,))) == {"_WeightNorm"}
-    assert norms(HifiGenerator(6, 8, (4,), (3,), (1,))) == {"_WeightNorm"}
+    assert norms(scales.discriminators[0]) == {"SpectralNorm"}
+    assert norms(scales.discriminators[1]) == norms(PeriodJudges((2,), (4,))) == {"_WeightNorm"}
+    assert norms(small()) == {"_WeightNorm"}
 
 
 def _is_normed(layer) -> bool:
@@ -119,7 +124,8 @@ def test_each_wide_band_has_area_one_and_the_scale_is_even_in_mels():
     areas = found.sum(1) * RATE / 1024
     torch.testing.assert_close(areas, torch.ones(10), rtol=0.02, atol=0)
     peaks = found.argmax(1) * RATE / 1024
-    steps = (2595 * (1 + peaks / 700).log10()).diff()
+    mels = torch.where(peaks < 1000, 3 * peaks / 200, 15 + 27 * (peaks / 1000).log() / math.log(6.4))
+    steps = mels.diff()
     torch.testing.assert_close(steps, steps.mean().expand(9), rtol=0.05, atol=0)
 
 
@@ -144,3 +150,13 @@ def test_it_is_not_rounded_under_autocast_and_not_saved():
 def test_the_highest_band_ends_at_half_the_rate(rate):
     found = filters(rate, BANDS, 1024)
     assert found[-1, -2] > 0 and found[-1, -1] == 0
+
+
+def test_the_spectral_distance_is_none_of_itself_and_grows_with_noise():
+    wave = torch.stack([sine(440, 4096), sine(880, 4096)]).squeeze(1).float()
+    noise = torch.randn(2, 4096, generator=torch.Generator().manual_seed(0))
+    assert spectral_distance(wave, wave).tolist() == [0, 0]
+    little, much = (spectral_distance(wave + size * noise, wave) for size in (1e-3, 1e-1))
+    assert (little > 0).all() and (2 * little < much).all()
+    silence = spectral_distance(torch.zeros_like(wave), wave)
+    assert (silence > 1).all()  # all that is loud is missing: the spectral convergence alone is 1

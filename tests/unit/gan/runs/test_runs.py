@@ -13,12 +13,13 @@ from jsonargparse import ArgumentParser
 from lightning import Trainer
 from PIL import Image
 
-from datasets import Faces
+from datasets import Faces, Tones
 from gan import runs
 from gan.files.errors import UserError
 from gan.games.spade import Spade
 from gan.runs import OLD_NAMES, RUNS, Run, build, faces, pairs
 from gan.runs.run import made_to
+from gan.sound import Sound
 from nets.sean.ace import ACE
 from strategies import PhaseStrategy
 from tests.support import layouts, narrow_vgg
@@ -49,6 +50,7 @@ SMALL = {
     "sean-coco": {"style": 4, "edges": True, **PAIRS},
     "spade": PAIRS,
     "spade-folder": {"labels": 4, **PAIRS},
+    "hifigan": {"width": 0.02, "segment": 1024, "seconds": 0.1, "held_out": 0.5, "workers": 0},
     "hifigan-tones": {"width": 8, "bands": 8, "segment": 1024, "seconds": 0.2, "clips": 4, "held_out": 4},
 }
 LABELS = {"celebamask": 19, "ade20k": 151, "cityscapes": 35, "coco": 183, "facades": 13, "folder": 4}
@@ -68,7 +70,9 @@ def small(name: str, **settings) -> Run:
         on_files = {"data": str(pictures())}
     if name in ("pix2pix", "cyclegan", "cut"):
         on_files = {"data": str(kinds())}
-    size = {} if name.endswith("tones") else {"size": 16}
+    if name == "hifigan":
+        on_files = {"data": str(sounds())}
+    size = {} if name.startswith("hifigan") else {"size": 16}
     return build(name, **{"batch_size": 2, "max_steps": 1} | size | SMALL[name] | on_files | settings)
 
 
@@ -94,6 +98,15 @@ def kinds() -> Path:
     root = Path(tempfile.mkdtemp())
     for kind in "AB":
         shutil.copytree(pictures(), root / kind)
+    return root
+
+
+@functools.cache
+def sounds() -> Path:
+    root = Path(tempfile.mkdtemp())
+    for number in range(8):
+        wave = Tones(1, 3000, 8000, first=number)[0]["wave"]
+        (root / f"{number}.wav").write_bytes(Sound(wave, 22050).wav())
     return root
 
 
@@ -136,7 +149,7 @@ def test_the_seed_decides_on_the_networks(name):
 @pytest.mark.parametrize("name", RUNS)
 def test_the_command_line_can_offer_every_setting(name):
     settings, said = offered(name)
-    assert settings.keys() >= COMMON - ({"size"} if name.endswith("tones") else set())
+    assert settings.keys() >= COMMON - ({"size"} if name.startswith("hifigan") else set())
     for function in (RUNS[name], pairs.Published, faces.sean_or_spade, faces.DrawnFaces):
         hints, described = typing.get_type_hints(function), inspect.getdoc(function).partition("Args:")[2]
         for parameter in inspect.signature(function).parameters.values():

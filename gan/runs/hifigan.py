@@ -1,0 +1,127 @@
+"""HiFi-GAN in its published configurations, on sounds of a person's own."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+
+from gan.files.errors import UserError
+from gan.runs.run import Run, Seed, Share, is_planned, say
+from gan.runs.tones import SCORES
+from nets.hifigan import Judges, PeriodJudges, ScaleJudges
+from nets.published.files import read_published
+from nets.published.hifigan import CONFIG, CONFIGS, networks, read_config
+
+if TYPE_CHECKING:
+    from datasets.files.sounds import Sounds
+
+
+def hifigan(
+    data: str = "data",
+    config_: str | None = None,
+    mels: str | None = None,
+    hertz: PositiveInt | None = None,
+    segment: PositiveInt | None = None,
+    seconds: PositiveFloat = 2.0,
+    batch_size: PositiveInt = 16,
+    max_steps: PositiveInt = 2_500_000,
+    width: PositiveFloat = 1.0,
+    rate: PositiveFloat = 2e-4,
+    decay: PositiveFloat = 0.999,
+    held_out: Share = 0.02,
+    seed: Seed = 0,
+    workers: NonNegativeInt = 4,
+    skip_broken: bool = False,
+    from_: str | None = None,
+) -> Run:
+    """HiFi-GAN on sounds of yours: from a mel spectrogram to its sound.
+
+    Args:
+        data: A folder of wav, flac, ogg or mp3 files, however deep.
+        config_: Typed --config: V1, V2, V3 or a published config.json; default: that of --from, else V1.
+        mels: A folder of mel spectrograms (.npy) of the same names, made by another network, to fine-tune on.
+        hertz: Samples a second, to which other sounds are resampled; published: 22050.
+        segment: Samples of a sound to train on; published: 8192.
+        seconds: How much of a held-out sound is scored on, from its beginning.
+        batch_size: Sounds a step, of all ranks together; published: 16.
+        max_steps: Steps of the whole training; published: 2,500,000.
+        width: Channels of all networks are this times the published ones; a config.json says those of the generator.
+        rate: Learning rate of all networks; published: 2e-4.
+        decay: The learning rate is multiplied by it in every epoch; published: 0.999.
+        held_out: The share of the sounds that is scored on and not trained on; their names decide which.
+        seed: Decides the networks' first weights, the order of the sounds and their parts.
+        workers: Processes that prepare batches, for each rank.
+        skip_broken: Leave sounds out that cannot be read, or are too short.
+        from_: Typed --from: a published file (g_02500000) or a folder of them, to begin with its weights.
+    """
+    from datasets import GanData, Tones
+    from datasets.files.sounds import Sounds
+    from gan.games.hifigan import HifiGan
+
+    config, where = _configuration(config_, from_)
+    if hertz is not None:
+        top = config.get("fmax")
+        config |= {"sampling_rate": hertz, "fmax": top if top and top < hertz / 2 else None}
+    torch.manual_seed(seed)
+    generator, mel = networks(config, where, width if where in CONFIGS else 1.0)
+    widths = [
+        [max(16, int(each * width) // 16 * 16) for each in one]
+        for one in ((128, 128, 256, 512, 1024), (32, 128, 512, 1024))
+    ]
+    game = HifiGan(
+        generator, Judges(ScaleJudges(widths=widths[0]), PeriodJudges(widths=widths[1])), mel, rate=rate, decay=decay
+    )
+    if from_ is not None:
+        say(f"weights: {', '.join(read_published(from_, game.published()))} of {from_}")
+
+    segment = segment or max(mel.window, int(config.get("segment_size", 32 * mel.hop)) // mel.hop * mel.hop)
+    if segment % mel.hop or segment < mel.window:
+        fits = -(-max(segment, mel.window) // mel.hop) * mel.hop
+        raise UserError(f"segment={segment} is not a multiple of {mel.hop} from {mel.window} up; try segment={fits}")
+    length = max(segment, round(seconds * mel.rate / mel.hop) * mel.hop)
+    try:
+        found = Sounds(data, mel.rate, segment, mel.window, skip_broken, mels, mel.bands, mel.hop)
+        train, val = found.split(held_out, length)
+        say(_said(data, found, train, val, segment))
+    except UserError:
+        if not is_planned() or Path(data).exists():
+            raise
+        train, val = Tones(1000, segment, mel.rate), Tones(16, length, mel.rate)
+    scored = val if len(val) else None
+    rules: dict[str, Any] = dict(batch_size=batch_size, workers=workers, seed=seed, flip=False)
+    return Run(game, GanData(train, scored, **rules), max_steps, SCORES if scored else {})
+
+
+def _configuration(typed: str | None, from_: str | None) -> tuple[dict[str, Any], str]:
+    """The published configuration, and what it is called in messages."""
+    if typed is None and from_ is not None:
+        path = Path(from_).expanduser()
+        beside = (path if path.is_dir() else path.parent) / CONFIG
+        if beside.exists():
+            return read_config(beside), str(beside)
+    if typed is None or typed in CONFIGS:
+        return dict(CONFIGS[typed or "V1"]), typed or "V1"
+    if not Path(typed).expanduser().is_file():
+        raise UserError(
+            f"--config {typed} is not known; type one of {', '.join(CONFIGS)}, or a config.json of HiFi-GAN"
+        )
+    return read_config(Path(typed).expanduser()), typed
+
+
+def _said(data: str, found: "Sounds", train: "Sounds", val: "Sounds", segment: int) -> str:
+    """What was found and decided, in one line."""
+    rates, lengths = found.own_rates, found.lengths
+    shown = ", ".join(f"{rate:,} Hz {count:,}" for rate, count in rates.most_common(4))
+    least, most, whole = (value / found.rate for value in (min(lengths), max(lengths), sum(lengths)))
+    short = sum(length < segment for length in lengths)
+    notes = [
+        f"data {data}: {len(found):,} sounds ({shown}; {least:.2f} to {most:.2f} s, {whole / 60:.1f} minutes in all)",
+        f"{len(train):,} to train on and {len(val):,} held out",
+    ]
+    notes += [f"resampled to {found.rate:,} Hz"] if set(rates) != {found.rate} else []
+    notes += [f"{found.many_channels:,} made mono"] if found.many_channels else []
+    notes += [f"{short:,} shorter than a segment, which end in silence"] if short else []
+    notes += [f"mel spectrograms of {found.mels}"] if found.mels else []
+    notes += [f"{len(found.problems):,} broken or too short left out"] if found.problems else []
+    return "; ".join([*notes, *([f"not sounds: {found.source.note}"] if found.source.note else [])])
