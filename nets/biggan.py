@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gan.files.errors import UserError
+from nets.blocks import without_gradient
 from nets.norm import batch_norm
 from nets.r3 import middle
 from nets.spectral import Normalised, full_precision
@@ -53,8 +54,11 @@ class Spectral(nn.Module):
 
 
 class SpectralConv(Spectral, nn.Conv2d):
+    normed = False  # whether a later batch norm cancels the bias: see [Note: biases that a norm cancels]
+
     def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, self.normalised(), self.bias)
+        bias = without_gradient(self.bias) if self.normed and self.training else self.bias
+        return self._conv_forward(x, self.normalised(), bias)
 
 
 class SpectralLinear(Spectral, nn.Linear):
@@ -143,6 +147,7 @@ class Up(nn.Module):
         self.conv1 = SpectralConv(before, after, 3, padding=1)
         self.conv2 = SpectralConv(after, after, 3, padding=1)
         self.conv_sc = SpectralConv(before, after, 1)
+        self.conv1.normed = True
         self.bn1 = ConditionalNorm(before, length, shared)
         self.bn2 = ConditionalNorm(after, length, shared)
 
@@ -206,6 +211,10 @@ class BigGenerator(nn.Module):
         for number, (before, after) in enumerate(pairwise(widths)):
             attends = [Attention(after)] if 8 << number in attention else []
             self.blocks.append(nn.ModuleList([Up(before, after, length, bool(shared)), *attends]))
+        for block, *attends in reversed(self.blocks):
+            if attends:  # which see a bias: there is no norm before them
+                break
+            block.conv2.normed = block.conv_sc.normed = True
         last = SpectralConv(widths[-1], channels, 3, padding=1)
         self.output_layer = nn.Sequential(PlainNorm(widths[-1]), nn.ReLU(), last)
         _begin(self, start)

@@ -12,7 +12,13 @@ from gan.losses import hinge_discriminator, hinge_generator
 from strategies import PhaseStrategy
 from tests.support import families
 from tests.support.parity import trainer
-from tests.unit.nets.test_biggan import golden, golden_networks, inputs  # noqa: F401
+from tests.unit.nets.test_biggan import golden_networks, inputs
+
+
+@pytest.fixture(params=["shared", "plain"])
+def golden(request):
+    figures = families.load("biggan.pt")
+    return figures["settings"] | figures[request.param]
 
 
 def game_of(golden, **settings):
@@ -31,7 +37,8 @@ def sizes(tensors):
 
 
 def grads(net, losses):
-    return sizes(zip(dict(net.named_parameters()), torch.autograd.grad(sum(losses.values()), list(net.parameters()))))
+    found = torch.autograd.grad(sum(losses.values()), list(net.parameters()))
+    return sizes(zip(dict(net.named_parameters()), found, strict=True))
 
 
 def far(found, wanted):
@@ -42,7 +49,7 @@ def far(found, wanted):
 
 
 @pytest.mark.parametrize("ortho", [False, True])
-def test_the_discriminators_phase_equals_the_published_one(golden, ortho):  # noqa: F811
+def test_the_discriminators_phase_equals_the_published_one(golden, ortho):
     wanted, seen = golden["d"], []
     game = game_of(golden, ortho=(0, golden["ortho"] if ortho else 0))
     game.discriminator.register_forward_hook(lambda _net, _given, scores: seen.append(scores.detach()))
@@ -58,14 +65,14 @@ def test_the_discriminators_phase_equals_the_published_one(golden, ortho):  # no
         assert far(sizes(net.named_buffers()), wanted[key]) < 1e-9
 
 
-def test_judging_in_two_passes_equals_the_published_losses(golden):  # noqa: F811
+def test_judging_in_two_passes_equals_the_published_losses(golden):
     losses = play(game_of(golden, split=True), golden, "judge")
     wanted = golden["d_split"]
     assert families.difference(losses["hinge"].item(), wanted["real"] + wanted["fake"]) < 1e-9
 
 
 @pytest.mark.parametrize("ortho", [False, True])
-def test_the_generators_phase_equals_the_published_one(golden, ortho):  # noqa: F811
+def test_the_generators_phase_equals_the_published_one(golden, ortho):
     wanted, seen = golden["g"], {}
     game = game_of(golden, ortho=(golden["ortho"] if ortho else 0, 0))
     for net in (game.generator, game.discriminator):
@@ -80,7 +87,7 @@ def test_the_generators_phase_equals_the_published_one(golden, ortho):  # noqa: 
     assert far(sizes(game.generator.named_buffers()), wanted["buffers_after"]) < 1e-9
 
 
-def test_the_average_equals_the_published_one(golden):  # noqa: F811
+def test_the_average_equals_the_published_one(golden):
     game = game_of(golden, ema=golden["ema_decay"], ema_start=2)
     net = game.generator
     adam = Adam(net.parameters(), lr=2e-4, betas=(0.0, 0.999), eps=1e-8)
@@ -94,14 +101,14 @@ def test_the_average_equals_the_published_one(golden):  # noqa: F811
         adam.step()
         ema.update()
         losses.append(loss.item())
-    averages = dict(zip(ema.parameters, ema.average)) | ema.of_buffers
+    averages = dict(zip(ema.parameters, ema.average, strict=True)) | ema.of_buffers
     wanted = golden["ema"]
     assert families.difference(losses, wanted["losses"]) < 1e-6
     for found, key in ((averages, "average"), (net.state_dict(), "source")):
         assert far(sizes((each, found[each]) for each in wanted[key]), wanted[key]) < 2e-6
 
 
-def test_training_equals_the_published_one(golden):  # noqa: F811
+def test_training_equals_the_published_one(golden):
     """Three times two steps of D and one of G, of two micro-batches each, by a Trainer."""
     game = game_of(
         golden, judge_steps=2, micro_batches=2, ortho=(golden["ortho"], 0), ema=golden["ema_decay"], ema_start=2
