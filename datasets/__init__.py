@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from datasets.augment import Augment
     from datasets.batches import GlobalBatches, ResumableLoader
     from datasets.data import GanData
-    from datasets.drawn.faces import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, Faces, FaceTransfers
+    from datasets.drawn.faces import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, FaceLooks, Faces, FaceTransfers
     from datasets.drawn.tones import Tones
     from datasets.files.celebamask import CelebAMask
     from datasets.files.layouts import ADE20K, Cityscapes, CocoStuff, Facades, FolderPairs
@@ -30,6 +30,7 @@ __all__ = [
     "CocoStuff",
     "Facades",
     "FaceDomains",
+    "FaceLooks",
     "FaceTransfers",
     "Faces",
     "FolderPairs",
@@ -48,7 +49,7 @@ __getattr__ = by_name(
         "datasets.augment": "Augment",
         "datasets.batches": "GlobalBatches ResumableLoader",
         "datasets.data": "GanData",
-        "datasets.drawn.faces": "FLIP_PAIRS LABELS LOOKS FaceDomains Faces FaceTransfers",
+        "datasets.drawn.faces": "FLIP_PAIRS LABELS LOOKS FaceDomains FaceLooks Faces FaceTransfers",
         "datasets.drawn.tones": "Tones",
         "datasets.files.celebamask": "CelebAMask",
         "datasets.files.layouts": "ADE20K Cityscapes CocoStuff Facades FolderPairs",

@@ -34,12 +34,12 @@ class SpectralNorm(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The weight with a largest singular value of one. To the gradient, u and v are constants."""
-        with _full_precision(weight.device.type):
+        with full_precision(weight.device.type):
             matrix = weight.flatten(1)
             if self.training:
                 self._iterate(matrix.detach())
             # Copy u and v, because the next forward may overwrite them before this one's backward.
-            return _Normalised.apply(weight, self._u.clone(), self._v.clone())
+            return Normalised.apply(weight, self._u.clone(), self._v.clone())
 
     @torch.no_grad()
     def _iterate(self, matrix: Tensor) -> None:
@@ -48,7 +48,7 @@ class SpectralNorm(nn.Module):
         self._u.copy_(F.normalize(torch.mv(matrix, self._v), dim=0))
 
 
-class _Normalised(torch.autograd.Function):
+class Normalised(torch.autograd.Function):
     """weight / (u . weight v). torch's own backward takes five tensors of the weight's size; this one takes one."""
 
     @staticmethod
@@ -73,7 +73,7 @@ def _largest(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return torch.dot(u, torch.mv(weight.flatten(1), v))
 
 
-def _full_precision(kind: str) -> AbstractContextManager:
+def full_precision(kind: str) -> AbstractContextManager:
     # Half precision has too few digits to tell neighbouring singular values apart. ("meta" has no autocast.)
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 

@@ -156,6 +156,23 @@ class FaceDomains(Dataset):
         return item
 
 
+class FaceLooks(Dataset):
+    """Faces with classes, which take turns: posters and neon pictures."""
+
+    looks = ("poster", "neon")
+
+    def __init__(self, length: int, size: int = 64, seed: int = 0, first: int = 0) -> None:
+        self.faces, self.neons = (Faces(length, size, seed, first, look) for look in self.looks)
+
+    def __len__(self) -> int:
+        return len(self.faces)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = self.faces.face(index)
+        neon = number % 2
+        return {"image": (self.neons if neon else self.faces).image(number), "class": neon}
+
+
 def _bytes(picture: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(picture))
 

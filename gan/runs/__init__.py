@@ -11,8 +11,16 @@ from functools import cache
 
 from gan.files.errors import UserError
 from gan.runs import own
+from gan.runs.biggan import biggan
 from gan.runs.faces import byol_faces, cut_faces, cyclegan_faces, pix2pix_faces, sean_faces, spade_faces, vqgan_faces
-from gan.runs.faces_from_noise import dmd2_faces, dmd2_lora_faces, r3gan_faces, stylegan_faces, wgan_gp_faces
+from gan.runs.faces_from_noise import (
+    biggan_faces,
+    dmd2_faces,
+    dmd2_lora_faces,
+    r3gan_faces,
+    stylegan_faces,
+    wgan_gp_faces,
+)
 from gan.runs.hifigan import hifigan
 from gan.runs.pairs import sean, spade
 from gan.runs.pix2pix import pix2pix
@@ -29,6 +37,7 @@ RUNS: dict[str, Callable[..., Run]] = {
     "sean-faces": sean_faces,
     "stylegan2": stylegan2,
     "r3gan": r3gan,
+    "biggan": biggan,
     "vqgan": vqgan,
     "sean": sean,
     "spade": spade,
@@ -42,6 +51,7 @@ RUNS: dict[str, Callable[..., Run]] = {
     "r3gan-faces": r3gan_faces,
     "wgan-gp-faces": wgan_gp_faces,
     "stylegan-faces": stylegan_faces,
+    "biggan-faces": biggan_faces,
     "dmd2-faces": dmd2_faces,
     "dmd2-lora-faces": dmd2_lora_faces,
     "vqgan-faces": vqgan_faces,

@@ -13,6 +13,7 @@ from torch import nn
 
 from gan import GanModule, noise
 from gan.ema import half_life
+from gan.games.biggan import BigGan
 from gan.games.byol import Byol
 from gan.games.cut import Cut
 from gan.games.cyclegan import CycleGan
@@ -28,6 +29,7 @@ from gan.games.vqgan import VqGan
 from gan.games.wgan_gp import WganGp
 from gan.runs.unpaired import cut_networks
 from nets.ada import Ada, Augmentation
+from nets.biggan import BigDiscriminator, BigGenerator
 from nets.blocks import onehot
 from nets.byol import Online, ResnetEncoder, perceptron
 from nets.denoiser import Denoiser, ExactDenoiser, Head
@@ -121,6 +123,19 @@ def r3gan() -> R3Gan:
     return R3Gan(*networks, batch_size=BATCH, augment=Augmentation("r3gan"), **ranges)
 
 
+def biggan() -> BigGan:
+    """With class labels, chunks of noise, attention, micro-batches, and averages of all buffers."""
+    torch.manual_seed(0)
+    rule = dict(size=(SIZE, SIZE), width=2, classes=3, attention=[16])
+    networks = BigGenerator(latent=8, shared=4, hierarchical=True, **rule), BigDiscriminator(**rule)
+    for net in networks:
+        for name, weight in net.named_parameters():
+            if name.endswith("gamma"):
+                nn.init.ones_(weight)
+    rules = dict(judge_steps=2, ortho=(1e-2, 1e-2), ema=0.9, ema_start=2)
+    return BigGan(*networks, rates=(1e-3, 1e-3), **rules)
+
+
 def wgan_gp() -> WganGp:
     torch.manual_seed(0)
     return WganGp(WganGenerator(4, (4, 4, 2)), WganCritic((4, 4, 2)), rate=1e-3, critic_steps=3, ema=0.9)
@@ -200,12 +215,12 @@ def byol() -> Byol:
 
 
 MADE = (
-    *(sean, sean_once, spade, pix2pix, cyclegan, cut, fastcut, r3gan, wgan_gp),
+    *(sean, sean_once, spade, pix2pix, cyclegan, cut, fastcut, r3gan, biggan, wgan_gp),
     *(stylegan, stylegan_ada),
     *(dmd2, dmd2_lora, hifigan, vqgan, vqgan_learned, byol),
 )
 GAMES = {game.__name__: game for game in MADE}
-FROM_NOISE = ("r3gan", "wgan_gp", "stylegan", "dmd2", "dmd2_lora")
+FROM_NOISE = ("r3gan", "biggan", "wgan_gp", "stylegan", "dmd2", "dmd2_lora")
 
 
 def rarely(these: Collection[str], names: Iterable[str] = GAMES) -> list[Any]:

@@ -39,6 +39,8 @@ SMALL = {
     "r3gan-faces": {"width": 4, **FACES},
     "wgan-gp-faces": {"width": 4, **FACES},
     "stylegan-faces": {"width": 4, **FACES},
+    "biggan-faces": {"width": 2, "latent": 8, "shared": 4, **FACES},
+    "biggan": {"width": 2, "held_out": 0.5, "workers": 0},
     "stylegan2": {"width": 0.01, "mapping": 1, "held_out": 0.5, "workers": 0},
     "r3gan": {"width": 0.02, "held_out": 0.5, "workers": 0},
     "vqgan": {"width": 32, "blocks": 1, "judge_width": 4, "codes": 8, "config_": "f4", "held_out": 0.5, "workers": 0},
@@ -57,7 +59,7 @@ LABELS = {"celebamask": 19, "ade20k": 151, "cityscapes": 35, "coco": 183, "facad
 ON_FILES = list(OLD_NAMES)
 
 
-FROM_NOISE = ("r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces", "dmd2-lora-faces")
+FROM_NOISE = ("r3gan-faces", "biggan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces", "dmd2-lora-faces")
 
 
 def small(name: str, **settings) -> Run:
@@ -66,7 +68,7 @@ def small(name: str, **settings) -> Run:
         on_files = {"data": str(written(name.partition("-")[2] or "folder")), "perceptual": vgg()}
     if name == "vqgan":
         on_files = {"data": str(pictures()), "perceptual": "off", "size": 24}
-    if name in ("stylegan2", "r3gan"):
+    if name in ("stylegan2", "r3gan", "biggan"):
         on_files = {"data": str(pictures())}
     if name in ("pix2pix", "cyclegan", "cut"):
         on_files = {"data": str(kinds())}
@@ -313,7 +315,11 @@ def test_the_teacher_of_dmd2_knows_the_faces_that_the_head_is_shown():
         ("hifigan-tones", dict(segment=64), "segment=64 is not a multiple of 64 from 256 up; try segment=256"),
         ("dmd2-faces", dict(sigma_min=2.0, sigma_max=1.0), "is not below sigma_max"),
         ("dmd2-lora-faces", dict(sigma_min=2.0, sigma_max=1.0), "dmd2-lora-faces: sigma_min=.* is not below sigma_max"),
-        *((name, dict(size=48), r"^size=48 is not 4 doubled; try size=32") for name in FROM_NOISE),
+        *(
+            (name, dict(size=48), r"^size=48 is not 4 doubled; try size=32")
+            for name in FROM_NOISE
+            if name != "biggan-faces"
+        ),
         ("sean-ade20k", dict(data="nowhere"), "there is no folder nowhere"),
         ("sean-folder", dict(batch_size=9), "2 training samples do not fill a batch of 9; try --batch-size 2"),
         ("sean-folder", dict(held_out=3), "3 pictures in '.*', 3 to hold out; type a --held-out of 1 to 2"),

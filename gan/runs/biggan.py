@@ -1,0 +1,140 @@
+"""BigGAN in its published configurations, on pictures of a person's own."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from gan.files.errors import UserError
+from gan.runs.pictures import OnPictures
+from gan.runs.run import Run, say
+from nets.biggan import BigDiscriminator, BigGenerator, side_of
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A published script, by the names of our options."""
+
+    side: int
+    kimg: float
+    batch_size: int
+    micro_batches: int = 1
+    judge_steps: int = 1
+    rate: float = 1e-4
+    judge_rate: float = 4e-4
+    width: int = 96
+    latent: int = 120
+    shared: int = 128
+    attention: int = 64
+    ema_start: int = 20_000
+    eps: float = 1e-6
+
+
+IMAGENET = Preset(128, 128_000, 2048, micro_batches=8)
+PRESETS = {
+    # launch_cifar_ema.sh, launch_BigGAN_bs256x8.sh and launch_BigGAN_ch64_bs256x8.sh
+    "cifar": Preset(32, 25_000, 50, 1, 4, 2e-4, 2e-4, 64, 128, 0, 0, 1000, 1e-8),
+    "imagenet128": IMAGENET,
+    "imagenet128-ch64": replace(IMAGENET, width=64),
+}
+
+
+def preset(config: str, size: tuple[int, int]) -> Preset:
+    """The configuration of that name; `auto` is cifar's up to 32 pixels, and for more ImageNet's with small batches."""
+    side = side_of(size)
+    if config == "auto" and side > 32:
+        small = replace(PRESETS["imagenet128-ch64"], batch_size=64, micro_batches=1, kimg=25_000, ema_start=1000)
+        return replace(small, side=side, attention=min(64, side // 2))
+    if config not in ("auto", *PRESETS):
+        raise UserError(f"--config {config} is not known; type one of auto, {', '.join(PRESETS)}")
+    found = PRESETS["cifar" if config == "auto" else config]
+    if found.side != side:
+        raise UserError(f"config '{config}' is for {found.side} pixels, and pictures have {size}; type --config auto")
+    return found
+
+
+def biggan(
+    config_: str = "auto",
+    kimg: PositiveFloat | None = None,
+    max_steps: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    micro_batches: PositiveInt | None = None,
+    judge_steps: PositiveInt | None = None,
+    rate: PositiveFloat | None = None,
+    judge_rate: PositiveFloat | None = None,
+    width: PositiveInt | None = None,
+    latent: PositiveInt | None = None,
+    shared: NonNegativeInt | None = None,
+    attention: NonNegativeInt | None = None,
+    ortho: NonNegativeFloat = 0.0,
+    judge_ortho: NonNegativeFloat = 0.0,
+    ema: ClosedUnitInterval = 0.9999,
+    ema_start: NonNegativeInt | None = None,
+    split: bool = False,
+    from_: str | None = None,
+    **settings: Any,
+) -> Run:
+    """BigGAN on pictures of yours: new pictures of each class, from noise.
+
+    Classes are the sub-folders, or the labels, of the pictures; without any, all pictures are of one class. What is not
+    typed is that of the configuration.
+
+    Args:
+        config_: Typed --config: the published configuration: auto (by the size of the pictures), cifar, imagenet128,
+            or imagenet128-ch64.
+        kimg: Thousands of pictures shown to the discriminator; published: 25,000 (cifar), 128,000 (imagenet128).
+        max_steps: Updates of the discriminator, in place of kimg.
+        batch_size: Pictures an update, of all ranks together; published: 50 (cifar), 2048 (imagenet128), auto 50 or 64.
+        micro_batches: Parts of a rank's batch that are computed one after the other; published: 1, imagenet128 8.
+        judge_steps: Updates of the discriminator for one of the generator; published: 4 (cifar), 1.
+        rate: Learning rate of the generator; published: 0.0002 (cifar), 0.0001.
+        judge_rate: Learning rate of the discriminator; published: 0.0002 (cifar), 0.0004.
+        width: Channels of the last layers; the first have up to 16 times as many; published: 64 or 96.
+        latent: Length of the noise vector; published: 128 (cifar), 120.
+        shared: Length of the vector of a class that all layers share, with a chunk of the noise for each block; with 0
+            each layer has a table of its own, and the noise goes into the first layer; published: 0 (cifar), 128.
+        attention: The resolution with attention, 0 for none; published: 0 (cifar), 64.
+        ortho: Weight of the generator's orthogonal regularisation; 0.0001 in the paper, 0 in the published scripts.
+        judge_ortho: Weight of the discriminator's.
+        ema: Decay of the generator's averaged weights.
+        ema_start: From this update of the generator on its weights are averaged; published: 1000 (cifar), 20000.
+        split: The discriminator sees fakes and pictures in two passes, not together.
+        from_: Typed --from: a published file (G.pth, G_ema.pth, D.pth), or the folder of several, to begin with.
+    """
+    from gan.games.biggan import BigGan
+
+    pictures = OnPictures(**settings)
+    found = pictures.find()
+    typed: dict[str, Any] = dict(
+        kimg=kimg, batch_size=batch_size, micro_batches=micro_batches, judge_steps=judge_steps, rate=rate,
+        judge_rate=judge_rate, width=width, latent=latent, shared=shared, attention=attention, ema_start=ema_start,
+    )  # fmt: skip
+    chosen = preset(config_, found.size)
+    p = replace(chosen, **{name: value for name, value in typed.items() if value is not None})
+    torch.manual_seed(pictures.seed)
+    rule: dict[str, Any] = dict(
+        size=found.size,
+        width=p.width,
+        classes=found.classes,
+        attention=[p.attention],
+        channels=found.channels,
+        start="normal" if chosen.side == 32 else "ortho",
+    )
+    game = BigGan(
+        BigGenerator(latent=p.latent, shared=p.shared, hierarchical=bool(p.shared), **rule),
+        BigDiscriminator(**rule),
+        rates=(p.rate, p.judge_rate),
+        judge_steps=p.judge_steps,
+        micro_batches=p.micro_batches,
+        ortho=(ortho, judge_ortho),
+        ema=ema,
+        ema_start=p.ema_start,
+        split=split,
+        eps=p.eps,
+    )
+    if from_ is not None:
+        from nets.published.files import read_published
+
+        say(f"weights: {', '.join(read_published(from_, game.published()))} of {from_}")
+    return found.run(game, p.batch_size, max_steps or max(1, round(1000 * p.kimg / p.batch_size)))

@@ -1,0 +1,175 @@
+"""BigGAN's phases and training equal the published ones."""
+
+import numpy
+import pytest
+import torch
+from torch.optim import Adam
+from torch.utils.data import DataLoader
+
+from gan.ema import Ema
+from gan.games.biggan import BigGan
+from gan.losses import hinge_discriminator, hinge_generator
+from strategies import PhaseStrategy
+from tests.support import families
+from tests.support.parity import trainer
+from tests.unit.nets.test_biggan import golden_networks, inputs
+
+
+@pytest.fixture(params=["shared", "plain"])
+def golden(request):
+    figures = families.load("biggan.pt")
+    return figures["settings"] | figures[request.param]
+
+
+def game_of(golden, **settings):
+    generator, discriminator, _ = golden_networks(golden)
+    return BigGan(generator, discriminator, **settings)
+
+
+def play(game, golden, phase):
+    given = inputs(golden)
+    with families.drawing([given["z"], given["numbers"]]):
+        return getattr(game, phase)({"image": given["real"], "class": given["real_labels"].argmax(1)})
+
+
+def sizes(tensors):
+    return {name: families.size(value.detach()) for name, value in tensors}
+
+
+def grads(net, losses):
+    found = torch.autograd.grad(sum(losses.values()), list(net.parameters()))
+    return sizes(zip(dict(net.named_parameters()), found, strict=True))
+
+
+def far(found, wanted):
+    """As `families.difference`, but gradients that are zero up to rounding, before a norm, are only to be small."""
+    zero = [key for key, value in wanted.items() if isinstance(value, list) and value[0] < 1e-12]
+    assert all(found[key][0] < 1e-12 for key in zero)
+    return families.difference(*({k: v for k, v in each.items() if k not in zero} for each in (found, wanted)))
+
+
+@pytest.mark.parametrize("ortho", [False, True])
+def test_the_discriminators_phase_equals_the_published_one(golden, ortho):
+    wanted, seen = golden["d"], []
+    game = game_of(golden, ortho=(0, golden["ortho"] if ortho else 0))
+    game.discriminator.register_forward_hook(lambda _net, _given, scores: seen.append(scores.detach()))
+    losses = play(game, golden, "judge")
+    fake, real = seen[0].chunk(2)
+    assert families.difference(fake.tolist(), wanted["scores_fake"]) < 1e-9
+    assert families.difference(real.tolist(), wanted["scores_real"]) < 1e-9
+    assert families.difference(losses["hinge"].item(), wanted["real"] + wanted["fake"]) < 1e-9
+    name = "grads_with_ortho" if ortho else "grads"
+    found = grads(game.discriminator, losses)
+    assert far({key: found[key] for key in wanted[name]}, wanted[name]) < 1e-9
+    for net, key in ((game.discriminator, "buffers_after"), (game.generator, "generator_buffers_after")):
+        assert far(sizes(net.named_buffers()), wanted[key]) < 1e-9
+
+
+def test_judging_in_two_passes_equals_the_published_losses(golden):
+    losses = play(game_of(golden, split=True), golden, "judge")
+    wanted = golden["d_split"]
+    assert families.difference(losses["hinge"].item(), wanted["real"] + wanted["fake"]) < 1e-9
+
+
+@pytest.mark.parametrize("ortho", [False, True])
+def test_the_generators_phase_equals_the_published_one(golden, ortho):
+    wanted, seen = golden["g"], {}
+    game = game_of(golden, ortho=(golden["ortho"] if ortho else 0, 0))
+    for net in (game.generator, game.discriminator):
+        net.register_forward_hook(lambda net, _given, made: seen.update({type(net).__name__: made.detach()}))
+    losses = play(game, golden, "fool")
+    assert families.difference(seen["BigGenerator"], wanted["train_image"]) < 1e-9
+    assert families.difference(seen["BigDiscriminator"].tolist(), wanted["scores"]) < 1e-9
+    assert families.difference(losses["hinge"].item(), wanted["loss"]) < 1e-9
+    name = "grads_with_ortho" if ortho else "grads"
+    found = grads(game.generator, losses)
+    assert far({key: found[key] for key in wanted[name]}, wanted[name]) < 1e-9
+    assert far(sizes(game.generator.named_buffers()), wanted["buffers_after"]) < 1e-9
+
+
+def test_the_average_equals_the_published_one(golden):
+    game = game_of(golden, ema=golden["ema_decay"], ema_start=2)
+    net = game.generator
+    adam = Adam(net.parameters(), lr=2e-4, betas=(0.0, 0.999), eps=1e-8)
+    # The published code takes update 0 for one without a number, which has the whole decay.
+    ema = Ema(dict(net.named_parameters()), lambda n: game.decay(n - 1) if n else golden["ema_decay"], network=net)
+    losses = []
+    for _ in range(4):
+        loss = play(game, golden, "fool")["hinge"]
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        ema.update()
+        losses.append(loss.item())
+    averages = dict(zip(ema.parameters, ema.average, strict=True)) | ema.of_buffers
+    wanted = golden["ema"]
+    assert families.difference(losses, wanted["losses"]) < 1e-6
+    for found, key in ((averages, "average"), (net.state_dict(), "source")):
+        assert far(sizes((each, found[each]) for each in wanted[key]), wanted[key]) < 2e-6
+
+
+def test_training_equals_the_published_one(golden):
+    """Three times two steps of D and one of G, of two micro-batches each, by a Trainer."""
+    game = game_of(
+        golden, judge_steps=2, micro_batches=2, ortho=(golden["ortho"], 0), ema=golden["ema_decay"], ema_start=2
+    )
+    rng, size, classes = numpy.random.default_rng(golden["seed"] + 3), golden["batch"], golden["n_classes"]
+
+    def noise():
+        z = torch.from_numpy(rng.standard_normal((size, golden["dim_z"])))
+        return [z, torch.from_numpy(rng.integers(0, classes, size))]
+
+    batches, draws = [], []
+    for _ in range(3):
+        images = torch.from_numpy(rng.uniform(-1, 1, (4 * size, 3, 32, 32)))
+        labels = torch.from_numpy(rng.integers(0, classes, 4 * size))
+        for step in range(2):
+            # Micro-batch k of two has the rows k, k + 2 and so on; the published ones are halves.
+            rows = torch.arange(2 * size).view(2, size).t().flatten() + 2 * size * step
+            batches.append({"image": images[rows], "class": labels[rows]})
+        draws += [each for _ in range(6) for each in noise()]
+    losses, record = {"judge": [], "fool": []}, []
+    for name in losses:
+        setattr(game, name, recorded(getattr(game, name), losses[name]))
+    train = trainer(PhaseStrategy("ddp"), 1, len(batches))
+    with families.drawing(draws):
+        train.fit(game, DataLoader(batches, batch_size=None))
+    for turn, wanted in enumerate(golden["steps"]):
+        found = losses["fool"][2 * turn + 1] / 2, losses["judge"][4 * turn + 3]
+        record += [abs(found[0] - wanted["G_loss"]), abs(found[1] - wanted["D_loss_real"] - wanted["D_loss_fake"])]
+    assert max(record) < 1e-6
+    with game.averaged():
+        found = {key: value.clone() for key, value in game.generator.state_dict().items()}
+    wanted = golden["steps_average"]
+    assert far(sizes((key, found[key]) for key in wanted), wanted) < 1e-6
+
+
+def recorded(phase, losses):
+    def played(batch):
+        made = phase(batch)
+        losses.append(made["hinge"].item())
+        return made
+
+    return played
+
+
+def test_the_hinge_by_hand():
+    wanted = families.load("biggan.pt")["hinge_by_hand"]
+    fake, real = (torch.tensor(wanted[key], dtype=torch.float64) for key in ("fake", "real"))
+    loss = hinge_discriminator(real, fake).item()
+    assert loss == pytest.approx(wanted["loss_real"] + wanted["loss_fake"], rel=1e-12)
+    assert hinge_generator(fake).item() == pytest.approx(wanted["loss_g"], abs=1e-12)
+
+
+def test_orthogonal_regularisation_has_the_published_gradient():
+    """By definition: 2 ((W W^T) * (1 - I)) W, for weights of two dimensions or more, and not for the shared table."""
+    torch.manual_seed(0)
+    game = BigGan(torch.nn.Module(), torch.nn.Module())
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(5, 2), torch.nn.Linear(2, 2)).double()
+    (loss,) = game.regular(net, 0.25, net[2]).values()
+    loss.backward()
+    for weight in (net[0].weight, net[1].weight):
+        rows = weight.detach().flatten(1)
+        wanted = 0.25 * 2 * ((rows @ rows.T) * (1 - torch.eye(len(rows)))) @ rows
+        torch.testing.assert_close(weight.grad.flatten(1), wanted)
+    assert net[0].bias.grad is None and net[2].weight.grad is None
