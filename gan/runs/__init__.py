@@ -44,6 +44,7 @@ RUNS: dict[str, Callable[..., Run]] = {
     "pix2pix": pix2pix,
     "cyclegan": cyclegan,
     "cut": cut,
+    "hifigan": hifigan,
     "spade-faces": spade_faces,
     "pix2pix-faces": pix2pix_faces,
     "cyclegan-faces": cyclegan_faces,
@@ -56,7 +57,6 @@ RUNS: dict[str, Callable[..., Run]] = {
     "dmd2-lora-faces": dmd2_lora_faces,
     "vqgan-faces": vqgan_faces,
     "byol-faces": byol_faces,
-    "hifigan": hifigan,
     "hifigan-tones": hifigan_tones,
 }
 
