@@ -69,7 +69,11 @@ class VqGan(GanModule):
         losses = self.difference(painted, batch["image"])
         with torch.set_grad_enabled(self.joined):
             score = hinge_generator(self.discriminator(painted))
-        weight = self.adversarial * self.balance(sum(losses.values()), score) if self.joined else 0.0
+        weight = (
+            self.adversarial * self.balance(losses["pixels"] + losses.get("perceptual", 0.0), score)
+            if self.joined
+            else 0.0
+        )
         return losses | {"codebook": codebook, "adversarial": weight * score}
 
     def difference(self, painted: Tensor, image: Tensor) -> dict[str, Tensor]:

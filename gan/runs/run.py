@@ -22,6 +22,8 @@ Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 Fit = restricted_string_type("Fit", "^(crop|pad|stretch)$", docstring="crop, pad or stretch")
 Pixels = restricted_string_type("Pixels", r"^[1-9]\d{0,4}(x[1-9]\d{0,4})?$", docstring="128, or WIDTHxHEIGHT: 256x192")
 Share = restricted_number_type("Share", float, [(">=", 0), ("<=", 0.5)])
+Learning = restricted_string_type("Learning", "^(learned|fixed|ema)$", docstring="learned, fixed or ema")
+JudgeLoss = restricted_string_type("JudgeLoss", "^(hinge|vanilla)$", docstring="hinge or vanilla")
 Upsamplings = restricted_number_type("Upsamplings", int, [(">=", 2), ("<=", 6)])
 NetworkName = restricted_string_type(
     "NetworkName",

@@ -5,16 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, restricted_string_type
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
 from gan.runs.pictures import OnPictures
-from gan.runs.run import Run, is_planned
+from gan.runs.run import JudgeLoss, Learning, Run, is_planned
 from nets.patch import PatchGan
 from nets.vqgan import VqAutoencoder
-
-Learning = restricted_string_type("Learning", "^(learned|fixed|ema)$", docstring="learned, fixed or ema")
-JudgeLoss = restricted_string_type("JudgeLoss", "^(hinge|vanilla)$", docstring="hinge or vanilla")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def read(path: Path) -> dict[str, Tensor]:
     try:
         regular(path)
         names = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-        stand_ins = [(type("Unknown", (Unknown,), {}), name) for name in names]
+        stand_ins: list[Any] = [(type("Unknown", (Unknown,), {}), name) for name in names]
         with torch.serialization.safe_globals(stand_ins):
             saved = load_plain(path)
     except (UserError, ValueError, RuntimeError, OSError) as error:

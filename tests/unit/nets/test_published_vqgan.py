@@ -17,6 +17,8 @@ from tests.support import families
 class Callback:
     """What old checkpoints of Lightning hold beside the weights."""
 
+
+class Harmful:
     def __reduce__(self):
         return (os.mkdir, ("ran",))
 
@@ -57,6 +59,9 @@ def test_no_code_in_a_file_is_run_and_what_is_no_weight_is_left_out(tmp_path, mo
     state = LastCkpt(*networks()).state() | {"loss.perceptual_loss.lin0.model.1.weight": torch.ones(1)}
     torch.save({"state_dict": state, "callbacks": {Callback: 1, "one": Callback()}, "epoch": 3}, "last.ckpt")
     assert ours(read(Path("last.ckpt")))[1] is not None
+    torch.save({"state_dict": state, "callbacks": Harmful()}, "last.ckpt")
+    with pytest.raises(UserError, match="cannot be read"):
+        read(Path("last.ckpt"))
     assert not Path("ran").exists()
 
 
