@@ -33,7 +33,8 @@ NAMES = (INCEPTION, "pt_inception-2015-12-05-6726825d.pth", "inception-2015-12-0
 class Extractor:
     """A network from bytes [B, 3, H, W] to features [B, D].
 
-    `fid` says whether its distances may be called FID and KID. `about` is what an evaluation records about it.
+    `fid` says whether its distances may be called FID and KID. `about` is what an evaluation records about it. `head`
+    are the weights [classes, D] that make classes of the features, for the Inception score.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Extractor:
     size: int
     fid: bool = False
     about: dict[str, Any] = field(default_factory=dict)
+    head: Tensor | None = None
 
     @property
     def names(self) -> tuple[str, str]:
@@ -74,7 +76,8 @@ def inception(path: Path | None = None) -> Extractor:
         )
     network = _weights(file) if digest == WEIGHTS else _Scripted(file)
     about = {"file": file.name, "sha256": digest, "layer": "2048, before the last"}
-    return Extractor("Inception", network, 2048, fid=True, about=about)
+    head = None if isinstance(network, _Scripted) else network.get_parameter("fc.weight").detach()
+    return Extractor("Inception", network, 2048, fid=True, about=about, head=head)
 
 
 def _weights(file: Path) -> nn.Module:

@@ -10,6 +10,7 @@ NEEDS = {
     "lpips": "a truth to compare each picture with",
     "fid": "two pictures or more",
     "kid": "two pictures or more",
+    "is": "two pictures or more",
     "features": "two pictures or more",
     "precision": "two pictures or more",
     "recall": "two pictures or more",
@@ -33,6 +34,8 @@ TITLES = {
     "spectral_error": "distance of spectrograms at three resolutions",
     "fid": "FID",
     "kid": "KID",
+    "is": "Inception score",
+    "is_deviation": "its deviation, of ten splits",
     "feature_distance": "Fréchet distance (not FID)",
     "kernel_distance": "kernel distance (not KID)",
     "precision": "precision, share of what is made that looks real",
@@ -42,4 +45,4 @@ TITLES = {
     "miou_of_truth": "mIoU of the true pictures",
     "accuracy_of_truth": "pixel accuracy of the true pictures",
 }
-BY_FEATURES = ("fid", "kid", "feature_distance", "kernel_distance", "precision", "recall")
+BY_FEATURES = ("fid", "kid", "is", "is_deviation", "feature_distance", "kernel_distance", "precision", "recall")

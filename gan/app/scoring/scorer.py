@@ -10,9 +10,9 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor, nn
 
 from gan.app.scoring import features, pixels
-from gan.app.scoring.distances import SEED, Known, distances, kernel_subsets
+from gan.app.scoring.distances import SEED, Known, distances, inception_score, kernel_subsets
 from gan.app.scoring.features import Extractor
-from gan.app.scoring.names import NEEDS
+from gan.app.scoring.names import INCEPTION, NEEDS
 from gan.app.scoring.outputs import Heard, Made
 from gan.files.errors import UserError
 from nets.lpips import Lpips
@@ -102,6 +102,9 @@ class Scorer:
         if self.extractor is not None and "features" in rows:
             made, truth = Known.of(rows["features"]), truth or Known.of(rows["features of truth"])
             figures |= distances(made, truth, self.scores, self.extractor.names)
+            if "is" in self.scores and self.extractor.head is not None:
+                head = self.extractor.head.to(rows["features"].device)
+                figures["is"], figures["is_deviation"] = inception_score(rows["features"], head)
         for name, confusion in sums.items():
             found = pixels.intersection_over_union(confusion)
             suffix = name.removeprefix("confusion").replace(" ", "_")
@@ -166,6 +169,7 @@ def choose(
     scorer = Scorer(scores=(), labels=labels, segmenter_file=segmenter, ignore=ignore)
     fits = {name for each in made.values() for name in _fitting(each, count)}
     fits -= {"lpips"} if lpips is None and "lpips" not in asked else set()
+    fits -= {"is"} if "is" not in asked else set()  # a score of natural pictures, of ImageNet's classes
     files = {"fid": inception, "kid": inception, "lpips": lpips, "miou": segmenter}
     for name in asked or NEEDS:
         must = asked or files.get(name) is not None
@@ -176,8 +180,10 @@ def choose(
                 raise UserError(f"it needs {NEEDS[name]}")
             if name == "features" and scorer.extractor is not None:
                 continue  # FID or KID are computed already
-            if name in ("fid", "kid") and scorer.extractor is None:
+            if name in ("fid", "kid", "is") and scorer.extractor is None:
                 scorer.extractor = features.inception(inception)
+            if name == "is" and (scorer.extractor is None or scorer.extractor.head is None):
+                raise UserError(f"it needs the weights of Inception's last layer; type --inception {INCEPTION}")
             if name in ("features", "precision", "recall") and scorer.extractor is None:
                 scorer.extractor = features.always() if name == "features" else features.best(inception)
             if name == "lpips":
@@ -198,6 +204,6 @@ def _fitting(made: Made | Heard, count: int) -> set[str]:
         return {"mel", "spectral"}
     fitting = {"ssim", "rmse", "psnr"} if made.paired else set()
     fitting |= {"lpips"} if made.paired and min(made.pictures.shape[2:]) >= SMALLEST else set()
-    fitting |= {"fid", "kid", "features", "precision", "recall"} if count >= 2 else set()
+    fitting |= {"fid", "kid", "is", "features", "precision", "recall"} if count >= 2 else set()
     fitting |= {"miou"} if made.label is not None else set()
     return fitting | ({"transfer"} if made.known is not None else set())

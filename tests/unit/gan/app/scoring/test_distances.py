@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torchmetrics.image.inception import InceptionScore
 
 from gan.app.scoring import distances
 from gan.app.scoring.distances import Known
@@ -97,3 +98,17 @@ def test_one_mode_has_precision_and_no_recall():
     truth = some(200, 2) + 20 * (torch.arange(200) % 2)[:, None]
     precision, recall = distances.precision_recall(truth[::2] * 0.9, truth)
     assert precision > 0.9 and recall < 0.6
+
+
+def test_the_inception_score_is_that_of_torchmetrics():
+    features, head = some(40, 6), some(5, 6, seed=1)
+    found = distances.inception_score(features, head)
+    metric = InceptionScore(feature=torch.nn.Identity(), splits=1).double()
+    parts = []
+    for part in (features @ head.T).split(4):
+        metric.reset()
+        metric.update(part)
+        parts.append(metric.compute()[0])
+    values = torch.stack(parts)
+    assert found == pytest.approx((values.mean().item(), values.std(correction=0).item()), rel=1e-6)
+    assert distances.inception_score(100 * torch.eye(5)[torch.arange(50) % 5], torch.eye(5))[0] == pytest.approx(5)

@@ -37,6 +37,7 @@ def test_the_inception_is_torch_fidelitys_with_the_weights_of_the_file(inception
     torch.testing.assert_close(seen, network(PICTURES)[0])
     assert not torch.allclose(seen[0], seen[1], rtol=1e-2)
     assert found.about["file"] == path.name and found.about["sha256"] == features.WEIGHTS
+    assert torch.equal(found.head, network.fc.weight)
 
 
 class Scripted(nn.Module):
