@@ -16,7 +16,6 @@ from gan.app.training import loggers, metrics
 from gan.app.training.computing import computing
 from gan.app.training.metrics import Spare
 from gan.app.training.pace import between_steps
-from gan.files.disk import whole_file
 from strategies import random_state
 
 SHOWN = 8
@@ -132,5 +131,4 @@ class WriteSettings(Callback):
         """Write them. Lightning lets no rank come here before all ranks have loaded the checkpoint."""
         if trainer.is_global_zero:
             for path, text in self.texts.items():
-                with self._spare.trying(path), whole_file(path) as part:
-                    part.write_text(text, encoding="utf-8")
+                self._spare.write(path, text)

@@ -17,7 +17,6 @@ from gan.app.training import start
 from gan.app.training.metrics import Spare, warn
 from gan.app.training.pace import between_steps
 from gan.files.contents import need, numbers
-from gan.files.disk import whole_file
 from gan.files.errors import DiskError, UserError
 from strategies.checkpoint.folders import remove
 from strategies.processes.stopping import SIGNALS, Ending, Signals, tell
@@ -152,8 +151,8 @@ class Keep(Callback):
         if trainer.global_step in self.wrote and self.score in found:
             scores = {**self.scores, trainer.global_step: float(found[self.score])}
             self.scores = {step: each for step, each in scores.items() if step in self.wrote and math.isfinite(each)}
-            with self._spare.trying(self.folder.best), whole_file(self.folder.best) as part:
-                part.write_text(json.dumps({"score": self.score, "steps": self.scores}, indent=1) + "\n", "utf-8")
+            said = {"score": self.score, "steps": self.scores}
+            self._spare.write(self.folder.best, json.dumps(said, indent=1) + "\n")
             self._remove_others(trainer)
 
     def _saved_scores(self) -> dict[int, float]:

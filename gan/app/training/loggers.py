@@ -23,7 +23,6 @@ from gan.app.run.folder import RunFolder
 from gan.app.training.card import card, trained
 from gan.app.training.computing import row_of
 from gan.app.training.metrics import Record, Spare, warn
-from gan.files.disk import whole_file
 from gan.files.errors import UserError, reason
 from gan.runs import Run
 from strategies.accelerator import name_of
@@ -181,8 +180,7 @@ class Track(Callback):
             with logger.trying():
                 logger.log_hyperparams(dict(self.settings))
                 known[logger.kind] = str(logger.version)
-        with Spare().trying(self.folder.trained), whole_file(self.folder.trained) as part:
-            part.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+        Spare().write(self.folder.trained, json.dumps(known, indent=1) + "\n")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the card."""

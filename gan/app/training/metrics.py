@@ -36,6 +36,11 @@ class Spare:
                 self._said.add(kind or path.name)
                 warn(f"{path} cannot be {deed} ({reason(error)}); training goes on")
 
+    def write(self, path: Path, text: str) -> None:
+        """Write the file, whole or not at all."""
+        with self.trying(path), whole_file(path) as part:
+            part.write_text(text, encoding="utf-8", newline="")
+
 
 def warn(text: str) -> None:
     """Print a warning below the progress bar."""

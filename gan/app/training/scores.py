@@ -23,7 +23,6 @@ from gan.app.training.computing import computing, log
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Spare
 from gan.app.training.pace import between_steps
-from gan.files.disk import whole_file
 from gan.files.errors import UserError
 from gan.runs import Run
 from strategies.ranks import World
@@ -71,9 +70,8 @@ class Scores(Callback):
             return
         log(trainer, found)
         self.keep.note(trainer, found)
-        with self._spare.trying(self.folder.scores), whole_file(self.folder.scores) as part:
-            said = {"step": trainer.global_step, "scores": found, "how": how}
-            part.write_text(json.dumps(said, indent=1) + "\n", "utf-8")
+        said = {"step": trainer.global_step, "scores": found, "how": how}
+        self._spare.write(self.folder.scores, json.dumps(said, indent=1) + "\n")
 
     def _figures(
         self, world: World, game: Any, prepared: Callable[[Any], Any]
