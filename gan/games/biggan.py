@@ -37,7 +37,7 @@ class BigGan(FromNoise):
         judge_steps: int = 4,
         micro_batches: int = 1,
         ortho: tuple[float, float] = (0.0, 0.0),
-        ema: float | None = 0.9999,
+        ema: float = 0.9999,
         ema_start: int = 1000,
         split: bool = False,
         eps: float = 1e-8,
@@ -50,8 +50,7 @@ class BigGan(FromNoise):
     def configure_players(self) -> Iterator[Player]:
         """No momentum. Samples come from the generator's average."""
         adam = [partial(Adam, lr=rate, betas=(0.0, 0.999), eps=self.eps) for rate in self.rates]
-        average = {} if self.ema is None else {"ema": self.decay, "ema_buffers": "averaged"}
-        yield Player("generator", self.generator, adam[0], **average)
+        yield Player("generator", self.generator, adam[0], ema=self.decay, ema_buffers="averaged")
         yield Player("discriminator", self.discriminator, adam[1])
 
     def configure_phases(self) -> Iterator[Phase]:
@@ -61,7 +60,6 @@ class BigGan(FromNoise):
 
     def decay(self, updates: int) -> float:
         """The decay of the average's next update."""
-        assert self.ema is not None
         return self.ema if updates + 1 >= self.ema_start else 0.0
 
     def labels_of_fakes(self, batch: dict[str, Tensor]) -> Tensor | None:
