@@ -5,7 +5,7 @@ So a published state dict fits. Labels are vectors [B, classes], which may also 
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class Spectral(nn.Module):
     singular value, for logs. nets.spectral.SpectralNorm is torch's way: in evaluation it does not iterate.
     """
 
-    weight: nn.Parameter
+    weight: Tensor
     u0: Tensor
     sv0: Tensor
 
@@ -68,6 +68,8 @@ class SpectralLinear(Spectral, nn.Linear):
 
 class Table(nn.Module):
     """A vector for each class."""
+
+    weight: Tensor
 
     def __init__(self, classes: int, length: int) -> None:
         super().__init__()
@@ -211,7 +213,7 @@ class BigGenerator(nn.Module):
         for number, (before, after) in enumerate(pairwise(widths)):
             attends = [Attention(after)] if 8 << number in attention else []
             self.blocks.append(nn.ModuleList([Up(before, after, length, bool(shared)), *attends]))
-        for block, *attends in reversed(self.blocks):
+        for block, *attends in reversed(_stages(self.blocks)):
             if attends:  # which see a bias: there is no norm before them
                 break
             block.conv2.normed = block.conv_sc.normed = True
@@ -224,7 +226,7 @@ class BigGenerator(nn.Module):
         y = self.shared(_label(z, label))
         ys = [torch.cat([y, each], 1) for each in others] or [y] * len(self.blocks)
         h = self.linear(first).view(len(z), -1, 4, 4)
-        for (block, *attends), y in zip(self.blocks, ys, strict=True):
+        for (block, *attends), y in zip(_stages(self.blocks), ys, strict=True):
             h = block(h, y)
             for attention in attends:
                 h = attention(h)
@@ -262,7 +264,7 @@ class BigDiscriminator(nn.Module):
         rows, columns = middle((image.shape[2], image.shape[3]), self.side)
         outside = (columns.start, self.side - columns.stop, rows.start, self.side - rows.stop)
         h = F.pad(image, outside) if any(outside) else image
-        for block in self.blocks:
+        for block in _stages(self.blocks):
             for layer in block:
                 h = layer(h)
         h = F.relu(h).sum((2, 3))
@@ -275,6 +277,11 @@ def side_of(size: tuple[int, int]) -> int:
         if max(size) <= side:
             return side
     raise UserError(f"BigGAN draws up to 256 pixels, and pictures have {max(size)}; type --size 256")
+
+
+def _stages(blocks: nn.ModuleList) -> list[list[Any]]:
+    """The layers of each block: a residual one, and perhaps attention."""
+    return [list(each.children()) for each in blocks]
 
 
 def _label(like: Tensor, label: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from gan import Phase, Player, noise
+from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
 from gan.losses import hinge_discriminator, hinge_generator
 from nets.biggan import BigDiscriminator, BigGenerator
@@ -36,7 +37,7 @@ class BigGan(FromNoise):
         judge_steps: int = 4,
         micro_batches: int = 1,
         ortho: tuple[float, float] = (0.0, 0.0),
-        ema: float | None = 0.9999,
+        ema: float = 0.9999,
         ema_start: int = 1000,
         split: bool = False,
         eps: float = 1e-8,
@@ -49,8 +50,7 @@ class BigGan(FromNoise):
     def configure_players(self) -> Iterator[Player]:
         """No momentum. Samples come from the generator's average."""
         adam = [partial(Adam, lr=rate, betas=(0.0, 0.999), eps=self.eps) for rate in self.rates]
-        average = {} if self.ema is None else {"ema": self.decay, "ema_buffers": "averaged"}
-        yield Player("generator", self.generator, adam[0], **average)
+        yield Player("generator", self.generator, adam[0], ema=self.decay, ema_buffers="averaged")
         yield Player("discriminator", self.discriminator, adam[1])
 
     def configure_phases(self) -> Iterator[Phase]:
@@ -60,7 +60,6 @@ class BigGan(FromNoise):
 
     def decay(self, updates: int) -> float:
         """The decay of the average's next update."""
-        assert self.ema is not None
         return self.ema if updates + 1 >= self.ema_start else 0.0
 
     def labels_of_fakes(self, batch: dict[str, Tensor]) -> Tensor | None:
@@ -101,13 +100,16 @@ class BigGan(FromNoise):
         if not weight:
             return {}
         left_out = set() if but is None else set(but.parameters())
-        total = []
-        for each in net.parameters():
-            if each.dim() > 1 and each not in left_out:
-                rows = each.flatten(1)
-                products = rows @ rows.t()
-                total.append((products - products.diagonal().diag()).square().sum())
-        return {"ortho": weight / 2 * torch.stack(total).sum()}
+        weights = [each for each in net.parameters() if each.dim() > 1 and each not in left_out]
+        try:
+            products = [rows @ rows.t() for rows in (each.flatten(1) for each in weights)]
+        except UserError as error:
+            raise UserError(
+                "orthogonal regularisation reads weights outside of their network's forward, and this policy does not "
+                "have them there; type --ortho 0, or --strategy zero3"
+            ) from error
+        squares = [(each - each.diagonal().diag()).square().sum() for each in products]
+        return {"ortho": weight / 2 * torch.stack(squares).sum()}
 
     def published(self) -> list[PublishedFile]:
         """The published files. Of a folder's generators G.pth is read last, so a training goes on from it."""

@@ -13,6 +13,7 @@ from gan.files.errors import UserError
 from strategies.pipelining.pipe import ForwardRequest, Pipe
 from strategies.pipelining.program import Transfer, UnitCall
 from strategies.pipelining.schedule import Action, Step, messages, orders
+from strategies.sharding.versions import version_of
 
 PLAIN = (bool, int, float, str)
 
@@ -35,7 +36,7 @@ class Buffers:
             for name, buffer in module._buffers.items()
             if (found := f"{path}.{name}".lstrip(".")) in names and buffer is not None
         }
-        self.written: dict[str, Tensor] = {}  # the buffers that differ from before
+        self.written: dict[str, Tensor] = {}  # buffers that were written in place, or that differ from before
         self.attributes = {module: _plain(module) for module in network.modules()}
 
     @contextmanager
@@ -49,7 +50,9 @@ class Buffers:
         finally:
             for key, (module, name, buffer) in self.slots.items():
                 now, module._buffers[name] = module._buffers[name], buffer
-                if now is not None and now is not buffer and not torch.equal(now, buffer):
+                if now is None or now is buffer:
+                    continue
+                if version_of(now) or not torch.equal(now, buffer):
                     self.written[key] = now
 
     def restore_attributes(self) -> None:

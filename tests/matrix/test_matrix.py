@@ -58,6 +58,7 @@ BY_A_PIPELINE = {
     **dict.fromkeys(["dmd2_lora", "SharedLayer", "TwoPhases", "OwnMethods"], UNCALLED),
     **dict.fromkeys(["cut", "fastcut"], "is called by itself, not by the forward of its ResnetGenerator"),
     "dmd2": "has no two layers between which a pipeline could cut it",
+    "biggan": "type --ortho 0",
     "hifigan": "a pipeline goes through its stages once",
     "SometimesReached": "player 'discriminator': ",
     "OneModule": "has parameters that another player has too",

@@ -13,6 +13,7 @@ from gan.files.errors import UserError
 from gan.noise import Place
 from strategies.amounts import bubble
 from strategies.pipelining.cutting import advise, cut, most_stages, networks_of, share_out, units_of
+from strategies.pipelining.passes import Buffers
 from strategies.pipelining.pipe import ChunkPlace
 from strategies.pipelining.program import Meta, Transfer
 from strategies.pipelining.schedule import Action, forwards, merged, messages
@@ -281,3 +282,13 @@ def test_the_control_ranks_that_all_receive_first_wait_for_ever():
     found = messages(orders, transfers)
     with pytest.raises(AssertionError, match="all wait"):
         carry(orders, transfers, lambda rank: sorted(found, key=lambda message: message.source == rank))
+
+
+def test_a_buffer_that_is_written_with_the_same_value_counts_as_written():
+    """A spectral norm of one row finds its singular value again, until the weight has learned."""
+    network = nn.BatchNorm1d(2)
+    buffers = Buffers(network, dict(network.named_buffers()))
+    with buffers.chunk():
+        network.running_mean.copy_(torch.zeros(2))
+        network.running_var = torch.ones(2)
+    assert buffers.written.keys() == {"running_mean"}

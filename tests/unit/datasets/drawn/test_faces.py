@@ -11,7 +11,7 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from datasets import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, Faces, FaceTransfers
+from datasets import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, FaceLooks, Faces, FaceTransfers
 from datasets.drawn.drawing import Region, Tone
 from datasets.drawn.looks import TEXTURES, any_style, paint
 from datasets.drawn.portrait import supersampling
@@ -299,3 +299,12 @@ def test_domains_are_unpaired_and_know_their_translations():
         assert torch.equal(item["a"], poster.image(a)) and torch.equal(item["truth_b"], neon.image(a))
         assert torch.equal(item["b"], neon.image(b)) and torch.equal(item["truth_a"], poster.image(b))
     assert set(FaceDomains(1)[0]) == {"a", "b"}
+
+
+def test_faces_with_classes_take_turns():
+    looks = FaceLooks(3, 16, first=5)
+    for index, kind in enumerate((1, 0, 1)):
+        item, wanted = looks[index], Faces(3, 16, first=5, look=FaceLooks.looks[kind])
+        assert item["class"] == kind
+        assert torch.equal(item["image"], wanted[index]["image"])
+    assert len(looks) == 3

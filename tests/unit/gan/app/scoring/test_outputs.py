@@ -94,7 +94,7 @@ def test_cut_translates_one_way():
     assert torch.equal(made["a to b"].truth, batch["b"]) and not made["a to b"].paired
 
 
-@pytest.mark.parametrize("name", ["r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces"])
+@pytest.mark.parametrize("name", ["r3gan-faces", "biggan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces"])
 def test_games_from_noise_make_the_pictures_of_their_samples_numbers(name):
     game, batch, made = made_of(name, latent=8)
     (drawn,) = made.values()
