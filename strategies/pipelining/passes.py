@@ -13,7 +13,7 @@ from gan.files.errors import UserError
 from strategies.pipelining.pipe import ForwardRequest, Pipe
 from strategies.pipelining.program import Transfer, UnitCall
 from strategies.pipelining.schedule import Action, Step, messages, orders
-from strategies.sharding.versions import version_of
+from strategies.sharding.resharded_parameter import version_of
 
 PLAIN = (bool, int, float, str)
 
