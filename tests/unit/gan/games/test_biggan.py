@@ -103,9 +103,9 @@ def test_the_average_equals_the_published_one(golden):
         losses.append(loss.item())
     averages = dict(zip(ema.parameters, ema.average, strict=True)) | ema.of_buffers
     wanted = golden["ema"]
-    assert families.difference(losses, wanted["losses"]) < 1e-6
+    assert families.difference(losses, wanted["losses"]) < 1e-8
     for found, key in ((averages, "average"), (net.state_dict(), "source")):
-        assert far(sizes((each, found[each]) for each in wanted[key]), wanted[key]) < 2e-6
+        assert far(sizes((each, found[each]) for each in wanted[key]), wanted[key]) < 1e-8
 
 
 def test_training_equals_the_published_one(golden):
@@ -137,11 +137,11 @@ def test_training_equals_the_published_one(golden):
     for turn, wanted in enumerate(golden["steps"]):
         found = losses["fool"][2 * turn + 1] / 2, losses["judge"][4 * turn + 3]
         record += [abs(found[0] - wanted["G_loss"]), abs(found[1] - wanted["D_loss_real"] - wanted["D_loss_fake"])]
-    assert max(record) < 1e-6
+    assert max(record) < 1e-8
     with game.averaged():
         found = {key: value.clone() for key, value in game.generator.state_dict().items()}
     wanted = golden["steps_average"]
-    assert far(sizes((key, found[key]) for key in wanted), wanted) < 1e-6
+    assert far(sizes((key, found[key]) for key in wanted), wanted) < 1e-8
 
 
 def recorded(phase, losses):
