@@ -10,8 +10,6 @@ from gan.files.errors import UserError
 from gan.runs.run import Run, Seed, Share, is_planned, say
 from gan.runs.tones import SCORES
 from nets.hifigan import Judges, PeriodJudges, ScaleJudges
-from nets.published.files import read_published
-from nets.published.hifigan import CONFIG, CONFIGS, networks, read_config
 
 if TYPE_CHECKING:
     from datasets.files.sounds import Sounds
@@ -58,6 +56,8 @@ def hifigan(
     from datasets import GanData, Tones
     from datasets.files.sounds import Sounds
     from gan.games.hifigan import HifiGan
+    from nets.published.files import read_published
+    from nets.published.hifigan import CONFIGS, networks
 
     config, where = _configuration(config_, from_)
     if hertz is not None:
@@ -95,6 +95,8 @@ def hifigan(
 
 def _configuration(typed: str | None, from_: str | None) -> tuple[dict[str, Any], str]:
     """The published configuration, and what it is called in messages."""
+    from nets.published.hifigan import CONFIG, CONFIGS, read_config
+
     if typed is None and from_ is not None:
         path = Path(from_).expanduser()
         beside = (path if path.is_dir() else path.parent) / CONFIG

@@ -332,7 +332,9 @@ def test_a_mistake_that_another_rank_has_found_is_not_tried_again_either():
     """A rank that follows may end before the rank that has found the mistake."""
     survivor, history = Survivor(1), History(3)
     for kind, again in ((REFUSED, False), (LOST, True)):
-        follows = failed(1, survivor._follows(replace(survivor.lifeline.lost, rank=0, why="gamma is wrong", kind=kind)))
+        follows = failed(
+            1, survivor._follows(replace(survivor.lifeline.obituary, rank=0, why="gamma is wrong", kind=kind))
+        )
         assert "gamma is wrong" in follows.why and history.again(follows, 9) is again
 
 

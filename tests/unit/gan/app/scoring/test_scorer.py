@@ -14,7 +14,7 @@ from gan.files.errors import UserError
 PICTURES = torch.zeros(1, 3, 16, 16)
 PAINTED = {"painted": Made(PICTURES, PICTURES, label=torch.zeros(1, 16, 16).long())}
 FROM_NOISE = {"from noise": Made(PICTURES, PICTURES, paired=False)}
-HEARD = {"sounds": Heard(torch.zeros(2, 4, 5), torch.zeros(2, 4, 5))}
+HEARD = {"sounds": Heard(torch.zeros(2, 4, 5), torch.zeros(2, 4, 5), torch.zeros(2))}
 FID = features.Extractor("Inception", nn.Identity(), 2048, fid=True)
 STAND_IN = features.Extractor("random convolutions", nn.Identity(), 960)
 
@@ -138,8 +138,8 @@ def test_figures_by_hand():
 
 def test_sounds_have_one_score_which_is_a_mean_over_sounds():
     found = choose(HEARD, 8)
-    assert found.scores == ("mel",) and not found.left_out
-    made = Heard(torch.tensor([[[1.0, 2.0]], [[0.0, 8.0]]]), torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]]))
+    assert found.scores == ("mel", "spectral") and not found.left_out
+    made = Heard(torch.tensor([[[1.0, 2.0]], [[0.0, 8.0]]]), torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]]), torch.zeros(2))
     rows = found.rows(made)
     assert rows["mel_error"].tolist() == [1.0, 4.0] and not found.sums(made)
     assert found.figures(rows, {}) == {"mel_error": 2.5}
