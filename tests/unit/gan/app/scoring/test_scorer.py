@@ -136,13 +136,15 @@ def test_figures_by_hand():
     assert figures["iou"]["sea"] == pytest.approx(4 / 5) and math.isnan(figures["iou"]["land"])
 
 
-def test_sounds_have_one_score_which_is_a_mean_over_sounds():
+def test_sounds_have_two_scores_which_are_means_over_sounds():
     found = choose(HEARD, 8)
     assert found.scores == ("mel", "spectral") and not found.left_out
-    made = Heard(torch.tensor([[[1.0, 2.0]], [[0.0, 8.0]]]), torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]]), torch.zeros(2))
+    made = Heard(
+        torch.tensor([[[1.0, 2.0]], [[0.0, 8.0]]]), torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]]), torch.tensor([0.5, 1.0])
+    )
     rows = found.rows(made)
     assert rows["mel_error"].tolist() == [1.0, 4.0] and not found.sums(made)
-    assert found.figures(rows, {}) == {"mel_error": 2.5}
+    assert found.figures(rows, {}) == {"mel_error": 2.5, "spectral_error": 0.75}
 
 
 def test_the_truth_is_segmented_too_where_there_is_one(monkeypatch):
