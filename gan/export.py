@@ -1,6 +1,6 @@
 """`python -m gan.export RUN`: write a run's networks, a file for each player, to be loaded with plain torch."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -24,9 +24,9 @@ from gan.files.errors import UserError
 if TYPE_CHECKING:
     from gan.app.painting.reopen import SavedRun
     from gan.module import GanModule
+    from nets.published.files import PublishedFile
 
 Formats = restricted_string_type("Formats", "^(torch|onnx)(,(torch|onnx))?$", docstring="torch, onnx or both")
-SNAPSHOT = "network-snapshot.pkl"
 README = """{run}, step {step}: one file a player. To read the weights takes torch and safetensors and nothing else.
 
     from safetensors.torch import load_file
@@ -47,18 +47,16 @@ PARAMETRIZED = """{player}: keys with `parametrizations` (e.g. {key}) are torch'
 weight that is computed, such as by spectral norm; a network with the same parametrizations
 takes them as they are.
 """
-PUBLISHED = """latest_net_G.pth (encoder and generator) and latest_net_D.pth (discriminator) have the published SEAN's
-key names: torch.load(path, weights_only=True).
+PUBLISHED = """{files}: as the published code loads them. Where a file has G and G_ema, both are the same generator.
 """
-SNAPSHOTS = f"{SNAPSHOT} is loaded by the published code: G and G_ema are the same generator there."
 EXAMPLES = """examples:
   python -m gan.export                           the newest run, into its folder's export/step-<step>/
   python -m gan.export runs/001-sean-faces --weights raw
   python -m gan.export RUN --to networks/        into a folder of yours
   python -m gan.export RUN --card --licence "CC BY 4.0"   with a model card, ready for a hub of models
   python -m gan.export RUN --format torch,onnx            the generator also as a program
-  python -m gan.export RUN --published           a SEAN also as latest_net_G.pth and latest_net_D.pth,
-                                                 a StyleGAN2 or an R3GAN as network-snapshot.pkl
+  python -m gan.export RUN --published           also as the published code's files: latest_net_G.pth of a SEAN,
+                                                 network-snapshot.pkl of a StyleGAN2 or an R3GAN
 """
 
 
@@ -135,10 +133,12 @@ def export(
     players = networks(opened.run.game, opened.averaged)
     files = _programs(opened, players, formats) if formats else {}  # first: torch may refuse to write one
     files |= {f"{each.file}.safetensors": _safetensors(each, opened) for each in players}
-    if published:
-        files |= _published(opened.run.game, players)
-    said = _readme(opened, players, published)
-    files |= _card(opened, players, licence, formats, said) if card else {"README.txt": _text(said)}
+    theirs = _published(opened.run.game, players) if published else {}
+    files |= {name: each.write for name, each in theirs.items()}
+    said = _readme(opened, players, theirs)
+    # HiFi-GAN's published code has a config.json too: then one file has both.
+    config = theirs["config.json"].others if "config.json" in theirs else {}
+    files |= _card(opened, players, licence, formats, said, config) if card else {"README.txt": _text(said)}
 
     default = f"step-{opened.step:06d}" + ("-raw" if weights == "raw" else "")
     folder = opened.folder.path / "export" / default if to is None else to
@@ -186,37 +186,16 @@ def _safetensors(each: Exported, opened: "SavedRun") -> Callable[[Path], None]:
     return lambda path: save_file(each.state, path, metadata=about)
 
 
-def _published(game: "GanModule", players: list[Exported]) -> dict[str, Callable[[Path], object]]:
-    """The files of the published code. They are made before anything is written: a network may not have that form."""
-    from gan.games.r3gan import R3Gan
-    from gan.games.sean import Sean
-    from gan.games.stylegan import StyleGan
-    from nets.discriminator import MultiScaleDiscriminator
-    from nets.published import export_discriminator, export_generator
-    from nets.published.from_noise import published
-    from nets.published.pickles import write
-
+def _published(game: "GanModule", players: list[Exported]) -> dict[str, "PublishedFile"]:
+    """The files of the published code. A network may not have that form, so they are made before any is written."""
     for each in players:
         each.network.load_state_dict(each.state, assign=True)
-    if callable(files := getattr(game, "published", None)):
-        return {each.name: each.write for each in files()}
-    if isinstance(game, R3Gan | StyleGan):
-        drawer = published(game.generator)
-        found = {"G": drawer, "D": published(game.discriminator), "G_ema": drawer}
-        return {SNAPSHOT: lambda path: write(path, found)}
-    if not isinstance(game, Sean) or not isinstance(game.discriminator, MultiScaleDiscriminator):
-        raise UserError(
-            f"--published is the form of SEAN's, StyleGAN2's and R3GAN's networks, and this run's game is "
-            f"{type(game).__name__}"
-        )
+    if not callable(files := getattr(game, "published", None)):
+        raise UserError(f"--published: {type(game).__name__} has no published form; leave it out")
     try:
-        drawer, judge = export_generator(game.encoder, game.generator), export_discriminator(game.discriminator)
+        return {each.name: each for each in files()}
     except UserError as error:
         raise UserError(f"these networks do not have the published form. {error}; or leave --published out") from error
-    return {
-        "latest_net_G.pth": lambda path: torch.save(drawer, path),
-        "latest_net_D.pth": lambda path: torch.save(judge, path),
-    }
 
 
 def _programs(opened: "SavedRun", players: list[Exported], formats: str) -> dict[str, Callable[[Path], object]]:
@@ -239,7 +218,7 @@ def _programs(opened: "SavedRun", players: list[Exported], formats: str) -> dict
 
 
 def _card(
-    opened: "SavedRun", players: list[Exported], licence: str | None, formats: str, said: str
+    opened: "SavedRun", players: list[Exported], licence: str | None, formats: str, said: str, known: Mapping[str, Any]
 ) -> dict[str, Callable[[Path], object]]:
     """README.md, config.json and the pictures."""
     from gan.app.exporting import card, programs
@@ -254,7 +233,7 @@ def _card(
     columns = shown(opened.run.game, held_out(opened, SHOWN))
     pictures = {"samples.png": lambda path: grids.grid(columns, SHOWN).save(path, "PNG")} if columns else {}
     text = card.readme(opened, networks, calls, kinds, licence, said, next(iter(pictures), ""))
-    return {"config.json": _text(card.config(opened, networks)), **pictures, "README.md": _text(text)}
+    return {"config.json": _text(card.config(opened, networks, known)), **pictures, "README.md": _text(text)}
 
 
 def _text(text: str) -> Callable[[Path], object]:
@@ -267,7 +246,7 @@ def _write(path: Path, write: Callable[[Path], object]) -> Path:
     return path
 
 
-def _readme(opened: "SavedRun", players: list[Exported], published: bool) -> str:
+def _readme(opened: "SavedRun", players: list[Exported], published: Collection[str]) -> str:
     about = README.format(run=opened.folder.path.resolve().name, step=opened.step, file=players[0].file)
     for each in players:
         size = f"{len(each.state)} tensors, {sum(tensor.numel() for tensor in each.state.values()):,} numbers"
@@ -279,10 +258,7 @@ def _readme(opened: "SavedRun", players: list[Exported], published: bool) -> str
         if keys := [key for key in each.state if "parametrizations" in key.split(".")]:
             about += PARAMETRIZED.format(player=each.player, key=keys[0])
     if published:
-        if callable(files := getattr(opened.run.game, "published", None)):
-            about += f"{', '.join(each.name for each in files())}: as the published code has them.\n"
-        else:
-            about += PUBLISHED if any(each.player == "encoder" for each in players) else SNAPSHOTS
+        about += PUBLISHED.format(files=", ".join(published))
     return about.rstrip() + "\n"
 
 

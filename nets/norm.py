@@ -176,7 +176,6 @@ class ActNorm(nn.Module):
 
     `loc`, `scale` and `initialized` are the published names. The published code overwrites the weights in the first
     forward. Here buffers take what is added to them then, since a forward may write buffers under every policy.
-    `published` gives the weights with that added.
     """
 
     initialized: Tensor
@@ -191,14 +190,18 @@ class ActNorm(nn.Module):
         self.register_buffer("to_loc", torch.zeros(1, channels, 1, 1))
         self.register_buffer("to_scale", torch.zeros(1, channels, 1, 1))
 
-    def published(self) -> tuple[Tensor, Tensor]:
-        return self.loc + self.to_loc, self.scale + self.to_scale
+    def published_state(self) -> dict[str, Tensor]:
+        """See [Note: published names]."""
+        added = {"loc": self.loc + self.to_loc, "scale": self.scale + self.to_scale}
+        return {**added, "initialized": self.initialized}
+
+    def take_published(self, state: dict[str, Tensor]) -> None:
+        self.load_state_dict({**state, "to_loc": 0 * self.to_loc, "to_scale": 0 * self.to_scale})
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and (self.initialized.is_meta or not self.initialized):
             self.start(x)
-        loc, scale = self.published()
-        return scale * (x + loc)
+        return (self.scale + self.to_scale) * (x + (self.loc + self.to_loc))
 
     @torch.no_grad()
     def start(self, x: Tensor) -> None:

@@ -3,6 +3,7 @@
 The names of modules and parameters are the published ones, so a published state dict fits.
 """
 
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Literal
@@ -57,9 +58,14 @@ class Codebook(nn.Module):
             return self.embedding.weight
         return self.sums / self.counts.clamp_min(SMALLEST)[:, None]
 
+    def published_state(self) -> dict[str, Tensor]:
+        """See [Note: published names]."""
+        return {"embedding.weight": self.codes}
+
     @torch.no_grad()
-    def take(self, codes: Tensor) -> None:
+    def take_published(self, state: dict[str, Tensor]) -> None:
         """Begin with these codes. Where they follow, each counts as much as a hundred features that chose it."""
+        codes = state["embedding.weight"]
         if self.learning != "ema":
             self.embedding.weight.copy_(codes)
         else:
@@ -177,9 +183,9 @@ class Encoder(nn.Module):
         for number, (before, after) in enumerate(pairwise((widths[0], *widths))):
             level = Level(before, after, blocks, number in attention, groups)
             if number < len(widths) - 1:
-                level.downsample = Downsample(after)
+                level.downsample = Resize(after, doubles=False)
             self.down.append(level)
-        self.mid = Middle(widths[-1], groups)
+        self.mid = middle(widths[-1], groups)
         self.norm_out = _norm(widths[-1], groups)
         self.conv_out = nn.Conv2d(widths[-1], outside, 3, padding=1)
 
@@ -198,12 +204,12 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.conv_in = nn.Conv2d(inside, widths[-1], 3, padding=1)
-        self.mid = Middle(widths[-1], groups)
+        self.mid = middle(widths[-1], groups)
         self.up = nn.ModuleList()
         for number, (after, before) in enumerate(pairwise((*widths, widths[-1]))):
             level = Level(before, after, blocks + 1, number in attention, groups)
             if number > 0:
-                level.upsample = Upsample(after)
+                level.upsample = Resize(after, doubles=True)
             self.up.append(level)
         self.norm_out = _norm(widths[0], groups)
         self.conv_out = nn.Conv2d(widths[0], outside, 3, padding=1)
@@ -236,17 +242,13 @@ class Level(nn.Module):
         return x if resize is None else resize(x)
 
 
-class Middle(nn.Module):
+def middle(channels: int, groups: int) -> nn.Sequential:
     """The blocks of the smallest size."""
-
-    def __init__(self, channels: int, groups: int) -> None:
-        super().__init__()
-        self.block_1 = ResidualBlock(channels, channels, groups)
-        self.attn_1 = Attention(channels, groups)
-        self.block_2 = ResidualBlock(channels, channels, groups)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.block_2(self.attn_1(self.block_1(x)))
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers["block_1"] = ResidualBlock(channels, channels, groups)
+    layers["attn_1"] = Attention(channels, groups)
+    layers["block_2"] = ResidualBlock(channels, channels, groups)
+    return nn.Sequential(layers)
 
 
 class ResidualBlock(nn.Module):
@@ -286,26 +288,16 @@ class Attention(nn.Module):
         return x + self.proj_out(found.transpose(1, 2).unflatten(2, x.shape[2:]))
 
 
-class Downsample(nn.Module):
-    """Halves a picture. The zeros around it are on the right and below only."""
+class Resize(nn.Module):
+    """Doubles a picture, or halves it; then the zeros around it are on the right and below only."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, doubles: bool) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, 2)
+        self.doubles = doubles
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1) if doubles else nn.Conv2d(channels, channels, 3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.pad(x, (0, 1, 0, 1)))
-
-
-class Upsample(nn.Module):
-    """Doubles a picture."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return self.conv(F.interpolate(x, scale_factor=2.0) if self.doubles else F.pad(x, (0, 1, 0, 1)))
 
 
 def _norm(channels: int, groups: int) -> nn.GroupNorm:

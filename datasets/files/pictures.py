@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -61,7 +61,33 @@ class Headers:
         return (min(power, USUAL),) * 2, "most reach it"
 
 
-class Pictures(Dataset):
+class Kept(Dataset):
+    """The samples of a source that can be used: `entries` are their numbers there."""
+
+    source: Source
+    entries: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def split(self, held_out: float) -> tuple[Self, Self]:
+        """Two sets: for training, and that share to hold out, which the names decide. A sample keeps its side.
+
+        In small sets a few more are held out, or there would be nothing to look at.
+        """
+        out = _drawn(self.source.names[self.entries].tolist(), held_out)
+        return self.part(~out), self.part(out)
+
+    def part(self, rows: np.ndarray) -> Self:
+        part = object.__new__(type(self))
+        part.__dict__ |= self.__getstate__() | {"entries": self.entries[rows]}
+        return part
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)
+
+
+class Pictures(Kept):
     """Items {"image": uint8 [channels, height, width]}, and where there are classes {"class": number or vector} too.
 
     All pictures are decoded when the set is opened, and stay in the cache as one array of bytes, which processes
@@ -85,10 +111,9 @@ class Pictures(Dataset):
         )  # fmt: skip
         if self.problems and (not skip_broken or len(self.problems) == len(source)):
             raise_broken(source, self.problems)
-        kept = [index for index, text in enumerate(texts) if text is not None]
-        self.entries = np.array(kept)
-        self._rows = np.array([int(texts[index] or -1) for index in kept])
-        self.decoded = bool((self._rows >= 0).all())
+        self.entries = np.array([entry for entry, text in enumerate(texts) if text is not None])
+        self._rows = np.array([int(text or -1) for text in texts])  # of all entries
+        self.decoded = bool((self._rows[self.entries] >= 0).all())
 
     @property
     def classes(self) -> int:
@@ -99,28 +124,13 @@ class Pictures(Dataset):
     def class_names(self) -> tuple[str, ...]:
         return self.source.class_names
 
-    def split(self, held_out: float) -> "tuple[Pictures, Pictures]":
-        """Two sets: for training, and that share to hold out, which the names decide. A picture keeps its side.
-
-        In small sets a few more are held out, or there would be nothing to look at.
-        """
-        out = _drawn(self.source.names[self.entries].tolist(), held_out)
-        return self.part(~out), self.part(out)
-
-    def part(self, rows: np.ndarray) -> "Pictures":
-        part = object.__new__(Pictures)
-        part.__dict__ |= self.__getstate__() | {"entries": self.entries[rows], "_rows": self._rows[rows]}
-        return part
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
     def name(self, index: int) -> str:
         """The picture's name in its set."""
         return os.fsdecode(self.source.names[self.entries[index]])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        entry, row = int(self.entries[index]), int(self._rows[index])
+        entry = int(self.entries[index])
+        row = int(self._rows[entry])
         pixels = self._decode(entry) if row < 0 else torch.from_numpy(self._open()[row].copy())
         item: dict[str, Any] = {"image": tv_tensors.Image(pixels)}
         if self.source.labels is not None:

@@ -172,28 +172,10 @@ class Side(Dataset):
 
 
 class PairedSides(Dataset):
-    """Items {"a", "b"} of two sides: pairs."""
+    """Items {"a", "b"} of two sides: pairs, or each picture of the larger side with one of the other."""
 
     def __init__(self, a: Side, b: Side) -> None:
         self.a, self.b, self.size = a, b, a.size
-
-    def __len__(self) -> int:
-        return len(self.a)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"a": self.a[index]["image"], "b": self.b[index]["image"]}
-
-    def load_crop(self, index: int, resized: Sequence[int], corner: tuple[int, int]) -> dict[str, Any]:
-        """The same part of both."""
-        return {name: getattr(self, name).load_crop(index, resized, corner)["image"] for name in "ab"}
-
-
-class UnpairedSides(PairedSides):
-    """Items {"a", "b"} of two sides: each picture of the larger side, with one of the other.
-
-    In training the picture of b is drawn at random, by (seed, epoch, index), and each is mirrored and cropped by
-    itself, as published.
-    """
 
     def __len__(self) -> int:
         return max(len(self.a), len(self.b))
@@ -202,6 +184,16 @@ class UnpairedSides(PairedSides):
         if index >= len(self):
             raise IndexError(index)
         return {"a": self.a[index % len(self.a)]["image"], "b": self.b[index % len(self.b)]["image"]}
+
+    def load_crop(self, index: int, resized: Sequence[int], corner: tuple[int, int]) -> dict[str, Any]:
+        """The same part of both."""
+        return {name: getattr(self, name).load_crop(index, resized, corner)["image"] for name in "ab"}
+
+
+class UnpairedSides(PairedSides):
+    """In training the picture of b is drawn at random, by (seed, epoch, index), and each is mirrored and cropped by
+    itself, as published.
+    """
 
     def load_augmented(self, augment: Augment, epoch: int, index: int) -> dict[str, Any]:
         """A sample of an epoch, augmented."""

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from datasets.files.cache import remember
-from datasets.files.pictures import few_of, raise_broken
+from datasets.files.pictures import Kept, raise_broken
 from datasets.files.sources import Folder
 from gan.files.disk import regular, whole_file
 from gan.files.errors import UserError, reason
@@ -63,13 +62,15 @@ def read_mel(path: Path, bands: int) -> np.ndarray:
     return mel
 
 
-class Sounds(Dataset):
+class Sounds(Kept):
     """Items {"wave": float32 [length]} between -1 and 1, and with a folder of `mels` {"mel": [bands, frames]} too.
 
     A sound is scaled to a peak of 0.95, but not beside mels, as in the published fine-tuning. An item is the beginning
     of a sound, and `load_part` gives any other part. A shorter sound ends in silence. Files that cannot be used, or
     that are shorter than `least` samples, are an error that names them, unless `skip_broken` leaves them out.
     """
+
+    source: SoundFolder
 
     def __init__(
         self,
@@ -90,14 +91,12 @@ class Sounds(Dataset):
             self.folder.with_suffix(".npz"), self.source.names, self.source.stamps, self._begin, "decoding sounds",
             good=lambda text: (self.folder / text.split()[-1]).exists(),
         )  # fmt: skip
-        known = [(entry, text.split()) for entry, text in enumerate(texts) if text is not None]
-        problems += [
-            f"{self.source.name(entry)}: {wrong}" for entry, words in known if (wrong := self._wrong(entry, words))
-        ]
-        self.problems = problems
-        if problems and (not skip_broken or len(problems) == len(self.source)):
-            raise_broken(self.source, problems)
-        self._kept = [(entry, words) for entry, words in known if not self._wrong(entry, words)]
+        self._known = [(text or "").split() for text in texts]  # of all entries: see _decode
+        wrong = [self._wrong(entry) if words else "" for entry, words in enumerate(self._known)]
+        self.problems = [*problems, *(f"{self.source.name(entry)}: {each}" for entry, each in enumerate(wrong) if each)]
+        if self.problems and (not skip_broken or len(self.problems) == len(self.source)):
+            raise_broken(self.source, self.problems)
+        self.entries = np.array([entry for entry, words in enumerate(self._known) if words and not wrong[entry]])
 
     def _begin(self, todo: Sequence[int]) -> Callable[[int], str]:
         self.folder.mkdir(exist_ok=True)
@@ -112,10 +111,10 @@ class Sounds(Dataset):
             np.save(file, wave)
         return f"{len(wave)} {int(np.abs(wave.astype(np.int32)).max(initial=0))} {own} {channels} {name}"
 
-    def _wrong(self, entry: int, words: Sequence[str]) -> str:
+    def _wrong(self, entry: int) -> str:
         """Why a decoded sound cannot be used."""
-        if int(words[0]) < self.least:
-            return f"it is too short: {int(words[0]):,} samples, and {self.least:,} are needed"
+        if (length := int(self._known[entry][0])) < self.least:
+            return f"it is too short: {length:,} samples, and {self.least:,} are needed"
         try:
             self._mel(entry)
         except (UserError, OSError, ValueError, EOFError) as error:
@@ -129,43 +128,33 @@ class Sounds(Dataset):
         """The given spectrogram of a sound; None where none are given."""
         return None if self.mels is None else read_mel(self._mel_file(entry), self.bands)
 
-    def split(self, held_out: float, length: int) -> "tuple[Sounds, Sounds]":
-        """Two sets: for training, and that share to hold out, which the names decide, in pieces of that length."""
-        names = [os.fsdecode(self.source.names[entry]) for entry, _ in self._kept]
-        out = set(few_of(names, held_out))
-        chosen = [
-            [row for row, name in zip(self._kept, names, strict=True) if (name in out) == side] for side in (0, 1)
-        ]
-        return self._part(chosen[0], self.length), self._part(chosen[1], length)
-
-    def _part(self, kept: list[tuple[int, list[str]]], length: int) -> "Sounds":
-        part = object.__new__(Sounds)
-        part.__dict__ |= vars(self) | {"_kept": kept, "length": length}
-        return part
+    def pieces(self, held_out: float, length: int) -> "tuple[Sounds, Sounds]":
+        """Both sets of `split`; those held out are in pieces of that length."""
+        train, val = self.split(held_out)
+        val.length = length
+        return train, val
 
     @property
     def lengths(self) -> list[int]:
         """Of all sounds, in samples at this rate."""
-        return [int(words[0]) for _, words in self._kept]
+        return [int(self._known[entry][0]) for entry in self.entries]
 
     @property
     def own_rates(self) -> Counter[int]:
-        return Counter(int(words[2]) for _, words in self._kept)
+        return Counter(int(self._known[entry][2]) for entry in self.entries)
 
     @property
     def many_channels(self) -> int:
         """How many sounds have several channels."""
-        return sum(int(words[3]) > 1 for _, words in self._kept)
-
-    def __len__(self) -> int:
-        return len(self._kept)
+        return sum(int(self._known[entry][3]) > 1 for entry in self.entries)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.load_part(index, 0.0)
 
     def load_part(self, index: int, where: float) -> dict[str, Any]:
         """The part of a sound that begins at a share of all possible beginnings, from 0 to below 1."""
-        entry, words = self._kept[index]
+        entry = int(self.entries[index])
+        words = self._known[entry]
         whole, mel = np.load(self.folder / words[-1], mmap_mode="r"), self._mel(entry)
         step = 1 if mel is None else self.hop
         known = len(whole) if mel is None else min(len(whole), mel.shape[1] * self.hop)

@@ -15,7 +15,7 @@ from gan.games.translation import Translation
 from gan.losses import least_squares_discriminator, least_squares_generator
 from nets.patch import PatchGan
 from nets.patch_vectors import PatchVectors
-from nets.published.files import PublishedFile
+from nets.published.files import PublishedFile, latest_nets
 from nets.resnet import ResnetGenerator
 
 LAYERS = (0, 4, 8, 12, 16)  # of the generator, whose features are compared: the padded picture is the first
@@ -116,11 +116,7 @@ class Cut(Compared):
         return self.generator(a)
 
     def published(self) -> list[PublishedFile]:
-        networks = {"G": self.generator, "F": self.vectors, "D": self.discriminator}
-        return [
-            PublishedFile(f"latest_net_{name}.pth", {"": network}, f"*_net_{name}.pth")
-            for name, network in networks.items()
-        ]
+        return latest_nets(G=self.generator, F=self.vectors, D=self.discriminator)
 
     def translations(self) -> dict[str, Translation]:
         """The one direction."""
@@ -128,11 +124,7 @@ class Cut(Compared):
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         """Compare translations with their truth, in 0..1; without one, with pictures of that kind."""
-        fake = self.translate(batch["a"])
-        if "truth_b" not in batch:
-            return self.compare(fake, batch["b"])
-        error = F.l1_loss(fake, batch["truth_b"]) / 2
-        self.log("val/translation_error", error, sync_dist=True, batch_size=len(fake))
+        self.score_translations(batch, b=self.translate(batch["a"]))
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:

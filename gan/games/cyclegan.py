@@ -14,7 +14,7 @@ from gan.games.from_noise import Compared
 from gan.games.translation import Translation
 from gan.losses import least_squares_discriminator, least_squares_generator
 from gan.pool import ImagePool
-from nets.published.files import PublishedFile
+from nets.published.files import PublishedFile, latest_nets
 from nets.resnet import ResnetGenerator
 
 
@@ -94,9 +94,8 @@ class CycleGan(Compared):
         """G_A makes B of A, and D_A judges B. A released generator, `latest_net_G.pth`, is taken for G_A."""
         to_b, to_a = self.generators.values()
         of_b, of_a = self.discriminators.values()
-        networks = {"G_A": to_b, "G_B": to_a, "D_A": of_b, "D_B": of_a}
-        patterns = {name: f"*_net_{name}.pth" for name in networks} | {"G_A": "*_net_G[._][pA]*"}  # G.pth or G_A.pth
-        return [PublishedFile(f"latest_net_{name}.pth", {"": networks[name]}, patterns[name]) for name in networks]
+        either = {"G_A": "*_net_G[._][pA]*"}  # G.pth or G_A.pth
+        return latest_nets(patterns=either, G_A=to_b, G_B=to_a, D_A=of_b, D_B=of_a)
 
     def translations(self) -> dict[str, Translation]:
         """Both directions."""
@@ -113,10 +112,7 @@ class CycleGan(Compared):
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         """Compare translations with their truth in 0..1, as the mean of both directions; without, as kinds."""
         fake_b, fake_a = self.translate(batch["a"], batch["b"])
-        if "truth_b" not in batch:
-            return self.compare(torch.cat([fake_b, fake_a]), torch.cat([batch["b"], batch["a"]]))
-        error = (F.l1_loss(fake_b, batch["truth_b"]) + F.l1_loss(fake_a, batch["truth_a"])) / 4
-        self.log("val/translation_error", error, sync_dist=True, batch_size=len(fake_a))
+        self.score_translations(batch, b=fake_b, a=fake_a)
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -30,6 +30,14 @@ class Compared(GanModule):
         self._drawn.append(projections(drawn))
         self._real.append(projections(real))
 
+    def score_translations(self, batch: dict[str, Tensor], **fakes: Tensor) -> None:
+        """Compare translations with their truth, in 0..1, as the mean of directions; without one, as kinds."""
+        count = len(batch["a"])
+        if "truth_b" not in batch:
+            return self.compare(torch.cat(list(fakes.values())), torch.cat([batch[name] for name in fakes]))
+        errors = [F.l1_loss(fake, batch[f"truth_{name}"]) / 2 for name, fake in fakes.items()]
+        self.log("val/translation_error", torch.stack(errors).mean(), sync_dist=True, batch_size=count)
+
     def on_validation_epoch_end(self) -> None:
         """The sliced Wasserstein distance between all pictures of the game and all held-out ones."""
         if not self._drawn:

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gan import GanModule, Phase, Player, losses
 from gan.games.translation import Translation
 from nets.blocks import onehot
-from nets.published.files import PublishedFile
+from nets.published.files import PublishedFile, latest_nets
 from nets.resnet import ResnetGenerator
 from nets.unet import UNet
 
@@ -117,10 +117,7 @@ class Pix2pix(GanModule):
         return batch["a"], batch["b"]
 
     def published(self) -> list[PublishedFile]:
-        return [
-            PublishedFile("latest_net_G.pth", {"": self.generator}, "*_net_G.pth"),
-            PublishedFile("latest_net_D.pth", {"": self.discriminator}, "*_net_D.pth"),
-        ]
+        return latest_nets(G=self.generator, D=self.discriminator)
 
     def translations(self) -> dict[str, Translation]:
         """From pictures; a network that reads label maps has no way from pictures."""

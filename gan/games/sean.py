@@ -9,6 +9,8 @@ from torch import Tensor
 from gan import noise
 from gan.games.spade import Spade
 from nets.discriminator import MultiScaleDiscriminator
+from nets.published.files import PublishedFile
+from nets.published.sean import export_discriminator, export_generator
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
 from nets.vgg import Vgg19
@@ -94,6 +96,10 @@ class Sean(Spade):
         if "region" in batch:
             columns |= {"one region": self.restyle(batch)[1], "its truth": batch["region_truth"]}
         return columns
+
+    def published(self) -> list[PublishedFile]:
+        found = {"G": export_generator(self.encoder, self.generator), "D": export_discriminator(self.discriminator)}
+        return [PublishedFile(f"latest_net_{name}.pth", {}, others=state) for name, state in found.items()]
 
 
 def mean_where(chosen: Tensor, values: Tensor) -> Tensor:

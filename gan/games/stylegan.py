@@ -15,6 +15,8 @@ from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
 from gan.losses import non_saturating_discriminator, non_saturating_generator, path_lengths, r1
 from nets.ada import Ada
+from nets.published.files import PublishedFile
+from nets.published.from_noise import snapshot
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 
 BETAS = (0.0, 0.99)
@@ -162,6 +164,9 @@ class StyleGan(FromNoise):
                 self.scored.zero_()
         self._means.clear()
         self._scored.clear()
+
+    def published(self) -> list[PublishedFile]:
+        return [snapshot(self.generator, self.discriminator)]
 
 
 def sparse(place: noise.Place, shrink: int) -> noise.Place:

@@ -13,7 +13,8 @@ from gan.games.translation import Translation
 from gan.losses import hinge_discriminator, hinge_generator, non_saturating_discriminator
 from nets.lpips import Lpips
 from nets.patch import PatchGan
-from nets.published.vqgan import LastCkpt
+from nets.published.files import PublishedFile
+from nets.published.vqgan import last_ckpt
 from nets.vqgan import VqAutoencoder
 
 LARGEST = 1e4  # of the adaptive weight
@@ -127,9 +128,8 @@ class VqGan(GanModule):
         net = self.autoencoder
         return {"painted again": Translation(lambda image: net(image)[0], net.channels)}
 
-    def published(self) -> list[LastCkpt]:
-        """The file of the published code, for `gan.export --published`."""
-        return [LastCkpt(self.autoencoder, self.discriminator)]
+    def published(self) -> list[PublishedFile]:
+        return [last_ckpt(self.autoencoder, self.discriminator)]
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:

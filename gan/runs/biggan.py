@@ -8,7 +8,8 @@ from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativ
 
 from gan.files.errors import UserError
 from gan.runs.pictures import OnPictures
-from gan.runs.run import Run, say
+from gan.runs.run import Run, begin_with
+from gan.runs.run import preset as preset_of
 from nets.biggan import BigDiscriminator, BigGenerator, side_of
 
 
@@ -40,15 +41,14 @@ PRESETS = {
 }
 
 
-def preset(config: str, size: tuple[int, int]) -> Preset:
+def preset(config: str, size: tuple[int, int], **typed: Any) -> Preset:
     """The configuration of that name; `auto` is cifar's up to 32 pixels, and for more ImageNet's with small batches."""
     side = side_of(size)
-    if config == "auto" and side > 32:
+    auto = PRESETS["cifar"]
+    if side > 32:
         small = replace(PRESETS["imagenet128-ch64"], batch_size=64, micro_batches=1, kimg=25_000, ema_start=1000)
-        return replace(small, side=side, attention=min(64, side // 2))
-    if config not in ("auto", *PRESETS):
-        raise UserError(f"--config {config} is not known; type one of auto, {', '.join(PRESETS)}")
-    found = PRESETS["cifar" if config == "auto" else config]
+        auto = replace(small, side=side, attention=min(64, side // 2))
+    found = preset_of({"auto": auto} | PRESETS, config, **typed)
     if found.side != side:
         raise UserError(f"config '{config}' is for {found.side} pixels, and pictures have {size}; type --config auto")
     return found
@@ -106,12 +106,11 @@ def biggan(
 
     pictures = OnPictures(**settings)
     found = pictures.find()
-    typed: dict[str, Any] = dict(
-        kimg=kimg, batch_size=batch_size, micro_batches=micro_batches, judge_steps=judge_steps, rate=rate,
-        judge_rate=judge_rate, width=width, latent=latent, shared=shared, attention=attention, ema_start=ema_start,
+    p = preset(
+        config_, found.size, kimg=kimg, batch_size=batch_size, micro_batches=micro_batches, judge_steps=judge_steps,
+        rate=rate, judge_rate=judge_rate, width=width, latent=latent, shared=shared, attention=attention,
+        ema_start=ema_start,
     )  # fmt: skip
-    chosen = preset(config_, found.size)
-    p = replace(chosen, **{name: value for name, value in typed.items() if value is not None})
     torch.manual_seed(pictures.seed)
     rule: dict[str, Any] = dict(
         size=found.size,
@@ -119,7 +118,7 @@ def biggan(
         classes=found.classes,
         attention=[p.attention],
         channels=found.channels,
-        start="normal" if chosen.side == 32 else "ortho",
+        start="normal" if p.side == 32 else "ortho",
     )
     game = BigGan(
         BigGenerator(latent=p.latent, shared=p.shared, hierarchical=bool(p.shared), **rule),
@@ -133,8 +132,5 @@ def biggan(
         split=split,
         eps=p.eps,
     )
-    if from_ is not None:
-        from nets.published.files import read_published
-
-        say(f"weights: {', '.join(read_published(from_, game.published()))} of {from_}")
+    begin_with(from_, game)
     return found.run(game, p.batch_size, max_steps or max(1, round(1000 * p.kimg / p.batch_size)))

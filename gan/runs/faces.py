@@ -181,11 +181,30 @@ def pix2pix_faces(
     return Run(game, data, max_steps, {"val/paint_error": "paint error on held-out faces"})
 
 
+@dataclass
+class TwoKinds(SmallFaces):
+    """Faces of two kinds, and a translation between them.
+
+    Args:
+        batch_size: Pictures of each kind a step, of all ranks together.
+        faces: How many faces of each kind to train on.
+        max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
+        width: Channels of the networks' first layers.
+    """
+
+    batch_size: PositiveInt = 8
+    faces: PositiveInt = 1000
+    max_steps: PositiveInt = 800
+    width: PositiveInt = 16
+
+    def run(self, game: "GanModule") -> Run:
+        from datasets import FaceDomains
+
+        data = self.data(flip=True, kind=FaceDomains, scored=partial(FaceDomains, truth=True))
+        return Run(game, data, self.max_steps, {"val/translation_error": "translation error on held-out faces"})
+
+
 def cyclegan_faces(
-    batch_size: PositiveInt = 8,
-    max_steps: PositiveInt = 800,
-    faces: PositiveInt = 1000,
-    width: PositiveInt = 16,
     blocks: PositiveInt = 2,
     rate: PositiveFloat = 1e-3,
     cycle: NonNegativeFloat = 10.0,
@@ -196,10 +215,6 @@ def cyclegan_faces(
     """CycleGAN on drawn faces: posters to neon pictures and back, learned without pairs.
 
     Args:
-        batch_size: Pictures of each kind a step, of all ranks together.
-        max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
-        faces: How many faces of each kind to train on.
-        width: Channels of the networks' first layers.
         blocks: Residual blocks of each generator.
         rate: Learning rate of all networks.
         cycle: Weight of the loss that a picture translated there and back must be the same.
@@ -209,52 +224,34 @@ def cyclegan_faces(
     from gan.games.cyclegan import CycleGan
     from gan.games.pix2pix import linear_decay
 
-    drawn = SmallFaces(batch_size=batch_size, faces=faces, **settings)
+    drawn = TwoKinds(**settings)
     torch.manual_seed(drawn.seed)
     game = CycleGan(
-        partial(ResnetGenerator, width=width, blocks=blocks),
-        partial(PatchGan, 3, 2 * width, layers=2, norm="instance"),
-        linear_decay(max_steps),
+        partial(ResnetGenerator, width=drawn.width, blocks=blocks),
+        partial(PatchGan, 3, 2 * drawn.width, layers=2, norm="instance"),
+        linear_decay(drawn.max_steps),
         rate=rate,
         cycle=cycle,
         identity=identity,
         pool=pool,
     )
-    return _of_two_kinds(game, drawn, max_steps)
+    return drawn.run(game)
 
 
-def cut_faces(
-    batch_size: PositiveInt = 8,
-    max_steps: PositiveInt = 800,
-    faces: PositiveInt = 1000,
-    width: PositiveInt = 16,
-    patches: PositiveInt = 64,
-    **settings: Any,
-) -> Run:
+def cut_faces(patches: PositiveInt = 64, **settings: Any) -> Run:
     """CUT on drawn faces: posters to neon pictures, learned without pairs.
 
     Args:
-        batch_size: Pictures of each kind a step, of all ranks together.
-        max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
-        faces: How many faces of each kind to train on.
-        width: Channels of the networks' first layers.
         patches: How many patches of a picture are compared in each layer.
     """
     from gan.games.cut import Cut
     from gan.games.pix2pix import linear_decay
 
-    drawn = SmallFaces(batch_size=batch_size, faces=faces, **settings)
+    drawn = TwoKinds(**settings)
     torch.manual_seed(drawn.seed)
+    width = drawn.width
     networks = cut_networks(3, width, blocks=5, vectors=4 * width, judge=2 * width, layers=2)
-    game = Cut(*networks, linear_decay(max_steps), rate=1e-3, patches=patches)
-    return _of_two_kinds(game, drawn, max_steps)
-
-
-def _of_two_kinds(game: "GanModule", drawn: DrawnFaces, max_steps: int) -> Run:
-    from datasets import FaceDomains
-
-    data = drawn.data(flip=True, kind=FaceDomains, scored=partial(FaceDomains, truth=True))
-    return Run(game, data, max_steps, {"val/translation_error": "translation error on held-out faces"})
+    return drawn.run(Cut(*networks, linear_decay(drawn.max_steps), rate=1e-3, patches=patches))
 
 
 def vqgan_faces(

@@ -1,5 +1,6 @@
 """Runs on drawn faces that make new faces from noise, in sizes for a small CPU: minutes and not days."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,30 @@ if TYPE_CHECKING:
     from datasets import GanData
 
 SCORES = {"val/distance": "distance of drawn from held-out faces"}
+
+
+@dataclass
+class NewFaces(DrawnFaces):
+    """Faces that are to be drawn from noise, all of one palette.
+
+    Args:
+        size: Height and width of the pictures: 4, doubled once or more.
+        faces: How many faces to learn from.
+        width: Channels at full size; half the size has twice as many, up to four times.
+    """
+
+    size: PositiveInt = 16
+    held_out: PositiveInt = 256
+    width: PositiveInt = 16
+
+    def made(self, flip: bool = True) -> tuple["GanData", list[int]]:
+        """The faces, and the channels of each size, from 4x4 up. It sets torch's seed: the networks are made next."""
+        size, doublings = self.size, (self.size // 4).bit_length() - 1
+        if size != 4 * 2**doublings or doublings < 1:
+            raise UserError(f"size={size} is not 4 doubled; try size={4 * 2 ** max(2, doublings)}")
+        data = self.data(flip, look="poster")
+        torch.manual_seed(self.seed)
+        return data, [self.width * min(2**k, 4) for k in reversed(range(doublings + 1))]
 
 
 def r3gan_faces(
@@ -49,7 +74,7 @@ def r3gan_faces(
     """
     from gan.games.r3gan import R3Gan
 
-    data, widths = new_faces(flip=True, size=size, batch_size=batch_size, **settings)
+    data, widths = NewFaces(size, batch_size, **settings).made()
     game = R3Gan(
         R3Generator(latent, widths, blocks),
         R3Discriminator(widths, blocks),
@@ -85,7 +110,7 @@ def wgan_gp_faces(
     """
     from gan.games.wgan_gp import WganGp
 
-    data, widths = new_faces(flip=True, **settings)
+    data, widths = NewFaces(**settings).made()
     networks = WganGenerator(latent, widths), WganCritic(widths)
     game = WganGp(*networks, rate=rate, critic_steps=critic_steps, penalty=penalty, ema=ema)
     return Run(game, data, max_steps, SCORES)
@@ -122,7 +147,7 @@ def stylegan_faces(
     """
     from gan.games.stylegan import StyleGan
 
-    data, widths = new_faces(flip=True, batch_size=batch_size, **settings)
+    data, widths = NewFaces(batch_size=batch_size, **settings).made()
     size, wide = 4 << (len(widths) - 1), dict(base=widths[-1] * (4 << (len(widths) - 1)), most=max(widths))
     game = StyleGan(
         StyleGenerator(size, latent=latent, style=style, mapping=mapping, **wide),
@@ -187,45 +212,65 @@ def biggan_faces(
     return Run(game, data, max_steps, SCORES)
 
 
-def dmd2_faces(
-    max_steps: PositiveInt = 2000,
-    faces: PositiveInt = 1000,
-    latent: PositiveInt = 32,
-    student_rate: PositiveFloat = 2e-3,
-    rate: PositiveFloat = 1e-3,
-    student_every: PositiveInt = 5,
-    adversarial: NonNegativeFloat = 0.01,
-    head_weight: NonNegativeFloat = 0.01,
-    sigma_min: PositiveFloat = 0.1,
-    sigma_max: PositiveFloat = 10.0,
-    ema: float | None = 0.95,
-    **settings: Any,
-) -> Run:
+@dataclass
+class Distilled(NewFaces):
+    """How a generator of one step is distilled.
+
+    Args:
+        max_steps: Steps of the whole training, in each of which fake score and head learn.
+        faces: How many faces the teacher knows; the head sees the same ones as true faces.
+        student_rate: Learning rate of the student.
+        rate: Learning rate of the others, such as the fake score and the head.
+        student_every: The student learns in one of this many steps; published: 5.
+        adversarial: Weight of the student's adversarial loss; 0 is distillation only.
+        head_weight: Weight of the head's adversarial loss, beside the loss of the fake score.
+        sigma_min: The least noise that is added to pictures to compare them; their own standard deviation is about 0.5.
+        sigma_max: The most noise; by adapters the student draws from it.
+        ema: Decay of the student's averaged weights; published: null, for no average.
+    """
+
+    faces: PositiveInt = 1000
+    max_steps: PositiveInt = 2000
+    student_rate: PositiveFloat = 2e-3
+    rate: PositiveFloat = 1e-3
+    student_every: PositiveInt = 5
+    adversarial: NonNegativeFloat = 0.01
+    head_weight: NonNegativeFloat = 0.01
+    sigma_min: PositiveFloat = 0.1
+    sigma_max: PositiveFloat = 10.0
+    ema: float | None = 0.95
+
+    def rules(self, run: str) -> dict[str, Any]:
+        least, most = self.sigma_min, self.sigma_max
+        if not least < most:
+            raise UserError(f"{run}: sigma_min={least} is not below sigma_max={most}; try sigma_min={most / 100:g}")
+        names = "student_rate", "rate", "student_every", "adversarial", "head_weight", "ema"
+        return {name: getattr(self, name) for name in names} | {"sigmas": (least, most)}
+
+
+@dataclass
+class DistilledByAdapters(Distilled):
+    max_steps: PositiveInt = 2200
+    student_every: PositiveInt = 3
+    sigma_min: PositiveFloat = 0.05
+
+
+def dmd2_faces(latent: PositiveInt = 32, **settings: Any) -> Run:
     """DMD2 on drawn faces: a generator of one step, distilled from the exact denoiser of those faces.
 
     A trained teacher would have to be downloaded. This teacher needs no training: for a known set of pictures there
     is an exact formula of the best denoiser. It knows only the training faces, so it cannot teach new ones.
 
     Args:
-        max_steps: Steps of the whole training, in each of which fake score and head learn.
-        faces: How many faces the teacher knows; the head sees the same ones as true faces.
         latent: Length of the student's noise vector.
-        student_rate: Learning rate of the student.
-        rate: Learning rate of the fake score and of the head.
-        student_every: The student learns in one of this many steps.
-        adversarial: Weight of the student's adversarial loss; 0 is distillation only.
-        head_weight: Weight of the head's adversarial loss, beside the loss of the fake score.
-        sigma_min: The least noise that is added to pictures to compare them; their own standard deviation is about 0.5.
-        sigma_max: The most noise.
-        ema: Decay of the student's averaged weights; published: null, for no average.
     """
     from datasets import Faces
     from datasets.augment import to_tensors
     from gan.games.dmd2 import Dmd2
 
-    _check_sigmas("dmd2-faces", sigma_min, sigma_max)
-    # The teacher does not know mirrored faces.
-    data, widths = new_faces(flip=False, faces=faces, **settings)
+    typed = Distilled(**settings)
+    rules = typed.rules("dmd2-faces")
+    data, widths = typed.made(flip=False)  # the teacher does not know mirrored faces
     assert isinstance(data.train, Faces)
     pictures = torch.stack([to_tensors({"image": data.train.image(face)})["image"] for face in range(len(data.train))])
     fine_to_coarse = widths[::-1]
@@ -234,55 +279,26 @@ def dmd2_faces(
         Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0]),
         Head(fine_to_coarse[-1]),
         ExactDenoiser(pictures),
-        student_rate=student_rate,
-        rate=rate,
-        student_every=student_every,
-        adversarial=adversarial,
-        head_weight=head_weight,
-        sigmas=(sigma_min, sigma_max),
-        ema=ema,
+        **rules,
     )
-    return Run(game, data, max_steps, SCORES)
+    return Run(game, data, typed.max_steps, SCORES)
 
 
-def dmd2_lora_faces(
-    max_steps: PositiveInt = 2200,
-    base_steps: PositiveInt = 800,
-    faces: PositiveInt = 1000,
-    rank: PositiveInt = 16,
-    student_rate: PositiveFloat = 2e-3,
-    rate: PositiveFloat = 1e-3,
-    student_every: PositiveInt = 3,
-    adversarial: NonNegativeFloat = 0.01,
-    head_weight: NonNegativeFloat = 0.01,
-    sigma_min: PositiveFloat = 0.05,
-    sigma_max: PositiveFloat = 10.0,
-    ema: float | None = 0.95,
-    **settings: Any,
-) -> Run:
+def dmd2_lora_faces(base_steps: PositiveInt = 800, rank: PositiveInt = 16, **settings: Any) -> Run:
     """DMD2 by adapters on drawn faces: a diffusion model learns them, is frozen, and is distilled into one step.
 
     Student and fake score are adapters on the frozen model, which is also the teacher.
 
     Args:
-        max_steps: Steps of the whole training.
         base_steps: Steps in which the diffusion model learns, before the distillation begins.
-        faces: How many faces to learn from.
         rank: Rank of the adapters.
-        student_rate: Learning rate of the student.
-        rate: Learning rate of the others.
-        student_every: The student learns in one of this many steps; published: 5.
-        adversarial: Weight of the student's adversarial loss; 0 is distillation only.
-        head_weight: Weight of the head's adversarial loss, beside the loss of the fake score.
-        sigma_min: The least noise that is added to pictures; their own standard deviation is about 0.5.
-        sigma_max: The most noise, from which the student draws.
-        ema: Decay of the student's averaged weights; published: null, for no average.
     """
     from datasets import Faces
     from gan.games.dmd2 import Dmd2Lora
 
-    _check_sigmas("dmd2-lora-faces", sigma_min, sigma_max)
-    data, widths = new_faces(flip=True, faces=faces, **settings)
+    typed = DistilledByAdapters(**settings)
+    rules = typed.rules("dmd2-lora-faces")
+    data, widths = typed.made()
     assert isinstance(data.train, Faces)
     fine_to_coarse = widths[::-1]
     game = Dmd2Lora(
@@ -291,44 +307,6 @@ def dmd2_lora_faces(
         data.train.size,
         rank=rank,
         base_steps=base_steps,
-        student_rate=student_rate,
-        rate=rate,
-        student_every=student_every,
-        adversarial=adversarial,
-        head_weight=head_weight,
-        sigmas=(sigma_min, sigma_max),
-        ema=ema,
+        **rules,
     )
-    return Run(game, data, max_steps, SCORES)
-
-
-def new_faces(
-    flip: bool,
-    size: PositiveInt = 16,
-    faces: PositiveInt = 2000,
-    held_out: PositiveInt = 256,
-    width: PositiveInt = 16,
-    **settings: Any,
-) -> tuple["GanData", list[int]]:
-    """Faces that are to be drawn from noise, all of one palette, and the channels of each size, from 4x4 up.
-
-    It sets torch's seed: the networks are made next.
-
-    Args:
-        flip: Mirror half of the faces.
-        size: Height and width of the pictures: 4, doubled once or more.
-        faces: How many faces to learn from.
-        held_out: How many faces to score on; none of them is trained on.
-        width: Channels at full size; half the size has twice as many, up to four times.
-    """
-    doublings = (size // 4).bit_length() - 1
-    if size != 4 * 2**doublings or doublings < 1:
-        raise UserError(f"size={size} is not 4 doubled; try size={4 * 2 ** max(2, doublings)}")
-    data = DrawnFaces(size, faces=faces, held_out=held_out, **settings).data(flip, look="poster")
-    torch.manual_seed(data.seed)
-    return data, [width * min(2**k, 4) for k in reversed(range(doublings + 1))]
-
-
-def _check_sigmas(run: str, least: float, most: float) -> None:
-    if not least < most:
-        raise UserError(f"{run}: sigma_min={least} is not below sigma_max={most}; try sigma_min={most / 100:g}")
+    return Run(game, data, typed.max_steps, SCORES)

@@ -7,7 +7,7 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Run, Seed, Share, is_planned, say
+from gan.runs.run import Run, Seed, Share, begin_with, is_planned, say
 from gan.runs.tones import SCORES
 from nets.hifigan import Judges, PeriodJudges, ScaleJudges
 
@@ -56,7 +56,6 @@ def hifigan(
     from datasets import GanData, Tones
     from datasets.files.sounds import Sounds
     from gan.games.hifigan import HifiGan
-    from nets.published.files import read_published
     from nets.published.hifigan import CONFIGS, networks
 
     config, where = _configuration(config_, from_)
@@ -72,8 +71,7 @@ def hifigan(
     game = HifiGan(
         generator, Judges(ScaleJudges(widths=widths[0]), PeriodJudges(widths=widths[1])), mel, rate=rate, decay=decay
     )
-    if from_ is not None:
-        say(f"weights: {', '.join(read_published(from_, game.published()))} of {from_}")
+    begin_with(from_, game)
 
     segment = segment or max(mel.window, int(config.get("segment_size", 32 * mel.hop)) // mel.hop * mel.hop)
     if segment % mel.hop or segment < mel.window:
@@ -82,7 +80,7 @@ def hifigan(
     length = max(segment, round(seconds * mel.rate / mel.hop) * mel.hop)
     try:
         found = Sounds(data, mel.rate, segment, mel.window, skip_broken, mels, mel.bands, mel.hop)
-        train, val = found.split(held_out, length)
+        train, val = found.pieces(held_out, length)
         say(_said(data, found, train, val, segment))
     except UserError:
         if not is_planned() or Path(data).exists():

@@ -3,12 +3,12 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Fit, Pixels, Run, Seed, Share, is_planned, say
+from gan.runs.run import Pixels, Run, Seed, Share, is_planned, say
 
 if TYPE_CHECKING:
     from datasets import GanData
@@ -18,38 +18,71 @@ if TYPE_CHECKING:
 
 G = TypeVar("G")
 D = TypeVar("D")
+FITTED = {"crop": "cropped", "pad": "padded", "stretch": "stretched"}
+COLOURS = {1: "gray", 3: "RGB", 4: "RGBA"}  # by the number of channels
 PLANNED = 64  # pixels of a side, for a plan without pictures and without a size
 
 
 @dataclass
-class OnPictures:
-    """Pictures to train on, with or without classes.
+class Framed:
+    """What is typed of all pictures of a person's own.
 
     Args:
-        data: A folder of pictures, a zip, tar or Parquet file, a folder of those, or a name such as cifar10.
-        size: Pixels that pictures become: 128, or width x height: 256x192; default: what fits most of them.
-        channels: 1 for gray, 3 for colours, 4 for colours and opacity; default: 1 if all are gray, else 3.
-        fit: How a picture of another shape becomes that size: crop (the middle), pad or stretch.
+        size: Pixels that pictures become: 256, or width x height: 256x192; default: what fits most of them.
+        fit: How a picture of another shape becomes that size: crop (the middle), pad or stretch (as published for
+            translations).
         background: What transparent and padded parts become.
-        flip: Mirror half of the pictures; not for letters, or other things that have a left and a right.
-        classes: Whether sub-folders and labels are classes; default: found out, and said.
-        held_out: The share of the pictures that is scored on and not trained on; their names decide which.
         seed: Decides the networks' first weights and the order of the samples.
         workers: Processes that prepare batches, for each rank.
-        skip_broken: Leave pictures out that cannot be read, or are tiny.
     """
 
     data: str = "data"
     size: PositiveInt | Pixels | None = None
     channels: PositiveInt | None = None
-    fit: Fit = "crop"
+    fit: Literal["crop", "pad", "stretch"] = "crop"
     background: str = "white"
     flip: bool = False
-    classes: bool | None = None
     held_out: Share = 0.02
     seed: Seed = 0
     workers: NonNegativeInt = 4
     skip_broken: bool = False
+
+    def typed_size(self) -> tuple[int, int] | None:
+        """Height and width of what is typed as 128 or 256x192."""
+        # A library's user may give what the command line refuses.
+        if self.channels not in (None, *COLOURS):
+            raise UserError(f"{self.channels} channels are not known; type --channels 1 (gray), 3 (colours) or 4")
+        if self.fit not in FITTED:
+            raise UserError(f"fit {self.fit!r} is not known; type --fit crop, pad or stretch")
+        if self.size is None:
+            return None
+        if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4})?", str(self.size)):
+            raise UserError(f"size {self.size} is not known; type --size 128, or width x height: --size 256x192")
+        width, _, height = str(self.size).partition("x")
+        return int(height or width), int(width)
+
+    def batches(self, train: Any, val: Any, batch_size: int, crop: bool = False) -> "GanData":
+        from datasets import GanData
+
+        scored = val if val is not None and len(val) else None
+        how: dict[str, Any] = dict(workers=self.workers, seed=self.seed, flip=self.flip, crop=crop)
+        return GanData(train, scored, batch_size=batch_size, **how)
+
+
+@dataclass
+class OnPictures(Framed):
+    """Pictures to train on, with or without classes.
+
+    Args:
+        data: A folder of pictures, a zip, tar or Parquet file, a folder of those, or a name such as cifar10.
+        channels: 1 for gray, 3 for colours, 4 for colours and opacity; default: 1 if all are gray, else 3.
+        flip: Mirror half of the pictures; not for letters, or other things that have a left and a right.
+        classes: Whether sub-folders and labels are classes; default: found out, and said.
+        held_out: The share of the pictures that is scored on and not trained on; their names decide which.
+        skip_broken: Leave pictures out that cannot be read, or are tiny.
+    """
+
+    classes: bool | None = None
 
     def find(self) -> "FoundPictures":
         """Look, decode what is new, and say in one line what there is."""
@@ -58,8 +91,7 @@ class OnPictures:
         from datasets.files.made_up import MadeUp
         from datasets.files.pictures import Headers, Pictures
 
-        size = typed_size(self.size)
-        check_frame(self.channels, self.fit)
+        size = self.typed_size()
         try:
             source = find_source(self.data, self.classes)
         except UserError:
@@ -89,16 +121,7 @@ class FoundPictures:
 
     def data(self, batch_size: int) -> "GanData":
         """The batches: {"image": [B, channels, height, width] in [-1, 1]}, and with classes {"class": [B]} too."""
-        from datasets import GanData
-
-        return GanData(
-            self.train,
-            self.val if len(self.val) else None,
-            batch_size=batch_size,
-            workers=self.options.workers,
-            seed=self.options.seed,
-            flip=self.options.flip,
-        )
+        return self.options.batches(self.train, self.val, batch_size)
 
     def run(self, game: "GanModule", batch_size: int, steps: int) -> Run:
         """A run of a game that draws pictures like these, with a score where some are held out."""
@@ -143,8 +166,7 @@ class FoundPictures:
         if source.labels is not None:
             shown = ", ".join(self.class_names[:5]) + (", ..." if self.classes > 5 else "")
             classes = f"{self.classes} classes ({shown}; --classes false for none)"
-        fit = {"crop": "cropped", "pad": "padded", "stretch": "stretched"}[self.options.fit]
-        fit += f" to {width}x{height} ({why}), {({1: 'gray', 3: 'RGB', 4: 'RGBA'})[self.channels]}"
+        fit = f"{FITTED[self.options.fit]} to {width}x{height} ({why}), {COLOURS[self.channels]}"
         if self.channels != 4 and any(mode.endswith(("+", "A")) for mode in headers.modes):
             fit += f" on {self.options.background} (--channels 4 keeps transparency)"
         notes = [
@@ -157,21 +179,3 @@ class FoundPictures:
         notes += [f"not pictures: {source.note}"] if source.note else []
         notes += [] if pictures.decoded else ["decoded again each time: the disk has no room for the pixels"]
         return "; ".join(notes)
-
-
-def check_frame(channels: int | None, fit: str) -> None:
-    """Refuse what a library's user may give; the command line has refused it."""
-    if channels not in (None, 1, 3, 4):
-        raise UserError(f"{channels} channels are not known; type --channels 1 (gray), 3 (colours) or 4")
-    if fit not in ("crop", "pad", "stretch"):
-        raise UserError(f"fit {fit!r} is not known; type --fit crop, pad or stretch")
-
-
-def typed_size(size: int | str | None) -> tuple[int, int] | None:
-    """Height and width of what is typed as 128 or 256x192."""
-    if size is None:
-        return None
-    if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4})?", str(size)):
-        raise UserError(f"size {size} is not known; type --size 128, or width x height: --size 256x192")
-    width, _, height = str(size).partition("x")
-    return int(height or width), int(width)

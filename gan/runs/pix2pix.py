@@ -1,19 +1,20 @@
 """pix2pix as published, on pairs of pictures of a person's own."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import nn
 
 from gan.files.errors import UserError
-from gan.runs.run import Direction, Judge, LossName, NetworkName, NormName, Run, say
+from gan.runs.run import Run
 from gan.runs.sides import OnSides
 from nets.patch import PatchGan, PixelGan
 from nets.resnet import Norm, ResnetGenerator
 from nets.unet import UNet
 
 DEEPEST = 9  # unet_512
+Network = Literal["unet", "unet_128", "unet_256", "unet_512", "resnet_9blocks", "resnet_6blocks"]
 SELDOM = 4  # a U-Net that halves less often sees too little
 
 
@@ -33,22 +34,16 @@ def unet_depth(size: tuple[int, int], name: str = "unet") -> int:
 
 
 def pix2pix(
-    network: NetworkName = "unet",
-    judge: Judge = "basic",
-    loss: LossName = "vanilla",
-    direction: Direction = "AtoB",
-    width: PositiveInt = 64,
+    network: Network = "unet",
+    judge: Literal["basic", "pixel"] = "basic",
+    loss: Literal["vanilla", "lsgan", "wgangp"] = "vanilla",
+    direction: Literal["AtoB", "BtoA"] = "AtoB",
     judge_width: PositiveInt = 64,
-    layers: PositiveInt = 3,
-    norm: NormName = "batch",
+    norm: Literal["batch", "instance"] = "batch",
     dropout: bool = True,
     pixels: NonNegativeFloat = 100.0,
-    rate: PositiveFloat = 2e-4,
-    batch_size: PositiveInt = 1,
     epochs: PositiveInt = 100,
     falling: NonNegativeInt = 100,
-    max_steps: PositiveInt | None = None,
-    from_: str | None = None,
     **settings: Any,
 ) -> Run:
     """pix2pix on pairs of pictures of yours: translates those of A into those of B.
@@ -59,42 +54,29 @@ def pix2pix(
         judge: The discriminator: basic (a PatchGAN), or pixel, which judges single pixels.
         loss: What the networks learn by beside the pixels: vanilla, lsgan, or wgangp with a gradient penalty.
         direction: AtoB, or BtoA to translate those of B into those of A.
-        width: Channels of the generator's first layer.
         judge_width: Channels of the discriminator's first layer.
-        layers: Layers of the PatchGAN that halve; 3 see patches of 70 pixels.
         norm: The norm in both networks: batch or instance.
         dropout: Whether the generator drops values, also in use: its only source of variety.
         pixels: Weight of the L1 loss on pixels.
-        rate: Learning rate of both networks.
-        batch_size: Pairs a step, of all ranks together.
         epochs: Passes over the data at the full rate.
         falling: Passes after those, in which the rate falls to zero.
-        max_steps: Steps of the whole training, in place of both; the rate falls over its second half.
-        from_: Typed --from: a published file, latest_net_G.pth, or the folder of one, to begin with its weights.
     """
-    from gan.games.pix2pix import Pix2pix, epoch_decay, linear_decay
+    from gan.games.pix2pix import Pix2pix
 
-    pictures = OnSides(**settings)
-    found = pictures.find(paired=True, backwards=direction == "BtoA")
-    batches = len(found) // batch_size
-    steps = max_steps or max(1, (epochs + falling) * batches)
-    decay = linear_decay(steps) if max_steps else epoch_decay(epochs, falling, batches)
+    typed = OnSides(**settings)
+    found = typed.find(paired=True, backwards=direction == "BtoA")
+    steps, decay = typed.falling(len(found), epochs, falling, ahead=2)
 
-    torch.manual_seed(pictures.seed)
+    torch.manual_seed(typed.seed)
     game = Pix2pix(
-        _generator(network, found.size, found.channels, width, norm, dropout),
-        _judge(judge, sum(found.channels), judge_width, layers, norm),
+        _generator(network, found.size, found.channels, typed.width, norm, dropout),
+        _judge(judge, sum(found.channels), judge_width, typed.layers, norm),
         decay,
         loss=loss,
-        rate=rate,
+        rate=typed.rate,
         pixels=pixels,
     )
-    if from_ is not None:
-        from nets.published.files import read_published
-
-        say(f"weights: {', '.join(read_published(from_, game.published()))} of {from_}")
-    scores = {"val/paint_error": "error of held-out pictures translated"} if found.val is not None else {}
-    return Run(game, found.data(batch_size), steps, scores)
+    return found.run(game, steps, "val/paint_error", "error of held-out pictures translated")
 
 
 def _generator(

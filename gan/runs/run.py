@@ -1,11 +1,11 @@
 """What a run is, and what all functions that make a run need."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from jsonargparse.typing import restricted_number_type, restricted_string_type
 
@@ -19,21 +19,10 @@ if TYPE_CHECKING:
 HELD_OUT = 1_000_000  # the number of the first face that no run trains on
 _MADE_TO: ContextVar[Literal["train", "plan", "look"]] = ContextVar("made to", default="train")
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
-Fit = restricted_string_type("Fit", "^(crop|pad|stretch)$", docstring="crop, pad or stretch")
 Pixels = restricted_string_type("Pixels", r"^[1-9]\d{0,4}(x[1-9]\d{0,4})?$", docstring="128, or WIDTHxHEIGHT: 256x192")
 Share = restricted_number_type("Share", float, [(">=", 0), ("<=", 0.5)])
-Learning = restricted_string_type("Learning", "^(learned|fixed|ema)$", docstring="learned, fixed or ema")
-JudgeLoss = restricted_string_type("JudgeLoss", "^(hinge|vanilla)$", docstring="hinge or vanilla")
 Upsamplings = restricted_number_type("Upsamplings", int, [(">=", 2), ("<=", 6)])
-NetworkName = restricted_string_type(
-    "NetworkName",
-    "^(unet|unet_128|unet_256|unet_512|resnet_9blocks|resnet_6blocks)$",
-    docstring="unet, unet_128, unet_256, unet_512, resnet_9blocks or resnet_6blocks",
-)
-Judge = restricted_string_type("Judge", "^(basic|pixel)$", docstring="basic or pixel")
-LossName = restricted_string_type("LossName", "^(vanilla|lsgan|wgangp)$", docstring="vanilla, lsgan or wgangp")
-Direction = restricted_string_type("Direction", "^(AtoB|BtoA)$", docstring="AtoB or BtoA")
-NormName = restricted_string_type("NormName", "^(batch|instance)$", docstring="batch or instance")
+P = TypeVar("P")
 
 
 @dataclass
@@ -69,6 +58,22 @@ def check_size(size: tuple[int, int], upsamplings: int) -> None:
             f"a size of {height} x {width} cannot be halved {upsamplings} times; "
             f"type --size {fits}, or fewer --upsamplings"
         )
+
+
+def preset(presets: Mapping[str, P], config: str, **typed: Any) -> P:
+    """The published configuration of that name, with what is typed in place of its own."""
+    if config not in presets:
+        raise UserError(f"--config {config} is not known; type one of {', '.join(presets)}")
+    found: Any = presets[config]
+    return replace(found, **{name: value for name, value in typed.items() if value is not None})
+
+
+def begin_with(weights: str | None, game: Any) -> None:
+    """Load published weights into the networks of a game, if any are typed."""
+    from nets.published.files import read_published
+
+    if weights is not None:
+        say(f"weights: {', '.join(read_published(weights, game.published()))} of {weights}")
 
 
 @contextmanager

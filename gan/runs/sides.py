@@ -1,13 +1,13 @@
 """Two sides of pictures as the data of a translation: what `--data PATH` finds there, in pairs or without."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from jsonargparse.typing import NonNegativeInt, PositiveInt
+from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.pictures import PLANNED, check_frame, typed_size
-from gan.runs.run import Fit, Pixels, Seed, Share, is_planned, say
+from gan.runs.pictures import COLOURS, FITTED, PLANNED, Framed
+from gan.runs.run import Run, begin_with, is_planned, say
 
 if TYPE_CHECKING:
     from datasets import GanData
@@ -15,35 +15,42 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class OnSides:
-    """Pictures of two kinds, A and B, to translate from one to the other.
+class OnSides(Framed):
+    """Pictures of two kinds, A and B, to translate from one to the other, and how that is trained.
 
     Args:
         data: A folder or zip with A/ and B/, or trainA/, trainB/, testA/ and testB/, or any two folders; or pictures
             that are A on the left and B on the right.
-        size: Pixels that pictures become: 256, or width x height: 256x192; default: what fits most of them.
         channels: 1 for gray, 3 for colours, 4 for colours and opacity; default: 1 for a side that is all gray, else 3.
-        fit: How a picture of another shape becomes that size: crop (the middle), pad or stretch (as published).
-        background: What transparent and padded parts become.
         crop: Enlarge pictures by 286/256 and crop a random part, as published.
         flip: Mirror half of the pictures, both of a pair; not for letters, or what has a left and a right.
         held_out: The share that is scored on and not trained on, where no folder is called test or val.
-        seed: Decides the networks' first weights and the order of the samples.
-        workers: Processes that prepare batches, for each rank.
         skip_broken: Leave pictures out that cannot be read, are tiny or have no partner.
+        max_steps: Steps of the whole training, in place of epochs; the rate falls over its second half.
+        batch_size: Pairs, or pictures of each kind, a step, of all ranks together.
+        width: Channels of the first layers: of all networks, or where judge_width can be typed of the generator.
+        layers: How often a PatchGAN halves a picture; with 3 it judges patches of 70 pixels.
+        rate: Learning rate of all networks.
+        from_: Typed --from: a published file, such as latest_net_G.pth, or the folder of several, to begin with.
     """
 
-    data: str = "data"
-    size: PositiveInt | Pixels | None = None
-    channels: PositiveInt | None = None
-    fit: Fit = "crop"
-    background: str = "white"
-    crop: bool = True
     flip: bool = True
-    held_out: Share = 0.02
-    seed: Seed = 0
-    workers: NonNegativeInt = 4
-    skip_broken: bool = False
+    crop: bool = True
+    max_steps: PositiveInt | None = None
+    batch_size: PositiveInt = 1
+    width: PositiveInt = 64
+    layers: PositiveInt = 3
+    rate: PositiveFloat = 2e-4
+    from_: str | None = None
+
+    def falling(self, pictures: int, full: int, after: int, ahead: int) -> tuple[int, Any]:
+        """The steps of the training, and how the rate falls: after the `full` epochs in those `after`."""
+        from gan.games.pix2pix import epoch_decay, linear_decay
+
+        if self.max_steps is not None:
+            return self.max_steps, linear_decay(self.max_steps)
+        batches = max(1, pictures // self.batch_size)
+        return (full + after) * batches, epoch_decay(full, after, batches, ahead)
 
     def find(self, *, paired: bool, backwards: bool = False) -> "FoundSides":
         """Look, decode what is new, and say in one line what there is. `backwards` exchanges A and B."""
@@ -51,8 +58,7 @@ class OnSides:
         from datasets.files.pictures import Headers
         from datasets.files.sides import PairedSides, Side, UnpairedSides, find_sides
 
-        size = typed_size(self.size)
-        check_frame(self.channels, self.fit)
+        size = self.typed_size()
         kind = PairedSides if paired else UnpairedSides
         try:
             train, val, said = find_sides(self.data, paired=paired, held_out=self.held_out, leave_out=self.skip_broken)
@@ -67,9 +73,8 @@ class OnSides:
         headers = Headers(train[0]), Headers(train[1])
         size = size or headers[0].size()[0]
         channels = self.channels or headers[0].channels, self.channels or headers[1].channels
-        shown = " and ".join(dict.fromkeys({1: "gray", 3: "RGB", 4: "RGBA"}[count] for count in channels))
-        fit = {"crop": "cropped", "pad": "padded", "stretch": "stretched"}[self.fit]
-        say(f"{said}; {fit} to {size[1]}x{size[0]}, {shown}")
+        shown = " and ".join(dict.fromkeys(COLOURS[count] for count in channels))
+        say(f"{said}; {FITTED[self.fit]} to {size[1]}x{size[0]}, {shown}")
         some = all(map(len, val))
         return FoundSides(
             self,
@@ -111,14 +116,10 @@ class FoundSides:
 
     def data(self, batch_size: int) -> "GanData":
         """The batches: {"a", "b"}, each [B, channels, height, width] in [-1, 1]."""
-        from datasets import GanData
+        return self.options.batches(self.train, self.val, batch_size, self.options.crop)
 
-        return GanData(
-            self.train,
-            self.val,
-            batch_size=batch_size,
-            workers=self.options.workers,
-            seed=self.options.seed,
-            flip=self.options.flip,
-            crop=self.options.crop,
-        )
+    def run(self, game: Any, steps: int, score: str, title: str) -> Run:
+        """A run of a game that translates these, with a score where some are held out."""
+        begin_with(self.options.from_, game)
+        data = self.data(self.options.batch_size)
+        return Run(game, data, steps, {score: title} if self.val is not None else {})

@@ -2,22 +2,20 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Run, say
+from gan.runs.run import Run
 from gan.runs.sides import FoundSides, OnSides
 from nets.blocks import start_
 from nets.patch import PatchGan
 from nets.patch_vectors import PatchVectors
 from nets.resnet import ResnetGenerator
 
-if TYPE_CHECKING:
-    from gan.games.cut import Cut
-    from gan.games.cyclegan import CycleGan
+SCORE = "val/distance", "distance of translated from held-out pictures"
 
 
 @dataclass
@@ -28,47 +26,22 @@ class Unpaired(OnSides):
         epochs: How often the larger folder is shown at the full rate; published: 100 (cyclegan), 200 (cut), 150
             (fastcut).
         falling_epochs: How often after that, while the rate falls; published: 100 (cyclegan), 200 (cut), 50 (fastcut).
-        max_steps: Steps of the whole training, in place of both; the rate falls over its second half.
-        batch_size: Pictures of each kind a step, of all ranks together.
-        width: Channels of the networks' first layers.
         blocks: Residual blocks of a generator; published: 9, or 6 for less than 256 pixels; cut needs 5.
-        layers: How often a discriminator halves a picture; with 3 it judges patches of 70 pixels.
-        rate: Learning rate of all networks.
-        from_: Typed --from: a published file, such as latest_net_G.pth, or the folder of several, to begin with.
     """
 
     epochs: PositiveInt | None = None
     falling_epochs: NonNegativeInt | None = None
-    max_steps: PositiveInt | None = None
-    batch_size: PositiveInt = 1
-    width: PositiveInt = 64
     blocks: PositiveInt = 9
-    layers: PositiveInt = 3
-    rate: PositiveFloat = 2e-4
-    from_: str | None = None
 
     def begin(self, epochs: int, falling: int, ahead: int) -> tuple[FoundSides, int, int, Any]:
         """The pictures and their channels, the steps of the training, and how the rate falls."""
-        from gan.games.pix2pix import epoch_decay, linear_decay
-
         found = self.find(paired=False)
         a, b = found.channels
         if a != b:
             raise UserError(f"{self.data} has pictures of {a} and of {b} channels; type --channels 3")
         torch.manual_seed(self.seed)
-        if self.max_steps is not None:
-            return found, a, self.max_steps, linear_decay(self.max_steps)
         ends = self.epochs or epochs, falling if self.falling_epochs is None else self.falling_epochs
-        batches = max(1, len(found) // self.batch_size)
-        return found, a, sum(ends) * batches, epoch_decay(*ends, batches, ahead)
-
-    def run(self, game: "CycleGan | Cut", found: FoundSides, steps: int) -> Run:
-        from nets.published.files import read_published
-
-        if self.from_ is not None:
-            say(f"weights: {', '.join(read_published(self.from_, game.published()))} of {self.from_}")
-        scores = {"val/distance": "distance of translated from held-out pictures"} if found.val is not None else {}
-        return Run(game, found.data(self.batch_size), steps, scores)
+        return found, a, *self.falling(len(found), *ends, ahead)
 
 
 def cyclegan(
@@ -94,7 +67,7 @@ def cyclegan(
         identity=identity,
         pool=pool,
     )
-    return typed.run(game, found, steps)
+    return found.run(game, steps, *SCORE)
 
 
 def cut(
@@ -128,7 +101,7 @@ def cut(
         patches=patches,
         all_negatives=all_negatives,
     )
-    return typed.run(game, found, steps)
+    return found.run(game, steps, *SCORE)
 
 
 def cut_networks(

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
 from gan.runs.pictures import OnPictures
-from gan.runs.run import JudgeLoss, Learning, Run, is_planned
+from gan.runs.run import Run, begin_with, is_planned, preset
 from nets.patch import PatchGan
-from nets.vqgan import VqAutoencoder
+from nets.vqgan import Learning, VqAutoencoder
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def vqgan(
     codebook: Learning = "learned",
     start: NonNegativeInt | None = None,
     adversarial: NonNegativeFloat | None = None,
-    judge_loss: JudgeLoss = "hinge",
+    judge_loss: Literal["hinge", "vanilla"] = "hinge",
     judge_width: PositiveInt = 64,
     actnorm: bool = False,
     perceptual: str = "torchvision",
@@ -89,36 +89,25 @@ def vqgan(
 
     from gan.games.vqgan import VqGan
     from nets.lpips import load_lpips
-    from nets.published.vqgan import ours, read
+    from nets.published.files import weights_in
+    from nets.published.vqgan import networks
 
-    if config_ not in PRESETS:
-        raise UserError(f"--config {config_} is not known; type one of {', '.join(PRESETS)}")
+    p = preset(PRESETS, config_, codes=codes, start=start, adversarial=adversarial, batch=batch_size)
     if width % 32:
         raise UserError(
             f"--width {width} is no multiple of 32, the norms' groups; type --width {32 + width // 32 * 32}"
         )
-    chosen = PRESETS[config_]
     lpips = None
     if perceptual != "off":
         lpips = load_lpips(vgg16().state_dict() if is_planned() else perceptual)
     pictures = OnPictures(**settings)
     found = pictures.find()
-    batch = batch_size or chosen.batch
     torch.manual_seed(pictures.seed)
-    autoencoder = VqAutoencoder(
-        found.channels,
-        width,
-        chosen.mult,
-        blocks,
-        chosen.attention,
-        chosen.code,
-        chosen.code,
-        codes or chosen.codes,
-        learning=codebook,
-    )
+    shape = width, p.mult, blocks, p.attention, p.code, p.code, p.codes
+    autoencoder = VqAutoencoder(found.channels, *shape, learning=codebook)
     judge = PatchGan(found.channels, judge_width, norm="act" if actnorm else "batch")
     if from_ is not None:
-        autoencoder, of_file = ours(read(Path(from_)), codebook)
+        autoencoder, of_file = networks(weights_in(Path(from_).expanduser()), codebook)
         judge = of_file or judge
         if autoencoder.channels != found.channels:
             raise UserError(f"{from_} paints {autoencoder.channels} channels; type --channels {autoencoder.channels}")
@@ -126,10 +115,11 @@ def vqgan(
         autoencoder,
         judge,
         lpips,
-        rate=rate or 4.5e-6 * batch,
-        start=chosen.start if start is None else start,
-        adversarial=chosen.adversarial if adversarial is None else adversarial,
+        rate=rate or 4.5e-6 * p.batch,
+        start=p.start,
+        adversarial=p.adversarial,
         loss=judge_loss,
         perceptual_weight=perceptual_weight,
     )
-    return Run(game, found.data(batch), max_steps, SCORES if len(found.val) else {})
+    begin_with(from_, game)
+    return Run(game, found.data(p.batch), max_steps, SCORES if len(found.val) else {})

@@ -1,19 +1,26 @@
-"""Published weights of networks that have the published names: read and written as they are.
+"""Published weights: files of the published code, read into our networks and written from them.
 
 A family hangs on here by one method of its game, `published()`. It says which files the published code writes, and
-which network is where in them:
+what the names of each network's weights begin with there. What lies in a part of the file has a slash before it:
 
-    [PublishedFile("latest_net_G.pth", {"": self.generator}, "*_net_G.pth"), ...]         a bare state dict
-    [PublishedFile("do_00000000", {"mpd": self.mpd, "msd": self.msd}, "do_*"), ...]    two networks in one file
+    PublishedFile("latest_net_G.pth", {"": self.generator}, "*_net_G.pth")              a bare state dict
+    PublishedFile("do_00000000", {"mpd/": self.mpd, "msd/": self.msd}, "do_*")       two networks in one file
 
-Then a run calls `read_published(path, game.published())` for its `--from PATH`, and `gan.export --published` writes the
-files. No code in a file is run.
+Then a run has `--from PATH` (gan.runs.run.begin_with), and `gan.export --published` writes the files. No code in a
+file is run.
+
+[Note: published names]
+Our modules have the published names, so a state dict fits as it is, with two exceptions. Computed weights have torch's
+older names (ENDS). And a module whose weights are others than the published ones has the methods `published_state` and
+`take_published`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,19 +30,28 @@ from gan.files.disk import load_plain, regular
 from gan.files.errors import UserError, reason
 
 State = Mapping[str, Tensor]
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-ADVICE = "type the networks' settings as they were in its training"
+# What may lie beside a network's weights: other parts of a file, losses of a training, and statistics of instance
+# norms, which files from before 2018 have.
+BESIDE = re.compile(r".*/|loss\.|.*(running_mean|running_var|num_batches_tracked)$")
+ENDS = {
+    "parametrizations.weight.original0": "weight_g",
+    "parametrizations.weight.original1": "weight_v",
+    "parametrizations.weight.original": "weight_orig",
+    "parametrizations.weight.0._u": "weight_u",
+    "parametrizations.weight.0._v": "weight_v",
+}
 
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A file's name, the networks in it by their keys ("" where the file is one state dict), and other names of it."""
+    """A file's name, the networks in it by what their names begin with, and other names that the file may have."""
 
     name: str
     networks: Mapping[str, nn.Module]
     pattern: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)  # what the published code also expects in the file
-    text: str = ""  # of a file without networks
+    within: str = ""  # the part of the file that has all of it
+    save: Callable[[Any, Path], None] = torch.save  # of what is in it
 
     def lies_in(self, folder: Path) -> Path | None:
         """The file in a folder; of several with other names that of the largest number."""
@@ -45,20 +61,54 @@ class PublishedFile:
         return max(found, key=lambda file: [int(each) for each in re.findall(r"\d+", file.name)], default=None)
 
     def write(self, path: Path) -> None:
-        if self.text:
-            path.write_text(self.text, "utf-8")
-            return
         content: dict[str, Any] = dict(self.others)
-        for key, network in self.networks.items():
-            state = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
-            content |= {key: state} if key else state
-        torch.save(content, path)
+        for start, network in self.networks.items():
+            part, _, prefix = start.rpartition("/")
+            state = {f"{prefix}{name}": value.contiguous() for name, value in published_state(network).items()}
+            content |= {part: state} if part else state
+        self.save({self.within: content} if self.within else content, path)
+
+
+def latest_nets(*, patterns: Mapping[str, str] = MappingProxyType({}), **networks: nn.Module) -> list[PublishedFile]:
+    """The files of pix2pix, CycleGAN and CUT, by the names of their networks."""
+    known = {name: f"*_net_{name}.pth" for name in networks} | dict(patterns)
+    return [PublishedFile(f"latest_net_{name}.pth", {"": each}, known[name]) for name, each in networks.items()]
+
+
+def published_name(name: str) -> str:
+    return next((name.removesuffix(end) + theirs for end, theirs in ENDS.items() if name.endswith(end)), name)
+
+
+def published_state(network: nn.Module) -> dict[str, Tensor]:
+    """A network's weights by their published names. See [Note: published names]."""
+    state = {published_name(name): value for name, value in network.state_dict().items()}
+    for start, module in _others(network):
+        state = {name: value for name, value in state.items() if not name.startswith(start)}
+        state |= {f"{start}{name}": value for name, value in module.published_state().items()}
+    return {name: value.detach().cpu() for name, value in state.items()}
+
+
+def take_published(network: nn.Module, state: State) -> None:
+    """Load weights that have their published names."""
+    own, theirs = network.state_dict(), published_state(network)
+    names = {name: published_name(name) for name in own}
+    network.load_state_dict({name: state[names[name]] if names[name] in theirs else own[name] for name in own})
+    for start, module in _others(network):
+        module.take_published({name.removeprefix(start): state[name] for name in state if name.startswith(start)})
+
+
+def _others(network: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The modules whose weights are not the published ones, with what their names begin with."""
+    for name, module in network.named_modules():
+        if hasattr(module, "take_published"):
+            yield f"{name}." if name else "", module
 
 
 def read_published(path: str | Path, files: Sequence[PublishedFile]) -> list[str]:
     """Load the weights of a published file, or of all that lie in a folder. Returns the names of those that were read.
 
-    A single file may have any name: the first of the `files` whose networks it fits is taken.
+    A single file may have any name: the first of the `files` whose networks it fits is taken. Of a file with several
+    networks all but the first may be missing; these stay as they are.
     """
     path, files = Path(path).expanduser(), [each for each in files if each.networks]
     if path.is_dir():
@@ -66,50 +116,74 @@ def read_published(path: str | Path, files: Sequence[PublishedFile]) -> list[str
         if not found:
             raise UserError(f"{path} has none of {', '.join(each.name for each in files)}; give the folder of one")
         for each, file in found:
-            _load(file, _content(file), each)
+            _load(file, weights_in(file), each)
         return [file.name for _, file in found]
-    content = _content(path)
+    weights = weights_in(path)
     by_name = [each for each in files if path.name == each.name or (each.pattern and path.match(each.pattern))]
-    fitting = [each for each in files if all(_fits(content, *one) for one in each.networks.items())]
-    _load(path, content, (fitting or by_name or list(files))[0])
+    fitting = [each for each in files if not any(_wrong(weights, *one) for one in each.networks.items())]
+    _load(path, weights, (fitting or by_name or list(files))[0])
     return [path.name]
 
 
-def _content(path: Path) -> Mapping[str, Any]:
+class Unknown:
+    """Stands in for whatever else a file names, such as Lightning's callbacks: it runs nothing."""
+
+    def __new__(cls, *_: Any, **__: Any) -> "Unknown":
+        return object.__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def weights_in(path: Path) -> dict[str, Tensor]:
+    """The weights in a file by their names there, without DataParallel's prefix; a part's name and a slash come first.
+
+    A checkpoint of Lightning has them in `state_dict`, which is not said.
+    """
     try:
         regular(path)
-        content = load_plain(path)
-    except (OSError, UserError) as error:
+        zipped = zipfile.is_zipfile(path)
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(str(path)) if zipped else []
+        stand_ins: list[Any] = [(type("Unknown", (Unknown,), {}), name) for name in names]
+        with torch.serialization.safe_globals(stand_ins):
+            content = load_plain(path)
+    except Exception as error:  # torch raises many kinds of errors for broken files
         raise UserError(f"{path} cannot be read as published weights: {reason(error)}") from error
+    content = content.get("state_dict", content) if isinstance(content, Mapping) else content
     if not isinstance(content, Mapping):
         raise UserError(f"{path} holds no published weights, but a {type(content).__name__}")
-    return content
+    parts = [("", content), *((f"{name}/", each) for name, each in content.items() if isinstance(each, Mapping))]
+    return {
+        start + str(name).removeprefix("module."): value
+        for start, part in parts
+        for name, value in part.items()
+        if isinstance(value, Tensor)
+    }
 
 
-def _state(content: Mapping[str, Any], key: str, network: nn.Module) -> dict[str, Any]:
-    """The state dict at a key, without DataParallel's prefix, and without statistics that the network has not.
-
-    Files from before 2018 have them for instance norms.
-    """
-    found: Any = content.get(key, {}) if key else content
-    found = {name.removeprefix("module."): value for name, value in found.items() if isinstance(value, Tensor)}
-    own = network.state_dict()
-    return {name: value for name, value in found.items() if name in own or not name.endswith(STATISTICS)}
+def _state(weights: State, start: str, network: nn.Module) -> dict[str, Tensor]:
+    """The weights of a network, without what lies beside them."""
+    own = published_state(network)
+    found = {name.removeprefix(start): value for name, value in weights.items() if name.startswith(start)}
+    return {name: value for name, value in found.items() if name in own or not BESIDE.match(name)}
 
 
-def _fits(content: Mapping[str, Any], key: str, network: nn.Module) -> bool:
-    state, own = _state(content, key, network), network.state_dict()
-    return {name: value.shape for name, value in state.items()} == {name: value.shape for name, value in own.items()}
+def _wrong(weights: State, start: str, network: nn.Module) -> str:
+    """Why the weights do not fit a network."""
+    state, own = _state(weights, start, network), published_state(network)
+    if names := sorted(own.keys() ^ state.keys()):
+        return f"other networks than this run makes: {names[0]} is only {'there' if names[0] in state else 'here'}"
+    for name, value in state.items():
+        if value.shape != own[name].shape:
+            shapes = f"{list(value.shape)} there and {list(own[name].shape)} here"
+            return f"networks of another size: {name} is {shapes}"
+    return ""
 
 
-def _load(path: Path, content: Mapping[str, Any], file: PublishedFile) -> None:
-    for key, network in file.networks.items():
-        state, own = _state(content, key, network), network.state_dict()
-        if wrong := sorted(own.keys() ^ state.keys()):
-            where = "only there" if wrong[0] in state else "only here"
-            raise UserError(f"{path} has other networks than this run makes: {wrong[0]} is {where}; {ADVICE}")
-        for name, value in state.items():
-            if value.shape != own[name].shape:
-                shapes = f"{list(value.shape)} there and {list(own[name].shape)} here"
-                raise UserError(f"{path} has networks of another size: {name} is {shapes}; {ADVICE}")
-        network.load_state_dict(state)
+def _load(path: Path, weights: State, file: PublishedFile) -> None:
+    for number, (start, network) in enumerate(file.networks.items()):
+        if number and not _state(weights, start, network):
+            continue
+        if wrong := _wrong(weights, start, network):
+            raise UserError(f"{path} has {wrong}; type the networks' settings as they were in its training")
+        take_published(network, _state(weights, start, network))

@@ -6,7 +6,8 @@ from typing import Any
 from torch import nn
 
 from gan.files.errors import UserError
-from nets.published.pickles import Network
+from nets.published.files import PublishedFile
+from nets.published.pickles import Network, write
 from nets.r3 import R3Discriminator, R3Generator
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 
@@ -50,6 +51,13 @@ def published(net: nn.Module) -> Network:
     if (height, width) != (side, side):
         raise UserError(f"published networks draw {side} x {side}, and this one {height} x {width}")
     return Network(kind, arguments, weights)
+
+
+def snapshot(generator: nn.Module, discriminator: nn.Module) -> PublishedFile:
+    """The file of a training. The generator is there twice, also as its average."""
+    drawer = published(generator)
+    found = {"G": drawer, "D": published(discriminator), "G_ema": drawer}
+    return PublishedFile("network-snapshot.pkl", {}, others=found, save=lambda content, path: write(path, content))
 
 
 # ---- R3GAN ----

@@ -1,4 +1,4 @@
-"""HiFi-GAN's published files, read into our networks and back: g_* and do_* with config.json beside them."""
+"""HiFi-GAN's configurations, as config.json lies beside its published files; and these files."""
 
 import json
 import math
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
 from torch.optim import AdamW
 
 from gan.files.disk import read_text
@@ -17,7 +16,25 @@ from nets.published.files import PublishedFile
 
 CONFIG = "config.json"
 MOST = 2**20  # bytes of a config.json
-COMMON = {  # what the published configurations have in common
+# What a configuration says of the generator and of the spectrogram, by our names.
+OF_GENERATOR = {
+    "num_mels": "bands",
+    "upsample_initial_channel": "width",
+    "upsample_rates": "rates",
+    "upsample_kernel_sizes": "up_kernels",
+    "resblock_kernel_sizes": "kernels",
+    "resblock_dilation_sizes": "dilations",
+}
+OF_MEL = {
+    "sampling_rate": "rate",
+    "num_mels": "bands",
+    "win_size": "window",
+    "hop_size": "hop",
+    "fmax": "top",
+    "fmin": "bottom",
+}
+V1 = {
+    "resblock": "1",
     "num_gpus": 0,
     "batch_size": 16,
     "learning_rate": 2e-4,
@@ -25,6 +42,11 @@ COMMON = {  # what the published configurations have in common
     "adam_b2": 0.99,
     "lr_decay": 0.999,
     "seed": 1234,
+    "upsample_rates": [8, 8, 2, 2],
+    "upsample_kernel_sizes": [16, 16, 4, 4],
+    "upsample_initial_channel": 512,
+    "resblock_kernel_sizes": [3, 7, 11],
+    "resblock_dilation_sizes": [[1, 3, 5]] * 3,
     "segment_size": 8192,
     "num_mels": 80,
     "num_freq": 1025,
@@ -38,14 +60,6 @@ COMMON = {  # what the published configurations have in common
     "num_workers": 4,
     "dist_config": {"dist_backend": "nccl", "dist_url": "tcp://localhost:54321", "world_size": 1},
 }
-V1 = COMMON | {
-    "resblock": "1",
-    "upsample_rates": [8, 8, 2, 2],
-    "upsample_kernel_sizes": [16, 16, 4, 4],
-    "upsample_initial_channel": 512,
-    "resblock_kernel_sizes": [3, 7, 11],
-    "resblock_dilation_sizes": [[1, 3, 5]] * 3,
-}
 V3 = V1 | {
     "resblock": "2",
     "upsample_rates": [8, 8, 4],
@@ -55,13 +69,6 @@ V3 = V1 | {
     "resblock_dilation_sizes": [[1, 2], [2, 6], [3, 12]],
 }
 CONFIGS: dict[str, dict[str, Any]] = {"V1": V1, "V2": V1 | {"upsample_initial_channel": 128}, "V3": V3}
-ENDS = {  # of keys: torch's names of computed weights, and the published ones
-    "parametrizations.weight.original0": "weight_g",
-    "parametrizations.weight.original1": "weight_v",
-    "parametrizations.weight.original": "weight_orig",
-    "parametrizations.weight.0._u": "weight_u",
-    "parametrizations.weight.0._v": "weight_v",
-}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -78,23 +85,18 @@ def read_config(path: Path) -> dict[str, Any]:
 def networks(config: Mapping[str, Any], where: str, width: float = 1.0) -> tuple[HifiGenerator, Mel]:
     """The generator and its spectrogram, of a published configuration, with `width` times its channels."""
     try:
-        rates, window = list(map(int, config["upsample_rates"])), int(config["win_size"])
-        if (config["n_fft"], config["hop_size"]) != (window, math.prod(rates)) or config.get("fmax_for_loss"):
+        hop = math.prod(map(int, config["upsample_rates"]))
+        if not config["n_fft"] == config["win_size"] or config["hop_size"] != hop or config.get("fmax_for_loss"):
             raise UserError(
                 f"{where}: n_fft and win_size must be equal, hop_size the product of upsample_rates, and fmax_for_loss "
                 f"null; change them there"
             )
-        mel = Mel(config["sampling_rate"], config["num_mels"], window, math.prod(rates), config["fmax"], config["fmin"])
-        channels, least = int(config["upsample_initial_channel"]), 2 ** len(rates)
-        generator = HifiGenerator(
-            mel.bands,
-            channels if width == 1 else max(least, int(channels * width) // least * least),
-            rates,
-            config["upsample_kernel_sizes"],
-            config["resblock_kernel_sizes"],
-            config["resblock_dilation_sizes"],
-            str(config["resblock"]) == "1",
-        )
+        mel = Mel(**{ours: config[theirs] for theirs, ours in OF_MEL.items()})
+        shape = {ours: config[theirs] for theirs, ours in OF_GENERATOR.items()}
+        if width != 1:
+            least = 2 ** len(shape["rates"])
+            shape["width"] = max(least, int(shape["width"] * width) // least * least)
+        generator = HifiGenerator(**shape, twice=str(config["resblock"]) == "1")
     except KeyError as error:
         raise UserError(f"{where} does not say {error}; give a config.json of HiFi-GAN") from error
     except (TypeError, ValueError) as error:
@@ -104,53 +106,23 @@ def networks(config: Mapping[str, Any], where: str, width: float = 1.0) -> tuple
     return generator, mel
 
 
-class Named(nn.Module):
-    """A network by the published keys of its weights."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-        self.keys = {key: _published(key) for key in network.state_dict()}  # ours, and the published ones
-
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, Tensor]:
-        found = self.network.state_dict()
-        return {theirs: found[ours] for ours, theirs in self.keys.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any], *_: Any, **__: Any) -> None:
-        self.network.load_state_dict({ours: state[theirs] for ours, theirs in self.keys.items()})
-
-
-def _published(key: str) -> str:
-    return next((key.removesuffix(end) + name for end, name in ENDS.items() if key.endswith(end)), key)
-
-
 def files(generator: HifiGenerator, judges: Judges, mel: Mel, rate: float, decay: float) -> list[PublishedFile]:
     """The published files of a training. Optimizers begin anew when the published code goes on with them."""
-    config = COMMON | {
-        "resblock": "1" if generator.twice else "2",
-        "learning_rate": rate,
-        "lr_decay": decay,
-        "upsample_rates": generator.rates,
-        "upsample_kernel_sizes": generator.up_kernels,
-        "upsample_initial_channel": generator.width,
-        "resblock_kernel_sizes": generator.kernels,
-        "resblock_dilation_sizes": generator.dilations,
-        "segment_size": 32 * mel.hop,
-        "num_mels": mel.bands,
-        "n_fft": mel.window,
-        "hop_size": mel.hop,
-        "win_size": mel.window,
-        "sampling_rate": mel.rate,
-        "fmin": mel.bottom,
-        "fmax": mel.top,
-    }
+    about = {"learning_rate": rate, "lr_decay": decay, "segment_size": 32 * mel.hop, "n_fft": mel.window}
+    about |= {"resblock": "1" if generator.twice else "2"}
+    for network, names in ((generator, OF_GENERATOR), (mel, OF_MEL)):
+        about |= {theirs: getattr(network, ours) for theirs, ours in names.items()}
     anew: dict[str, Any] = {
         name: AdamW(network.parameters(), rate, betas=(0.8, 0.99)).state_dict()
         for name, network in (("optim_g", generator), ("optim_d", judges))
     }
-    both = {"mpd": Named(judges.mpd), "msd": Named(judges.msd)}
+    both = {"mpd/": judges.mpd, "msd/": judges.msd}
     return [
-        PublishedFile("g_00000000", {"generator": Named(generator)}, "g*[0-9]"),
+        PublishedFile("g_00000000", {"generator/": generator}, "g*[0-9]"),
         PublishedFile("do_00000000", both, "do_*", anew | {"steps": 0, "epoch": -1}),
-        PublishedFile(CONFIG, {}, text=json.dumps(config, indent=4)),
+        PublishedFile(CONFIG, {}, others=V1 | about, save=_write_config),
     ]
+
+
+def _write_config(config: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(config, indent=4), "utf-8")

@@ -72,9 +72,9 @@ def _makes(given: dict[str, Any] | None, network: nn.Module) -> bool:
     return again.state_dict().keys() == network.state_dict().keys()
 
 
-def config(opened: SavedRun, networks: Mapping[str, Mapping[str, Any]]) -> str:
-    """config.json."""
-    about = {"run": opened.folder.path.resolve().name, "recipe": opened.name, "step": opened.step}
+def config(opened: SavedRun, networks: Mapping[str, Mapping[str, Any]], known: Mapping[str, Any]) -> str:
+    """config.json, with what is `known` already."""
+    about = {**known, "run": opened.folder.path.resolve().name, "recipe": opened.name, "step": opened.step}
     about |= {"classes": opened.class_names} if opened.class_names else {}
     return json.dumps({**about, "game": type(opened.run.game).__name__, "networks": networks}, indent=1) + "\n"
 

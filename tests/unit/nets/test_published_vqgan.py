@@ -9,7 +9,9 @@ import torch
 from gan.files.errors import UserError
 from nets.norm import ActNorm
 from nets.patch import PatchGan
-from nets.published.vqgan import LastCkpt, ours, read
+from nets.published.files import published_state, read_published, weights_in
+from nets.published.vqgan import JUDGE, last_ckpt
+from nets.published.vqgan import networks as networks_of
 from nets.vqgan import VqAutoencoder
 from tests.support import families
 
@@ -29,14 +31,19 @@ def networks(norm="batch", learning="learned"):
     return net, PatchGan(1, 4, 2, norm)
 
 
+def state_of(net, judge):
+    return published_state(net) | {f"{JUDGE}{name}": value for name, value in published_state(judge.model).items()}
+
+
 @pytest.mark.parametrize("norm", ["batch", "act"])
 @pytest.mark.parametrize("learning", ["learned", "ema"])
 def test_a_file_gives_the_networks_back(tmp_path, norm, learning):
     net, judge = networks(norm, learning)
     picture = torch.rand(2, 1, 16, 16)
     judge(picture), net(picture)  # codes and ActNorm begin with these
-    LastCkpt(net, judge).write(tmp_path / "last.ckpt")
-    found, of_judge = ours(read(tmp_path / "last.ckpt"), learning)
+    last_ckpt(net, judge).write(tmp_path / "last.ckpt")
+    found, of_judge = networks_of(weights_in(tmp_path / "last.ckpt"), learning)
+    assert read_published(tmp_path, [last_ckpt(found, of_judge)]) == ["last.ckpt"]
     torch.testing.assert_close(found.eval()(picture)[0], net.eval()(picture)[0])
     torch.testing.assert_close(of_judge.eval()(picture), judge.eval()(picture))
     assert sum(isinstance(each, ActNorm) for each in of_judge.modules()) == (2 if norm == "act" else 0)
@@ -49,30 +56,44 @@ def test_the_names_are_the_published_ones(which):
     if which == "actnorm":
         keys = {key: shape for key, shape in keys.items() if "loss." not in key} | figures["actnorm"]["keys"]
     keys = {key: shape for key, shape in keys.items() if "perceptual" not in key}
-    net, judge = ours(families.weights(keys, 1))
-    state = LastCkpt(net, judge).state()
+    net, judge = networks_of(families.weights(keys, 1))
+    state = state_of(net, judge)
     assert {key: list(value.shape) for key, value in state.items()} == {key: list(keys[key]) for key in keys}
 
 
 def test_no_code_in_a_file_is_run_and_what_is_no_weight_is_left_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    state = LastCkpt(*networks()).state() | {"loss.perceptual_loss.lin0.model.1.weight": torch.ones(1)}
-    torch.save({"state_dict": state, "callbacks": {Callback: 1, "one": Callback()}, "epoch": 3}, "last.ckpt")
-    assert ours(read(Path("last.ckpt")))[1] is not None
+    net, judge = networks()
+    state = state_of(net, judge) | {"loss.perceptual_loss.lin0.model.1.weight": torch.ones(1)}
+    torch.save({"state_dict": state, "callbacks": {Callback: 1, "one": Callback()}, "epoch": 3}, "any.ckpt")
+    assert read_published("any.ckpt", [last_ckpt(net, judge)]) == ["any.ckpt"]
     torch.save({"state_dict": state, "callbacks": Harmful()}, "last.ckpt")
     with pytest.raises(UserError, match="cannot be read"):
-        read(Path("last.ckpt"))
+        weights_in(Path("last.ckpt"))
     assert not Path("ran").exists()
+
+
+def test_a_file_without_a_discriminator_gives_the_autoencoder(tmp_path):
+    net, judge = networks()
+    weights = published_state(net)
+    torch.save({"state_dict": weights}, tmp_path / "last.ckpt")
+    other, of_file = networks_of(weights)
+    before = published_state(judge.model)
+    read_published(tmp_path, [last_ckpt(other, judge)])
+    assert of_file is None and all(torch.equal(published_state(other)[name], weights[name]) for name in weights)
+    assert all(torch.equal(published_state(judge.model)[name], before[name]) for name in before)
 
 
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "text").write_text("no weights")
     torch.save([1], tmp_path / "list")
-    for name, words in (("text", "cannot be read"), ("list", "holds no weights"), ("none", "cannot be read")):
+    for name, words in (("text", "cannot be read"), ("list", "holds no published weights"), ("none", "cannot be read")):
         with pytest.raises(UserError, match=words):
-            read(tmp_path / name)
-    state = LastCkpt(*networks()).state()
+            weights_in(tmp_path / name)
+    net, judge = networks()
+    state = state_of(net, judge)
     with pytest.raises(UserError, match=r"'quantize.embedding.weight' is missing"):
-        ours({key: value for key, value in state.items() if "embedding" not in key})
-    with pytest.raises(UserError, match="another network"):
-        ours(state | {"encoder.mid.block_1.conv1.weight": torch.ones(1)})
+        networks_of({key: value for key, value in state.items() if "embedding" not in key})
+    torch.save({"state_dict": state | {"encoder.mid.block_1.conv1.weight": torch.ones(1)}}, tmp_path / "last.ckpt")
+    with pytest.raises(UserError, match=r"another size: encoder.mid.block_1.conv1.weight is \[1\] there"):
+        read_published(tmp_path, [last_ckpt(net, judge)])

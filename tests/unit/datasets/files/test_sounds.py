@@ -85,15 +85,15 @@ def test_broken_and_too_short_files_are_named_together(folder):
 def test_sounds_keep_their_side_and_held_out_ones_have_their_own_length(folder):
     for number in range(30):
         soundfile.write(folder / f"{number}.wav", numpy.zeros(600), RATE)
-    before = Sounds(folder, RATE, LENGTH).split(0.2, 1024)
+    before = Sounds(folder, RATE, LENGTH).pieces(0.2, 1024)
 
     def names(part):
-        return {part.source.names[entry] for entry, _ in part._kept}
+        return {part.source.names[entry] for entry in part.entries}
 
     assert len(before[0]) + len(before[1]) == 36 and len(before[1]) >= 4
     assert before[0][0]["wave"].shape == (512,) and before[1][0]["wave"].shape == (1024,)
     soundfile.write(folder / "new.wav", numpy.zeros(600), RATE)
-    after = Sounds(folder, RATE, LENGTH).split(0.2, 1024)
+    after = Sounds(folder, RATE, LENGTH).pieces(0.2, 1024)
     assert not names(before[0]) & names(after[1]) and not names(after[0]) & names(before[1])
 
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from gan.games.hifigan import HifiGan
 from nets.hifigan import HifiGenerator, Judges, PeriodJudges, ScaleJudges
 from nets.mel import Mel
-from nets.published.hifigan import Named
+from nets.published.files import published_name, published_state, take_published
 from strategies import PhaseStrategy
 from tests.support import families
 from tests.support.parity import trainer
@@ -39,7 +39,7 @@ def game_of(figures, version: str) -> HifiGan:
     ).double()
     networks = {"generator": game.generator, "mpd": game.discriminators.mpd, "msd": game.discriminators.msd}
     for (name, network), own in zip(networks.items(), (seed + (version == "v3"), seed + 2, seed + 3), strict=True):
-        Named(network).load_state_dict(families.weights(shapes[name], own))
+        take_published(network, families.weights(shapes[name], own))
     return game.train()
 
 
@@ -49,14 +49,13 @@ def batch_of(figures) -> dict[str, torch.Tensor]:
     return {"wave": torch.tensor(rng.uniform(-0.95, 0.95, (settings["batch"], settings["segment"])))}
 
 
-def sizes(network, tensors) -> dict[str, list[float]]:
-    names = Named(network).keys
-    return {names[name]: families.size(value.detach()) for name, value in tensors}
+def sizes(tensors) -> dict[str, list[float]]:
+    return {published_name(name): families.size(value.detach()) for name, value in tensors}
 
 
 def gradients(network, loss) -> dict[str, list[float]]:
     found = torch.autograd.grad(loss, list(network.parameters()), retain_graph=True)
-    return sizes(network, zip((name for name, _ in network.named_parameters()), found, strict=True))
+    return sizes(zip((name for name, _ in network.named_parameters()), found, strict=True))
 
 
 def test_spectrograms_equal_the_published_ones(figures):
@@ -73,7 +72,7 @@ def test_spectrograms_equal_the_published_ones(figures):
 def test_the_generator_equals_the_published_one(figures, version):
     game, batch = game_of(figures, version), batch_of(figures)
     wanted = figures[version]
-    assert {key: list(each.shape) for key, each in Named(game.generator).state_dict().items()} == wanted["keys"][
+    assert {key: list(each.shape) for key, each in published_state(game.generator).items()} == wanted["keys"][
         "generator"
     ]
     with torch.no_grad():
@@ -99,7 +98,7 @@ def test_the_discriminators_turn_equals_the_published_one(figures, version):
             found[f"{name}_{kind}"] = [((1 - x if kind == "real" else x) ** 2).mean().item() for x in scores]
             assert families.difference(scores, wanted["scores"][f"{name}_{kind}"]) < 1e-9
         found[name] = losses[name].item()
-    found["msd_buffers_after"] = sizes(both.msd, both.msd.named_buffers())
+    found["msd_buffers_after"] = sizes(both.msd.named_buffers())
     assert families.difference(found, {name: figure for name, figure in wanted.items() if name != "scores"}) < 1e-9
 
 

@@ -10,7 +10,8 @@ import torch
 from gan import export, sample
 from gan.files.errors import UserError
 from gan.runs import build
-from nets.published.hifigan import CONFIGS, Named, networks
+from nets.published.files import published_state
+from nets.published.hifigan import CONFIGS, networks
 from tests.support import opening
 
 TINY = dict(width=0.02, segment=1024, seconds=0.1, batch_size=2, max_steps=1, workers=0, held_out=0.25)
@@ -63,12 +64,18 @@ def test_published_files_are_written_and_read(trained, sounds, tmp_path):
     (tmp_path / "g_00000000").rename(tmp_path / "generator_v3")
     for place in (tmp_path, tmp_path / "generator_v3"):
         game = run_of(sounds, from_=str(place), seed=5).game
-        assert all(torch.equal(value, drawer[key]) for key, value in Named(game.generator).state_dict().items())
-        judges = Named(game.discriminators.msd).state_dict()
+        assert all(torch.equal(value, drawer[key]) for key, value in published_state(game.generator).items())
+        judges = published_state(game.discriminators.msd)
         same = [torch.equal(value, both["msd"][key]) for key, value in judges.items() if key.endswith("weight_orig")]
         assert all(same) == (place == tmp_path) and same
     with pytest.raises(UserError, match="generator_v3 has other networks than this run makes"):
         run_of(sounds, from_=str(tmp_path), config_="V1")
+
+
+def test_a_card_and_the_published_files_have_one_configuration(trained, tmp_path):
+    assert export.main([str(trained), "--published", "--card", "--to", str(tmp_path)]) == 0
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["resblock"] == "2" and config["networks"].keys() == {"generator", "discriminators"}
 
 
 def test_sounds_and_spectrograms_of_a_folder_become_sounds(trained, sounds, tmp_path, capsys):

@@ -156,7 +156,8 @@ def test_the_command_line_can_offer_every_setting(name):
         hints, described = typing.get_type_hints(function), inspect.getdoc(function).partition("Args:")[2]
         for parameter in inspect.signature(function).parameters.values():
             if parameter.name in settings:
-                kinds = [kind for kind in typing.get_args(hints[parameter.name]) or [hints[parameter.name]]]
+                kinds = typing.get_args(hints[parameter.name]) or [hints[parameter.name]]
+                kinds = [kind if isinstance(kind, type) else type(kind) for kind in kinds]  # a Literal has values
                 assert all(issubclass(kind, (int, float, bool, str, type(None))) for kind in kinds)
                 assert f"\n    {parameter.name}: " in described
     for setting in settings:
