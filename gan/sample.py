@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """actions of any run:
 {any}
 
-actions of a run that draws from noise, and of a published file of StyleGAN2 or R3GAN:
+actions of a run that draws from noise, and of a published file of StyleGAN2, R3GAN (.pkl) or BigGAN (G_ema.pth):
 {seeds}
 
 actions of a run of SEAN:
@@ -82,13 +82,16 @@ def main(argv: list[str]) -> None:
     """Open the run, do one thing with its networks, and name the files that were written."""
     settings = parse(argv)
     with working():
+        from gan.app.drawing.drawer import FILES
         from gan.app.drawing.opened import open
 
     if settings.get("inputs"):  # then --out is where the translations go
         typed = any(word.partition("=")[0] == "--out" for word in argv)
         settings.file, settings.out = settings.file or (str(settings.out) if typed else None), Path("runs")
     where = {"out": settings.out, "data": settings.data, "name": settings.run}
-    opened = open(settings.which, settings.device, **({} if settings.which.lower().endswith(".pkl") else where))
+    opened = open(settings.which, settings.device, **({} if settings.which.lower().endswith(FILES) else where))
+    if settings.standing:
+        opened.stand(settings.standing)
     say(opened.title)
     say(*(f"  {path}" for path in act(opened, settings, argv)))
 
@@ -147,7 +150,7 @@ def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown")
         hint = f". Its encoder finds a picture's styles without a search: {OF_SEAN}" if encoder else ""
         raise UserError(f"{opened.title}: {opened.about}, so there is no '{action}'; type {', '.join(known)}{hint}")
     names = options_of(opened.kind, action) or options_of("any", action)
-    everywhere = {"--device", "--file", *(() if opened.run is None else ("--run", "--data", "--out"))}
+    everywhere = {"--device", "--file", "--standing", *(() if opened.run is None else ("--run", "--data", "--out"))}
     typed = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
     if wrong := sorted(typed - everywhere - names.keys()):
         raise UserError(f"{opened.title}: {opened.about}, where {wrong[0]} does nothing; leave {wrong[0]} out")
@@ -262,7 +265,7 @@ def _parser(action: str | None) -> Parser:
     }
     parser = Parser(
         prog="python -m gan.sample",
-        usage=f"python -m gan.sample [RUN|FILE.pkl [{action or 'ACTION'}]] [options]",
+        usage=f"python -m gan.sample [RUN|FILE [{action or 'ACTION'}]] [options]",
         description=ACTIONS[action] if action else "Look at what a run's networks make.",
         epilog=EXAMPLES.format(**described),
     )
@@ -276,6 +279,10 @@ def _parser(action: str | None) -> Parser:
         add(name, **how)
     where = "where to write; default in the run's samples/, or here for a FILE.pkl"
     add("-o", "--file", metavar="FILE", type=str | None, default=None, help=where)
+    what = (
+        "first take the statistics of a BigGAN's batch norms anew, from so many batches of 64 pictures; published: 16"
+    )
+    add("--standing", type=PositiveInt | None, default=None, metavar="N", help=what)
     add("--device", type=str, default="auto", help="what to compute on: auto, cpu, cuda or another device here")
     return parser
 

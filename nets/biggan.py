@@ -89,6 +89,7 @@ class Norm(nn.Module):
 
     stored_mean: Tensor
     stored_var: Tensor
+    momentum = 0.1
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -96,7 +97,7 @@ class Norm(nn.Module):
         self.register_buffer("stored_var", torch.ones(channels))
 
     def normal(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
-        return batch_norm(x, self.stored_mean, self.stored_var, scale, shift, self.training)
+        return batch_norm(x, self.stored_mean, self.stored_var, scale, shift, self.training, self.momentum)
 
 
 class PlainNorm(Norm):

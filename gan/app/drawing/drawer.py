@@ -15,11 +15,15 @@ from gan.app.painting.grids import picture
 from gan.app.painting.reopen import SavedRun, device_of
 from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise, noise_of
+from nets.biggan import BigGenerator, Norm
+from nets.published import biggan
+from nets.published.files import PublishedFile, read_published, weights_in
 from nets.published.from_noise import ours
 from nets.published.pickles import read
 from nets.stylegan import StyleGenerator
 
 PIXELS, MOST = 2**20, 64  # at once: pixels of all pictures together, and pictures
+FILES = (".pkl", ".pth")  # the ends of published files' names
 Grain = Literal["const", "none"] | int
 
 
@@ -75,7 +79,15 @@ class Drawer:
 
     @classmethod
     def of_file(cls, path: Path, device: str = "auto") -> "Drawer":
-        """The averaged generator of a published file of StyleGAN2 or R3GAN; no code in the file is run."""
+        """The averaged generator of a published file of StyleGAN2 or R3GAN, or that of BigGAN's G_ema.pth.
+
+        No code in the file is run.
+        """
+        if path.suffix.lower() == ".pth":
+            net = biggan.generator(weights_in(path))
+            read_published(path, [PublishedFile(path.name, {"": net})])
+            net = net.eval().requires_grad_(False).to(device_of(device))
+            return cls(net, str(path), lambda seed: noise_of(seed, net.latent))
         networks = read(path)
         found = networks.get("G_ema") or networks.get("G")
         if found is None:
@@ -178,6 +190,23 @@ class Drawer:
         # Noise is as long everywhere on this arc: a straight line would come nearer to zero than noise does.
         arc = (share * torch.pi / 2).cos() * z[0] + (share * torch.pi / 2).sin() * z[1]
         return self.from_z(arc, None if labels is None else labels[0].lerp(labels[1], share))
+
+    @torch.no_grad()
+    def stand(self, batches: int) -> None:
+        """Replace a BigGAN's running statistics by means over so many batches of random classes, as published."""
+        if not isinstance(self.net, BigGenerator):
+            raise UserError(f"{self.title} has no standing statistics, which BigGAN's networks have; leave it out")
+        norms = [each for each in self.net.modules() if isinstance(each, Norm)]
+        generator = torch.Generator().manual_seed(0)
+        for batch in range(batches):
+            for norm in norms:
+                norm.train().momentum = 1 / (batch + 1)
+            z = torch.randn(MOST, self.latent, generator=generator)
+            numbers = torch.randint(max(1, self.classes), (MOST,), generator=generator)
+            labels = F.one_hot(numbers, self.classes).to(self.like) if self.classes else None
+            self.net(z.to(self.like), labels)
+        for norm in norms:
+            norm.eval().momentum = Norm.momentum
 
     def _by_w(self, label: int | str | None = None, truncation: float = 1.0, cutoff: int | None = None) -> bool:
         return bool(self.layers) or (truncation, cutoff) != (1, None)

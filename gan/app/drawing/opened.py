@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from gan.app.drawing.drawer import Drawer, How
+from gan.app.drawing.drawer import FILES, Drawer, How
 from gan.app.drawing.edits import Edits
 from gan.app.drawing.numbers import Numbers, numbers, once
 from gan.app.painting.actions import Paintings, Shown, file_name
@@ -42,6 +42,9 @@ class Drawings(Edits):
         if self.run is None:
             return Path(f"{Path(self.drawer.title).stem}-{name}{suffix}")
         return super().path(name, suffix)
+
+    def stand(self, batches: int) -> None:
+        self.drawer.stand(batches)
 
     def draw(self, seeds: Numbers = "0-63", **how: Unpack[How]) -> Sheet:
         listed = once(seeds)
@@ -111,11 +114,11 @@ class Drawings(Edits):
 
 
 def open(path: str | Path = "auto", device: str = "auto", **options: Any) -> Shown:
-    """Open a run's folder, a checkpoint inside one, the newest run (`auto`), or a published file of networks (.pkl).
+    """Open a run's folder, a checkpoint inside one, the newest run (`auto`), or a published file (.pkl, .pth).
 
     `options` are those of `gan.app.painting.reopen.open_run`, such as `data=` where the run's pictures have moved.
     """
-    if str(path).lower().endswith(".pkl"):
+    if str(path).lower().endswith(FILES):
         return Drawings(Drawer.of_file(Path(path), device))
     run = open_run(str(path), device=device, **options)
     if isinstance(run.run.game, FromNoise):

@@ -136,6 +136,9 @@ class Shown:
         """What was opened."""
         return f"{self.saved.folder.path}, step {self.saved.step}"
 
+    def stand(self, batches: int) -> None:
+        raise UserError(f"{self.title}: {self.about}, so it has no standing statistics; leave --standing out")
+
     def path(self, name: str, suffix: str) -> Path:
         """Where a file is written, if nothing else is said."""
         return self.saved.folder.samples / f"{name}{suffix}"

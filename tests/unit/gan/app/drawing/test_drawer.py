@@ -5,9 +5,12 @@ import pytest
 import torch
 
 import gan
+from gan import sample
 from gan.app.drawing.drawer import MOST, Drawer
 from gan.app.painting.reopen import open_run
 from gan.files.errors import UserError
+from gan.games.from_noise import noise_of
+from nets.biggan import BigDiscriminator, BigGenerator
 from nets.published.from_noise import published
 from nets.published.pickles import write
 from nets.r3 import R3Generator
@@ -106,3 +109,43 @@ def test_games_are_opened_as_what_they_can_do(runs, sean_run):
     (picture,) = gan.open(runs["wgan-gp"], device="cpu").sample([3])
     assert picture.size == (16, 16)
     assert gan.open(sean_run, device="cpu").painter.size == (32, 32)
+
+
+# ---- BigGAN's files ----
+
+SHARED = dict(size=(64, 64), latent=25, classes=3, shared=4, hierarchical=True, attention=[16], channels=4)
+
+
+@pytest.mark.parametrize("rule", [dict(latent=6), dict(latent=6, classes=3), SHARED])
+def test_a_published_file_of_biggan_draws_alone(rule, tmp_path):
+    torch.manual_seed(0)
+    net = BigGenerator(width=2, **rule).eval()
+    torch.save({f"module.{name}": value for name, value in net.state_dict().items()}, tmp_path / "G_ema.pth")
+    drawer = gan.open(tmp_path / "G_ema.pth", device="cpu").drawer
+    labels = torch.eye(3)[[1, 2]] if net.classes else None
+    wanted = net(torch.stack([noise_of(seed, net.latent) for seed in (1, 2)]), labels)
+    assert torch.equal(drawer.pictures([1, 2]), wanted) and drawer.channels == net.channels
+
+
+def test_what_is_no_generator_of_biggan_is_refused(tmp_path):
+    torch.save(BigDiscriminator(width=2).state_dict(), tmp_path / "D.pth")
+    with pytest.raises(UserError, match=r"not the weights of a BigGAN's generator: 'blocks.0.0.bn1.gain.weight'"):
+        gan.open(tmp_path / "D.pth", device="cpu")
+
+
+def test_standing_statistics_are_means_over_batches_and_change_nothing_else(tmp_path, runs):
+    torch.save(BigGenerator(width=2, latent=6, classes=3).state_dict(), tmp_path / "G_ema.pth")
+    drawer = gan.open(tmp_path / "G_ema.pth", device="cpu").drawer
+    norm, seen = drawer.net.output_layer[0], []
+    norm.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    before = {name: value.clone() for name, value in drawer.net.state_dict().items()}
+    drawer.stand(3)
+    assert len(seen) == 3 and not torch.equal(seen[0], seen[1])
+    torch.testing.assert_close(norm.stored_mean, torch.stack([x.mean((0, 2, 3)) for x in seen]).mean(0))
+    torch.testing.assert_close(norm.stored_var, torch.stack([x.var((0, 2, 3)) for x in seen]).mean(0))
+    moved = {name for name, value in drawer.net.state_dict().items() if not torch.equal(value, before[name])}
+    assert {name.rpartition(".")[2] for name in moved} == {"stored_mean", "stored_var"}
+    assert not any(module.training for module in drawer.net.modules())
+    typed = ["--seeds", "0", "--standing", "2", "-o", str(tmp_path / "a.png")]
+    assert sample.main([str(tmp_path / "G_ema.pth"), *typed]) == 0
+    assert sample.main([str(runs["wgan-gp"]), *typed]) == 2
