@@ -47,7 +47,7 @@ PARAMETRIZED = """{player}: keys with `parametrizations` (e.g. {key}) are torch'
 weight that is computed, such as by spectral norm; a network with the same parametrizations
 takes them as they are.
 """
-PUBLISHED = """{files}: as the published code loads them. Where a file has G and G_ema, both are the same generator.
+PUBLISHED = """{files}: as the published code loads them. Where there are G and G_ema, both are the same generator.
 """
 EXAMPLES = """examples:
   python -m gan.export                           the newest run, into its folder's export/step-<step>/

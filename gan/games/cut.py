@@ -116,7 +116,7 @@ class Cut(Compared):
         return self.generator(a)
 
     def published(self) -> list[PublishedFile]:
-        return latest_nets(G=self.generator, F=self.vectors, D=self.discriminator)
+        return latest_nets({"G": self.generator, "F": self.vectors, "D": self.discriminator})
 
     def translations(self) -> dict[str, Translation]:
         """The one direction."""

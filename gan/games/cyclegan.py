@@ -94,8 +94,8 @@ class CycleGan(Compared):
         """G_A makes B of A, and D_A judges B. A released generator, `latest_net_G.pth`, is taken for G_A."""
         to_b, to_a = self.generators.values()
         of_b, of_a = self.discriminators.values()
-        either = {"G_A": "*_net_G[._][pA]*"}  # G.pth or G_A.pth
-        return latest_nets(patterns=either, G_A=to_b, G_B=to_a, D_A=of_b, D_B=of_a)
+        networks = {"G_A": to_b, "G_B": to_a, "D_A": of_b, "D_B": of_a}
+        return latest_nets(networks, G_A="*_net_G[._][pA]*")  # G.pth or G_A.pth
 
     def translations(self) -> dict[str, Translation]:
         """Both directions."""

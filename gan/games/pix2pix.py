@@ -117,7 +117,7 @@ class Pix2pix(GanModule):
         return batch["a"], batch["b"]
 
     def published(self) -> list[PublishedFile]:
-        return latest_nets(G=self.generator, D=self.discriminator)
+        return latest_nets({"G": self.generator, "D": self.discriminator})
 
     def translations(self) -> dict[str, Translation]:
         """From pictures; a network that reads label maps has no way from pictures."""

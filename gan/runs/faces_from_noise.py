@@ -56,7 +56,6 @@ def r3gan_faces(
     gamma: NonNegativeFloat = 2.0,
     ema: PositiveFloat = 1000.0,
     augment: NonNegativeFloat = 0.0,
-    batch_size: PositiveInt = 16,
     **settings: Any,
 ) -> Run:
     """R3GAN on drawn faces: new faces from noise. In each step one network learns, in turns.
@@ -70,20 +69,19 @@ def r3gan_faces(
         gamma: Weight of both gradient penalties at the beginning; a tenth of it at the end.
         ema: Half-life of the generator's averaged weights, in images.
         augment: Probability of each augmentation at the end; it grows from 0.
-        batch_size: Pictures a step, of all ranks together.
     """
     from gan.games.r3gan import R3Gan
 
-    data, widths = NewFaces(size, batch_size, **settings).made()
+    data, widths = NewFaces(size, **settings).made()
     game = R3Gan(
         R3Generator(latent, widths, blocks),
         R3Discriminator(widths, blocks),
-        batch_size=batch_size,
+        batch_size=data.batch_size,
         rate=(rate, rate / 4),
         gamma=(gamma, gamma / 10),
         ema=(ema, ema),
         p=(0.0, augment),
-        images=max_steps * batch_size / 2,
+        images=max_steps * data.batch_size / 2,
         augment=Augmentation("r3gan") if augment else None,
     )
     return Run(game, data, max_steps, SCORES)
@@ -127,7 +125,6 @@ def stylegan_faces(
     ema_images: PositiveFloat = 1000.0,
     ada: bool = True,
     ada_images: PositiveInt = 20_000,
-    batch_size: PositiveInt = 16,
     **settings: Any,
 ) -> Run:
     """StyleGAN2-ADA on drawn faces, in a small size: new faces from noise, by way of styles.
@@ -143,11 +140,10 @@ def stylegan_faces(
         ema_images: Half-life of the generator's averaged weights, in images; published: 10,000.
         ada: Augment what the discriminator sees, with a probability that adapts.
         ada_images: In so many images the probability can rise from 0 to 1; published: 500,000.
-        batch_size: Pictures a step, of all ranks together.
     """
     from gan.games.stylegan import StyleGan
 
-    data, widths = NewFaces(batch_size=batch_size, **settings).made()
+    data, widths = NewFaces(**settings).made()
     size, wide = 4 << (len(widths) - 1), dict(base=widths[-1] * (4 << (len(widths) - 1)), most=max(widths))
     game = StyleGan(
         StyleGenerator(size, latent=latent, style=style, mapping=mapping, **wide),
@@ -155,7 +151,7 @@ def stylegan_faces(
         rate=rate,
         gamma=gamma,
         mixing=mixing,
-        ema=half_life(ema_images, batch_size, ramp_up=0.05),
+        ema=half_life(ema_images, data.batch_size, ramp_up=0.05),
         ada=Ada(images=ada_images) if ada else None,
     )
     return Run(game, data, max_steps, SCORES)

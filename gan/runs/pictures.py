@@ -116,9 +116,6 @@ class FoundPictures:
         self.size, self.channels = train.size, train.channels
         self.classes, self.class_names = train.classes, train.class_names
 
-    def __len__(self) -> int:
-        return len(self.train)
-
     def data(self, batch_size: int) -> "GanData":
         """The batches: {"image": [B, channels, height, width] in [-1, 1]}, and with classes {"class": [B]} too."""
         return self.options.batches(self.train, self.val, batch_size)

@@ -20,7 +20,6 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -69,9 +68,9 @@ class PublishedFile:
         self.save({self.within: content} if self.within else content, path)
 
 
-def latest_nets(*, patterns: Mapping[str, str] = MappingProxyType({}), **networks: nn.Module) -> list[PublishedFile]:
+def latest_nets(networks: Mapping[str, nn.Module], **patterns: str) -> list[PublishedFile]:
     """The files of pix2pix, CycleGAN and CUT, by the names of their networks."""
-    known = {name: f"*_net_{name}.pth" for name in networks} | dict(patterns)
+    known = {name: f"*_net_{name}.pth" for name in networks} | patterns
     return [PublishedFile(f"latest_net_{name}.pth", {"": each}, known[name]) for name, each in networks.items()]
 
 
@@ -82,7 +81,7 @@ def published_name(name: str) -> str:
 def published_state(network: nn.Module) -> dict[str, Tensor]:
     """A network's weights by their published names. See [Note: published names]."""
     state = {published_name(name): value for name, value in network.state_dict().items()}
-    for start, module in _others(network):
+    for start, module in _of_another_form(network):
         state = {name: value for name, value in state.items() if not name.startswith(start)}
         state |= {f"{start}{name}": value for name, value in module.published_state().items()}
     return {name: value.detach().cpu() for name, value in state.items()}
@@ -93,11 +92,11 @@ def take_published(network: nn.Module, state: State) -> None:
     own, theirs = network.state_dict(), published_state(network)
     names = {name: published_name(name) for name in own}
     network.load_state_dict({name: state[names[name]] if names[name] in theirs else own[name] for name in own})
-    for start, module in _others(network):
+    for start, module in _of_another_form(network):
         module.take_published({name.removeprefix(start): state[name] for name in state if name.startswith(start)})
 
 
-def _others(network: nn.Module) -> Iterator[tuple[str, Any]]:
+def _of_another_form(network: nn.Module) -> Iterator[tuple[str, Any]]:
     """The modules whose weights are not the published ones, with what their names begin with."""
     for name, module in network.named_modules():
         if hasattr(module, "take_published"):

@@ -29,7 +29,7 @@ def test_a_folder_of_pictures_becomes_batches(tmp_path, capsys):
         put(tmp_path / "deep" / f"{number}.jpg")
     data = found(tmp_path)
     assert (data.size, data.channels, data.classes) == ((8, 12), 3, 0)
-    assert len(data) == 9 and len(data.val) == 3
+    assert len(data.train) == 9 and len(data.val) == 3
     batch = next(iter(data.data(4).train_dataloader()))
     assert set(batch) == {"image"} and batch["image"].shape == (4, 3, 8, 12)
     assert batch["image"].dtype == torch.float32 and -1 <= batch["image"].min() < batch["image"].max() <= 1
