@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gan.phase import Phase
 from strategies import private
-from strategies.amounts import Collective, Group, size
+from strategies.amounts import Collective, Group, bubble, size
 from strategies.cost import trace as kinds
 from strategies.cost.trace import Event, Trace
 from strategies.living import Count, Living
@@ -44,12 +44,14 @@ COLLECTIVES = {"allreduce": "all-reduce", "allgather": "all-gather", "reduce_sca
 class Curve:
     """A player in a phase, as arrays over its events: `gradients` and `flying`, during an event and after it.
 
-    Both are one array, first all during and then all after.
+    Both are one array, first all during and then all after. `idle` is the part of the phase in which this rank waits
+    for others that compute: the bubble of a pipeline.
     """
 
     gradients: np.ndarray
     flying: np.ndarray
     collectives: Sequence[Collective]
+    idle: float = 0.0
 
 
 class Dry:
@@ -71,18 +73,19 @@ class Dry:
         self.on_read = self.policy.on_read
         if self.on_read is not None:
             self.on_read.before = {phase.name: [] for phase in phases}  # there is no other rank to agree with
-        self.living = Living([*copies.values(), *self.owned.values(), *self.policy.storage.held()], self.saw_collective)
+        stored = self.policy.storage.tensors()
+        self.living = Living([*copies.values(), *self.owned.values(), *stored], self.saw_collective)
         self.gradients = Count()
         self.home = "offload" in policy.options
         self.optimizer = _Optimizer(0 if self.home else policy.step_bytes(size(self.owned.values())))
         self.collectives: list[Collective] = []
         self.learning = False
-        self.held = ExitStack()  # what the policy holds around a phase
+        self.stack = ExitStack()  # around a phase
 
     def play(self, trace: Trace) -> Curve:
         for _ in range(1 if self.on_read is None else 2):  # the first time a policy does not know the order of reads
             self.collectives, during, after = [], [], []
-            with self.living, torch.no_grad(), self.held:
+            with self.living, torch.no_grad(), self.stack:
                 for event in trace.events:
                     self.living.reset()
                     self.tell(event, trace)
@@ -121,7 +124,7 @@ class Dry:
         elif kind == kinds.UPDATE and mine:
             self.policy.storage.step(self.optimizer, ())
         elif kind == kinds.DROP and mine:
-            self.policy.drop_gradients()
+            self.policy.reduction.drop()
         elif kind == kinds.END:
             self.end()
         elif kind in READS_AND_CALLS:
@@ -129,8 +132,7 @@ class Dry:
 
     def begin(self, phase: Phase) -> None:
         self.learning = self.policy.player.name in phase.learners
-        self.policy.begin(phase)
-        self.held.enter_context(self.policy.hold(phase))
+        self.stack.enter_context(self.policy.during(phase))
 
     def read_or_call(self, event: Event) -> None:
         """Weights are read, or needed by backward, of any player; or a call of a module begins or ends."""
@@ -153,7 +155,7 @@ class Dry:
 
     def backward(self, last: bool) -> None:
         """A backward begins; the last one of the phase?"""
-        self.policy.arm(torch.empty((), device=META), last)
+        self.policy.reduction.arm(torch.empty((), device=META), last)
 
     def gradient(self, weight: nn.Parameter) -> None:
         """Backward has added up the whole gradient of a weight."""
@@ -164,13 +166,13 @@ class Dry:
             hook(weight)
 
     def finish(self) -> None:
-        self.policy.finish(1.0)
+        self.policy.reduction.finish(1.0)
         for piece in self.owned.values() if self.home else ():
             if piece.grad is not None:
                 self.living.forget(piece.grad)  # it is in the CPU's memory now
 
     def end(self) -> None:
-        self.held.close()
+        self.stack.close()
 
 
 class Replicated(Dry):
@@ -205,7 +207,8 @@ class Stages(Dry):
 
     def __init__(self, policy: Pipeline, phases: Sequence[Phase]) -> None:
         super().__init__(policy, phases)
-        ranks, _ = policy.shape
+        ranks, stages = policy.shape
+        self.bubble = bubble(ranks, policy.options.get("chunks") or 2 * ranks, stages // ranks)
         self.pipe, self.copies = Group(ranks), Group(policy.world.size // ranks, ranks)
         mine = {name: policy.weights[name] for name in policy.of_largest() if name in policy.weights}
         self.copy_of = {id(each): self.copy_of[id(each)] for each in mine.values()}
@@ -215,6 +218,9 @@ class Stages(Dry):
         for _, units in policy.staged:
             self.ends |= set(list({unit.stage: unit.module for unit in units}.values())[:-1])
         self.entered: list[nn.Module] = []
+
+    def play(self, trace: Trace) -> Curve:
+        return replace(super().play(trace), idle=self.bubble if self.learning else 0.0)
 
     def read_or_call(self, event: Event) -> None:
         if event.kind == kinds.ENTER:

@@ -27,6 +27,8 @@ from strategies.placing.server import ServersOnPaper
 from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy
 from strategies.ranks import World
+from strategies.sharding.reduction import Reduction
+from strategies.sharding.storage import Storage
 from strategies.sharding.unshard_on_read import listen, unlisten
 from strategies.turn import Training, all_learning, gradients, ready
 
@@ -47,7 +49,9 @@ def traces(
     world = World(1, 0, torch.device(device))
     belongings = belongings_of(game.players, game)
     recorder = Recorder(game, tensors(batch))
-    policies = {name: Recorded(player, world, {}, belongings[name], recorder) for name, player in game.players.items()}
+    policies = {name: Policy(player, world, {}, belongings[name]) for name, player in game.players.items()}
+    for policy in policies.values():
+        policy.reduction = Recorded(policy.storage, world.device, recorder)
     undo: list[Again | RemotePlayer] = [Again(game.players[name], recorder) for name in sorted(recompute)]
     before, game._trainer = game._trainer, PaperTrainer(policies)
     try:
@@ -73,7 +77,7 @@ def traces(
         for each in undo:
             each.release()
         for policy in policies.values():
-            policy.learn(True)
+            policy.switch.turn(True)
 
 
 def steps(phases: Sequence[Phase]) -> dict[int, list[Phase]]:
@@ -90,7 +94,7 @@ def _trace(
     phase: Phase,
     step: int,
     batch: Any,
-    policies: Mapping[str, "Recorded"],
+    policies: Mapping[str, Policy],
     recorder: "Recorder",
 ) -> Trace:
     game._trainer.global_step = step
@@ -103,7 +107,7 @@ def _trace(
         for name in phase.learners:
             recorder.add(kinds.FINISH, name)
             recorder.add(kinds.UPDATE, name)
-            policies[name].drop_gradients()
+            policies[name].reduction.drop()
             recorder.add(kinds.DROP, name)
     recorder.add(kinds.END)
     for policy in policies.values():
@@ -127,16 +131,16 @@ class Again(Recompute):
         return super().run(name, parts, noted, *args, **kwargs)
 
 
-class Recorded(Policy):
-    """One player on one device, that says when its backward begins."""
+class Recorded(Reduction):
+    """Says when backward begins."""
 
-    def __init__(self, *args: Any) -> None:
-        *args, self.recorder = args
-        super().__init__(*args)
+    def __init__(self, storage: Storage, device: torch.device, recorder: "Recorder") -> None:
+        super().__init__(storage, device)
+        self.recorder = recorder
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         self.recorder.backward(last)
-        return super().arm(loss, last)
+        return loss
 
 
 @dataclass

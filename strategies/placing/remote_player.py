@@ -198,7 +198,8 @@ class RemotePlayer(Policy):
 
     # ---- phases ----
 
-    def hold(self, phase: Phase) -> AbstractContextManager[None]:
+    def during(self, phase: Phase, trying: bool = False) -> AbstractContextManager[None]:
+        super().during(phase)
         return self.servers.inside(Enter(phase.name, tuple(phase.learners), phase.second_order))
 
     @contextmanager

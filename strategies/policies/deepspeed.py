@@ -77,9 +77,9 @@ class DeepSpeed2(Policy):
     def flying_at_most(self) -> float:
         return size(self.weights.values())
 
-    def at_most(self) -> Held:
+    def in_a_phase(self) -> Held:
         """The gradients are whole until they are reduced."""
-        return replace(super().at_most(), gradients=size(self.weights.values()))
+        return replace(super().in_a_phase(), gradients=size(self.weights.values()))
 
     def make_storage(self) -> Storage:
         everything = self._sharded()
@@ -152,9 +152,9 @@ class DeepSpeed3(DeepSpeed2):
     def kept_bytes(self) -> float:
         return self.owned_bytes if self.divided and not self.offloaded else 0.0
 
-    def holds(self) -> Held:
+    def between_phases(self) -> Held:
         """And a bucket of the engine's own."""
-        return replace(super().holds(), flying=OWN_BUCKET if self.divided and self.weights else 0)
+        return replace(super().between_phases(), flying=OWN_BUCKET if self.divided and self.weights else 0)
 
     def flying_at_most(self) -> float:
         return super().flying_at_most() + OWN_BUCKET + size(self.belongings.parameters.values())

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -128,10 +127,6 @@ class Sharded(Policy):
             group, copies = self.mesh.get_group("shards"), self.mesh.get_group("copies")
         home = torch.device("cpu") if "offload" in self.options else None
         return Sharing(size, rank, group, copies, self.keep, home, self.half)
-
-    @property
-    def sharing_group(self) -> dist.ProcessGroup:
-        return self.sharing.group
 
     @cached_property
     def mesh(self) -> DeviceMesh | None:

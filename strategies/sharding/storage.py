@@ -60,7 +60,7 @@ class Storage:
             for piece in self.owned.values():
                 piece.grad = None
 
-    def held(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
         """The tensors that hold the weights between phases, and this rank's shards of those that do not learn too."""
         weights = list(self.weights.values()) if self.unsharded else []
         return [*weights, *(bucket.shard for bucket in self.buckets)]
