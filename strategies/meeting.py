@@ -212,7 +212,7 @@ class RanksStrategy(LaunchedStrategy):
         if self.init_method is not None:
             return self._store_where_it_was_typed(rank, size)
         place = place_of(self.cluster_environment)
-        if place is not None and place.by == "torchrun" and place.restarts and place.nodes == 1:
+        if place is not None and place.launcher.elastic and place.restarts and place.nodes == 1:
             if self.division.part is not None:
                 return store_of(place)
             # See `cluster.store`; other hosts count restarts themselves.

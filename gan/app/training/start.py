@@ -53,8 +53,8 @@ def launcher_of(place: Launched | None) -> str | None:
         return agent.name()
     if (there := folder(place)) is not None:
         return f"torchrun {host} {there}"
-    if place is not None and place.by == "slurm":
-        return f"slurm {os.environ.get('SLURM_JOB_ID')}.{os.environ['SLURM_STEP_ID']}"
+    if place is not None and place.launcher.queued:
+        return place.launcher.queued.format_map(os.environ)
     return None
 
 
@@ -135,7 +135,7 @@ def _read(folder: RunFolder) -> tuple[RunFolder, dict] | None:
 
 def folder(place: Launched | None) -> Path | None:
     """The folder that a person's torchrun has made for itself. It is the same for all attempts on this host."""
-    if place is None or place.by != "torchrun" or FILE not in os.environ or agent.speaks():
+    if place is None or not place.launcher.elastic or FILE not in os.environ or agent.speaks():
         return None
     return Path(os.environ[FILE]).parents[2]
 
