@@ -265,20 +265,18 @@ def _empty(like: Tensor) -> Tensor:
 
 def _prepare(policy: Policy) -> None:
     """Give a policy on the meta device its storage and its reduction."""
-    if isinstance(policy, Pipeline) and policy.divided:
+    if isinstance(policy, Pipeline) or not policy.divided:
         return
-    if isinstance(policy, Sharded) and policy.divided and "offload" in policy.options:
+    if isinstance(policy, DeepSpeed2):
+        _prepare_engine(policy)
+        return
+    if isinstance(policy, Sharded) and "offload" in policy.options:
         policy.sharing = replace(policy.sharing, home=policy.world.device)  # the CPU has values
     if isinstance(policy, Fsdp):
         policy.bucket = lambda part: UnitWithoutValues(part, policy.sharing)
-    if isinstance(policy, Zero1):
-        policy.storage = Sharded.make_storage(policy)  # of whole weights it gathers as much
-    elif isinstance(policy, DeepSpeed2) and policy.divided:
-        _prepare_engine(policy)
-        return
-    else:
-        policy.storage = policy.make_storage()
-    if not isinstance(policy, Ddp | Zero1):
+    # Of whole weights zero1 gathers as much.
+    policy.storage = Sharded.make_storage(policy) if isinstance(policy, Zero1) else policy.make_storage()
+    if policy.weights and not isinstance(policy, Ddp | Zero1):
         policy.reduction = policy.make_reduction()
 
 

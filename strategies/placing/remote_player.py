@@ -166,7 +166,7 @@ class RemotePlayer(Policy):
     name = "remote"
     max_ranks = None
     takes = frozenset()
-    begins_sharded = True
+    divided = begins_sharded = True
 
     def __init__(self, *args: Any, servers: Servers | ServersOnPaper) -> None:
         super().__init__(*args)

@@ -82,10 +82,7 @@ class DeepSpeed2(Policy):
         return replace(super().in_a_phase(), gradients=size(self.weights.values()))
 
     def make_storage(self) -> Storage:
-        everything = self._sharded()
-        if self.world.size == 1 or not everything:
-            return super().make_storage()
-        others = {name: weight for name, weight in everything.items() if name not in self.weights}
+        others = {name: weight for name, weight in self._sharded().items() if name not in self.weights}
         what = f"player '{self.player.name}'"
         engine = Engine(self.weights, others, self.stage, self.world, self.group, self.settings, what)
         if engine.misplaced:
@@ -99,8 +96,6 @@ class DeepSpeed2(Policy):
         return engine
 
     def make_reduction(self) -> Reduction:
-        if not isinstance(self.storage, Engine) or not self.weights:
-            return super().make_reduction()
         return EngineReduction(self.storage, self.world.device, self.group)
 
 
@@ -130,13 +125,10 @@ class DeepSpeed3(DeepSpeed2):
         return self.belongings.parameters
 
     def make_storage(self) -> Storage:
-        if self.world.size > 1:
-            refuse_compiled_by_author(self.player, self.belongings.readers, self.name, f"zero3+compile,*={self.name}")
+        everything, readers = self.belongings.parameters.values(), self.belongings.readers
+        refuse_compiled_by_author(self.player, readers, self.name, f"zero3+compile,*={self.name}")
         storage = super().make_storage()
-        if isinstance(storage, Engine):
-            self.on_read = UnshardOnRead(
-                self.belongings.parameters.values(), self.belongings.readers, storage, self.name
-            )
+        self.on_read = UnshardOnRead(everything, readers, storage, self.name)
         return storage
 
     @property

@@ -148,8 +148,6 @@ class Pipeline(Policy):
     # ---- storage ----
 
     def make_storage(self) -> Storage:
-        if not self.divided:
-            return super().make_storage()
         self._refuse()
         group = self.group if self.mesh is None else self.mesh.get_group("stages")
         overlaps, chunks = self.options.get("schedule") == "1f1b", self.options.get("chunks")
@@ -187,8 +185,6 @@ class Pipeline(Policy):
         private.say(f"player '{self.player.name}' in stages: {'; '.join(parts)}")
 
     def make_reduction(self) -> Reduction:
-        if not isinstance(self.storage, StageStorage):
-            return super().make_reduction()
         return StageReduction(self.storage, self.world.device, self.group, self.copies, self.pipes)
 
     def make_recompute(self) -> Recompute:

@@ -38,7 +38,7 @@ class Policy(Costs):
     """One player on one device. A policy for many devices chooses another storage and another reduction.
 
     `storage` knows where the weights are and which part of them this rank owns. `reduction` averages the gradients
-    over the ranks. A policy is these two: it overrides `make_storage` and `make_reduction`. Who calls what, and when:
+    over the ranks. A policy is these two: it overrides `divided`, `make_storage` and `make_reduction`. Who calls what:
 
         players.py   adopt, follow           in set-up, before and after the weights have their first values
         steps.py     begin_step, end_step    around the phases of a step
@@ -116,8 +116,10 @@ class Policy(Costs):
         if training:
             if self.weights:
                 self.optimizer, self.groups = optimizer_of(self.player, self.weights)
-            self.storage = self.make_storage()
-            self.reduction = self.make_reduction()
+            if self.divided:
+                self.storage = self.make_storage()
+                if self.weights:
+                    self.reduction = self.make_reduction()
         if self.player.ema is not None and self.player.follows is None:
             network = self.player.module if self.player.ema_buffers == "averaged" else None
             self.ema = Ema(self.storage.owned, self.player.decay, network=network)
@@ -153,12 +155,12 @@ class Policy(Costs):
         return self.ema if self.follower is None else self.follower.ema
 
     def make_storage(self) -> Storage:
-        """Where the weights are stored in training."""
-        return Storage(self.weights)
+        """Where the weights are stored in training, if the player is divided."""
+        return self.storage
 
     def make_reduction(self) -> Reduction:
-        """How gradients are averaged over the ranks."""
-        return Reduction(self.storage, self.world.device)
+        """How gradients are averaged over the ranks, if the player is divided and learns."""
+        return self.reduction
 
     def make_recompute(self) -> Recompute:
         """How the player's blocks compute again what they do not keep."""

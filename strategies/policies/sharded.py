@@ -98,8 +98,6 @@ class Sharded(Policy):
         return torch.bfloat16 if "bf16" in self.options else None
 
     def make_storage(self) -> Storage:
-        if self.world.size == 1 or not self.weights:
-            return super().make_storage()
         return Buckets(self.weights, self.sharing, self.buckets(self.weights))
 
     def buckets(self, weights: Mapping[str, nn.Parameter]) -> list[Bucket]:

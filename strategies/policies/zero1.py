@@ -48,7 +48,7 @@ class Zero1(Sharded):
 
     def make_storage(self) -> Storage:
         """See [Note: whole weights]."""
-        if self.world.size == 1 or not self.weights or treats_elements(self.learners_optimizer):
+        if treats_elements(self.learners_optimizer):
             return super().make_storage()
         name, kind = self.player.name, type(self.optimizer).__name__
         if "offload" in self.options:
@@ -65,8 +65,6 @@ class Zero1(Sharded):
         return WholeWeights(self.weights, self.sharing)
 
     def make_reduction(self) -> Reduction:
-        if not self.storage.sharded:
-            return super().make_reduction()
         return PieceReduction(self.storage, self.world.device, self.player.module, self.group)
 
 

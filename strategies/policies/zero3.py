@@ -55,8 +55,6 @@ class Zero3(Zero2):
         return few or bool(self.options.keys() & {"whole", "compile"})
 
     def make_storage(self) -> Storage:
-        if not self.begins_sharded:
-            return super().make_storage()
         weights, others = self.weights_and_others()
         readers = self.belongings.readers
         refuse_compiled_by_author(self.player, readers, self.name, f"{self.name}+compile,*={self.name}")

@@ -117,7 +117,7 @@ def start_training(beginning: Beginning, computer: Computer, strategy: PhaseStra
     if settings.resume == "auto" and trained is None:
         say(f"no run with a checkpoint in '{settings.out}' yet; starting a new one")
     with ExitStack() as held:
-        chosen, launchers = start.agree(beginning.place, partial(beginning.choose, held=held))
+        chosen, launchers = start.chosen_by_first(beginning.place, partial(beginning.choose, held=held))
         where = chosen.folder
         if trained is not None and trained.changed and not chosen.again:
             say(str(trained))

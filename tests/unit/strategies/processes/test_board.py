@@ -194,7 +194,7 @@ def store():
 
 
 def three(*first):
-    return [EqualRows(rank, 3, "run", lambda _: list(first)) for rank in range(3)]
+    return [EqualRows(mock.Mock(size=3, rank=rank, gather=lambda _: list(first)), "run") for rank in range(3)]
 
 
 def step(ranks, number, *sizes):
