@@ -273,7 +273,7 @@ def _prepare(policy: Policy) -> None:
     if isinstance(policy, Sharded) and "offload" in policy.options:
         policy.sharing = replace(policy.sharing, home=policy.world.device)  # the CPU has values
     if isinstance(policy, Fsdp):
-        policy.bucket = lambda part: UnitWithoutValues(part, policy.sharing)
+        policy.bucket = lambda part: FsdpBucketWithoutValues(part, policy.sharing)
     # Of whole weights zero1 gathers as much.
     policy.storage = Sharded.make_storage(policy) if isinstance(policy, Zero1) else policy.make_storage()
     if policy.weights and not isinstance(policy, Ddp | Zero1):
@@ -295,7 +295,7 @@ def _prepare_engine(policy: DeepSpeed2) -> None:
         policy.reduction = EngineReduction(policy)
 
 
-class UnitWithoutValues(Bucket):
+class FsdpBucketWithoutValues(Bucket):
     """In place of FSDP2's unit. FSDP2 gathers into one piece of memory and copies that: both are there for a while."""
 
     def unshard(self, dtype: torch.dtype | None = None) -> None:

@@ -52,7 +52,9 @@ def traces(
     policies = {name: Policy(player, world, {}, belongings[name]) for name, player in game.players.items()}
     for policy in policies.values():
         policy.reduction = Recorded(policy.storage, world.device, recorder)
-    undo: list[Again | RemotePlayer] = [Again(game.players[name], recorder) for name in sorted(recompute)]
+    undo: list[RecomputeEvents | RemotePlayer] = [
+        RecomputeEvents(game.players[name], recorder) for name in sorted(recompute)
+    ]
     before, game._trainer = game._trainer, PaperTrainer(policies)
     try:
         for player in game.players.values():
@@ -115,7 +117,7 @@ def _trace(
     return recorder.trace
 
 
-class Again(Recompute):
+class RecomputeEvents(Recompute):
     """Says when backward runs the forward of a block again."""
 
     def __init__(self, player: Player, recorder: "Recorder") -> None:

@@ -30,14 +30,14 @@ def environment(found: ClusterEnvironment) -> ClusterEnvironment:
     if place is None:
         return found if isinstance(found, LightningEnvironment) else LightningEnvironment()
     if not place.launcher.lightning:
-        return Given(place)
+        return GivenPlace(place)
     kind = getattr(environments, place.launcher.lightning)
     return found if isinstance(found, kind) else kind()
 
 
 def place_of(found: ClusterEnvironment | None) -> Launched | None:
     """The place that a launcher gave this process, if `environment` has chosen what tells Lightning so."""
-    return launched() if isinstance(found, TorchElasticEnvironment | SLURMEnvironment | Given) else None
+    return launched() if isinstance(found, TorchElasticEnvironment | SLURMEnvironment | GivenPlace) else None
 
 
 _store: dist.Store | None = None  # kept, because rank 0 serves it
@@ -65,7 +65,7 @@ def connect(place: Launched, backend: str, **options: Any) -> None:
     dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, store=store(place), **options)
 
 
-class Given(ClusterEnvironment):
+class GivenPlace(ClusterEnvironment):
     """Tells Lightning the place of this process, where Lightning does not know the launcher."""
 
     def __init__(self, place: Launched) -> None:

@@ -34,7 +34,7 @@ ADVICE = (
 )
 
 
-class Apart(UserError):
+class RanksDiverged(UserError):
     """The ranks are in different places. Each of them says so."""
 
     agreed = True
@@ -92,7 +92,7 @@ class Places:
             if len(set(codes)) == 1:
                 return
             every = self.world.gather((self.here.count - len(self.recent), list(self.recent)))
-        raise Apart(_first_difference(every))
+        raise RanksDiverged(_first_difference(every))
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -107,7 +107,7 @@ class Places:
             elsewhere = self.elsewhere()
             if not elsewhere:
                 raise
-            raise Apart(f"{elsewhere}, so they wait for each other in vain; {ADVICE}") from error
+            raise RanksDiverged(f"{elsewhere}, so they wait for each other in vain; {ADVICE}") from error
 
     def connect(self) -> None:
         """Take a connection of its own to the store. A main thread that waits for others may hold the usual one."""
