@@ -102,7 +102,7 @@ class Dry:
         tensors = [each for each in args if isinstance(each, Tensor)]
         if kind == "reduce-scatter":
             self.living.count_too(tensors[0], self.gradients)
-        group = ranks_of(private.group_in(args), self.policy)
+        group = ranks_of(private.group_in(args))
         self.move(kind, max(each.nbytes for each in tensors), group)
 
     def move(self, kind: str, payload: float, group: Group) -> None:
@@ -327,10 +327,6 @@ class EngineReduction(ReduceScatter):
         return self.norms()
 
 
-def ranks_of(group: dist.ProcessGroup, policy: Policy) -> Group:
-    """The ranks of a process group of this policy."""
-    if isinstance(policy, Sharded) and group == policy.sharing.copies:
-        return policy.copies
-    if isinstance(policy, Sharded) and group == policy.sharing.group:
-        return Group(policy.shards)
-    return Group(policy.world.size)
+def ranks_of(group: dist.ProcessGroup) -> Group:
+    first, *others = dist.get_process_group_ranks(group)
+    return Group(1 + len(others), others[0] - first if others else 1)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
-from strategies.amounts import Group, size
+from strategies.amounts import size
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 from strategies.sharding.bucket import Bucket, Sharing
@@ -45,11 +45,6 @@ class Sharded(Policy):
                 f"'{self.name}+hybrid:{size}' asks; type {self.name}+hybrid:N with an N that divides {ranks}"
             )
         return size
-
-    @property
-    def copies(self) -> Group:
-        """The ranks that own the same shard, for a plan."""
-        return Group(self.world.size // self.shards, self.shards)
 
     def parts(self, weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
         """The weights of each bucket."""
