@@ -19,6 +19,7 @@ from gan.phase import Phase, Player
 from strategies import private
 from strategies.cost import trace as kinds
 from strategies.cost.trace import Trace
+from strategies.hooks import Hooks
 from strategies.living import Count, Living
 from strategies.micro_batches import tensors
 from strategies.options.recompute import Recompute
@@ -27,8 +28,6 @@ from strategies.placing.server import ServersOnPaper
 from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy
 from strategies.ranks import World
-from strategies.sharding.reduction import Reduction
-from strategies.sharding.storage import Storage
 from strategies.sharding.unshard_on_read import listen, unlisten
 from strategies.turn import Training, all_learning, gradients, ready
 
@@ -50,8 +49,6 @@ def traces(
     belongings = belongings_of(game.players, game)
     recorder = Recorder(game, tensors(batch))
     policies = {name: Policy(player, world, {}, belongings[name]) for name, player in game.players.items()}
-    for policy in policies.values():
-        policy.reduction = Recorded(policy.storage, world.device, recorder)
     undo: list[RecomputeEvents | RemotePlayer] = [
         RecomputeEvents(game.players[name], recorder) for name in sorted(recompute)
     ]
@@ -103,7 +100,7 @@ def _trace(
     recorder.begin(Trace(phase.name, phase.second_order, phase.learners, phase.every))
     for policy in policies.values():
         policy.begin_step(step)
-    training = Training(policies, Precision(), World())
+    training = Training(policies, Precision(), World(), hooks=Backwards(recorder, phase.micro_batches))
     with recorder.saved(phase), ready(phase, policies):
         gradients(phase, batch, step, training)
         for name in phase.learners:
@@ -133,16 +130,17 @@ class RecomputeEvents(Recompute):
         return super().run(name, parts, noted, *args, **kwargs)
 
 
-class Recorded(Reduction):
-    """Says when backward begins."""
+class Backwards(Hooks):
+    """Says when a backward begins, and whether it is the phase's last one."""
 
-    def __init__(self, storage: Storage, device: torch.device, recorder: "Recorder") -> None:
-        super().__init__(storage, device)
-        self.recorder = recorder
+    def __init__(self, recorder: "Recorder", left: int) -> None:
+        super().__init__()
+        self.recorder, self.left = recorder, left
 
-    def arm(self, loss: Tensor, last: bool) -> Tensor:
-        self.recorder.backward(last)
-        return loss
+    def call(self, name: str, *args: Any) -> None:
+        if name == "on_before_backward":
+            self.left -= 1
+            self.recorder.add(kinds.BACKWARD, not self.left)
 
 
 @dataclass
@@ -225,11 +223,6 @@ class Recorder:
         self.trace.add(kind, what, self.living.here.alive + self.batch)
         self.trace.events[-1].there = {where: replace(count) for where, count in self.living.there.items()}
 
-    def backward(self, last: bool) -> None:
-        """A learner is armed for a backward; several learners are armed for the same one."""
-        if self.trace.events[-1].kind != kinds.BACKWARD:
-            self.add(kinds.BACKWARD, last)
-
     def _enter(self, module: nn.Module, args: Any) -> None:
         self.add(kinds.ENTER, module)
         self._passed(args)
@@ -239,10 +232,8 @@ class Recorder:
         self._passed(found)
 
     def _passed(self, values: Any) -> None:
-        tensors, event = (
-            [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)],
-            self.trace.events[-1],
-        )
+        tensors = [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
+        event = self.trace.events[-1]
         event.passed, event.learns = sum(each.nbytes for each in tensors), any(each.requires_grad for each in tensors)
 
     def _read(self, weights: list[nn.Parameter]) -> None:

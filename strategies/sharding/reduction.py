@@ -52,7 +52,10 @@ class Reduction:
 
     def drop(self) -> None:
         """No gradient stays from one phase to the next."""
-        self.storage.drop_gradients()
+        weights, owned = self.storage.weights, self.storage.owned
+        for each in (weights,) if owned is weights else (weights, owned):
+            for weight in each.values():
+                weight.grad = None
 
     def release(self) -> None:
         """Remove every hook from the weights."""
