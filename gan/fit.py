@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
         from gan.app.run.computer import machine
         from gan.app.training import before, loggers, start, train
 
-    if place is not None and place.by == "slurm":
+    if place is not None and place.launcher.queued:
         train.go_back_if_warned(place)
     start.note_steps(place)
     seed_everything(settings.get("seed", 0), verbose=False)

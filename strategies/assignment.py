@@ -161,7 +161,7 @@ def decide(
                 taken = {option: each for option, each in options.items() if option in POLICIES[kind].takes}
                 made[key] = POLICIES[kind](players[key], world, {**dict.fromkeys(more), **taken}, belongings[key])
                 made[key].followed = None if key == name else made[name]
-        return sum((policy.at_most() for policy in made.values()), Held())
+        return sum((policy.in_a_phase() for policy in made.values()), Held())
 
     decided = {name: choice for name, choice in chosen.items() if choice.policy != "auto"}
     taken = sum(need(name, choice.policy, choice.options).bytes for name, choice in decided.items())
@@ -174,7 +174,7 @@ def decide(
 
 # ---- auto: from the memory that a player would need on a rank, and the memory available ----
 
-# What a player needs is what its policies say, `Policy.at_most`: the model of cost that `gan.plan` goes by too.
+# What a player needs is what its policies say, `Policy.in_a_phase`: the model of cost that `gan.plan` goes by too.
 USABLE = 0.5  # of the free memory; the rest is for activations, whose size is not known before the first batch
 
 # From the least communication to the least memory.

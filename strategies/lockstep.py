@@ -50,14 +50,14 @@ class Lockstep:
         """Whether a rank is lost."""
         return self.survivor is not None and self.survivor.lost
 
-    def agree(self, world: World, trainer: Trainer | None) -> None:
+    def name_run(self, world: World, trainer: Trainer | None) -> None:
         """Give all ranks one name for this run. The process group must exist. Pass the trainer only in training."""
         run = world.broadcast(secrets.token_hex(8))
         self.ending = Ending(run if world.size > 1 else "")
-        self.equal_rows = EqualRows(world.rank, world.size, run, world.gather)
+        self.equal_rows = EqualRows(world, run)
         number, first = (0, 0) if self.survivor is None else (self.survivor.rank, self.survivor.first)
         board = shared_board(world.per_node, first, run, lambda: world.gather(None))
-        self.places = Places(world.rank, world.size, run, world.gather, board, number)
+        self.places = Places(world, run, board, number)
         if trainer is None:
             return
         if world.size > 1:

@@ -24,7 +24,7 @@ from strategies.placing.placement import Placement, placement_of, refuse_a_group
 from strategies.processes.cluster import connect, environment, place_of
 from strategies.processes.cluster import store as store_of
 from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
-from strategies.processes.launcher import Here, LaunchedStrategy, OwnRanks, launcher
+from strategies.processes.launcher import LaunchedStrategy, OwnRanks, SingleProcess, launcher
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.stopping import Ending
 from strategies.ranks import Groups, World
@@ -172,7 +172,7 @@ class RanksStrategy(LaunchedStrategy):
         self.division.placement = check_start(self.choice, self.cluster_environment, self.num_processes, self.num_nodes)
         if ranks > 1:
             check_device(self._get_process_group_backend(), self.root_device)
-        self._launcher = launcher(self, self._start_method, self.is_dp) if ranks > 1 else Here(self)
+        self._launcher = launcher(self, self._start_method, self.is_dp) if ranks > 1 else SingleProcess(self)
         self.is_starter = isinstance(self._launcher, OwnRanks)
 
     def _get_process_group_backend(self) -> str:
@@ -212,7 +212,7 @@ class RanksStrategy(LaunchedStrategy):
         if self.init_method is not None:
             return self._store_where_it_was_typed(rank, size)
         place = place_of(self.cluster_environment)
-        if place is not None and place.by == "torchrun" and place.restarts and place.nodes == 1:
+        if place is not None and place.launcher.elastic and place.restarts and place.nodes == 1:
             if self.division.part is not None:
                 return store_of(place)
             # See `cluster.store`; other hosts count restarts themselves.

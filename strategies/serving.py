@@ -83,7 +83,7 @@ class Division:
     def serve(self, policies: Mapping[str, Policy], signal: Callable[[], int]) -> None:
         """Answer the ranks that train, until the training ends."""
         for policy in policies.values():
-            policy.learn(False)
+            policy.switch.turn(False)
         Server(self.bridge, self.placement.training, self.part.ranks, policies, signal).run()
 
     def served_here(self, game: GanModule, choice: Mapping[str, Choice]) -> dict[str, Choice]:

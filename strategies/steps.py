@@ -114,15 +114,12 @@ class Steps:
     ) -> None:
         """Play the step for a trial."""
         self.trial = trial
-        for policy in self.policies.values():
-            policy.trying = True
         try:
             self._pass(play, batch, *args, **kwargs)
         finally:
             self.trial = None
             for policy in self.policies.values():
-                policy.trying = False
-                policy.learn(True)
+                policy.switch.turn(True)
 
     def _log(self) -> None:
         """Log the means over ranks of the step's losses, when a logger is due or the epoch ends.

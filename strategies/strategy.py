@@ -167,7 +167,7 @@ class PhaseStrategy(RanksStrategy):
         # What all ranks must agree on.
         self.groups.phases, world = game.phases, self.world
         seed = world.broadcast(int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32)))
-        self.lockstep.agree(world, trainer if training else None)
+        self.lockstep.name_run(world, trainer if training else None)
 
         # The players, and what Lightning wants to know of them.
         resumed = self.resumes_from is not None

@@ -21,6 +21,7 @@ from strategies.options.compile import played
 from strategies.policies.policy import Policy
 from strategies.processes.equal_rows import EqualRows, Forms
 from strategies.ranks import World, agree
+from strategies.sharding.reduction import Reduction, whole_gradients
 from strategies.sharding.unshard_on_read import other_order
 
 
@@ -68,30 +69,28 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
                 learner.loss_scale.update(finite)
             training.guard.saw(phase, learner, finite, losses, step, training.world)
             training.hooks.call("on_before_zero_grad", learner.optimizer)
-            learner.drop_gradients()
+            learner.reduction.drop()
             found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
 
     return found | {f"{phase.name}/{name}": loss for name, loss in losses.items()}
 
 
 @contextmanager
-def ready(phase: Phase, policies: Mapping[str, Policy]) -> Iterator[None]:
-    """Inside the `with`, the phase may be played."""
-    # Only the learners require gradients. No gradient of an earlier phase remains.
-    for policy in policies.values():
-        policy.begin(phase)
+def ready(phase: Phase, policies: Mapping[str, Policy], trying: bool = False) -> Iterator[None]:
+    """Inside the `with`, the phase may be played. `trying`: for a trial, on a few samples."""
+    # No gradient of an earlier phase remains.
     for name in phase.learners:
-        policies[name].drop_gradients()
+        policies[name].reduction.drop()
 
-    with ExitStack() as held:
+    with ExitStack() as stack:
         # A compiled player cannot be differentiated twice; then torch's error is explained.
         by_author = any(policy.compiled_by_author for policy in policies.values())
         compiled = [name for name, policy in policies.items() if policy.compiled or policy.compiled_by_author]
-        held.enter_context(played(phase, compiled, by_author))
+        stack.enter_context(played(phase, compiled, by_author))
 
-        # The policies make weights whole when they are read, also those of players that do not learn.
+        # Only the learners require gradients. Weights are whole when they are read, also those of other players.
         for policy in policies.values():
-            held.enter_context(policy.hold(phase))
+            stack.enter_context(policy.during(phase, trying))
         yield
 
 
@@ -117,7 +116,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
                 f"is something detached, frozen, or computed under no_grad, or does it call backward() itself?"
             )
         for learner in learners:
-            total = learner.arm(total, last=index == parts - 1)
+            total = learner.reduction.arm(total, last=index == parts - 1)
         training.hooks.call("on_before_backward", total)
         total.backward()
         training.hooks.call("on_after_backward")
@@ -138,7 +137,7 @@ def finish(
     check_that_ranks_agree(phase, policies)
     found: list[tuple[Tensor, list[float]]] = []
     for learner in learners:
-        norms, values = learner.finish(scale), []
+        norms, values = learner.reduction.finish(scale), []
         later.read(norms, values.extend)
         learner.reduction.ask_reached(phase.name)
         found.append((norms, values))
@@ -150,9 +149,12 @@ def finish(
 
 def see_gradients(learner: Policy, hooks: Hooks) -> Tensor:
     """Let a person's hook see, and change, whole gradients. Returns the norm of each after that."""
-    with learner.whole_gradients():
+    with ExitStack() as stack:
+        if learner.storage.sharded:
+            stack.enter_context(learner.gathered())
+            stack.enter_context(whole_gradients(learner.reduction, learner.learners_optimizer, learner.groups))
         hooks.call("on_before_optimizer_step", learner.optimizer)
-    return learner.norms()
+        return Reduction.norms(learner.reduction)
 
 
 @contextmanager
@@ -164,8 +166,8 @@ def all_learning(policies: Mapping[str, Policy], second_order: bool = False) -> 
     with ExitStack() as stack:
         for policy in policies.values():
             stack.enter_context(policy.for_several_phases())
-            stack.callback(policy.learn, policy.learning)
-            policy.learn(not policy.player.frozen)
+            stack.callback(policy.switch.turn, policy.switch.on)
+            policy.switch.turn(not policy.player.frozen)
             if second_order and policy.compiled is not None:
                 stack.enter_context(policy.compiled.as_written())
         yield
@@ -205,7 +207,8 @@ def _sum(losses: Iterable[Tensor], factor: float) -> Tensor:
 
 def check_that_ranks_agree(phase: Phase, policies: Mapping[str, Policy]) -> None:
     """Raise if ranks gathered buckets in different orders, because then they have gathered wrong values."""
-    codes = {name: code for name, policy in policies.items() if (code := policy.check_code()) is not None}
+    sharded = {name: policy.on_read for name, policy in policies.items() if policy.on_read is not None}
+    codes = {name: code for name, on_read in sharded.items() if (code := on_read.check_code()) is not None}
     if not codes:
         return
 

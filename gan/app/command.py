@@ -81,7 +81,7 @@ def working() -> Iterator[None]:
 def take_place(place: Launched | None) -> None:
     """Be the rank that somebody else has started: only the first one prints, and each ends with torchrun."""
     rank_zero_only.rank = place.rank if place is not None else 0  # pyrefly: ignore[missing-attribute] - Lightning's own
-    if place is not None and place.by == "torchrun":
+    if place is not None and place.launcher.elastic:
         agent.end_with_launcher(place.nodes)
 
 

@@ -39,8 +39,8 @@ class Snapshot:
         self.names = {buffer: f"buffer '{name}'" for name, buffer in game.named_buffers()}
         self.names |= {weight: f"weight '{name}'" for name, weight in game.named_parameters()}
         storages = [policy.storage for policy in policies.values()]
-        held = [tensor for each in storages for tensor in each.held()]
-        tensors = [each for each in dict.fromkeys([*self.names, *held]) if content_of(each) is not None]
+        stored = [tensor for each in storages for tensor in each.tensors()]
+        tensors = [each for each in dict.fromkeys([*self.names, *stored]) if content_of(each) is not None]
         self.values = {tensor: copied(tensor) for tensor in tensors}
         known, objects = set(map(id, tensors)), reachable.objects.values()
         kinds = [(name, content_of(value), value) for name, value in objects if id(value) not in known]
@@ -192,17 +192,17 @@ class Trial:
         if any(policy.compiled for policy in policies.values()):
             phase = replace(phase, second_order=True)  # then all play eagerly: nothing is compiled for a few samples
         before = random_state.capture()
-        with ExitStack() as held:
+        with ExitStack() as stack:
             if self.alone:
                 training = replace(training, world=replace(training.world, size=1, rank=0))
-                held.enter_context(ranks.alone(in_all_threads=True))
-            held.enter_context(ready(phase, policies))
+                stack.enter_context(ranks.alone(in_all_threads=True))
+            stack.enter_context(ready(phase, policies, trying=True))
             losses = gradients(phase, batch, self.step, training, self.scale)
             learners = [policies[name] for name in phase.learners]
             finished = finish(phase, learners, policies, self.scale)
             for learner, (norms, _) in zip(learners, finished, strict=True):
                 self.norms[phase.name, learner.player.name] = norms_by_name(learner, norms)
-                learner.drop_gradients()
+                learner.reduction.drop()
         self.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
         self.dtypes |= {loss.dtype for loss in losses.values()}
         self.drawn |= draws.seen

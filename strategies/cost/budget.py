@@ -163,7 +163,7 @@ class Budget:
         buffers: Mapping[str, Held] = MappingProxyType({}),
     ) -> Cost:
         """Of a rank that has these players, and of others their buffers. `more`: collectives that no policy makes."""
-        held = {name: self.policy(name, choice).holds() for name, choice in choices.items()} | dict(buffers)
+        held = {name: self.policy(name, choice).between_phases() for name, choice in choices.items()} | dict(buffers)
         curves = {name: self.curves(name, choice, recompute) for name, choice in choices.items()}
         phases = []
         for number, trace in enumerate(self.traces(recompute)):
@@ -180,8 +180,7 @@ class Budget:
             }
             collectives = {name: curve.collectives for name, curve in mine.items()} | dict(more[number])
             links = moved([one for each in collectives.values() for one in each], self.world.per_node)
-            phase = next(each for each in self.game.phases if each.name == trace.phase)
-            idle = max(self.policy(name, choice).idle(phase) for name, choice in choices.items())
+            idle = max(curve.idle for curve in mine.values())
             activated = float(activations[number][at])
             phases.append(
                 PhaseCost(trace.phase, trace.every, players | dict(buffers), activated, collectives, links, idle)

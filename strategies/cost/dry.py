@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gan.phase import Phase
 from strategies import private
-from strategies.amounts import Collective, Group, size
+from strategies.amounts import Collective, Group, bubble, size
 from strategies.cost import trace as kinds
 from strategies.cost.trace import Event, Trace
 from strategies.living import Count, Living
@@ -44,12 +44,14 @@ COLLECTIVES = {"allreduce": "all-reduce", "allgather": "all-gather", "reduce_sca
 class Curve:
     """A player in a phase, as arrays over its events: `gradients` and `flying`, during an event and after it.
 
-    Both are one array, first all during and then all after.
+    Both are one array, first all during and then all after. `idle` is the part of the phase in which this rank waits
+    for others that compute: the bubble of a pipeline.
     """
 
     gradients: np.ndarray
     flying: np.ndarray
     collectives: Sequence[Collective]
+    idle: float = 0.0
 
 
 class Dry:
@@ -71,18 +73,19 @@ class Dry:
         self.on_read = self.policy.on_read
         if self.on_read is not None:
             self.on_read.before = {phase.name: [] for phase in phases}  # there is no other rank to agree with
-        self.living = Living([*copies.values(), *self.owned.values(), *self.policy.storage.held()], self.saw_collective)
+        stored = self.policy.storage.tensors()
+        self.living = Living([*copies.values(), *self.owned.values(), *stored], self.saw_collective)
         self.gradients = Count()
         self.home = "offload" in policy.options
         self.optimizer = _Optimizer(0 if self.home else policy.step_bytes(size(self.owned.values())))
         self.collectives: list[Collective] = []
         self.learning = False
-        self.held = ExitStack()  # what the policy holds around a phase
+        self.stack = ExitStack()  # around a phase
 
     def play(self, trace: Trace) -> Curve:
         for _ in range(1 if self.on_read is None else 2):  # the first time a policy does not know the order of reads
             self.collectives, during, after = [], [], []
-            with self.living, torch.no_grad(), self.held:
+            with self.living, torch.no_grad(), self.stack:
                 for event in trace.events:
                     self.living.reset()
                     self.tell(event, trace)
@@ -99,7 +102,7 @@ class Dry:
         tensors = [each for each in args if isinstance(each, Tensor)]
         if kind == "reduce-scatter":
             self.living.count_too(tensors[0], self.gradients)
-        group = ranks_of(private.group_in(args), self.policy)
+        group = ranks_of(private.group_in(args))
         self.move(kind, max(each.nbytes for each in tensors), group)
 
     def move(self, kind: str, payload: float, group: Group) -> None:
@@ -121,7 +124,7 @@ class Dry:
         elif kind == kinds.UPDATE and mine:
             self.policy.storage.step(self.optimizer, ())
         elif kind == kinds.DROP and mine:
-            self.policy.drop_gradients()
+            self.policy.reduction.drop()
         elif kind == kinds.END:
             self.end()
         elif kind in READS_AND_CALLS:
@@ -129,8 +132,7 @@ class Dry:
 
     def begin(self, phase: Phase) -> None:
         self.learning = self.policy.player.name in phase.learners
-        self.policy.begin(phase)
-        self.held.enter_context(self.policy.hold(phase))
+        self.stack.enter_context(self.policy.during(phase))
 
     def read_or_call(self, event: Event) -> None:
         """Weights are read, or needed by backward, of any player; or a call of a module begins or ends."""
@@ -153,7 +155,7 @@ class Dry:
 
     def backward(self, last: bool) -> None:
         """A backward begins; the last one of the phase?"""
-        self.policy.arm(torch.empty((), device=META), last)
+        self.policy.reduction.arm(torch.empty((), device=META), last)
 
     def gradient(self, weight: nn.Parameter) -> None:
         """Backward has added up the whole gradient of a weight."""
@@ -164,13 +166,13 @@ class Dry:
             hook(weight)
 
     def finish(self) -> None:
-        self.policy.finish(1.0)
+        self.policy.reduction.finish(1.0)
         for piece in self.owned.values() if self.home else ():
             if piece.grad is not None:
                 self.living.forget(piece.grad)  # it is in the CPU's memory now
 
     def end(self) -> None:
-        self.held.close()
+        self.stack.close()
 
 
 class Replicated(Dry):
@@ -205,7 +207,8 @@ class Stages(Dry):
 
     def __init__(self, policy: Pipeline, phases: Sequence[Phase]) -> None:
         super().__init__(policy, phases)
-        ranks, _ = policy.shape
+        ranks, stages = policy.shape
+        self.bubble = bubble(ranks, policy.options.get("chunks") or 2 * ranks, stages // ranks)
         self.pipe, self.copies = Group(ranks), Group(policy.world.size // ranks, ranks)
         mine = {name: policy.weights[name] for name in policy.of_largest() if name in policy.weights}
         self.copy_of = {id(each): self.copy_of[id(each)] for each in mine.values()}
@@ -215,6 +218,9 @@ class Stages(Dry):
         for _, units in policy.staged:
             self.ends |= set(list({unit.stage: unit.module for unit in units}.values())[:-1])
         self.entered: list[nn.Module] = []
+
+    def play(self, trace: Trace) -> Curve:
+        return replace(super().play(trace), idle=self.bubble if self.learning else 0.0)
 
     def read_or_call(self, event: Event) -> None:
         if event.kind == kinds.ENTER:
@@ -259,20 +265,18 @@ def _empty(like: Tensor) -> Tensor:
 
 def _prepare(policy: Policy) -> None:
     """Give a policy on the meta device its storage and its reduction."""
-    if isinstance(policy, Pipeline) and policy.divided:
+    if isinstance(policy, Pipeline) or not policy.divided:
         return
-    if isinstance(policy, Sharded) and policy.divided and "offload" in policy.options:
-        policy.sharing = replace(policy.sharing, home=policy.world.device)  # the CPU has values
-    if isinstance(policy, Fsdp):
-        policy.bucket = lambda part: UnitWithoutValues(part, policy.sharing)
-    if isinstance(policy, Zero1):
-        policy.storage = Sharded.make_storage(policy)  # of whole weights it gathers as much
-    elif isinstance(policy, DeepSpeed2) and policy.divided:
+    if isinstance(policy, DeepSpeed2):
         _prepare_engine(policy)
         return
-    else:
-        policy.storage = policy.make_storage()
-    if not isinstance(policy, Ddp | Zero1):
+    if isinstance(policy, Sharded) and "offload" in policy.options:
+        policy.sharing = replace(policy.sharing, home=policy.world.device)  # the CPU has values
+    if isinstance(policy, Fsdp):
+        policy.bucket = lambda part: FsdpBucketWithoutValues(part, policy.sharing)
+    # Of whole weights zero1 gathers as much.
+    policy.storage = Sharded.make_storage(policy) if isinstance(policy, Zero1) else policy.make_storage()
+    if policy.weights and not isinstance(policy, Ddp | Zero1):
         policy.reduction = policy.make_reduction()
 
 
@@ -291,7 +295,7 @@ def _prepare_engine(policy: DeepSpeed2) -> None:
         policy.reduction = EngineReduction(policy)
 
 
-class UnitWithoutValues(Bucket):
+class FsdpBucketWithoutValues(Bucket):
     """In place of FSDP2's unit. FSDP2 gathers into one piece of memory and copies that: both are there for a while."""
 
     def unshard(self, dtype: torch.dtype | None = None) -> None:
@@ -323,10 +327,6 @@ class EngineReduction(ReduceScatter):
         return self.norms()
 
 
-def ranks_of(group: dist.ProcessGroup, policy: Policy) -> Group:
-    """The ranks of a process group of this policy."""
-    if isinstance(policy, Sharded) and group == policy.sharing.copies:
-        return policy.copies
-    if isinstance(policy, Sharded) and group == policy.sharing.group:
-        return Group(policy.shards)
-    return Group(policy.world.size)
+def ranks_of(group: dist.ProcessGroup) -> Group:
+    first, *others = dist.get_process_group_ranks(group)
+    return Group(1 + len(others), others[0] - first if others else 1)

@@ -19,6 +19,7 @@ from gan.phase import Phase, Player
 from strategies import private
 from strategies.cost import trace as kinds
 from strategies.cost.trace import Trace
+from strategies.hooks import Hooks
 from strategies.living import Count, Living
 from strategies.micro_batches import tensors
 from strategies.options.recompute import Recompute
@@ -47,8 +48,10 @@ def traces(
     world = World(1, 0, torch.device(device))
     belongings = belongings_of(game.players, game)
     recorder = Recorder(game, tensors(batch))
-    policies = {name: Recorded(player, world, {}, belongings[name], recorder) for name, player in game.players.items()}
-    undo: list[Again | RemotePlayer] = [Again(game.players[name], recorder) for name in sorted(recompute)]
+    policies = {name: Policy(player, world, {}, belongings[name]) for name, player in game.players.items()}
+    undo: list[RecomputeEvents | RemotePlayer] = [
+        RecomputeEvents(game.players[name], recorder) for name in sorted(recompute)
+    ]
     before, game._trainer = game._trainer, PaperTrainer(policies)
     try:
         for player in game.players.values():
@@ -73,7 +76,7 @@ def traces(
         for each in undo:
             each.release()
         for policy in policies.values():
-            policy.learn(True)
+            policy.switch.turn(True)
 
 
 def steps(phases: Sequence[Phase]) -> dict[int, list[Phase]]:
@@ -90,20 +93,20 @@ def _trace(
     phase: Phase,
     step: int,
     batch: Any,
-    policies: Mapping[str, "Recorded"],
+    policies: Mapping[str, Policy],
     recorder: "Recorder",
 ) -> Trace:
     game._trainer.global_step = step
     recorder.begin(Trace(phase.name, phase.second_order, phase.learners, phase.every))
     for policy in policies.values():
         policy.begin_step(step)
-    training = Training(policies, Precision(), World())
+    training = Training(policies, Precision(), World(), hooks=Backwards(recorder, phase.micro_batches))
     with recorder.saved(phase), ready(phase, policies):
         gradients(phase, batch, step, training)
         for name in phase.learners:
             recorder.add(kinds.FINISH, name)
             recorder.add(kinds.UPDATE, name)
-            policies[name].drop_gradients()
+            policies[name].reduction.drop()
             recorder.add(kinds.DROP, name)
     recorder.add(kinds.END)
     for policy in policies.values():
@@ -111,7 +114,7 @@ def _trace(
     return recorder.trace
 
 
-class Again(Recompute):
+class RecomputeEvents(Recompute):
     """Says when backward runs the forward of a block again."""
 
     def __init__(self, player: Player, recorder: "Recorder") -> None:
@@ -127,16 +130,17 @@ class Again(Recompute):
         return super().run(name, parts, noted, *args, **kwargs)
 
 
-class Recorded(Policy):
-    """One player on one device, that says when its backward begins."""
+class Backwards(Hooks):
+    """Says when a backward begins, and whether it is the phase's last one."""
 
-    def __init__(self, *args: Any) -> None:
-        *args, self.recorder = args
-        super().__init__(*args)
+    def __init__(self, recorder: "Recorder", left: int) -> None:
+        super().__init__()
+        self.recorder, self.left = recorder, left
 
-    def arm(self, loss: Tensor, last: bool) -> Tensor:
-        self.recorder.backward(last)
-        return super().arm(loss, last)
+    def call(self, name: str, *args: Any) -> None:
+        if name == "on_before_backward":
+            self.left -= 1
+            self.recorder.add(kinds.BACKWARD, not self.left)
 
 
 @dataclass
@@ -219,11 +223,6 @@ class Recorder:
         self.trace.add(kind, what, self.living.here.alive + self.batch)
         self.trace.events[-1].there = {where: replace(count) for where, count in self.living.there.items()}
 
-    def backward(self, last: bool) -> None:
-        """A learner is armed for a backward; several learners are armed for the same one."""
-        if self.trace.events[-1].kind != kinds.BACKWARD:
-            self.add(kinds.BACKWARD, last)
-
     def _enter(self, module: nn.Module, args: Any) -> None:
         self.add(kinds.ENTER, module)
         self._passed(args)
@@ -233,10 +232,8 @@ class Recorder:
         self._passed(found)
 
     def _passed(self, values: Any) -> None:
-        tensors, event = (
-            [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)],
-            self.trace.events[-1],
-        )
+        tensors = [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
+        event = self.trace.events[-1]
         event.passed, event.learns = sum(each.nbytes for each in tensors), any(each.requires_grad for each in tensors)
 
     def _read(self, weights: list[nn.Parameter]) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gan.files.checkpoint import Share
+from strategies.pipelining.pipe import Pipe
 from strategies.sharding import bucket
 from strategies.sharding.reduction import SharedReduction
 from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
@@ -58,7 +59,7 @@ class StageStorage(OneOwner):
         optimizer.step()
         self.shards_changed()
 
-    def held(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
         return list(self.owned.values())
 
     def shares(self) -> dict[Tensor, Share | None]:
@@ -81,19 +82,31 @@ def _give_memory(weights: Iterable[nn.Parameter]) -> None:
 class StageReduction(SharedReduction):
     """A stage's gradients are those of all samples of its pipeline; they are added up over the pipelines, if several.
 
-    `copies` is the group of the ranks that have the same stages. `group` has all ranks.
+    `copies` is the group of the ranks that have the same stages. `group` has all ranks. `pipes` are the player's.
     """
 
     storage: StageStorage
 
     def __init__(
-        self, storage: StageStorage, device: torch.device, group: dist.ProcessGroup, copies: dist.ProcessGroup | None
+        self,
+        storage: StageStorage,
+        device: torch.device,
+        group: dist.ProcessGroup,
+        copies: dist.ProcessGroup | None,
+        pipes: Sequence[Pipe],
     ) -> None:
         super().__init__(storage, device, group)
-        self.copies = copies
+        self.copies, self.pipes = copies, pipes
+
+    def arm(self, loss: Tensor, last: bool) -> Tensor:
+        for pipe in self.pipes:
+            pipe.last = last
+        return loss
 
     def finish(self, scale: float) -> Tensor:
         """An all-reduce of each bucket of gradients over the copies, and one for the norms."""
+        for pipe in self.pipes:
+            pipe.finish()
         own = self.storage.owned
         self.reached = {name for name, weight in own.items() if weight.grad is not None}
         for weight in own.values():
@@ -110,6 +123,11 @@ class StageReduction(SharedReduction):
             torch._foreach_mul_(list(gradients.values()), 1 / (scale * dist.get_world_size(self.group)))
         return self.norms()
 
+    def drop(self) -> None:
+        for pipe in self.pipes:
+            pipe.drop()
+        super().drop()
+
     def release(self) -> None:
         super().release()
-        self.copies = None
+        self.copies, self.pipes = None, ()

@@ -166,7 +166,7 @@ class RemotePlayer(Policy):
     name = "remote"
     max_ranks = None
     takes = frozenset()
-    begins_sharded = True
+    divided = begins_sharded = True
 
     def __init__(self, *args: Any, servers: Servers | ServersOnPaper) -> None:
         super().__init__(*args)
@@ -198,7 +198,8 @@ class RemotePlayer(Policy):
 
     # ---- phases ----
 
-    def hold(self, phase: Phase) -> AbstractContextManager[None]:
+    def during(self, phase: Phase, trying: bool = False) -> AbstractContextManager[None]:
+        super().during(phase)
         return self.servers.inside(Enter(phase.name, tuple(phase.learners), phase.second_order))
 
     @contextmanager

@@ -254,8 +254,7 @@ class Server:
             return
         phase = Phase(context.phase, _never, context.learners, second_order=context.second_order)
         for policy in policies:
-            policy.begin(phase)
-            self.stack.enter_context(policy.hold(phase))
+            self.stack.enter_context(policy.during(phase))
         self.stack.callback(check_that_ranks_agree, phase, self.policies)
 
     def _answer(self, rank: int, message: Call | Slopes, own: bool) -> None:

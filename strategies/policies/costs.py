@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gan.phase import Phase, Player
+from gan.phase import Player
 from strategies.amounts import Held, size
 from strategies.living import Living
 from strategies.optimizers import ELEMENTWISE, Modes, make_optimizer
@@ -131,22 +131,18 @@ class Costs:
         owned = self.owned_bytes
         return Held(self.shard_bytes, 0, self.optimizer_cost.state * owned, self.averaged_part * owned)
 
-    def holds(self) -> Held:
+    def between_phases(self) -> Held:
         """What a rank holds of the player between phases, on its device. Buffers count as weights."""
         return Held(self.whole_bytes + self.buffers, self.kept_bytes) + (Held() if self.offloaded else self._owned())
 
-    def at_most(self) -> Held:
+    def in_a_phase(self) -> Held:
         """The same in a phase in which it learns, without activations. No phase is known yet, so it is a bound."""
         gradients = max(self.kept_bytes, 0 if self.offloaded else self.owned_bytes)
-        return replace(self.holds(), gradients=gradients, flying=self.flying_at_most() if self.divided else 0)
+        return replace(self.between_phases(), gradients=gradients, flying=self.flying_at_most() if self.divided else 0)
 
     def on_host(self) -> Held:
         """What a rank holds of the player in the CPU's memory, between phases and in its update."""
         return replace(self._owned(), gradients=self.owned_bytes) if self.offloaded else Held()
-
-    def idle(self, phase: Phase) -> float:
-        """The part of a phase in which this rank waits for others that compute: the bubble of a pipeline."""
-        return 0.0
 
     @cached_property
     def optimizer_cost(self) -> OptimizerCost:

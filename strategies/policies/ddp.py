@@ -38,8 +38,6 @@ class Ddp(Policy):
         return size(self.weights.values()) if self.divided else 0.0
 
     def make_reduction(self) -> Reduction:
-        if not self.divided:
-            return super().make_reduction()
         return DdpReduction(self.storage, self.world.device, self.player.module, self.group)
 
 

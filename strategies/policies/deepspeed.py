@@ -77,15 +77,12 @@ class DeepSpeed2(Policy):
     def flying_at_most(self) -> float:
         return size(self.weights.values())
 
-    def at_most(self) -> Held:
+    def in_a_phase(self) -> Held:
         """The gradients are whole until they are reduced."""
-        return replace(super().at_most(), gradients=size(self.weights.values()))
+        return replace(super().in_a_phase(), gradients=size(self.weights.values()))
 
     def make_storage(self) -> Storage:
-        everything = self._sharded()
-        if self.world.size == 1 or not everything:
-            return super().make_storage()
-        others = {name: weight for name, weight in everything.items() if name not in self.weights}
+        others = {name: weight for name, weight in self._sharded().items() if name not in self.weights}
         what = f"player '{self.player.name}'"
         engine = Engine(self.weights, others, self.stage, self.world, self.group, self.settings, what)
         if engine.misplaced:
@@ -99,8 +96,6 @@ class DeepSpeed2(Policy):
         return engine
 
     def make_reduction(self) -> Reduction:
-        if not isinstance(self.storage, Engine) or not self.weights:
-            return super().make_reduction()
         return EngineReduction(self.storage, self.world.device, self.group)
 
 
@@ -130,13 +125,10 @@ class DeepSpeed3(DeepSpeed2):
         return self.belongings.parameters
 
     def make_storage(self) -> Storage:
-        if self.world.size > 1:
-            refuse_compiled_by_author(self.player, self.belongings.readers, self.name, f"zero3+compile,*={self.name}")
+        everything, readers = self.belongings.parameters.values(), self.belongings.readers
+        refuse_compiled_by_author(self.player, readers, self.name, f"zero3+compile,*={self.name}")
         storage = super().make_storage()
-        if isinstance(storage, Engine):
-            self.on_read = UnshardOnRead(
-                self.belongings.parameters.values(), self.belongings.readers, storage, self.name
-            )
+        self.on_read = UnshardOnRead(everything, readers, storage, self.name)
         return storage
 
     @property
@@ -152,9 +144,9 @@ class DeepSpeed3(DeepSpeed2):
     def kept_bytes(self) -> float:
         return self.owned_bytes if self.divided and not self.offloaded else 0.0
 
-    def holds(self) -> Held:
+    def between_phases(self) -> Held:
         """And a bucket of the engine's own."""
-        return replace(super().holds(), flying=OWN_BUCKET if self.divided and self.weights else 0)
+        return replace(super().between_phases(), flying=OWN_BUCKET if self.divided and self.weights else 0)
 
     def flying_at_most(self) -> float:
         return super().flying_at_most() + OWN_BUCKET + size(self.belongings.parameters.values())

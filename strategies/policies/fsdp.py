@@ -12,7 +12,7 @@ from strategies.options.blocks import modules_of_blocks
 from strategies.policies.sharded import WHOLE_BUCKETS
 from strategies.policies.zero3 import Zero3
 from strategies.sharding import bucket
-from strategies.sharding.fsdp_unit import Unit
+from strategies.sharding.fsdp_unit import FsdpBucket
 
 
 class Fsdp(Zero3):
@@ -54,9 +54,9 @@ class Fsdp(Zero3):
         largest = max(size(part.values()) for each in self.weights_and_others() for part in self.parts(each))
         return min(WHOLE_BUCKETS * largest, size(self.belongings.parameters.values()) + size(self.weights.values()))
 
-    def bucket(self, part: Mapping[str, nn.Parameter]) -> Unit:
+    def bucket(self, part: Mapping[str, nn.Parameter]) -> FsdpBucket:
         group = DeviceMesh.from_group(self.group, self.world.device.type) if self.mesh is None else self.mesh
-        return Unit(part, self.sharing, group)
+        return FsdpBucket(part, self.sharing, group)
 
     @cached_property
     def blocks(self) -> list[nn.Module]:

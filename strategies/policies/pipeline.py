@@ -1,19 +1,20 @@
 """pipeline: each rank has some of the player's layers, and all samples of a group of ranks go through them."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import groupby
 from types import MethodType
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
 from gan.phase import Phase
 from strategies import private
-from strategies.amounts import bubble, size
+from strategies.amounts import size
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.options.recompute import Recompute
 from strategies.pipelining import cutting
@@ -108,10 +109,6 @@ class Pipeline(Policy):
         return self.world.groups.mesh(self.world.device.type, (self.world.size // ranks, ranks), ("data", "stages"))
 
     @property
-    def sharing_group(self) -> dist.ProcessGroup:
-        return self.storage.group if isinstance(self.storage, StageStorage) else super().sharing_group
-
-    @property
     def copies(self) -> dist.ProcessGroup | None:
         """The ranks that have the same stages."""
         return None if self.mesh is None else self.mesh.get_group("data")
@@ -148,17 +145,9 @@ class Pipeline(Policy):
         mine = self.of_largest() if self.divided else self.weights
         return size(self.weights[name] for name in mine if name in self.weights)
 
-    def idle(self, phase: Phase) -> float:
-        if not self.divided or self.player.name not in phase.learners:
-            return 0.0
-        ranks, stages = self.shape
-        return bubble(ranks, self.options.get("chunks") or 2 * ranks, stages // ranks)
-
     # ---- storage ----
 
     def make_storage(self) -> Storage:
-        if not self.divided:
-            return super().make_storage()
         self._refuse()
         group = self.group if self.mesh is None else self.mesh.get_group("stages")
         overlaps, chunks = self.options.get("schedule") == "1f1b", self.options.get("chunks")
@@ -196,9 +185,7 @@ class Pipeline(Policy):
         private.say(f"player '{self.player.name}' in stages: {'; '.join(parts)}")
 
     def make_reduction(self) -> Reduction:
-        if not isinstance(self.storage, StageStorage):
-            return super().make_reduction()
-        return StageReduction(self.storage, self.world.device, self.group, self.copies)
+        return StageReduction(self.storage, self.world.device, self.group, self.copies, self.pipes)
 
     def make_recompute(self) -> Recompute:
         """Each unit computes again by itself, because a block may not reach over two stages."""
@@ -206,27 +193,10 @@ class Pipeline(Policy):
             return super().make_recompute()
         return Recompute(self.player, [(unit.name, unit.module) for _, units in self.networks for unit in units])
 
-    # ---- in a phase ----
-
-    def begin(self, phase: Phase) -> None:
-        super().begin(phase)
+    def during(self, phase: Phase, trying: bool = False) -> AbstractContextManager[Any]:
         for pipe in self.pipes:
-            pipe.trying = self.trying
-
-    def arm(self, loss: Tensor, last: bool) -> Tensor:
-        for pipe in self.pipes:
-            pipe.last = last
-        return super().arm(loss, last)
-
-    def finish(self, scale: float) -> Tensor:
-        for pipe in self.pipes:
-            pipe.finish()
-        return super().finish(scale)
-
-    def drop_gradients(self) -> None:
-        for pipe in self.pipes:
-            pipe.drop()
-        super().drop_gradients()
+            pipe.trying = trying
+        return super().during(phase)
 
     # ---- calls of the network and of its units ----
 

@@ -28,7 +28,7 @@ from strategies.policies.belongings import Belongings, Switch
 from strategies.policies.costs import Costs
 from strategies.policies.modes import EvalWeights, Follower
 from strategies.ranks import World
-from strategies.sharding.reduction import Reduction, whole_gradients
+from strategies.sharding.reduction import Reduction
 from strategies.sharding.saved_tensors import kept_as_places
 from strategies.sharding.storage import Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead
@@ -38,13 +38,22 @@ class Policy(Costs):
     """One player on one device. A policy for many devices chooses another storage and another reduction.
 
     `storage` knows where the weights are and which part of them this rank owns. `reduction` averages the gradients
-    over the ranks. `adopt` chooses both for training. Then every phase calls, in this order: `begin`; `hold` around all
-    that follows; and for a learner `arm` before each backward, `finish` after the last one, `update` if all gradients
-    are finite.
+    over the ranks. A policy is these two: it overrides `divided`, `make_storage` and `make_reduction`. Who calls what:
+
+        players.py   adopt, follow           in set-up, before and after the weights have their first values
+        steps.py     begin_step, end_step    around the phases of a step
+        turn.py      during                  around a phase; in it, for a learner:
+                       reduction.arm           before each backward
+                       reduction.finish        after the last one
+                       update                  if all gradients are finite
+                       reduction.drop          at the end
+        turn.py      for_several_phases      around what makes a graph that later phases use too
+        players.py   gathered, averaged      between phases: to save, validate or compare, and for an author's code
+        players.py   release                 after the training
 
     Between steps a weight, buffer, average or state that a rank has whole is the same on all ranks: a checkpoint takes
-    the copy of any rank. What `finish` and `norms` return is the same on all ranks too, because each rank decides by
-    itself whether to update.
+    the copy of any rank. The norms that `reduction.finish` returns are the same on all ranks too, because each rank
+    decides by itself whether to update.
     """
 
     name = "single"
@@ -52,7 +61,6 @@ class Policy(Costs):
     takes: frozenset[str] = frozenset({"compile", "recompute"})  # the options it supports: see strategies/choice.py
     communicates_only_in_its_turn = False  # in phases in which the player learns, and between phases
     package: str | None = None  # a package that it needs; the extra of this name installs it
-    trying = False  # during a trial of a step, on a few samples
 
     def __init__(
         self,
@@ -108,8 +116,10 @@ class Policy(Costs):
         if training:
             if self.weights:
                 self.optimizer, self.groups = optimizer_of(self.player, self.weights)
-            self.storage = self.make_storage()
-            self.reduction = self.make_reduction()
+            if self.divided:
+                self.storage = self.make_storage()
+                if self.weights:
+                    self.reduction = self.make_reduction()
         if self.player.ema is not None and self.player.follows is None:
             network = self.player.module if self.player.ema_buffers == "averaged" else None
             self.ema = Ema(self.storage.owned, self.player.decay, network=network)
@@ -145,12 +155,12 @@ class Policy(Costs):
         return self.ema if self.follower is None else self.follower.ema
 
     def make_storage(self) -> Storage:
-        """Where the weights are stored in training."""
-        return Storage(self.weights)
+        """Where the weights are stored in training, if the player is divided."""
+        return self.storage
 
     def make_reduction(self) -> Reduction:
-        """How gradients are averaged over the ranks."""
-        return Reduction(self.storage, self.world.device)
+        """How gradients are averaged over the ranks, if the player is divided and learns."""
+        return self.reduction
 
     def make_recompute(self) -> Recompute:
         """How the player's blocks compute again what they do not keep."""
@@ -168,7 +178,7 @@ class Policy(Costs):
         Communicates nothing, because a rank may be lost. So weights that are still sharded have no values then.
         """
         self.released = True
-        self.learn(True)
+        self.switch.turn(True)
         self.switch.end_step()
         if self.on_read is not None:
             self.on_read.release()
@@ -214,69 +224,22 @@ class Policy(Costs):
 
     # ---- in a phase ----
 
-    def begin(self, phase: Phase) -> None:
-        """Only the phase's learners require gradients; gradient still flows through the other players."""
-        self.learn(self.player.name in phase.learners)
+    def during(self, phase: Phase, trying: bool = False) -> AbstractContextManager[Any]:
+        """Begin a phase, and return the context around it, in which weights are whole when they are read.
+
+        Only the phase's learners require gradients; gradient still flows through the other players. `trying`: it is
+        played for a trial, on a few samples.
+        """
+        self.switch.turn(self.player.name in phase.learners)
         if self.compiled is not None:
             self.compiled.use(not phase.second_order)
-
-    @property
-    def learning(self) -> bool:
-        """Whether the player's weights require gradients now. See [Note: requires_grad] in belongings.py."""
-        return self.switch.on
-
-    def learn(self, learning: bool) -> None:
-        """Make the player's weights require gradients, or not."""
-        self.switch.turn(learning)
-
-    def hold(self, phase: Phase) -> AbstractContextManager[Any]:
-        """A context around each phase. Inside, weights are whole when they are read, also without learning."""
         if self.on_read is None:
             return nullcontext()
-        whole = self.always_whole or phase.second_order
-        now = whole and self.learning and bool(self.weights)
-        return self.on_read.during(phase.name, piecewise=not whole, now=now, places=not phase.second_order)
-
-    @property
-    def always_whole(self) -> bool:
-        """Whether the player is whole in every phase that reads it. See [Note: whole for the phase] in zero3.py."""
-        return True
+        return self.on_read.during(phase.name, phase.second_order, learns=self.switch.on and bool(self.weights))
 
     def for_several_phases(self) -> AbstractContextManager[Any]:
         """A context around what makes a graph that later phases use too: `GanModule.shared`."""
         return nullcontext() if self.on_read is None else kept_as_places()
-
-    def check_code(self) -> int | None:
-        """A number that must be the same on all ranks after a phase; None if nothing can differ."""
-        return None if self.on_read is None else self.on_read.check_code()
-
-    def arm(self, loss: Tensor, last: bool) -> Tensor:
-        """Prepare for the backward of this loss. `last`: it is the backward of the phase's last micro-batch."""
-        return self.reduction.arm(loss, last)
-
-    def finish(self, scale: float) -> Tensor:
-        """Complete the gradients after the last backward. Returns the norm of each, the same on all ranks."""
-        return self.reduction.finish(scale)
-
-    @contextmanager
-    def whole_gradients(self) -> Iterator[None]:
-        """For a hook between `finish` and `update`: inside the `with`, weights and their gradients are whole."""
-        if not self.storage.sharded:
-            yield
-            return
-        with self.gathered():
-            stepped, group = self.reduction.stepped, self.sharing_group
-            with whole_gradients(self.storage, stepped, self.learners_optimizer, self.groups, group):
-                yield
-
-    @property
-    def sharing_group(self) -> dist.ProcessGroup:
-        """The ranks that together own the player once."""
-        return self.group
-
-    def norms(self) -> Tensor:
-        """The norm of each gradient, the same on all ranks: after a hook that may have changed the gradients."""
-        return self.reduction.norms()
 
     def update(self, norm: Tensor) -> None:
         """Clip, step the optimizer, call `Player(after=...)`. Then move what counts updates: a schedule, averages."""
@@ -291,10 +254,6 @@ class Policy(Costs):
                     stack.enter_context(policy.gathered())
                 self.player.after(self.player.module)
         self._count("update")
-
-    def drop_gradients(self) -> None:
-        """No gradient stays from one phase to the next."""
-        self.reduction.drop()
 
     # ---- whole weights, between phases ----
 

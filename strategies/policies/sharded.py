@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
-from strategies.amounts import Group, size
+from strategies.amounts import size
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 from strategies.sharding.bucket import Bucket, Sharing
@@ -46,11 +45,6 @@ class Sharded(Policy):
                 f"'{self.name}+hybrid:{size}' asks; type {self.name}+hybrid:N with an N that divides {ranks}"
             )
         return size
-
-    @property
-    def copies(self) -> Group:
-        """The ranks that own the same shard, for a plan."""
-        return Group(self.world.size // self.shards, self.shards)
 
     def parts(self, weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
         """The weights of each bucket."""
@@ -99,8 +93,6 @@ class Sharded(Policy):
         return torch.bfloat16 if "bf16" in self.options else None
 
     def make_storage(self) -> Storage:
-        if self.world.size == 1 or not self.weights:
-            return super().make_storage()
         return Buckets(self.weights, self.sharing, self.buckets(self.weights))
 
     def buckets(self, weights: Mapping[str, nn.Parameter]) -> list[Bucket]:
@@ -128,10 +120,6 @@ class Sharded(Policy):
             group, copies = self.mesh.get_group("shards"), self.mesh.get_group("copies")
         home = torch.device("cpu") if "offload" in self.options else None
         return Sharing(size, rank, group, copies, self.keep, home, self.half)
-
-    @property
-    def sharing_group(self) -> dist.ProcessGroup:
-        return self.sharing.group
 
     @cached_property
     def mesh(self) -> DeviceMesh | None:

@@ -7,7 +7,7 @@ from strategies.amounts import size
 from strategies.optimizers import treats_elements, why_not_apart
 from strategies.policies.ddp import DdpReduction
 from strategies.policies.sharded import Sharded
-from strategies.sharding.reduction import Reduction, SharedReduction
+from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
 from strategies.sharding.whole_weights import WholeWeights, deal
 
@@ -48,7 +48,7 @@ class Zero1(Sharded):
 
     def make_storage(self) -> Storage:
         """See [Note: whole weights]."""
-        if self.world.size == 1 or not self.weights or treats_elements(self.learners_optimizer):
+        if treats_elements(self.learners_optimizer):
             return super().make_storage()
         name, kind = self.player.name, type(self.optimizer).__name__
         if "offload" in self.options:
@@ -65,21 +65,16 @@ class Zero1(Sharded):
         return WholeWeights(self.weights, self.sharing)
 
     def make_reduction(self) -> Reduction:
-        if not self.storage.sharded:
-            return super().make_reduction()
-        return DdpReduction(self.storage, self.world.device, self.player.module, self.group)
+        return PieceReduction(self.storage, self.world.device, self.player.module, self.group)
+
+
+class PieceReduction(DdpReduction):
+    """As ddp's. Then each piece gets its part of the reduced gradients, because the optimizer steps on pieces."""
 
     def finish(self, scale: float) -> Tensor:
-        """Give each piece its part of the reduced gradients, because the optimizer steps on pieces."""
         norms = super().finish(scale)
-        if self.storage.sharded:
-            for bucket in self.storage.buckets:
-                for name, piece in bucket.pieces.items():
-                    gradient = bucket.weights[name].grad
-                    piece.grad = None if gradient is None else bucket.piece_of(name, gradient)
+        for bucket in self.storage.buckets:
+            for name, piece in bucket.pieces.items():
+                gradient = bucket.weights[name].grad
+                piece.grad = None if gradient is None else bucket.piece_of(name, gradient)
         return norms
-
-    def norms(self) -> Tensor:
-        if not self.storage.sharded:
-            return super().norms()
-        return SharedReduction.norms(self.reduction)

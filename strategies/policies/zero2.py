@@ -24,7 +24,5 @@ class Zero2(Sharded):
     takes = Sharded.takes | {"bf16"}
 
     def make_reduction(self) -> Reduction:
-        if not self.storage.sharded or not self.weights:
-            return super().make_reduction()
         what = f"player '{self.player.name}' (policy '{self.name}')"
         return ReduceScatter(self.storage, self.world.device, self.group, what, self.on_read)

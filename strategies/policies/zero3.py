@@ -50,15 +50,15 @@ class Zero3(Zero2):
 
     @cached_property
     def always_whole(self) -> bool:
+        """Whether the player is whole in every phase that reads it."""
         few = sum(len(list(self.parts(each))) for each in self.weights_and_others()) <= FEW
         return few or bool(self.options.keys() & {"whole", "compile"})
 
     def make_storage(self) -> Storage:
-        if not self.begins_sharded:
-            return super().make_storage()
         weights, others = self.weights_and_others()
         readers = self.belongings.readers
         refuse_compiled_by_author(self.player, readers, self.name, f"{self.name}+compile,*={self.name}")
         storage = Buckets(weights, self.sharing, self.buckets(weights), self.buckets(others))
-        self.on_read = UnshardOnRead([*weights.values(), *others.values()], readers, storage, self.name)
+        everything = [*weights.values(), *others.values()]
+        self.on_read = UnshardOnRead(everything, readers, storage, self.name, self.always_whole)
         return storage

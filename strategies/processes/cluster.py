@@ -5,6 +5,7 @@ import zlib
 from typing import Any
 
 import torch.distributed as dist
+from lightning.fabric.plugins import environments
 from lightning.fabric.plugins.environments import (
     ClusterEnvironment,
     LightningEnvironment,
@@ -28,16 +29,15 @@ def environment(found: ClusterEnvironment) -> ClusterEnvironment:
     place = launched()
     if place is None:
         return found if isinstance(found, LightningEnvironment) else LightningEnvironment()
-    if place.by == "torchrun":
-        return TorchElasticEnvironment()
-    if place.by == "slurm":
-        return found if isinstance(found, SLURMEnvironment) else SLURMEnvironment()
-    return Given(place)
+    if not place.launcher.lightning:
+        return GivenPlace(place)
+    kind = getattr(environments, place.launcher.lightning)
+    return found if isinstance(found, kind) else kind()
 
 
 def place_of(found: ClusterEnvironment | None) -> Launched | None:
     """The place that a launcher gave this process, if `environment` has chosen what tells Lightning so."""
-    return launched() if isinstance(found, TorchElasticEnvironment | SLURMEnvironment | Given) else None
+    return launched() if isinstance(found, TorchElasticEnvironment | SLURMEnvironment | GivenPlace) else None
 
 
 _store: dist.Store | None = None  # kept, because rank 0 serves it
@@ -65,8 +65,8 @@ def connect(place: Launched, backend: str, **options: Any) -> None:
     dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, store=store(place), **options)
 
 
-class Given(ClusterEnvironment):
-    """Tells Lightning the place of this process, where mpirun or a person has started it."""
+class GivenPlace(ClusterEnvironment):
+    """Tells Lightning the place of this process, where Lightning does not know the launcher."""
 
     def __init__(self, place: Launched) -> None:
         super().__init__()
@@ -84,24 +84,23 @@ class Given(ClusterEnvironment):
     @property
     def main_port(self) -> int:
         """A free port of that host."""
-        # All ranks of one mpirun compute the same number, and another mpirun another one.
-        job = os.environ.get("PMIX_NAMESPACE", "").encode()
+        # All ranks of one launch compute the same number, and another launch another one.
+        job = os.environ.get(self.place.launcher.job, "").encode()
         return int(self._meeting("MASTER_PORT", str(10_000 + zlib.crc32(job) % 20_000)))
 
     def _meeting(self, name: str, default: str) -> str:
-        """A variable, which only ranks that mpirun started on one host can do without."""
-        if name not in os.environ and (self.place.by != "mpi" or self.place.nodes > 1):
-            how = "type mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500" if self.place.by == "mpi" else "set both"
+        """A variable, which only ranks on one host can do without, if their launcher names its launches."""
+        if name not in os.environ and (self.place.nodes > 1 or not self.place.launcher.job):
             raise UserError(
                 f"this is one of {self.place.world_size} ranks and {name} is not set; MASTER_ADDR names the host of "
-                f"rank 0 and MASTER_PORT a free port of it: {how}"
+                f"rank 0 and MASTER_PORT a free port of it: {self.place.launcher.set_both}"
             )
         return os.environ.get(name, default)
 
     @staticmethod
     def detect() -> bool:
         place = launched()
-        return place is not None and place.by in ("mpi", "environment")
+        return place is not None and not place.launcher.lightning
 
     def world_size(self) -> int:
         return self.place.world_size

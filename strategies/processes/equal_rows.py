@@ -3,7 +3,7 @@
 With batches of other sizes the mean of the ranks' gradients is not the mean over the samples.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from gan.files.errors import UserError
 from strategies.micro_batches import rows
 from strategies.private import default_store
+from strategies.ranks import World
 
 
 class EqualRows:
@@ -26,10 +27,10 @@ class EqualRows:
     update meanwhile. But nothing of it can be saved, because all ranks save together.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, run: str = "", gather: Callable[[Any], list[Any]] = list) -> None:
-        """`run` is a name for this run, the same on all ranks; `gather` returns the values of all ranks."""
-        self.rank, self.size, self.run, self.gather = rank, size, run, gather
-        self.store = default_store() if size > 1 else None
+    def __init__(self, world: World = World(), run: str = "") -> None:  # noqa: B008 - it cannot be changed
+        """`run` is a name for this run, the same on all ranks."""
+        self.world, self.run = world, run
+        self.store = default_store() if world.size > 1 else None
         self.rows = 0  # of the last step
         self.before: int | None = None  # the size before a change that is not compared yet
         self.steps = 0  # how many have begun
@@ -43,18 +44,18 @@ class EqualRows:
             size = rows(batch)
         self.steps += 1
         if self.steps == 1:
-            _refuse_unequal(dict(enumerate(self.gather(size))))
+            _refuse_unequal(dict(enumerate(self.world.gather(size))))
         elif size != self.rows:
             self.before = self.rows
-            self.store.set(self._key(self.rank), f"{self.steps} {size}")
-            self.store.check([self._key(self.rank)])  # returns when the store has it
+            self.store.set(own := self._key(self.world.rank), f"{self.steps} {size}")
+            self.store.check([own])  # returns when the store has it
         self.rows = size
 
     def check(self, phase: str, step: int) -> None:
         """Call it when gradients are reduced, before an update."""
         if self.before is None:
             return
-        sizes = {rank: self._written(rank) or self.before for rank in range(self.size)}
+        sizes = {rank: self._written(rank) or self.before for rank in range(self.world.size)}
         self.before = None
         _refuse_unequal(sizes, f"phase '{phase}' of step {step}: ")
 
@@ -97,14 +98,14 @@ class Forms:
         if form not in known and len(known) < FORMS:
             if known:
                 self.new.append(f"form of '{phase}', {self.rows.run}, {self.rows.steps}, rank ")
-                self.store.set(own := f"{self.new[-1]}{self.rows.rank}", "")
+                self.store.set(own := f"{self.new[-1]}{self.rows.world.rank}", "")
                 self.store.check([own])  # returns when the store has it
             known.add(form)
 
     def new_on_all(self) -> bool:
         """Whether a phase of this step had a new form on all ranks. Call it when its gradients are reduced."""
         new, self.new = self.new, []
-        return any(self.store.check([f"{key}{rank}" for rank in range(self.rows.size)]) for key in new)
+        return any(self.store.check([f"{key}{rank}" for rank in range(self.rows.world.size)]) for key in new)
 
 
 def _refuse_unequal(sizes: Mapping[int, int], where: str = "") -> None:

@@ -46,8 +46,8 @@ class Failure:
 
     @property
     def refused(self) -> bool:
-        """Whether this cannot be trained so. Ranks that are `Apart` have come to that by what they have done."""
-        return self.kind == REFUSED and self.error != "Apart"
+        """Whether this cannot be trained so. Ranks that diverge have come to that by what they have done."""
+        return self.kind == REFUSED and self.error != "RanksDiverged"
 
     @property
     def what(self) -> str:

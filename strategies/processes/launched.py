@@ -54,21 +54,25 @@ class Launched:
         return self.world_size // self.local_size
 
     @property
+    def launcher(self) -> "Launcher":
+        return LAUNCHERS[self.by]
+
+    @property
     def restarts(self) -> int:
         """How often the launcher has started its ranks again."""
-        name = LAUNCHERS[self.by].restarts
+        name = self.launcher.restarts
         return number(os.environ, name) if name in os.environ else 0
 
     def __str__(self) -> str:
-        return LAUNCHERS[self.by].started.format(f"{self.local_size} rank{'s' if self.local_size > 1 else ''}")
+        return self.launcher.started.format(f"{self.local_size} rank{'s' if self.local_size > 1 else ''}")
 
     def advice(self, ranks: int | str) -> str:
         """What to type to get so many ranks on each host."""
-        return LAUNCHERS[self.by].advice.format(ranks)
+        return self.launcher.advice.format(ranks)
 
     def check(self) -> None:
         """Refuse numbers that there are not, and ranks not numbered host by host, with as many on each host."""
-        rank, local_rank, size, local_size, *_ = LAUNCHERS[self.by].names
+        rank, local_rank, size, local_size, *_ = self.launcher.names
         _check_below(rank, self.rank, size, self.world_size)
         _check_below(local_rank, self.local_rank, local_size, self.local_size)
         if self.rank != self.node_rank * self.local_size + self.local_rank or self.world_size % self.local_size:
@@ -144,7 +148,7 @@ def _is_this_host(address: str) -> bool:
 
 @dataclass(frozen=True)
 class Launcher:
-    """One that starts ranks, and tells each its place in variables.
+    """One that starts ranks, and tells each its place in variables. A row has all that differs between launchers.
 
     `meant` gives these variables as the launcher has meant them, or None if it has not started this process. `names`
     are the names of: the rank; its number on its host; how many ranks there are, and how many on this host; then the
@@ -155,7 +159,13 @@ class Launcher:
     names: tuple[str, ...]
     started: str
     advice: str
+    see: str = ""  # more advice: what lets each rank see all GPUs
     restarts: str = ""  # the variable with how often it has started its ranks again
+    lightning: str = ""  # Lightning's class that finds rank 0's host; without it MASTER_ADDR and MASTER_PORT name that
+    job: str = ""  # the variable that names a launch, which on one host then needs no MASTER_ADDR and MASTER_PORT
+    set_both: str = "set both"  # else what to type
+    queued: str = ""  # the name of a launch that goes back into a queue and keeps its name, made of variables
+    elastic: bool = False  # torch's agent: its ranks outlive it, and find what its earlier attempts have stored
 
 
 def _if_set(name: str) -> Callable[[Mapping[str, str]], Mapping[str, str] | None]:
@@ -170,13 +180,17 @@ LAUNCHERS = {
         ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
         "torchrun started {} here",
         "type torchrun --nproc-per-node {}",
-        "TORCHELASTIC_RESTART_COUNT",
+        restarts="TORCHELASTIC_RESTART_COUNT",
+        lightning="TorchElasticEnvironment",
+        elastic=True,
     ),
     "mpi": Launcher(  # Open MPI's mpirun
         _if_set("OMPI_COMM_WORLD_RANK"),
         tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")),
         "mpirun started {} here",
         "type mpirun --map-by ppr:{}:node",
+        job="PMIX_NAMESPACE",
+        set_both="type mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500",
     ),
     "environment": Launcher(
         _by_hand,
@@ -189,6 +203,9 @@ LAUNCHERS = {
         ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", TASKS, "SLURM_NODEID"),
         "srun started {} here",
         "type srun --ntasks-per-node {}",
-        "SLURM_RESTART_COUNT",
+        see=", or let each task see all GPUs: srun --gpu-bind=none",
+        restarts="SLURM_RESTART_COUNT",
+        lightning="SLURMEnvironment",
+        queued="slurm {SLURM_JOB_ID}.{SLURM_STEP_ID}",
     ),
 }

@@ -121,7 +121,7 @@ class Scripts(ScriptLauncher):
             self.procs.append(subprocess.Popen(command, env=variables, cwd=_folder))
 
 
-class Here(Launcher):
+class SingleProcess(Launcher):
     """Starts nothing: the function is called in this process, the only one."""
 
     is_interactive_compatible = True

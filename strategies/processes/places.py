@@ -11,11 +11,10 @@ import time
 import traceback
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch.distributed as dist
 
@@ -23,6 +22,7 @@ from gan import ranks
 from gan.files.errors import UserError
 from strategies.private import default_store
 from strategies.processes.board import NEVER, Board, Entry
+from strategies.ranks import World
 
 LISTEN = 10.0  # seconds in which the other ranks reach their time limit too
 RECENT = 1000  # phases whose names are kept
@@ -34,7 +34,7 @@ ADVICE = (
 )
 
 
-class Apart(UserError):
+class RanksDiverged(UserError):
     """The ranks are in different places. Each of them says so."""
 
     agreed = True
@@ -45,20 +45,17 @@ class Places:
 
     def __init__(
         self,
-        rank: int = 0,
-        size: int = 1,
+        world: World = World(),  # noqa: B008 - it cannot be changed
         run: str = "",
-        gather: Callable[[Any], list[Any]] = list,
         board: Board | None = None,
         number: int = 0,
     ) -> None:
-        """`run` is a name for this run, the same on all ranks; `gather` returns the values of all ranks.
+        """`run` is a name for this run, the same on all ranks.
 
-        `number` is this rank's on the `board` of this host. Where some ranks only serve, it is another than `rank`.
+        `number` is this rank's on the `board` of this host. Where some ranks only serve, `world` has another for it.
         """
-        self.rank, self.size, self.run, self.gather = rank, size, run, gather
-        self.board, self.number = board, number
-        self.store = default_store() if size > 1 else None
+        self.world, self.run, self.board, self.number = world, run, board, number
+        self.store = default_store() if world.size > 1 else None
         self.here = Entry()
         self.since = time.monotonic()  # when the place has changed
         self.longest: dict[str, float] = {}  # the longest time of each phase, in seconds
@@ -88,14 +85,14 @@ class Places:
 
     def compare(self) -> None:
         """Raise on all ranks if they have played different phases. All ranks must call it."""
-        if self.size == 1:
+        if self.world.size == 1:
             return
         with self.named():
-            codes = self.gather((self.here.count, self.here.code))
+            codes = self.world.gather((self.here.count, self.here.code))
             if len(set(codes)) == 1:
                 return
-            every = self.gather((self.here.count - len(self.recent), list(self.recent)))
-        raise Apart(_first_difference(every))
+            every = self.world.gather((self.here.count - len(self.recent), list(self.recent)))
+        raise RanksDiverged(_first_difference(every))
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -103,14 +100,14 @@ class Places:
         try:
             yield
         except (RuntimeError, dist.DistError) as error:
-            if self.size == 1 or not _in_vain(error):
+            if self.world.size == 1 or not _in_vain(error):
                 raise
             self.waiting = call_of_ranks(reversed(list(traceback.walk_tb(error.__traceback__))))
             self.tell()
             elsewhere = self.elsewhere()
             if not elsewhere:
                 raise
-            raise Apart(f"{elsewhere}, so they wait for each other in vain; {ADVICE}") from error
+            raise RanksDiverged(f"{elsewhere}, so they wait for each other in vain; {ADVICE}") from error
 
     def connect(self) -> None:
         """Take a connection of its own to the store. A main thread that waits for others may hold the usual one."""
@@ -122,7 +119,7 @@ class Places:
         """Write this rank's place for the others. It waits for nobody."""
         if self.store is not None:
             with suppress(RuntimeError, dist.DistError):  # the host of the store may be gone
-                self.store.set(self._key(self.rank), str(self))
+                self.store.set(self._key(self.world.rank), str(self))
 
     def elsewhere(self) -> str:
         """This rank's place beside that of another one, which is in another place and has told so; empty if none is."""
@@ -130,17 +127,17 @@ class Places:
         if not places:
             return ""
         rank, place = min(places.items())
-        return f"rank {self.rank} {self} where rank {rank} {place}"
+        return f"rank {self.world.rank} {self} where rank {rank} {place}"
 
     def beside(self, lost: int) -> str:
         """Where a rank was that is lost, and where this one is."""
         known = {} if self.board is None else self.board.read()
         there = known.get(lost, Entry())  # another host's is not known
         if there.step == NEVER:
-            return f"rank {self.rank} {self}" if self.size > 1 else ""
+            return f"rank {self.world.rank} {self}" if self.world.size > 1 else ""
         if there.count != self.here.count or there.code == self.here.code:
-            return f"rank {lost} {there}, rank {self.rank} {self}"
-        return f"rank {lost} {there} where rank {self.rank} {self}, and their collectives do not fit; {ADVICE}"
+            return f"rank {lost} {there}, rank {self.world.rank} {self}"
+        return f"rank {lost} {there} where rank {self.world.rank} {self}, and their collectives do not fit; {ADVICE}"
 
     def __str__(self) -> str:
         return f"{self.here}, {self.waiting}" if self.waiting else str(self.here)
@@ -149,8 +146,8 @@ class Places:
         found: dict[int, str] = {}
         until = time.monotonic() + LISTEN
         with suppress(RuntimeError, dist.DistError):
-            while self.store is not None and len(found) < self.size - 1 and time.monotonic() < until:
-                for rank in set(range(self.size)) - {self.rank} - found.keys():
+            while self.store is not None and len(found) < self.world.size - 1 and time.monotonic() < until:
+                for rank in set(range(self.world.size)) - {self.world.rank} - found.keys():
                     if self.store.check([self._key(rank)]):
                         found[rank] = self.store.get(self._key(rank)).decode()
                 time.sleep(0.1)

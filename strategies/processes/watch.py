@@ -102,7 +102,7 @@ class Watch:
         elsewhere = self.places.elsewhere()
         if elsewhere:
             return f"{told} {elsewhere}, and so they wait for each other for {seconds:.0f} s; {ADVICE}"
-        return f"{told} rank {self.places.rank} {self.places} for {seconds:.0f} s, which is longer than ever"
+        return f"{told} rank {self.places.world.rank} {self.places} for {seconds:.0f} s, which is longer than ever"
 
 
 def wishes() -> set[int]:

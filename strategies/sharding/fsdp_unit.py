@@ -11,7 +11,7 @@ from strategies.accelerator import pins
 from strategies.sharding.bucket import Bucket, Sharing
 
 
-class Unit(Bucket):
+class FsdpBucket(Bucket):
     """A bucket whose shard FSDP2 has, and which FSDP2 gathers in a phase.
 
     [Note: what FSDP2 does not see]

@@ -1,8 +1,7 @@
 """How a learner's gradients are averaged over the ranks. This class is for one device, with nothing to average."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -53,7 +52,10 @@ class Reduction:
 
     def drop(self) -> None:
         """No gradient stays from one phase to the next."""
-        self.storage.drop_gradients()
+        weights, owned = self.storage.weights, self.storage.owned
+        for each in (weights,) if owned is weights else (weights, owned):
+            for weight in each.values():
+                weight.grad = None
 
     def release(self) -> None:
         """Remove every hook from the weights."""
@@ -125,22 +127,17 @@ class SharedReduction(Reduction):
 
 
 @contextmanager
-def whole_gradients(
-    storage: Storage,
-    stepped: Collection[nn.Parameter],
-    optimizer: Optimizer,
-    names: Sequence[Sequence[str]],
-    group: Any,
-) -> Iterator[None]:
+def whole_gradients(reduction: Reduction, optimizer: Optimizer, names: Sequence[Sequence[str]]) -> Iterator[None]:
     """Inside the `with`, the optimizer's groups have the author's weights, with whole gradients.
 
-    What the code inside makes of the gradients is kept, and must be the same on all ranks. `stepped` are the weights
-    that have a gradient, `names` those of each of the optimizer's groups. The weights must be whole.
+    What the code inside makes of the gradients is kept, and must be the same on all ranks. `names` are those of the
+    weights in each of the optimizer's groups. The weights must be whole.
     """
-    there = {id(weight) for weight in stepped}
+    storage = reduction.storage
+    there = {id(weight) for weight in reduction.stepped}
     apart = storage.gradients_apart
     gathered = {name: w for name, w in storage.weights.items() if id(w) in there and (apart or w.grad is None)}
-    _gather(storage, gathered, group)
+    _gather(storage, gathered)
     pieces = [parameters["params"] for parameters in optimizer.param_groups]
     for parameters, members in zip(optimizer.param_groups, names, strict=True):
         parameters["params"] = [storage.weights[name] for name in members]
@@ -155,7 +152,7 @@ def whole_gradients(
             weight.grad = None
 
 
-def _gather(storage: Storage, weights: dict[str, nn.Parameter], group: Any) -> None:
+def _gather(storage: Storage, weights: dict[str, nn.Parameter]) -> None:
     """Give these weights whole gradients. Each rank adds its pieces to zeros."""
     for dtype in dict.fromkeys(weight.dtype for weight in weights.values()):
         alike = {name: weight for name, weight in weights.items() if weight.dtype == dtype}
@@ -167,7 +164,7 @@ def _gather(storage: Storage, weights: dict[str, nn.Parameter], group: Any) -> N
             if piece is not None and piece.grad is not None:
                 share = storage.share_of(name, piece.grad)
                 whole[share.start : share.stop].copy_(piece.grad.reshape(-1))
-        dist.all_reduce(flat, group=group)
+        dist.all_reduce(flat, group=storage.group)
         for name, weight in alike.items():
             weight.grad = wholes[name].view_as(weight)
 

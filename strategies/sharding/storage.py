@@ -52,15 +52,7 @@ class Storage:
         """Step what this rank owns, and update the weights from it. `stepped` are the weights that have a gradient."""
         optimizer.step()
 
-    def drop_gradients(self) -> None:
-        """No gradient stays from one phase to the next."""
-        for weight in self.weights.values():
-            weight.grad = None
-        if self.owned is not self.weights:
-            for piece in self.owned.values():
-                piece.grad = None
-
-    def held(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
         """The tensors that hold the weights between phases, and this rank's shards of those that do not learn too."""
         weights = list(self.weights.values()) if self.unsharded else []
         return [*weights, *(bucket.shard for bucket in self.buckets)]

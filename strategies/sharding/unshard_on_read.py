@@ -110,9 +110,15 @@ class UnshardOnRead:
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], modules: Sequence[nn.Module], storage: Storage, policy: str
+        self,
+        parameters: Iterable[nn.Parameter],
+        modules: Sequence[nn.Module],
+        storage: Storage,
+        policy: str,
+        always_whole: bool = True,
     ) -> None:
-        """`policy` is a name, for errors."""
+        """`policy` is a name, for errors. `always_whole`: see [Note: whole for the phase] in zero3.py."""
+        self.always_whole = always_whole
         self.modules, self.storage, self.buckets, self.policy = modules, storage, storage.buckets, policy
         self.phase = ""  # the one that is played
         self.parameters = list(parameters)
@@ -135,26 +141,23 @@ class UnshardOnRead:
         self.hooks += [each.register_forward_hook(self._leave, always_call=True) for each in modules]
 
     @contextmanager
-    def during(self, phase: str, piecewise: bool, now: bool, places: bool = True) -> Iterator[None]:
-        """A context around a phase. `now`: unshard everything at the start. After an error it waits for no rank.
-
-        `places`: autograd saves places. Without it, all must stay whole: see [Note: torch.func.grad].
-        """
-        self.piecewise, self.playing, self.phase = piecewise, True, phase
+    def during(self, phase: str, second_order: bool, learns: bool) -> Iterator[None]:
+        """A context around a phase, in which the player learns or not. After an error it waits for no rank."""
+        self.piecewise, self.playing, self.phase = not (self.always_whole or second_order), True, phase
         self.order, self.expected = [], self.before.get(phase, [])
         self.frames, self.idle, self.readers = [set()], [], [0] * len(self.buckets)
         self.recomputing, self.again = False, set()
-        if now:
+        if learns and not self.piecewise:
             self._unshard_all()
         try:
-            with places_in(phase, saved=places):
+            with places_in(phase, saved=not second_order):
                 yield
         finally:
             self.playing = False  # from here on a read gathers nothing
             self.frames = []
         self.before[phase] = self.order
         self.storage.reshard()
-        if not places:
+        if second_order:
             end_graphs(self.parameters)
 
     @contextmanager

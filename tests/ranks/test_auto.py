@@ -77,14 +77,14 @@ def chosen(players, free, taken=0):
 def test_an_optimizer_is_asked_what_it_keeps(optimizer, ema, kept):
     net = nn.Sequential(nn.Linear(30, 50), nn.Linear(50, 10))
     net[1].requires_grad_(False)
-    held = flat(net, optimizer, ema=ema)("ddp").at_most()
+    held = flat(net, optimizer, ema=ema)("ddp").in_a_phase()
     assert (held.weights, held.gradients) == (4 * 2060, 4 * 1550)
     assert held.optimizer + held.average == kept * 4 * 1550
 
 
 def test_a_frozen_player_has_weights_alone():
     policy = flat(nn.Linear(10, 10))
-    assert policy("ddp").at_most() == policy("zero2").at_most() == Held(440)
+    assert policy("ddp").in_a_phase() == policy("zero2").in_a_phase() == Held(440)
     assert levels_of(policy("ddp")) == ("ddp", "zero3", "zero3+offload")
 
 
@@ -100,7 +100,7 @@ def test_each_level_needs_less_than_the_one_before():
     with torch.device("meta"):
         net = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(32)))
     policy, whole = flat(net, partial(Adam, lr=0.1), ema=0.9), 32 * 4096**2 * 4
-    found = [policy(level).at_most().bytes for level in LEVELS]
+    found = [policy(level).in_a_phase().bytes for level in LEVELS]
     assert found[0] == 5 * whole
     assert found[1] == 2 * whole + 3 * whole / 8
     assert found[3] == 5 * whole / 8 + WHOLE_BUCKETS * bucket.SIZE

@@ -14,6 +14,7 @@ from strategies import PhaseStrategy
 from strategies.check import trial
 from strategies.check.trial import Trials
 from strategies.processes.equal_rows import EqualRows, Forms
+from strategies.ranks import World
 from tests.ranks.test_check import One, Stateful, _warned
 from tests.support.hard_games import HARD
 from tests.support.parity import distance, equals, often, refused, train, vectors
@@ -239,9 +240,9 @@ def test_a_phase_is_tried_at_growing_distances():
 def forms(size=2):
     """Of each rank, on a store of their own."""
     store = torch.distributed.HashStore()
-    rows = [EqualRows(rank) for rank in range(size)]
-    for each in rows:
-        each.size, each.store = size, store
+    rows = [EqualRows() for _ in range(size)]
+    for rank, each in enumerate(rows):
+        each.world, each.store = World(size, rank), store
     return [Forms(each) for each in rows]
 
 

@@ -86,11 +86,18 @@ class Unreduced(DeepSpeed2):
 
     name = "unreduced"
 
-    def finish(self, scale):
-        for weight in self.weights.values():
-            if weight.grad is not None:
-                dist.broadcast(weight.grad, 0)
-        return super().finish(scale)
+    def make_reduction(self):
+        made = super().make_reduction()
+        finish = made.finish
+
+        def finish_alone(scale):
+            for weight in self.weights.values():
+                if weight.grad is not None:
+                    dist.broadcast(weight.grad, 0)
+            return finish(scale)
+
+        made.finish = finish_alone
+        return made
 
 
 class Zeroed(DeepSpeed1):
@@ -98,9 +105,10 @@ class Zeroed(DeepSpeed1):
 
     name = "zeroed"
 
-    def finish(self, scale):
-        self.reduction.saw = self.reduction.ask_reached = lambda *_: None
-        return super().finish(scale)
+    def make_reduction(self):
+        made = super().make_reduction()
+        made.saw = made.ask_reached = lambda *_: None
+        return made
 
 
 class Stale(DeepSpeed3):

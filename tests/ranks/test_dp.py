@@ -23,7 +23,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.policies import POLICIES
 from strategies.processes import launcher
-from strategies.processes.launcher import Here, OwnRanks, Scripts
+from strategies.processes.launcher import OwnRanks, Scripts, SingleProcess
 from tests.ranks.test_contract import Saves
 from tests.ranks.test_games import GAMES, pictures
 from tests.support.hard_games import HARD, BatchNorms, Plain
@@ -62,7 +62,7 @@ def test_the_control_with_batch_norm_of_each_rank_differs(hard_alone):
 
 def test_on_one_device_it_is_that_device(hard_alone):
     made = trainer(PhaseStrategy("dp"), 1, 1)
-    assert isinstance(made.strategy.launcher, Here)
+    assert isinstance(made.strategy.launcher, SingleProcess)
     assert distance(train(Plain, policy="dp", devices=1), hard_alone("Plain")) == 0
 
 

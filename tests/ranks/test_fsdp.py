@@ -16,7 +16,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.policies.fsdp import Fsdp
 from strategies.sharding.bucket import PendingReduction
-from strategies.sharding.fsdp_unit import Unit
+from strategies.sharding.fsdp_unit import FsdpBucket
 from strategies.sharding.unshard_on_read import UnshardOnRead
 from tests.support.hard_games import HARD, Plain
 from tests.support.parity import BROKEN, distance, equals, often, parts, refused, single, train, trainer, vectors
@@ -271,13 +271,13 @@ class Peak(Callback):
 
 
 def peak(policy):
-    watch, unshard = Peak(), Unit.unshard
+    watch, unshard = Peak(), FsdpBucket.unshard
 
     def unshards(unit, *args):
         unshard(unit, *args)
         watch.count()
 
-    with mock.patch.object(Unit, "unshard", unshards):
+    with mock.patch.object(FsdpBucket, "unshard", unshards):
         trainer(PhaseStrategy(policy, check=False), 2, 2, callbacks=[watch]).fit(Once(), parts(2, 2))
     return watch.most
 
@@ -414,7 +414,7 @@ class Reads(Callback):
     """Looks at weights when something has failed, as a callback that saves does."""
 
     def on_exception(self, trainer, game, exception):
-        with mock.patch.object(Unit, "unshard") as one, mock.patch.object(Unit, "start_unshard") as other:
+        with mock.patch.object(FsdpBucket, "unshard") as one, mock.patch.object(FsdpBucket, "start_unshard") as other:
             list(game.parameters())
             with pytest.raises(UserError, match="is sharded"):
                 game.state_dict()

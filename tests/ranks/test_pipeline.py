@@ -150,8 +150,8 @@ def test_1f1b_trains_as_one_device(world, ranks):
 
 
 class Alone(StageReduction):
-    def __init__(self, storage, device, group, copies):
-        super().__init__(storage, device, group, None)
+    def __init__(self, storage, device, group, copies, pipes):
+        super().__init__(storage, device, group, None, pipes)
 
 
 def without(what):

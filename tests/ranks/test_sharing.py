@@ -165,7 +165,7 @@ def test_auto_counts_the_base_once():
     players = {player.name: player for player in SharedBase().configure_players()}
     own = belongings_of(players, nn.Identity())
     world = World(2, 0, torch.device("cpu"), 2)
-    total = sum(Ddp(player, world, {}, own[name]).at_most().weights for name, player in players.items())
+    total = sum(Ddp(player, world, {}, own[name]).in_a_phase().weights for name, player in players.items())
     assert total == 4 * sum(weight.numel() for weight in SharedBase().parameters())
     assert fit(SharedBase, "auto", 1, steps=1)
 

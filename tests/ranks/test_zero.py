@@ -66,14 +66,18 @@ class Unreduced(Zero2):
 
     name = "unreduced"
 
-    def finish(self, scale):
-        for weight in self.weights.values():
-            if weight.grad is not None:
-                dist.broadcast(weight.grad, self.world.size - 1)  # those of one rank for all
-        return super().finish(scale)
+    def make_reduction(self):
+        made = super().make_reduction()
+        finish, arm = made.finish, made.arm
 
-    def arm(self, loss, last):
-        return super().arm(loss, last=False)
+        def finish_alone(scale):
+            for weight in self.weights.values():
+                if weight.grad is not None:
+                    dist.broadcast(weight.grad, self.world.size - 1)  # those of one rank for all
+            return finish(scale)
+
+        made.finish, made.arm = finish_alone, lambda loss, last: arm(loss, last=False)
+        return made
 
 
 class Unspread(Zero1):

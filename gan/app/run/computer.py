@@ -59,8 +59,7 @@ def machine(settings: Namespace) -> Computer:
             advice = f"leave --devices out, or {place.advice(devices)}"
             raise UserError(f"{place} and --devices says {settings.devices}; {advice}")
         if not on_cpu and place.local_size > there:
-            bound = ", or let each task see all GPUs: srun --gpu-bind=none" if place.by == "slurm" else ""
-            advice = f"{place.advice(there)}{bound}, or type --accelerator cpu"
+            advice = f"{place.advice(there)}{place.launcher.see}, or type --accelerator cpu"
             raise UserError(f"{place}, and the {noun(kind)}s that each sees are {there}; {advice}")
         _share_cpus(on_cpu, place.local_size)
         return Computer(accelerator, kind, place.local_size, place.nodes, chosen)

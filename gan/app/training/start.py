@@ -25,7 +25,9 @@ from strategies.processes import agent, cluster
 from strategies.processes.board import NEVER, VARIABLE, Board
 from strategies.processes.failure import FILE
 from strategies.processes.launched import Launched
+from strategies.ranks import StoreWorld
 
+LIMIT = 300.0  # seconds in which all ranks must have begun, and the first one have chosen
 NOTED = 3  # the two newest checkpoints that are there, and one that is being written
 
 _calls = itertools.count()  # a process may train several times
@@ -53,8 +55,8 @@ def launcher_of(place: Launched | None) -> str | None:
         return agent.name()
     if (there := folder(place)) is not None:
         return f"torchrun {host} {there}"
-    if place is not None and place.by == "slurm":
-        return f"slurm {os.environ.get('SLURM_JOB_ID')}.{os.environ['SLURM_STEP_ID']}"
+    if place is not None and place.launcher.queued:
+        return place.launcher.queued.format_map(os.environ)
     return None
 
 
@@ -88,7 +90,7 @@ def note(folder: RunFolder, checkpoint: Path) -> None:
             part.write_text(text(record["launchers"], *others, checkpoint.name), encoding="utf-8")
 
 
-def agree(place: Launched | None, choose: Callable[[list[str]], Chosen]) -> tuple[Chosen, list[str]]:
+def chosen_by_first(place: Launched | None, choose: Callable[[list[str]], Chosen]) -> tuple[Chosen, list[str]]:
     """What the first rank has chosen, for all ranks, and the names of all launchers.
 
     It needs no process group, because Lightning makes that only when it trains.
@@ -97,27 +99,21 @@ def agree(place: Launched | None, choose: Callable[[list[str]], Chosen]) -> tupl
     if place is None or place.world_size == 1:
         launchers = [] if own is None else [own]
         return choose(launchers), launchers
-    store = dist.PrefixStore(f"gan.fit {next(_calls)}", cluster.store(place))
-    store.set(f"launcher {place.rank}", own or "")
-    everyone = (store.get(f"launcher {rank}").decode() for rank in range(place.world_size))
-    launchers = list(dict.fromkeys(name for name in everyone if name))
-    if place.rank == 0:
-        try:
-            chosen = choose(launchers)
-        except UserError as error:
-            store.set("chosen", json.dumps(str(error)))
-            raise
-        checkpoint = chosen.checkpoint and str(chosen.checkpoint)
-        store.set("chosen", json.dumps([str(chosen.folder.path), checkpoint, chosen.again]))
-        return chosen, launchers
+    name, store = f"gan.fit {next(_calls)}", cluster.store(place)
+    world = StoreWorld(place.world_size, place.rank, name=name, limit=LIMIT, store=store)
     try:
-        said = json.loads(store.get("chosen"))
+        launchers = list(dict.fromkeys(name for name in world.gather(own) if name))
+        try:
+            answer = choose(launchers) if place.rank == 0 else None
+        except UserError as error:
+            world.gather(str(error))
+            raise
+        chosen, *_ = world.gather(answer)
     except dist.DistError as error:
         raise Refused("the first rank has ended before it has chosen a run; see what it has said") from error
-    if isinstance(said, str):
-        raise Refused(said)
-    folder, checkpoint, again = said
-    return Chosen(RunFolder(Path(folder)), checkpoint and Path(checkpoint), again), launchers
+    if isinstance(chosen, str):
+        raise Refused(chosen)
+    return chosen, launchers
 
 
 def _read(folder: RunFolder) -> tuple[RunFolder, dict] | None:
@@ -135,7 +131,7 @@ def _read(folder: RunFolder) -> tuple[RunFolder, dict] | None:
 
 def folder(place: Launched | None) -> Path | None:
     """The folder that a person's torchrun has made for itself. It is the same for all attempts on this host."""
-    if place is None or place.by != "torchrun" or FILE not in os.environ or agent.speaks():
+    if place is None or not place.launcher.elastic or FILE not in os.environ or agent.speaks():
         return None
     return Path(os.environ[FILE]).parents[2]
 

@@ -93,8 +93,8 @@ class Beginning:
     def choose(self, launchers: list[str], held: ExitStack) -> Chosen:
         """For the first rank. The files of a resumed run stay as they are until it trains; `held` gets its lock."""
         start.check(self.place)
-        # Slurm may give the number of a job again, so only one that has been requeued has begun a run.
-        may_have = self.place is not None and (self.place.by != "slurm" or self.place.restarts)
+        # A queue may give the number of a job again, so only one that has been requeued has begun a run.
+        may_have = self.place is not None and (not self.place.launcher.queued or self.place.restarts)
         begun = start.begun_by(self.out, launchers, partial(newest_whole, say=say)) if may_have else None
         if begun is not None:
             chosen = begun
@@ -117,7 +117,7 @@ def start_training(beginning: Beginning, computer: Computer, strategy: PhaseStra
     if settings.resume == "auto" and trained is None:
         say(f"no run with a checkpoint in '{settings.out}' yet; starting a new one")
     with ExitStack() as held:
-        chosen, launchers = start.agree(beginning.place, partial(beginning.choose, held=held))
+        chosen, launchers = start.chosen_by_first(beginning.place, partial(beginning.choose, held=held))
         where = chosen.folder
         if trained is not None and trained.changed and not chosen.again:
             say(str(trained))

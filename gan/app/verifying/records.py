@@ -93,7 +93,7 @@ class Recorder(Callback):
         """The learner's gradients are reduced now, and not clipped yet."""
         for name, policy in phase_strategy(trainer).policies.items():
             if policy.optimizer is optimizer:
-                norms = norms_by_name(policy, policy.norms())
+                norms = norms_by_name(policy, policy.reduction.norms())
                 self.norms |= {f"{name}.{weight}": norm for weight, norm in norms.items()}
 
     def after(self, phase: Phase, strategy: PhaseStrategy) -> None:

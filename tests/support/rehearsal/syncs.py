@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 
 from strategies import PhaseStrategy
 from strategies.policies.policy import Policy
-from strategies.sharding.fsdp_unit import Unit
+from strategies.sharding.fsdp_unit import FsdpBucket
 from strategies.steps import Steps
 
 DEVICE, HOST = torch.device("cpu", 0), torch.device("cpu")
@@ -129,7 +129,7 @@ def _told(syncs: Syncs, name: str, function: Any) -> Any:
 
 def _put(policy: Policy, host: set[int]) -> None:
     """Say where is what was made before the first step; FSDP2 has its device from a mesh, which knows no numbers."""
-    units = [bucket for bucket in policy.storage.buckets if isinstance(bucket, Unit)]
+    units = [bucket for bucket in policy.storage.buckets if isinstance(bucket, FsdpBucket)]
     groups = [fully_shard.state(unit.twin)._fsdp_param_group for unit in units]
     of_fsdp2 = [each for group in groups for each in (group, *group.fsdp_params)]
     for each in (*policy.storage.buckets, *of_fsdp2):

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
 from strategies.sharding.bucket import Bucket, Sharing
-from strategies.sharding.fsdp_unit import Unit
+from strategies.sharding.fsdp_unit import FsdpBucket
 from strategies.sharding.resharded_parameter import end_graphs, forget_ended, hide, show, version_of
 from strategies.sharding.unshard_on_read import Parameters, listen, unlisten
 from strategies.sharding.whole_weights import deal
@@ -125,7 +125,9 @@ def unit():
     layer = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
     layer.scale = nn.Parameter(torch.tensor(2.0))
     group = dist.group.WORLD
-    made = Unit(dict(layer.named_parameters()), Sharing(1, 0, group, keep=False), DeviceMesh.from_group(group, "cpu"))
+    made = FsdpBucket(
+        dict(layer.named_parameters()), Sharing(1, 0, group, keep=False), DeviceMesh.from_group(group, "cpu")
+    )
     yield layer, made
     made.release()
     dist.destroy_process_group()

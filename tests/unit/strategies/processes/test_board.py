@@ -18,7 +18,7 @@ from strategies.processes import board, equal_rows, failure
 from strategies.processes.board import NEVER, VARIABLE, Board, Entry, shared_board
 from strategies.processes.equal_rows import EqualRows
 from strategies.processes.failure import ERROR, FILE, FOLLOWS, LOST, REFUSED, Failure, cause
-from strategies.processes.places import Apart
+from strategies.processes.places import RanksDiverged
 
 # ---- board ----
 
@@ -167,7 +167,7 @@ def test_the_cause_is_the_first_that_does_not_follow_another():
 
 def test_ranks_that_go_different_ways_are_no_refusal():
     assert failure.failed(1, UserError("type ddp")).refused
-    apart = failure.failed(1, Apart("rank 1 plays phase 'g' where rank 0 plays 'd'"))
+    apart = failure.failed(1, RanksDiverged("rank 1 plays phase 'g' where rank 0 plays 'd'"))
     assert not apart.refused and str(apart).startswith("rank 1 plays")
 
 
@@ -194,7 +194,7 @@ def store():
 
 
 def three(*first):
-    return [EqualRows(rank, 3, "run", lambda _: list(first)) for rank in range(3)]
+    return [EqualRows(mock.Mock(size=3, rank=rank, gather=lambda _: list(first)), "run") for rank in range(3)]
 
 
 def step(ranks, number, *sizes):

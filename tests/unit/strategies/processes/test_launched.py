@@ -12,7 +12,7 @@ from lightning.fabric.plugins.environments import (
 
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.processes.cluster import Given, environment
+from strategies.processes.cluster import GivenPlace, environment
 from strategies.processes.launched import Launched, launched
 from strategies.processes.launcher import Scripts
 from tests.support.parity import trainer
@@ -122,7 +122,7 @@ def test_a_count_of_restarts_is_a_number(started):
 
 
 @pytest.mark.parametrize(
-    ("by", "kind"), [("torchrun", TorchElasticEnvironment), ("slurm", SLURMEnvironment), ("mpi", Given)]
+    ("by", "kind"), [("torchrun", TorchElasticEnvironment), ("slurm", SLURMEnvironment), ("mpi", GivenPlace)]
 )
 def test_lightning_is_told_the_same(by, kind, started):
     started(ALL[by])
@@ -156,12 +156,12 @@ def test_ranks_of_one_mpirun_meet_at_one_port_and_those_of_another_elsewhere(sta
     here = {**MPI, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     started(here)
     place = launched()
-    assert (Given(place).main_address, Given(place).main_port) == ("127.0.0.1", Given(place).main_port)
-    one = Given(place).main_port
+    assert (GivenPlace(place).main_address, GivenPlace(place).main_port) == ("127.0.0.1", GivenPlace(place).main_port)
+    one = GivenPlace(place).main_port
     started({"PMIX_NAMESPACE": "3735355394"})
-    assert one != Given(place).main_port and 10_000 <= one < 30_000
+    assert one != GivenPlace(place).main_port and 10_000 <= one < 30_000
     started({"MASTER_ADDR": "one", "MASTER_PORT": "7"})
-    assert (Given(place).main_address, Given(place).main_port) == ("one", 7)
+    assert (GivenPlace(place).main_address, GivenPlace(place).main_port) == ("one", 7)
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_ranks_of_several_hosts_are_asked_where_they_meet_when_they_need_it(by, 
     started({name: value for name, value in ALL[by].items() if not name.startswith("MASTER_")})
     assert launched().world_size == 4
     with pytest.raises(UserError, match=f"one of 4 ranks and {words}"):
-        _ = Given(launched()).main_address
+        _ = GivenPlace(launched()).main_address
     with pytest.raises(UserError, match="is not set"):
-        _ = Given(launched()).main_port
+        _ = GivenPlace(launched()).main_port
 
 
 @only_on_linux

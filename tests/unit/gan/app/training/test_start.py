@@ -1,8 +1,13 @@
 """Which run the ranks train: a new one, or the one that an earlier attempt of their launch has begun."""
 
+import itertools
 import json
 import os
+import pickle
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +16,7 @@ import torch.distributed as dist
 from gan.app.run.folder import RunFolder
 from gan.app.training import start
 from gan.app.training.start import Chosen
+from gan.files.errors import UserError
 from strategies.processes.launched import Launched
 
 
@@ -132,25 +138,50 @@ def test_a_broken_record_is_nobodys(text, tmp_path):
 
 
 def test_one_process_chooses_alone():
-    chosen, launchers = start.agree(None, lambda launchers: Chosen(RunFolder("x"), None, bool(launchers)))
+    chosen, launchers = start.chosen_by_first(None, lambda launchers: Chosen(RunFolder("x"), None, bool(launchers)))
     assert (chosen, launchers) == (Chosen(RunFolder("x")), [])
 
 
 def test_a_first_rank_that_ends_before_it_has_chosen_is_no_traceback(monkeypatch):
     class Gone:
-        def __init__(self, *_):
-            pass
-
         def set(self, *_):
             pass
 
-        def get(self, key):
-            if key == "chosen":
-                raise dist.DistNetworkError("Connection reset by peer")
-            return b""
+        delete_key = set
 
-    monkeypatch.setattr(start.dist, "PrefixStore", Gone)
-    monkeypatch.setattr(start.cluster, "store", lambda place: None)
+        def check(self, keys):
+            if keys[0].endswith(", 1"):  # the second thing that is asked: the choice
+                raise dist.DistNetworkError("Connection reset by peer")
+            return True
+
+        def get(self, key):
+            return pickle.dumps([None, None])
+
+    monkeypatch.setattr(start.cluster, "store", lambda place: Gone())
     monkeypatch.setattr(start, "launcher_of", lambda place: None)
     with pytest.raises(start.Refused, match="the first rank has ended before it has chosen a run"):
-        start.agree(SimpleNamespace(world_size=2, rank=1), None)
+        start.chosen_by_first(SimpleNamespace(world_size=2, rank=1), None)
+
+
+def test_all_ranks_get_the_first_ones_choice_or_its_refusal(monkeypatch):
+    store = dist.HashStore()
+    monkeypatch.setattr(start.cluster, "store", lambda place: store)
+    monkeypatch.setattr(start, "launcher_of", lambda place: f"agent {place.rank % 2}")
+    monkeypatch.setattr(start, "_calls", itertools.chain.from_iterable((n, n, n) for n in range(2)))
+
+    def choose(launchers, text):
+        if text:
+            raise UserError(text)
+        return Chosen(RunFolder(Path("x")), Path("y"), again=launchers == ["agent 0", "agent 1"])
+
+    def asked(rank, text):
+        try:
+            return start.chosen_by_first(Launched("mpi", rank, rank, 3, 3, 0), partial(choose, text=text))
+        except UserError as error:
+            return type(error), str(error)
+
+    with ThreadPoolExecutor(3) as pool:
+        chosen = Chosen(RunFolder(Path("x")), Path("y"), again=True), ["agent 0", "agent 1"]
+        assert list(pool.map(asked, range(3), [""] * 3)) == [chosen] * 3
+        refused = [(start.Refused, "no such run")] * 2
+        assert list(pool.map(asked, range(3), ["no such run"] * 3)) == [(UserError, "no such run"), *refused]
