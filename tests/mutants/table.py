@@ -191,7 +191,7 @@ MUTANTS = (
         "        self.storage.step(self.learners_optimizer, self.reduction.stepped)\n",
         '        self._count("update")\n        self._count = lambda what: None\n'
         "        self.storage.step(self.learners_optimizer, self.reduction.stepped)\n",
-        "ranks/test_following.py",
+        "ranks/test_scenes.py",
     ),
     Mutant(
         "an average blends the wrong way",
@@ -212,7 +212,7 @@ MUTANTS = (
         "strategies/policies/ddp.py",
         "        prepare_for_backward(self.reducer, loss)\n",
         "",
-        "ranks/test_turns.py",
+        "ranks/test_scenes.py",
     ),
     Mutant(
         "a run waits for one more update that is not finite",

@@ -146,11 +146,9 @@ def _fit(
     steps: int,
     save: str | None = None,
     resume: str | None = None,
-    check: bool | None = None,
+    check: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
-    """The first step is tried, unless this is a leg of a longer training."""
-    check = (save or resume) is None if check is None else check
     module, strategy = game(), PhaseStrategy(policy, check=check)
     several = world > 1 and policy != "dp"
     loader = Whole(40, dist.get_rank() if several else 0, world if several else 1)
