@@ -183,7 +183,7 @@ MUTANTS = (
         "strategies/policies/policy.py",
         "self.schedule is not None and self.player.schedule_per == what",
         'self.schedule is not None and what == "step"',
-        "ranks/test_words.py",
+        "ranks/test_scenes.py",
     ),
     Mutant(
         "an average moves before the update",

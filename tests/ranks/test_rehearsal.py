@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from gan import noise
 from strategies import PhaseStrategy
 from strategies.processes.world import call
-from tests.ranks.test_collectives import Contrast, ContrastInTwo
 from tests.ranks.test_games import GAMES, pictures
 from tests.ranks.test_placing import fit, learned
+from tests.scenes.losses import Contrast, ContrastInTwo
 from tests.support.composite import Composite
 from tests.support.doubled import doubled
 from tests.support.hard_games import BatchNormPenalty, Micro4, Plain

@@ -1,6 +1,7 @@
 """Games, and what is true of them: tests/ranks/test_scenes.py asks each the same five questions."""
 
+from tests.scenes.losses import LOSSES
 from tests.scenes.words import WORDS
 from tests.support.scene import Scene
 
-SCENES: dict[str, Scene] = {**WORDS}
+SCENES: dict[str, Scene] = WORDS | LOSSES

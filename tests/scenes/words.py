@@ -394,7 +394,7 @@ DUEL = {**POLICIES, **ENGINES}
 OFFLOADED = {"zero1+offload": 2, "zero2+hybrid:2": 4, "zero3+offload": 4}
 SWITCH, FOLLOWER = "strategies.policies.belongings.Switch", "strategies.policies.modes.Follower"
 BUCKET = "strategies.sharding.bucket.Bucket"
-FREEZE = ("`requires_grad_` on a part of a player", "the training of one device, or a refusal by name")
+FREEZE = "`requires_grad_` on a part of a player"
 RESUMED: dict[str, Any] = {"saved": ("zero3", "single"), "arrives": (("ddp", 2), ("zero1", 4), ("zero3", 4))}
 UNDONE = {f"{SWITCH}.begin_step": nothing, f"{SWITCH}.turn": undone}
 
@@ -405,7 +405,7 @@ def freezing(game: Any, *refused: Refused) -> Scene:
         Mutant("nothing is frozen", game=Clipped),
     )
     return Scene(
-        game, FreezingByHand().run, policies=DUEL, bucket=SMALL, promise=FREEZE, refused=refused,
+        game, FreezingByHand().run, policies=DUEL, bucket=SMALL, promises=(FREEZE,), refused=refused,
         mutants=mutants[game is InTheLoss and 2 :],
     )  # fmt: skip
 

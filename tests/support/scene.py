@@ -9,6 +9,7 @@ from tests.support.parity import OFTEN, STEPS, vectors
 
 SMALL = 64  # bytes of a bucket: every weight has one of its own
 POLICIES = {"single": 1, "ddp": 2, "zero1": 4, "zero2": 2, "zero3": 2, "fsdp": 2}  # and the ranks of each
+PROMISED = "the training of one device, or a refusal by name"
 ENGINES = {"deepspeed2": 2, "deepspeed3": 2}
 
 
@@ -31,8 +32,11 @@ class Refused:
 
     game: Any
     policy: str
-    words: str
+    words: str | tuple[str, ...]
     settings: dict[str, Any] = field(default_factory=dict)
+    replaced: dict[str, Any] = field(default_factory=dict)
+    unsaid: str = " nobody says this "
+    check: bool = True
     slow: bool = False
 
 
@@ -52,13 +56,14 @@ class Scene:
     alone: Callable[[], Any] | None = None
     policies: dict[str, int] = field(default_factory=lambda: POLICIES)
     often: tuple[str, ...] = OFTEN  # the policies that `make test` plays
+    four: tuple[str, ...] = ()  # those that `make matrix` plays on four ranks too
     checked: tuple[str, ...] = ("ddp",)
     mutants: tuple[Mutant, ...] = ()
     refused: tuple[Refused, ...] = ()
     saved: tuple[str, ...] = ()
     arrives: tuple[tuple[str, int], ...] = ()
     forgets: Callable[[dict[str, Any]], object] | None = None
-    promise: tuple[str, ...] = ()
+    promises: tuple[str, ...] = ()
     batches: Callable[[int], Any] = vectors
     steps: int = STEPS
     bucket: int = bucket.SIZE
