@@ -19,7 +19,7 @@ from tests.support import forward_games
 from tests.support.forward_games import Derived, Slopes, joined
 from tests.support.hard_games import BatchNorms, Plain
 from tests.support.parity import BATCH, vectors
-from tests.support.scene import SMALL, Mutant, Refused, Scene
+from tests.support.scene import DEAF, SMALL, Mutant, Refused, Scene
 from tests.support.sharing_games import Adapters, FollowingAdapters, SharedBase, by_hand
 
 # ---- gan.ranks ----
@@ -367,7 +367,6 @@ SHARED = {
     **{"student=zero3,*=ddp": 2, "student=ddp,*=zero3": 2, "teacher=zero3+offload,*=zero1": 4},
 }
 MIXED = ("student=ddp,*=zero3", 2), ("single", 1)
-DEAF = Mutant("nothing is synchronised", "deaf")
 
 
 def derived(name: str) -> Scene:

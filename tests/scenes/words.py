@@ -13,13 +13,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from gan import Phase, Player
 from tests.support import word_games
 from tests.support.duel import ByHand, Duel, adam, fooling, judge_network, judging
-from tests.support.scene import ENGINES, POLICIES, SMALL, Mutant, Refused, Scene
+from tests.support.scene import ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, nothing
 from tests.support.word_games import on_odd_rank
-
-
-def nothing(*_: Any) -> None:
-    """In place of a function of ours."""
-
 
 # ---- freeze, and requires_grad ----
 

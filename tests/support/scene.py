@@ -23,7 +23,15 @@ class Mutant:
     replaced: dict[str, Any] = field(default_factory=dict)  # by its full name, for all ranks
     settings: dict[str, Any] = field(default_factory=dict)
     batches: Any = None
+    callbacks: Any = None
     slow: bool = False
+
+
+DEAF = Mutant("nothing is synchronised", "deaf")
+
+
+def nothing(*_: Any) -> None:
+    """In place of a function of ours."""
 
 
 @dataclass(frozen=True)
@@ -68,4 +76,5 @@ class Scene:
     steps: int = STEPS
     bucket: int = bucket.SIZE
     settings: dict[str, Any] = field(default_factory=dict)  # of the Trainer
+    callbacks: Callable[[], list[Any]] = list
     travels_often: bool = True  # `make test` asks the questions of checkpoints too
