@@ -192,7 +192,7 @@ class Unlike(OfNumPy):
 
 
 DRAWN = {"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "fsdp": 2, "zero3+recompute": 2}
-BY_TRIAL = {"policies": {"ddp": 2}, "mutants": (Mutant("without a trial", "ddp"),)}
+BY_TRIAL = {"policies": {"ddp": 2}, "checked": ("ddp",), "mutants": (Mutant("without a trial", "ddp"),)}
 PROMISE = ("torch's own noise or dropout in a loss",)
 ALONE = "would not train as one device does"
 
@@ -208,16 +208,18 @@ DRAWS = {
         ),
     ),
     "draws in micro-batches": Scene(
-        InParts, alone=Draws, policies={"single": 1, "ddp": 2}, mutants=(Mutant("by torch", game=ByTorch),)
+        InParts, alone=Draws, policies={"single": 1, "ddp": 2}, checked=("ddp",),
+        mutants=(Mutant("by torch", game=ByTorch),)
     ),
     "draws that may be of samples": Scene(Ambiguous, **BY_TRIAL),
     "samples in the second dimension": Scene(Recurrent, **BY_TRIAL),
     "samples side by side": Scene(SideBySide, **BY_TRIAL),
     "draws by NumPy and Python": Scene(
-        Unlike, policies={"ddp": 2}, mutants=(Mutant("by torch's generator", "ddp", ByTorch),)
+        Unlike, policies={"ddp": 2}, checked=("ddp",), mutants=(Mutant("by torch's generator", "ddp", ByTorch),)
     ),
     "draws of a forward that runs again": Scene(
-        Again, alone=Draws, policies={"single": 1, "ddp": 2}, mutants=(Mutant("it forgets", game=Forgetful),)
+        Again, alone=Draws, policies={"single": 1, "ddp": 2}, checked=("ddp",),
+        mutants=(Mutant("it forgets", game=Forgetful),)
     ),
     "draws of a reentrant forward": Scene(
         Reentrant, alone=Draws, policies={"single": 1}, mutants=(Mutant("it forgets", game=Forgetful),)
@@ -229,6 +231,6 @@ DRAWS = {
         ByAuthor, alone=Compiled, policies={"single": 1}, often=(), mutants=(replace(DEAF, slow=True),)
     ),
     "gan.noise": Scene(
-        AllDraws, policies={**DRAWN, "fsdp+recompute": 2}, checked=(), mutants=(DEAF,)
+        AllDraws, policies={**DRAWN, "fsdp+recompute": 2}, mutants=(DEAF,)
     ),
 }  # fmt: skip

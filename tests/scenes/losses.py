@@ -357,6 +357,7 @@ BY_HAND = "2 ranks would not train as one device does", "a batch norm that is wr
 NORMS = {
     "policies": {**dict.fromkeys(("ddp", "zero3", "zero2", "ddp+recompute", "fsdp", "generator=pipeline,*=ddp"), 2)},
     "promises": ("a batch norm with a forward of its own",),
+    "checked": ("ddp",),
 }
 LISTS = "micro-batches of lists and captions"
 LOADERS = "noise for two loaders; Lightning's own sampler (a warning)"
@@ -384,7 +385,7 @@ def derived(name: str) -> Scene:
 
 LOSSES = {
     "gan.ranks": Scene(
-        Contrast, policies={"ddp": 2, "ddp+recompute": 2, "zero3": 2}, promises=WHOLE_BATCH,
+        Contrast, policies={"ddp": 2, "ddp+recompute": 2, "zero3": 2}, checked=("ddp",), promises=WHOLE_BATCH,
         mutants=tuple(
             Mutant(f"{name} of one rank", "ddp", replaced={f"gan.ranks.{name}": own_alone})
             for name in ("sum", "mean", "gather")
@@ -419,7 +420,7 @@ LOSSES = {
     ),
     "lists and captions": Scene(
         DescribedInTwo, alone=Described, batches=described, policies={"single": 1, "dp": 2, **AS_ONE},
-        often=("single", "dp", "ddp", "zero3"), promises=(LISTS,), checked=(),
+        often=("single", "dp", "ddp", "zero3"), promises=(LISTS,),
         mutants=(Mutant("lists are not cut", replaced={"strategies.micro_batches.Cut.__call__": images_alone}),),
     ),
     "captions alone": Scene(
@@ -438,12 +439,14 @@ LOSSES = {
     ),
     **{name: derived(name) for name in forward_games.GAMES},
     **{
-        f"{name}, whole for the phase": Scene(forward_games.GAMES[name], policies={"zero3": 2}, mutants=(DEAF,))
+        f"{name}, whole for the phase": Scene(
+            forward_games.GAMES[name], policies={"zero3": 2}, mutants=(DEAF,), checked=("zero3",)
+        )
         for name in ("MeanFlow", "Slopes")
     },
     "a graph of second order for a later phase": Scene(Handed, policies={"zero3": 2}, bucket=SMALL, mutants=(DEAF,)),
     "adapters": Scene(
-        Adapters, lambda: by_hand(Adapters()), policies=SHARED, bucket=SMALL, mutants=(DEAF,),
+        Adapters, lambda: by_hand(Adapters()), policies=SHARED, checked=("ddp",), bucket=SMALL, mutants=(DEAF,),
         saved=("zero3",), arrives=MIXED, travels_often=False,
     ),
     "a shared base": Scene(

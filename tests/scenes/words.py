@@ -400,7 +400,8 @@ def freezing(game: Any, *refused: Refused) -> Scene:
         Mutant("nothing is frozen", game=Clipped),
     )
     return Scene(
-        game, FreezingByHand().run, policies=DUEL, bucket=SMALL, promises=(FREEZE,), refused=refused,
+        game, FreezingByHand().run, policies=DUEL, bucket=SMALL, promises=(FREEZE,),
+        refused=refused, checked=("ddp",) * (game is InTheLoss),
         mutants=mutants[game is InTheLoss and 2 :],
     )  # fmt: skip
 
@@ -433,7 +434,7 @@ WORDS = {
     ),
     "frozen in the loss": freezing(InTheLoss),
     "after": Scene(
-        After, AfterByHand().run, policies={**DUEL, **OFFLOADED}, bucket=SMALL, saved=("zero3",),
+        After, AfterByHand().run, policies={**DUEL, **OFFLOADED}, bucket=SMALL, checked=("ddp",), saved=("zero3",),
         arrives=(("zero3", 2),),
         mutants=(
             Mutant("without it", game=type("Unchanged", (After,), {"of_judge": {"ema": 0.7}, "of_generator": {}})),
@@ -442,7 +443,8 @@ WORDS = {
         ),
     ),
     "ema_buffers": Scene(
-        Normed, NormedByHand().run, policies=DUEL, bucket=SMALL, mutants=(Mutant("buffers are copied", game=Copied),),
+        Normed, NormedByHand().run, policies=DUEL, bucket=SMALL, checked=("ddp",),
+        mutants=(Mutant("buffers are copied", game=Copied),),
         saved=("zero3",), arrives=(("ddp", 2), ("ddp", 4)),
     ),
     "ema_per and schedule_per": Scene(
@@ -456,7 +458,7 @@ WORDS = {
         ),
     ),
     "follows": Scene(
-        Following, FollowingByHand().run, bucket=SMALL, **RESUMED,
+        Following, FollowingByHand().run, bucket=SMALL, checked=("ddp",), **RESUMED,
         policies={**DUEL, **OFFLOADED, "judge=zero3,*=ddp": 2, "judge=ddp,*=zero3": 2},
         mutants=tuple(
             Mutant(f"it stays as it was, {policy}", policy, replaced={f"{FOLLOWER}.update": nothing})
@@ -467,7 +469,7 @@ WORDS = {
         ),
     ),
     "start, until, every, when": Scene(
-        Turns, TurnsByHand().run, bucket=SMALL,
+        Turns, TurnsByHand().run, bucket=SMALL, checked=("ddp",),
         mutants=(Mutant("the last rank is asked", "ddp", replaced={"strategies.ranks.World.answer": asking_the_last}),),
     ),
     "several words of phases": Scene(

@@ -179,7 +179,7 @@ def as_they_are(self: Any) -> Any:
 def by_norms(game: Any, *more: Mutant, **policies: int) -> Scene:
     """In buckets of 200 bytes, of which some ranks own no piece of a weight."""
     return Scene(
-        game, bucket=200, promises=HOOKS, checked=(), often=("zero3",),
+        game, bucket=200, promises=HOOKS, often=("zero3",),
         policies={**OURS, "zero2+offload": 2, "zero3+whole": 2, "fsdp+offload": 2, **policies},
         mutants=(Mutant("nothing is clipped", game=Loose), Mutant("a norm of parts", game=OwnNorms), *more),
     )  # fmt: skip
@@ -196,7 +196,7 @@ def kept(*policies: str, name: str = "keep_writes") -> tuple[Mutant, ...]:
 
 def clipped(way: str, gathered: bool, **policies: int) -> Scene:
     return Scene(
-        Plain, clipped_by_hand, policies=policies, callbacks=clips(way=way, gathered=gathered), checked=(),
+        Plain, clipped_by_hand, policies=policies, callbacks=clips(way=way, gathered=gathered),
         mutants=(Mutant("nothing is clipped", callbacks=list),), promises=BY_CALLBACK,
     )  # fmt: skip
 
@@ -209,7 +209,7 @@ WRITTEN = {
     "a hook clips all networks": by_norms(ClipsNetworks, PIECES),
     "a hook clips by weights": by_norms(Adaptive),
     "a step of one's own": Scene(
-        Own, alone=Doubled, policies={"ddp": 2, "zero3": 2}, mutants=(Mutant("as it was", game=Plain),), checked=()
+        Own, alone=Doubled, policies={"ddp": 2, "zero3": 2}, mutants=(Mutant("as it was", game=Plain),)
     ),
     "a forward writes by copy_": Scene(
         Writing, policies=OURS, mutants=kept("zero3"), promises=IN_FORWARD,
@@ -219,7 +219,7 @@ WRITTEN = {
         ),
     ),
     "a forward writes by data.copy_": Scene(
-        WritingData, policies={**OURS, **COPIES, **ENGINES}, promises=IN_FORWARD, checked=(),
+        WritingData, policies={**OURS, **COPIES, **ENGINES}, promises=IN_FORWARD,
         mutants=(
             *kept("zero3", "zero2+offload"),
             *(
@@ -232,7 +232,7 @@ WRITTEN = {
         ),
     ),
     "a forward writes by data=": Scene(
-        WritingOther, policies=OURS, mutants=kept("zero1", "zero2", name="_move_back"), promises=IN_FORWARD, checked=()
+        WritingOther, policies=OURS, mutants=kept("zero1", "zero2", name="_move_back"), promises=IN_FORWARD
     ),
     **{
         f"{game.__name__}, bucket by bucket": Scene(game, policies={"zero3": 2}, bucket=100, mutants=kept("zero3"))
@@ -247,7 +247,7 @@ WRITTEN = {
         ),
     ),
     "a callback writes": Scene(
-        Plain, clipped_by_hand, policies={"single": 1, **OURS, **COPIES, **ENGINES}, callbacks=clips(), checked=(),
+        Plain, clipped_by_hand, policies={"single": 1, **OURS, **COPIES, **ENGINES}, callbacks=clips(),
         mutants=kept("zero3"), promises=BY_CALLBACK,
     ),
     **{f"a callback writes by {way}": clipped(way, True, zero2=2, zero3=2, fsdp=2, deepspeed3=2) for way in WRITES},
@@ -259,6 +259,6 @@ WRITTEN = {
     },
     "averaged() and gathered() in each other": Scene(
         Plain, policies={**OURS, **COPIES, **ENGINES}, often=("ddp", "zero3", "fsdp"), callbacks=lambda: [Nests()],
-        mutants=(Mutant("nothing is written", callbacks=list),), checked=(),
+        mutants=(Mutant("nothing is written", callbacks=list),),
     ),
 }  # fmt: skip

@@ -65,7 +65,7 @@ class Scene:
     policies: dict[str, int] = field(default_factory=lambda: POLICIES)
     often: tuple[str, ...] = OFTEN  # the policies that `make test` plays
     four: tuple[str, ...] = ()  # those that `make matrix` plays on four ranks too
-    checked: tuple[str, ...] = ("ddp",)
+    checked: tuple[str, ...] = ()
     mutants: tuple[Mutant, ...] = ()
     refused: tuple[Refused, ...] = ()
     saved: tuple[str, ...] = ()
