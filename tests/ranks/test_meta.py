@@ -292,16 +292,6 @@ class HalfMade(Unmade):
         self.gain[1:] = 1.0
 
 
-def with_teacher(kind):
-    def make():
-        game = Vectors()
-        with torch.device("meta"):
-            game.teacher = kind()
-        return game
-
-    return make
-
-
 class UnsavedOnMeta(Vectors):
     of_teacher = {"saved": False}  # noqa: RUF012
 

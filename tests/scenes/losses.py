@@ -20,7 +20,7 @@ from tests.support.forward_games import Derived, Slopes, joined
 from tests.support.hard_games import BatchNorms, Plain
 from tests.support.parity import BATCH, vectors
 from tests.support.scene import DEAF, SMALL, Mutant, Refused, Scene
-from tests.support.sharing_games import Adapters, FollowingAdapters, SharedBase, by_hand
+from tests.support.sharing_games import Adapters, FollowingAdapters, OneModule, SharedBase, by_hand
 
 # ---- gan.ranks ----
 
@@ -448,6 +448,16 @@ LOSSES = {
     "adapters": Scene(
         Adapters, lambda: by_hand(Adapters()), policies=SHARED, checked=("ddp",), bucket=SMALL, mutants=(DEAF,),
         saved=("zero3",), arrives=MIXED, travels_often=False,
+        refused=(
+            Refused(
+                Adapters, "zero3", "depends on no weight of fake", check=False,
+                replaced={"strategies.assignment.belongings_of": alone_of},
+            ),
+            Refused(
+                OneModule, "teacher=single+recompute,*=single",
+                "'teacher': option recompute would run its blocks again, and player 'student'",
+            ),
+        ),
     ),
     "a shared base": Scene(
         SharedBase, lambda: by_hand(SharedBase()), policies=SHARED, bucket=SMALL, often=("student=ddp,*=zero3",),
