@@ -18,7 +18,9 @@ from tests.support.watch import WatchedStrategy, moved, operations, sizes_of
 
 @pytest.mark.parametrize("name", often(HARD, ["Plain", "Micro4", "BatchNormPenalty", "SometimesReached", "Teacher"]))
 def test_parity(name, ranks, hard_alone):
-    one, other = ranks(2).run(train, HARD[name], world=2, check=True)
+    """The check says nothing of two games that test_check.py does not have."""
+    check = name in ("BatchNormPenalty", "SometimesReached")
+    one, other = ranks(2).run(train, HARD[name], world=2, check=check)
     assert distance(one, hard_alone(name)) < EXACT
     assert distance(one, other) == 0  # replicas do not drift
 

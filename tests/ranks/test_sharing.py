@@ -12,9 +12,10 @@ from strategies.options import compile
 from strategies.policies.belongings import belongings_of
 from strategies.policies.ddp import Ddp
 from strategies.ranks import World
-from tests.support.duel import SMALL, fit
+from tests.support.duel import fit
 from tests.support.parity import EXACT, distance, in_buckets, often, parts, trainer, vectors
 from tests.support.saved import read_checkpoint
+from tests.support.scene import SMALL
 from tests.support.sharing_games import Adapters, OneModule, SharedBase
 
 

@@ -2,9 +2,10 @@
 
 from tests.scenes.draws import DRAWS
 from tests.scenes.losses import LOSSES
+from tests.scenes.meta import META
 from tests.scenes.optimizers import OPTIMIZERS
 from tests.scenes.words import WORDS
 from tests.scenes.writing import WRITTEN
 from tests.support.scene import Scene
 
-SCENES: dict[str, Scene] = WORDS | LOSSES | DRAWS | OPTIMIZERS | WRITTEN
+SCENES: dict[str, Scene] = WORDS | LOSSES | META | DRAWS | OPTIMIZERS | WRITTEN
