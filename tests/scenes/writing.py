@@ -171,7 +171,7 @@ BUCKET = "strategies.sharding.bucket.Bucket"
 IN_FORWARD, BY_CALLBACK = ("weights that a forward writes",), ("weights that a callback writes",)
 
 
-def as_they_are(self: Any) -> Any:
+def as_they_are(*_: Any) -> Any:
     """A hook sees this rank's pieces of gradients."""
     return nullcontext()
 
