@@ -562,7 +562,7 @@ def test_a_statistic_of_the_batch_is_found_by_the_check_and_exact_in_one_chunk(r
 
 def checked(game):
     try:
-        trainer(PhaseStrategy("generator=pipeline,*=ddp", check=False), 2, 2).fit(game(), parts(2, 2))
+        trainer(PhaseStrategy("generator=pipeline,*=ddp"), 2, 2).fit(game(), parts(2, 2))
     except UserError as error:
         return str(error)
     return ""

@@ -473,7 +473,8 @@ WORDS = {
         mutants=(Mutant("the last rank is asked", "ddp", replaced={"strategies.ranks.World.answer": asking_the_last}),),
     ),
     "several words of phases": Scene(
-        word_games.Turns, bucket=SMALL, policies={"zero3": 2}, **RESUMED, forgets=forget_turns, travels_often=False,
+        word_games.Turns, bucket=SMALL, policies={"zero3": 2, "single": 1}, **RESUMED,
+        forgets=forget_turns, travels_often=False,
         mutants=words(word_games.Turns, "start", "until", "every", "when", "freeze", "after"),
     ),
     "several words of players": Scene(
