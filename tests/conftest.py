@@ -49,20 +49,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 DRAW_CURVES = Pictures._curves
 # The longest files, and those that wait long: as the last ones they would keep one worker idle.
 FIRST = (
-    *(
-        "slurm",
-        "restarts",
-        "systems",
-        "contract",
-        "scenes",
-        "fit",
-        "devices",
-        "rehearsal",
-        "dp",
-        "verify",
-        "pipeline",
-        "fsdp",
-    ),
+    *("slurm", "restarts", "systems", "contract", "fit", "devices", "rehearsal", "dp", "verify", "pipeline", "fsdp"),
     *("games", "export", "evaluate", "some", "names"),
 )
 

@@ -475,7 +475,7 @@ WORDS = {
     "several words of phases": Scene(
         word_games.Turns, bucket=SMALL, policies={"zero3": 2, "single": 1}, **RESUMED,
         forgets=forget_turns, travels_often=False,
-        mutants=words(word_games.Turns, "start", "until", "every", "when", "freeze", "after"),
+        mutants=words(word_games.Turns, "start", "until", "every", "when", "freeze", "after", "clip"),
     ),
     "several words of players": Scene(
         word_games.Followed, bucket=SMALL, policies={}, settings={"limit_train_batches": word_games.EPOCH},
