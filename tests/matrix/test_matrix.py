@@ -17,8 +17,8 @@ from gan.files.errors import UserError
 from strategies.policies import POLICIES
 from strategies.policies.ddp import Dp
 from strategies.sharding import bucket
-from tests.ranks.test_collectives import Contrast
 from tests.ranks.test_games import GAMES, pictures
+from tests.scenes.losses import Contrast
 from tests.support.composite import MIXES
 from tests.support.doubled import doubled
 from tests.support.forward_games import MeanFlow, Slopes
@@ -149,7 +149,7 @@ PAGE = """# The matrix
 
 `make {target}` writes this file; do not edit it.
 
-Each row is a game of `tests/ranks/test_games.py`, `tests/ranks/test_collectives.py` or `tests/support/*_games.py`,
+Each row is a game of `tests/ranks/test_games.py`, `tests/scenes/losses.py` or `tests/support/*_games.py`,
 each column a policy at a number of ranks. A cell trains the game for ten steps in float64 on {device} and gives the
 largest difference of any weight, average or optimizer state from the same training on one device, over all ranks (of
 ranks other than the first, the weights). Below {exact:.0e} it passes. `single@1` is one device once more. DeepSpeed

@@ -183,7 +183,7 @@ MUTANTS = (
         "strategies/policies/policy.py",
         "self.schedule is not None and self.player.schedule_per == what",
         'self.schedule is not None and what == "step"',
-        "ranks/test_words.py",
+        "ranks/test_scenes.py::test_it_trains_as_one_device",
     ),
     Mutant(
         "an average moves before the update",
@@ -191,7 +191,7 @@ MUTANTS = (
         "        self.storage.step(self.learners_optimizer, self.reduction.stepped)\n",
         '        self._count("update")\n        self._count = lambda what: None\n'
         "        self.storage.step(self.learners_optimizer, self.reduction.stepped)\n",
-        "ranks/test_following.py",
+        "ranks/test_scenes.py::test_it_trains_as_one_device",
     ),
     Mutant(
         "an average blends the wrong way",
@@ -212,7 +212,7 @@ MUTANTS = (
         "strategies/policies/ddp.py",
         "        prepare_for_backward(self.reducer, loss)\n",
         "",
-        "ranks/test_turns.py",
+        "ranks/test_scenes.py::test_it_trains_as_one_device",
     ),
     Mutant(
         "a run waits for one more update that is not finite",

@@ -27,7 +27,7 @@ from tests.support.counted import forget, held
 from tests.support.doubled import doubled
 from tests.support.hard_games import Plain
 from tests.support.journey import travel
-from tests.support.parity import BROKEN, EXACT, Deaf, Whole, distance, equals, often, snapshot, trainer
+from tests.support.parity import BROKEN, EXACT, OFTEN, Deaf, Whole, distance, equals, often, snapshot, trainer
 from tests.support.planned import payload, planned
 from tests.support.saved import without_optimizers
 from tests.support.watch import WatchedStrategy
@@ -292,7 +292,7 @@ def weighed(policy: str, world: int) -> tuple[dict[str, dict[str, float]], float
     It keeps all tensors that Python knows and did not know before.
     """
     forget()
-    weighing, strategy = Weighing(), WatchedStrategy(policy)
+    weighing, strategy = Weighing(), WatchedStrategy(policy, check=policy in OFTEN)
     made = trainer(strategy, world, 3, precision="32-true", callbacks=[weighing])
     made.fit(promise(policy).sized(), single(policy, world, 3))
     # A trace has the bytes that a collective reads and those that it fills: of a whole, and of a share of it.
@@ -368,7 +368,9 @@ class Whole2d(Plain):
 
 def refusal(policy: str, world: int) -> str | None:
     try:
-        trainer(PhaseStrategy(policy), world, 1, precision="32-true").fit(Whole2d(), single(policy, world, 1))
+        trainer(PhaseStrategy(policy, check=False), world, 1, precision="32-true").fit(
+            Whole2d(), single(policy, world, 1)
+        )
     except UserError as error:
         return str(error)
     return None

@@ -18,7 +18,9 @@ from tests.support.watch import WatchedStrategy, moved, operations, sizes_of
 
 @pytest.mark.parametrize("name", often(HARD, ["Plain", "Micro4", "BatchNormPenalty", "SometimesReached", "Teacher"]))
 def test_parity(name, ranks, hard_alone):
-    one, other = ranks(2).run(train, HARD[name], world=2, check=True)
+    """The check says nothing of two games that test_check.py does not have."""
+    check = name in ("BatchNormPenalty", "SometimesReached")
+    one, other = ranks(2).run(train, HARD[name], world=2, check=check)
     assert distance(one, hard_alone(name)) < EXACT
     assert distance(one, other) == 0  # replicas do not drift
 
@@ -147,7 +149,7 @@ def test_reduction_starts_before_backward_has_ended(policy, collective, ranks):
 
 def gradients_after(world):
     """Which weights of SometimesReached were updated how often."""
-    module, strategy = SometimesReached(), WatchedStrategy("ddp")
+    module, strategy = SometimesReached(), WatchedStrategy("ddp", check=False)
     trainer(strategy, world, STEPS).fit(module, parts(STEPS, world))
     state = strategy.policies["discriminator"].optimizer.state_dict()["state"]
     return {number: int(entry["step"]) for number, entry in state.items()}

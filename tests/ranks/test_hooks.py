@@ -1,8 +1,5 @@
 """Lightning's hooks around backward and update: called for each learner, or refused by name."""
 
-from contextlib import nullcontext
-from unittest import mock
-
 import pytest
 import torch
 from lightning import Callback, LightningModule
@@ -12,12 +9,11 @@ from torch.optim import Adam
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.hooks import INSTEAD, NO_HOOKS
+from tests.scenes.writing import Adaptive, ClipsByNorm, ClipsNetworks, Loose
 from tests.support.hard_games import Micro2, Plain
 from tests.support.parity import (
     BROKEN,
     distance,
-    equals,
-    in_buckets,
     often,
     parts,
     refused,
@@ -109,66 +105,6 @@ def test_where_nobody_overrides_them_nothing_is_wanted():
 # ---- what they may change ----
 
 
-class Shrinks(Plain):
-    """Changes gradients element by element, as a person's own clipping or noise does, before the player's clip."""
-
-    clip = 0.05
-
-    def on_before_optimizer_step(self, optimizer):
-        for group in optimizer.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    weight.grad.clamp_(-1e-2, 1e-2)
-
-
-class Looks(Shrinks):
-    """The control: the hook changes nothing."""
-
-    def on_before_optimizer_step(self, optimizer):
-        pass
-
-
-class Clips(Plain):
-    """Clips by a norm over all gradients, as a person writes it; through the network or through the optimizer."""
-
-    bound = 1e-3
-
-    def weights(self, optimizer):
-        return [weight for group in optimizer.param_groups for weight in group["params"]]
-
-    def on_before_optimizer_step(self, optimizer):
-        torch.nn.utils.clip_grad_norm_(self.weights(optimizer), self.bound)
-
-
-class ClipsNetworks(Clips):
-    def weights(self, optimizer):
-        return self.parameters()  # of all players: those that do not learn have no gradients
-
-
-class Adaptive(Clips):
-    """Clips each gradient by the norm of its weight, as adaptive gradient clipping does, and writes a new one."""
-
-    def on_before_optimizer_step(self, optimizer):
-        for weight in self.weights(optimizer):
-            if weight.grad is not None:
-                weight.grad = weight.grad * (0.01 * weight.norm() / weight.grad.norm()).clamp(max=1)
-
-
-class Loose(Clips):
-    """The control: nothing is clipped."""
-
-    bound = 1e9
-
-
-class OwnNorms(Clips):
-    """The control: the norm over a part of each weight, as a rank that sees its pieces alone would take it."""
-
-    def on_before_optimizer_step(self, optimizer):
-        weights = self.weights(optimizer)
-        norm = torch.stack([weight.grad.flatten()[::2].norm() for weight in weights if weight.grad is not None]).norm()
-        torch.nn.utils.clip_grads_with_norm_(weights, self.bound, norm)
-
-
 class Notes(Callback):
     """The largest gradient that a hook sees, over all ranks, and the loss that it logs."""
 
@@ -188,50 +124,13 @@ def looked(policy, world=1):
     return notes.seen
 
 
-@pytest.mark.promise("Lightning's hooks of backward and update")
-@pytest.mark.parametrize("policy", often(["ddp", "zero1", "zero2", "zero3", "zero2+offload", "fsdp"]))
-def test_a_hook_changes_gradients_exactly(policy, ranks):
-    """Also those that the clip then measures."""
-    alone = train(Shrinks, policy="single")
-    assert distance(alone, train(Looks, policy="single")) > BROKEN
-    equals(ranks(2).run(train, Shrinks, policy=policy, world=2), alone)
-
-
-@pytest.mark.parametrize("game", [Clips, ClipsNetworks, Adaptive])
-@pytest.mark.parametrize(
-    "policy", often(["zero3", "zero1", "zero2", "zero2+offload", "zero3+whole", "fsdp", "fsdp+offload"])
-)
-def test_a_hook_clips_by_norms_of_whole_weights(policy, game, ranks):
-    """In buckets of 200 bytes, of which some ranks own no piece of a weight."""
-    alone = train(game, policy="single")
-    assert min(distance(alone, train(other, policy="single")) for other in (Loose, OwnNorms)) > BROKEN
-    equals(ranks(2).run(in_buckets, 200, train, game, policy=policy, world=2), alone)
-
-
-def as_pieces(game, policy):
-    """The control: the hook sees this rank's pieces."""
-    with mock.patch("strategies.turn.whole_gradients", lambda *_: nullcontext()):
-        return train(game, policy=policy, world=2)
-
-
-@pytest.mark.parametrize("game", [Clips, ClipsNetworks])
-def test_the_control_that_clips_pieces_is_another_training(game, ranks):
-    assert distance(ranks(2).run(as_pieces, game, "zero3")[0], train(game, policy="single")) > BROKEN
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("game", "policy"), [(Clips, "zero2+hybrid:2"), (Clips, "zero3+hybrid:2")])
-def test_it_does_so_with_copies_of_shards(game, policy, ranks):
-    equals(ranks(4).run(train, game, policy=policy, world=4), train(game, policy="single"))
-
-
 def rounded(game, policy, world=1):
     """Trained in float32, in which DeepSpeed computes."""
     return weights(train(game, single, policy=policy, world=world, precision="32-true"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("game", [Clips, ClipsNetworks, Adaptive])
+@pytest.mark.parametrize("game", [ClipsByNorm, ClipsNetworks, Adaptive])
 @pytest.mark.parametrize("policy", ["deepspeed1", "deepspeed2", "deepspeed3"])
 def test_it_does_so_under_deepspeed(policy, game, ranks):
     pytest.importorskip("deepspeed")
@@ -345,29 +244,6 @@ def unrefused():
 def test_the_control_where_it_is_not_refused_is_not_synchronised(ranks):
     one, other = ranks(2).run(unrefused)
     assert distance(weights(one), weights(other)) > BROKEN
-
-
-class Own(Plain):
-    """A step of its own around that of GanModule."""
-
-    def training_step(self, batch):
-        super().training_step({"x": batch["x"] * 2})
-        self.log("rows", float(len(batch["x"])))
-
-
-class Doubled(Plain):
-    def judge(self, batch):
-        return super().judge({"x": batch["x"] * 2})
-
-    def fool(self, batch):
-        return super().fool({"x": batch["x"] * 2})
-
-
-@pytest.mark.parametrize("policy", ["ddp", "zero3"])
-def test_a_step_of_ones_own_around_ours_is_played(policy, ranks):
-    alone = train(Doubled, policy="single")
-    equals(ranks(2).run(train, Own, policy=policy, world=2), alone)
-    assert distance(alone, train(Plain, policy="single")) > BROKEN
 
 
 class Forgets(Plain):

@@ -1,6 +1,5 @@
-"""Networks on the meta device: made module by module, and every policy makes what one device would have made."""
+"""Networks on the meta device: made module by module; that they train as on one device: tests/scenes/meta.py."""
 
-from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -9,79 +8,21 @@ import torch
 from lightning import Callback
 from torch import nn
 
-from gan import Player, making
+from gan import Player
 from gan.files.errors import UserError
 from gan.noise import seed_for
 from strategies import PhaseStrategy
-from strategies.first_weights import FirstWeights
 from strategies.policies.pipeline import Pipeline
 from tests.support.counted import Counted, forget, held
-from tests.support.doubled import doubled
 from tests.support.meta_games import OnMeta, Vectors, adam
-from tests.support.parity import BROKEN, Whole, distance, equals, in_buckets, often, parts, refused, train, trainer
+from tests.support.parity import Whole, distance, in_buckets, often, parts, refused, trainer
 from tests.support.saved import tensors
-
-SMALL = 64  # bytes of a bucket, so that every weight has one of its own
-WORLDS = often(
-    [(policy, 2) for policy in ("zero3", "fsdp", "ddp", "zero1", "zero2")]
-    + [pytest.param(policy, 4, marks=pytest.mark.slow) for policy in ("zero3", "fsdp", "ddp", "zero1", "zero2")],
-    ("zero3", "fsdp"),
-)
-
-
-def small(game: Any, policy: str, world: int, **settings: Any) -> dict[str, Any]:
-    with doubled() if "deepspeed" in policy else nullcontext():
-        return in_buckets(SMALL, train, game, policy=policy, world=world, **settings)
-
-
-@pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
-    return train(OnMeta, policy="single")
-
-
-@pytest.mark.parametrize(("policy", "world"), WORLDS)
-def test_every_policy_trains_what_one_device_makes(policy, world, ranks, alone):
-    equals(ranks(world).run(small, OnMeta, policy, world), alone)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["zero3+offload", "zero3+hybrid:2", "zero3+whole", "fsdp+offload", "fsdp+hybrid:2"])
-def test_so_do_options(policy, ranks, alone):
-    equals(ranks(4).run(small, OnMeta, policy, 4, check=True), alone)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["deepspeed2", "deepspeed3", "generator=zero3,judge=fsdp,*=ddp"])
-def test_so_do_engines_and_mixes(policy, ranks, alone):
-    equals(ranks(2).run(small, OnMeta, policy, 2), alone)
-
-
-def test_the_first_step_is_checked(ranks, alone):
-    equals(ranks(2).run(small, OnMeta, "zero3", 2, check=True), alone)
-
-
-def by_rank(policy: str, world: int) -> dict[str, Any]:
-    """The control: each rank makes its shares from a seed of its own."""
-    seed = lambda *parts: seed_for(torch.distributed.get_rank(), *parts)  # noqa: E731
-    with mock.patch.object(making, "seed_for", seed):
-        return small(OnMeta, policy, world)
-
-
-def never_filled(policy: str, world: int) -> dict[str, Any]:
-    """The control: shares have memory, and nobody makes their values."""
-    with mock.patch.object(FirstWeights, "fill_shards", lambda self: None):
-        return small(OnMeta, policy, world, check=False)
-
-
-@pytest.mark.parametrize("policy", often(["zero3", "fsdp"], ["zero3"]))
-@pytest.mark.parametrize("control", [by_rank, never_filled])
-def test_the_control_that_makes_other_values_differs(control, policy, ranks, alone):
-    assert distance(ranks(2).run(control, policy, 2)[0], alone) > BROKEN
+from tests.support.scene import SMALL
 
 
 def start(policy: str, world: int) -> dict[str, Any]:
     """The weights before the first step."""
-    game, strategy = OnMeta(), PhaseStrategy(policy)
+    game, strategy = OnMeta(), PhaseStrategy(policy, check=False)
     found = {}
 
     class Looks(Callback):
@@ -254,7 +195,7 @@ def in_small_buckets(function: Any, *args: Any) -> Any:
 
 def ended(policy: str, world: int) -> str | None:
     """Train where little memory is free: then the network stays sharded."""
-    game, strategy = Vectors(), PhaseStrategy(policy)
+    game, strategy = Vectors(), PhaseStrategy(policy, check=False)
     made = trainer(strategy, world, 1)
     with mock.patch("strategies.players.memory", return_value=64.0):
         made.fit(game, parts(1, world))
@@ -289,16 +230,6 @@ class Unmade(nn.Module):
 class HalfMade(Unmade):
     def reset_parameters(self):
         self.gain[1:] = 1.0
-
-
-def with_teacher(kind):
-    def make():
-        game = Vectors()
-        with torch.device("meta"):
-            game.teacher = kind()
-        return game
-
-    return make
 
 
 class UnsavedOnMeta(Vectors):

@@ -1,4 +1,4 @@
-"""What games draw: the training of one device under every policy; and torch's own generator, by rank."""
+"""Torch's own generator, by rank, and what a resumed run draws; gan.noise: tests/scenes/draws.py."""
 
 import contextlib
 import os
@@ -7,47 +7,14 @@ from dataclasses import replace
 from unittest import mock
 
 import numpy as np
-import pytest
 import torch
 from lightning import Callback, seed_everything
 from torch import nn
 
-from gan import noise
 from strategies import PhaseStrategy, random_state
 from tests.support.hard_games import Plain
-from tests.support.parity import Whole, distance, equals, often, snapshot, train, trainer
+from tests.support.parity import Whole, distance, snapshot, trainer
 from tests.support.saved import read_checkpoint, write_checkpoint
-
-POLICIES = ["ddp", "zero1", "zero2", "zero3", "zero3+recompute", "fsdp+recompute"]
-
-
-class AllDraws(Plain):
-    """Every kind of draw, in two micro-batches; a dropout in each network."""
-
-    micro_batches = 2
-
-    def __init__(self):
-        super().__init__()
-        self.generator.insert(2, nn.Dropout(0.3))
-        self.discriminator.insert(2, nn.Dropout(0.2))
-        noise.convert_dropout(self)
-
-    def fake(self, real):
-        time = noise.rand((), like=real, common=True)
-        kind = noise.randint(0, 4, (len(real),), like=real)
-        mixed = noise.rand((len(real), 4), like=real) * time + nn.functional.one_hot(kind, 4)
-        return noise.dropout(self.generator(mixed + noise.randn((len(real), 4), like=real)), 0.1)
-
-
-@pytest.fixture(scope="module")
-def alone():
-    return train(AllDraws, policy="single")
-
-
-@pytest.mark.parametrize("policy", often(POLICIES))
-def test_all_draws_are_those_of_one_device(policy, ranks, alone):
-    equals(ranks(2).run(train, AllDraws, policy=policy, world=2), alone)
-
 
 # ---- torch's own generator, and those of NumPy and Python ----
 

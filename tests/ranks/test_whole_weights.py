@@ -1,102 +1,19 @@
-"""zero1 for optimizers that look at whole weights: each rank steps some of them."""
+"""What ranks hold and move where an optimizer looks at whole weights; how they train: tests/scenes/optimizers.py."""
 
-from dataclasses import replace
-from functools import partial
-from typing import ClassVar
 from unittest import mock
 
 import pytest
 import torch
 from lightning import Callback
 from torch import nn
-from torch.optim import Adagrad
 
 from gan import GanModule, Phase, Player
 from strategies import PhaseStrategy
-from strategies.policies import zero1
 from strategies.sharding.whole_weights import WholeWeights
-from tests.support.duel import Duel, fit, played
-from tests.support.hard_games import HARD
-from tests.support.matrix_optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
-from tests.support.parity import BROKEN, EXACT, distance, equals, parts, refused, train, trainer
+from tests.scenes.optimizers import SHAMPOO, Saved
+from tests.support.duel import fit, played
+from tests.support.parity import EXACT, distance, parts, trainer
 from tests.support.watch import moved
-
-
-def optimized(game: type[GanModule], optimizer) -> type[GanModule]:
-    """The game with another optimizer for all that learn."""
-
-    class Game(game):
-        def configure_players(self):
-            for player in super().configure_players():
-                yield player if player.frozen else replace(player, optimizer=optimizer)
-
-    return Game
-
-
-SHAMPOO, MUON = partial(Shampoo, lr=1e-2), partial(MuonAndAdam, lr=1e-2)
-
-
-def trained(name, optimizer, policy="single", world=1):
-    return train(optimized(HARD[name], optimizer), policy=policy, world=world)
-
-
-# SometimesReached has weights without gradients, Teacher a frozen player, Plain an average, a schedule and a clip.
-@pytest.mark.parametrize(
-    ("name", "optimizer", "policy", "world"),
-    [
-        pytest.param("Plain", SHAMPOO, "zero1", 2, marks=pytest.mark.slow),
-        ("Plain", MUON, "zero1", 4),
-        ("Plain", MUON, "zero1+hybrid:2", 4),
-        ("SometimesReached", SHAMPOO, "zero1", 4),
-        ("Teacher", SHAMPOO, "generator=zero1,*=ddp", 2),
-        pytest.param("OwnMethods", partial(Adagrad, lr=1e-2), "zero1", 2, marks=pytest.mark.slow),
-    ],
-)
-def test_it_trains_as_one_device(name, optimizer, policy, world, ranks):
-    equals(ranks(world).run(trained, name, optimizer, policy, world), trained(name, optimizer))
-
-
-# ---- controls ----
-
-
-def unsent(name, optimizer, world):
-    with mock.patch.object(WholeWeights, "_send"):
-        return trained(name, optimizer, "zero1", world)
-
-
-def dealt_blindly(name, optimizer, world):
-    with mock.patch.object(zero1, "why_not_apart", lambda *_: None):
-        return trained(name, optimizer, "zero1", world)
-
-
-def test_the_controls_without_sending_and_without_the_trial_differ(ranks):
-    assert distance(ranks(2).run(unsent, "Plain", SHAMPOO, 2)[0], trained("Plain", SHAMPOO)) > BROKEN
-    together = partial(NormedTogether, lr=1e-2)
-    assert distance(ranks(2).run(dealt_blindly, "Plain", together, 2)[0], trained("Plain", together)) > BROKEN
-
-
-# ---- refusals ----
-
-
-def refusal(optimizer, policy, world):
-    return refused(optimized(HARD["Plain"], optimizer), policy=policy, world=world, steps=1)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "policy", "words", "instead"),
-    [
-        (NormedTogether, "zero1", "does not work with NormedTogether: its step on weight '", "generator=ddp,*=zero1"),
-        (Drawing, "zero1", "depends on other weights, or on random numbers", "generator=ddp,*=zero1"),
-        (SHAMPOO, "zero1+offload", "Shampoo looks at whole weights", "generator=zero1,*=zero1+offload"),
-        (SHAMPOO, "zero3", "'zero3' cuts weights into pieces, and Shampoo", "generator=zero1,*=zero3"),
-    ],
-)
-def test_what_cannot_be_dealt_out_is_refused(optimizer, policy, words, instead, ranks):
-    for message in ranks(2).run(refusal, optimizer, policy, 2):
-        assert message.startswith("player 'generator': ")
-        assert words in message
-        assert f"type --strategy {instead}" in message
-
 
 # ---- what a rank holds, and what is moved ----
 
@@ -170,34 +87,7 @@ def test_a_graph_of_old_weights_is_an_error_on_every_rank(ranks):
 # ---- checkpoints ----
 
 
-class Saved(Duel):
-    """With state that is no tensor, and state in lists."""
-
-    of_judge: ClassVar = {"ema": 0.7}
-
-    def configure_players(self):
-        for player in super().configure_players():
-            yield replace(player, optimizer=SHAMPOO)
-
-
 STEPS, HALF = 6, 3
-
-
-def test_it_resumes_bit_for_bit(ranks, tmp_path):
-    path = str(tmp_path / "half.ckpt")
-    unbroken = ranks(2).run(fit, Saved, "zero1", 2, STEPS)
-    ranks(2).run(fit, Saved, "zero1", 2, HALF, save=path)
-    for one, other in zip(ranks(2).run(fit, Saved, "zero1", 2, STEPS, resume=path), unbroken, strict=True):
-        assert distance(one, other) == 0
-
-
-@pytest.mark.slow
-def test_a_checkpoint_goes_from_policy_to_policy(ranks, tmp_path):
-    path, expected = None, fit(Saved, "single", 1, 5)
-    for step, (policy, world) in enumerate([("zero1", 4), ("ddp", 2), ("zero1", 2), ("single", 1), ("zero1", 4)], 1):
-        before, path = path, str(tmp_path / f"{step}.ckpt")
-        arrived = played(ranks, Saved, policy, world, steps=step, save=path, resume=before)
-    assert distance(arrived, expected) < EXACT
 
 
 def only_own(storage, values):

@@ -1,66 +1,164 @@
-"""The games of several words, which the matrix trains under every policy: each word counts, and they are resumed."""
+"""What else words of Player and Phase do; that they train as a loop by hand: tests/scenes/words.py."""
 
-from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+import torch
+from lightning import Callback
 
-from tests.support.duel import fit, played
-from tests.support.parity import BROKEN, EXACT, distance, often
-from tests.support.saved import read_checkpoint, write_checkpoint
-from tests.support.word_games import EPOCH, Followed, Turns
+from gan import Phase
+from gan.app.painting.reopen import _load
+from gan.files.checkpoint import load
+from gan.files.errors import UserError
+from gan.runs import Run
+from strategies import PhaseStrategy
+from tests.scenes.words import ByAuthor, Copied, Following, Freezing, Normed, NormedByHand
+from tests.support import opening
+from tests.support.duel import Duel, fit, of
+from tests.support.parity import EXACT, distance, often, parts, trainer
 
-SETTINGS = {Turns: {}, Followed: {"limit_train_batches": EPOCH}}
+# ---- freeze ----
 
 
-def without(game, word):
-    """The game as if nobody had written this word."""
+class Flags(Callback):
+    def __init__(self):
+        self.seen = []
 
-    def plain(each):
-        return replace(each, **{field.name: field.default for field in fields(each) if field.name == word})
+    def on_train_batch_end(self, trainer, module, *_):
+        self.seen.append({name for name, weight in module.named_parameters() if not weight.requires_grad})
 
-    class Without(game):
-        def configure_players(self):
-            yield from map(plain, super().configure_players())
 
+def seen_flags(game, policy, world):
+    flags = Flags()
+    fit(game, policy, 1 if policy == "single" else world, 5, callbacks=[flags])
+    return flags.seen[-1]
+
+
+@pytest.mark.parametrize("policy", ["single", "zero3"])
+def test_between_steps_requires_grad_is_the_authors(policy, ranks):
+    """Those that freeze names require gradients again, and those that the author has frozen do not."""
+    for game, frozen in ((Freezing, set()), (ByAuthor, {"judge.trunk"})):
+        seen = seen_flags(game, policy, 2) if policy != "zero3" else ranks(2).run(seen_flags, game, policy, 2)[0]
+        assert {name.rpartition(".")[0].rpartition(".")[0] for name in seen} == frozen
+
+
+# ---- after ----
+
+
+def test_it_runs_without_gradients_once_an_update_and_not_after_a_skipped_one():
+    calls = []
+
+    class Counting(Duel):
+        of_judge: ClassVar = {"after": lambda net: calls.append(torch.is_grad_enabled())}
+
+        def judging(self, batch):
+            return super().judging(batch) * (float("nan") if self.step == 4 else 1.0)
+
+    with pytest.warns(UserWarning, match="skipped the update of 'judge'"):
+        fit(Counting, "single", 1, 6)
+    assert calls == [False] * 7  # six steps, and two more turns, without step 4
+
+
+# ---- ema_buffers ----
+
+
+@pytest.fixture(scope="module")
+def by_hand() -> dict[str, Any]:
+    return NormedByHand().run()
+
+
+class Sees(Callback):
+    """The generator's state within `averaged()` after each step."""
+
+    def on_train_batch_end(self, trainer, game, *_):
+        before = {name: buffer.clone() for name, buffer in game.generator.named_buffers()}
+        with game.averaged():
+            self.found = {f"ema generator.{k}": v.clone() for k, v in game.generator.state_dict().items()}
+        assert distance(dict(game.generator.named_buffers()), before) == 0
+
+
+def seen(policy, world):
+    sees = Sees()
+    fit(Normed, policy, world, callbacks=[sees], sync_batchnorm=True)
+    return sees.found
+
+
+@pytest.mark.parametrize(("policy", "world"), often([("ddp", 2), ("zero3", 2), ("fsdp", 2)]))
+def test_they_are_used_with_averaged_weights(policy, world, ranks, by_hand):
+    found = ranks(world).run(seen, policy, world)[0]
+    assert distance(found, of(by_hand, found)) < EXACT
+
+
+def test_averaged_buffers_are_opened_and_exported_and_a_checkpoint_without_them_is_refused(by_hand, tmp_path):
+    end, copied = tmp_path / "end.ckpt", tmp_path / "copied.ckpt"
+    fit(Normed, "single", 1, save=str(end))
+    game, saved = Normed().double(), load(Path(end))
+    _load(Run(game, None, 1), saved, end)
+    opened = {f"ema generator.{key}": value for key, value in game.generator.state_dict().items()}
+    assert distance(opened, of(by_hand, opened)) < EXACT
+    written = opening.exported(Normed(), end, "ema")[0].state
+    assert distance({f"ema generator.{key}": value for key, value in written.items()}, opened) == 0
+
+    fit(type("Normed", (Copied,), {}), "single", 1, steps=1, save=str(copied))
+    with pytest.raises(UserError, match=r"player 'generator': the checkpoint has no average of '1\..*'"):
+        fit(Normed, "single", 1, resume=str(copied))
+
+
+# ---- follows ----
+
+
+def test_it_begins_as_a_copy_and_learns_nothing():
+    class Looking(Following):
+        def on_train_start(self):
+            for own, other in ((self.teacher, self.judge), (self.slow, self.generator)):
+                for key, value in other.state_dict().items():
+                    assert torch.equal(own.state_dict()[key], value)
+            assert not self.teacher.training
+
+        def judging(self, batch):
+            assert not any(weight.requires_grad for weight in self.teacher.parameters())
+            return super().judging(batch)
+
+    game = Looking()
+    with torch.no_grad():
+        game.teacher["head"].weight.zero_()
+    made = trainer(PhaseStrategy("single"), 1, 2)
+    made.fit(game, parts(2))
+    assert made.strategy.policies["teacher"].optimizer is None
+
+
+@pytest.mark.parametrize("policy", ["judge=ddp,teacher=ddp,*=single", "judge=ddp,generator=single"])
+def test_a_player_that_follows_may_be_named_with_the_followed_ones_policy(policy):
+    fit(Following, policy, 1, steps=1)
+
+
+def test_auto_counts_it_with_the_followed(capsys):
+    fit(Following, "auto", 1, steps=1)
+    told = capsys.readouterr().out
+    assert "judge" in told and "teacher" not in told
+
+
+# ---- when ----
+
+
+def asked(policy, world):
+    """How often a phase's `when` was called on this rank, and how many phases were played."""
+    calls, played_ = [], []
+
+    class Asking(Duel):
         def configure_phases(self):
-            yield from map(plain, super().configure_phases())
+            yield Phase("judge", self.judging, "judge", start=1, every=2, when=lambda: bool(calls.append(1)) or True)
+            yield Phase("fool", self.fooling, "generator")
 
-    return Without
+        def judging(self, batch):
+            played_.append(1)
+            return super().judging(batch)
 
-
-@pytest.mark.parametrize(
-    ("game", "word"),
-    [
-        *((Turns, word) for word in ("start", "until", "every", "when", "freeze", "after")),
-        *((Followed, word) for word in ("ema_per", "schedule_per")),
-    ],
-)
-def test_the_control_without_a_word_is_another_training(game, word):
-    expected = fit(game, "single", 1, **SETTINGS[game])
-    assert distance(fit(without(game, word), "single", 1, **SETTINGS[game]), expected) > BROKEN
+    fit(Asking, policy, world, 6, check=False)
+    return len(calls), len(played_)
 
 
-# ---- saved and resumed: turns so far, what is frozen, and weights that have not learned yet ----
-
-HALF = 4  # `when` says no in the next step; the generator's last layer has no optimizer state until then
-
-
-@pytest.mark.parametrize(("policy", "world"), often([("single", 1), ("ddp", 2), ("zero3", 2)], ["zero3"]))
-def test_turns_are_resumed_bit_for_bit(policy, world, ranks, tmp_path):
-    unbroken = played(ranks, Turns, policy, world)
-    played(ranks, Turns, policy, world, steps=HALF, save=str(tmp_path / "half.ckpt"))
-    assert distance(played(ranks, Turns, policy, world, resume=str(tmp_path / "half.ckpt")), unbroken) == 0
-
-
-@pytest.mark.slow
-def test_turns_travel_between_policies_and_the_control_that_forgets_them_arrives_elsewhere(ranks, tmp_path):
-    expected = fit(Turns, "single", 1)
-    path = None
-    for step, (policy, world) in enumerate([("zero3", 2), ("zero1", 4), ("dp", 2), ("zero3", 4)], HALF - 1):
-        before, path = path, str(tmp_path / f"{step}.ckpt")
-        played(ranks, Turns, policy, world, steps=step, save=path, resume=before)
-    assert distance(fit(Turns, "single", 1, resume=path), expected) < EXACT
-    tree = read_checkpoint(path)
-    tree["state_dict"]["turns"].zero_()
-    write_checkpoint(tmp_path / "forgotten.ckpt", tree)
-    assert distance(fit(Turns, "single", 1, resume=str(tmp_path / "forgotten.ckpt")), expected) > BROKEN
+def test_only_the_first_rank_is_asked_and_only_when_the_phase_is_due_otherwise(ranks):
+    assert asked("single", 1) == (3, 3)
+    assert ranks(2).run(asked, "ddp", 2) == [(3, 3), (0, 3)]

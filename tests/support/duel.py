@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
 from unittest import mock
@@ -15,16 +14,12 @@ from torch.optim import Adam
 
 from gan import GanModule, Phase, Player
 from strategies import PhaseStrategy
-from tests.support.doubled import doubled
+from strategies.sharding import bucket
 from tests.support.hard_games import mlp
-from tests.support.parity import STEPS, Whole, in_buckets, snapshot, trainer, vectors
+from tests.support.parity import STEPS, Whole, snapshot, trainer, vectors
+from tests.support.scene import SMALL
 
 adam = partial(Adam, lr=2e-2, betas=(0.5, 0.9))
-
-# Policies, and the ranks that each is tried on. Where a bucket is small, every weight has one of its own.
-SMALL = 64
-POLICIES = {"single": 1, "ddp": 2, "zero1": 4, "zero2": 2, "zero3": 2, "fsdp": 2}
-ENGINES = {"deepspeed2": 2, "deepspeed3": 2}
 
 
 def judge_network() -> nn.Module:
@@ -133,29 +128,20 @@ class ByHand:
 
 
 def fit(
-    game: Callable[[], GanModule], policy: str, world: int, steps: int = STEPS, small: bool = True, **more: Any
-) -> dict[str, Any]:
-    """Train on one rank. `more`: `resume` from a checkpoint, `save` one at the end, `of` so many batches an epoch."""
-    return in_buckets(SMALL, _fit, game, policy, world, steps, **more) if small else _fit(game, policy, world, steps)
-
-
-def _fit(
     game: Callable[[], GanModule],
     policy: str,
     world: int,
-    steps: int,
+    steps: int = STEPS,
     save: str | None = None,
     resume: str | None = None,
-    check: bool | None = None,
+    check: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
-    """The first step is tried, unless this is a leg of a longer training."""
-    check = (save or resume) is None if check is None else check
+    """Train on one rank, in small buckets: from a checkpoint, and to one at the end."""
     module, strategy = game(), PhaseStrategy(policy, check=check)
-    several = world > 1 and policy != "dp"
-    loader = Whole(40, dist.get_rank() if several else 0, world if several else 1)
+    loader = Whole(40, dist.get_rank() if world > 1 else 0, world)
     made = trainer(strategy, world, steps, **settings)
-    with doubled() if "deepspeed" in policy else nullcontext(), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
+    with mock.patch.object(bucket, "SIZE", SMALL), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
         made.fit(module, loader, ckpt_path=resume)
         if save is not None:
             made.save_checkpoint(save)

@@ -4,12 +4,14 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from lightning import Trainer
+from lightning.fabric.utilities import registry
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -25,6 +27,7 @@ from tests.support.trained_on import accelerator
 
 STEPS = 10
 BATCH = 16
+INSTALLED = cache(registry.entry_points)  # each Trainer would read what all installed packages offer it
 EXACT = 1e-10  # what every policy keeps to in float64
 BROKEN = 1e-6  # what a control exceeds
 
@@ -45,7 +48,8 @@ def trainer(strategy: Any, world: int, steps: int, **kwargs: Any) -> Trainer:
     quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     settings = dict(accelerator=accelerator(), devices=world, max_steps=steps, precision="64-true", strategy=strategy)
     settings["use_distributed_sampler"] = False
-    return Trainer(**{**quiet, **settings, **kwargs})
+    with mock.patch.object(registry, "entry_points", INSTALLED):
+        return Trainer(**{**quiet, **settings, **kwargs})
 
 
 def share(batch: Any, rank: int, world: int) -> Any:

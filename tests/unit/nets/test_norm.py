@@ -13,6 +13,8 @@ from gan import ranks as ranks_of_gan
 from gan.files.errors import UserError
 from nets.norm import SyncBatchNorm, in_groups, synchronised
 from nets.spectral import spectral_norm
+from tests.scenes.losses import Own
+from tests.support.parity import distance, train
 
 # ---- norm ----
 
@@ -324,3 +326,9 @@ def test_gradients_of_gradients_are_the_plain_divisions(layer):
     wanted = penalty(weight / torch.dot(u, weight.flatten(1) @ v))
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+def test_on_one_device_torchs_own_batch_norm_trains():
+    before = F.batch_norm
+    one, other = (train(Own, policy=policy, sync_batchnorm=policy == "single") for policy in ("single", "ddp"))
+    assert distance(one, other) == 0 and F.batch_norm is before

@@ -1,0 +1,246 @@
+"""Five questions to each scene of tests/scenes/: whether it trains as one device does, and what must differ differs;
+whether it resumes to the last bit, and travels to other policies and ranks; and what is refused, by name."""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+from lightning import Callback
+
+from gan.files.errors import UserError
+from strategies import PhaseStrategy
+from strategies.policies import POLICIES
+from strategies.sharding import bucket
+from tests.scenes import SCENES
+from tests.support.doubled import doubled
+from tests.support.parity import BROKEN, EXACT, Deaf, Whole, distance, snapshot, trainer, weights
+from tests.support.saved import read_checkpoint, write_checkpoint
+from tests.support.scene import PROMISED, Mutant
+
+HALF = 5
+
+
+class Saves(Callback):
+    """Saves between two steps, and trains on."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == HALF:
+            trainer.save_checkpoint(self.path)
+
+
+def play(
+    name: str,
+    policy: str,
+    world: int,
+    number: int | None = None,
+    save: str | None = None,
+    resume: str | None = None,
+    size: int | None = None,
+    check: bool = False,
+    alone: bool = False,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train a scene on one rank, or its mutant of this number."""
+    scene = SCENES[name]
+    mutant = Mutant("") if number is None else scene.mutants[number]
+    game = mutant.game or (scene.alone if alone and scene.alone else scene.game)
+    several = world > 1 and policy != "dp"
+    batches = mutant.batches or scene.batches
+    loader = Whole(40, dist.get_rank() if several else 0, world if several else 1, batches)
+    callbacks = [*(mutant.callbacks or scene.callbacks)(), *([Saves(save)] if save else [])]
+    POLICIES[Deaf.name] = Deaf
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"))
+        stack.enter_context(mock.patch.object(bucket, "SIZE", size or scene.bucket))
+        for where, what in mutant.replaced.items():
+            stack.enter_context(mock.patch(where, what))
+        if "deepspeed" in policy:
+            stack.enter_context(doubled())
+        module, strategy = game(), PhaseStrategy(policy, check=check)
+        settings = {"sync_batchnorm": True, "callbacks": callbacks, **scene.settings, **mutant.settings, **settings}
+        trainer(strategy, world, scene.steps, **settings).fit(module, loader, ckpt_path=resume)
+    return snapshot(module, strategy)
+
+
+def refusal(name: str, number: int, world: int) -> str | None:
+    """The words in which a scene's game is refused, in a few steps."""
+    scene = SCENES[name]
+    wrong = scene.refused[number]
+    several = world > 1 and wrong.policy != "dp"
+    loader = Whole(40, dist.get_rank() if several else 0, world if several else 1, scene.batches)
+    settings = {"sync_batchnorm": True, **scene.settings, **wrong.settings}
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(bucket, "SIZE", scene.bucket))
+        for where, what in wrong.replaced.items():
+            stack.enter_context(mock.patch(where, what))
+        try:
+            strategy = PhaseStrategy(wrong.policy, check=wrong.check)
+            trainer(strategy, world, 4, **settings).fit(wrong.game(), loader)
+        except (UserError, RuntimeError) as error:
+            return str(error)
+    return None
+
+
+@pytest.fixture(scope="module")
+def on_ranks(ranks) -> Callable[..., list[Any]]:
+    """Call a function on all ranks of a world; a world of one is this process."""
+
+    def call(function: Callable[..., Any], name: str, policy: str, world: int, **how: Any) -> list[Any]:
+        if world == 1 or policy == "dp":
+            return [function(name, policy, world, **how)]
+        return ranks(world).run(function, name, policy, world, **how)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def expected() -> Callable[[str], dict[str, Any]]:
+    """What a loop by hand, or one device, makes of a scene: once."""
+
+    @cache
+    def get(name: str) -> dict[str, Any]:
+        by_hand = SCENES[name].by_hand
+        return by_hand() if by_hand else play(name, "single", 1, alone=True)
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def journey(on_ranks, tmp_path_factory) -> Callable[[str, str], tuple[list[dict[str, Any]], str]]:
+    """A scene's training under a policy, and its checkpoint on the way if there is one: once."""
+
+    @cache
+    def get(name: str, policy: str, world: int) -> tuple[list[dict[str, Any]], str]:
+        scene, save = SCENES[name], str(tmp_path_factory.mktemp("scene") / "half.ckpt")
+        more = {"save": save} if policy in scene.saved else {}
+        return on_ranks(play, name, policy, world, check=policy in scene.checked, **more), save
+
+    return get
+
+
+def same(found: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
+    """The first rank has what is wanted; the others have the first one's weights to the last bit."""
+    assert distance({name: found[0][name] for name in wanted}, wanted) < EXACT
+    for other in found[1:]:
+        assert distance(weights(other), weights(found[0])) == 0
+
+
+def differ(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """By numbers, in what both have."""
+    both = found.keys() & wanted.keys()
+    assert BROKEN < distance({name: found[name] for name in both}, {name: wanted[name] for name in both}) < math.inf
+
+
+def asked(of: Callable[[Any], Iterator[tuple[str, bool, tuple[Any, ...]]]]) -> list[Any]:
+    """Parameters for all scenes: ids, whether only `make matrix` asks, and values after the scene's name."""
+    return [
+        pytest.param(
+            name,
+            *values,
+            id=f"{name}-{of_them}",
+            marks=[pytest.mark.slow] * slow + [pytest.mark.promise(what, PROMISED) for what in scene.promises],
+        )
+        for name, scene in SCENES.items()
+        for of_them, slow, values in of(scene)
+    ]
+
+
+def policies(scene: Any) -> Iterator[Any]:
+    for policy, world in scene.policies.items():
+        yield policy, policy not in scene.often, (policy, world)
+    for policy in scene.four:
+        yield f"{policy}-4", True, (policy, 4)
+
+
+def mutants(scene: Any) -> Iterator[Any]:
+    for number, mutant in enumerate(scene.mutants):
+        yield mutant.name, mutant.slow, (number,)
+
+
+def saves(scene: Any) -> Iterator[Any]:
+    for policy in scene.saved:
+        yield policy, policy not in scene.often or not scene.travels_often, (policy,)
+
+
+def arrivals(scene: Any) -> Iterator[Any]:
+    for policy, world in scene.arrives:
+        yield f"{policy}-{world}", world > 2 or not scene.travels_often, (policy, world)
+
+
+def memories(scene: Any) -> Iterator[Any]:
+    if scene.forgets is not None:
+        yield "forgets", False, ()
+
+
+def refusals(scene: Any) -> Iterator[Any]:
+    for number, wrong in enumerate(scene.refused):
+        yield str(number), wrong.slow, (number,)
+
+
+@pytest.mark.parametrize(("name", "policy", "world"), asked(policies))
+def test_it_trains_as_one_device(name, policy, world, journey, expected):
+    same(journey(name, policy, world)[0], expected(name))
+
+
+@pytest.mark.parametrize(("name", "number"), asked(mutants))
+def test_what_must_differ_differs(name, number, on_ranks, expected):
+    policy = SCENES[name].mutants[number].policy
+    world = 1 if policy == "single" else 2
+    differ(on_ranks(play, name, policy, world, number=number)[0], expected(name))
+
+
+@pytest.mark.parametrize(("name", "policy"), asked(saves))
+def test_it_resumes_to_the_last_bit(name, policy, journey, on_ranks):
+    unbroken, half = journey(name, policy, SCENES[name].policies[policy])
+    resumed = on_ranks(play, name, policy, SCENES[name].policies[policy], resume=half)
+    assert [distance(one, other) for one, other in zip(resumed, unbroken, strict=True)] == [0] * len(unbroken)
+
+
+def half_way(name: str, journey: Any) -> str:
+    """The first checkpoint of a scene."""
+    first = SCENES[name].saved[0]
+    return journey(name, first, SCENES[name].policies[first])[1]
+
+
+@pytest.mark.parametrize(("name", "policy", "world"), asked(arrivals))
+def test_it_travels_to_another_policy_or_number_of_ranks(name, policy, world, journey, on_ranks, expected):
+    """There in buckets of the usual size."""
+    half = half_way(name, journey)
+    same(on_ranks(play, name, policy, world, resume=half, size=2**20), expected(name))
+
+
+@pytest.mark.parametrize("name", asked(memories))
+def test_a_checkpoint_that_forgets_arrives_elsewhere(name, journey, expected, tmp_path):
+    tree = read_checkpoint(half_way(name, journey))
+    SCENES[name].forgets(tree)
+    write_checkpoint(tmp_path / "forgets.ckpt", tree)
+    differ(play(name, "single", 1, resume=str(tmp_path / "forgets.ckpt")), expected(name))
+
+
+def refusing(name: str, policy: str, world: int, number: int) -> str | None:
+    return refusal(name, number, world)
+
+
+@pytest.mark.parametrize(("name", "number"), asked(refusals))
+def test_it_is_refused_by_name(name, number, on_ranks):
+    wrong = SCENES[name].refused[number]
+    world = 1 if "single" in wrong.policy else 2
+    for said in on_ranks(refusing, name, wrong.policy, world, number=number):
+        words = (wrong.words,) if isinstance(wrong.words, str) else wrong.words
+        assert said is not None and all(each in said for each in words) and wrong.unsaid not in said, said
+
+
+def test_scenes_say_what_they_are():
+    """Each has a control, and a checkpoint to begin from where it travels."""
+    for name, scene in SCENES.items():
+        assert scene.mutants or scene.refused, name
+        assert scene.saved or not (scene.arrives or scene.forgets), name

@@ -1,0 +1,236 @@
+"""What networks and losses draw, by gan.noise, torch, NumPy and random."""
+
+import random
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from gan import Phase, noise
+from tests.support.hard_games import Plain
+from tests.support.scene import DEAF, Mutant, Refused, Scene
+
+
+class Draws(Plain):
+    """Draws as published networks do: for each sample, and once for all."""
+
+    draws, micro_batches = "samples", 1
+
+    def __init__(self):
+        super().__init__()
+        self.generator.insert(2, nn.Dropout(0.3))
+        self.discriminator.insert(2, nn.Dropout(0.2))
+
+    def configure_phases(self):
+        more = {"micro_batches": self.micro_batches, "draws": self.draws}
+        yield Phase("discriminator", self.judge, "discriminator", **more)
+        yield Phase("generator", self.fool, "generator", **more)
+
+    def fake(self, real):
+        n, mean, double = len(real), real[:, :4].detach(), {"dtype": real.dtype}
+        z = torch.randn(n, 4, **double) + torch.empty_like(mean).normal_() + torch.randn_like(mean)
+        z = z + torch.rand([], **double) * torch.empty([], dtype=torch.int64).random_(1, 5)
+        z = z[:, torch.randperm(4)] + torch.normal(mean, mean.abs()) * torch.bernoulli(mean.sigmoid())
+        z = z + F.gumbel_softmax(mean) + F.one_hot(torch.multinomial(mean.exp(), 1)[:, 0], 4)
+        z = z * torch.rand(2 * n, 4, **double).view(2, n, 4).sum(0) + torch.randn(7, **double).mean()
+        start = (torch.rand(n, **double) * 3).long()
+        z = (
+            z + torch.poisson(mean.abs()) + real.gather(1, start[:, None] + torch.arange(4))
+        )  # random segments, as HiFi-GAN and VITS cut them
+        z = F.alpha_dropout(F.dropout2d(z[..., None, None], 0.3).flatten(1), 0.2, training=True)
+        return F.dropout(self.generator(F.rrelu(z, training=True)), 0.1)
+
+
+class Ambiguous(Draws):
+    """8 numbers may be those of the 8 samples of a rank, which only a trial can tell."""
+
+    def fake(self, real):
+        return super().fake(real) * torch.randn(8, dtype=real.dtype)[:6]
+
+
+class Recurrent(Draws):
+    """Samples in the second dimension, and a generator of the author's."""
+
+    def __init__(self):
+        super().__init__()
+        self.dice = torch.Generator().manual_seed(5)
+        self.generator = nn.ModuleDict({"lstm": nn.LSTM(6, 6, 2, dropout=0.4), "last": nn.Linear(6, 6)})
+        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.3).requires_grad_(False)
+
+    def fake(self, real):
+        noisy = torch.stack([real, real.roll(1, 1), torch.randn(real.shape, generator=self.dice, dtype=real.dtype)])
+        return self.generator["last"](self.layer(self.generator["lstm"](noisy)[0])[-1])
+
+
+class OfEachRank(Recurrent):
+    """A generator that is seeded by the rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.dice.manual_seed(5 + torch.distributed.get_rank())
+
+
+class SideBySide(Plain):
+    """The heads of a sample lie side by side."""
+
+    micro_batches = 1
+
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.MultiheadAttention(6, 2, 0.4)
+
+    def configure_phases(self):
+        yield Phase("discriminator", self.judge, "discriminator", micro_batches=self.micro_batches)
+        yield Phase("generator", self.fool, "generator", micro_batches=self.micro_batches)
+
+    def fake(self, real):
+        return self.generator(*[torch.stack([real, real.roll(1, 1)])] * 3)[0][0]
+
+
+class BothWays(SideBySide):
+    """Also two rows for each sample, as torch.cat makes them: one of the two is taken for what it is not."""
+
+    def fake(self, real):
+        n, width = real.shape
+        return super().fake(real) + torch.randn(2 * n, width, dtype=real.dtype).view(2, n, width).sum(0)
+
+
+class SideBySideInParts(SideBySide):
+    micro_batches = 2
+
+
+class RecurrentInParts(Recurrent):
+    micro_batches = 2
+
+
+class OfNumPy(Draws):
+    def fake(self, real):
+        return super().fake(real) * np.random.rand() + random.random()
+
+
+class InParts(Draws):
+    micro_batches = 2
+
+
+class ByTorch(Draws):
+    """The control."""
+
+    draws = "torch"
+
+
+class Again(Draws):
+    """The author's own checkpoint, which runs the networks again in backward."""
+
+    reentrant, preserve = False, True
+
+    def fake(self, real):
+        again = partial(checkpoint, use_reentrant=self.reentrant, preserve_rng_state=self.preserve)
+        return again(super().fake, real.detach().requires_grad_())
+
+
+class Reentrant(Again):
+    reentrant = True
+
+
+class Forgetful(Again):
+    """The control: the second forward does not begin in the first one's random state."""
+
+    preserve = False
+
+
+class Compiled(Plain):
+    """Dropouts in networks that the author compiles, or that the option does."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator.insert(2, nn.Dropout(0.3))
+
+    def fake(self, real):
+        return self.generator(torch.randn(len(real), 4, dtype=real.dtype))
+
+
+class ByAuthor(Compiled):
+    def __init__(self):
+        super().__init__()
+        self.generator.compile()
+
+
+class AllDraws(Plain):
+    """Every kind of draw, in two micro-batches; a dropout in each network."""
+
+    micro_batches = 2
+
+    def __init__(self):
+        super().__init__()
+        self.generator.insert(2, nn.Dropout(0.3))
+        self.discriminator.insert(2, nn.Dropout(0.2))
+        noise.convert_dropout(self)
+
+    def fake(self, real):
+        time = noise.rand((), like=real, common=True)
+        kind = noise.randint(0, 4, (len(real),), like=real)
+        mixed = noise.rand((len(real), 4), like=real) * time + nn.functional.one_hot(kind, 4)
+        return noise.dropout(self.generator(mixed + noise.randn((len(real), 4), like=real)), 0.1)
+
+
+# ---- the table ----
+
+
+class Unlike(OfNumPy):
+    """NumPy and Python begin otherwise on each rank."""
+
+    def __init__(self):
+        super().__init__()
+        rank = dist.get_rank() if dist.is_initialized() and dist.get_world_size() > 1 else 0
+        np.random.seed(3 + rank)
+        random.seed(3 + rank)
+
+
+DRAWN = {"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "fsdp": 2, "zero3+recompute": 2}
+BY_TRIAL = {"policies": {"ddp": 2}, "checked": ("ddp",), "mutants": (Mutant("without a trial", "ddp"),)}
+PROMISE = ("torch's own noise or dropout in a loss",)
+ALONE = "would not train as one device does"
+
+DRAWS = {
+    "draws": Scene(
+        Draws, policies=DRAWN, four=("ddp",), checked=("ddp", "zero3"), promises=PROMISE,
+        mutants=(Mutant("by torch's generator", "ddp", ByTorch),),
+        refused=(
+            Refused(OfEachRank, "ddp", (ALONE, "seed the generator alike on all ranks")),
+            Refused(BothWays, "ddp", (ALONE, "or all side by side")),
+            Refused(RecurrentInParts, "ddp", (ALONE, "In micro-batches")),
+            Refused(SideBySideInParts, "ddp", (ALONE, "In micro-batches")),
+        ),
+    ),
+    "draws in micro-batches": Scene(
+        InParts, alone=Draws, policies={"single": 1, "ddp": 2}, checked=("ddp",),
+        mutants=(Mutant("by torch", game=ByTorch),)
+    ),
+    "draws that may be of samples": Scene(Ambiguous, **BY_TRIAL),
+    "samples in the second dimension": Scene(Recurrent, **BY_TRIAL),
+    "samples side by side": Scene(SideBySide, **BY_TRIAL),
+    "draws by NumPy and Python": Scene(
+        Unlike, policies={"ddp": 2}, checked=("ddp",), mutants=(Mutant("by torch's generator", "ddp", ByTorch),)
+    ),
+    "draws of a forward that runs again": Scene(
+        Again, alone=Draws, policies={"single": 1, "ddp": 2}, checked=("ddp",),
+        mutants=(Mutant("it forgets", game=Forgetful),)
+    ),
+    "draws of a reentrant forward": Scene(
+        Reentrant, alone=Draws, policies={"single": 1}, mutants=(Mutant("it forgets", game=Forgetful),)
+    ),
+    "draws of a compiled network": Scene(
+        Compiled, policies={"ddp+compile": 2}, often=(), checked=("ddp+compile",), mutants=(replace(DEAF, slow=True),)
+    ),
+    "draws of a network compiled by its author": Scene(
+        ByAuthor, alone=Compiled, policies={"single": 1}, often=(), mutants=(replace(DEAF, slow=True),)
+    ),
+    "gan.noise": Scene(
+        AllDraws, policies={**DRAWN, "fsdp+recompute": 2}, mutants=(DEAF,)
+    ),
+}  # fmt: skip

@@ -1,0 +1,471 @@
+"""Losses and networks that look at more than one sample, or take derivatives of their own."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import grad
+from torch.nn import functional as F
+from torch.nn.functional import batch_norm, cross_entropy, normalize, softplus
+
+from gan import Phase, noise, ranks
+from nets.norm import in_groups
+from nets.stylegan_layers import MinibatchDeviation
+from strategies.micro_batches import deal_batch, rows
+from strategies.policies.belongings import Belongings
+from tests.support import forward_games
+from tests.support.forward_games import Derived, Slopes, joined
+from tests.support.hard_games import BatchNorms, Plain
+from tests.support.parity import BATCH, vectors
+from tests.support.scene import DEAF, SMALL, Mutant, Refused, Scene
+from tests.support.sharing_games import Adapters, FollowingAdapters, OneModule, SharedBase, by_hand
+
+# ---- gan.ranks ----
+
+
+class Codes(nn.Module):
+    """The nearest of four codes, which follow their inputs by a moving average (van den Oord et al. 2017)."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("codes", torch.randn(4, 6))
+        self.register_buffer("sizes", torch.ones(4))
+
+    def forward(self, x):
+        with torch.no_grad():
+            nearest = nn.functional.one_hot(torch.cdist(x, self.codes).argmin(1), 4)
+            self.sizes.lerp_(ranks.sum(nearest.sum(0)).to(x), 0.1)
+            self.codes.lerp_(ranks.sum(nearest.to(x).T @ x) / self.sizes.clamp_min(0.1)[:, None], 0.1)
+            code = nearest.to(x) @ self.codes
+        return x + (code - x).detach()
+
+
+class Contrast(Plain):
+    """Losses that are no mean over samples, each written as for one device."""
+
+    def __init__(self):
+        super().__init__()
+        self.discriminator = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), MinibatchDeviation(), nn.Linear(9, 3))
+        self.codes = Codes()
+
+    def configure_phases(self):
+        micro = {"micro_batches": self.micro_batches}
+        yield Phase("discriminator", self.judge, "discriminator", **micro)
+        yield Phase("generator", self.fool, "generator", second_order=True, **micro)
+
+    def judge(self, batch):
+        real, fake = self.discriminator(self.codes(batch["x"])), self.discriminator(self.fake(batch["x"]).detach())
+        # The relativistic average of Jolicoeur-Martineau 2018.
+        real_mean, fake_mean = (ranks.mean(score.mean()) for score in (real, fake))
+        return {
+            "relative": (softplus(fake_mean - real) + softplus(fake - real_mean)).mean(),
+            "root": ranks.mean(real.square().mean()).sqrt(),
+        }
+
+    def fool(self, batch):
+        fake = self.fake(batch["x"])
+        ours, theirs = normalize(self.discriminator(fake)), normalize(self.discriminator(batch["x"]))
+        # InfoNCE of van den Oord et al. 2018.
+        keys, own = ranks.gather(theirs, own=True)
+        contrast = cross_entropy(ours @ keys.T / 0.5, torch.arange(len(keys))[own])
+        error = (fake - batch["x"]).square().mean()
+        # The adaptive weight of VQGAN, Esser et al. 2021: a ratio of the norms of gradients.
+        last = self.generator[-1].weight
+        sizes = [ranks.mean(torch.autograd.grad(each, last, retain_graph=True)[0]).norm() for each in (error, contrast)]
+        return {"error": error, "contrast": (sizes[0] / sizes[1]).detach() * contrast}
+
+
+class ContrastInTwo(Contrast):
+    micro_batches = 2
+
+
+class MicroBatchNorms(BatchNorms):
+    """The noise of a micro-batch, its batch norm and its loss are those of one set of samples."""
+
+    micro_batches = 2
+
+    def fool(self, batch):
+        fake = self.fake(batch["x"])
+        every = ranks.gather(fake)
+        return super().fool(batch) + cross_entropy(every @ ranks.gather(batch["x"]).T, torch.arange(len(every)))
+
+
+def chunks(batch, total, parts, phase):
+    """A control: micro-batches of neighbouring rows."""
+    return [deal_batch(batch, part, parts) for part in range(parts)]
+
+
+def place_in_chunks(phase, counts, index, step, training):
+    parts = phase.micro_batches
+    rows, key = counts[0] // parts, (training.seed, step, phase.name)
+    return noise.Place(key, (training.world.rank * parts + index) * rows, rows, training.world.size * parts * rows)
+
+
+# ---- batch norms of an author's own ----
+
+
+class Gained(nn.BatchNorm1d):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+class Conditional(nn.BatchNorm1d):
+    """BigGAN's: its gain and bias are arguments."""
+
+    def forward(self, x, gain=None, bias=None):
+        return super().forward(x) * (1 + gain) + bias
+
+
+class Stored(nn.Module):
+    """A module that calls torch's function itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("stored_mean", torch.zeros(8))
+        self.register_buffer("stored_var", torch.ones(8))
+
+    def forward(self, x):
+        return F.batch_norm(x, self.stored_mean, self.stored_var, None, None, self.training, 0.1, 1e-4)
+
+
+class Ghost(nn.BatchNorm1d):
+    """Statistics of every second sample."""
+
+    def forward(self, x):
+        given = [each.repeat(2) for each in (self.running_mean, self.running_var, self.weight, self.bias)]
+        y = F.batch_norm(x.view(-1, 16), *given, self.training, self.momentum, self.eps).view_as(x)
+        with torch.no_grad():
+            for ours, both in zip((self.running_mean, self.running_var), given, strict=False):
+                ours.copy_(both.view(2, 8).mean(0))
+        return y
+
+
+class AdaptiveInstanceNorm(nn.Module):
+    """MUNIT's: samples are laid beside each other, as channels of one row."""
+
+    def forward(self, x, gain):
+        pixels, weight = x.view(1, -1, 4), gain.reshape(-1)
+        return F.batch_norm(pixels, torch.zeros_like(weight), torch.ones_like(weight), weight, None, True).view_as(x)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line, self.gain, self.norm = nn.Linear(8, 8, bias=False), nn.Linear(8, 8), Conditional(8, affine=False)
+        self.stored, self.adaptive = Stored(), AdaptiveInstanceNorm()
+
+    def forward(self, x):
+        gain = self.gain(x)
+        x = self.stored(torch.tanh(self.norm(self.line(x), gain=gain, bias=x)))
+        return self.adaptive(x, gain[:, :2])
+
+
+class Own(Plain):
+    """Own subclasses and own modules."""
+
+    def __init__(self):
+        super().__init__()
+        first = nn.Linear(4, 8, bias=False), Gained(8), nn.Tanh()
+        self.generator = nn.Sequential(*first, Block(), nn.Linear(8, 6, bias=False))
+        line = nn.Linear(6, 8, bias=False)
+        self.discriminator = nn.Sequential(line, Gained(8, momentum=None), nn.Tanh(), Ghost(8), nn.Linear(8, 1))
+
+
+class Grouped(Plain):
+    """Statistics of four neighbouring samples."""
+
+    micro_batches = 2
+
+    def __init__(self, size=4):
+        super().__init__()
+        line = nn.Linear(4, 8, bias=False)
+        norm = in_groups(nn.BatchNorm1d(8), size)
+        self.generator = nn.Sequential(line, norm, nn.Tanh(), nn.Linear(8, 6))
+
+
+class ByHand(Own):
+    """Statistics by torch.mean, as BigGAN's manual_bn."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator.append(Centred())
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+class Imported(Own):
+    """The function by another name, which is not replaced."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator.append(ByName())
+
+
+class ByName(nn.Module):
+    def forward(self, x):
+        return batch_norm(x, None, None, training=True)
+
+
+# ---- batches ----
+
+
+def described(step):
+    """Vectors, a caption for each and a clip of a length of its own for each."""
+    x = vectors(step)["x"]
+    lengths = [1 + (3 * number + step) % 7 for number in range(BATCH)]
+    clips = [row[:1].expand(length) for row, length in zip(x, lengths, strict=True)]
+    return {"x": x, "captions": tuple("a" * length for length in lengths), "clips": clips}
+
+
+class Described(Plain):
+    """Each row is compared with its own caption and clip; a mean over samples, so micro-batches change nothing."""
+
+    def judge(self, batch):
+        score = self.discriminator(batch["x"])[:, 0]
+        pairs = zip(score, batch["captions"], batch["clips"], strict=False)
+        return torch.stack(
+            [(score - 0.1 * len(caption) - clip.sum()).square() for score, caption, clip in pairs]
+        ).mean()
+
+
+class DescribedInTwo(Described):
+    micro_batches = 2
+
+
+def images_alone(cut, batch):
+    """The control: lists are not cut."""
+    return {**batch, "x": batch["x"][cut.rows]}
+
+
+class Spoken(Plain):
+    """A batch of captions alone: the discriminator sees a fake for each."""
+
+    micro_batches = 2
+
+    def judge(self, batch):
+        lengths = torch.tensor([len(caption) for caption in batch["captions"]], dtype=torch.float64)
+        fake = self.generator(noise.randn((len(lengths), 4), like=lengths)).detach()
+        return (self.discriminator(fake)[:, 0] - lengths).square().mean()
+
+    def fool(self, batch):
+        fake = self.generator(noise.randn((len(batch["captions"]), 4), like=self.generator[0].weight))
+        return -self.discriminator(fake).mean()
+
+
+def spoken(step):
+    return {"captions": described(step)["captions"]}
+
+
+class TwoLoaders(Plain):
+    """Noise for the rows of both loaders."""
+
+    def judge(self, batch):
+        few = self.generator(noise.randn((len(batch["few"]), 4), like=batch["few"]))
+        return {**super().judge(batch), "few": (self.discriminator(few.detach()) * batch["few"][:, :1]).mean()}
+
+    def fool(self, batch):
+        few = self.generator(noise.randn((len(batch["few"]), 4), like=batch["few"]))
+        return super().fool(batch) + (few * batch["few"]).mean()
+
+
+def two_loaders(step):
+    return {**vectors(step), "few": vectors(step + 50)["x"][: BATCH // 2]}
+
+
+# ---- derivatives ----
+
+
+class Still(Derived):
+    """MeanFlow without its derivative."""
+
+    def loss(self, batch):
+        z, r, t, v = self.place(batch)
+        return (joined(self.net, z, r, t) - v).square().mean()
+
+
+class FirstOrder(Slopes):
+    second_order = False
+
+
+class Handed(Derived):
+    """What `shared` makes in a phase without places, and a later phase runs backward."""
+
+    def configure_players(self):
+        net, teacher = super().configure_players()
+        yield net
+        yield replace(net, name="teacher", module=teacher.module, ema=None)
+
+    def configure_phases(self):
+        yield Phase("teacher", self.loss, "teacher", second_order=True)
+        yield Phase("net", lambda batch: self.shared("made", self.made, batch).square().mean(), "net")
+
+    def made(self, batch):
+        z, r, t, _ = self.place(batch)
+        return joined(self.net, z, r, t)
+
+    def loss(self, batch):
+        z, r, t, _ = self.place(batch)
+        made = self.shared("made", self.made, batch).detach()
+        slope = grad(lambda z: joined(self.teacher, z, r, t).square().sum())(z)
+        return (slope - made).square().mean()
+
+
+class Kept(Derived):
+    """The same by an attribute of one's own. No weight of this graph is updated before its backward needs it."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 8)
+
+    def configure_phases(self):
+        yield Phase("first", self.first, "net", second_order=True)
+        yield Phase("second", lambda batch: self.made.square().mean(), "net")
+
+    def first(self, batch):
+        self.made = self.teacher(self.net(batch["x"]))
+        return self.net(batch["x"]).square().mean()
+
+
+# ---- the table ----
+
+
+def alone_of(players: Any, _: Any) -> Any:
+    """What players have if they share nothing."""
+    return {
+        name: Belongings(dict(player.module.named_parameters()), tuple(player.module.modules()))
+        for name, player in players.items()
+    }
+
+
+def own_alone(values: Any, own: bool = False) -> Any:
+    """Each rank takes its own values for those of all."""
+    return (values, slice(0, len(values))) if own else values
+
+
+def rows_of_one(batch: Any) -> list[int]:
+    """All rows are taken for those of the first loader."""
+    return [rows(batch)]
+
+
+WHOLE_BATCH = "a loss that is no mean over samples", "buffers that learn from the rank's samples"
+BY_HAND = "2 ranks would not train as one device does", "a batch norm that is written by hand, or call F.batch_norm"
+NORMS = {
+    "policies": {**dict.fromkeys(("ddp", "zero3", "zero2", "ddp+recompute", "fsdp", "generator=pipeline,*=ddp"), 2)},
+    "promises": ("a batch norm with a forward of its own",),
+    "checked": ("ddp",),
+}
+LISTS = "micro-batches of lists and captions"
+LOADERS = "noise for two loaders; Lightning's own sampler (a warning)"
+AS_ONE = {"ddp": 2, "zero1": 4, "zero2": 2, "zero3": 2, "fsdp": 2}
+RECOMPUTED = {"zero3+recompute": 2, "ddp+recompute": 2}
+SHARED = {
+    **{"ddp": 2, "zero1": 2, "zero2": 4, "zero3": 2, "deepspeed1": 2, "deepspeed3": 2},
+    **{"student=zero3,*=ddp": 2, "student=ddp,*=zero3": 2, "teacher=zero3+offload,*=zero1": 4},
+}
+MIXED = ("student=ddp,*=zero3", 2), ("single", 1)
+
+
+def derived(name: str) -> Scene:
+    more = RECOMPUTED if name in ("MeanFlow", "Duals", "Slopes") else {}
+    return Scene(
+        forward_games.GAMES[name], bucket=SMALL, policies={**AS_ONE, **more}, often=("zero3", "zero3+recompute"),
+        mutants=(DEAF, Mutant("without its derivative", game=Still))[: 2 if name == "MeanFlow" else 1],
+        refused=(
+            Refused(
+                FirstOrder, "zero3", ("phase 'net' differentiates by torch.func", "second_order=True)"), check=False,
+            ),
+        )[name != "Slopes" :],
+    )  # fmt: skip
+
+
+LOSSES = {
+    "gan.ranks": Scene(
+        Contrast, policies={"ddp": 2, "ddp+recompute": 2, "zero3": 2}, checked=("ddp",), promises=WHOLE_BATCH,
+        mutants=tuple(
+            Mutant(f"{name} of one rank", "ddp", replaced={f"gan.ranks.{name}": own_alone})
+            for name in ("sum", "mean", "gather")
+        ),
+    ),
+    "gan.ranks in micro-batches": Scene(
+        ContrastInTwo, policies={"ddp": 2, "zero3": 2, "zero2": 2}, four=("ddp", "zero3"), promises=WHOLE_BATCH,
+        mutants=(DEAF,),
+    ),
+    "batch norms in micro-batches": Scene(
+        MicroBatchNorms, policies={"ddp": 2}, four=("ddp",),
+        mutants=(
+            Mutant(
+                "of neighbouring rows", "ddp",
+                replaced={"strategies.turn.split_batch": chunks, "strategies.turn._place": place_in_chunks},
+            ),
+        ),
+    ),
+    "batch norms of one's own": Scene(
+        Own, **NORMS, mutants=(Mutant("not synchronised", "ddp", settings={"sync_batchnorm": False}),),
+        refused=tuple(Refused(game, "ddp", BY_HAND, unsaid="Synchronise batch norms") for game in (ByHand, Imported)),
+    ),
+    "batch norms in groups": Scene(
+        Grouped, **NORMS, mutants=(Mutant("other groups", "ddp", partial(Grouped, 2)),),
+        refused=(
+            Refused(
+                Grouped, "generator=pipeline+chunks:2,*=ddp",
+                "'1' looks at the whole batch, so a pipeline cannot cut it into 2 chunks",
+            ),
+            Refused(partial(Grouped, 8), "ddp", "batch norm in groups of 8 samples gets a tensor of shape (4, 8)"),
+        ),
+    ),
+    "lists and captions": Scene(
+        DescribedInTwo, alone=Described, batches=described, policies={"single": 1, "dp": 2, **AS_ONE},
+        often=("single", "dp", "ddp", "zero3"), promises=(LISTS,),
+        mutants=(Mutant("lists are not cut", replaced={"strategies.micro_batches.Cut.__call__": images_alone}),),
+    ),
+    "captions alone": Scene(
+        Spoken, batches=spoken, policies={"zero3": 2, "dp": 2}, often=("zero3", "dp"),
+        mutants=(Mutant("other captions", batches=lambda step: spoken(step + 1)),),
+    ),
+    "two loaders": Scene(
+        TwoLoaders, batches=two_loaders, policies={"ddp": 2, "zero3": 2}, four=("ddp",), promises=(LOADERS,),
+        refused=(
+            Refused(
+                TwoLoaders, "ddp", "noise of 4 rows in a phase whose batch has 8", check=False,
+                replaced={"strategies.turn.row_counts": rows_of_one},
+            ),
+            Refused(TwoLoaders, "dp", "strategy dp: the batch has 16 samples and batch['few'] is of 8 rows"),
+        ),
+    ),
+    **{name: derived(name) for name in forward_games.GAMES},
+    **{
+        f"{name}, whole for the phase": Scene(
+            forward_games.GAMES[name], policies={"zero3": 2}, mutants=(DEAF,), checked=("zero3",)
+        )
+        for name in ("MeanFlow", "Slopes")
+    },
+    "a graph of second order for a later phase": Scene(Handed, policies={"zero3": 2}, bucket=SMALL, mutants=(DEAF,)),
+    "adapters": Scene(
+        Adapters, lambda: by_hand(Adapters()), policies=SHARED, checked=("ddp",), bucket=SMALL, mutants=(DEAF,),
+        saved=("zero3",), arrives=MIXED, travels_often=False,
+        refused=(
+            Refused(
+                Adapters, "zero3", "depends on no weight of fake", check=False,
+                replaced={"strategies.assignment.belongings_of": alone_of},
+            ),
+            Refused(
+                OneModule, "teacher=single+recompute,*=single",
+                "'teacher': option recompute would run its blocks again, and player 'student'",
+            ),
+        ),
+    ),
+    "a shared base": Scene(
+        SharedBase, lambda: by_hand(SharedBase()), policies=SHARED, bucket=SMALL, often=("student=ddp,*=zero3",),
+        mutants=(DEAF, Mutant("after does nothing", game=type("Careless", (SharedBase,), {"after": None}))),
+        saved=("student=ddp,*=zero3", "zero3", "ddp"), arrives=(("zero3", 2), ("single", 1)),
+    ),
+    "adapters that follow": Scene(
+        FollowingAdapters, policies={"zero3": 2, "student=ddp,*=zero3": 2}, bucket=SMALL,
+        often=("zero3", "student=ddp,*=zero3"), mutants=(DEAF,), saved=("zero3",), arrives=MIXED, travels_often=False,
+    ),
+}  # fmt: skip

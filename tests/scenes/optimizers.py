@@ -1,0 +1,140 @@
+"""Optimizers that look at whole weights, or keep two kinds of weights."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+from torch.optim import Adagrad
+
+from tests.support.duel import ByHand, Duel
+from tests.support.hard_games import HARD
+from tests.support.matrix_optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
+from tests.support.scene import DEAF, SMALL, Mutant, Refused, Scene, nothing
+from tests.support.schedule_free import ScheduleFree
+
+# ---- two kinds of weights ----
+
+
+class Free(Duel):
+    """It keeps what a validation sees."""
+
+    def configure_players(self):
+        for player in super().configure_players():
+            yield replace(player, optimizer=ScheduleFree)
+
+    def validation_step(self, batch):
+        self.seen = {name: weight.detach().clone() for name, weight in self.judge.named_parameters()}
+
+
+class FreeByHand(ByHand):
+    """With the average computed from its definition: x moves to z by 1 / k."""
+
+    moments = ("z",)
+    make_optimizer = ScheduleFree
+
+    def __init__(self):
+        super().__init__()
+        for optimizer in self.optimizers.values():
+            optimizer.train()
+        self.x = {name: [w.detach().clone() for w in net.parameters()] for name, net in self.networks.items()}
+
+    def updated(self, name):
+        optimizer, names = self.optimizers[name], [key for key, _ in self.networks[name].named_parameters()]
+        k = optimizer.param_groups[0]["k"]
+        for key, x, weight in zip(names, self.x[name], self.networks[name].parameters(), strict=True):
+            x.lerp_(optimizer.state[weight]["z"], 1 / k)
+            self.kept[f"ema {name}.{key}"] = x
+
+
+class Averaged(Free):
+    of_judge: ClassVar = {"ema": 0.9}
+
+
+# ---- whole weights ----
+
+
+def optimized(game: Any, optimizer: Any) -> Any:
+    """The game with another optimizer for all that learn."""
+
+    class Game(game):
+        def configure_players(self):
+            for player in super().configure_players():
+                yield player if player.frozen else replace(player, optimizer=optimizer)
+
+    return Game
+
+
+SHAMPOO, MUON = partial(Shampoo, lr=1e-2), partial(MuonAndAdam, lr=1e-2)
+
+
+class Saved(Duel):
+    """With state that is no tensor, and state in lists."""
+
+    of_judge: ClassVar = {"ema": 0.7}
+
+    def configure_players(self):
+        for player in super().configure_players():
+            yield replace(player, optimizer=SHAMPOO)
+
+
+# ---- the table ----
+
+PLAIN = HARD["Plain"]
+WHOLE = "strategies.sharding.whole_weights.WholeWeights"
+NOT_SENT = Mutant("nothing is sent", "zero1", replaced={f"{WHOLE}._send": nothing})
+
+
+def refused(optimizer: Any, policy: str, words: str, instead: str) -> Refused:
+    said = "player 'generator': ", words, f"type --strategy {instead}"
+    return Refused(optimized(PLAIN, optimizer), policy, said)
+
+
+OPTIMIZERS = {
+    "an optimizer of two kinds of weights": Scene(
+        Free, FreeByHand().run, policies={"single": 1, "ddp": 2, "zero1": 2, "generator=zero1,*=ddp": 2},
+        four=("zero1",), often=("single", "ddp", "zero1"), bucket=SMALL, mutants=(DEAF,),
+        saved=("zero1", "ddp", "single"), arrives=(("single", 1), ("ddp", 2), ("zero1", 4)),
+        refused=(
+            Refused(Averaged, "ddp", "player 'judge': ScheduleFree keeps an average itself, which its eval() shows"),
+            Refused(Free, "zero3", "type --strategy generator=zero1,*=zero3"),
+            Refused(Free, "fsdp", "type --strategy generator=zero1,*=fsdp"),
+        ),
+    ),
+    # SometimesReached has weights without gradients, Teacher a frozen player, Plain an average, a schedule and a clip.
+    "whole weights": Scene(
+        optimized(PLAIN, SHAMPOO), policies={"zero1": 2}, often=("zero1",), mutants=(NOT_SENT,),
+        refused=(
+            refused(
+                NormedTogether, "zero1", "does not work with NormedTogether: its step on weight '",
+                "generator=ddp,*=zero1",
+            ),
+            refused(Drawing, "zero1", "depends on other weights, or on random numbers", "generator=ddp,*=zero1"),
+            refused(
+                SHAMPOO, "zero1+offload", "Shampoo looks at whole weights", "generator=zero1,*=zero1+offload"
+            ),
+            refused(SHAMPOO, "zero3", "'zero3' cuts weights into pieces, and Shampoo", "generator=zero1,*=zero3"),
+        ),
+    ),
+    "Muon": Scene(
+        optimized(PLAIN, MUON), policies={"zero1": 2, "zero1+hybrid:2": 4}, four=("zero1",),
+        often=("zero1", "zero1+hybrid:2"), mutants=(NOT_SENT,),
+    ),
+    "whole weights that are reached sometimes": Scene(
+        optimized(HARD["SometimesReached"], SHAMPOO), policies={"zero1": 4}, often=("zero1",), mutants=(DEAF,)
+    ),
+    "whole weights beside a teacher": Scene(
+        optimized(HARD["Teacher"], SHAMPOO), policies={"generator=zero1,*=ddp": 2}, often=("generator=zero1,*=ddp",),
+        mutants=(DEAF,),
+    ),
+    "whole weights behind a method": Scene(
+        optimized(HARD["OwnMethods"], partial(Adagrad, lr=1e-2)), policies={"zero1": 2}, mutants=(DEAF,)
+    ),
+    "weights that are stepped together": Scene(
+        optimized(PLAIN, partial(NormedTogether, lr=1e-2)), policies={"ddp": 2}, often=(),
+        mutants=(Mutant("dealt blindly", "zero1", replaced={"strategies.policies.zero1.why_not_apart": nothing}),),
+    ),
+    "whole weights that are saved": Scene(
+        Saved, policies={"zero1": 2}, often=("zero1",), bucket=SMALL, mutants=(NOT_SENT,), saved=("zero1",),
+        arrives=(("ddp", 2), ("single", 1), ("zero1", 4)),
+    ),
+}  # fmt: skip

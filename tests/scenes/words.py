@@ -1,0 +1,484 @@
+"""The words of Player and Phase, each as a loop by hand in plain torch has it."""
+
+import copy
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from gan import Phase, Player
+from tests.support import word_games
+from tests.support.duel import ByHand, Duel, adam, fooling, judge_network, judging
+from tests.support.scene import ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, nothing
+from tests.support.word_games import on_odd_rank
+
+# ---- freeze, and requires_grad ----
+
+# The trunk learns in steps 0 to 2, and from step 6 on again; the generator's last layer from step 4 on.
+THAWED = [0, 1, 2, 6, 7, 8, 9]
+
+
+class Freezing(Duel):
+    of_judge: ClassVar = {"freeze": lambda step: [] if step in THAWED else ["trunk"], "clip": 0.05}
+    of_generator: ClassVar = {"freeze": lambda step: "2" if step < 4 else ()}
+
+
+class ByAuthor(Duel):
+    """The same, written as in plain torch: on the networks, between steps."""
+
+    of_judge: ClassVar = {"clip": 0.05}
+
+    def on_train_batch_start(self, batch, index):
+        if index in (3, 6):
+            self.judge["trunk"].requires_grad_(index == 6)
+        if index in (0, 4):
+            self.generator[2].requires_grad_(index == 4)
+
+
+class InTheLoss(Freezing):
+    """A loss that freezes what it does not train, as in many a loop, and what it freezes for good."""
+
+    of_judge: ClassVar = {"clip": 0.05}
+
+    def judging(self, batch):
+        self.generator.requires_grad_(False)
+        self.judge["trunk"].requires_grad_(self.step in THAWED)
+        return super().judging(batch)
+
+    def fooling(self, batch):
+        self.generator.requires_grad_(True)
+        self.generator[2].requires_grad_(self.step >= 4)
+        self.judge.requires_grad_(False)
+        self.judge["head"].requires_grad_(True)
+        return super().fooling(batch)
+
+
+class FreezingByHand(ByHand):
+    clip: ClassVar = {"judge": 0.05}
+
+    def before(self, step):
+        self.judge["trunk"].requires_grad_(step in THAWED)
+        self.generator[2].requires_grad_(step >= 4)
+
+
+def undone(self, on):
+    """As if every turn let all weights learn."""
+    self.on = on
+    for weight in self.weights:
+        weight.requires_grad_(on)
+
+
+class Thawing(Duel):
+    def __init__(self):
+        super().__init__()
+        self.judge["trunk"].requires_grad_(False)
+
+    def on_train_batch_start(self, batch, index):
+        if index == 2:
+            self.judge["trunk"].requires_grad_(True)
+
+
+class Misspelt(Duel):
+    of_judge: ClassVar = {"freeze": lambda step: ["trnk"] if step == 3 else []}
+
+
+class Everything(Duel):
+    of_judge: ClassVar = {"freeze": lambda step: [""]}
+
+
+# ---- after ----
+
+
+def with_constants() -> nn.Module:
+    """A judge with a frozen weight and a buffer, which change by `rewrite` alone."""
+    net = judge_network()
+    net.offset = nn.Parameter(torch.linspace(0, 1, 8), requires_grad=False)
+    net.register_buffer("scale", torch.ones(()))
+    return net
+
+
+def rewrite(net: nn.Module) -> None:
+    """In the ways in which people do it: in place, by `data`, from the whole network's forward."""
+    net["trunk"][0].weight.clamp_(-0.3, 0.3)
+    net["head"].weight.data = net["head"].weight / net["head"].weight.norm()
+    for weight in net["trunk"][2].parameters():
+        weight.data.mul_(0.99)
+    shown = net["head"](net["trunk"](torch.ones(1, 6, dtype=net.scale.dtype)))
+    net["head"].bias.sub_(0.1 * shown[0])
+    net.offset.mul_(0.9)
+    net.scale.add_(0.05)
+
+
+def to_unit_rows(net: nn.Module) -> None:
+    for layer in (net[0], net[2]):
+        layer.weight.copy_(nn.functional.normalize(layer.weight))
+
+
+class After(Duel):
+    of_judge: ClassVar = {"after": rewrite, "ema": 0.7}
+    of_generator: ClassVar = {"after": to_unit_rows}
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.judge = with_constants()
+
+    def score(self, x):
+        return self.judge["head"](torch.tanh(self.judge["trunk"](x) * self.judge.scale + self.judge.offset))
+
+
+class AfterByHand(ByHand):
+    score = After.score
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.judge = with_constants().double()
+        self.take({"generator": self.generator, "judge": self.judge})
+        self.averages = {key: weight.detach().clone() for key, weight in self.judge.named_parameters()}
+        del self.averages["offset"]
+
+    def rewrite(self, name):
+        (rewrite if name == "judge" else to_unit_rows)(self.networks[name])
+
+    def updated(self, name):
+        self.rewrite(name)
+        if name == "judge":
+            for key, average in self.averages.items():
+                average.mul_(0.7).add_(self.judge.get_parameter(key), alpha=0.3)
+                self.kept[f"ema judge.{key}"] = average
+
+
+# ---- ema_buffers ----
+
+
+AVERAGED = {"ema_buffers": "averaged"}
+
+
+def normed():
+    return nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 6))
+
+
+def taught(nets, x):
+    return fooling(nets.score, nets.generator, x) + (nets.generator(x[:, :4]) - nets.slow(x[:, :4])).square().mean()
+
+
+class Normed(Duel):
+    """The generator keeps an average, and another player is one. Losses see the buffers of that one."""
+
+    words: ClassVar = AVERAGED
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.generator = normed()
+        self.slow = copy.deepcopy(self.generator)
+
+    def configure_players(self):
+        yield Player("generator", self.generator, adam, ema=0.8, **self.words)
+        yield Player("judge", self.judge, adam)
+        yield Player("slow", self.slow, follows="generator", ema=0.7, **self.words)
+
+    def fooling(self, batch):
+        return taught(self, batch["x"])
+
+
+class Copied(Normed):
+    words: ClassVar = {}
+
+
+class NormedByHand(ByHand):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.generator = normed().double()
+        self.take({"generator": self.generator, "judge": self.judge})
+        self.slow, self.smooth = (copy.deepcopy(self.generator).eval() for _ in range(2))
+        self.networks = {**self.networks, "slow": self.slow}
+
+    def losses(self, turn):
+        return (lambda score, generator, x: taught(self, x)) if turn == "fool" else judging
+
+    def updated(self, name):
+        for net, decay in ((self.smooth, 0.8), (self.slow, 0.7)) if name == "generator" else ():
+            for mean, value in zip(net.state_dict().values(), self.generator.state_dict().values(), strict=True):
+                mean.copy_(decay * mean + (1 - decay) * value if value.is_floating_point() else value)
+        self.kept = {f"ema generator.{key}": value for key, value in self.smooth.state_dict().items()}
+
+
+# ---- what averages and schedules count ----
+
+EPOCH = 4
+
+
+EPOCHS = {"limit_train_batches": EPOCH, "max_epochs": 10}
+
+
+def warm(updates: int) -> float:
+    return min(0.8, (1 + updates) / (10 + updates))
+
+
+falling = partial(LambdaLR, lr_lambda=lambda number: 0.8**number)
+
+
+class Counting(Duel):
+    """The judge has more updates than there are steps, the generator fewer."""
+
+    of_judge: ClassVar = {"ema": warm, "schedule": falling, "schedule_per": "step"}
+    of_generator: ClassVar = {"ema": warm, "ema_per": "step", "schedule": falling, "schedule_per": "epoch"}
+
+    def configure_phases(self):
+        yield Phase("judge", self.judging, "judge")
+        yield Phase("fool", self.fooling, "generator", every=2)
+        yield Phase("again", self.judging, "judge", every=3)
+
+
+class CountingByHand(ByHand):
+    def __init__(self):
+        super().__init__()
+        self.averages = {name: [w.detach().clone() for w in net.parameters()] for name, net in self.networks.items()}
+        self.counts = dict.fromkeys(self.networks, 0)
+
+    def due(self, turn, step):
+        return turn == "judge" or step % (2 if turn == "fool" else 3) == 0
+
+    def average(self, name):
+        decay = warm(self.counts[name])
+        self.counts[name] += 1
+        for average, (key, weight) in zip(self.averages[name], self.networks[name].named_parameters(), strict=True):
+            average.mul_(decay).add_(weight, alpha=1 - decay)
+            self.kept[f"ema {name}.{key}"] = average
+
+    def updated(self, name):
+        if name == "judge":
+            self.average(name)
+
+    def after(self, step):
+        self.average("generator")
+        for name, number in (("judge", step + 1), ("generator", (step + 1) // EPOCH)):
+            self.optimizers[name].param_groups[0]["lr"] = 2e-2 * 0.8**number
+            self.kept[f"rate {name}"] = torch.tensor(2e-2 * 0.8**number)
+
+
+def changed(player, **words):
+    before = getattr(Counting, player)
+    return type("Control", (Counting,), {player: {**before, **words}})
+
+
+# ---- follows ----
+
+
+class Following(Duel):
+    """Both networks have one that follows; it stands before or behind the other, and both take part in the losses."""
+
+    of_judge: ClassVar = {"after": rewrite}
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.judge, self.teacher, self.slow = with_constants(), with_constants(), copy.deepcopy(self.generator)
+
+    def configure_players(self):
+        yield Player("teacher", self.teacher, follows="judge", ema=warm)
+        yield from super().configure_players()
+        yield Player("slow", self.slow, follows="generator", ema=0.8, ema_per="step")
+
+    def configure_phases(self):
+        yield Phase("judge", self.judging, "judge")
+        yield Phase("fool", self.fooling, "generator", every=2)
+        yield Phase("again", self.judging, "judge", every=3)
+
+    def score(self, x):
+        return scored(self.judge, x)
+
+    def judging(self, batch):
+        return taught_to_judge(self, batch["x"])
+
+    def fooling(self, batch):
+        return taught_to_fool(self, batch["x"])
+
+
+def scored(net, x):
+    return net["head"](torch.tanh(net["trunk"](x) * net.scale + net.offset))
+
+
+def taught_to_judge(nets, x):
+    return judging(nets.score, nets.slow, x) + (nets.score(x) - scored(nets.teacher, x)).square().mean()
+
+
+def taught_to_fool(nets, x):
+    return fooling(nets.score, nets.generator, x) + scored(nets.teacher, nets.generator(x[:, :4])).square().mean()
+
+
+class FollowingByHand(AfterByHand):
+    def __init__(self):
+        super().__init__()
+        self.teacher, self.slow = copy.deepcopy(self.judge), copy.deepcopy(self.generator)
+        self.networks |= {"teacher": self.teacher, "slow": self.slow}
+        self.updates = 0
+
+    def losses(self, turn):
+        taught = taught_to_fool if turn == "fool" else taught_to_judge
+        return lambda score, generator, x: taught(self, x)
+
+    def due(self, turn, step):
+        return turn == "judge" or step % (2 if turn == "fool" else 3) == 0
+
+    def updated(self, name):
+        if name == "judge":
+            rewrite(self.judge)
+            self.follow(self.teacher, self.judge, warm(self.updates))
+            self.updates += 1
+
+    def after(self, step):
+        self.follow(self.slow, self.generator, 0.8)
+
+    def follow(self, average, net, decay):
+        for own, weight in zip(average.parameters(), net.parameters(), strict=True):
+            own.mul_(decay).add_(weight, alpha=1 - decay)
+        for own, buffer in zip(average.buffers(), net.buffers(), strict=True):
+            own.copy_(buffer)
+
+
+# ---- start, until, every, when ----
+
+
+class Turns(Duel):
+    def configure_phases(self):
+        yield Phase("judge", self.judging, "judge", until=7, when=lambda: self.step % 3 == on_odd_rank())
+        yield Phase("fool", self.fooling, "generator", start=2, every=3)
+        yield Phase("again", self.judging, "judge", start=4, until=6)
+
+
+class TurnsByHand(ByHand):
+    remainder = 0
+
+    def due(self, turn, step):
+        if turn == "judge":
+            return step < 7 and step % 3 == self.remainder
+        return step in ((2, 5, 8) if turn == "fool" else (4, 5))
+
+
+def asking_the_last(self, question):
+    answer = torch.tensor(question())
+    dist.broadcast(answer, self.size - 1)
+    return bool(answer)
+
+
+def without(game, word):
+    """The game as if nobody had written this word."""
+
+    def plain(each):
+        return replace(each, **{field.name: field.default for field in fields(each) if field.name == word})
+
+    class Without(game):
+        def configure_players(self):
+            yield from map(plain, super().configure_players())
+
+        def configure_phases(self):
+            yield from map(plain, super().configure_phases())
+
+    return Without
+
+
+DUEL = {**POLICIES, **ENGINES}
+OFFLOADED = {"zero1+offload": 2, "zero2+hybrid:2": 4, "zero3+offload": 4}
+SWITCH, FOLLOWER = "strategies.policies.belongings.Switch", "strategies.policies.modes.Follower"
+BUCKET = "strategies.sharding.bucket.Bucket"
+FREEZE = "`requires_grad_` on a part of a player"
+RESUMED: dict[str, Any] = {"saved": ("zero3", "single"), "arrives": (("ddp", 2), ("zero1", 4), ("zero3", 4))}
+UNDONE = {f"{SWITCH}.begin_step": nothing, f"{SWITCH}.turn": undone}
+
+
+def freezing(game: Any, *refused: Refused) -> Scene:
+    mutants = (
+        *(Mutant(f"a turn undoes it, {policy}", policy, replaced=UNDONE) for policy in ("single", "ddp")),
+        Mutant("nothing is frozen", game=Clipped),
+    )
+    return Scene(
+        game, FreezingByHand().run, policies=DUEL, bucket=SMALL, promises=(FREEZE,),
+        refused=refused, checked=("ddp",) * (game is InTheLoss),
+        mutants=mutants[game is InTheLoss and 2 :],
+    )  # fmt: skip
+
+
+class Clipped(Duel):
+    of_judge: ClassVar = {"clip": 0.05}
+
+
+def forget_turns(tree: dict[str, Any]) -> None:
+    tree["state_dict"]["turns"].zero_()
+
+
+def forget_counts(tree: dict[str, Any]) -> None:
+    for player in tree["players"].values():
+        del player["ema_updates"]
+
+
+def words(game: Any, *names: str) -> tuple[Mutant, ...]:
+    return tuple(Mutant(f"without {name}", game=without(game, name)) for name in names)
+
+
+WORDS = {
+    "freeze": freezing(
+        Freezing,
+        Refused(Misspelt, "single", "player 'judge': freeze names 'trnk' at step 3, and its ModuleDict has no such"),
+        Refused(Everything, "single", "phase 'judge': its loss depends on no weight of judge; is something detached"),
+    ),
+    "frozen by the author": freezing(
+        ByAuthor, Refused(Thawing, "single", "player 'judge': weight 'trunk.0.weight' requires a gradient at step 2, ")
+    ),
+    "frozen in the loss": freezing(InTheLoss),
+    "after": Scene(
+        After, AfterByHand().run, policies={**DUEL, **OFFLOADED}, bucket=SMALL, checked=("ddp",), saved=("zero3",),
+        arrives=(("zero3", 2),),
+        mutants=(
+            Mutant("without it", game=type("Unchanged", (After,), {"of_judge": {"ema": 0.7}, "of_generator": {}})),
+            Mutant("shards do not take it", "zero3", replaced={f"{BUCKET}.keep_writes": nothing}),
+            Mutant("copies do not take it", "zero1+offload", replaced={f"{BUCKET}.keep_writes": nothing}, slow=True),
+        ),
+    ),
+    "ema_buffers": Scene(
+        Normed, NormedByHand().run, policies=DUEL, bucket=SMALL, checked=("ddp",),
+        mutants=(Mutant("buffers are copied", game=Copied),),
+        saved=("zero3",), arrives=(("ddp", 2), ("ddp", 4)),
+    ),
+    "ema_per and schedule_per": Scene(
+        Counting, CountingByHand().run, policies=DUEL, bucket=SMALL, settings=EPOCHS, **RESUMED, forgets=forget_counts,
+        mutants=(
+            Mutant("a fixed decay", game=changed("of_judge", ema=0.8)),
+            Mutant("an average by updates", game=changed("of_generator", ema_per="update")),
+            Mutant("a schedule by updates", game=changed("of_judge", schedule_per="update")),
+            Mutant("a schedule by steps", game=changed("of_generator", schedule_per="step")),
+            Mutant("a schedule by epochs", game=changed("of_judge", schedule_per="epoch")),
+        ),
+    ),
+    "follows": Scene(
+        Following, FollowingByHand().run, bucket=SMALL, checked=("ddp",), **RESUMED,
+        policies={**DUEL, **OFFLOADED, "judge=zero3,*=ddp": 2, "judge=ddp,*=zero3": 2},
+        mutants=tuple(
+            Mutant(f"it stays as it was, {policy}", policy, replaced={f"{FOLLOWER}.update": nothing})
+            for policy in ("ddp", "zero3")
+        ),
+        refused=(
+            Refused(Following, "teacher=ddp,*=single", "'teacher' follows 'judge', so it has the same policy; leave"),
+        ),
+    ),
+    "start, until, every, when": Scene(
+        Turns, TurnsByHand().run, bucket=SMALL, checked=("ddp",),
+        mutants=(Mutant("the last rank is asked", "ddp", replaced={"strategies.ranks.World.answer": asking_the_last}),),
+    ),
+    "several words of phases": Scene(
+        word_games.Turns, bucket=SMALL, policies={"zero3": 2, "single": 1}, **RESUMED,
+        forgets=forget_turns, travels_often=False,
+        mutants=words(word_games.Turns, "start", "until", "every", "when", "freeze", "after", "clip"),
+    ),
+    "several words of players": Scene(
+        word_games.Followed, bucket=SMALL, policies={}, settings={"limit_train_batches": word_games.EPOCH},
+        mutants=words(word_games.Followed, "ema_per", "schedule_per"),
+    ),
+}  # fmt: skip

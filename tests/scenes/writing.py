@@ -1,0 +1,264 @@
+"""What writes weights and gradients beside the optimizer: forwards, callbacks, and Lightning's hooks."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from lightning import Callback
+
+from tests.support.hard_games import Plain
+from tests.support.parity import EXACT, OFTEN, distance, train
+from tests.support.scene import Mutant, Refused, Scene, nothing
+from tests.support.writing_games import (
+    WRITES,
+    Writing,
+    WritingData,
+    WritingFrozen,
+    WritingLate,
+    WritingOther,
+    write,
+)
+
+# ---- Lightning's hooks ----
+
+
+class Shrinks(Plain):
+    """Changes gradients element by element, as a person's own clipping or noise does, before the player's clip."""
+
+    clip = 0.05
+
+    def on_before_optimizer_step(self, optimizer):
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.grad.clamp_(-1e-2, 1e-2)
+
+
+class Looks(Shrinks):
+    """The control: the hook changes nothing."""
+
+    def on_before_optimizer_step(self, optimizer):
+        pass
+
+
+class ClipsByNorm(Plain):
+    """Clips by a norm over all gradients, as a person writes it; through the network or through the optimizer."""
+
+    bound = 1e-3
+
+    def weights(self, optimizer):
+        return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+    def on_before_optimizer_step(self, optimizer):
+        torch.nn.utils.clip_grad_norm_(self.weights(optimizer), self.bound)
+
+
+class ClipsNetworks(ClipsByNorm):
+    def weights(self, optimizer):
+        return self.parameters()  # of all players: those that do not learn have no gradients
+
+
+class Adaptive(ClipsByNorm):
+    """Clips each gradient by the norm of its weight, as adaptive gradient clipping does, and writes a new one."""
+
+    def on_before_optimizer_step(self, optimizer):
+        for weight in self.weights(optimizer):
+            if weight.grad is not None:
+                weight.grad = weight.grad * (0.01 * weight.norm() / weight.grad.norm()).clamp(max=1)
+
+
+class Loose(ClipsByNorm):
+    """The control: nothing is clipped."""
+
+    bound = 1e9
+
+
+class OwnNorms(ClipsByNorm):
+    """The control: the norm over a part of each weight, as a rank that sees its pieces alone would take it."""
+
+    def on_before_optimizer_step(self, optimizer):
+        weights = self.weights(optimizer)
+        norm = torch.stack([weight.grad.flatten()[::2].norm() for weight in weights if weight.grad is not None]).norm()
+        torch.nn.utils.clip_grads_with_norm_(weights, self.bound, norm)
+
+
+class Own(Plain):
+    """A step of its own around that of GanModule."""
+
+    def training_step(self, batch):
+        super().training_step({"x": batch["x"] * 2})
+        self.log("rows", float(len(batch["x"])))
+
+
+class Doubled(Plain):
+    def judge(self, batch):
+        return super().judge({"x": batch["x"] * 2})
+
+    def fool(self, batch):
+        return super().fool({"x": batch["x"] * 2})
+
+
+class Clips(Callback):
+    """Weight clipping after a step, and weights loaded at the start, as in many a training script."""
+
+    def __init__(self, way: str = "copy_", gathered: bool = True, loads: bool = True):
+        self.way, self.gathered, self.loads = way, gathered, loads
+
+    def whole(self, trainer):
+        return trainer.strategy.gathered(write=True) if self.gathered else nullcontext()
+
+    def on_train_start(self, trainer, game):
+        if not self.loads:
+            return
+        with self.whole(trainer):
+            torch.manual_seed(5)
+            game.generator.load_state_dict(
+                {k: torch.randn(v.shape, dtype=v.dtype) for k, v in Plain().double().generator.state_dict().items()}
+            )
+
+    def on_train_batch_end(self, trainer, game, *_):
+        with self.whole(trainer):
+            for weight in game.discriminator.parameters():
+                write(self.way, weight, weight.detach().clamp(-0.2, 0.2))
+
+
+def clips(**how: Any) -> Any:
+    return lambda: [Clips(**how)]
+
+
+def clipped_by_hand() -> dict[str, Any]:
+    """On one device nothing need be gathered."""
+    return train(Plain, policy="single", callbacks=[Clips(gathered=False)])
+
+
+def copied(net):
+    return {name: weight.detach().clone() for name, weight in net.named_parameters()}
+
+
+class Nests(Callback):
+    """Reads and writes weights and averages, each inside the other, after each step."""
+
+    def on_train_batch_end(self, trainer, game, *_):
+        gathered, averaged, net = trainer.strategy.gathered, trainer.strategy.averaged, game.generator
+        with gathered():
+            raw = copied(net)
+            with game.averaged():
+                smooth = copied(net)
+            assert distance(copied(net), raw) == 0 < distance(raw, smooth)
+        with averaged(), gathered(), game.averaged():
+            assert distance(copied(net), smooth) == 0
+        for outer, inner in ((lambda: gathered(write=True), averaged), (averaged, lambda: gathered(write=True))):
+            with outer(), inner(), torch.no_grad():
+                for weight in net.parameters():
+                    weight.mul_(0.5)
+        with gathered(write=True):
+            write("copy_", game.discriminator[0].bias, torch.zeros(8, dtype=torch.float64))
+            with averaged():
+                assert distance(copied(net), {name: 0.25 * each for name, each in smooth.items()}) < EXACT
+            assert distance(copied(net), raw) == 0
+            write("copy_", game.discriminator[2].bias, torch.ones(1, dtype=torch.float64))
+
+
+# ---- the table ----
+
+HOOKS = ("Lightning's hooks of backward and update",)
+OURS = {"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "fsdp": 2}
+COPIES = dict.fromkeys(
+    ("zero1+offload", "zero2+offload", "zero3+offload", "zero3+whole", "zero3+hybrid:2", "fsdp+offload"), 2
+)
+ENGINES = dict.fromkeys(("deepspeed1", "deepspeed2", "deepspeed3", "deepspeed3+offload"), 2)
+BUCKET = "strategies.sharding.bucket.Bucket"
+IN_FORWARD, BY_CALLBACK = ("weights that a forward writes",), ("weights that a callback writes",)
+
+
+def as_they_are(*_: Any) -> Any:
+    """A hook sees this rank's pieces of gradients."""
+    return nullcontext()
+
+
+def by_norms(game: Any, *more: Mutant, **policies: int) -> Scene:
+    """In buckets of 200 bytes, of which some ranks own no piece of a weight."""
+    return Scene(
+        game, bucket=200, promises=HOOKS, often=("zero3",),
+        policies={**OURS, "zero2+offload": 2, "zero3+whole": 2, "fsdp+offload": 2, **policies},
+        mutants=(Mutant("nothing is clipped", game=Loose), Mutant("a norm of parts", game=OwnNorms), *more),
+    )  # fmt: skip
+
+
+PIECES = Mutant(
+    "pieces are clipped", "zero3", replaced={"strategies.turn.whole_gradients": as_they_are}
+)
+
+
+def kept(*policies: str, name: str = "keep_writes") -> tuple[Mutant, ...]:
+    return tuple(Mutant(f"no {name}, {policy}", policy, replaced={f"{BUCKET}.{name}": nothing}) for policy in policies)
+
+
+def clipped(way: str, gathered: bool, **policies: int) -> Scene:
+    return Scene(
+        Plain, clipped_by_hand, policies=policies, callbacks=clips(way=way, gathered=gathered),
+        mutants=(Mutant("nothing is clipped", callbacks=list),), promises=BY_CALLBACK,
+    )  # fmt: skip
+
+
+WRITTEN = {
+    "a hook changes gradients": Scene(
+        Shrinks, policies={**OURS, "zero2+offload": 2}, mutants=(Mutant("it looks", game=Looks),), promises=HOOKS
+    ),
+    "a hook clips": by_norms(ClipsByNorm, PIECES, **{"zero2+hybrid:2": 4, "zero3+hybrid:2": 4}),
+    "a hook clips all networks": by_norms(ClipsNetworks, PIECES),
+    "a hook clips by weights": by_norms(Adaptive),
+    "a step of one's own": Scene(
+        Own, alone=Doubled, policies={"ddp": 2, "zero3": 2}, mutants=(Mutant("as it was", game=Plain),)
+    ),
+    "a forward writes by copy_": Scene(
+        Writing, policies=OURS, mutants=kept("zero3"), promises=IN_FORWARD,
+        refused=tuple(  # as in plain torch
+            Refused(WritingLate, policy, "modified by an inplace operation", slow=policy not in OFTEN)
+            for policy in ("single", *OURS)
+        ),
+    ),
+    "a forward writes by data.copy_": Scene(
+        WritingData, policies={**OURS, **COPIES, **ENGINES}, promises=IN_FORWARD,
+        mutants=(
+            *kept("zero3", "zero2+offload"),
+            *(
+                Mutant(
+                    f"no keep_writes, {policy}", policy, slow=True,
+                    replaced={"strategies.sharding.deepspeed_engine.Engine.keep_writes": nothing},
+                )
+                for policy in ("deepspeed2", "deepspeed3")
+            ),
+        ),
+    ),
+    "a forward writes by data=": Scene(
+        WritingOther, policies=OURS, mutants=kept("zero1", "zero2", name="_move_back"), promises=IN_FORWARD
+    ),
+    **{
+        f"{game.__name__}, bucket by bucket": Scene(game, policies={"zero3": 2}, bucket=100, mutants=kept("zero3"))
+        for game in (WritingData, WritingFrozen)
+    },
+    "a forward and a callback write": Scene(
+        Writing, policies={"zero3": 2, "zero2+offload": 2}, often=("zero3", "zero2+offload"), mutants=kept("zero3"),
+        callbacks=clips(way="data.copy_", loads=False), saved=("zero3", "zero2+offload"), arrives=(("single", 1),),
+        refused=tuple(
+            Refused(Writing, f"{policy}recompute", ("writes its weight of shape", "leave recompute out"))
+            for policy in ("single+", "ddp+", "zero3+")
+        ),
+    ),
+    "a callback writes": Scene(
+        Plain, clipped_by_hand, policies={"single": 1, **OURS, **COPIES, **ENGINES}, callbacks=clips(),
+        mutants=kept("zero3"), promises=BY_CALLBACK,
+    ),
+    **{f"a callback writes by {way}": clipped(way, True, zero2=2, zero3=2, fsdp=2, deepspeed3=2) for way in WRITES},
+    **{
+        f"a callback writes by {way}, ungathered": clipped(
+            way, False, **{"single": 1, "ddp": 2, "zero1": 2, "zero2": 2, "zero2+offload": 2, "deepspeed2": 2}
+        )
+        for way in WRITES
+    },
+    "averaged() and gathered() in each other": Scene(
+        Plain, policies={**OURS, **COPIES, **ENGINES}, often=("ddp", "zero3", "fsdp"), callbacks=lambda: [Nests()],
+        mutants=(Mutant("nothing is written", callbacks=list),),
+    ),
+}  # fmt: skip
