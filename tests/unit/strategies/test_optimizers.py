@@ -1,6 +1,7 @@
 """On a CPU Adam goes over memory once a step, where torch's fused update is right."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from gan.phase import Player
+from strategies.checkpoint import player_state
 from strategies.optimizers import make_optimizer
 
 LAST = torch.channels_last
@@ -67,3 +69,14 @@ def test_what_the_author_chose_stays(settings):
 def test_other_optimizers_are_left_alone():
     made, _ = stepped(network(), partial(SGD, lr=0.1), steps=1)
     assert made.param_groups[0]["fused"] is None
+
+
+def test_a_checkpoint_does_not_say_how_this_device_computes_an_update(monkeypatch):
+    """An update on a GPU would otherwise be taken for fused, since the checkpoint was written on a CPU."""
+    optimizer = Adam(network().parameters())
+    names = [str(number) for number in range(4)]
+    policy = SimpleNamespace(learners_optimizer=optimizer, groups=[names], storage=SimpleNamespace(owned={}))
+    monkeypatch.setattr(player_state, "_stepped", lambda _: names)
+    saved = {"state": {}, "param_groups": [{**optimizer.param_groups[0], "params": names, "fused": True, "lr": 0.5}]}
+    player_state.load_optimizer_state(policy, saved)
+    assert [optimizer.param_groups[0][name] for name in ("fused", "lr")] == [None, 0.5]
