@@ -28,28 +28,7 @@ ROUNDING = 1e-6  # of what a weight moves; in float64, so it is far above what a
 def make_optimizer(player: Player, weights: Iterable[nn.Parameter]) -> Optimizer:
     """A player's optimizer for these weights. The player is not frozen."""
     assert player.optimizer is not None
-    optimizer = player.optimizer(weights)
-    if type(optimizer) in (optim.Adam, optim.AdamW) and all(group["fused"] is None for group in optimizer.param_groups):
-        optimizer.register_step_pre_hook(fuse)
-    return optimizer
-
-
-def fuse(optimizer: Optimizer, *_: Any) -> None:
-    """On a CPU let Adam go over memory once in a step, which is eight times as fast as its many passes.
-
-    torch's fused update takes every tensor for contiguous and does not look. So each step looks. On other devices torch
-    chooses well by itself.
-    """
-    for group in optimizer.param_groups:
-        tensors = (
-            each
-            for weight in group["params"]
-            if weight.grad is not None
-            for each in (weight, weight.grad, *optimizer.state.get(weight, {}).values())
-        )
-        otherwise = group["foreach"] or group["capturable"] or group["differentiable"]
-        fits = (each.device.type == "cpu" and each.is_floating_point() and each.is_contiguous() for each in tensors)
-        group["fused"] = (not otherwise and all(fits)) or None
+    return player.optimizer(weights)
 
 
 def treats_elements(optimizer: Optimizer) -> bool:

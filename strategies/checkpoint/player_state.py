@@ -83,8 +83,7 @@ def load_optimizer_state(policy: Policy, saved: Mapping[str, Any]) -> None:
     read(wanted)
     groups, first = [], 0
     for group, own in zip(saved["param_groups"], policy.learners_optimizer.param_groups, strict=True):
-        kept = {name: own[name] for name in ("fused",) if name in own}  # a matter of the device, not of the training
-        groups.append({**group, **kept, "params": list(range(first, first + len(own["params"])))})
+        groups.append({**group, "params": list(range(first, first + len(own["params"])))})
         first += len(own["params"])
     policy.learners_optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
 
