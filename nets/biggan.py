@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gan.files.errors import UserError
-from nets.blocks import without_gradient
+from nets.blocks import laid_out, without_gradient
 from nets.norm import batch_norm
 from nets.r3 import middle
 from nets.spectral import Normalised, full_precision
@@ -228,7 +228,7 @@ class BigGenerator(nn.Module):
         ys = [torch.cat([y, each], 1) for each in others] or [y] * len(self.blocks)
         h = self.linear(first).view(len(z), -1, 4, 4)
         for (block, *attends), y in zip(_stages(self.blocks), ys, strict=True):
-            h = block(h, y)
+            h = block(laid_out(h, block.conv1), y)
             for attention in attends:
                 h = attention(h)
         image = torch.tanh(self.output_layer(h))
@@ -265,9 +265,10 @@ class BigDiscriminator(nn.Module):
         rows, columns = middle((image.shape[2], image.shape[3]), self.side)
         outside = (columns.start, self.side - columns.stop, rows.start, self.side - rows.stop)
         h = F.pad(image, outside) if any(outside) else image
-        for block in _stages(self.blocks):
-            for layer in block:
-                h = layer(h)
+        for block, *attends in _stages(self.blocks):
+            h = block(laid_out(h, block.conv1))
+            for attention in attends:
+                h = attention(h)
         h = F.relu(h).sum((2, 3))
         return self.linear(h)[:, 0] + (self.embed(_label(image, label)) * h).sum(1)
 

@@ -11,6 +11,7 @@ from gan.files.errors import UserError
 from nets.spectral import spectral_norm
 
 SLOPE = 0.2
+MANY = 256  # channels
 
 
 def onehot(label: Tensor, labels: int, like: Tensor) -> Tensor:
@@ -93,6 +94,13 @@ def conv_doubling(
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+def laid_out(x: Tensor, layer: nn.Module) -> Tensor:
+    """In the memory format in which a convolution is fast: on CPUs channels last for few channels only (1.4 times)."""
+    assert isinstance(layer.weight, Tensor)
+    many = x.is_cpu and min(layer.weight.shape[:2]) >= MANY
+    return x.contiguous(memory_format=torch.contiguous_format if many else torch.channels_last)
 
 
 class Residual(nn.Module):

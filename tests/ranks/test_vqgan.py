@@ -119,6 +119,15 @@ def test_at_the_last_layer_the_discriminator_pulls_as_its_weight_says(monkeypatc
     assert pull(score) > 0
 
 
+def test_the_turn_goes_back_through_the_discriminator_once(monkeypatch):
+    """For the adaptive weight and for the learning together."""
+    monkeypatch.setattr(VqGan, "joined", True)
+    game, passes = vqgan().double(), []
+    game.discriminator.register_forward_hook(lambda *found: found[2].register_hook(passes.append) and None)
+    sum(game.paint(pictures(0)).values()).backward()
+    assert len(passes) == 1 and game.autoencoder.encoder.conv_in.weight.grad.abs().sum() > 0
+
+
 def test_the_adaptive_weight_is_bounded():
     game, batch = vqgan().double(), pictures(0)
     painted = game.autoencoder(batch["image"])[0]
