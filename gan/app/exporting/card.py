@@ -104,7 +104,7 @@ def readme(
             code = LOAD.format(player=player, given=_typed(call))
             lines += [f"## {player} in plain torch", "", NEEDS, "", "```python", code, "```", ""]
         if "torch" in formats:
-            code = RUN.format(file=networks[player]["file"].removesuffix(".safetensors"), given=_typed(call.first()))
+            code = RUN.format(file=networks[player]["file"].removesuffix(".safetensors"), given=_typed(call))
             lines += [f"## {player} as a program", "", "This needs torch alone.", "", "```python", code, "```", ""]
     lines += ["## Files", "", *(f"- `*{SUFFIX[kind]}`: programs, made by torch" for kind in formats), "", files]
     return "\n".join(lines)
