@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from gan import noise
+from gan import GanModule, noise
 from gan.app.page.run_tables import held_out
 from gan.app.painting.reopen import SavedRun, shown
 from gan.files.errors import UserError, reason
@@ -37,10 +37,16 @@ class Call:
         return tuple(self.given.values())
 
 
+def networks(game: GanModule) -> dict[str, nn.Module]:
+    """The players' networks by their names, and after them their parts, such as generators.to_b."""
+    whole = {name: player.module for name, player in game.players.items()}
+    return whole | {f"{name}.{part}": net for name, one in whole.items() for part, net in one.named_children()}
+
+
 def calls(opened: SavedRun) -> dict[str, Call]:
-    """The first call of each player's network when the game shows held-out samples."""
+    """The first call of each player's network, or of its parts, when the game shows held-out samples."""
     found: dict[str, Call] = {}
-    names = {player.module: name for name, player in opened.run.game.players.items()}
+    names = {network: name for name, network in reversed(networks(opened.run.game).items())}
 
     def note(network: nn.Module, args: tuple, kwargs: dict) -> None:
         given = signature(network.forward).bind(*args, **kwargs).arguments
@@ -52,7 +58,7 @@ def calls(opened: SavedRun) -> dict[str, Call]:
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return {name: call for name, call in found.items() if name.rpartition(".")[0] not in found}
 
 
 def _none(draw: object, shape: Sequence[int], like: Tensor | None, common: bool, dtype: object = None) -> Tensor:
