@@ -46,7 +46,6 @@ examples:
   python -m gan.sample auto directions --by pca --count 8 --seeds 0-3
   python -m gan.sample auto transfer --from 3 --to 1 2 4         three pictures in the styles of a fourth
   python -m gan.sample auto transfer --from 3 --to 1 --region hair
-  python -m gan.sample auto transfer --from 3 --to 1 2 --each    a row for each region by itself
   python -m gan.sample auto interpolate --between 3 5 --on 1 --frames 60 -o hair.gif
   python -m gan.sample auto save-labels --picture 3 -o mine.png  then paint on it, and
   python -m gan.sample auto repaint --picture 3 --label mine.png
@@ -214,7 +213,7 @@ OPTIONS = {
     },
     "styles": {
         "reconstruct": "count picture singles seed",
-        "transfer": "from to region each missing mean-of singles seed",
+        "transfer": "from to region missing mean-of singles seed",
         "interpolate": "between frames fps on region missing mean-of singles seed",
         "repaint": "picture label missing mean-of singles seed",
         "mean-styles": "count mean-of singles seed",
@@ -234,7 +233,6 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "from direction": _number("go in this direction only", NonNegativeInt),
     "directions direction": _number("go in this direction only", NonNegativeInt),
     "devices": _option(DEVICES, PositiveInt | Literal["auto"], "N", "auto"),
-    "each": {"action": "store_true", "help": "each region by itself, a row each; for one picture's styles"},
     "fps": _number("pictures a second, in a file that ends in .gif or .mp4", Fps, 30),
     "frames": _number("pictures from one to the next, both among them; default 8, or 60 of seeds", Frames),
     "from": _several("the styles; default the first five held-out pictures", "STYLES"),
