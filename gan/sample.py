@@ -195,7 +195,7 @@ def _several(help: str, metavar: str) -> dict[str, Any]:
 LACKING = "styles of regions that a picture lacks: the mean of training pictures"
 BY = "found in the weights (SeFa), or by PCA of many w (GANSpace)"
 TWO = "two styles, or seeds one after the other; default held-out pictures 0 and 1, or seeds 0 1 2 3 0"
-DEVICES = "processes that share the work, each on a device of its own; auto: all GPUs, or two on CPU"
+DEVICES = "processes that share the work, each on a device of its own; default 1; auto: all GPUs, or two on CPU"
 LPIPS = "compare by LPIPS, with VGG-16's weights (vgg16-397923af.pth); default: by the discriminator's features"
 OF_SEAN = "save-styles --picture me.jpg:labels.png -o me.pt, and then transfer --from me.pt --to 0 1 2"
 WRITERS = ("translate", "files", "project", "save-styles", "save-labels")  # they write files themselves
@@ -232,7 +232,7 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "cutoff": _number("truncate only so many layers, from the coarsest on", NonNegativeInt),
     "from direction": _number("go in this direction only", NonNegativeInt),
     "directions direction": _number("go in this direction only", NonNegativeInt),
-    "devices": _option(DEVICES, PositiveInt | Literal["auto"], "N", "auto"),
+    "devices": _option(DEVICES, PositiveInt | Literal["auto"], "N", 1),
     "fps": _number("pictures a second, in a file that ends in .gif or .mp4", Fps, 30),
     "frames": _number("pictures from one to the next, both among them; default 8, or 60 of seeds", Frames),
     "from": _several("the styles; default the first five held-out pictures", "STYLES"),
