@@ -2,24 +2,21 @@
 
 import json
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from gan.app import outputs
-from gan.app.command import command, run_ranks, take_place, working
+from gan.app.command import command, on_ranks, working
 from gan.app.outputs import run, say
 from gan.app.run import options
 from gan.app.run.parser import Parser
 from gan.app.scoring.names import NEEDS, TITLES
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
-from strategies.processes.launched import launched
-
-if TYPE_CHECKING:
-    from gan.app.run.computer import Computer
 
 
 def table(result: dict[str, Any]) -> str:
@@ -65,23 +62,11 @@ def main(argv: list[str]) -> None:
     """Score a run, on one device or by ranks that share the work."""
     request = parse(argv)
     with working():
-        import torch.distributed as dist
-
         from gan.app.run.computer import machine
-        from strategies.processes.cluster import connect
 
     asked = {"accelerator": request.accelerator, "devices": request.devices}
     computer = machine(Namespace(**asked, nodes=1, strategy="ddp", precision="32-true"))
-    place = launched()
-    take_place(place)
-    if place is not None:
-        connect(place, "gloo")
-        _evaluate(request, computer, place.local_rank)
-        dist.destroy_process_group()
-    elif computer.processes > 1:
-        run_ranks("gan.evaluate", argv, computer)
-    else:
-        _evaluate(request, computer)
+    on_ranks("gan.evaluate", argv, computer, partial(_evaluate, request))
 
 
 def parse(argv: list[str] | None = None) -> Namespace:
@@ -110,27 +95,16 @@ def parse(argv: list[str] | None = None) -> Namespace:
     return request
 
 
-def _evaluate(request: Namespace, computer: "Computer", local_rank: int = 0) -> None:
+def _evaluate(request: Namespace, device: str) -> None:
     """The work of one process; the first one prints and saves the result."""
-    from gan.app.painting.reopen import open_run
-    from gan.app.scoring.scoring import evaluate, ranks_here
+    from gan.app.painting.reopen import open_run, together
+    from gan.app.scoring.scoring import evaluate
 
-    device = computer.device(local_rank)
-
-    # All ranks open the checkpoint that the first one finds, since training may be writing newer ones.
-    opened = failure = None
-    here = ranks_here()
-    if here.rank == 0:
-        try:
-            opened = open_run(request.which, request.out, device, request.data, request.run)
-        except UserError as error:
-            failure = error
-    checkpoint, failure = here.broadcast((opened and opened.checkpoint, failure))
-    if failure is not None:
-        raise failure
-    if opened is None:
-        opened = open_run(str(checkpoint), request.out, device, request.data, request.run)
-
+    opened = together(
+        lambda which: open_run(which, request.out, device, request.data, request.run),
+        request.which,
+        lambda opened: opened.checkpoint,
+    )
     result = evaluate(
         opened,
         scores=request.scores,

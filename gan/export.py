@@ -72,8 +72,11 @@ class Exported:
 
     @property
     def described(self) -> dict[str, str]:
-        kind = f"{type(self.network).__module__}.{type(self.network).__name__}"
-        return {"class": kind, "file": f"{self.file}.safetensors", "weights": self.weights}
+        return {"class": class_of(self.network), "file": f"{self.file}.safetensors", "weights": self.weights}
+
+
+def class_of(network: nn.Module) -> str:
+    return f"{type(network).__module__}.{type(network).__name__}"
 
 
 @command
@@ -202,7 +205,6 @@ def _programs(opened: "SavedRun", players: list[Exported], formats: str) -> dict
     """The networks that make what the game shows, as programs; each is compared with its network."""
     from gan.app.exporting import programs
 
-    names = {each.player: each.file for each in players}
     calls = programs.calls(opened)
     if not calls:
         game = type(opened.run.game).__name__
@@ -214,7 +216,16 @@ def _programs(opened: "SavedRun", players: list[Exported], formats: str) -> dict
         say(f"{player} as a program of {kind} gives {words}")
 
     kinds = dict.fromkeys(formats.split(","))
-    return {names[each] + programs.SUFFIX[kind]: partial(write, kind, each) for each in calls for kind in kinds}
+    return {
+        _program(each, players) + programs.SUFFIX[kind]: partial(write, kind, each) for each in calls for kind in kinds
+    }
+
+
+def _program(name: str, players: list[Exported]) -> str:
+    """The name of a program's file, without its ending: that of the player's file, and perhaps the part's name."""
+    files = {each.player: each.file for each in players}
+    owner, dot, part = name.rpartition(".")
+    return files[name] if name in files else f"{files[owner]}{dot}{name_for(part)}"
 
 
 def _card(
@@ -227,9 +238,16 @@ def _card(
     from gan.app.painting.reopen import shown
     from gan.app.training.callbacks import SHOWN
 
-    made = card.arguments(opened)
-    networks = {each.player: each.described | {"arguments": made[each.player]} for each in players}
     calls, kinds = programs.calls(opened), [kind for kind in programs.SUFFIX if kind in formats.split(",")]
+    described: dict[str, Any] = {each.player: each.described | {"part": ""} for each in players}
+    for name, call in calls.items():
+        owner, _, part = name.rpartition(".")
+        if name not in described:
+            described[name] = described[owner] | {"class": class_of(call.network), "part": f"{part}."}
+        if kinds:
+            described[name] |= {"programs": [_program(name, players) + programs.SUFFIX[kind] for kind in kinds]}
+    made = card.arguments(opened, described)
+    networks = {name: each | {"arguments": made[name]} for name, each in described.items()}
     columns = shown(opened.run.game, held_out(opened, SHOWN))
     pictures = {"samples.png": lambda path: grids.grid(columns, SHOWN).save(path, "PNG")} if columns else {}
     text = card.readme(opened, networks, calls, kinds, licence, said, next(iter(pictures), ""))

@@ -1,5 +1,6 @@
 """`python -m gan.sample`: draw what a run's networks make, from seeds or in the styles of pictures."""
 
+from functools import partial
 from itertools import chain, takewhile
 from keyword import iskeyword
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 
-from gan.app.command import command, working
+from gan.app.command import command, on_ranks, working
 from gan.app.outputs import run, say
 from gan.app.run import options
 from gan.app.run.parser import Parser
@@ -45,7 +46,6 @@ examples:
   python -m gan.sample auto directions --by pca --count 8 --seeds 0-3
   python -m gan.sample auto transfer --from 3 --to 1 2 4         three pictures in the styles of a fourth
   python -m gan.sample auto transfer --from 3 --to 1 --region hair
-  python -m gan.sample auto transfer --from 3 --to 1 2 --each    a row for each region by itself
   python -m gan.sample auto interpolate --between 3 5 --on 1 --frames 60 -o hair.gif
   python -m gan.sample auto save-labels --picture 3 -o mine.png  then paint on it, and
   python -m gan.sample auto repaint --picture 3 --label mine.png
@@ -82,14 +82,33 @@ def main(argv: list[str]) -> None:
     """Open the run, do one thing with its networks, and name the files that were written."""
     settings = parse(argv)
     with working():
-        from gan.app.drawing.drawer import FILES
-        from gan.app.drawing.opened import open
+        from gan.app.painting.reopen import device_of
+        from gan.app.run.computer import machine
 
     if settings.get("inputs"):  # then --out is where the translations go
         typed = any(word.partition("=")[0] == "--out" for word in argv)
         settings.file, settings.out = settings.file or (str(settings.out) if typed else None), Path("runs")
+    if settings.action != "files":
+        _sample(settings, argv, settings.device)
+        return
+    place = device_of(settings.device)
+    asked = {"accelerator": place.type, "devices": settings.devices if place.index is None else f"{place.index},"}
+    computer = machine(Namespace(**asked, nodes=1, strategy="ddp", precision="32-true"))
+    on_ranks("gan.sample", argv, computer, partial(_sample, settings, argv))
+
+
+def _sample(settings: Namespace, argv: list[str], device: str) -> None:
+    """The work of one process."""
+    from gan.app.drawing.drawer import FILES
+    from gan.app.drawing.opened import open
+    from gan.app.painting.reopen import together
+
     where = {"out": settings.out, "data": settings.data, "name": settings.run}
-    opened = open(settings.which, settings.device, **({} if settings.which.lower().endswith(FILES) else where))
+    opened = together(
+        lambda which: open(which, device, **({} if which.lower().endswith(FILES) else where)),
+        settings.which,
+        lambda opened: settings.which if opened.run is None else opened.run.checkpoint,
+    )
     if settings.standing:
         opened.stand(settings.standing)
     say(opened.title)
@@ -154,7 +173,8 @@ def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown")
     typed = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
     if wrong := sorted(typed - everywhere - names.keys()):
         raise UserError(f"{opened.title}: {opened.about}, where {wrong[0]} does nothing; leave {wrong[0]} out")
-    chosen = {how.get("dest", name[2:].replace("-", "_")) for name, how in names.items()} - {"singles", "fps"}
+    chosen = {how.get("dest", name[2:].replace("-", "_")) for name, how in names.items()}
+    chosen -= {"singles", "fps", "devices"}
     if action in WRITERS:
         chosen.add("file")
     given = {name: settings[name] for name in chosen if settings[name] is not None}
@@ -178,6 +198,7 @@ def _several(help: str, metavar: str) -> dict[str, Any]:
 LACKING = "styles of regions that a picture lacks: the mean of training pictures"
 BY = "found in the weights (SeFa), or by PCA of many w (GANSpace)"
 TWO = "two styles, or seeds one after the other; default held-out pictures 0 and 1, or seeds 0 1 2 3 0"
+DEVICES = "processes that share the work, each on a device of its own; default 1; auto: all GPUs, or two on CPU"
 LPIPS = "compare by LPIPS, with VGG-16's weights (vgg16-397923af.pth); default: by the discriminator's features"
 OF_SEAN = "save-styles --picture me.jpg:labels.png -o me.pt, and then transfer --from me.pt --to 0 1 2"
 WRITERS = ("translate", "files", "project", "save-styles", "save-labels")  # they write files themselves
@@ -191,11 +212,11 @@ OPTIONS = {
         "project": "picture steps tune perceptual class",
         "from": "latent direction strength by singles",
         "directions": "seeds latent count direction strength by class singles",
-        "files": "count class truncation cutoff",
+        "files": "count class truncation cutoff devices",
     },
     "styles": {
         "reconstruct": "count picture singles seed",
-        "transfer": "from to region each missing mean-of singles seed",
+        "transfer": "from to region missing mean-of singles seed",
         "interpolate": "between frames fps on region missing mean-of singles seed",
         "repaint": "picture label missing mean-of singles seed",
         "mean-styles": "count mean-of singles seed",
@@ -214,7 +235,7 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "cutoff": _number("truncate only so many layers, from the coarsest on", NonNegativeInt),
     "from direction": _number("go in this direction only", NonNegativeInt),
     "directions direction": _number("go in this direction only", NonNegativeInt),
-    "each": {"action": "store_true", "help": "each region by itself, a row each; for one picture's styles"},
+    "devices": _option(DEVICES, PositiveInt | Literal["auto"], "N", 1),
     "fps": _number("pictures a second, in a file that ends in .gif or .mp4", Fps, 30),
     "frames": _number("pictures from one to the next, both among them; default 8, or 60 of seeds", Frames),
     "from": _several("the styles; default the first five held-out pictures", "STYLES"),

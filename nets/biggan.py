@@ -226,7 +226,7 @@ class BigGenerator(nn.Module):
         first, *others = z.split(self.chunk, 1)
         y = self.shared(_label(z, label))
         ys = [torch.cat([y, each], 1) for each in others] or [y] * len(self.blocks)
-        h = self.linear(first).view(len(z), -1, 4, 4)
+        h = self.linear(first).unflatten(1, (-1, 4, 4))
         for (block, *attends), y in zip(_stages(self.blocks), ys, strict=True):
             h = block(laid_out(h, block.conv1), y)
             for attention in attends:
@@ -287,7 +287,7 @@ def _stages(blocks: nn.ModuleList) -> list[list[Any]]:
 
 
 def _label(like: Tensor, label: Tensor | None) -> Tensor:
-    return like.new_ones(len(like), 1) if label is None else label
+    return like.new_ones(like.shape[0], 1) if label is None else label
 
 
 def _begin(net: nn.Module, start: Start) -> None:

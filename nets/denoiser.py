@@ -72,7 +72,7 @@ class OneStep(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Pictures from vectors of noise [B, latent]."""
-        return self.denoiser(self.sigma * z.view(-1, 3, self.size, self.size), z.new_full((len(z),), self.sigma))
+        return self.denoiser(self.sigma * z.view(-1, 3, self.size, self.size), z.new_full((z.shape[0],), self.sigma))
 
 
 class Head(nn.Module):

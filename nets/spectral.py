@@ -74,8 +74,10 @@ def _largest(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 
 def full_precision(kind: str) -> AbstractContextManager:
-    # Half precision has too few digits to tell neighbouring singular values apart. ("meta" has no autocast.)
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    # Half precision has too few digits to tell neighbouring singular values apart. ("meta" and programs have no
+    # autocast.)
+    known = torch.amp.is_autocast_available(kind) and not torch.compiler.is_exporting()
+    return torch.autocast(kind, enabled=False) if known else nullcontext()
 
 
 def spectral_norm(layer: L) -> L:

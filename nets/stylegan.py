@@ -29,7 +29,7 @@ class SynthesisBlock(Filtered):
         """`styles` [B, 2 or 3, D] are those of the convolutions and of the picture, which is added."""
         rows = styles.unbind(1)
         if x is None:
-            x = self.const.expand(len(styles), -1, -1, -1)
+            x = self.const.expand(styles.shape[0], -1, -1, -1)
         else:
             x = self.conv0(laid_out(x, self.conv0), rows[0], grain)
         x = self.conv1(x, rows[-2], grain)

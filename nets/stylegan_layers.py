@@ -159,7 +159,7 @@ class ModulatedConv(Filtered):
     def _grain(self, kind: Grain, style: Tensor) -> Tensor:
         if kind == "const":
             return self.noise_const
-        return noise.randn((len(style), 1, self.side, self.side), like=style)
+        return noise.randn((style.shape[0], 1, self.side, self.side), like=style)
 
 
 class ToRgb(nn.Module):

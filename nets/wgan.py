@@ -68,7 +68,7 @@ class WganGenerator(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """A picture between -1 and 1."""
-        x = self.start(z).view(len(z), -1, 4, 4)
+        x = self.start(z).unflatten(1, (-1, 4, 4))
         for block in self.blocks:
             x = block(x)
         return torch.tanh(self.paint(F.relu(self.norm(x))))

@@ -41,14 +41,12 @@ def place(out: Path | None, opened: SavedRun) -> Path:
 
 def page(opened: SavedRun) -> str:
     """The whole page; parts that this game has nothing for are left out."""
-    tables, styles = run_tables, style_tables
-    two = len(getattr(opened.run.data, "val", ())) > 1
+    tables = run_tables
     parts = [
         Part("training", "What it learned to make", [tables.over_time(opened)]),
         Part("sounds", "What it sounds like", [tables.sounds(opened)]),
         Part("masks", "Masks beside pictures", [tables.masks(opened), tables.legend(opened)]),
-        Part("styles", "One region in another's style", [styles.exchange(opened)]),
-        Part("between", "From one style to another", [styles.edit(opened, other=1 if two else None)]),
+        Part("styles", "One region in another's style", [style_tables.exchange(opened)]),
         Part("videos", "Videos", [tables.videos(opened)]),
         Part("copies", "Are they copies?", [tables.nearest(opened)]),
         Part("scores", "Scores", [compared.scores([opened], [""])]),

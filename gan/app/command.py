@@ -19,7 +19,7 @@ from gan.files.system import resource
 from strategies.processes import agent
 from strategies.processes.agent import Launch
 from strategies.processes.failure import report
-from strategies.processes.launched import Launched
+from strategies.processes.launched import Launched, launched
 from strategies.processes.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
@@ -83,6 +83,27 @@ def take_place(place: Launched | None) -> None:
     rank_zero_only.rank = place.rank if place is not None else 0  # pyrefly: ignore[missing-attribute] - Lightning's own
     if place is not None and place.launcher.elastic:
         agent.end_with_launcher(place.nodes)
+
+
+def on_ranks(module: str, argv: Sequence[str], computer: "Computer", work: Callable[[str], object]) -> None:
+    """Do a work that ranks share: as a rank that was started, or by starting the ranks, or alone.
+
+    `work` gets the device of its process.
+    """
+    import torch.distributed as dist
+
+    from strategies.processes.cluster import connect
+
+    place = launched()
+    take_place(place)
+    if place is None and computer.processes > 1:
+        run_ranks(module, argv, computer)
+        return
+    if place is not None:
+        connect(place, "gloo")  # so on GPUs too they exchange what is in main memory
+    work(computer.device(place.local_rank if place is not None else 0))
+    if place is not None:
+        dist.destroy_process_group()
 
 
 def run_ranks(

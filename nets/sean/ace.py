@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from gan import noise
 from nets.blocks import bias_of, conv, xavier_
 from nets.norm import SyncBatchNorm
-from nets.sean.neighbourhood import CELLS, Neighbourhoods, SizedMasks
+from nets.sean.neighbourhood import CELLS, Neighbourhoods, SizedMasks, cells_of
 from nets.sean.normconv import Settings, mask_conv, norm_conv
 
 
@@ -51,7 +51,7 @@ class ACE(nn.Module):
         self, x: Tensor, masks: SizedMasks, codes: Tensor | None, then: nn.Conv2d, slope: float = 1.0
     ) -> Tensor:
         """Normalise x [B,C,H,W] with masks of its size and codes [B,labels,S]; then leaky ReLU and `then`."""
-        grain = noise.randn((len(x), 1, *x.shape[2:]), like=x)
+        grain = noise.randn((x.shape[0], 1, *x.shape[2:]), like=x)
         scale, shift = self.affine(masks, codes)
         pixels = masks.neighbourhoods.pixels if masks.neighbourhoods is not None else None
         ways = {"keep": not self.recompute, "plain": bool(self.plain)}
@@ -86,6 +86,9 @@ class ACE(nn.Module):
         share = self._share()
         mask = mask_conv(*first, self.mask_affine.kernel(1 - share), self._bias(share))
         kernels = self.style_affine.products(self._regions(codes)) * share
+        if torch.compiler.is_exporting():  # ONNX has no convolution whose groups are as many as the pictures
+            cells = torch.stack(cells_of(F.pad(masks.planes[:, : self.labels], (1, 1, 1, 1))), 2)
+            return mask + (kernels.flatten(1, 2).mT @ cells.flatten(1, 2).flatten(2)).view_as(mask)
         pictures, labels = kernels.shape[:2]
         kernels = kernels.permute(0, 3, 1, 2).reshape(-1, labels, 3, 3)
         onehot = masks.planes[:, :labels].reshape(1, pictures * labels, *masks.planes.shape[2:])

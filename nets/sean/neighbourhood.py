@@ -118,12 +118,12 @@ def find_neighbourhoods(planes: Tensor, labels: int) -> Neighbourhoods | None:
     symbol = F.pad(symbol, (2, 2, 2, 2), value=symbols)
 
     # Number the kinds of 3x3, also on a rim one pixel wide. The 3x3 of its four corners make up a 5x5.
-    small, smalls = _kinds([(cell, symbols + 1) for cell in _cells(symbol)])
+    small, smalls = _kinds([(cell, symbols + 1) for cell in cells_of(symbol)])
     pixels = pictures * height * width
     if 2 * smalls > pixels:
         return None
     picture = torch.arange(pictures, device=planes.device).view(-1, 1, 1).expand(-1, height, width)
-    cells = _cells(small)
+    cells = cells_of(small)
     large, larges = _kinds([(picture, pictures), *((cells[corner], smalls) for corner in (0, 2, 6, 8))])
 
     # Kinds are sorted by picture. Number them within each picture.
@@ -136,7 +136,7 @@ def find_neighbourhoods(planes: Tensor, labels: int) -> Neighbourhoods | None:
 
     # List what each kind of 5x5 is the sum of, cell by cell. Cells outside of the picture add nothing.
     def around_examples(part: Tensor) -> Tensor:
-        return torch.stack([cell.flatten()[example] for cell in _cells(part)], 1)
+        return torch.stack([cell.flatten()[example] for cell in cells_of(part)], 1)
 
     inside = around_examples(F.pad(torch.ones_like(label, dtype=torch.bool), (1, 1, 1, 1)))
     rows = row.unsqueeze(1).expand(-1, CELLS)[inside]
@@ -171,7 +171,7 @@ def _labels(planes: Tensor) -> Tensor:
     return (numbers.expand(len(wide), 1, -1) @ wide).view(len(planes), *planes.shape[2:]).long()
 
 
-def _cells(padded: Tensor) -> list[Tensor]:
+def cells_of(padded: Tensor) -> list[Tensor]:
     """The nine neighbours of each pixel, row by row, for a map with a rim one pixel wide."""
     height, width = padded.shape[-2] - 2, padded.shape[-1] - 2
     return [padded[..., y : y + height, x : x + width] for y in range(3) for x in range(3)]

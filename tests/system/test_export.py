@@ -412,7 +412,7 @@ def test_a_card_says_how_plain_torch_loads_the_networks_and_so_it_does(averaged,
     # As a program: with torch alone.
     ran = subprocess.run([sys.executable, "-I", "-c", program + more + check], cwd=made, capture_output=True)
     size, far, others = ran.stdout.decode().splitlines()
-    assert size == "torch.Size([1, 3, 16, 16])" and float(far) < 1e-5 and others == "[]"
+    assert size == "torch.Size([2, 3, 16, 16])" and float(far) < 1e-5 and others == "[]"
 
 
 def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp_path, monkeypatch, capsys):
@@ -432,6 +432,27 @@ def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp
     assert "(torch.randn(2, 512), torch.eye(2)[[0, 1]])" in code
     assert capsys.readouterr().out == "torch.Size([2, 3, 16, 16])\n"
     assert card._made_up(torch.eye(3, dtype=torch.int64)[[2, 0]]) == "torch.eye(3, dtype=torch.int64)[[2, 0]]"
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "shape"),
+    [("cyclegan-faces", "generators.to_a", (2, 3, 32, 32)), ("byol-faces", "online.encoder", (2, 32))],
+)
+def test_a_card_loads_the_parts_of_a_player_that_the_game_calls(name, part, shape, tmp_path, monkeypatch):
+    small = dict(size=32, faces=4, held_out=2, batch_size=2, width=8, workers=0, max_steps=1)
+    run = opening.train(tmp_path / "runs", name, **small)
+    export(str(run), tmp_path / "hub", card=True, formats="torch")
+    monkeypatch.chdir(tmp_path / "hub")
+    game = open_run(str(run)).run.game
+    x, found = torch.randn(shape[0], 3, 32, 32), []
+    for code in typed_in(Path("README.md")):
+        exec(code, known := {})
+        if part in code:
+            found.append(known["network"](x))
+    with torch.no_grad():
+        wanted = game.get_submodule(part)(x)
+    assert len(found) == 2 and wanted.shape == shape and wanted.std() > 0
+    assert all((each - wanted).abs().max() < 1e-5 for each in found)
 
 
 def outputs_of(run):

@@ -132,7 +132,7 @@ def test_the_page_is_whole_in_one_file(made):
     assert [path.name for path in made.parent.iterdir()] == ["page.html"]
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", text)
     assert "@import" not in text and "url(" not in text
-    here = ["training", "masks", "styles", "between", "copies", "scores", "curves", "run"]
+    here = ["training", "masks", "styles", "copies", "scores", "curves", "run"]
     for link in [*here, "sounds", "videos", "health"]:  # SEAN makes none, and two steps are too few
         assert (f'<section id="{link}">' in text) == (f'href="#{link}"' in text) == (link in here)
     assert "transfer error" in text.lower() and "batch_size" in text
@@ -140,7 +140,7 @@ def test_the_page_is_whole_in_one_file(made):
 
 def test_headings_say_what_each_picture_is(made):
     text = made.read_text()
-    styles = text[text.index('<section id="styles">') : text.index('<section id="between">')]
+    styles = text[text.index('<section id="styles">') : text.index('<section id="copies">')]
     assert '<th scope="col">style of picture 3</th>' in styles
     assert re.search(r'<th scope="row"><span class="swatch"[^>]*></span>hair</th>', text)
     assert 'alt="background, style of picture 1"' in styles
@@ -213,6 +213,6 @@ def test_games_without_styles_leave_those_sections_out(name, tmp_path, page):
     masks = ["masks"] if name == "pix2pix-faces" else []
     assert links == ["training", *masks, "copies", "scores", "curves", "run"]
     opened = open_run(str(run))
-    assert style_tables.exchange(opened).note == style_tables.edit(opened).note == style_tables.NO_STYLES
+    assert style_tables.exchange(opened).note == style_tables.NO_STYLES
     assert page.evaluate(f"{EVERY_PICTURE}.every(each => each.naturalWidth > 0)")
     assert page.problems == []

@@ -71,7 +71,6 @@ def test_data_that_have_moved_are_found_again(folder_run, tmp_path, capsys):
         (["--seed", "1", "auto", "show"], "the run and the action come first"),
         (["auto", "transfer", "--from", "7", "--to", "0"], "there is no held-out picture 7; choose from 0 to 3"),
         (["auto", "transfer", "--region", "hear"], "there is no region 'hear'; did you mean 'hair'?"),
-        (["auto", "transfer", "--from", "1", "2", "--each"], "--each shows the regions of one picture and"),
         (["auto", "interpolate", "--between", "1"], "--between takes two styles and got 1; type --between 3 5"),
         (["auto", "interpolate", "--between", "mean", "1"], "'mean' has styles and no shapes; say with --on which"),
         (["auto", "repaint"], "repaint needs the edited label map: type --label mine.png; a label map to edit is"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -10,7 +10,6 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from gan import noise
 from gan.app.painting.grids import picture
 from gan.app.painting.reopen import SavedRun, device_of
 from gan.files.errors import UserError
@@ -24,7 +23,6 @@ from nets.stylegan import StyleGenerator
 
 PIXELS, MOST = 2**20, 64  # at once: pixels of all pictures together, and pictures
 FILES = (".pkl", ".pth")  # the ends of published files' names
-Grain = Literal["const", "none"] | int
 
 
 class How(TypedDict, total=False):
@@ -105,11 +103,6 @@ class Drawer:
     def device(self) -> torch.device:
         return self.like.device
 
-    @property
-    def mean_w(self) -> Tensor:
-        """The mean of w over all latents [W], to which truncation pulls."""
-        return self.styled().mapping.w_avg
-
     def z(self, seeds: Sequence[int]) -> Tensor:
         """The latents of seeds [B, latent]."""
         return torch.stack([self._latent_of(seed) for seed in seeds]).to(self.like)
@@ -139,20 +132,10 @@ class Drawer:
             raise UserError("a cutoff is for truncation; type --truncation too, such as --truncation 0.7")
         return self.styled().styles(z, labels, psi=psi, cutoff=cutoff)
 
-    def from_w(self, w: Tensor, grain: Grain = "const") -> Tensor:
-        """Pictures of vectors w [B, layers, W]: [B, channels, height, width] in about -1 to 1.
-
-        `grain` is the noise in each layer: "const" for that of the network, "none", or a seed, whose noise is the same
-        in every picture.
-        """
+    def from_w(self, w: Tensor) -> Tensor:
+        """Pictures of vectors w [B, layers, W]: [B, channels, height, width] in about -1 to 1."""
         net = self.styled()
-        if not isinstance(grain, int):
-            return torch.cat([net.drawn(part, grain) for part in w.split(self.at_once)])
-        pictures = []
-        for row in w.split(1):
-            with noise.at(noise.Place(("sample", grain), 0, 1, 1)):
-                pictures.append(net.drawn(row, "random"))
-        return torch.cat(pictures)
+        return torch.cat([net.drawn(part, "const") for part in w.split(self.at_once)])
 
     def from_z(self, z: Tensor, labels: Tensor | None = None) -> Tensor:
         """Pictures of latents and labels, without truncation."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import islice, pairwise
+from contextlib import nullcontext
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -17,12 +17,12 @@ from gan.app.drawing.numbers import Numbers, numbers, once
 from gan.app.painting.actions import Paintings, Shown, file_name
 from gan.app.painting.grids import picture, png
 from gan.app.painting.painter import has_styles
-from gan.app.painting.reopen import SavedRun, open_run
+from gan.app.painting.reopen import SavedRun, in_turns, open_run, ranks_here
 from gan.app.painting.sheet import Columns, Sheet, into, writing
 from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
 
-TOGETHER = 64  # pictures that threads compress at a time
+TOGETHER = 64  # pictures that a rank draws, and its threads compress, at a time
 
 
 class Drawings(Edits):
@@ -102,15 +102,29 @@ class Drawings(Edits):
         return Sheet(file_name("interpolate", [str(seed) for seed in seeds]), frames=moving)
 
     def files(self, file: str | Path | None = None, count: int = 50_000, **how: Unpack[How]) -> list[Path]:
-        """Write the pictures of the first seeds into a folder, or a zip, for a program that scores them."""
-        path = Path(file or self.path(f"{count}-pictures", ".zip"))
-        images = self.drawer.images(range(count), **how)
-        with writing(path), into(path) as write, ThreadPoolExecutor() as pool, tqdm(total=count) as bar:
-            while some := list(islice(images, TOGETHER)):
-                for content in pool.map(partial(png, compress_level=1), some):
-                    write(f"seed{bar.n:06d}.png", content)
+        """Write the pictures of the first seeds into a folder, or a zip, for a program that scores them.
+
+        Where torch.distributed is initialised, the ranks share the work, and the first one writes.
+        """
+        path, world = Path(file or self.path(f"{count}-pictures", ".zip")), ranks_here()
+        parts = (range(first, min(first + TOGETHER, count)) for first in range(0, count, TOGETHER))
+        numbered, first = iter(range(count)), world.rank == 0
+        with (
+            writing(path),
+            into(path) if first else nullcontext(lambda name, content: None) as write,
+            ThreadPoolExecutor() as pool,
+            tqdm(total=count, disable=not first) as bar,
+        ):
+            for seeds, spare in in_turns(parts, world):
+                made = [] if spare else list(pool.map(_compressed, self.drawer.images(seeds, **how)))
+                for content in chain.from_iterable(world.gather(made)):
+                    write(f"seed{next(numbered):06d}.png", content)
                     bar.update()
         return [path]
+
+
+def _compressed(image: Image.Image) -> bytes:
+    return png(image, compress_level=1)
 
 
 def open(path: str | Path = "auto", device: str = "auto", **options: Any) -> Shown:

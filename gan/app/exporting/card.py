@@ -1,7 +1,7 @@
 """README.md and config.json of exported networks: what they are, and how plain torch loads them."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from inspect import signature
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from jsonargparse import Namespace
 from torch import Tensor, nn
 
-from gan.app.exporting.programs import SUFFIX, Call
+from gan.app.exporting.programs import SUFFIX, Call, networks
 from gan.app.painting.reopen import SavedRun, build_again
 from gan.app.training.card import card
 from gan.games.from_noise import FromNoise
@@ -25,23 +25,24 @@ from safetensors.torch import load_file
 made = json.load(open("config.json"))["networks"]["{player}"]
 module, _, name = made["class"].rpartition(".")
 network = getattr(import_module(module), name)(**made["arguments"])
-network.load_state_dict(load_file(made["file"]))
+weights, part = load_file(made["file"]), made["part"]
+network.load_state_dict({{key.removeprefix(part): weights[key] for key in weights if key.startswith(part)}})
 print(network.eval()({given}).shape)"""
 NEEDS = "To make the network also takes the packages `nets` and `gan` of Coordinated GANs, but not Lightning."
 RUN = """import torch
 
-network = torch.export.load("{file}.pt2").module()
+network = torch.export.load("{file}").module()
 print(network({given}).shape)"""
 
 
-def arguments(opened: SavedRun) -> dict[str, dict[str, Any] | None]:
-    """What each player's network is made with; None if that is not plain values, or makes another network."""
-    networks = {name: player.module for name, player in opened.run.game.players.items()}
-    with _noting(set(map(type, networks.values()))) as made:
+def arguments(opened: SavedRun, names: Collection[str]) -> dict[str, dict[str, Any] | None]:
+    """What networks of these names are made with; None if that is not plain values, or makes another network."""
+    known = networks(opened.run.game)
+    with _noting({type(known[name]) for name in names}) as made:
         game = build_again(Namespace(**opened.settings), opened.folder).game
         game.assemble()
-    given = {name: made.get(player.module) for name, player in game.players.items()}
-    return {name: given[name] if _makes(given[name], network) else None for name, network in networks.items()}
+    given = {name: made.get(network) for name, network in networks(game).items()}
+    return {name: given[name] if _makes(given[name], known[name]) else None for name in names}
 
 
 @contextmanager
@@ -72,23 +73,23 @@ def _makes(given: dict[str, Any] | None, network: nn.Module) -> bool:
     return again.state_dict().keys() == network.state_dict().keys()
 
 
-def config(opened: SavedRun, networks: Mapping[str, Mapping[str, Any]], known: Mapping[str, Any]) -> str:
+def config(opened: SavedRun, described: Mapping[str, Mapping[str, Any]], known: Mapping[str, Any]) -> str:
     """config.json, with what is `known` already."""
     about = {**known, "run": opened.folder.path.resolve().name, "recipe": opened.name, "step": opened.step}
     about |= {"classes": opened.class_names} if opened.class_names else {}
-    return json.dumps({**about, "game": type(opened.run.game).__name__, "networks": networks}, indent=1) + "\n"
+    return json.dumps({**about, "game": type(opened.run.game).__name__, "networks": described}, indent=1) + "\n"
 
 
 def readme(
     opened: SavedRun,
-    networks: Mapping[str, Mapping[str, Any]],
+    described: Mapping[str, Mapping[str, Any]],
     called: Mapping[str, Call],
     formats: list[str],
     licence: str | None,
     files: str,
     picture: str,
 ) -> str:
-    """README.md. `networks` are as in config.json, `files` says what the files are. `picture` is one."""
+    """README.md. `described` are networks as in config.json, `files` says what the files are. `picture` is one."""
     head = ["---", "library_name: pytorch", "tags:", "- gan", f"- {type(opened.run.game).__name__.lower()}", "---", ""]
     known = card(opened.folder, opened.run, opened.step, opened.settings, licence)
     lines = [*head, known]
@@ -100,11 +101,11 @@ def readme(
         what = "Samples that are drawn from noise" if isinstance(opened.run.game, FromNoise) else held_out
         lines += [f"![{what}]({picture})", ""]
     for player, call in called.items():
-        if networks[player]["arguments"] is not None:
+        if described[player]["arguments"] is not None:
             code = LOAD.format(player=player, given=_typed(call))
             lines += [f"## {player} in plain torch", "", NEEDS, "", "```python", code, "```", ""]
         if "torch" in formats:
-            code = RUN.format(file=networks[player]["file"].removesuffix(".safetensors"), given=_typed(call.first()))
+            code = RUN.format(file=described[player]["programs"][0], given=_typed(call))
             lines += [f"## {player} as a program", "", "This needs torch alone.", "", "```python", code, "```", ""]
     lines += ["## Files", "", *(f"- `*{SUFFIX[kind]}`: programs, made by torch" for kind in formats), "", files]
     return "\n".join(lines)

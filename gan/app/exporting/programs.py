@@ -14,13 +14,14 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from gan import noise
+from gan import GanModule, noise
 from gan.app.page.run_tables import held_out
 from gan.app.painting.reopen import SavedRun, shown
 from gan.files.errors import UserError, reason
 
 SUFFIX = {"torch": ".pt2", "onnx": ".onnx"}
 SAMPLES = 2  # in a call: with one, torch.export would take 1 for a constant
+FIXED = "its forward fixes the number of samples; write x.shape[0] in place of len(x) there, or"
 FAR = 1e-3  # of the largest number that a network gives: a program that differs more is none of it
 
 
@@ -35,16 +36,17 @@ class Call:
     def values(self) -> tuple[Any, ...]:
         return tuple(self.given.values())
 
-    def first(self) -> "Call":
-        """The same with one sample."""
-        cut = {name: value[:1] if isinstance(value, Tensor) else value for name, value in self.given.items()}
-        return Call(self.network, cut)
+
+def networks(game: GanModule) -> dict[str, nn.Module]:
+    """The players' networks by their names, and after them their parts, such as generators.to_b."""
+    whole = {name: player.module for name, player in game.players.items()}
+    return whole | {f"{name}.{part}": net for name, one in whole.items() for part, net in one.named_children()}
 
 
 def calls(opened: SavedRun) -> dict[str, Call]:
-    """The first call of each player's network when the game shows held-out samples."""
+    """The first call of each player's network, or of its parts, when the game shows held-out samples."""
     found: dict[str, Call] = {}
-    names = {player.module: name for name, player in opened.run.game.players.items()}
+    names = {network: name for name, network in reversed(networks(opened.run.game).items())}
 
     def note(network: nn.Module, args: tuple, kwargs: dict) -> None:
         given = signature(network.forward).bind(*args, **kwargs).arguments
@@ -56,7 +58,7 @@ def calls(opened: SavedRun) -> dict[str, Call]:
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return {name: call for name, call in found.items() if name.rpartition(".")[0] not in found}
 
 
 def _none(draw: object, shape: Sequence[int], like: Tensor | None, common: bool, dtype: object = None) -> Tensor:
@@ -69,14 +71,15 @@ def _none(draw: object, shape: Sequence[int], like: Tensor | None, common: bool,
 def write(kind: str, player: str, call: Call, path: Path) -> float:
     """Write the program; returns how far what the file gives is from what the network gives for the same input."""
     try:
-        made, call = _program(call)
+        made = _program(call)
         got = _through_torch(made, call, path) if kind == "torch" else _through_onnx(made, call, path)
     except OSError:
         raise
     except ImportError as error:
         raise UserError("--format onnx needs its packages: pip install '.[onnx]'") from error
     except Exception as error:
-        raise UserError(f"--format {kind}: torch cannot write '{player}' so: {reason(error)}; leave it out") from error
+        why = FIXED if "specialized it to be a constant" in str(error) else reason(error)
+        raise UserError(f"--format {kind}: torch cannot write '{player}' so: {why}; leave it out") from error
     wanted = call.network(*call.values)
     wanted, got = (each[0] if isinstance(each, tuple | list) else each for each in (wanted, got))
     far = float((got.to(wanted) - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12))
@@ -85,14 +88,11 @@ def write(kind: str, player: str, call: Call, path: Path) -> float:
     return far
 
 
-def _program(call: Call) -> tuple[Any, Call]:
-    """The program of torch.export, and the call that it was made for: of one sample if it takes only so many."""
-    batch = {0: torch.export.Dim.AUTO}
+def _program(call: Call) -> Any:
+    """The program of torch.export, for any number of samples."""
+    batch = {0: torch.export.Dim.DYNAMIC}
     shapes = {name: batch if isinstance(value, Tensor) else None for name, value in call.given.items()}
-    made = torch.export.export(call.network, call.values, dynamic_shapes=shapes)
-    if made.range_constraints:
-        return made, call
-    return torch.export.export(call.network, call.first().values), call.first()
+    return torch.export.export(call.network, call.values, dynamic_shapes=shapes)
 
 
 def _through_torch(made: Any, call: Call, path: Path) -> Any:

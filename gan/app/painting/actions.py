@@ -60,9 +60,6 @@ class StyleSource:
     def image(self) -> Tensor | None:
         return None if self.picture is None else self.picture.image
 
-    def spotlight(self, region: int) -> Tensor | None:
-        return None if self.picture is None else self.picture.spotlight(region)
-
     def on(
         self, picture: Picture, chosen: list[int] | None = None, edited: bool = False, rest: Styles | None = None
     ) -> Styles:
@@ -211,7 +208,6 @@ class Paintings(Shown):
         from_: Words = None,
         to: Words = None,
         region: Words = None,
-        each: bool = False,
         missing: str = "mean",
         mean_of: int = 1000,
         seed: int = 0,
@@ -223,8 +219,6 @@ class Paintings(Shown):
         sources = [StyleSource(painter, name, missing, mean_of) for name in styled]
         chosen = regions(words(region), painter.label_names) if region is not None else None
         name = file_name("transfer", ["from", *styled, "to", *shapes, *words(region)])
-        if each:
-            return _region_by_region(painter, sources, pictures, chosen, name)
 
         what = _what(painter, chosen)
         # The first row shows the styles' pictures, the first columns the pictures to paint; the rest is painted.
@@ -349,28 +343,6 @@ class Paintings(Shown):
         save_png(grids.label_png(label, len(names)), path)
         save_png(grids.legend(dict(enumerate(names))), legend)
         return [path, legend]
-
-
-def _region_by_region(
-    painter: Painter, sources: list[StyleSource], to: list[Picture], chosen: list[int] | None, name: str
-) -> Sheet:
-    if len(sources) != 1:
-        raise UserError(
-            f"--each shows the regions of one picture and --from names {len(sources)}; type --from 3 --each"
-        )
-    (source,) = sources
-    if chosen is None:
-        theirs = {region for picture in to for region in picture.regions}
-        chosen = [region for region, has in enumerate(source.styles.present) if has and region in theirs]
-    names = [painter.label_names[region] for region in chosen]
-    columns: Columns = {f"styles of {source.title}": [source.image, *map(source.spotlight, chosen)]}
-    singles = {}
-    for picture in to:
-        made = [painter.paint(picture, source.on(picture, [region])) for region in chosen]
-        columns[unused(_row(picture), columns)] = [picture.image, *made]
-        singles |= {f"{picture.title}-{name}": image for name, image in zip(names, made, strict=True)}
-    _tell(sources)
-    return Sheet(f"{name}-each", columns, ["", *names], singles)
 
 
 def _tell(sources: Sequence[StyleSource]) -> None:

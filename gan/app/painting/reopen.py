@@ -1,13 +1,14 @@
 """Open a run again from its folder: its networks as they were saved, and its held-out samples."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeGuard
+from typing import Any, Literal, Protocol, TypeGuard, TypeVar
 
 import torch
+import torch.distributed as dist
 from jsonargparse import Namespace
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
@@ -32,6 +33,9 @@ from strategies import random_state
 from strategies.accelerator import best, counted
 from strategies.hooks import overrides
 from strategies.micro_batches import first_rows, join_batches, rows
+from strategies.ranks import World
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -289,3 +293,32 @@ def _cut(batches: Iterator[Any], most: int | None) -> Iterator[Any]:
         yield batch
         if left == 0:
             return
+
+
+# ---- ranks that share a work ----
+
+
+def ranks_here() -> World:
+    """The ranks of a command that share its work. They exchange what is in main memory."""
+    return World(dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else World()
+
+
+def together(opening: Callable[[str], T], which: str, checkpoint: Callable[[T], object]) -> T:
+    """What the first rank opens, opened on all ranks: training may be writing newer checkpoints."""
+    world, opened, failure = ranks_here(), None, None
+    if world.rank == 0:
+        try:
+            opened = opening(which)
+        except UserError as error:
+            failure = error
+    found, failure = world.broadcast((opened and str(checkpoint(opened)), failure))
+    if failure is not None:
+        raise failure
+    return opening(found) if opened is None else opened
+
+
+def in_turns(parts: Iterable[T], world: World) -> Iterator[tuple[T, bool]]:
+    """This rank's parts of a work, and whether another rank has the part too: each rank has one in every turn."""
+    parts = iter(parts)
+    while some := list(islice(parts, world.size)):
+        yield some[min(world.rank, len(some) - 1)], world.rank >= len(some)

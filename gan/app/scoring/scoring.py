@@ -3,12 +3,10 @@
 import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 import torchmetrics
 import torchvision
 from lightning.fabric.utilities.apply_func import move_data_to_device
@@ -19,14 +17,13 @@ from tqdm import tqdm
 from datasets.augment import Prepared, Samples
 from gan import noise
 from gan import ranks as all_ranks
-from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, has_numbers, samples
+from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, has_numbers, in_turns, ranks_here, samples
 from gan.app.scoring.outputs import Heard, Made, makes
 from gan.app.scoring.scorer import Rows, Scorer, choose
 from strategies.accelerator import name_of
 from strategies.micro_batches import rows
 from strategies.ranks import World
 
-T = TypeVar("T")
 VERSIONS = {module.__name__: module.__version__ for module in (torch, torchvision, torchmetrics)}
 
 Turn = tuple[range, Any, bool]  # the numbers of samples, a batch of them, and whether another rank has it too
@@ -139,17 +136,11 @@ def scored(
 def turns_of(samples: Samples, count: int, batch_size: int, world: World, workers: int) -> Iterator[Turn]:
     """This rank's batches of the first so many samples; after the last one, the first one comes again."""
     cut = (range(at, min(at + batch_size, count)) for at in range(0, count, batch_size))
-    own = list(_in_turns(cut, world))
+    own = list(in_turns(cut, world))
     picks = [[(0, number % len(samples)) for number in numbers] for numbers, _ in own]
     loader = DataLoader(Prepared(samples), batch_sampler=picks, num_workers=workers)
     for (numbers, spare), batch in zip(own, loader, strict=True):
         yield numbers, batch, spare
-
-
-def _in_turns(batches: Iterable[T], world: World) -> Iterator[tuple[T, bool]]:
-    batches = iter(batches)
-    while some := list(islice(batches, world.size)):
-        yield some[min(world.rank, len(some) - 1)], world.rank >= len(some)
 
 
 def _turns(opened: SavedRun, count: int, batch_size: int, world: World, workers: int | None = None) -> Iterator[Turn]:
@@ -165,7 +156,7 @@ def _turns(opened: SavedRun, count: int, batch_size: int, world: World, workers:
         for batch in samples(opened.run, count)[0]:
             yield range(at, at := at + rows(batch)), batch
 
-    for (numbers, batch), spare in _in_turns(numbered(), world):
+    for (numbers, batch), spare in in_turns(numbered(), world):
         yield numbers, batch, spare
 
 
@@ -177,8 +168,3 @@ def _counts(opened: SavedRun, most: int | None) -> tuple[int, int]:
     found, held = samples(opened.run, most)
     count = sum(map(rows, found))
     return count, count if held else 0
-
-
-def ranks_here() -> World:
-    """The ranks of a command that share the work, by gloo: so on GPUs too they exchange what is in main memory."""
-    return World(dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else World()

@@ -156,39 +156,6 @@ def test_regions_of_a_picture_come_by_size_and_where_they_lie_is_shown(run):
     assert not change[label == regions[0]].any() and change[label != regions[0]].float().mean() > 0.9
 
 
-def test_an_edit_goes_from_ones_own_style_to_anothers(lively):
-    painter = Painter(lively)
-    one, other = painter.picture("0"), painter.picture("1")
-    own, theirs = painter.styles(one), painter.styles(other)
-    table = style_tables.edit(lively, 0, "skin", 1, [0, 0.5, 1])
-    assert list(table.columns) == ["picture 0", "picture 1", "0%", "50%", "100%"]
-    label = painter.label_names.index("skin")
-    start, half, end = (cell.pictures[0].tobytes() for cell in row(table, "skin")[2:])
-    assert start == picture_of(painter.paint(one, own))
-    assert end == picture_of(painter.paint(one, own.taking(theirs, [label])))
-    assert len({start, half, end}) == 3
-    still = row(table, "moved")[2].pictures[0]
-    assert still.getextrema() == ((255, 255),) * 3
-    table = style_tables.edit(lively, 0, "skin", None, [0, 1, 2])  # a style is scaled where there is no other
-    none, same, _ = (cell.pictures[0].tobytes() for cell in row(table, "skin")[1:])
-    assert same == picture_of(painter.paint(one, own)) != none
-    changes_most = style_tables.edit(lively).rows[0].title
-    assert changes_most in lively.run.data.val.label_names[1:]
-
-
-def test_what_cannot_be_edited_is_said(run):
-    labels = [set(run.run.data.val[number]["label"].unique().tolist()) for number in range(2)]
-    lacking = run.run.data.val.label_names[(set(range(19)) - (labels[0] & labels[1])).pop()]
-    for choice, told in (
-        ({"picture": 99}, "there is no held-out picture 99; choose from 0 to 3"),
-        ({"region": "moon"}, "there is no region 'moon'"),
-        ({"other": 77}, "there is no held-out picture 77"),
-        ({"region": lacking}, f"region '{lacking}' is not in both pictures 0 and 1; choose from "),
-    ):
-        with pytest.raises(UserError, match=told):
-            style_tables.edit(run, **choice)
-
-
 # ---- run tables ----
 
 
@@ -402,4 +369,4 @@ def test_edges_of_instances_are_shown_beside_masks(tmp_path):
 def test_spade_paints_masks_without_styles(tmp_path):
     run = open_run(str(opening.train(tmp_path, "spade-faces", faces=8, held_out=4, size=32, width=4, hidden=8)))
     assert [each.title for each in run_tables.masks(run).rows] == ["picture", "mask", "output"]
-    assert style_tables.exchange(run).note == style_tables.edit(run).note == style_tables.NO_STYLES
+    assert style_tables.exchange(run).note == style_tables.NO_STYLES

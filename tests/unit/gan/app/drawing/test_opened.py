@@ -161,7 +161,7 @@ def test_pictures_of_four_channels_are_transparent(files):
 
 @pytest.mark.parametrize("where", ["fakes.zip", "fakes"])
 def test_many_pictures_are_files_in_a_zip_or_a_folder(files, where, tmp_path):
-    draw("r3.pkl", "files", "--count", 10, "-o", where)
+    draw("r3.pkl", "files", "--count", 10, "--devices", 1, "-o", where)
     if where.endswith(".zip"):
         with zipfile.ZipFile(where) as file:
             found = {name: np.asarray(Image.open(BytesIO(file.read(name)))) for name in file.namelist()}
@@ -175,7 +175,7 @@ def test_many_pictures_are_files_in_a_zip_or_a_folder(files, where, tmp_path):
 def test_a_folder_that_has_files_is_left_alone(files, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    assert sample.main(["r3.pkl", "files", "--count", "2", "-o", "mine", "--device", "cpu"]) == 2
+    assert sample.main(["r3.pkl", "files", "--count", "2", "-o", "mine", "--device", "cpu", "--devices", "1"]) == 2
     assert "'mine' is there already and not empty" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
 
@@ -240,7 +240,7 @@ def test_the_command_has_the_options_of_each_action_with_the_same_defaults(kind)
         hows = How.__annotations__.keys() if own.pop("how", None) else set()
         options = sample.options_of(kind.kind, action)
         names = {how.get("dest", name[2:].replace("-", "_")): name for name, how in options.items()}
-        wanted = {"from_" if name == "from" else name for name in names} - {"singles", "fps"}
+        wanted = {"from_" if name == "from" else name for name in names} - {"singles", "fps", "devices"}
         assert wanted | ({"file"} & own.keys()) == own.keys() - {"self"} | hows
         for name in names.keys() & own.keys():
             if typed[name] is not None:

@@ -105,20 +105,6 @@ def test_transfer_of_a_region_moves_its_code_alone(act, opened):
     assert not same(made, as_saved(painter.paint(target, own)))
 
 
-def test_each_region_by_itself_has_a_row(act, opened):
-    grid, folder = act("transfer", "--from", 2, "--to", 0, "--each", "--singles")
-    _, one = act("transfer", "--from", 2, "--to", 0, "--region", "hair", "--singles")
-    made, painter = singles(folder), Painter(opened)
-    styles, shown = painter.styles(painter.picture("2")), painter.picture("0").regions
-    names = [name for k, name in enumerate(styles.label_names) if styles.present[k] and k in shown]
-    assert set(made) == {f"0-{name}" for name in names}
-    assert same(made["0-hair"], singles(one)["0-in-2"])
-    with Image.open(grid) as sheet:
-        assert sheet.height == grids.TITLE + grids.MARGIN + (1 + len(names)) * CELL
-    _, folder = act("transfer", "--from", 2, "--to", 0, 1, "--each", "--region", "hair", 1, "--singles")
-    assert set(singles(folder)) == {"0-hair", "0-skin", "1-hair", "1-skin"}
-
-
 def test_interpolation_ends_at_the_two_and_goes_straight(act, opened):
     _, folder = act("interpolate", "--between", 2, 3, "--on", 0, "--frames", 5, "--missing", "own", "--singles")
     frames = singles(folder)
@@ -150,7 +136,6 @@ def test_interpolation_of_a_region_moves_its_code_alone(act, opened):
         ("reconstruct --picture 1 train:2", ["labels", "picture", "output"], ["picture 1", "train 2"]),
         ("transfer --from 2 mean --to 0", ["labels", "picture", "styles of 2", "styles of mean"], ["", "picture 0"]),
         ("transfer --from 2 --to 0 --region hair 1", ["labels", "picture", "hair, skin of 2"], ["", "picture 0"]),
-        ("transfer --from 2 --to 0 1 --each --region 1", ["styles of 2", "picture 0", "picture 1"], ["", "skin"]),
         ("interpolate --frames 3", ["styles of 0", "0 %", "50 %", "100 %", "styles of 1"], ["picture 0"]),
         ("interpolate --between mean 1 --on 2 --frames 2", ["0 %", "100 %", "styles of 1"], ["picture 2"]),
         ("mean-styles --count 1", ["labels", "mean styles", "picture"], ["picture 0"]),

@@ -146,7 +146,7 @@ def test_it_may_be_a_picture_a_file_or_the_mean(artist, tmp_path):
     assert picture.title == "2" and picture.image is picture.picture.image
     picture.styles.save(tmp_path / "a.pt")
     saved = StyleSource(artist, str(tmp_path / "a.pt"))
-    assert (saved.title, saved.picture, saved.image, saved.spotlight(0)) == ("a", None, None, None)
+    assert (saved.title, saved.picture, saved.image) == ("a", None, None)
     assert torch.equal(saved.styles.codes, picture.styles.codes)
     mean = StyleSource(artist, "mean", among=4)
     assert mean.title == "mean" and torch.equal(mean.styles.codes, artist.mean(4).codes)
@@ -210,7 +210,7 @@ def test_a_region_that_the_painted_picture_lacks_is_said(artist):
 
 def test_the_spotlight_leaves_the_region_alone(artist):
     source = StyleSource(artist, "2")
-    lit, inside = source.spotlight(HAIR), source.picture.label == HAIR
+    lit, inside = source.picture.spotlight(HAIR), source.picture.label == HAIR
     assert torch.equal(lit[:, inside], source.image[:, inside])
     assert (lit[0] == lit[1])[~inside].all() and (lit[:, ~inside] > 0.3).all()
 

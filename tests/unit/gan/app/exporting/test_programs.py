@@ -1,0 +1,85 @@
+"""A program of a network takes any number of samples."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gan.app.exporting import programs
+from gan.files.errors import UserError
+from nets.biggan import BigGenerator
+from nets.sean import SeanGenerator
+from nets.stylegan import StyleGenerator
+from nets.wgan import WganGenerator
+
+
+def masks(count: int, edges: bool = False) -> Tensor:
+    onehot = F.one_hot(torch.randint(0, 3, (count, 4, 4)), 3).permute(0, 3, 1, 2).float()
+    return torch.cat([onehot, onehot[:, :1]], 1) if edges else onehot
+
+
+def label(count: int) -> Tensor:
+    return F.one_hot(torch.arange(count) % 2, 2).float()
+
+
+NETWORKS = {
+    "stylegan2": (
+        lambda: StyleGenerator(8, latent=8, style=8, mapping=1, base=32, most=4),
+        lambda count: {"z": torch.randn(count, 8)},
+    ),
+    "wgan-gp": (lambda: WganGenerator(8, (4, 4)), lambda count: {"z": torch.randn(count, 8)}),
+    "biggan": (
+        lambda: BigGenerator((16, 16), 1, 8, classes=2),
+        lambda count: {"z": torch.randn(count, 8), "label": label(count)},
+    ),
+    "sean": (
+        lambda: SeanGenerator(3, 8, 2, 4, 2, gain=1.0),
+        lambda count: {"onehot": masks(count), "codes": torch.randn(count, 3, 8)},
+    ),
+    "spade": (
+        lambda: SeanGenerator(3, None, 2, 4, 2, gain=1.0, edges=True),
+        lambda count: {"onehot": masks(count, edges=True)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@torch.no_grad()
+def test_a_program_of_torch_takes_any_number_of_samples(name, tmp_path):
+    make, inputs = NETWORKS[name]
+    network = make().eval()
+    path = tmp_path / "network.pt2"
+    programs.write("torch", name, programs.Call(network, inputs(2)), path)
+    program = torch.export.load(path).module()
+    for count in (1, 2, 5):
+        given = inputs(count).values()
+        wanted = network(*given)
+        assert len(wanted) == count and (program(*given) - wanted).abs().max() < 1e-4 < 1e-2 < wanted.std()
+
+
+@torch.no_grad()
+def test_an_onnx_program_of_sean_takes_any_number_of_samples(tmp_path):
+    from onnxruntime import InferenceSession
+
+    make, inputs = NETWORKS["sean"]
+    network = make().eval()
+    path = tmp_path / "network.onnx"
+    programs.write("onnx", "sean", programs.Call(network, inputs(2)), path)
+    session = InferenceSession(path)
+    for count in (1, 5):
+        given = inputs(count)
+        wanted = network(*given.values())
+        (got,) = session.run(None, {name: value.numpy() for name, value in given.items()})
+        assert (torch.from_numpy(got) - wanted).abs().max() < 1e-4 < 1e-2 < wanted.std()
+
+
+class Fixed(nn.Module):
+    """A network whose forward has a number of samples as a constant."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z.view(len(z), 2, -1)
+
+
+def test_a_network_that_fixes_the_number_of_samples_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"fixes the number of samples; write x.shape\[0\]"):
+        programs.write("torch", "mine", programs.Call(Fixed(), {"z": torch.randn(2, 8)}), tmp_path / "mine.pt2")
