@@ -107,7 +107,7 @@ def main() -> int:
     told, pipes, processes, lines = Told(), [], [], []
     for _ in range(max(many for _, many in TIERS.values())):
         ours, theirs = multiprocessing.Pipe()
-        processes.append(context.Process(target=work, args=(theirs,)))
+        processes.append(context.Process(target=work, args=(theirs, dict(os.environ))))
         processes[-1].start()
         theirs.close()
         pipes.append(ours)
