@@ -47,11 +47,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
 
 DRAW_CURVES = Pictures._curves
-# The longest files, and those that wait long: as the last ones they would keep one worker idle.
-FIRST = (
-    *("slurm", "restarts", "systems", "contract", "fit", "devices", "rehearsal", "dp", "verify", "pipeline", "fsdp"),
-    *("games", "export", "evaluate", "some", "names"),
-)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,8 +56,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before those that are not run now are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    first = [f"test_{name}.py" for name in FIRST]
-    items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else len(first))
     if config.getoption("--promises"):
         print(promises(items))
         items.clear()
@@ -87,6 +80,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     wanted = not (WINDOWS or session.config.option.collectonly)
     if wanted and {"ranks", "system", "faults"} & {item.path.parent.name for item in session.items}:
         worlds.context()  # before a command of ours would start a server that has imported less
+    make_light()
+
+
+@cache
+def make_light() -> None:
+    """Once, as tests/__main__.py collects each file by itself."""
     commands.remember_plugins()
     commands.fork_ranks()
     commands.leave_out_curves()

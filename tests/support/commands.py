@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -17,7 +18,8 @@ from importlib.metadata import entry_points
 from multiprocessing import forkserver
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import Any
+from runpy import run_module
+from typing import Any, NoReturn
 
 import torch
 from lightning import Trainer
@@ -29,6 +31,7 @@ from gan.app.training.callbacks import Pictures
 from tests.support import worlds
 
 LIMIT = 120.0  # seconds
+OURS = ("gan", "nets", "datasets", "strategies", "samples", "tests")
 Ended = subprocess.CompletedProcess
 
 
@@ -44,7 +47,10 @@ class Typed:
         stderr: Any = None,
         start_new_session: bool = False,
     ) -> None:
-        """`words` follow `python -m`. The streams are files, PIPE or STDOUT, or those of this process."""
+        """`words` follow `python -m`, or begin with `-m` or `-c`: see `begin_anew`.
+
+        The streams are files, PIPE or STDOUT, or those of this process.
+        """
         self.args, self.returncode = list(map(str, words)), None
         self._said = [tempfile.TemporaryFile("w+") if each == subprocess.PIPE else None for each in (stdout, stderr)]  # noqa: SIM115
         out = _number(self._said[0] or stdout, 1)
@@ -151,10 +157,34 @@ def _run(words: list[str], cwd: str, env: dict[str, str], session: bool, files: 
     fork_ranks()
     leave_out_curves()
     torch.set_num_threads(int(env.get("OMP_NUM_THREADS", os.cpu_count())))
+    if words[0] in ("-c", "-m"):
+        begin_anew(words, env)
     module = import_module(words[0])
     sys.argv = [module.__file__, *words[1:]]
     sys.path.insert(0, cwd)
     outputs.run(module.main)
+
+
+def begin_anew(words: list[str], env: Mapping[str, str]) -> NoReturn:
+    """Be `python -c PROGRAM` or `python -m MODULE`: what is imported are the modules of others, and none of ours."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+        del sys.modules[name]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__module__", "") != "gan.files.names"]
+    gone = {"", worlds.ROOT}
+    given = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
+    sys.path[:] = ["" if words[0] == "-c" else os.getcwd(), *given, *(p for p in sys.path if p not in gone)]
+    sys.path_importer_cache.clear()
+    sys.argv = words
+    try:
+        if words[0] == "-m":
+            sys.argv = words[1:]
+            run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            exec(words[1], {"__name__": "__main__"})
+    except Exception:  # noqa: BLE001 - as Python ends
+        traceback.print_exc()
+        sys.exit(1)
+    sys.exit(0)
 
 
 class _Files:

@@ -32,8 +32,9 @@ def context() -> BaseContext:
     """Its processes are forked from a server that has imported PRELOAD. The first caller starts it for all."""
     made = mp.get_context("forkserver")
     ours = forkserver._forkserver
-    if SERVER in os.environ and ours._forkserver_address is None:
-        ours._forkserver_address, ours._forkserver_alive_fd = os.environ[SERVER], os.open(os.devnull, os.O_WRONLY)
+    if SERVER in os.environ:
+        if ours._forkserver_address is None:
+            ours._forkserver_address, ours._forkserver_alive_fd = os.environ[SERVER], os.open(os.devnull, os.O_WRONLY)
         forkserver.ensure_running = ours.ensure_running = resource_tracker.ensure_running
     made.set_forkserver_preload(PRELOAD)
     # The server imports PRELOAD before it gets our sys.path, and a test may be in another folder.

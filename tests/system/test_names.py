@@ -1,11 +1,11 @@
 """Something else has the name of one of our packages: ours is found all the same, or one sentence names both places."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import commands
 
 ROOT = Path(__file__).parents[2]
 MINE = """
@@ -20,7 +20,7 @@ def ran(here: Path, *words: str, path: tuple[Path, ...] = (ROOT,)) -> tuple[int,
     """The exit status, what was printed, and the lines that were said."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
     environ.pop("LOCAL_RANK", None)
-    done = subprocess.run([sys.executable, *words], cwd=here, env=environ, capture_output=True, text=True)
+    done = commands.run(*words, cwd=here, env=environ)
     return done.returncode, done.stdout, [line for line in done.stderr.splitlines() if ADVICE in line]
 
 

@@ -5,7 +5,6 @@ from itertools import chain
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
 from gan import later, noise
@@ -16,7 +15,6 @@ from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
 from nets.lora import LowRank, adapted, adapters
 from nets.published import export_discriminator
 from nets.published.sean import discriminator_entries
-from nets.resnet import ResnetGenerator
 from nets.unet import UNet, UNetBlock
 from tests.support import sean_reference as reference
 from tests.support.oracle import assert_same_gradients, distance, gradients, learning, scramble
@@ -103,18 +101,7 @@ def test_a_convolution_keeps_the_size_and_starts_at_its_gain():
 # ---- discriminator ----
 
 
-def test_the_scales_see_the_picture_and_its_half():
-    net = MultiScaleDiscriminator(3, 4, 2, scales=3).eval()
-    x = torch.randn(2, 3, 16, 16)
-    scales = net(x)
-    half = F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)
-    assert len(scales) == 3
-    torch.testing.assert_close(scales[0][-1], net.scales[0](x)[-1])
-    torch.testing.assert_close(scales[1][-1], net.scales[1](half)[-1])
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "training"), [(0, True), (1, False), (2, True)])
 def test_the_discriminator_is_the_plain_one(seed, training):
     """All features, gradients and singular vectors, at random widths, depths and sizes."""
     draw = torch.Generator().manual_seed(seed)
@@ -172,16 +159,6 @@ def test_the_innermost_steps_up_drop_out():
     assert not any(drops(8, 0)) and not any(drops(5))
 
 
-def test_a_shortcut_carries_what_the_innermost_layer_does_not():
-    torch.manual_seed(0)
-    net = UNet(5, 3, 2, depth=2).eval()
-    with torch.no_grad():
-        innermost = net.model["model"][1].model
-        innermost[1].weight.zero_()
-        one, other = net(torch.zeros(1, 5, 8, 8)), net(torch.ones(1, 5, 8, 8))
-    assert not torch.equal(one, other)
-
-
 def test_refusals_name_what_fits():
     with pytest.raises(UserError, match="12 x 8 cannot be halved 3 times; choose a size divisible by 8"):
         UNet(5, 3, 2, depth=3)(torch.zeros(1, 5, 12, 8))
@@ -190,49 +167,6 @@ def test_refusals_name_what_fits():
 
 
 # ---- resnet ----
-
-
-@pytest.mark.parametrize(
-    ("make", "inside"),
-    [
-        (lambda: UNet(5, 3, 2, 2), 5),
-        (lambda: UNet(5, 3, 2, 4), 5),
-        (lambda: ResnetGenerator(3, 3, 2, blocks=2, norm="batch"), 3),
-    ],
-)
-def test_sizes_come_back_and_every_weight_learns(make, inside):
-    torch.manual_seed(0)
-    net = make()
-    image = net(torch.randn(2, inside, 16, 32))
-    assert image.shape == (2, 3, 16, 32)
-    assert image.abs().max() <= 1
-    image.square().sum().backward()
-    assert all(parameter.grad.abs().sum() > 0 for parameter in net.parameters())
-
-
-@pytest.mark.parametrize(
-    ("net", "score"),
-    [
-        (ResnetGenerator(3, 3, 2, blocks=1), lambda image: image),
-        (MultiScaleDiscriminator(3, 4, 3).eval(), lambda scales: scales[0][-1]),
-    ],
-)
-def test_a_sample_does_not_depend_on_the_rest_of_the_batch(net, score):
-    x = torch.randn(4, 3, 16, 16)
-    torch.testing.assert_close(score(net(x))[:2], score(net(x[:2])))
-
-
-@pytest.mark.parametrize(
-    ("make", "millions", "off"),
-    [
-        (lambda: MultiScaleDiscriminator(22, spectral=False), 1.36, 5e-3),
-        (ResnetGenerator, 11.378, 1e-4),
-    ],
-)
-def test_the_published_size_has_the_published_number_of_weights(make, millions, off):
-    with torch.device("meta"):
-        net = make()
-    assert sum(parameter.numel() for parameter in net.parameters()) == pytest.approx(1e6 * millions, rel=off)
 
 
 # ---- lora ----

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nets.r3 import R3Block, R3Discriminator, R3Generator
+from nets.r3 import R3Discriminator, R3Generator
 from tests.support import families
 
 WIDTHS = (8, 8, 4)
@@ -95,25 +95,3 @@ def test_the_named_stages_compute_in_bfloat16():
     slope.square().sum().backward()
     full, low = torch.float32, torch.bfloat16
     assert seen == [full, low, low, low, low, full] and scores.dtype == full
-
-
-def test_a_block_starts_as_its_shortcut():
-    x = torch.randn(2, 8, 4, 4)
-    assert torch.equal(R3Block(8, 2, 4, 6)(x), x)
-
-
-def test_samples_keep_to_themselves():
-    torch.manual_seed(0)
-    net = R3Discriminator(WIDTHS)
-    x = torch.randn(4, 3, 16, 16)
-    torch.testing.assert_close(net(x)[1:2], net(x[1:2]))
-
-
-def test_the_discriminator_can_be_differentiated_twice():
-    torch.manual_seed(0)
-    net = R3Discriminator((4, 4), channels=1).double()
-    for module in net.modules():
-        if isinstance(module, R3Block):
-            torch.nn.init.normal_(module.LinearLayer3.Layer.weight)
-    x = torch.randn(1, 1, 8, 8, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(lambda image: net(image).square(), x, atol=1e-4)

@@ -100,10 +100,15 @@ def test_a_norm_cancels_the_biases_in_training_and_not_in_evaluation(mask, codes
     assert all(moves(bias) for _, bias in biases)
 
 
-@pytest.mark.parametrize("way", ["tables", "maps"])
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("upsampling", ["normal", "more"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("seed", "upsampling", "training", "way"),
+    [
+        (0, "normal", True, "tables"),
+        (1, "more", True, "maps"),
+        (1, "normal", False, "maps"),
+        (0, "more", False, "tables"),
+    ],
+)
 def test_the_generator_is_the_plain_one(seed, upsampling, training, way, monkeypatch):
     """Pictures, gradients and buffers, at random widths and sizes, with regions in no or in one picture only."""
     if way == "maps":
@@ -182,7 +187,7 @@ def test_codes_are_the_means_of_features_under_the_mask(normalise):
             torch.testing.assert_close(codes[picture, region], mean)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_encoder_is_the_plain_one(seed):
     """Codes and gradients, that of the picture too."""
     draw = torch.Generator().manual_seed(seed)
@@ -215,13 +220,3 @@ def test_a_bias_learns_unless_instance_norm_cancels_it_and_the_brightness(normal
     biases = [parameter.grad for name, parameter in net.named_parameters() if name.endswith("bias")]
     assert [bool(bias.any()) for bias in biases] == [not normalise] * 4 + [True]
     assert torch.allclose(codes, net(image - 0.5, mask), atol=1e-4) is normalise
-
-
-def test_an_absent_region_has_the_zero_code():
-    net = StyleEncoder(5, 2, gain=1.0)
-    image = torch.rand(2, 3, 8, 8)
-    codes = net(image, onehot(torch.zeros(2, 8, 8, dtype=torch.int64), FOUR, image))
-    assert (codes[:, 0] != 0).all()
-    assert (codes[:, 1:] == 0).all()
-    codes.sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in net.parameters())

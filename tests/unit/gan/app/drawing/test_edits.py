@@ -9,7 +9,7 @@ from PIL import Image
 
 import gan
 from gan import sample
-from gan.app.drawing import edits
+from gan.app.drawing import edits, projection
 from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.opened import Drawings
 from gan.app.painting import video
@@ -48,6 +48,7 @@ def files(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(projection, "SAMPLES", 300)  # to draw 10,000 latents takes most of the time of a search
 
 
 def cell(path, column: int, row: int = 0, side: int = 16, left: int = MARGIN) -> np.ndarray:

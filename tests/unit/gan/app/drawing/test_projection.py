@@ -21,6 +21,11 @@ def drawer():
     return Drawer(net, "a net", lambda seed: noise_of(seed, 5))
 
 
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    monkeypatch.setattr(projection, "SAMPLES", 300)  # to draw 10,000 latents takes most of the time of a search
+
+
 @pytest.fixture(scope="module")
 def critic():
     torch.manual_seed(1)
