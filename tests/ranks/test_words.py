@@ -31,7 +31,7 @@ def without(game, word):
 @pytest.mark.parametrize(
     ("game", "word"),
     [
-        *((Turns, word) for word in ("start", "until", "every", "when", "freeze", "after")),
+        *((Turns, word) for word in ("start", "until", "every", "when", "freeze", "after", "clip")),
         *((Followed, word) for word in ("ema_per", "schedule_per")),
     ],
 )
