@@ -154,3 +154,8 @@ def test_given_spectrograms_stand_for_those_of_the_waves():
     wave, given = torch.rand(1, 128), torch.rand(1, 4, 8)
     assert game.voice({"wave": wave, "mel": given}) is given
     assert torch.equal(game.voice({"wave": wave}), game.mel(wave))
+
+
+def test_the_rate_falls_once_an_epoch():
+    game = HifiGan(torch.nn.Identity(), torch.nn.Identity(), Mel(8000, 4, 64, 16))
+    assert [player.schedule_per for player in game.configure_players()] == ["epoch", "epoch"]
