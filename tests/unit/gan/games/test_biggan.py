@@ -161,6 +161,14 @@ def test_the_hinge_by_hand():
     assert hinge_generator(fake).item() == pytest.approx(wanted["loss_g"], abs=1e-12)
 
 
+def test_the_generators_statistics_are_averaged_too():
+    players = BigGan(torch.nn.Module(), torch.nn.Module()).configure_players()
+    assert {player.name: player.ema_buffers for player in players} == {
+        "generator": "averaged",
+        "discriminator": "copied",
+    }
+
+
 def test_fakes_have_any_class_whatever_the_pictures_have():
     torch.manual_seed(0)
     game = BigGan(torch.nn.Module(), torch.nn.Module())
