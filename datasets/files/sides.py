@@ -69,7 +69,8 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
     halves = not titles
     if halves:
         with source.opened(0) as picture:
-            if picture.width <= picture.height:
+            width, height = ImageOps.exif_transpose(picture).size
+            if width <= height:
                 raise UserError(f"{source.name(0)} is not wide enough to be two pictures side by side; give {FORMS}")
     splits = {split for split, _, _ in places} - set(TRAINED)
     held = next(({split} for split in ("val", "valid", "validation", "test") if split in splits), set())

@@ -1,11 +1,11 @@
 """`make mutants`: puts one mistake at a time into a copy of the source, and runs the tests that must fail.
 
-    python -m tests.mutants                                      all mistakes of table.py
+    python -m tests.mutants                                      all mistakes of mistakes.txt
     python -m tests.mutants --only noise phase                   those with one of the words in their name or file
     python -m tests.mutants gan/noise.py unit/gan/test_noise.py  20 simple mutations of one file, against these tests
 
-Each mistake is tried in a fork of this process, which has imported torch. It ends with 1 if a test of table.py found
-nothing. Simple mutations may live: many change nothing that counts. Compare what lives before and after tests change.
+Each mistake is tried in a fork of this process, which has imported torch. It ends with 1 if a mistake of mistakes.txt
+lives. Simple mutations may live: many change nothing that counts. Compare what lives before and after tests change.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.mutants.simple import mutations
-from tests.mutants.table import MUTANTS
+from tests.mutants.table import MISTAKES, mutants
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("gan", "nets", "datasets", "strategies", "samples", "tests")
-PATIENCE = 180  # seconds; tests that hang have noticed the mistake too
-SAID = {0: "LIVES", 1: "dies", None: "dies (hangs)"}
+ROOMS = ("gan", "nets", "datasets", "strategies", "samples")
+COPIED = (*ROOMS, "tests", "docs")
+SAID = {0: "LIVES", 1: "dies", 2: "dies (import)", None: "dies (hangs)"}
 
 
 class Mistake(NamedTuple):
@@ -38,12 +38,33 @@ class Mistake(NamedTuple):
 
 
 def of_table(words: Sequence[str]) -> Iterator[Mistake]:
-    for mutant in MUTANTS:
-        source = (ROOT / mutant.file).read_text("utf-8")
-        if source.count(mutant.old) != 1:
-            raise SystemExit(f"'{mutant.name}': its text is {source.count(mutant.old)} times in {mutant.file}")
+    if stale := stale_rows():
+        raise SystemExit(f"{MISTAKES.name} does not fit the source any more; correct these mistakes:\n{stale}")
+    for mutant in mutants():
         if any(word in mutant.name or word in mutant.file for word in words):
-            yield Mistake(mutant.name, mutant.file, source.replace(mutant.old, mutant.new), mutant.tests.split())
+            source = (ROOT / mutant.file).read_text("utf-8")
+            source = source.replace(mutant.old, mutant.new)
+            compile(source, mutant.file, "exec")  # what is no Python, every test would find
+            yield Mistake(mutant.name, mutant.file, source, mutant.tests)
+
+
+def stale_rows() -> str:
+    """A line for each mistake whose text is not in its file once, or whose tests are gone."""
+    lines = []
+    for mutant in mutants():
+        path = ROOT / mutant.file
+        source = path.read_text("utf-8") if path.exists() else ""
+        if (count := source.count(mutant.old)) != 1:
+            every = (file for room in ROOMS for file in (ROOT / room).rglob("*.py"))
+            here = [str(file.relative_to(ROOT)) for file in every if mutant.old in file.read_text("utf-8")]
+            where = f"it is in {', '.join(here)}" if here else "no file has it"
+            lines.append(f"'{mutant.name}': its text is {count} times in {mutant.file}; {where}")
+        for test in mutant.tests:
+            file, _, name = test.partition("::")
+            path = ROOT / "tests" / file
+            if not path.exists() or name.partition("[")[0] not in path.read_text("utf-8"):
+                lines.append(f"'{mutant.name}': there is no tests/{test}")
+    return "\n".join(lines)
 
 
 def of_file(file: str, tests: Sequence[str], count: int) -> Iterator[Mistake]:
@@ -58,8 +79,8 @@ def write(path: Path, source: str) -> None:
     Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-def run_tests(copy: Path, tests: Sequence[str]) -> int | None:
-    """The status of pytest in a fork of this process; None if it has not ended in time."""
+def run_tests(copy: Path, tests: Sequence[str], patience: float) -> int | None:
+    """The status of pytest in a fork of this process; None if it has not ended in so many seconds."""
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
@@ -73,7 +94,7 @@ def run_tests(copy: Path, tests: Sequence[str]) -> int | None:
         import pytest
 
         os._exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)]))
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + patience
     try:
         while time.monotonic() < until:
             ended, status = os.waitpid(child, os.WNOHANG)
@@ -90,6 +111,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Try whether tests find mistakes.")
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="mistakes with a word in name or file")
     parser.add_argument("--count", type=int, default=20, help="how many simple mutations of a file")
+    parser.add_argument("--patience", type=float, default=180, help="seconds; tests that hang longer have found it too")
     parser.add_argument("file", nargs="?", help="a file of the source, such as gan/noise.py")
     parser.add_argument("tests", nargs="*", help="tests of the file, such as unit/gan/test_noise.py")
     typed = parser.parse_args()
@@ -107,14 +129,16 @@ def main() -> int:
         for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
             shutil.copy(ROOT / name, copy)
         tests = list(dict.fromkeys(test for mistake in mistakes for test in mistake.tests))
-        if run_tests(copy, tests):
+        if run_tests(copy, tests, len(mistakes) * typed.patience):
             sys.exit(f"the tests fail without a mistake:\n{(copy / 'said').read_text('utf-8')[-3000:]}")
         print(f"{len(tests)} files of tests pass without a mistake ({time.monotonic() - began:.0f} s)", flush=True)
         for mistake in mistakes:
             start = time.monotonic()
             write(copy / mistake.file, mistake.source)
-            status = run_tests(copy, mistake.tests)
+            status = run_tests(copy, mistake.tests, typed.patience)
             write(copy / mistake.file, (ROOT / mistake.file).read_text("utf-8"))
+            if status in (4, 5):
+                sys.exit(f"'{mistake.name}': pytest finds no test at {' '.join(mistake.tests)}, or slow ones alone")
             said = SAID.get(status, f"dies ({status})")
             lives += status == 0
             print(f"{said:13} {mistake.file:38} {mistake.name}  {time.monotonic() - start:.1f} s", flush=True)

@@ -142,3 +142,7 @@ def test_the_spectral_distance_is_none_of_itself_and_grows_with_noise():
     assert (little > 0).all() and (2 * little < much).all()
     silence = spectral_distance(torch.zeros_like(wave), wave)
     assert (silence > 1).all()  # all that is loud is missing: the spectral convergence alone is 1
+    # Twice as loud everywhere: a spectral convergence of 1, as a share of the true sound, and an error of log 2.
+    torch.testing.assert_close(
+        spectral_distance(2 * noise, noise), torch.full((2,), 1 + math.log(2)), rtol=0, atol=1e-3
+    )

@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from gan import ranks as ranks_of_gan
 from gan.files.errors import UserError
-from nets.norm import SyncBatchNorm, in_groups, synchronised
+from nets.norm import ActNorm, SyncBatchNorm, in_groups, synchronised
 from nets.spectral import spectral_norm
 from tests.scenes.losses import Own
 from tests.support.parity import distance, train
@@ -97,6 +97,18 @@ def far_from_zero():
     layer = SyncBatchNorm(1, affine=False)
     x = torch.randn(64, 1, generator=torch.Generator().manual_seed(2)) + 3000
     return layer(x.split(32)[dist.get_rank()]).std().item()
+
+
+def begun_on_rank(parts):
+    """The weights of an ActNorm after its first batch, of which a rank has one part."""
+    norm, rank = ActNorm(3).double(), dist.get_rank() if len(parts) > 1 else 0
+    norm(inputs().split(parts)[rank])
+    return torch.cat(norm.published())
+
+
+def test_an_actnorm_begins_with_the_batch_of_all_ranks(ranks):
+    for found in ranks(2).run(begun_on_rank, [2, 4]):
+        torch.testing.assert_close(found, begun_on_rank([6]), rtol=1e-12, atol=1e-12)
 
 
 def test_variance_survives_a_mean_far_from_zero_in_float32(ranks):

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adafactor, Adam
 
 from gan import Phase, Player
-from strategies.amounts import Collective, Group, Moved, bubble, moved, readable
+from strategies.amounts import Collective, Group, Held, Moved, bubble, moved, readable
 from strategies.cost import trace as kinds
+from strategies.cost.budget import Cost, PhaseCost
 from strategies.cost.tracing import FusedAttention, steps, traces
 from strategies.living import Living
 from strategies.policies.costs import optimizer_cost
@@ -22,6 +23,15 @@ from tests.support.parity import single
 from tests.support.planned import payload, pictures, planned, small
 
 # ---- amounts ----
+
+
+def test_the_peak_is_the_phase_that_holds_most_and_a_rare_phase_moves_its_share():
+    often, rare = (
+        PhaseCost(name, every, {}, kept, {}, Moved(80, 8)) for name, every, kept in (("a", 1, 5), ("b", 8, 9))
+    )
+    cost = Cost({}, Held(), [often, rare])
+    assert cost.peak is rare
+    assert cost.moved == Moved(90, 9)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning.pytorch.plugins.precision import Precision
 
 from gan import GanModule, Phase, Player
 from gan.files.checkpoint import load
 from gan.files.errors import NOT_SO, UserError
-from strategies import random_state
+from strategies import random_state, turn
 from strategies.checkpoint.writing import save
 from strategies.micro_batches import deal_batch, join_batches, row_counts, rows, split_batch
+from strategies.ranks import World
+from strategies.turn import Training
 from tests.support.parity import distance, train
 
 # ---- micro batches ----
@@ -259,3 +262,12 @@ def test_what_is_drawn_aside_leaves_no_trace_even_after_an_error():
         draw()
         raise KeyError
     assert draw() == expected
+
+
+def test_a_micro_batch_has_the_places_of_its_rows():
+    phase = Phase("play", lambda batch: batch, "net", micro_batches=2)
+    found = []
+    for rank in range(2):
+        training = Training({}, Precision(), World(2, rank, torch.device("cpu")))
+        found += [[*turn._place(phase, [4], part, 0, training).numbers(2)] for part in range(2)]
+    assert found == [[0, 2], [1, 3], [4, 6], [5, 7]]

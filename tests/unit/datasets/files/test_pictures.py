@@ -13,6 +13,7 @@ from datasets.files import pictures as module
 from datasets.files.decoding import Frame
 from datasets.files.find import find_source
 from datasets.files.pictures import Headers, Pictures
+from datasets.files.sources import class_folders
 from gan.files.errors import UserError
 from gan.runs.pictures import OnPictures
 
@@ -171,12 +172,25 @@ def test_without_room_on_the_disk_pictures_are_decoded_as_needed(tmp_path, monke
         pictures[1]
 
 
+@pytest.mark.parametrize(
+    ("names", "classes"),
+    [
+        (["train/1.png", "val/2.png"], None),
+        (["train/cat/1.png", "val/dog/2.png"], ("cat", "dog")),
+        (["cat/1.png", "dog/2.png"], ("cat", "dog")),
+    ],
+)
+def test_splits_are_no_classes(names, classes):
+    found = class_folders(names, None)
+    assert (None if found is None else found[1]) == classes
+
+
 def test_shards_of_webdataset_have_their_classes(tmp_path):
     root = tmp_path / "shards"
     root.mkdir()
     for shard in range(2):
         with tarfile.open(root / f"{shard}.tar", "w") as file:
-            for number in range(3):
+            for number in (2, 0, 1):
                 stream = io.BytesIO()
                 plain("RGB", (10 * shard + number, 0, 0)).save(stream, "PNG")
                 label = str(number).encode() if shard else json.dumps({"label": number}).encode()

@@ -161,6 +161,23 @@ def test_the_hinge_by_hand():
     assert hinge_generator(fake).item() == pytest.approx(wanted["loss_g"], abs=1e-12)
 
 
+def test_the_generators_statistics_are_averaged_too():
+    players = BigGan(torch.nn.Module(), torch.nn.Module()).configure_players()
+    assert {player.name: player.ema_buffers for player in players} == {
+        "generator": "averaged",
+        "discriminator": "copied",
+    }
+
+
+def test_fakes_have_any_class_whatever_the_pictures_have():
+    torch.manual_seed(0)
+    game = BigGan(torch.nn.Module(), torch.nn.Module())
+    game.generator.classes = 5
+    batch = {"image": torch.zeros(100, 3, 4, 4), "class": torch.zeros(100, dtype=torch.long)}
+    labels = game.labels_of_fakes(batch)
+    assert (labels.sum(1) == 1).all() and (labels.sum(0) > 5).all()
+
+
 def test_orthogonal_regularisation_has_the_published_gradient():
     """By definition: 2 ((W W^T) * (1 - I)) W, for weights of two dimensions or more, and not for the shared table."""
     torch.manual_seed(0)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from gan import noise
 from gan.games.cut import LAYERS, Cut, patch_nce
 from gan.games.pix2pix import linear_decay
 from nets.patch import PatchGan
@@ -104,6 +105,25 @@ def test_the_first_places_of_a_permutation_are_the_published_ones(figures):
     with families.drawing(given):
         found = [game.places(len(each), each) for each in given]
     assert [each.tolist() for each in found] == [each.tolist() for each in figures["cut"]["patch_ids"]]
+
+
+def test_places_are_the_same_on_all_ranks(figures):
+    game, _ = case(figures, "cut")
+    found = []
+    for rank in (0, 1):
+        with noise.at(noise.Place((0,), rank, 1, 2)):
+            found.append(game.places(64, torch.zeros(1)).tolist())
+    assert found[0] == found[1]
+
+
+def contrast_on_rank(world: int) -> torch.Tensor:
+    """The loss of a rank's pictures among those of all ranks."""
+    parts = torch.randn(2, 4, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).chunk(world, 1)
+    return patch_nce(*parts[torch.distributed.get_rank() if world > 1 else 0], all_negatives=True)
+
+
+def test_negatives_are_those_of_all_ranks(ranks):
+    assert torch.stack(ranks(2).run(contrast_on_rank, 2)).mean().item() == pytest.approx(contrast_on_rank(1).item())
 
 
 def test_steps_equal_the_published_ones(figures):

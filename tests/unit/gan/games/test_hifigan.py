@@ -146,3 +146,15 @@ def test_training_equals_the_published_one(figures):
     train = trainer(PhaseStrategy("ddp", check=False), 1, len(wanted))
     train.fit(game, DataLoader([batch_of(figures)] * len(wanted), batch_size=None))
     assert families.difference(game.noted, wanted) < 1e-7
+
+
+def test_given_spectrograms_stand_for_those_of_the_waves():
+    game = HifiGan(torch.nn.Identity(), torch.nn.Identity(), Mel(8000, 4, 64, 16))
+    wave, given = torch.rand(1, 128), torch.rand(1, 4, 8)
+    assert game.voice({"wave": wave, "mel": given}) is given
+    assert torch.equal(game.voice({"wave": wave}), game.mel(wave))
+
+
+def test_the_rate_falls_once_an_epoch():
+    game = HifiGan(torch.nn.Identity(), torch.nn.Identity(), Mel(8000, 4, 64, 16))
+    assert [player.schedule_per for player in game.configure_players()] == ["epoch", "epoch"]

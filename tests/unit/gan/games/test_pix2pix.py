@@ -130,6 +130,22 @@ def test_wgangp_penalises_the_judges_slope():
     assert [phase.second_order for phase in game.configure_phases()] == [True, False]
 
 
+class Bowl(torch.nn.Module):
+    """A judge whose slope at a picture is the picture."""
+
+    def forward(self, x):
+        return x.square().flatten(1).sum(1) / 2
+
+
+def test_wgangp_looks_at_the_slope_between_pictures_and_fakes():
+    torch.manual_seed(0)
+    game = Pix2pix(UNet(1, 3, 2, 2), Bowl(), linear_decay(4), loss="wgangp")
+    game.shared = lambda name, make, *given: torch.zeros(2, 3, 8, 8)
+    picture = torch.nn.functional.normalize(torch.randn(2, 192)).view(2, 3, 8, 8)
+    penalty = game.judge({"a": torch.zeros(2, 1, 8, 8), "b": picture})["penalty"].item()
+    assert 0.1 < penalty < 9.9  # at the pictures themselves it would be 0, and at the fakes 10
+
+
 # ---- published files ----
 
 

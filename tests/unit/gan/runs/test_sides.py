@@ -69,6 +69,15 @@ def test_halves_of_a_picture_are_a_pair(tmp_path, capsys):
     assert brightness(found(tmp_path, backwards=True).train) == [pair[::-1] for pair in PAIRS]
 
 
+def test_halves_are_those_of_the_picture_as_the_camera_was_held(tmp_path):
+    whole, turned = Image.new("RGB", (24, 8), (GRAY,) * 3), Image.Exif()
+    whole.paste((100,) * 3, (12, 0, 24, 8))
+    turned[0x0112] = 6
+    for number in range(2):
+        whole.transpose(Image.Transpose.ROTATE_90).save(tmp_path / f"{number}.png", exif=turned)
+    assert brightness(found(tmp_path, held_out=0.0).train) == [[GRAY, 100]] * 2
+
+
 def test_a_split_by_name_is_the_same_on_both_sides(tmp_path):
     fill(tmp_path, "A", "B", 40)
     data = found(tmp_path, held_out=0.1)

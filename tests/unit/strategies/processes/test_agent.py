@@ -319,6 +319,7 @@ def failure(kind=ERROR):
         ([(REFUSED, 9)], [False]),
         ([(FOLLOWS, 9)], [True]),
         ([(ERROR, step) for step in (4, 4, 5, 4, 4, 4)], [True] * 5 + [False]),  # the third in a row at one step
+        ([(ERROR, step) for step in range(1, 12)], [True] * 10 + [False]),  # ten restarts are allowed
     ],
 )
 def test_a_mistake_is_not_tried_again_but_a_kill_is_unless_it_comes_again_and_again(failures, again):

@@ -55,6 +55,25 @@ def test_the_seeds_of_a_run_are_the_numbers_of_its_grids_and_scores(runs):
     )
 
 
+class Mirror(torch.nn.Module):
+    """Its pictures are its latents."""
+
+    latent = 4
+
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, z):
+        return self.one * z.view(-1, 1, 2, 2)
+
+
+def test_noise_between_two_seeds_is_as_long_as_theirs():
+    drawer = Drawer(Mirror(), "mirror", lambda seed: torch.eye(4)[seed])
+    halfway = drawer.between((0, 1), [0.5]).flatten()
+    torch.testing.assert_close(halfway, torch.tensor([0.5, 0.5, 0, 0]).sqrt())
+
+
 def test_truncation_pulls_to_the_mean_and_one_leaves_all_as_they_are(runs):
     drawer = gan.open(runs["stylegan"], device="cpu").drawer
     z = drawer.z([1, 2])
