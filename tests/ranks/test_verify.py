@@ -89,9 +89,8 @@ def typed(tmp_path_factory):
 
 def trained(*request, control=None, **more):
     """One training, after which the process is as before."""
-    if control is not None:
-        POLICIES[control.name] = control
-    with mock.patch.dict(os.environ):
+    more_policies = {} if control is None else {control.name: control}
+    with mock.patch.dict(os.environ), mock.patch.dict(POLICIES, more_policies):
         return train(*request, **more)
 
 

@@ -209,7 +209,7 @@ def test_names_that_lead_out_of_an_archive_write_nothing(tmp_path):
     inner.mkdir()
     for packed in (in_a_zip, in_a_tar):
         path = packed(inner, {f"../{number}.png": picture() for number in range(4)})
-        assert len(OnPictures(data=str(path), workers=0).find()) == 3
+        assert len(OnPictures(data=str(path), workers=0).find().train) == 3
     assert {each.name for each in tmp_path.iterdir()} == {"inner"}
 
 
@@ -223,7 +223,7 @@ def test_what_is_no_file_and_names_of_no_text(tmp_path):
     (path / os.fsdecode(b"\xff\xfe.png")).write_bytes(picture())
     with pytest.raises(UserError, match=r"4 of 12 pictures(?s:.*)pipe\.png: (?s:.*)zero\.png: it is a device"):
         OnPictures(data=str(path)).find()
-    assert len(OnPictures(data=str(path), skip_broken=True, held_out=0.0).find()) == len(GOOD) + 1
+    assert len(OnPictures(data=str(path), skip_broken=True, held_out=0.0).find().train) == len(GOOD) + 1
     (path / "circle").symlink_to(path)
     with pytest.raises(UserError, match="links to a folder that it is in"):
         OnPictures(data=str(path)).find()
@@ -239,7 +239,7 @@ def test_what_is_no_file_in_an_archive_is_not_followed(tmp_path):
             member = tarfile.TarInfo(f"{kind}.png")
             member.type, member.linkname = getattr(tarfile, kind), target
             file.addfile(member)
-    assert len(OnPictures(data=str(path), held_out=0.0, workers=0).find()) == len(GOOD)
+    assert len(OnPictures(data=str(path), held_out=0.0, workers=0).find().train) == len(GOOD)
 
 
 @pytest.mark.parametrize("packed", ["zip", "tar"])
@@ -258,7 +258,7 @@ def test_names_of_no_text_in_an_archive_are_names(packed, tmp_path, capsys):
         OnPictures(data=str(path), held_out=0.0, workers=0).find()
     assert len(str(error.value).splitlines()) == 2, "a new line in a name begins no line"
     found = OnPictures(data=str(path), held_out=0.0, workers=0, skip_broken=True).find()
-    assert len(found) == len(GOOD) + 1 and "\x1b" not in capsys.readouterr().err
+    assert len(found.train) == len(GOOD) + 1 and "\x1b" not in capsys.readouterr().err
 
 
 def test_a_bomb_that_hides_its_size_is_named_and_not_unpacked(tmp_path):

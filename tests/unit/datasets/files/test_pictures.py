@@ -218,5 +218,5 @@ def test_a_set_of_torchvision_is_known_by_its_folder_or_its_name(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     for data in ("mnist", "data", str(tmp_path / "data")):
         found = OnPictures(data=data, held_out=0.0).find()
-        assert (found.size, found.channels, found.classes, len(found)) == ((28, 28), 1, 10, 5)
+        assert (found.size, found.channels, found.classes, len(found.train)) == ((28, 28), 1, 10, 5)
         assert np.array_equal(found.train[3]["image"][0], images[3]) and found.train[3]["class"] == 3

@@ -143,6 +143,7 @@ def test_what_is_no_generator_of_biggan_is_refused(tmp_path):
 def test_standing_statistics_are_means_over_batches_and_change_nothing_else(tmp_path, runs):
     torch.save(BigGenerator(width=2, latent=6, classes=3).state_dict(), tmp_path / "G_ema.pth")
     drawer = gan.open(tmp_path / "G_ema.pth", device="cpu").drawer
+    drawer.net.double()
     norm, seen = drawer.net.output_layer[0], []
     norm.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     before = {name: value.clone() for name, value in drawer.net.state_dict().items()}
