@@ -57,8 +57,8 @@ def play(
     batches = mutant.batches or scene.batches
     loader = Whole(40, dist.get_rank() if several else 0, world if several else 1, batches)
     callbacks = [*(mutant.callbacks or scene.callbacks)(), *([Saves(save)] if save else [])]
-    POLICIES[Deaf.name] = Deaf
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(POLICIES, {Deaf.name: Deaf}))
         stack.enter_context(mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"))
         stack.enter_context(mock.patch.object(bucket, "SIZE", size or scene.bucket))
         for where, what in mutant.replaced.items():

@@ -103,12 +103,11 @@ def train(
     **kwargs: Any,
 ) -> dict[str, Any]:
     """Train and return weights, averages and optimizer states, keyed by name. A control's policy is a class."""
-    for control in (Deaf, policy):
-        if isinstance(control, type):
-            POLICIES[control.name] = control
+    controls = {control.name: control for control in (Deaf, policy) if isinstance(control, type)}
     policy = policy.name if isinstance(policy, type) else policy
-    module, strategy = game(), PhaseStrategy(policy, check=check)
-    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):  # every process draws the same noise
+    # Every process draws the same noise.
+    with mock.patch.dict(POLICIES, controls), mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
+        module, strategy = game(), PhaseStrategy(policy, check=check)
         trainer(strategy, world, steps, **{"sync_batchnorm": True, **kwargs}).fit(module, parts(steps, world, batches))
     return snapshot(module, strategy)
 
