@@ -306,7 +306,7 @@ def _renamed(argv: Sequence[str]) -> list[str]:
     """
 
     def is_word(value: str) -> bool:
-        return bool(re.fullmatch(r"\w+", value)) and not Path(value).exists()
+        return bool(re.fullmatch(r"\w[\w-]*", value)) and not Path(value).exists()
 
     words = [re.sub(r"^--from(?==|$)", "--from_", word) for word in argv]
     for at, (word, value) in enumerate(pairwise([*words, ""])):

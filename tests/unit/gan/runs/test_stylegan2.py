@@ -107,6 +107,7 @@ def test_what_is_unknown_is_answered_with_what_is_known(typed, words, classes):
 
 def test_words_that_are_also_others_can_be_typed():
     typed = ["--config", "paper256", "--config=auto", "--config", "settings.yaml", "--from", "a.pkl", "--from=b.pkl"]
+    typed += ["--config", "f16-16384", "--config=imagenet128-ch64", "--config", "--debug"]
     named = [
         "--config_",
         "paper256",
@@ -116,5 +117,10 @@ def test_words_that_are_also_others_can_be_typed():
         "--from_",
         "a.pkl",
         "--from_=b.pkl",
+        "--config_",
+        "f16-16384",
+        "--config_=imagenet128-ch64",
+        "--config",
+        "--debug",
     ]
     assert arguments(typed) == named
