@@ -85,7 +85,8 @@ def check_divides(batch: int, ranks: int, what: str, option: str) -> None:
         raise UserError(f"{what} {batch} is empty; try {option}{ranks}")
     if batch % ranks:
         below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
-        advice = f"{option}{below} or {option}{above}" if below else f"{option}{above}"
+        devices = f"{'--devices ' if option.startswith('--') else 'devices='}{batch}"
+        advice = f"{option}{below} or {option}{above}" if below else f"{option}{above} or {devices}"
         raise UserError(f"{what} {batch} is not divisible by {ranks} ranks; try {advice}")
 
 

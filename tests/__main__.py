@@ -50,7 +50,7 @@ def start_server() -> None:
     os.environ["TESTS_FORKSERVER"] = forkserver._forkserver._forkserver_address
 
 
-class Told:
+class Report:
     """What processes have told of their tests."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Told:
             print(f"\n==== {name}\n{text}", flush=True)
 
 
-def play(pipes: list[Connection], files: list[str], marks: str, told: Told) -> None:
+def play(pipes: list[Connection], files: list[str], marks: str, told: Report) -> None:
     """Give each process one file after the other, until all files are done."""
     left, has = deque(files), {}
 
@@ -104,7 +104,7 @@ def main() -> int:
     if sys.platform != "win32":
         start_server()
     context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
-    told, pipes, processes, lines = Told(), [], [], []
+    told, pipes, processes, lines = Report(), [], [], []
     for _ in range(max(many for _, many in TIERS.values())):
         ours, theirs = multiprocessing.Pipe()
         processes.append(context.Process(target=work, args=(theirs, dict(os.environ))))

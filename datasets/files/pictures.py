@@ -61,7 +61,7 @@ class Headers:
         return (min(power, USUAL),) * 2, "most reach it"
 
 
-class Kept(Dataset):
+class UsableSamples(Dataset):
     """The samples of a source that can be used: `entries` are their numbers there."""
 
     source: Source
@@ -87,7 +87,7 @@ class Kept(Dataset):
         return vars(self)
 
 
-class Pictures(Kept):
+class Pictures(UsableSamples):
     """Items {"image": uint8 [channels, height, width]}, and where there are classes {"class": number or vector} too.
 
     All pictures are decoded when the set is opened, and stay in the cache as one array of bytes, which processes

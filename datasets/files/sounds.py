@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from datasets.files.cache import remember
-from datasets.files.pictures import Kept, raise_broken
+from datasets.files.pictures import UsableSamples, raise_broken
 from datasets.files.sources import Folder
 from gan.files.disk import regular, whole_file
 from gan.files.errors import UserError, reason
@@ -62,7 +62,7 @@ def read_mel(path: Path, bands: int) -> np.ndarray:
     return mel
 
 
-class Sounds(Kept):
+class Sounds(UsableSamples):
     """Items {"wave": float32 [length]} between -1 and 1, and with a folder of `mels` {"mel": [bands, frames]} too.
 
     A sound is scaled to a peak of 0.95, but not beside mels, as in the published fine-tuning. An item is the beginning

@@ -24,7 +24,7 @@ PLANNED = 64  # pixels of a side, for a plan without pictures and without a size
 
 
 @dataclass
-class Framed:
+class PictureOptions:
     """What is typed of all pictures of a person's own.
 
     Args:
@@ -70,7 +70,7 @@ class Framed:
 
 
 @dataclass
-class OnPictures(Framed):
+class OnPictures(PictureOptions):
     """Pictures to train on, with or without classes.
 
     Args:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.pictures import COLOURS, FITTED, PLANNED, Framed
+from gan.runs.pictures import COLOURS, FITTED, PLANNED, PictureOptions
 from gan.runs.run import Run, begin_with, is_planned, say
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class OnSides(Framed):
+class OnSides(PictureOptions):
     """Pictures of two kinds, A and B, to translate from one to the other, and how that is trained.
 
     Args:

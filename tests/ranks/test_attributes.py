@@ -20,6 +20,7 @@ from strategies import PhaseStrategy
 from strategies.checkpoint.attributes import Attributes
 from tests.ranks.test_check import One, Reaching
 from tests.support.parity import EXACT, Whole, distance, equals, often, snapshot, trainer
+from tests.support.saved import Saves
 
 VARIABLE = ContextVar("variable", default=0.0)
 
@@ -150,18 +151,9 @@ class OwnAverage(One):
         return (self.net(batch["x"]) - 2 * self.slow(batch["x"]) + 1).square().mean()
 
 
-class Saves(Callback):
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == 2:
-            trainer.save_checkpoint(self.path)
-
-
 def test_what_a_callback_saves_is_of_the_whole_step(tmp_path):
     straight = OwnAverage()
-    trainer(PhaseStrategy("single"), 1, 4, callbacks=[Saves(tmp_path / "two.ckpt")]).fit(straight, Whole(4))
+    trainer(PhaseStrategy("single"), 1, 4, callbacks=[Saves(tmp_path / "two.ckpt", 2)]).fit(straight, Whole(4))
     resumed = OwnAverage()
     trainer(PhaseStrategy("single"), 1, 4).fit(resumed, Whole(4), ckpt_path=tmp_path / "two.ckpt")
     assert all(map(torch.equal, straight.state_dict().values(), resumed.state_dict().values()))

@@ -29,7 +29,7 @@ from tests.support.hard_games import Plain
 from tests.support.journey import travel
 from tests.support.parity import BROKEN, EXACT, OFTEN, Deaf, Whole, distance, equals, often, snapshot, trainer
 from tests.support.planned import payload, planned
-from tests.support.saved import without_optimizers
+from tests.support.saved import Saves, without_optimizers
 from tests.support.watch import WatchedStrategy
 
 STEPS, HALF = 6, 3
@@ -143,17 +143,6 @@ def loader(policy: str, world: int, steps: int = STEPS) -> Whole:
     return Whole(steps, dist.get_rank() if several else 0, world if several else 1)
 
 
-class Saves(Callback):
-    """Saves between two steps, and trains on."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step == HALF:
-            trainer.save_checkpoint(self.path)
-
-
 def trained(
     policy: str, world: int, save: str | None = None, resume: str | None = None, check: bool = False
 ) -> dict[str, Any]:
@@ -162,7 +151,7 @@ def trained(
         PhaseStrategy(PROMISES.get(policy, Promise({}, float)).composite or policy, check=check),
     )
     with doubled() if "deepspeed" in policy else nullcontext(), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
-        made = trainer(strategy, world, STEPS, sync_batchnorm=True, callbacks=[Saves(save)] if save else [])
+        made = trainer(strategy, world, STEPS, sync_batchnorm=True, callbacks=[Saves(save, HALF)] if save else [])
         made.fit(game, loader(policy, world), ckpt_path=resume)
         return snapshot(game, strategy)
 

@@ -24,11 +24,10 @@ from strategies import PhaseStrategy
 from strategies.policies import POLICIES
 from strategies.processes import launcher
 from strategies.processes.launcher import OwnRanks, Scripts, SingleProcess
-from tests.ranks.test_contract import Saves
 from tests.ranks.test_games import GAMES, pictures
 from tests.support.hard_games import HARD, BatchNorms, Plain
 from tests.support.parity import BATCH, BROKEN, EXACT, Deaf, distance, parts, snapshot, train, trainer, vectors
-from tests.support.saved import read_checkpoint
+from tests.support.saved import Saves, read_checkpoint
 from tests.support.worlds import context
 
 
@@ -292,7 +291,7 @@ def test_a_loaders_place_is_in_the_checkpoint_that_this_process_saves(tmp_path):
 def test_a_checkpoint_holds_the_image_pools_of_all_ranks(tmp_path):
     saved = {}
     for policy, devices in (("single", 1), ("dp", 2)):
-        made = trainer(PhaseStrategy(policy), devices, 3, callbacks=[Saves(tmp_path / f"{policy}.ckpt")])
+        made = trainer(PhaseStrategy(policy), devices, 3, callbacks=[Saves(tmp_path / f"{policy}.ckpt", 3)])
         with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
             made.fit(GAMES["cyclegan"](), parts(3, batches=pictures))
         state = read_checkpoint(tmp_path / f"{policy}.ckpt")["state_dict"]

@@ -11,7 +11,6 @@ from unittest import mock
 
 import pytest
 import torch.distributed as dist
-from lightning import Callback
 
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
@@ -20,21 +19,10 @@ from strategies.sharding import bucket
 from tests.scenes import SCENES
 from tests.support.doubled import doubled
 from tests.support.parity import BROKEN, EXACT, Deaf, Whole, distance, snapshot, trainer, weights
-from tests.support.saved import read_checkpoint, write_checkpoint
+from tests.support.saved import Saves, read_checkpoint, write_checkpoint
 from tests.support.scene import PROMISED, Mutant
 
 HALF = 5
-
-
-class Saves(Callback):
-    """Saves between two steps, and trains on."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step == HALF:
-            trainer.save_checkpoint(self.path)
 
 
 def play(
@@ -56,7 +44,7 @@ def play(
     several = world > 1 and policy != "dp"
     batches = mutant.batches or scene.batches
     loader = Whole(40, dist.get_rank() if several else 0, world if several else 1, batches)
-    callbacks = [*(mutant.callbacks or scene.callbacks)(), *([Saves(save)] if save else [])]
+    callbacks = [*(mutant.callbacks or scene.callbacks)(), *([Saves(save, HALF)] if save else [])]
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(POLICIES, {Deaf.name: Deaf}))
         stack.enter_context(mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning import Callback
 from torch import Tensor
 
 from gan.files.checkpoint import Share, load, whole
@@ -17,6 +18,17 @@ from strategies.checkpoint.writing import save
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """All that is in a checkpoint, with plain tensors in their places."""
     return whole(load(path))
+
+
+class Saves(Callback):
+    """Saves after a step, and trains on."""
+
+    def __init__(self, path: str | Path, step: int) -> None:
+        self.path, self.step = path, step
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
 
 
 TRAINED = ("state_dict", "players", "optimizer_states")  # what training makes of the networks

@@ -79,6 +79,9 @@ class Ranks:
     def close(self) -> None:
         for process in self.processes:
             process.terminate()
+        for process in self.processes:
+            process.join(5)
+            process.kill()  # a rank that waits in a collective may not hear the first signal
             process.join()
 
 
