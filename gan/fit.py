@@ -9,7 +9,7 @@ from gan.app.command import command, run_ranks, take_place, working
 from gan.app.outputs import run, say
 from gan.app.run import job, options
 from gan.runs import RUNS
-from strategies.processes.launched import launched
+from strategies.processes.launchers import launched
 from strategies.processes.rendezvous import Rendezvous
 
 if TYPE_CHECKING:

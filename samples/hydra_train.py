@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gan.runs import build
 from strategies import PhaseStrategy
-from strategies.processes.launched import launched
+from strategies.processes.launchers import launched
 
 
 def rank() -> int:

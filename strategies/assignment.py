@@ -19,7 +19,7 @@ from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies import POLICIES
 from strategies.policies.belongings import Belongings, belongings_of
 from strategies.policies.policy import Policy
-from strategies.ranks import World
+from strategies.world import World
 
 
 def is_dp(choice: Mapping[str, Choice]) -> bool:

@@ -18,7 +18,7 @@ first step notices it by the generator's state.
 
 [Note: draws with a row for each sample]
 A draw of 8 rows, where a rank has 4 samples, may be two rows for each sample, or 8 numbers that have nothing to do with
-samples. A trial plays a phase with few samples and with many (check/first_step.py). The dimension that has grown with
+samples. A trial plays a phase with few samples and with many (check/one_device.py). The dimension that has grown with
 the samples is theirs, and what has not grown is one draw for the whole batch. Several rows for each sample may be
 copies of the batch, one after the other, as torch.cat makes them, or lie side by side, as the heads of attention do.
 If the trial differs with the first, it is played with the second.

@@ -25,8 +25,8 @@ from gan.pretrained import WeightFiles, open_files
 from strategies import private
 from strategies.accelerator import same_parameters
 from strategies.policies.policy import Policy
-from strategies.ranks import World
 from strategies.sharding.resharded_parameter import hide, resharded, show
+from strategies.world import World
 
 
 class FirstWeights:

@@ -7,7 +7,7 @@ from torch import Tensor
 from gan.files.errors import UserError
 from gan.phase import Phase
 from strategies.policies.policy import Policy
-from strategies.ranks import World
+from strategies.world import World
 
 PATIENCE = 10
 

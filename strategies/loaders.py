@@ -14,7 +14,7 @@ from gan.noise import seed_for
 from strategies import random_state
 from strategies.accelerator import pins
 from strategies.micro_batches import deal_batch
-from strategies.ranks import World
+from strategies.world import World
 
 
 class SameOrder(DistributedSamplerWrapper):

@@ -20,7 +20,7 @@ from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
 from strategies.processes.stopping import OTHERS, Ending, Signals, tell
 from strategies.processes.watch import Watch
-from strategies.ranks import World
+from strategies.world import World
 
 
 class Lockstep:

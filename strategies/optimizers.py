@@ -106,7 +106,7 @@ def step_owned(
 
 @runtime_checkable
 class Modes(Protocol):
-    """What the schedule-free optimizers are too. See [Note: two modes] in modes.py."""
+    """What the schedule-free optimizers are too. See [Note: two modes] in averages.py."""
 
     def train(self) -> None: ...
 

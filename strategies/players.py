@@ -16,7 +16,7 @@ from strategies.first_weights import FirstWeights
 from strategies.optimizers import LossScale
 from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies.policy import Policy
-from strategies.ranks import World
+from strategies.world import World
 
 
 class Players:

@@ -16,7 +16,7 @@ from gan.module import GanModule
 from gan.phase import Phase
 from nets.norm import synchronised
 from strategies import private
-from strategies.check.first_step import check_step
+from strategies.check.one_device import check_step
 from strategies.check.replicas import compare_replicas
 from strategies.check.trial import Trial, Trials
 from strategies.draws import draws_follow

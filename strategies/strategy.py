@@ -38,15 +38,15 @@ from strategies.draws import draws_follow
 from strategies.first_weights import FirstWeights, move, without_values
 from strategies.hooks import Hooks, overrides, refuse_what_is_not_called
 from strategies.loaders import prepared
-from strategies.meeting import RanksStrategy
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
 from strategies.processes.stopping import SIGNALS, Stopped
-from strategies.ranks import world_of_thread
+from strategies.ranks_strategy import RanksStrategy
 from strategies.serving import part_of
 from strategies.steps import Steps, while_training
 from strategies.turn import Training, all_learning
+from strategies.world import world_of_thread
 
 
 class PhaseStrategy(RanksStrategy):
@@ -55,7 +55,7 @@ class PhaseStrategy(RanksStrategy):
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
     `PhaseStrategy("zero3")`, `PhaseStrategy({"generator": "zero3", "*": "ddp"})`. The form of the command line works
     too: `PhaseStrategy("generator=zero3,*=ddp")`. Options are added to a policy with `+`: `zero3+offload`.
-    `check` tries a step on all ranks together, and on each as if it were one device (see check/first_step.py). It does
+    `check` tries a step on all ranks together, and on each as if it were one device (see check/one_device.py). It does
     so before a phase is played for the first time, and again at growing distances; with `check="often"` every tenth
     time.
     `check_replicas` compares weights and buffers on all ranks after every phase. Processes, devices and the process

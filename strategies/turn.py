@@ -20,9 +20,9 @@ from strategies.micro_batches import row_counts, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
 from strategies.processes.equal_rows import EqualRows, Forms
-from strategies.ranks import World, agree
 from strategies.sharding.reduction import Reduction, whole_gradients
 from strategies.sharding.unshard_on_read import other_order
+from strategies.world import World, agree
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from gan.files.system import resource
 from strategies.processes import agent
 from strategies.processes.agent import Launch
 from strategies.processes.failure import report
-from strategies.processes.launched import Launched, launched
+from strategies.processes.launchers import Launched, launched
 from strategies.processes.rendezvous import Rendezvous
 
 if TYPE_CHECKING:

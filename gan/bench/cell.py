@@ -28,8 +28,8 @@ from strategies.choice import Choice, choices
 from strategies.cost.budget import Budget
 from strategies.policies import POLICIES
 from strategies.policies.pipeline import Pipeline
-from strategies.ranks import World
 from strategies.strategy import phase_strategy
+from strategies.world import World
 
 ONE = "one process"
 BATCH_SIZE = "batch_size"

@@ -23,7 +23,7 @@ from gan.app.run import run_options
 from gan.app.run.options import run_settings
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError
-from strategies.processes import world
+from strategies.processes import call_on_ranks
 from strategies.processes.failure import in_a_line
 
 NUMBER = re.compile(r"-?[\d.,]+(e[-+]\d+)?%?|nan|see \(\d+\)|")  # or nothing, in a table
@@ -212,7 +212,7 @@ def in_world(
     What it prints is not shown.
     """
     called = threads or torch.get_num_threads(), function, args
-    return world.call(_serve, *called, ranks=ranks, limit=limit, device=device, preload=[function.__module__])
+    return call_on_ranks.call(_serve, *called, ranks=ranks, limit=limit, device=device, preload=[function.__module__])
 
 
 def _serve(threads: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -222,9 +222,9 @@ def _serve(threads: int, function: Callable[..., Any], args: tuple[Any, ...]) ->
 
 def reason(error: Exception) -> str:
     """Why a cell has no figures, in one line."""
-    if isinstance(error, world.WorldHangs):
+    if isinstance(error, call_on_ranks.WorldHangs):
         return f"hangs: {error}"
-    if not isinstance(error, world.WorldFailed):
+    if not isinstance(error, call_on_ranks.WorldFailed):
         return " ".join(str(error).split()) if isinstance(error, UserError) else f"fails: {in_a_line(error)}"
     failure = error.failure
     words = " ".join(failure.what.split())

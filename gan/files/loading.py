@@ -15,7 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # Lightning reads its rank in the first of these when it is imported, and fails without naming it if that is no number.
-# strategies/processes/launched.py refuses it by name.
+# strategies/processes/launchers.py refuses it by name.
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 

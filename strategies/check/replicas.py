@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from gan.files.checkpoint import Checksum, checksum
 from gan.files.errors import UserError
 from gan.module import GanModule
-from strategies.policies.modes import EvalWeights
+from strategies.policies.averages import EvalWeights
 from strategies.policies.policy import Policy
-from strategies.ranks import World
 from strategies.sharding.resharded_parameter import resharded, version_of
+from strategies.world import World
 
 
 def compare_replicas(game: GanModule, policies: Mapping[str, Policy], world: World, when: str) -> None:

@@ -21,9 +21,9 @@ from strategies import random_state
 from strategies.draws import ByPhase, Draws
 from strategies.hooks import NO_HOOKS
 from strategies.policies.policy import Policy
-from strategies.ranks import World
 from strategies.reachable import Reachable, content_of, copied, differs, kind_of
 from strategies.turn import Training, finish, gradients, ready
+from strategies.world import World
 
 
 class Snapshot:

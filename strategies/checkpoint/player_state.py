@@ -21,7 +21,7 @@ from gan.module import GanModule
 from gan.pretrained import WeightFiles, check_files
 from strategies.optimizers import treats_elements
 from strategies.policies.policy import Policy
-from strategies.ranks import World
+from strategies.world import World
 
 # ---- averages ----
 

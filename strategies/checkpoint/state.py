@@ -48,7 +48,7 @@ from strategies.checkpoint.player_state import (
     rest_of_state,
 )
 from strategies.policies.policy import Policy
-from strategies.ranks import World
+from strategies.world import World
 
 
 class State:

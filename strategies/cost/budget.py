@@ -21,7 +21,7 @@ from strategies.policies.ddp import Ddp
 from strategies.policies.pipeline import Pipeline
 from strategies.policies.policy import Policy
 from strategies.policies.zero1 import Zero1
-from strategies.ranks import World
+from strategies.world import World
 
 # What moves for no player: sums over ranks in losses and in batch norms, and what serving ranks return.
 LOSSES, ANSWERS = "losses", "answers"

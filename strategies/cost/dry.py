@@ -29,11 +29,11 @@ from strategies.policies.pipeline import Pipeline
 from strategies.policies.policy import Policy
 from strategies.policies.sharded import Sharded
 from strategies.policies.zero1 import Zero1
-from strategies.ranks import Groups
 from strategies.sharding.bucket import Bucket, Sharing, parts
 from strategies.sharding.reduce_scatter import ReduceScatter
 from strategies.sharding.storage import Buckets
 from strategies.sharding.unshard_on_read import UnshardOnRead
+from strategies.world import Groups
 
 READS_AND_CALLS = (kinds.ENTER, kinds.LEAVE, kinds.READ, kinds.NEED, kinds.AGAIN)
 META = torch.device("meta")

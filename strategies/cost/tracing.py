@@ -27,9 +27,9 @@ from strategies.placing.remote_player import RemotePlayer
 from strategies.placing.server import ServersOnPaper
 from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy
-from strategies.ranks import World
 from strategies.sharding.unshard_on_read import listen, unlisten
 from strategies.turn import Training, all_learning, gradients, ready
+from strategies.world import World
 
 
 def traces(

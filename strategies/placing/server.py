@@ -20,8 +20,8 @@ from strategies.choice import ranks_as_typed
 from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, unpacked
 from strategies.placing.placement import rounds
 from strategies.policies.policy import Policy
-from strategies.ranks import agree
 from strategies.turn import check_that_ranks_agree
+from strategies.world import agree
 
 PATIENCE = 30.0  # seconds, after which a rank says that it waits for others
 TORCHS = vars(nn.Module()).keys() | {"_flat_weights", "_compiled_call_impl"}  # attributes that policies change too

@@ -15,7 +15,7 @@ from strategies.amounts import Held, size
 from strategies.living import Living
 from strategies.optimizers import ELEMENTWISE, Modes, make_optimizer
 from strategies.policies.belongings import Belongings
-from strategies.ranks import World
+from strategies.world import World
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Ddp(Policy):
 class Dp(Ddp):
     """A rank of dp trains as a rank of ddp, and communicates the same.
 
-    What differs is around the training: see [Note: ranks of one process] in processes/launcher.py, and `DealtLoader` in
+    What differs is around the training: see [Note: ranks of one process] in processes/starting.py, and `DealtLoader` in
     ../loaders.py, which deals the batches of a plain loader out.
     """
 

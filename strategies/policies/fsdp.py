@@ -12,7 +12,7 @@ from strategies.options.blocks import modules_of_blocks
 from strategies.policies.sharded import WHOLE_BUCKETS
 from strategies.policies.zero3 import Zero3
 from strategies.sharding import bucket
-from strategies.sharding.fsdp_unit import FsdpBucket
+from strategies.sharding.fsdp_bucket import FsdpBucket
 
 
 class Fsdp(Zero3):
@@ -27,7 +27,7 @@ class Fsdp(Zero3):
 
     Held on each rank: as zero3. While FSDP2 gathers a unit it has the memory of two.
 
-    See [Note: what FSDP2 does not see] in sharding/fsdp_unit.py.
+    See [Note: what FSDP2 does not see] in sharding/fsdp_bucket.py.
     """
 
     name = "fsdp"

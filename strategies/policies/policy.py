@@ -24,14 +24,14 @@ from strategies.optimizers import (
 )
 from strategies.options.compile import Compiled, compiled_by_author
 from strategies.options.recompute import Recompute
+from strategies.policies.averages import EvalWeights, Follower
 from strategies.policies.belongings import Belongings, Switch
 from strategies.policies.costs import Costs
-from strategies.policies.modes import EvalWeights, Follower
-from strategies.ranks import World
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.saved_tensors import kept_as_places
 from strategies.sharding.storage import Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead
+from strategies.world import World
 
 
 class Policy(Costs):

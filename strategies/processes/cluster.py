@@ -15,7 +15,7 @@ from lightning.fabric.plugins.environments import (
 
 from gan.files.errors import UserError
 from strategies.processes.interface import clear_meeting
-from strategies.processes.launched import Launched, launched
+from strategies.processes.launchers import Launched, launched
 
 
 def environment(found: ClusterEnvironment) -> ClusterEnvironment:

@@ -12,7 +12,7 @@ from torch import Tensor
 from gan.files.errors import UserError
 from strategies.micro_batches import rows
 from strategies.private import default_store
-from strategies.ranks import World
+from strategies.world import World
 
 
 class EqualRows:

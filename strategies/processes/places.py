@@ -22,7 +22,7 @@ from gan import ranks
 from gan.files.errors import UserError
 from strategies.private import default_store
 from strategies.processes.board import NEVER, Board, Entry
-from strategies.ranks import World
+from strategies.world import World
 
 LISTEN = 10.0  # seconds in which the other ranks reach their time limit too
 RECENT = 1000  # phases whose names are kept

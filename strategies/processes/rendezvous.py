@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from gan.files.errors import UserError
 from strategies.processes.interface import THIS_HOST, own_address
-from strategies.processes.launched import PORTS, number
+from strategies.processes.launchers import PORTS, number
 
 PORT = 29400  # torchrun's port, if the address has none
 FILE = "file:"

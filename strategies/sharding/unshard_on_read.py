@@ -12,10 +12,10 @@ from torch import nn
 
 from gan.files.errors import UserError
 from strategies import private
-from strategies.ranks import agree
 from strategies.sharding.resharded_parameter import end_graphs
 from strategies.sharding.saved_tensors import places_in
 from strategies.sharding.storage import Storage
+from strategies.world import agree
 
 Read = Callable[[list[nn.Parameter]], None]
 

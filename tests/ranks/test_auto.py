@@ -17,8 +17,8 @@ from strategies.choice import Choice, choices
 from strategies.policies import POLICIES
 from strategies.policies.belongings import Belongings
 from strategies.policies.sharded import WHOLE_BUCKETS
-from strategies.ranks import World
 from strategies.sharding import bucket
+from strategies.world import World
 from tests.support.hard_games import HARD
 from tests.support.parity import EXACT, distance, train
 

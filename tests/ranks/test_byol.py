@@ -11,7 +11,7 @@ from gan import noise
 from gan.games.byol import NEAREST, distance, neighbour_error, rising
 from nets.byol import random_view
 from strategies import PhaseStrategy
-from strategies.policies.modes import Follower
+from strategies.policies.averages import Follower
 from tests.ranks.test_games import byol, pictures
 from tests.support import parity
 from tests.support.parity import BATCH, BROKEN, EXACT, Whole, parts, refused, snapshot, train, trainer

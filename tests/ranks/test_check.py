@@ -534,7 +534,7 @@ def _warned(game, batches=vectors, steps=1):
 
 
 def without_room():
-    with mock.patch("strategies.check.first_step.ROOM", {"cpu": 0}):
+    with mock.patch("strategies.check.one_device.ROOM", {"cpu": 0}):
         return _warned(Plain)
 
 

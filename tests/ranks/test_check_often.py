@@ -14,7 +14,7 @@ from strategies import PhaseStrategy
 from strategies.check import trial
 from strategies.check.trial import Trials
 from strategies.processes.equal_rows import EqualRows, Forms
-from strategies.ranks import World
+from strategies.world import World
 from tests.ranks.test_check import One, Stateful, _warned
 from tests.support.hard_games import HARD
 from tests.support.parity import distance, equals, often, refused, train, vectors

@@ -27,7 +27,7 @@ from strategies import PhaseStrategy
 from strategies.checkpoint import folders, writing
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.writing import save
-from strategies.ranks import World
+from strategies.world import World
 from tests.ranks.test_zero import Lopsided
 from tests.support.parity import parts, trainer
 from tests.support.saved import names, number_of, numbered, read_checkpoint

@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import Adam
 
 from gan import GanModule, Phase, Player
-from strategies import meeting
-from strategies.ranks import Groups
+from strategies import ranks_strategy
+from strategies.world import Groups
 from tests.support.hard_games import HARD, Micro2, Micro4, Plain, SometimesReached, Teacher, TwoPhases
 from tests.support.parity import BROKEN, EXACT, STEPS, distance, in_buckets, often, parts, train, trainer, vectors
 from tests.support.watch import WatchedStrategy, moved, operations, sizes_of
@@ -190,7 +190,7 @@ class OneGroup(Groups):
 
 
 def crossed(policy, kind):
-    with mock.patch.object(meeting, "Groups", kind):
+    with mock.patch.object(ranks_strategy, "Groups", kind):
         return train(Crossed, policy=policy, world=2)
 
 

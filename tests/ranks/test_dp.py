@@ -22,8 +22,8 @@ from gan import Phase
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.policies import POLICIES
-from strategies.processes import launcher
-from strategies.processes.launcher import OwnRanks, Scripts, SingleProcess
+from strategies.processes import starting
+from strategies.processes.starting import OwnRanks, Scripts, SingleProcess
 from tests.ranks.test_games import GAMES, pictures
 from tests.support.hard_games import HARD, BatchNorms, Plain
 from tests.support.parity import BATCH, BROKEN, EXACT, Deaf, distance, parts, snapshot, train, trainer, vectors
@@ -336,7 +336,7 @@ def test_ranks_compute_on_several_threads_though_this_process_has_done_so():
 def test_where_a_gpu_is_in_use_ranks_are_spawned(monkeypatch):
     game, kinds = Plain(), []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(launcher.FunctionLauncher, "launch", lambda self, *_, **__: kinds.append(self._start_method))
+    monkeypatch.setattr(starting.FunctionLauncher, "launch", lambda self, *_, **__: kinds.append(self._start_method))
     fit(game)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     fit(game)
@@ -349,9 +349,9 @@ def nested(x, depth=80):
 
 
 def differentiates_deeply():
-    assert launcher.can_fork("cpu")
+    assert starting.can_fork("cpu")
     nested(torch.ones(2, requires_grad=True)).sum().backward()
-    assert not launcher.can_fork("cpu")
+    assert not starting.can_fork("cpu")
 
 
 def test_where_forked_ranks_could_not_differentiate_they_are_spawned():
@@ -363,7 +363,7 @@ def test_where_forked_ranks_could_not_differentiate_they_are_spawned():
 
 
 def test_what_cannot_be_pickled_is_named(monkeypatch):
-    monkeypatch.setattr(launcher, "can_fork", lambda kind: False)
+    monkeypatch.setattr(starting, "can_fork", lambda kind: False)
     with pytest.raises(UserError, match=r"ranks are spawned, .*, and 'lock' cannot be pickled: cannot pickle"):
         fit(Locked())
     game = Plain()

@@ -16,7 +16,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.policies.fsdp import Fsdp
 from strategies.sharding.bucket import PendingReduction
-from strategies.sharding.fsdp_unit import FsdpBucket
+from strategies.sharding.fsdp_bucket import FsdpBucket
 from strategies.sharding.unshard_on_read import UnshardOnRead
 from tests.support.hard_games import HARD, Plain
 from tests.support.parity import BROKEN, distance, equals, often, parts, refused, single, train, trainer, vectors

@@ -18,7 +18,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.placing import server
 from strategies.placing.server import Answers, Server
-from strategies.processes import world
+from strategies.processes import call_on_ranks
 from strategies.processes.stopping import Stopped
 from tests.support.parity import BROKEN, EXACT, Whole, equals, snapshot, trainer
 from tests.support.placed_games import AsAWhole, Distil, Teacher, write
@@ -74,7 +74,7 @@ def placed(policy: str, training: int, total: int, game: Callable[[], Any], **ho
     """The same on ranks, of which some serve: what those that train have found."""
     arguments = partial(fit, game, policy, training, total, **how)
     preload = ["tests.support.preload"]
-    return world.call(arguments, ranks=total, limit=120, preload=preload, connected=False)[:training]
+    return call_on_ranks.call(arguments, ranks=total, limit=120, preload=preload, connected=False)[:training]
 
 
 def learned(found: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -273,7 +273,7 @@ Changed.teacher_of = Odd
 def test_what_cannot_be_served_is_refused(folder, what, words):
     training, total = (2, 3) if what == "sums" else (1, 2)
     typed = f"teacher=ddp@{total - 1},eye=ddp@{total - 1},*=ddp"
-    with pytest.raises(world.WorldFailed) as caught:
+    with pytest.raises(call_on_ranks.WorldFailed) as caught:
         placed(typed, training, total, partial(Changed, folder, what))
     said = caught.value.failure
     assert said.whole and words.replace("(1)", f"({total - 1})") in said.why, said
@@ -281,7 +281,7 @@ def test_what_cannot_be_served_is_refused(folder, what, words):
 
 @pytest.mark.slow
 def test_ranks_that_call_differently_are_named(folder):
-    with pytest.raises(world.WorldFailed) as caught:
+    with pytest.raises(call_on_ranks.WorldFailed) as caught:
         placed("teacher=zero3@2-3,*=ddp", 2, 4, partial(Changed, folder, "not alike"))
     assert "all must make the same calls in the same order; type teacher=ddp@2-3" in caught.value.failure.why
 
@@ -307,8 +307,8 @@ def impatient(path: str, made: Any, module: Distil) -> None:
 @pytest.mark.slow
 def test_it_is_said_who_waits_for_whom(folder, tmp_path):
     said = tmp_path / "said"
-    with pytest.raises(world.WorldHangs):
-        world.call(
+    with pytest.raises(call_on_ranks.WorldHangs):
+        call_on_ranks.call(
             partial(
                 fit, partial(OneCalls, folder), "teacher=zero3@2-3,*=ddp", 2, 4, around=partial(impatient, str(said))
             ),
@@ -321,7 +321,7 @@ def test_it_is_said_who_waits_for_whom(folder, tmp_path):
 
 
 def test_ranks_that_serve_nobody_are_refused(folder):
-    with pytest.raises(world.WorldFailed) as caught:
+    with pytest.raises(call_on_ranks.WorldFailed) as caught:
         placed("generator=ddp,judge=ddp,teacher=ddp,eye=ddp,*=zero3@1", 1, 2, partial(Distil, folder))
     assert "gives ranks 1 to '*'" in caught.value.failure.why
 
@@ -338,7 +338,7 @@ def calls_between_phases(made: Any, module: Distil) -> None:
 
 @pytest.mark.slow
 def test_a_call_between_phases_says_what_to_type(folder):
-    with pytest.raises(world.WorldFailed, match="called between phases"):
+    with pytest.raises(call_on_ranks.WorldFailed, match="called between phases"):
         placed("teacher=zero3@1-2,*=ddp", 1, 3, partial(Distil, folder), around=calls_between_phases)
 
 
@@ -371,5 +371,5 @@ def stopped(game: Callable[[], Any], policy: str, training: int, total: int) -> 
 @pytest.mark.slow
 def test_a_signal_to_a_serving_rank_ends_the_run(folder):
     arguments = partial(stopped, partial(Distil, folder), "teacher=zero3@2-3,*=ddp", 2, 4)
-    found = world.call(arguments, ranks=4, limit=120, preload=["tests.support.preload"], connected=False)
+    found = call_on_ranks.call(arguments, ranks=4, limit=120, preload=["tests.support.preload"], connected=False)
     assert found[0] == found[1] < 500

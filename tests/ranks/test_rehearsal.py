@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gan import noise
 from strategies import PhaseStrategy
-from strategies.processes.world import call
+from strategies.processes.call_on_ranks import call
 from tests.ranks.test_games import GAMES, pictures
 from tests.ranks.test_placing import fit, learned
 from tests.scenes.losses import Contrast, ContrastInTwo

@@ -11,7 +11,7 @@ from strategies import PhaseStrategy
 from strategies.options import compile
 from strategies.policies.belongings import belongings_of
 from strategies.policies.ddp import Ddp
-from strategies.ranks import World
+from strategies.world import World
 from tests.support.duel import fit
 from tests.support.parity import EXACT, distance, in_buckets, often, parts, trainer, vectors
 from tests.support.saved import read_checkpoint

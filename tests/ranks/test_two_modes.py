@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from strategies import PhaseStrategy
-from strategies.policies.modes import EvalWeights
+from strategies.policies.averages import EvalWeights
 from tests.scenes.optimizers import Free, FreeByHand
 from tests.support.duel import played
 from tests.support.parity import BROKEN, EXACT, distance, trainer, vectors

@@ -387,7 +387,7 @@ def without(game, word):
 
 DUEL = {**POLICIES, **ENGINES}
 OFFLOADED = {"zero1+offload": 2, "zero2+hybrid:2": 4, "zero3+offload": 4}
-SWITCH, FOLLOWER = "strategies.policies.belongings.Switch", "strategies.policies.modes.Follower"
+SWITCH, FOLLOWER = "strategies.policies.belongings.Switch", "strategies.policies.averages.Follower"
 BUCKET = "strategies.sharding.bucket.Bucket"
 FREEZE = "`requires_grad_` on a part of a player"
 RESUMED: dict[str, Any] = {"saved": ("zero3", "single"), "arrives": (("ddp", 2), ("zero1", 4), ("zero3", 4))}
@@ -470,7 +470,7 @@ WORDS = {
     ),
     "start, until, every, when": Scene(
         Turns, TurnsByHand().run, bucket=SMALL, checked=("ddp",),
-        mutants=(Mutant("the last rank is asked", "ddp", replaced={"strategies.ranks.World.answer": asking_the_last}),),
+        mutants=(Mutant("the last rank is asked", "ddp", replaced={"strategies.world.World.answer": asking_the_last}),),
     ),
     "several words of phases": Scene(
         word_games.Turns, bucket=SMALL, policies={"zero3": 2, "single": 1}, **RESUMED,

@@ -23,8 +23,8 @@ from strategies.cost.tracing import traces
 from strategies.placing.placement import Placement, placement_of
 from strategies.placing.server import Server
 from strategies.policies import POLICIES
-from strategies.processes import world
-from strategies.ranks import World
+from strategies.processes import call_on_ranks
+from strategies.world import World
 from tests.support.counted import forget
 from tests.support.parity import Whole, trainer
 from tests.support.planned import BUCKET, ROWS, SIDE, STEPS, pictures
@@ -87,7 +87,7 @@ def measured(file: Path, policy: str, ranks: int) -> tuple[list[list[Weighed]], 
     """Of each rank that trains, the phases of the last step; and of each that serves, all of them together."""
     training = len(placed(policy, ranks).training)
     fit = functools.partial(_fit, file, policy, training, ranks)
-    found = world.call(fit, ranks=ranks, limit=200, preload=["tests.support.preload"], connected=False)
+    found = call_on_ranks.call(fit, ranks=ranks, limit=200, preload=["tests.support.preload"], connected=False)
     serving = [json.loads((file.parent / f"{rank}.json").read_text()) for rank in range(training, ranks)]
     return found[:training], serving
 

@@ -14,7 +14,7 @@ from strategies.choice import choices
 from strategies.cost.budget import Budget, Cost
 from strategies.cost.tracing import traces
 from strategies.policies import POLICIES
-from strategies.ranks import World
+from strategies.world import World
 
 BUCKET = 2 * 2**20  # bytes, so that a small game has several
 ROWS, SIDE = 8, 64

@@ -19,7 +19,7 @@ from gan.app.painting.reopen import open_run
 from gan.app.scoring import distances, features, pixels, scorer, scoring
 from gan.app.scoring.distances import Known
 from gan.app.scoring.scorer import NEEDS
-from strategies.ranks import World
+from strategies.world import World
 from tests.support import inception, opening
 from tests.support.parity import often
 

@@ -17,9 +17,9 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.processes import launcher
-from strategies.processes.launcher import PARENT, Functions, Scripts
+from strategies.processes import starting
 from strategies.processes.lost_ranks import Survivor
+from strategies.processes.starting import PARENT, Functions, Scripts
 from tests.support.hard_games import Plain
 from tests.support.parity import train, trainer
 
@@ -64,7 +64,7 @@ def as_it_was(monkeypatch):
 
 
 def test_the_first_of_a_node_starts_the_others_and_knows_them_by_rank(monkeypatch):
-    monkeypatch.setattr(launcher, "same_command", lambda: [sys.executable, "-c", ASKS])
+    monkeypatch.setattr(starting, "same_command", lambda: [sys.executable, "-c", ASKS])
     two = scripts(3, nodes=2, node=1)
     with mock.patch.object(threading.Thread, "start") as starts:
         assert two.launch(lambda value: value, 7) == 7
@@ -78,7 +78,7 @@ def test_the_first_of_a_node_starts_the_others_and_knows_them_by_rank(monkeypatc
 def test_the_others_start_where_the_first_was_started(monkeypatch, tmp_path):
     """The program may have gone elsewhere, as Hydra's do, so the path in its command would be another one."""
     (tmp_path / "program.py").write_text("from pathlib import Path; Path('here').write_text('')")
-    monkeypatch.setattr(launcher, "_folder", str(tmp_path))
+    monkeypatch.setattr(starting, "_folder", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["program.py"])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     two = scripts(2)
@@ -88,7 +88,7 @@ def test_the_others_start_where_the_first_was_started(monkeypatch, tmp_path):
 
 def test_another_rank_knows_the_one_that_started_it(monkeypatch):
     monkeypatch.setattr(Survivor, "_look_after_family", lambda self: None)
-    monkeypatch.setattr(launcher, "_parent", "4321")
+    monkeypatch.setattr(starting, "_parent", "4321")
     one = scripts(3, nodes=2, node=1, local=2, creates_processes_externally=True)
     one.launch(lambda: None)
     survivor = one.strategy.survivor
@@ -96,7 +96,7 @@ def test_another_rank_knows_the_one_that_started_it(monkeypatch):
 
 
 def test_a_first_process_that_is_no_number_is_named(monkeypatch):
-    monkeypatch.setattr(launcher, "_parent", "x")
+    monkeypatch.setattr(starting, "_parent", "x")
     with pytest.raises(UserError, match="the environment variable GAN_FIRST_PROCESS is 'x', which is no number"):
         scripts(3, nodes=2, node=1, local=2, creates_processes_externally=True).launch(lambda: None)
 
@@ -115,7 +115,7 @@ def test_a_notebooks_ranks_are_survivors_too(monkeypatch):
     monkeypatch.setattr(
         _MultiProcessingLauncher, "launch", lambda self, function, *args, trainer, **kw: function(*args, **kw)
     )
-    notebook = launcher.launcher(strategy, "fork")
+    notebook = starting.launcher(strategy, "fork")
     assert isinstance(notebook, Functions)
     assert notebook.launch(lambda value: value, 7, trainer=None) == 7
     assert (strategy.survivor.rank, strategy.survivor.first) == (3, 2)
@@ -125,7 +125,7 @@ def test_a_spawned_rank_can_be_told_what_to_do():
     strategy = PhaseStrategy("ddp", start_method="spawn")
     fit = trainer(strategy, 2, 1).fit
     assert isinstance(strategy.launcher, Functions)
-    pickle.dumps(partial(launcher._survive, strategy, fit))
+    pickle.dumps(partial(starting._survive, strategy, fit))
 
 
 def _twice():

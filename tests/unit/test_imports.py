@@ -25,7 +25,7 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
             "strategies/micro_batches.py",
         ),
         *("strategies/random_state.py", "strategies/reachable.py", "strategies/draws.py"),
-        *("strategies/optimizers.py", "strategies/ranks.py"),
+        *("strategies/optimizers.py", "strategies/world.py"),
     ),
     ("strategies/policies",),
     (

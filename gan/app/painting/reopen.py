@@ -33,7 +33,7 @@ from strategies import random_state
 from strategies.accelerator import best, counted
 from strategies.hooks import overrides
 from strategies.micro_batches import first_rows, join_batches, rows
-from strategies.ranks import World
+from strategies.world import World
 
 T = TypeVar("T")
 

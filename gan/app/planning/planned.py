@@ -23,8 +23,8 @@ from strategies.choice import Choice, choices, ranks_as_typed
 from strategies.cost.budget import Budget, Cost, Serving
 from strategies.placing.placement import Placement, placement_of
 from strategies.policies import POLICIES
-from strategies.ranks import World
 from strategies.serving import served
+from strategies.world import World
 
 MOST = 10**6  # ranks
 SPARE = 0.1  # of a device's memory, for what is not a tensor

@@ -11,7 +11,7 @@ from gan.app.run import options
 from gan.files.errors import UserError
 from gan.files.system import WINDOWS, check_ranks
 from strategies.accelerator import GPUS, TorchAccelerator, best, counted, noun
-from strategies.processes.launched import launched
+from strategies.processes.launchers import launched
 
 LEFT_OUT = ("mps", "tpu")  # Lightning's class for mps refuses our strategy, that for tpu needs an older package
 

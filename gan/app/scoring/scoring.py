@@ -22,7 +22,7 @@ from gan.app.scoring.outputs import Heard, Made, makes
 from gan.app.scoring.scorer import Rows, Scorer, choose
 from strategies.accelerator import name_of
 from strategies.micro_batches import rows
-from strategies.ranks import World
+from strategies.world import World
 
 VERSIONS = {module.__name__: module.__version__ for module in (torch, torchvision, torchmetrics)}
 

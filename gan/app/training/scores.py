@@ -25,8 +25,8 @@ from gan.app.training.metrics import Spare
 from gan.app.training.pace import between_steps
 from gan.files.errors import UserError
 from gan.runs import Run
-from strategies.ranks import World
 from strategies.strategy import phase_strategy
+from strategies.world import World
 
 MOST = 50_000  # pictures that are made for a score, as published
 SCORES = ("features", "precision", "recall")

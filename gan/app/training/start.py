@@ -24,8 +24,8 @@ from gan.files.errors import UserError
 from strategies.processes import agent, cluster
 from strategies.processes.board import NEVER, VARIABLE, Board
 from strategies.processes.failure import FILE
-from strategies.processes.launched import Launched
-from strategies.ranks import StoreWorld
+from strategies.processes.launchers import Launched
+from strategies.world import StoreWorld
 
 LIMIT = 300.0  # seconds in which all ranks must have begun, and the first one have chosen
 NOTED = 3  # the two newest checkpoints that are there, and one that is being written

@@ -31,7 +31,7 @@ from gan.files.system import signals
 from gan.runs import Run, build, short_name
 from strategies import PhaseStrategy
 from strategies.processes import agent, slurm
-from strategies.processes.launched import Launched
+from strategies.processes.launchers import Launched
 from strategies.processes.stopping import WARNING, Signals, Stopped
 
 ON = "python -m gan.fit"

@@ -15,7 +15,7 @@ from gan.files.checkpoint import checksum
 from gan.module import GanModule
 from gan.phase import Phase
 from strategies import PhaseStrategy, random_state
-from strategies.check.first_step import both
+from strategies.check.one_device import both
 from strategies.check.trial import norms_by_name
 from strategies.micro_batches import tensors
 from strategies.sharding.resharded_parameter import resharded

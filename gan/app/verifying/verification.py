@@ -25,10 +25,10 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.runs import build
 from strategies import PhaseStrategy
-from strategies.check.first_step import A_MEAN_OVER_SAMPLES, THE_SAME_ON_ALL_RANKS, shake_weights
+from strategies.check.one_device import A_MEAN_OVER_SAMPLES, THE_SAME_ON_ALL_RANKS, shake_weights
 from strategies.check.trial import RanksDiffer
 from strategies.policies import POLICIES
-from strategies.processes import world
+from strategies.processes.call_on_ranks import WorldFailed, WorldHangs, call
 from strategies.strategy import phase_strategy
 
 # What torch says where a tensor in float32 meets one in float64.
@@ -169,10 +169,10 @@ class Verification:
         one = self.one(precision)
         try:
             found = self._train(typed, devices, precision, one=one.last)
-        except world.WorldHangs as hangs:
+        except WorldHangs as hangs:
             places = "; ".join(f"rank {rank} {place}" for rank, place in sorted(hangs.places.items()))
             return Row(f"hangs: {hangs}", more=(places,) if places else (), advice=("phase",))
-        except world.WorldFailed as failed:
+        except WorldFailed as failed:
             failure = failed.failure
             if not failure.whole:
                 return Row(f"fails on rank {failure.rank}: {failure.what}", more=tuple(failure.traceback.splitlines()))
@@ -184,9 +184,9 @@ class Verification:
     def _alone(self, precision: str, **more: Any) -> Record:
         try:
             return self._train("single", 1, precision, **more)[0]
-        except world.WorldHangs as hangs:
+        except WorldHangs as hangs:
             raise UserError(f"one device: {hangs}; type fewer --steps, a smaller run, or a longer --limit") from hangs
-        except world.WorldFailed as failed:
+        except WorldFailed as failed:
             if failed.failure.whole:
                 raise UserError(failed.failure.why) from failed
             if precision == "64" and DTYPES.search(failed.failure.what):
@@ -200,7 +200,7 @@ class Verification:
         """What each rank that trains has recorded; for `more` see `train`."""
         work = partial(train, self.argv, strategy, devices, precision=precision, start=self.start, **more)
         connected = "@" not in strategy  # players on ranks of their own make their own groups
-        made = world.call(work, ranks=devices, limit=self.limit, preload=[train.__module__], connected=connected)
+        made = call(work, ranks=devices, limit=self.limit, preload=[train.__module__], connected=connected)
         return [each for each in made if each is not None]
 
 

@@ -21,8 +21,8 @@ from gan.files.errors import NOT_SO, UserError
 from strategies import random_state, turn
 from strategies.checkpoint.writing import save
 from strategies.micro_batches import deal_batch, join_batches, row_counts, rows, split_batch
-from strategies.ranks import World
 from strategies.turn import Training
+from strategies.world import World
 from tests.support.parity import distance, train
 
 # ---- micro batches ----

@@ -11,8 +11,8 @@ from gan.bench.device import Counter, multiplications
 from gan.bench.harness import Benchmark, Column, aligned, in_world, reason
 from gan.bench.speed import SpeedBenchmark, Way
 from gan.files.errors import UserError
+from strategies.processes.call_on_ranks import WorldFailed, WorldHangs
 from strategies.processes.failure import ended, failed
-from strategies.processes.world import WorldFailed, WorldHangs
 
 # ---- harness ----
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from gan.files.errors import DiskError, UserError
 from strategies.checkpoint.writing import Background
-from strategies.ranks import StoreWorld
+from strategies.world import StoreWorld
 
 
 class Slow:

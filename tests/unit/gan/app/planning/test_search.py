@@ -14,7 +14,7 @@ from strategies.choice import Choice, choices
 from strategies.cost.budget import Budget
 from strategies.cost.tracing import traces
 from strategies.policies import POLICIES
-from strategies.ranks import World
+from strategies.world import World
 
 WIDTH = 2048
 

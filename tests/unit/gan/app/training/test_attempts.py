@@ -9,7 +9,7 @@ import pytest
 from gan.app.training import start
 from gan.files.errors import UserError
 from strategies.processes.board import NEVER, VARIABLE, Board, Entry
-from strategies.processes.launched import Launched
+from strategies.processes.launchers import Launched
 from tests.support.posix import not_on_windows
 
 

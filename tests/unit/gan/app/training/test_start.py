@@ -17,7 +17,7 @@ from gan.app.run.folder import RunFolder
 from gan.app.training import start
 from gan.app.training.start import Chosen
 from gan.files.errors import UserError
-from strategies.processes.launched import Launched
+from strategies.processes.launchers import Launched
 
 
 @pytest.fixture(autouse=True)

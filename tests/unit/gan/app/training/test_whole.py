@@ -16,7 +16,7 @@ from gan.app.training import start, train
 from gan.files.errors import Damaged, UserError
 from gan.files.finite import NotFinite
 from strategies.checkpoint.writing import save
-from strategies.processes.launched import Launched
+from strategies.processes.launchers import Launched
 from tests.support.saved import damage, numbered
 
 

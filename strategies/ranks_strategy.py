@@ -24,11 +24,11 @@ from strategies.placing.placement import Placement, placement_of, refuse_a_group
 from strategies.processes.cluster import connect, environment, place_of
 from strategies.processes.cluster import store as store_of
 from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
-from strategies.processes.launcher import LaunchedStrategy, OwnRanks, SingleProcess, launcher
 from strategies.processes.lost_ranks import Survivor
+from strategies.processes.starting import LaunchedStrategy, OwnRanks, SingleProcess, launcher
 from strategies.processes.stopping import Ending
-from strategies.ranks import Groups, World
 from strategies.serving import Division
+from strategies.world import Groups, World
 
 KNOWN = ("gloo", "nccl", "mpi")
 TYPE_GLOO = "type gloo (process_group_backend, in gan.fit --backend), or leave it out"

@@ -18,10 +18,10 @@ from lightning.pytorch.plugins import MixedPrecision
 from datasets import GlobalLoader, GlobalStream
 from gan import Phase
 from gan.files.errors import UserError
-from strategies import PhaseStrategy, TorchAccelerator, meeting, random_state, ranks
+from strategies import PhaseStrategy, TorchAccelerator, random_state, ranks_strategy, world
 from strategies.processes import interface
 from strategies.processes.interface import GLOO
-from strategies.ranks import Groups
+from strategies.world import Groups
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer
 from tests.support.posix import only_on_linux
@@ -42,7 +42,7 @@ def made():
         assert timeout in (None, timedelta(seconds=7))
         return next(numbers)
 
-    with mock.patch.multiple(ranks.dist, new_group=new, destroy_process_group=ended.append):
+    with mock.patch.multiple(world.dist, new_group=new, destroy_process_group=ended.append):
         yield ended
 
 
@@ -166,10 +166,10 @@ def test_ranks_of_one_host_talk_on_loopback_whatever_its_name_means(nodes, talk,
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.7")
     monkeypatch.setattr(interface, "_interface", {"127.0.0.1": "lo", "10.0.0.7": "far0"}.get)
     monkeypatch.setattr(interface, "own_address", lambda towards: towards)
-    monkeypatch.setattr(meeting, "own_name", lambda main: main)
+    monkeypatch.setattr(ranks_strategy, "own_name", lambda main: main)
     strategy = trainer(PhaseStrategy("ddp"), 2, 1, num_nodes=nodes).strategy
     strategy.set_world_ranks = lambda: None
-    monkeypatch.setattr(meeting.RanksStrategy, "_store", lambda self, rank, size: None)
+    monkeypatch.setattr(ranks_strategy.RanksStrategy, "_store", lambda self, rank, size: None)
     told = []
 
     def tie(store, size, host, advice):

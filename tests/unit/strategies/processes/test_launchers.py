@@ -13,8 +13,8 @@ from lightning.fabric.plugins.environments import (
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.processes.cluster import GivenPlace, environment
-from strategies.processes.launched import Launched, launched
-from strategies.processes.launcher import Scripts
+from strategies.processes.launchers import Launched, launched
+from strategies.processes.starting import Scripts
 from tests.support.parity import trainer
 from tests.support.posix import only_on_linux
 

@@ -40,7 +40,7 @@ from strategies.private import (
     set_threads,
 )
 from strategies.processes.cluster import place_of
-from strategies.processes.launched import number
+from strategies.processes.launchers import number
 from strategies.processes.lost_ranks import Survivor
 from strategies.sharding.resharded_parameter import resharded
 

@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.private import default_store
-from strategies.processes import heap, world
+from strategies.processes import call_on_ranks, heap
 from strategies.processes.board import Entry, shared_board
+from strategies.processes.call_on_ranks import WorldFailed, WorldHangs, call
 from strategies.processes.lost_ranks import STATUS
-from strategies.processes.world import WorldFailed, WorldHangs, call
 from tests.support.duel import Duel
 from tests.support.parity import parts, trainer
 from tests.support.posix import only_on_linux
@@ -105,7 +105,7 @@ def test_every_rank_returns_its_result():
     ],
 )
 def test_the_rank_that_failed_first_is_named(how, what, monkeypatch):
-    monkeypatch.setattr(world, "GRACE", 2.0)
+    monkeypatch.setattr(call_on_ranks, "GRACE", 2.0)
     with pytest.raises(WorldFailed, match=what) as failed:
         call(fails, how, ranks=2, limit=60)
     failure = failed.value.failure
@@ -114,8 +114,8 @@ def test_the_rank_that_failed_first_is_named(how, what, monkeypatch):
 
 
 def test_a_world_that_hangs_is_ended_and_says_where_its_ranks_were(monkeypatch):
-    ended, end = [], world._end
-    monkeypatch.setattr(world, "_end", lambda process: (end(process), ended.append(process)))
+    ended, end = [], call_on_ranks._end
+    monkeypatch.setattr(call_on_ranks, "_end", lambda process: (end(process), ended.append(process)))
     with pytest.raises(WorldHangs, match="no end within 3 s") as hanging:
         call(hangs, ranks=2, limit=3)
     assert hanging.value.places == {1: "plays phase 'judge' of step 3"}
