@@ -19,7 +19,7 @@ from gan import GanModule, Phase, Player, noise
 from gan import ranks as all_ranks
 from gan.pool import ImagePool
 from strategies import PhaseStrategy
-from strategies.check import first_step
+from strategies.check import one_device
 from tests.support.hard_games import HARD, Plain
 from tests.support.parity import EXACT, distance, equals, often, refused, single, train, trainer, vectors
 
@@ -260,11 +260,11 @@ def test_the_control_that_measures_nothing_names_rounding(ranks):
     assert any("'2.bias' has norm" in (each or "") for each in said)
 
 
-def _refused_of_seed(seed, spread=first_step.SPREAD):
+def _refused_of_seed(seed, spread=one_device.SPREAD):
     def batches(step):
         return single(1000 * seed + step)
 
-    with mock.patch.object(first_step, "SPREAD", spread):
+    with mock.patch.object(one_device, "SPREAD", spread):
         return refused(Cancelling, batches, world=2, steps=2, check=True, precision="32-true")
 
 
