@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -26,7 +27,7 @@ class GlobalLoader(ResumableLoader):
 
     `batch_size` counts the samples of all ranks. In training the order is shuffled (not with `shuffle=False`) and an
     incomplete last batch is dropped. What the data set draws at random for a sample depends on (seed, epoch, index)
-    alone, also in workers. Checkpoints save the position. Make it where the ranks are known: in `train_dataloader()`.
+    alone, also in workers. Checkpoints save the position. It may be made before the ranks are known.
     """
 
     def __init__(
@@ -40,6 +41,8 @@ class GlobalLoader(ResumableLoader):
         workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
+        how: dict[str, Any] = dict(seed=seed, workers=workers, collate_fn=collate_fn)
+        self.again = partial(GlobalLoader, dataset, batch_size, training=training, shuffle=shuffle, **how)
         rank, ranks = _rank_of_ranks()
         check_divides(batch_size, ranks, "batch", "batch_size=")
         if training and len(dataset) < batch_size:
@@ -67,6 +70,7 @@ class GlobalStream(Loader):
         workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
+        self.again = partial(GlobalStream, stream, batch_size, seed=seed, workers=workers, collate_fn=collate_fn)
         rank, self.ranks = _rank_of_ranks()
         check_divides(batch_size, self.ranks, "batch", "batch_size=")
         self.rows = Rows(stream, batch_size, rank, self.ranks, seed)

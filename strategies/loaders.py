@@ -8,7 +8,7 @@ from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DistributedSampler, IterableDataset
 
-from datasets import GlobalStream, ResumableLoader
+from datasets import GlobalLoader, GlobalStream, ResumableLoader
 from gan.files.errors import UserError
 from gan.noise import seed_for
 from strategies import random_state
@@ -69,7 +69,9 @@ class DealtLoader:
 
 
 def prepared(loader: Any, world: World, training: bool, is_dp: bool) -> Any:
-    """The loader as ranks read it."""
+    """The loader as ranks read it. One of ours that was made before the ranks were known is made again."""
+    if type(loader) in (GlobalLoader, GlobalStream) and loader.ranks != world.size:
+        loader = loader.again()
     if is_dp and training and world.size > 1:
         draws = world.broadcast(random_state.capture())
         made_for = getattr(loader, "ranks", None) or getattr(getattr(loader, "sampler", None), "num_replicas", 1)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 G = TypeVar("G")
 D = TypeVar("D")
-FITTED = {"crop": "cropped", "pad": "padded", "stretch": "stretched"}
+FITTED = {"crop": "scaled and cropped", "pad": "scaled and padded", "stretch": "stretched"}
 COLOURS = {1: "gray", 3: "RGB", 4: "RGBA"}  # by the number of channels
 PLANNED = 64  # pixels of a side, for a plan without pictures and without a size
 

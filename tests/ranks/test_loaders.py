@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -11,6 +12,7 @@ from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, WeightedRandomSampler
 
 from datasets import GlobalLoader, GlobalStream
+from datasets.loaders import alone
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain
@@ -166,14 +168,26 @@ def test_a_stream_that_each_rank_reads_by_itself_is_named(ranks):
     ranks(2).run(warned_of_a_stream)
 
 
+class Subclass(GlobalLoader):
+    """Nobody knows how to make it again."""
+
+
 def made_too_early():
-    loader = GlobalLoader(Own(), BATCH)
-    loader.sampler.num_replicas = 1
-    with pytest.raises(UserError, match=r"a GlobalLoader was made for 1 rank\(s\), and there are 2; make it in train_"):
-        fit(lambda: loader, 2)
+    for kind, make in EARLY.items():
+        with alone():
+            early = make(BATCH)
+        now = fit(lambda: make(BATCH), 2)[0]
+        assert fit(lambda: early, 2)[0] == now, kind
+    with alone():
+        early = Subclass(Own(), BATCH)
+    with pytest.raises(UserError, match=r"a Subclass was made for 1 rank\(s\), and there are 2; make it in train_"):
+        fit(lambda: early, 2)
 
 
-def test_a_loader_that_was_made_before_the_ranks_is_refused(ranks):
+EARLY = {"loader": partial(GlobalLoader, Own()), "stream": partial(GlobalStream, Stream())}
+
+
+def test_a_loader_that_was_made_before_the_ranks_is_made_again_for_them(ranks):
     ranks(2).run(made_too_early)
 
 

@@ -56,7 +56,7 @@ def test_the_two_columns_of_the_readme_give_the_same_weights():
     before, hand = Networks(), Networks()
     optimizers = {f"{name}_optimizer": Adam(getattr(hand, name.upper()).parameters(), lr=1e-3) for name in "gd"}
     exec(by_hand, {"G": hand.G, "D": hand.D, "loader": loader, "softplus": softplus, **optimizers})
-    names = {"Networks": Networks, "Player": Player, "Phase": Phase, "partial": partial, "Adam": Adam}
+    names = {"GanModule": Networks, "Player": Player, "Phase": Phase, "partial": partial, "Adam": Adam}
     exec(game, names | {"softplus": softplus}, names := names | {"softplus": softplus})
     played = names["Game"]()
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "precision": "64-true"}

@@ -1,5 +1,6 @@
 """The progress bar, how fast a training is, and when it will end."""
 
+import io
 import sys
 import time
 from collections.abc import Iterator
@@ -102,8 +103,9 @@ class Bar(ProgressBar):
             dynamic_ncols=True,
             mininterval=0.5 if terminal else 20,
             maxinterval=60,
-            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{postfix}",
-            postfix="?]",
+            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{desc}",
+            desc="?]",
+            file=None if terminal else _Lines(),
         )
         if not hasattr(self, "pace"):
             self.on_sanity_check_start(trainer, pl_module)
@@ -124,7 +126,7 @@ class Bar(ProgressBar):
             left = self.pace.left()
             ends = "?" if left is None else tqdm.format_interval(left)
             speed = f" | {self.speed(trainer):.0f} pictures/s" if self.batch_size is not None else ""
-            self.bar.set_postfix_str(f"{ends}] {_losses(phase_strategy(trainer).steps.losses)}{speed}", refresh=True)
+            self.bar.set_description_str(f"{ends}] {_losses(phase_strategy(trainer).steps.losses)}{speed}", refresh=True)
         if self.lines and trainer.global_step % self.lines == 0:
             told = self.line(trainer)
             self.bar.write(told, file=sys.stdout) if sys.stderr.isatty() else say(told)
@@ -162,6 +164,15 @@ class Bar(ProgressBar):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the bar, so that the error message has a line of its own."""
         self.on_train_end(trainer, pl_module)
+
+
+class _Lines(io.TextIOBase):
+    """In place of a terminal: each state of the bar is a line of its own, so that a file of them can be read."""
+
+    def write(self, text: str) -> int:
+        if shown := text.strip():
+            print(shown, file=sys.stderr)
+        return len(text)
 
 
 @contextmanager

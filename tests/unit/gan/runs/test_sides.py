@@ -52,7 +52,7 @@ def test_two_folders_are_found_and_pairs_have_the_same_name(tmp_path, folders, c
     data = found(tmp_path, held_out=0.0)
     assert brightness(data.train) == PAIRS and data.val is None
     assert (data.size, data.channels) == ((8, 12), (3, 3))
-    assert "8 pairs to train on and 0 held out; cropped to 12x8, RGB" in capsys.readouterr().err
+    assert "8 pairs to train on and 0 held out; scaled and cropped to 12x8, RGB" in capsys.readouterr().err
 
 
 def test_halves_of_a_picture_are_a_pair(tmp_path, capsys):
@@ -107,7 +107,7 @@ def test_other_folders_are_left_out_and_said(tmp_path, capsys):
     fill(tmp_path, "A", "B")
     put(tmp_path / "both" / "1.png")
     assert brightness(found(tmp_path, held_out=0.0).train) == PAIRS
-    assert "; 1 pictures in other folders left out; cropped" in capsys.readouterr().err
+    assert "; 1 pictures in other folders left out; scaled and cropped" in capsys.readouterr().err
 
 
 def test_a_broken_picture_takes_its_partner_with_it(tmp_path):
