@@ -172,23 +172,26 @@ class Subclass(GlobalLoader):
     """Nobody knows how to make it again."""
 
 
-def made_too_early():
-    for kind, make in EARLY.items():
-        with alone():
-            early = make(BATCH)
-        now = fit(lambda: make(BATCH), 2)[0]
-        assert fit(lambda: early, 2)[0] == now, kind
+def made_too_early(make):
+    with alone():
+        early = make(BATCH)
+    assert fit(lambda: early, 2)[0] == fit(lambda: make(BATCH), 2)[0]
+
+
+def made_too_early_by_a_stranger():
     with alone():
         early = Subclass(Own(), BATCH)
     with pytest.raises(UserError, match=r"a Subclass was made for 1 rank\(s\), and there are 2; make it in train_"):
         fit(lambda: early, 2)
 
 
-EARLY = {"loader": partial(GlobalLoader, Own()), "stream": partial(GlobalStream, Stream())}
+@pytest.mark.parametrize("make", [partial(GlobalLoader, Own()), partial(GlobalStream, Stream())], ids=["set", "stream"])
+def test_a_loader_that_was_made_before_the_ranks_is_made_again_for_them(ranks, make):
+    ranks(2).run(made_too_early, make)
 
 
-def test_a_loader_that_was_made_before_the_ranks_is_made_again_for_them(ranks):
-    ranks(2).run(made_too_early)
+def test_a_loader_that_nobody_can_make_again_is_refused(ranks):
+    ranks(2).run(made_too_early_by_a_stranger)
 
 
 # ---- one device ----

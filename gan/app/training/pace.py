@@ -126,7 +126,9 @@ class Bar(ProgressBar):
             left = self.pace.left()
             ends = "?" if left is None else tqdm.format_interval(left)
             speed = f" | {self.speed(trainer):.0f} pictures/s" if self.batch_size is not None else ""
-            self.bar.set_description_str(f"{ends}] {_losses(phase_strategy(trainer).steps.losses)}{speed}", refresh=True)
+            self.bar.set_description_str(
+                f"{ends}] {_losses(phase_strategy(trainer).steps.losses)}{speed}", refresh=True
+            )
         if self.lines and trainer.global_step % self.lines == 0:
             told = self.line(trainer)
             self.bar.write(told, file=sys.stdout) if sys.stderr.isatty() else say(told)

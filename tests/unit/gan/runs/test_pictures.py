@@ -34,7 +34,8 @@ def test_a_folder_of_pictures_becomes_batches(tmp_path, capsys):
     assert set(batch) == {"image"} and batch["image"].shape == (4, 3, 8, 12)
     assert batch["image"].dtype == torch.float32 and -1 <= batch["image"].min() < batch["image"].max() <= 1
     assert (
-        "12 pictures in a folder (12x8; RGB 12); no classes; scaled and cropped to 12x8 (all are), RGB" in capsys.readouterr().err
+        "12 pictures in a folder (12x8; RGB 12); no classes; scaled and cropped to 12x8 (all are), RGB"
+        in capsys.readouterr().err
     )
 
 
