@@ -42,7 +42,7 @@ examples:
   python -m gan.sample auto classes --seeds 0-7                  a row for each class
   python -m gan.sample auto files --count 50000 -o fakes.zip     for a program that computes FID
   python -m gan.sample auto project --picture me.jpg -o me.pt    finds a picture of yours
-  python -m gan.sample auto from --latent me.pt --direction 3 --strength -4:4
+  python -m gan.sample auto directions --latent me.pt --direction 3 --strength -4:4
   python -m gan.sample auto directions --by pca --count 8 --seeds 0-3
   python -m gan.sample auto transfer --from 3 --to 1 2 4         three pictures in the styles of a fourth
   python -m gan.sample auto transfer --from 3 --to 1 --region hair
@@ -62,13 +62,12 @@ ACTIONS = {
     "classes": "Draw the same seeds in each class.",
     "files": "Write the pictures of many seeds, each into a file, for a program that scores them.",
     "project": "Find a picture of yours in StyleGAN2's w: the picture beside it, a video, and a latent file.",
-    "from": "Draw latent files of project again, or go from them in a direction of w.",
+    "from": "Draw latent files of project again.",
     "directions": "Go from seeds or latent files in the main directions of StyleGAN2's w.",
     "reconstruct": "Paint pictures again from their own label maps and styles; what is done if no action is typed.",
     "transfer": "Paint some pictures in the styles of others, or in those of some regions only.",
     "repaint": "Paint a picture again after its label map was edited.",
-    "mean-styles": "Take the mean of each region's styles over training pictures, and paint held-out label maps in it.",
-    "save-styles": "Write the styles of a picture to a file, to be used wherever styles are asked for.",
+    "save-styles": "Write styles, of a picture or the mean, to a file, to be used wherever styles are asked for.",
     "save-labels": "Write the label map of a picture as a palette PNG to paint on, and what its colours mean.",
 }
 
@@ -117,25 +116,21 @@ def _sample(settings: Namespace, argv: list[str], device: str) -> None:
 
 def act(opened: "Shown", settings: Namespace, argv: list[str]) -> list[Path]:
     """Do what was typed, and write what it gives. Returns the files."""
-    from gan.app.painting import video
-    from gan.app.painting.sheet import Sheet, spare
+    from gan.app.painting.sheet import NO_MP4, Sheet, spare
 
     action = settings.action or ("translate" if settings.get("inputs") else opened.default)
     typed = _fitting(action, settings, argv, opened)
     if settings.file:  # what is typed may name files, and pairs of files as picture.jpg:labels.png
-        words = [each for name, value in typed.items() if name != "file" for each in _listed(value)]
+        values = [value if isinstance(value, list) else [value] for name, value in typed.items() if name != "file"]
+        words = [str(each) for value in values for each in value]
         spare([part for word in words for part in (word, *word.split(":"))], [Path(settings.file)])
     made = getattr(opened, method(action))(**typed)
     if not isinstance(made, Sheet):
         return made
     if made.suffix == ".gif" and not settings.file:
-        say(video.ADVICE)
+        say(NO_MP4)
     path = settings.file or opened.path(made.name, made.suffix)
     return made.save(path, settings.singles, settings.get("fps", 30))
-
-
-def _listed(value: Any) -> list[str]:
-    return list(map(str, value)) if isinstance(value, list) else [str(value)]
 
 
 def method(action: str) -> str:
@@ -210,7 +205,7 @@ OPTIONS = {
         "interpolate": "between frames fps class truncation cutoff singles",
         "classes": "seeds truncation cutoff singles",
         "project": "picture steps tune perceptual class",
-        "from": "latent direction strength by singles",
+        "from": "latent singles",
         "directions": "seeds latent count direction strength by class singles",
         "files": "count class truncation cutoff devices",
     },
@@ -219,8 +214,7 @@ OPTIONS = {
         "transfer": "from to region missing mean-of singles seed",
         "interpolate": "between frames fps on region missing mean-of singles seed",
         "repaint": "picture label missing mean-of singles seed",
-        "mean-styles": "count mean-of singles seed",
-        "save-styles": "picture",
+        "save-styles": "picture mean-of",
         "save-labels": "picture",
     },
 }
@@ -233,7 +227,6 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "directions count": _number("how many directions", PositiveInt, 8),
     "files count": _number("how many; their seeds are 0, 1 and so on", Many, 50_000),
     "cutoff": _number("truncate only so many layers, from the coarsest on", NonNegativeInt),
-    "from direction": _number("go in this direction only", NonNegativeInt),
     "directions direction": _number("go in this direction only", NonNegativeInt),
     "devices": _option(DEVICES, PositiveInt | Literal["auto"], "N", 1),
     "fps": _number("pictures a second, in a file that ends in .gif or .mp4", Fps, 30),
@@ -257,6 +250,7 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "perceptual": _option(LPIPS, Path, "FILE"),
     "picture": _option("the picture; default the first held-out one", default="0"),
     "project picture": _option("yours, or the number of a held-out one; default the first", default="0"),
+    "save-styles picture": _option("whose styles: a picture's, or mean; default the first held-out one's", default="0"),
     "reconstruct picture": _several("these pictures; default the first --count held-out ones", "PICTURE..."),
     "region": _several("only these regions' styles, by name or number", "NAME"),
     "rows": _several("seeds of the rows; default 0-3", "LIST"),

@@ -11,11 +11,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gan.app.command import command
 from gan.app.outputs import run
-from gan.app.page import compared, run_tables, style_tables
+from gan.app.page import compared, run_tables
 from gan.app.page.document import Part, document, write
 from gan.app.painting.reopen import SavedRun, open_run
 from gan.app.run.parser import Parser
-from gan.app.training.card import first_sentence
+from gan.app.training import card
 
 
 @command
@@ -46,7 +46,7 @@ def page(opened: SavedRun) -> str:
         Part("training", "What it learned to make", [tables.over_time(opened)]),
         Part("sounds", "What it sounds like", [tables.sounds(opened)]),
         Part("masks", "Masks beside pictures", [tables.masks(opened), tables.legend(opened)]),
-        Part("styles", "One region in another's style", [style_tables.exchange(opened)]),
+        Part("styles", "One region in another's style", [tables.exchange(opened)]),
         Part("videos", "Videos", [tables.videos(opened)]),
         Part("copies", "Are they copies?", [tables.nearest(opened)]),
         Part("scores", "Scores", [compared.scores([opened], [""])]),
@@ -55,14 +55,15 @@ def page(opened: SavedRun) -> str:
         Part("run", "The run", [tables.facts(opened)], ("Every setting", tables.settings(opened))),
     ]
     made = f"<code>python samples/gallery.py</code> from <code>{escape(opened.checkpoint.name)}</code>"
-    lede = first_sentence(opened.settings["run"])
+    lede = card.first_sentence(opened.settings["run"])
     return document(opened.folder.path.name, lede, _standing(opened), parts, made)
 
 
 def _standing(opened: SavedRun) -> str:
     """How far the run is, and the first of its scores."""
-    good = "".join(f" {score[0].upper()}{score[1:]} (lower is better)." for score in run_tables.scores(opened)[:1])
-    return f"Step {opened.step:,} of {opened.run.max_steps:,}.{good}"
+    scores = card.scores(opened.folder, opened.run)[:1]
+    good = (f" {each.name[0].upper()}{each.name[1:]}: {each.value} ({each.how})." for each in scores)
+    return f"Step {opened.step:,} of {opened.run.max_steps:,}.{''.join(good)}"
 
 
 if __name__ == "__main__":
