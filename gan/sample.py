@@ -98,13 +98,12 @@ def main(argv: list[str]) -> None:
 
 def _sample(settings: Namespace, argv: list[str], device: str) -> None:
     """The work of one process."""
-    from gan.app.drawing.drawer import FILES
     from gan.app.drawing.opened import open
     from gan.app.painting.reopen import together
 
     where = {"out": settings.out, "data": settings.data, "name": settings.run}
     opened = together(
-        lambda which: open(which, device, **({} if which.lower().endswith(FILES) else where)),
+        lambda which: open(which, device, **where),
         settings.which,
         lambda opened: settings.which if opened.run is None else opened.run.checkpoint,
     )

@@ -48,17 +48,14 @@ class StyleSource:
         self.painter, self.missing, self.among = painter, missing, among
         self._noted: dict[tuple[str, str], list[int]] = {}
         self.picture: Picture | None = None
+        self.image: Tensor | None = None
         if which == "mean":
             self.title, self.styles = "mean", painter.mean(self.among)
         elif which.endswith(".pt"):
             self.title, self.styles = Path(which).stem, painter.load(Path(which))
         else:
             self.picture = painter.picture(which)
-            self.title, self.styles = self.picture.title, painter.styles(self.picture)
-
-    @property
-    def image(self) -> Tensor | None:
-        return None if self.picture is None else self.picture.image
+            self.title, self.image, self.styles = self.picture.title, self.picture.image, painter.styles(self.picture)
 
     def on(
         self, picture: Picture, chosen: list[int] | None = None, edited: bool = False, rest: Styles | None = None
