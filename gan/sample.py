@@ -2,7 +2,6 @@
 
 from functools import partial
 from itertools import chain, takewhile
-from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -123,18 +122,13 @@ def act(opened: "Shown", settings: Namespace, argv: list[str]) -> list[Path]:
         values = [value if isinstance(value, list) else [value] for name, value in typed.items() if name != "file"]
         words = [str(each) for value in values for each in value]
         spare([part for word in words for part in (word, *word.split(":"))], [Path(settings.file)])
-    made = getattr(opened, method(action))(**typed)
+    made = getattr(opened, METHODS.get(action, action.replace("-", "_")))(**typed)
     if not isinstance(made, Sheet):
         return made
     if made.suffix == ".gif" and not settings.file:
         say(NO_MP4)
     path = settings.file or opened.path(made.name, made.suffix)
     return made.save(path, settings.singles, settings.get("fps", 30))
-
-
-def method(action: str) -> str:
-    """The name of the method that does an action; `from` is a word of Python's own."""
-    return action.replace("-", "_") + "_" * iskeyword(action)
 
 
 def parse(argv: list[str]) -> Namespace:
@@ -196,6 +190,7 @@ DEVICES = "processes that share the work, each on a device of its own; default 1
 LPIPS = "compare by LPIPS, with VGG-16's weights (vgg16-397923af.pth); default: by the discriminator's features"
 OF_SEAN = "save-styles --picture me.jpg:labels.png -o me.pt, and then transfer --from me.pt --to 0 1 2"
 WRITERS = ("translate", "files", "project", "save-styles", "save-labels")  # they write files themselves
+METHODS = {"from": "from_"}  # of actions that are words of Python's own
 OPTIONS = {
     "any": {"show": "count singles seed", "translate": "inputs direction largest"},
     "seeds": {
@@ -293,9 +288,7 @@ def _parser(action: str | None) -> Parser:
         add(name, **how)
     where = "where to write; default in the run's samples/, or here for a FILE.pkl"
     add("-o", "--file", metavar="FILE", type=str | None, default=None, help=where)
-    what = (
-        "first take the statistics of a BigGAN's batch norms anew, from so many batches of 64 pictures; published: 16"
-    )
+    what = "first take a BigGAN's batch norms' statistics anew, from so many batches of 64 pictures; published: 16"
     add("--standing", type=PositiveInt | None, default=None, metavar="N", help=what)
     add("--device", type=str, default="auto", help="what to compute on: auto, cpu, cuda or another device here")
     return parser

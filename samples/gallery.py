@@ -41,18 +41,17 @@ def place(out: Path | None, opened: SavedRun) -> Path:
 
 def page(opened: SavedRun) -> str:
     """The whole page; parts that this game has nothing for are left out."""
-    tables = run_tables
     parts = [
-        Part("training", "What it learned to make", [tables.over_time(opened)]),
-        Part("sounds", "What it sounds like", [tables.sounds(opened)]),
-        Part("masks", "Masks beside pictures", [tables.masks(opened), tables.legend(opened)]),
-        Part("styles", "One region in another's style", [tables.exchange(opened)]),
-        Part("videos", "Videos", [tables.videos(opened)]),
-        Part("copies", "Are they copies?", [tables.nearest(opened)]),
+        Part("training", "What it learned to make", [run_tables.over_time(opened)]),
+        Part("sounds", "What it sounds like", [run_tables.sounds(opened)]),
+        Part("masks", "Masks beside pictures", [run_tables.masks(opened), run_tables.legend(opened)]),
+        Part("styles", "One region in another's style", [run_tables.exchange(opened)]),
+        Part("videos", "Videos", [run_tables.videos(opened)]),
+        Part("copies", "Are they copies?", [run_tables.nearest(opened)]),
         Part("scores", "Scores", [compared.scores([opened], [""])]),
-        Part("health", "Is it well?", [tables.health(opened)]),
-        Part("curves", "Curves", [tables.curves(opened)]),
-        Part("run", "The run", [tables.facts(opened)], ("Every setting", tables.settings(opened))),
+        Part("health", "Is it well?", [run_tables.health(opened)]),
+        Part("curves", "Curves", [run_tables.curves(opened)]),
+        Part("run", "The run", [run_tables.facts(opened)], ("Every setting", run_tables.settings(opened))),
     ]
     made = f"<code>python samples/gallery.py</code> from <code>{escape(opened.checkpoint.name)}</code>"
     lede = card.first_sentence(opened.settings["run"])

@@ -160,8 +160,8 @@ def legend(opened: SavedRun, count: int = SHOWN) -> Table:
     if not paints_masks(opened):
         return Table(note=NO_MASKS)
     label = held_out(opened, count)["label"]
-    names = getattr(getattr(opened.run.data, "val", None), "label_names", map(str, range(int(label.max()) + 1)))
-    names = tuple(names)
+    own = getattr(getattr(opened.run.data, "val", None), "label_names", ())
+    names = own or [str(number) for number in range(int(label.max()) + 1)]
     shares = label.flatten().bincount(minlength=len(names)) / label.numel()
     rows = [
         Row(name, [Cell(f"{shares[number]:.1%}")], grids.colour(number))

@@ -145,8 +145,8 @@ class Shown:
             say(NOTHING_HELD_OUT)
         batch = move_data_to_device(batch, next(self.game.parameters()).device)
         columns = shown(self.game, batch, seed)
-        made = grids.made(columns, batch)
-        singles = {f"{row}-{title}": each for title, column in made.items() for row, each in enumerate(column)}
+        made = grids.made(columns, batch).items()
+        singles = {f"{row}-{title}": each for title, column in made for row, each in enumerate(column)}
         return Sheet("show", columns, singles=singles)
 
     def translate(

@@ -236,7 +236,7 @@ def test_the_lines_of_the_guide_for_python_run(files, tmp_path, name):
 def test_the_command_has_the_options_of_each_action_with_the_same_defaults(kind):
     for action in sample.OPTIONS[kind.kind]:
         typed = sample.parse(["auto", action])
-        own = dict(inspect.signature(getattr(kind, sample.method(action))).parameters)
+        own = dict(inspect.signature(getattr(kind, sample.METHODS.get(action, action.replace("-", "_")))).parameters)
         hows = How.__annotations__.keys() if own.pop("how", None) else set()
         options = sample.options_of(kind.kind, action)
         names = {how.get("dest", name[2:].replace("-", "_")): name for name, how in options.items()}
