@@ -163,8 +163,7 @@ def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown")
         raise UserError(f"{opened.title}: {opened.about}, where {wrong[0]} does nothing; leave {wrong[0]} out")
     chosen = {how.get("dest", name[2:].replace("-", "_")) for name, how in names.items()}
     chosen -= {"singles", "fps", "devices"}
-    if action in WRITERS:
-        chosen.add("file")
+    chosen |= {"file"} if action in WRITERS else set()
     given = {name: settings[name] for name in chosen if settings[name] is not None}
     return {f"{name}_" if name == "from" else name: value for name, value in given.items()}
 

@@ -68,7 +68,7 @@ class Drawer:
     @classmethod
     def of_run(cls, opened: SavedRun) -> "Drawer":
         """The network of an opened run, with averaged weights where the run has some."""
-        net = opened.run.game.drawer
+        net: Any = opened.run.game.drawer
         return cls(net, str(opened.folder.path), lambda seed: noise_of(seed, net.latent), opened.class_names)
 
     @classmethod
