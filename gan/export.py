@@ -86,9 +86,8 @@ def main(argv: list[str]) -> None:
     with working():
         import gan.app.painting.reopen  # noqa: F401 - now, and not inside of `export`
 
-    moved = {"data": request.data, "name": request.run}
-    beside = {"card": request.card, "licence": request.licence, "formats": request.format or ""}
-    say(*export(request.which, request.to, request.weights, request.published, request.out, **beside, **moved))
+    what = {name: request[name] for name in ("which", "to", "weights", "published", "out", "card", "licence", "data")}
+    say(*export(**what, formats=request.format or "", name=request.run))
 
 
 def parse(argv: list[str]) -> Namespace:

@@ -2,7 +2,6 @@
 
 from functools import partial
 from itertools import chain, takewhile
-from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,7 +41,7 @@ examples:
   python -m gan.sample auto classes --seeds 0-7                  a row for each class
   python -m gan.sample auto files --count 50000 -o fakes.zip     for a program that computes FID
   python -m gan.sample auto project --picture me.jpg -o me.pt    finds a picture of yours
-  python -m gan.sample auto from --latent me.pt --direction 3 --strength -4:4
+  python -m gan.sample auto directions --latent me.pt --direction 3 --strength -4:4
   python -m gan.sample auto directions --by pca --count 8 --seeds 0-3
   python -m gan.sample auto transfer --from 3 --to 1 2 4         three pictures in the styles of a fourth
   python -m gan.sample auto transfer --from 3 --to 1 --region hair
@@ -62,13 +61,12 @@ ACTIONS = {
     "classes": "Draw the same seeds in each class.",
     "files": "Write the pictures of many seeds, each into a file, for a program that scores them.",
     "project": "Find a picture of yours in StyleGAN2's w: the picture beside it, a video, and a latent file.",
-    "from": "Draw latent files of project again, or go from them in a direction of w.",
+    "from": "Draw latent files of project again.",
     "directions": "Go from seeds or latent files in the main directions of StyleGAN2's w.",
     "reconstruct": "Paint pictures again from their own label maps and styles; what is done if no action is typed.",
     "transfer": "Paint some pictures in the styles of others, or in those of some regions only.",
     "repaint": "Paint a picture again after its label map was edited.",
-    "mean-styles": "Take the mean of each region's styles over training pictures, and paint held-out label maps in it.",
-    "save-styles": "Write the styles of a picture to a file, to be used wherever styles are asked for.",
+    "save-styles": "Write styles, of a picture or the mean, to a file, to be used wherever styles are asked for.",
     "save-labels": "Write the label map of a picture as a palette PNG to paint on, and what its colours mean.",
 }
 
@@ -99,13 +97,12 @@ def main(argv: list[str]) -> None:
 
 def _sample(settings: Namespace, argv: list[str], device: str) -> None:
     """The work of one process."""
-    from gan.app.drawing.drawer import FILES
     from gan.app.drawing.opened import open
     from gan.app.painting.reopen import together
 
     where = {"out": settings.out, "data": settings.data, "name": settings.run}
     opened = together(
-        lambda which: open(which, device, **({} if which.lower().endswith(FILES) else where)),
+        lambda which: open(which, device, **where),
         settings.which,
         lambda opened: settings.which if opened.run is None else opened.run.checkpoint,
     )
@@ -117,30 +114,21 @@ def _sample(settings: Namespace, argv: list[str], device: str) -> None:
 
 def act(opened: "Shown", settings: Namespace, argv: list[str]) -> list[Path]:
     """Do what was typed, and write what it gives. Returns the files."""
-    from gan.app.painting import video
-    from gan.app.painting.sheet import Sheet, spare
+    from gan.app.painting.sheet import NO_MP4, Sheet, spare
 
     action = settings.action or ("translate" if settings.get("inputs") else opened.default)
     typed = _fitting(action, settings, argv, opened)
     if settings.file:  # what is typed may name files, and pairs of files as picture.jpg:labels.png
-        words = [each for name, value in typed.items() if name != "file" for each in _listed(value)]
+        values = [value if isinstance(value, list) else [value] for name, value in typed.items() if name != "file"]
+        words = [str(each) for value in values for each in value]
         spare([part for word in words for part in (word, *word.split(":"))], [Path(settings.file)])
-    made = getattr(opened, method(action))(**typed)
+    made = getattr(opened, METHODS.get(action, action.replace("-", "_")))(**typed)
     if not isinstance(made, Sheet):
         return made
     if made.suffix == ".gif" and not settings.file:
-        say(video.ADVICE)
+        say(NO_MP4)
     path = settings.file or opened.path(made.name, made.suffix)
     return made.save(path, settings.singles, settings.get("fps", 30))
-
-
-def _listed(value: Any) -> list[str]:
-    return list(map(str, value)) if isinstance(value, list) else [str(value)]
-
-
-def method(action: str) -> str:
-    """The name of the method that does an action; `from` is a word of Python's own."""
-    return action.replace("-", "_") + "_" * iskeyword(action)
 
 
 def parse(argv: list[str]) -> Namespace:
@@ -175,8 +163,7 @@ def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown")
         raise UserError(f"{opened.title}: {opened.about}, where {wrong[0]} does nothing; leave {wrong[0]} out")
     chosen = {how.get("dest", name[2:].replace("-", "_")) for name, how in names.items()}
     chosen -= {"singles", "fps", "devices"}
-    if action in WRITERS:
-        chosen.add("file")
+    chosen |= {"file"} if action in WRITERS else set()
     given = {name: settings[name] for name in chosen if settings[name] is not None}
     return {f"{name}_" if name == "from" else name: value for name, value in given.items()}
 
@@ -202,6 +189,7 @@ DEVICES = "processes that share the work, each on a device of its own; default 1
 LPIPS = "compare by LPIPS, with VGG-16's weights (vgg16-397923af.pth); default: by the discriminator's features"
 OF_SEAN = "save-styles --picture me.jpg:labels.png -o me.pt, and then transfer --from me.pt --to 0 1 2"
 WRITERS = ("translate", "files", "project", "save-styles", "save-labels")  # they write files themselves
+METHODS = {"from": "from_"}  # of actions that are words of Python's own
 OPTIONS = {
     "any": {"show": "count singles seed", "translate": "inputs direction largest"},
     "seeds": {
@@ -210,7 +198,7 @@ OPTIONS = {
         "interpolate": "between frames fps class truncation cutoff singles",
         "classes": "seeds truncation cutoff singles",
         "project": "picture steps tune perceptual class",
-        "from": "latent direction strength by singles",
+        "from": "latent singles",
         "directions": "seeds latent count direction strength by class singles",
         "files": "count class truncation cutoff devices",
     },
@@ -219,8 +207,7 @@ OPTIONS = {
         "transfer": "from to region missing mean-of singles seed",
         "interpolate": "between frames fps on region missing mean-of singles seed",
         "repaint": "picture label missing mean-of singles seed",
-        "mean-styles": "count mean-of singles seed",
-        "save-styles": "picture",
+        "save-styles": "picture mean-of",
         "save-labels": "picture",
     },
 }
@@ -233,7 +220,6 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "directions count": _number("how many directions", PositiveInt, 8),
     "files count": _number("how many; their seeds are 0, 1 and so on", Many, 50_000),
     "cutoff": _number("truncate only so many layers, from the coarsest on", NonNegativeInt),
-    "from direction": _number("go in this direction only", NonNegativeInt),
     "directions direction": _number("go in this direction only", NonNegativeInt),
     "devices": _option(DEVICES, PositiveInt | Literal["auto"], "N", 1),
     "fps": _number("pictures a second, in a file that ends in .gif or .mp4", Fps, 30),
@@ -257,6 +243,7 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "perceptual": _option(LPIPS, Path, "FILE"),
     "picture": _option("the picture; default the first held-out one", default="0"),
     "project picture": _option("yours, or the number of a held-out one; default the first", default="0"),
+    "save-styles picture": _option("whose styles: a picture's, or mean; default the first held-out one's", default="0"),
     "reconstruct picture": _several("these pictures; default the first --count held-out ones", "PICTURE..."),
     "region": _several("only these regions' styles, by name or number", "NAME"),
     "rows": _several("seeds of the rows; default 0-3", "LIST"),
@@ -300,9 +287,7 @@ def _parser(action: str | None) -> Parser:
         add(name, **how)
     where = "where to write; default in the run's samples/, or here for a FILE.pkl"
     add("-o", "--file", metavar="FILE", type=str | None, default=None, help=where)
-    what = (
-        "first take the statistics of a BigGAN's batch norms anew, from so many batches of 64 pictures; published: 16"
-    )
+    what = "first take a BigGAN's batch norms' statistics anew, from so many batches of 64 pictures; published: 16"
     add("--standing", type=PositiveInt | None, default=None, metavar="N", help=what)
     add("--device", type=str, default="auto", help="what to compute on: auto, cpu, cuda or another device here")
     return parser

@@ -11,11 +11,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gan.app.command import command
 from gan.app.outputs import run
-from gan.app.page import compared, run_tables, style_tables
+from gan.app.page import compared, run_tables
 from gan.app.page.document import Part, document, write
 from gan.app.painting.reopen import SavedRun, open_run
 from gan.app.run.parser import Parser
-from gan.app.training.card import first_sentence
+from gan.app.training import card
 
 
 @command
@@ -41,28 +41,28 @@ def place(out: Path | None, opened: SavedRun) -> Path:
 
 def page(opened: SavedRun) -> str:
     """The whole page; parts that this game has nothing for are left out."""
-    tables = run_tables
     parts = [
-        Part("training", "What it learned to make", [tables.over_time(opened)]),
-        Part("sounds", "What it sounds like", [tables.sounds(opened)]),
-        Part("masks", "Masks beside pictures", [tables.masks(opened), tables.legend(opened)]),
-        Part("styles", "One region in another's style", [style_tables.exchange(opened)]),
-        Part("videos", "Videos", [tables.videos(opened)]),
-        Part("copies", "Are they copies?", [tables.nearest(opened)]),
+        Part("training", "What it learned to make", [run_tables.over_time(opened)]),
+        Part("sounds", "What it sounds like", [run_tables.sounds(opened)]),
+        Part("masks", "Masks beside pictures", [run_tables.masks(opened), run_tables.legend(opened)]),
+        Part("styles", "One region in another's style", [run_tables.exchange(opened)]),
+        Part("videos", "Videos", [run_tables.videos(opened)]),
+        Part("copies", "Are they copies?", [run_tables.nearest(opened)]),
         Part("scores", "Scores", [compared.scores([opened], [""])]),
-        Part("health", "Is it well?", [tables.health(opened)]),
-        Part("curves", "Curves", [tables.curves(opened)]),
-        Part("run", "The run", [tables.facts(opened)], ("Every setting", tables.settings(opened))),
+        Part("health", "Is it well?", [run_tables.health(opened)]),
+        Part("curves", "Curves", [run_tables.curves(opened)]),
+        Part("run", "The run", [run_tables.facts(opened)], ("Every setting", run_tables.settings(opened))),
     ]
     made = f"<code>python samples/gallery.py</code> from <code>{escape(opened.checkpoint.name)}</code>"
-    lede = first_sentence(opened.settings["run"])
+    lede = card.first_sentence(opened.settings["run"])
     return document(opened.folder.path.name, lede, _standing(opened), parts, made)
 
 
 def _standing(opened: SavedRun) -> str:
     """How far the run is, and the first of its scores."""
-    good = "".join(f" {score[0].upper()}{score[1:]} (lower is better)." for score in run_tables.scores(opened)[:1])
-    return f"Step {opened.step:,} of {opened.run.max_steps:,}.{good}"
+    scores = card.scores(opened.folder, opened.run)[:1]
+    good = (f" {each.name[0].upper()}{each.name[1:]}: {each.value} ({each.how})." for each in scores)
+    return f"Step {opened.step:,} of {opened.run.max_steps:,}.{''.join(good)}"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gan.app.page import style_tables
+from gan.app.page import run_tables
 from gan.app.painting.reopen import open_run
 from gan.files.errors import UserError
 from samples import gallery
@@ -213,6 +213,6 @@ def test_games_without_styles_leave_those_sections_out(name, tmp_path, page):
     masks = ["masks"] if name == "pix2pix-faces" else []
     assert links == ["training", *masks, "copies", "scores", "curves", "run"]
     opened = open_run(str(run))
-    assert style_tables.exchange(opened).note == style_tables.NO_STYLES
+    assert run_tables.exchange(opened).note == run_tables.NO_STYLES
     assert page.evaluate(f"{EVERY_PICTURE}.every(each => each.naturalWidth > 0)")
     assert page.problems == []

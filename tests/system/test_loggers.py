@@ -1,23 +1,24 @@
 """`--logger`: what services are told, read back from their files without a network, and that a run goes on there."""
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from gan import fit
-from gan.app.training import loggers, metrics
+from gan.app.training import health, loggers, metrics
 from tests.support import commands, opening
 from tests.support.wandb_files import records
 
+WANTED = ("score/feature_distance", "val/distance", "grid/filenames", "health/told_apart")
 NARROW = {"size": 16, "width": 8, "latent": 8, "faces": 16, "held_out": 4}
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
-    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("WANDB_SILENT", "WANDB_X_DISABLE_STATS", "WANDB_X_DISABLE_META", "MLFLOW_DISABLE_TELEMETRY"):
+        monkeypatch.setenv(name, "true")
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_PROJECT", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -29,9 +30,10 @@ def names(run):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Two steps on one device, and two more on two ranks, with every logger."""
+    """Two steps on one device, whose health is measured, and two more on two ranks, with every logger."""
     with pytest.MonkeyPatch.context() as patch:
         offline.__wrapped__(patch)
+        patch.setattr(health, "APART", 1)
         out = tmp_path_factory.mktemp("loggers") / "runs"
         made = opening.train(out, "r3gan-faces", logger="csv,tensorboard,wandb,mlflow", score_every=1, **NARROW)
         before = names(made)
@@ -52,6 +54,7 @@ def test_tensorboard_has_scalars_pictures_settings_and_the_card(run):
 
     events = EventAccumulator(str(run / "tensorboard"), {"images": 0, "scalars": 0, "tensors": 0}).Reload()
     assert [each.step for each in events.Scalars("score/feature_distance")] == [0, 0, 1, 2, 3]  # untrained, and step 0
+    assert [each.step for each in events.Scalars("health/told_apart")] == [0, 1]
     assert {each.step for each in events.Images("grid")} == {0, 1, 2, 3} and len(events.Images("reals")) == 1
     assert b"2 CPU processes" in events.Tensors("card/text_summary")[-1].tensor_proto.string_val[0]
     assert b"| strategy | ddp |" in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
@@ -66,8 +69,13 @@ def test_wandb_goes_on_under_the_same_name(run):
         named = [each.run for each in found if each.HasField("run")]
         assert {each.run_id for each in named} == {said} and {each.project for each in named} == {"gan"}
         assert f"# {run.name}, step {2 + 2 * number}" in named[-1].notes
-        keys = Counter(item.key or "/".join(item.nested_key) for each in found for item in each.history.item)
-        assert keys["score/feature_distance"] >= 2 and keys["generator/relativistic"] and keys["grid/filenames"] >= 2
+        logged = [
+            {item.key or "/".join(item.nested_key): item.value_json for item in each.history.item} for each in found
+        ]
+        steps = {name: {int(row["trainer/global_step"]) for row in logged if name in row} for name in WANTED}
+        ours = {2 * number, 2 * number + 1}
+        assert any("generator/relativistic" in row for row in logged)
+        assert steps == {**dict.fromkeys(WANTED, ours), "health/told_apart": ours if number == 0 else set()}
         config = {update.key for each in found for update in (*each.run.config.update, *each.config.update)}
         assert {"batch_size", "strategy", "run"} <= config
     assert len(list(run.glob("wandb/offline-run-*/files/media/images/grid_*.png"))) >= 4
@@ -80,8 +88,8 @@ def test_mlflow_goes_on_under_the_same_name(run):
     (found,) = client.search_runs([client.get_experiment_by_name("gan").experiment_id])
     assert found.info.run_id == names(run)["mlflow"]
     assert found.info.status == "FINISHED" and found.info.run_name == run.name
-    history = client.get_metric_history(found.info.run_id, "score/feature_distance")
-    assert sorted(each.step for each in history) == [0, 0, 1, 2, 3]
+    for name, steps in {"score/feature_distance": [0, 0, 1, 2, 3], "health/told_apart": [0, 1]}.items():
+        assert sorted(each.step for each in client.get_metric_history(found.info.run_id, name)) == steps
     assert found.data.params["max_steps"] == "2"  # as it began; MLflow refuses to change one
     assert f"# {run.name}, step 4" in found.data.tags["mlflow.note.content"]
     pictures = {Path(each.path).name.split("+")[0] for each in client.list_artifacts(found.info.run_id, "images")}

@@ -1,6 +1,7 @@
 """A network that draws a picture from each seed, whether a run of ours has trained it or a published file has it."""
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from gan.app.painting.grids import picture
 from gan.app.painting.reopen import SavedRun, device_of
 from gan.files.errors import UserError
-from gan.games.from_noise import FromNoise, noise_of
+from gan.games.from_noise import noise_of
 from nets.biggan import BigGenerator, Norm
 from nets.published import biggan
 from nets.published.files import PublishedFile, read_published, weights_in
@@ -23,6 +24,8 @@ from nets.stylegan import StyleGenerator
 
 PIXELS, MOST = 2**20, 64  # at once: pixels of all pictures together, and pictures
 FILES = (".pkl", ".pth")  # the ends of published files' names
+LONGEST = 10_000  # numbers in a list
+Numbers = str | int | Iterable[int | str]  # as typed, such as 0-63 or 1,5,8-10; in Python also range(64)
 
 
 class How(TypedDict, total=False):
@@ -43,9 +46,8 @@ class Drawer:
     A seed gives the same picture whatever others are drawn with it, to rounding. In a run it is the picture with that
     number in the run's grids and scores; for a published file, the one that the published code draws.
 
-    A network with styles, which is StyleGAN2's, draws a picture from `layers` vectors w, in two halves: `w` and
-    `from_w`. Other networks have no `layers`. Gradients flow through all methods
-    but `pictures` and `between`.
+    A network with styles, which is StyleGAN2's, draws a picture from `layers` vectors w, in two halves: `w`
+    and `from_w`. Other networks have no `layers`. Gradients flow through all methods but `pictures` and `between`.
     """
 
     def __init__(
@@ -66,13 +68,7 @@ class Drawer:
     @classmethod
     def of_run(cls, opened: SavedRun) -> "Drawer":
         """The network of an opened run, with averaged weights where the run has some."""
-        game = opened.run.game
-        if not isinstance(game, FromNoise):
-            raise UserError(
-                f"{opened.folder.path} is a run of {opened.name}, whose game {type(game).__name__} does not draw from "
-                f"noise; type python -m gan.sample {opened.folder.path} show"
-            )
-        net = game.drawer
+        net: Any = opened.run.game.drawer
         return cls(net, str(opened.folder.path), lambda seed: noise_of(seed, net.latent), opened.class_names)
 
     @classmethod
@@ -98,10 +94,6 @@ class Drawer:
     def like(self) -> Tensor:
         """A weight, which has the device and the number format of the network."""
         return next(self.net.parameters())
-
-    @property
-    def device(self) -> torch.device:
-        return self.like.device
 
     def z(self, seeds: Sequence[int]) -> Tensor:
         """The latents of seeds [B, latent]."""
@@ -199,3 +191,23 @@ class Drawer:
             what = f"{type(self.net).__name__} has no styles to truncate or to mix"
             raise UserError(f"{what}; take a run of StyleGAN2 or a file of it, or leave this out")
         return self.net
+
+
+def numbers(given: Numbers, option: str = "--seeds") -> list[int]:
+    """The numbers of a list as it is typed: 0-63, or 1,5,8-10."""
+    parts = [given] if isinstance(given, str | int) else given
+    found: list[int] = []
+    for part in (part for each in parts for part in str(each).split(",")):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if last < first or last - first + len(found) >= LONGEST:
+            raise UserError(
+                f"{option} '{part}' is no list of at most {LONGEST:,} numbers; type e.g. {option} 0-63 or 1,5,8-10"
+            )
+        found += range(first, last + 1)
+    return found
+
+
+def once(given: Numbers, option: str = "--seeds") -> list[int]:
+    """The numbers of a list, each only once."""
+    return [*dict.fromkeys(numbers(given, option))]

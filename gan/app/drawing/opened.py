@@ -1,42 +1,60 @@
 """`gan.open`: a run or a published file, with what `python -m gan.sample` does with it as methods."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from itertools import chain, pairwise
+from dataclasses import replace
+from functools import partial
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 from PIL import Image
+from torch import Tensor
 from tqdm import tqdm
 
-from gan.app.drawing.drawer import FILES, Drawer, How
-from gan.app.drawing.edits import Edits
-from gan.app.drawing.numbers import Numbers, numbers, once
+from datasets.files import pairs
+from datasets.files.decoding import Frame
+from gan.app.drawing.drawer import FILES, Drawer, How, Numbers, numbers, once
+from gan.app.drawing.latents import Latent, Way, directions
+from gan.app.drawing.projection import by_discriminator, by_lpips, distance_from, drawn, project, tuned
+from gan.app.outputs import say
 from gan.app.painting.actions import Paintings, Shown, file_name
-from gan.app.painting.grids import picture, png
+from gan.app.painting.grids import picture as image_of
+from gan.app.painting.grids import png, tiles
 from gan.app.painting.painter import has_styles
-from gan.app.painting.reopen import SavedRun, in_turns, open_run, ranks_here
-from gan.app.painting.sheet import Columns, Sheet, into, writing
+from gan.app.painting.reopen import SavedRun, has_numbers, in_turns, numbered, open_run, ranks_here
+from gan.app.painting.sheet import Columns, Sheet, into, spare, video_suffix, writing
+from gan.files.disk import whole_file
 from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
+from nets.published.from_noise import ours, published
+from nets.published.pickles import read, write
+from nets.stylegan import StyleDiscriminator
 
 TOGETHER = 64  # pictures that a rank draws, and its threads compress, at a time
+FRAMES, LAST = 120, 30  # of the video of a projection: at most of the search, and of its end
+Files = str | Path | Sequence[str | Path]
 
 
-class Drawings(Edits):
+class Drawings(Shown):
     """A run whose game draws from noise, or a published file, opened: pictures by their seeds."""
 
     kind, about = "seeds", "it draws from seeds"
     default = "draw"
 
     def __init__(self, drawer: Drawer, run: SavedRun | None = None) -> None:
-        self.drawer, self.run = drawer, run
+        super().__init__(run, drawer.title)
+        self.drawer = drawer
 
     @property
-    def title(self) -> str:
-        return self.drawer.title if self.run is None else super().title
+    def source(self) -> str:
+        """Which weights these are, wherever they lie."""
+        if self.run is None:
+            return Path(self.drawer.title).name
+        return f"{self.run.folder.path.resolve().name}, step {self.run.step}"
 
     def path(self, name: str, suffix: str) -> Path:
         if self.run is None:
@@ -67,7 +85,7 @@ class Drawings(Edits):
         is_taken = torch.isin(torch.arange(drawer.layers), torch.tensor([*taken], dtype=torch.int64))[:, None]
         mixed = torch.where(is_taken.to(own.device), other[None], own[:, None])
         drawn = map(drawer.from_w, (own, other, mixed.flatten(0, 1)))
-        left, top, cells = ((picture(each, transparent=True) for each in part) for part in drawn)
+        left, top, cells = ((image_of(each, transparent=True) for each in part) for part in drawn)
         singles = dict(zip((f"{row}-with-{column}" for row in down for column in across), cells, strict=True))
         sheet: Columns = {"": [None, *left]}
         for seed, head in zip(across, top, strict=True):
@@ -97,7 +115,7 @@ class Drawings(Edits):
                 here = shares[min(leg, 1) :]  # a leg begins where the one before has ended
                 for first in range(0, len(here), self.drawer.at_once):
                     part = here[first : first + self.drawer.at_once]
-                    yield from map(picture, self.drawer.between(ends, part, **how))
+                    yield from map(image_of, self.drawer.between(ends, part, **how))
 
         return Sheet(file_name("interpolate", [str(seed) for seed in seeds]), frames=moving)
 
@@ -116,15 +134,144 @@ class Drawings(Edits):
             tqdm(total=count, disable=not first) as bar,
         ):
             for seeds, spare in in_turns(parts, world):
-                made = [] if spare else list(pool.map(_compressed, self.drawer.images(seeds, **how)))
+                made = [] if spare else list(pool.map(partial(png, compress_level=1), self.drawer.images(seeds, **how)))
                 for content in chain.from_iterable(world.gather(made)):
                     write(f"seed{next(numbered):06d}.png", content)
                     bar.update()
         return [path]
 
+    def project(
+        self,
+        picture: str | int = 0,
+        steps: int = 1000,
+        tune: int = 0,
+        perceptual: Path | None = None,
+        label: int | str | None = None,
+        file: str | Path | None = None,
+    ) -> list[Path]:
+        """Find a picture in w. Write it, a video of the search, its latent, and the networks if they are tuned."""
+        net, (height, width) = self.drawer.styled(), self.drawer.size
+        if tune and not height == width == 2 << self.drawer.layers // 2:
+            raise UserError(f"published files, as tuned networks are, draw no {height} x {width}; leave --tune out")
+        base = Path(file or self.path(file_name("project", [str(picture)]), ".pt"))
+        paths = [base.with_suffix(suffix) for suffix in (".png", video_suffix(), ".pt", ".pkl")[: 4 if tune else 3]]
+        spare([str(picture), perceptual, self.drawer.title], paths)
+        critic, target = self._discriminator(), self._picture(str(picture)).unsqueeze(0).to(self.drawer.like)
+        if perceptual is not None:
+            name, features = "LPIPS", by_lpips(perceptual, self.drawer.like.device)
+        elif critic is not None:
+            name, features = "the discriminator's features", by_discriminator(critic)
+        else:
+            raise UserError(f"{self.title} has no discriminator to compare by; type --perceptual and VGG-16's file")
+        distance = distance_from(target, features)
 
-def _compressed(image: Image.Image) -> bytes:
-    return png(image, compress_level=1)
+        if label is None and self.drawer.classes:
+            first, count = (self.drawer.class_names or ("0",))[0], self.drawer.classes
+            say(f"the search starts from the mean of all {count} classes; --class {first} starts from that of one")
+        seen, frames = [], []
+        with tqdm(total=steps + tune, desc="project", unit="step", leave=False) as bar:
+
+            def watch(made: Tensor, found: float) -> None:
+                seen.append(found)
+                if bar.n % -(-bar.total // FRAMES) == 0:
+                    frames.append(image_of(made[0]))
+                bar.set_postfix_str(f"distance {found:.4f}", refresh=False)
+                bar.update()
+
+            latent = project(self.drawer, distance, steps, watch, label)
+            made = {"projected": drawn(net, latent)}
+            if tune:
+                net = tuned(net, latent, target, distance, tune, watch)
+                made["tuned"] = drawn(net, latent)
+        ends = ", ".join(f"{distance(each):.4f} {what}" for what, each in made.items())
+        say(f"distance by {name}: {seen[0]:.4f} at the mean of w, {ends}")
+
+        frames += LAST * [image_of([*made.values()][-1][0])]
+        sheet = Sheet(
+            "", {"picture": target, **made}, frames=lambda: (tiles([image_of(target[0]), each], 2) for each in frames)
+        )
+        for path in paths[:2]:
+            sheet.save(path)
+        replace(latent, found_in=(self.source, *(path.name for path in paths[3:]))).save(paths[2])
+        if tune:
+            nets = {"G": net, "G_ema": net} | ({} if critic is None else {"D": critic})
+            with writing(paths[3]), whole_file(paths[3]) as part:
+                write(part, {name: published(each) for name, each in nets.items()})
+        return paths
+
+    def from_(self, latent: Files | None = None) -> Sheet:
+        """Draw latent files again."""
+        if latent is None:
+            raise UserError("from needs latent files; type --latent me.pt, a file that project has written")
+        net = self.drawer.styled()
+        made = {title: image_of(drawn(net, start)[0]) for title, start in self._latents(latent).items()}
+        return Sheet(file_name("from", [*made]), singles=made)
+
+    def directions(
+        self,
+        seeds: Numbers = "0-3",
+        latent: Files | None = None,
+        count: int = 8,
+        direction: int | None = None,
+        strength: str = "-3:3",
+        by: Way = "weights",
+        label: int | str | None = None,
+    ) -> Sheet:
+        """Go from seeds or latent files in one direction, or in each of the first ones: a row each."""
+        net, steps = self.drawer.styled(), directions(self.drawer, by)
+        if direction is not None and direction >= len(steps):
+            raise UserError(f"there is no direction {direction}; type --direction and one of 0 to {len(steps) - 1}")
+        starts = self._seeds(seeds, label) if latent is None else self._latents(latent)
+        rows = [*product(range(min(count, len(steps))) if direction is None else [direction], starts)]
+        titles = [f"{number}: {start}" for number, start in rows]
+        columns, singles = Columns(), {}
+        for amount in _strengths(strength):
+            edited = [replace(starts[start], w=starts[start].w + amount * steps[number]) for number, start in rows]
+            columns[f"{amount:+}"] = [image_of(drawn(net, each)[0]) for each in edited]
+            singles |= {f"{row} at {amount}": cell for row, cell in zip(titles, columns[f"{amount:+}"], strict=True)}
+        return Sheet(f"directions-by-{by}" + ("" if direction is None else f"-{direction}"), columns, titles, singles)
+
+    def _seeds(self, seeds: Numbers, label: int | str | None) -> dict[str, Latent]:
+        drawer, listed = self.drawer, once(seeds)
+        with torch.no_grad():
+            w = drawer.w_of(listed, label=label).cpu()
+        return {f"seed {seed}": Latent(each, {}) for seed, each in zip(listed, w, strict=True)}
+
+    def _latents(self, files: Files) -> dict[str, Latent]:
+        paths = map(Path, [files] if isinstance(files, str | Path) else files)
+        found = {path: Latent.load(path, self.drawer.styled()) for path in paths}
+        for path, each in found.items():
+            if each.found_in and self.source not in each.found_in:
+                say(f"{path} was found in {each.found_in[0]}; {self.source} may draw another picture of it")
+        return {path.stem: each for path, each in found.items()}
+
+    def _picture(self, which: str) -> Tensor:
+        """A picture as the network draws: a held-out one by its number, train:NUMBER, or a person's file."""
+        data = None if self.run is None else self.run.run.data
+        if has_numbers(data) and (item := numbered(which, data)) is not None:
+            return item["image"]
+        path = Path(which)
+        if not path.exists():
+            raise UserError(f"cannot read a picture: there is no file '{which}'; type --picture and its file")
+        with pairs.opened(path) as opened:
+            return Frame(*self.drawer.size, self.drawer.channels).pixels(opened).float() / 127.5 - 1
+
+    def _discriminator(self) -> StyleDiscriminator | None:
+        """The discriminator that learned with the generator."""
+        if self.run is not None:
+            net = getattr(self.game, "discriminator", None)
+        else:
+            saved = read(Path(self.drawer.title)).get("D")
+            net = saved and ours(saved).float().requires_grad_(False).to(self.drawer.like.device)
+        return net if isinstance(net, StyleDiscriminator) else None
+
+
+def _strengths(text: str) -> range:
+    """The whole numbers from the first to the last of -4:4."""
+    match = re.fullmatch(r"(-?\d{1,2}):(-?\d{1,2})", text)
+    if not match or int(match[1]) > int(match[2]):
+        raise UserError(f"--strength {text} is not from one whole number to a larger one; type e.g. --strength -4:4")
+    return range(int(match[1]), int(match[2]) + 1)
 
 
 def open(path: str | Path = "auto", device: str = "auto", **options: Any) -> Shown:

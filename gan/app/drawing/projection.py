@@ -1,8 +1,12 @@
-"""The styles and the noise in which a StyleGAN2 draws a given picture, and the generator tuned to that picture."""
+"""The styles and the noise in which a StyleGAN2 draws a given picture, and the generator tuned to that picture.
+
+Pictures are compared in the features of a network: by LPIPS, or by a run's own discriminator.
+"""
 
 from collections.abc import Callable
 from copy import deepcopy
 from math import cos, pi
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -10,24 +14,21 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from gan.app.drawing.drawer import Drawer
-from gan.app.drawing.latents import Latent, noise_maps
-from nets.stylegan import StyleGenerator
+from gan.app.drawing.latents import Latent, noise_maps, some_w
+from gan.files.errors import UserError
+from nets.lpips import load_lpips
+from nets.stylegan import DiscriminatorBlock, StyleDiscriminator, StyleGenerator
+from nets.vgg import SMALLEST
 
-SAMPLES = 10_000  # latents whose w tell the mean of w, and how far w are from it
 RATE, RAMP_UP, RAMP_DOWN = 0.1, 0.05, 0.25  # the learning rate, and in which shares of the steps it rises and falls
 WANDER, CALM = 0.05, 0.75  # the noise in w at first, of w's own deviation, and the share of the steps that have it
 REGULAR, COARSEST = 1e5, 8  # the weight of the noise maps' correlations, and the pixels of the smallest map
 TUNING_RATE = 3e-4
+LARGEST = 256  # pixels of a side that LPIPS looks at, as in the published projector
 
 Distance = Callable[[Tensor], Tensor]
 Watch = Callable[[Tensor, float], None]  # is told the picture of each step, and its distance
-
-
-def some_w(drawer: Drawer, label: int | str | None = None) -> Tensor:
-    """The w of the first seeds [SAMPLES, W]."""
-    seeds = range(SAMPLES)
-    with torch.no_grad():
-        return drawer.net.mapping(drawer.z(seeds), drawer.labels(seeds, label))
+Features = Callable[[Tensor], list[Tensor]]  # of pictures, what some layers make of them
 
 
 def project(drawer: Drawer, distance: Distance, steps: int, watch: Watch, label: int | str | None = None) -> Latent:
@@ -106,3 +107,44 @@ def _copy(net: StyleGenerator, latent: Latent | None = None) -> StyleGenerator:
     net = deepcopy(net).eval().requires_grad_(False)
     net.load_state_dict({} if latent is None else latent.maps, strict=False)
     return net
+
+
+def distance_from(target: Tensor, features: Features) -> Callable[[Tensor], Tensor]:
+    """The distance of pictures from a target: that of LPIPS, in any features whose vectors have unit length."""
+    with torch.no_grad():
+        wanted = features(target)
+
+    # Zhang et al. 2018, equation 1
+    def distance(pictures: Tensor) -> Tensor:
+        pairs = zip(features(pictures), wanted, strict=True)
+        return torch.stack([(one - other).square().sum(1).mean() for one, other in pairs]).sum()
+
+    return distance
+
+
+def by_discriminator(net: StyleDiscriminator) -> Features:
+    """What each resolution of a discriminator gives."""
+
+    def features(pictures: Tensor) -> list[Tensor]:
+        found = [pictures]
+        for block in net.children():
+            if isinstance(block, DiscriminatorBlock):
+                found.append(block(found[-1]))
+        return [each / (each.square().sum(1, keepdim=True) + 1e-8).sqrt() for each in found[1:]]
+
+    return features
+
+
+def by_lpips(file: Path, device: torch.device) -> Features:
+    """LPIPS with the weights of torchvision's VGG-16 in that file."""
+    net = load_lpips(str(file)).to(device)
+
+    def features(pictures: Tensor) -> list[Tensor]:
+        sides = pictures.shape[2:]
+        if min(sides) < SMALLEST:
+            raise UserError(f"LPIPS cannot see pictures below {SMALLEST} pixels; leave --perceptual out")
+        if max(sides) > LARGEST:
+            pictures = F.interpolate(pictures, [round(side * LARGEST / max(sides)) for side in sides], mode="area")
+        return net.embed(pictures)
+
+    return features

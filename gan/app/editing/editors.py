@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from datasets.augment import to_tensors
-from gan.app.drawing.directions import directions
+from gan.app.drawing.latents import directions
 from gan.app.drawing.opened import Drawings
 from gan.app.painting import grids
 from gan.app.painting.actions import Paintings, Shown, StyleSource

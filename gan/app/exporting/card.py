@@ -91,8 +91,7 @@ def readme(
 ) -> str:
     """README.md. `described` are networks as in config.json, `files` says what the files are. `picture` is one."""
     head = ["---", "library_name: pytorch", "tags:", "- gan", f"- {type(opened.run.game).__name__.lower()}", "---", ""]
-    known = card(opened.folder, opened.run, opened.step, opened.settings, licence)
-    lines = [*head, known]
+    lines = [*head, card(opened.folder, opened.run, opened.step, opened.settings, licence)]
     if opened.class_names:
         names = (f"{number} {name}" for number, name in enumerate(opened.class_names))
         lines += [f"The classes: {', '.join(names)}.", ""]

@@ -20,17 +20,8 @@ from strategies.micro_batches import tensors
 SAME = "The same held-out samples, and for what is drawn from noise the same seeds."
 OTHERS = "Each run shows its own held-out samples, which are {}. What is drawn from noise has the same seeds."
 NO_COMPARISON = "These scores do not compare: the runs' held-out samples are {}."
-DATA = (
-    "data",
-    "size",
-    "channels",
-    "fit",
-    "background",
-    "classes",
-    "held_out",
-    "faces",
-    "seed",
-)  # what prepares samples
+# The settings that say how samples are prepared.
+DATA = ("data", "size", "channels", "fit", "background", "classes", "held_out", "faces", "seed")
 
 
 def page(opened: Sequence[SavedRun]) -> str:

@@ -1,10 +1,10 @@
 """Tables of what a run made, which `samples/inspect.ipynb` and the page of `samples/gallery.py` show.
 
 Every function takes an opened run and gives a table of pictures and words. Where a game has not what the table shows,
-such as masks, the table is empty and its note says so. The tables of styles are in `style_tables.py`.
+such as masks, the table is empty and its note says so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +20,7 @@ from torchvision import tv_tensors
 from datasets.augment import Prepared, to_tensors
 from gan.app.page.table import Cell, Charts, Row, Table, sample_cell, spread
 from gan.app.painting import grids
-from gan.app.painting.painter import Painter, has_styles
+from gan.app.painting.painter import Painter, Picture, has_styles
 from gan.app.painting.reopen import SavedRun, first_samples, has_numbers, samples, shown
 from gan.app.run import settings_file
 from gan.app.training import card, metrics
@@ -28,6 +28,7 @@ from gan.app.training.callbacks import SHOWN
 from gan.sound import Sound
 
 COARSE = 16  # the size at which pictures are compared with training pictures
+SPECK = 0.002  # a region of a smaller share of its picture gets no row
 SAME = 5e-4  # pictures that differ by less are the same one: this would be shown as 0.0 %
 PALE = "Pale: as logged. Full: the running mean over a twentieth of the curve."
 WELL = (
@@ -38,15 +39,16 @@ WELL = (
 NOTHING_LOGGED = "This run has logged nothing yet."
 NO_MASKS = "This game does not paint masks, so there are none to show."
 NO_SOUNDS = "This game makes no sounds."
+NO_STYLES = "This game has no styles, so there are none to exchange."
 NO_NUMBERS = "The loaders of this run do not say which samples it trains on, so none are compared."
 NO_PICTURES = "This game does not learn from pictures, or shows none that it makes, so none can be compared."
 
 
 def facts(opened: SavedRun) -> Table:
     """What the run is, how far it is and how good."""
-    found = scores(opened)
     known = card.facts(opened.folder, opened.run, opened.step, opened.settings, *_samples(opened))
-    known["scores"] = "; ".join(found) + " (lower is better)" if found else "none yet"
+    scores = (f"{each.name}: {each.value} ({each.how})" for each in card.scores(opened.folder, opened.run))
+    known["scores"] = "; ".join(scores) or "none yet"
     known["opened"] = opened.checkpoint.name
     return Table(rows=[Row(name, [Cell(value)]) for name, value in known.items()])
 
@@ -61,13 +63,6 @@ def settings(opened: SavedRun) -> Table:
     """Every setting of the run, as its settings.yaml has them."""
     saved = settings_file.read(opened.folder.settings)
     return Table(rows=[Row(name, [Cell("" if value is None else str(value))]) for name, value in saved.items()])
-
-
-def scores(opened: SavedRun) -> list[str]:
-    """A line for each score of the run on held-out samples: the first value and the last one."""
-    rows = metrics.read(opened.folder.metrics)
-    found = {what: metrics.first_and_last(rows, name) for name, what in opened.run.scores.items()}
-    return [f"{what}: {both[0]:.3g} at first, {both[1]:.3g} now" for what, both in found.items() if both]
 
 
 def curves(opened: SavedRun) -> Charts:
@@ -165,8 +160,8 @@ def legend(opened: SavedRun, count: int = SHOWN) -> Table:
     if not paints_masks(opened):
         return Table(note=NO_MASKS)
     label = held_out(opened, count)["label"]
-    names = getattr(getattr(opened.run.data, "val", None), "label_names", map(str, range(int(label.max()) + 1)))
-    names = tuple(names)
+    own = getattr(getattr(opened.run.data, "val", None), "label_names", ())
+    names = own or [str(number) for number in range(int(label.max()) + 1)]
     shares = label.flatten().bincount(minlength=len(names)) / label.numel()
     rows = [
         Row(name, [Cell(f"{shares[number]:.1%}")], grids.colour(number))
@@ -225,6 +220,49 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
     return Table([f"picture {number}" for number in range(len(made))], rows, note)
 
 
+def exchange(
+    opened: SavedRun, subject: int | str = 0, others: Sequence[int | str] | None = None, most: int = 12
+) -> Table:
+    """One picture with the style of one region (a row) taken from another picture (a column).
+
+    Pictures are named as `python -m gan.sample` names them. By default there are six other pictures. The rows are the
+    `most` largest regions.
+    """
+    if not has_styles(opened):
+        return Table(note=NO_STYLES)
+    painter = Painter(opened)
+    if others is None:
+        others = [number for number in range(len(painter.val)) if number != subject][:6]
+    picture, sources = painter.picture(str(subject)), [painter.picture(str(other)) for other in others]
+    own, styles = painter.styles(picture), [painter.styles(source) for source in sources]
+    plain = painter.paint(picture, own)
+
+    # A row a region. Its first cell shows where the region is. A picture without the region has no style to give.
+    rows = [Row("the picture", [sample_cell(each.image) for each in (picture, *sources)])]
+    inside, outside = [], []
+    for region in _by_area(picture)[:most]:
+        here = picture.label == region
+        cells = [sample_cell(picture.spotlight(region))]
+        for other in styles:
+            if not other.present[region]:
+                cells.append(Cell("has none"))
+                continue
+            made = painter.paint(picture, own.taking(other, [region]))
+            moved = (made - plain).abs().mean(0) / 2
+            inside.append(moved[here].mean())
+            outside.append(moved[~here].mean())
+            cells.append(sample_cell(made))
+        rows.append(Row(painter.label_names[region], cells, grids.colour(region)))
+    whole = [painter.paint(picture, own.taking(other, other.present.nonzero().flatten().tolist())) for other in styles]
+    rows.append(Row("all regions", [sample_cell(plain), *map(sample_cell, whole)]))
+
+    note = f"Picture {picture.title} with the style of one region taken from another picture."
+    if inside:
+        near, far = (torch.stack(parts).nanmean() for parts in (inside, outside))
+        note += f" On average this moved the region's own pixels by {near:.1%} and the others by {far:.2%}."
+    return Table([f"picture {picture.title}", *(f"style of picture {each.title}" for each in sources)], rows, note)
+
+
 def paints_masks(opened: SavedRun) -> bool:
     """Whether the game paints label maps: then it shows them."""
     batch = held_out(opened, 1)
@@ -266,6 +304,12 @@ def _distances(some: Tensor, others: Tensor) -> Tensor:
     """The root mean square difference of every pair, as a share of the difference between black and white."""
     exact = torch.cdist(some, others, compute_mode="donot_use_mm_for_euclid_dist")
     return exact / some.shape[1] ** 0.5 / 2
+
+
+def _by_area(picture: Picture) -> list[int]:
+    """The regions of a picture, the largest first; specks are left out."""
+    areas = picture.label.flatten().bincount()
+    return [region for region in areas.argsort(descending=True).tolist() if areas[region] > SPECK * areas.sum()]
 
 
 def _cut(sheet: Image.Image, columns: int, size: tuple[int, int]) -> list[list[Image.Image]]:

@@ -5,6 +5,7 @@ gan/sample.py says what each does.
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ from gan.app.painting.painter import Painter, Picture
 from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, first_samples, samples, shown
 from gan.app.painting.sheet import Columns, Sheet, save_png, unused
 from gan.app.painting.styles import Styles, regions
-from gan.app.painting.translating import translate_folder, way
-from gan.app.painting.voicing import voice_folder
+from gan.app.painting.translating import translate_folder, voice_folder, way
 from gan.files.disk import name_for
 from gan.files.errors import UserError
 from gan.games.hifigan import HifiGan
@@ -48,17 +48,14 @@ class StyleSource:
         self.painter, self.missing, self.among = painter, missing, among
         self._noted: dict[tuple[str, str], list[int]] = {}
         self.picture: Picture | None = None
+        self.image: Tensor | None = None
         if which == "mean":
             self.title, self.styles = "mean", painter.mean(self.among)
         elif which.endswith(".pt"):
             self.title, self.styles = Path(which).stem, painter.load(Path(which))
         else:
             self.picture = painter.picture(which)
-            self.title, self.styles = self.picture.title, painter.styles(self.picture)
-
-    @property
-    def image(self) -> Tensor | None:
-        return None if self.picture is None else self.picture.image
+            self.title, self.image, self.styles = self.picture.title, self.picture.image, painter.styles(self.picture)
 
     def on(
         self, picture: Picture, chosen: list[int] | None = None, edited: bool = False, rest: Styles | None = None
@@ -115,8 +112,8 @@ class Shown:
     kind, about = "any", "its game neither draws from noise nor has styles"
     default = "show"  # the action of `sample`
 
-    def __init__(self, run: SavedRun) -> None:
-        self.run: SavedRun | None = run
+    def __init__(self, run: SavedRun | None, title: str = "") -> None:
+        self.run, self.title = run, title if run is None else f"{run.folder.path}, step {run.step}"
 
     @property
     def saved(self) -> SavedRun:
@@ -127,11 +124,6 @@ class Shown:
     @property
     def game(self) -> Any:
         return self.saved.run.game
-
-    @property
-    def title(self) -> str:
-        """What was opened."""
-        return f"{self.saved.folder.path}, step {self.saved.step}"
 
     def stand(self, batches: int) -> None:
         raise UserError(f"{self.title}: {self.about}, so it has no standing statistics; leave --standing out")
@@ -153,8 +145,8 @@ class Shown:
             say(NOTHING_HELD_OUT)
         batch = move_data_to_device(batch, next(self.game.parameters()).device)
         columns = shown(self.game, batch, seed)
-        made = grids.made(columns, batch)
-        singles = {f"{row}-{title}": each for title, column in made.items() for row, each in enumerate(column)}
+        made = grids.made(columns, batch).items()
+        singles = {f"{row}-{title}": each for title, column in made for row, each in enumerate(column)}
         return Sheet("show", columns, singles=singles)
 
     def translate(
@@ -222,21 +214,17 @@ class Paintings(Shown):
 
         what = _what(painter, chosen)
         # The first row shows the styles' pictures, the first columns the pictures to paint; the rest is painted.
-        made = [[painter.paint(picture, source.on(picture, chosen)) for source in sources] for picture in pictures]
         columns: Columns = {
             "labels": [None, *(p.label for p in pictures)],
             "picture": [None, *(p.image for p in pictures)],
         }
-        for source, column in zip(sources, zip(*made, strict=True), strict=True):
-            columns[unused(f"{what} of {source.title}", columns)] = [source.image, *column]
-        titles = ["", *map(_row, pictures)]
-        singles = {
-            f"{picture.title}-in-{source.title}": image
-            for picture, row in zip(pictures, made, strict=True)
-            for source, image in zip(sources, row, strict=True)
-        }
+        singles = {}
+        for source in sources:
+            made = [painter.paint(picture, source.on(picture, chosen)) for picture in pictures]
+            columns[unused(f"{what} of {source.title}", columns)] = [source.image, *made]
+            singles |= zip((f"{picture.title}-in-{source.title}" for picture in pictures), made, strict=True)
         _tell(sources)
-        return Sheet(name, columns, titles, singles)
+        return Sheet(name, columns, ["", *map(_row, pictures)], singles)
 
     def interpolate(
         self,
@@ -276,11 +264,8 @@ class Paintings(Shown):
         if end.image is not None:
             columns[unused(f"{what} of {end.title}", columns)] = [end.image]
         name = file_name("interpolate", [*ends, *(["on", *words(on)] if on is not None else []), *words(region)])
-        singles = {
-            f"{picture.title}-{number:03d}": image
-            for picture, row in zip(shapes, made, strict=True)
-            for number, image in enumerate(row)
-        }
+        named = [(f"{picture.title}-{number:03d}" for number in range(frames)) for picture in shapes]
+        singles = dict(zip(chain(*named), chain(*made), strict=True))
 
         def moving() -> Iterator[Image.Image]:
             """All pictures side by side, as they change."""
@@ -313,24 +298,12 @@ class Paintings(Shown):
         _tell([source])
         return Sheet(file_name("repaint", [which, "with", str(label)]), columns, singles={"repainted": made})
 
-    def mean_styles(self, count: int = 8, mean_of: int = 1000, seed: int = 0) -> Sheet:
-        painter = self._painter(seed)
-        mean = painter.mean(mean_of)
-        without = [name for name, has in zip(painter.label_names, mean.present, strict=True) if not has]
-        say(mean.source + (f"; none has {', '.join(without)}" if without else ""))
-        chosen = [painter.picture(str(number)) for number in range(min(count, len(painter.val)))]
-        made = [painter.paint(picture, mean) for picture in chosen]
-        columns = {"labels": [p.label for p in chosen], "mean styles": made, "picture": [p.image for p in chosen]}
-        titles = list(map(_row, chosen))
-        kept = [painter.mean_path(mean_of)]
-        return Sheet("mean-styles", columns, titles, dict(zip(titles, made, strict=True)), files=kept)
-
-    def save_styles(self, picture: str | int = 0, file: str | Path | None = None) -> list[Path]:
-        styles = self.painter.styles(self.painter.picture(str(picture)))
+    def save_styles(self, picture: str | int = 0, mean_of: int = 1000, file: str | Path | None = None) -> list[Path]:
+        styles = StyleSource(self.painter, str(picture), among=mean_of).styles
         path = Path(file or self.path(file_name("styles", words(picture)), ".pt"))
         styles.save(path)
         names = [name for name, has in zip(styles.label_names, styles.present, strict=True) if has]
-        say(f"styles of {len(names)} regions: {', '.join(names)}")
+        say(f"{styles.source}: styles of {len(names)} regions: {', '.join(names)}")
         return [path]
 
     def save_labels(self, picture: str | int = 0, file: str | Path | None = None) -> list[Path]:

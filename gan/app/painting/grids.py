@@ -67,14 +67,6 @@ def grid(columns: Mapping[str, Batch], rows: int = 8, titles: Sequence[str] = ()
     return sheet
 
 
-def page(pictures: Tensor, across: int = 8) -> Image.Image:
-    """Many pictures on one page, without titles."""
-    cells = [picture(sample) for sample in pictures]
-    zoom = max(1, CELL // max(cells[0].size))
-    size = zoom * cells[0].width, zoom * cells[0].height
-    return tiles([cell.resize(size, Image.Resampling.NEAREST) for cell in cells], across, MARGIN)
-
-
 def tiles(cells: Sequence[Image.Image], across: int, margin: int = 0) -> Image.Image:
     """Pictures of one size side by side, so many in a row. Where they are transparent, empty places are too."""
     width, height = (side + margin for side in cells[0].size)

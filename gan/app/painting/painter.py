@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,9 @@ from datasets.augment import Prepared
 from datasets.files import pairs
 from gan import noise
 from gan.app.painting import grids
-from gan.app.painting.reopen import Numbered, SavedRun, numbered
+from gan.app.painting.reopen import SavedRun, numbered
 from gan.app.painting.styles import Styles
 from gan.files.errors import UserError
-from gan.games.sean import Sean
 
 # Two files, picture.jpg:labels.png. A letter before :\\ or :/ is a drive.
 PAIR = re.compile(r"(?![A-Za-z]:[\\/][^:]*$)(.+?):((?:[A-Za-z]:[\\/])?[^:]*)")
@@ -121,12 +120,9 @@ class Painter:
     """
 
     def __init__(self, opened: SavedRun, seed: int = 0) -> None:
-        game, data = opened.run.game, opened.run.data
-        if not (_reads_styles(game) and _has_labels(data)):
-            raise UserError(
-                f"{opened.folder.path} is a run of {opened.name}, whose game {type(game).__name__} has no styles; "
-                f"type python -m gan.sample {opened.folder.path} show, or choose a run of SEAN"
-            )
+        assert has_styles(opened)
+        game: Any = opened.run.game  # SEAN, or a person's own game that has what SEAN has, by the same names
+        data: Any = opened.run.data
         self.opened, self.game, self.seed = opened, game, seed
         self.data, self.train, self.val = data, data.train, data.val
         self.label_names: tuple[str, ...] = tuple(getattr(self.val, "label_names", ()))
@@ -177,7 +173,8 @@ class Painter:
         `among` is how many pictures to take, evenly spread over the training set. The mean is saved in the run's
         folder, and computed again for a newer checkpoint.
         """
-        count, checkpoint, path = min(among, len(self.train)), self.opened.checkpoint, self.mean_path(among)
+        count, checkpoint = min(among, len(self.train)), self.opened.checkpoint
+        path = self.opened.folder.path / "styles" / f"mean-of-{count}-{checkpoint.stem}.pt"
         if path.is_file() and _written(path) >= _written(checkpoint):
             return Styles.load(path)
         numbers = [(0, number) for number in torch.linspace(0, len(self.train) - 1, count).round().int().tolist()]
@@ -202,11 +199,6 @@ class Painter:
                 other.unlink()
         return styles
 
-    def mean_path(self, among: int = 1000) -> Path:
-        """The file in which the mean of that many pictures is saved."""
-        count = min(among, len(self.train))
-        return self.opened.folder.path / "styles" / f"mean-of-{count}-{self.opened.checkpoint.stem}.pt"
-
     @torch.no_grad()
     def _encode(self, images: Tensor, labels: Tensor) -> Tensor:
         planes = self.game.mask(labels.to(self.device))[:, : len(self.label_names)]
@@ -215,16 +207,8 @@ class Painter:
 
 def has_styles(opened: SavedRun) -> bool:
     """Whether the run's game reads styles from pictures, and its data have pictures with labels."""
-    return _reads_styles(opened.run.game) and _has_labels(opened.run.data)
-
-
-def _reads_styles(game: object) -> TypeGuard[Sean]:
-    # A person's own game may have what SEAN has, by the same names.
-    return getattr(game, "encoder", None) is not None
-
-
-def _has_labels(data: object) -> TypeGuard[Numbered]:
-    return hasattr(getattr(data, "val", None), "label_names")
+    has_encoder = getattr(opened.run.game, "encoder", None) is not None
+    return has_encoder and hasattr(getattr(opened.run.data, "val", None), "label_names")
 
 
 def _written(path: Path) -> int:

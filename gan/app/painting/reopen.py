@@ -118,9 +118,8 @@ def device_of(device: str) -> torch.device:
     try:
         place = torch.device(device)
     except RuntimeError as error:
-        raise UserError(
-            f"unknown device '{device}'; type {', '.join(dict.fromkeys(['auto', 'cpu', best()]))}"
-        ) from error
+        known = ", ".join(dict.fromkeys(["auto", "cpu", best()]))
+        raise UserError(f"unknown device '{device}'; type {known}") from error
     there = torch.accelerator.device_count() if place.type == best() else 0
     if place.type != "cpu" and (place.index or 0) >= there:
         raise UserError(f"device '{device}' is not there: this machine has {counted(there, place.type)}; type cpu")

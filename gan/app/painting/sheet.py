@@ -1,16 +1,21 @@
-"""What an action of `python -m gan.sample` has made: pictures, to be looked at or written."""
+"""What an action of `python -m gan.sample` has made: pictures and videos, to be looked at or written.
+
+Videos are GIF by Pillow, and MP4 where PyAV is installed.
+"""
 
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 from torch import Tensor
 
-from gan.app.painting import grids, video
+from gan.app.painting import grids
 from gan.files.disk import name_for, whole_file
 from gan.files.errors import UserError, reason
 from gan.sound import Sound
@@ -18,6 +23,11 @@ from gan.sound import Sound
 Columns = dict[str, grids.Batch]
 Frames = Callable[[], Iterator[Image.Image]]
 SIDE = 64  # pixels that the shorter side of a picture on a sheet has at least
+VIDEOS = (".gif", ".mp4")
+NO_MP4 = "MP4 needs PyAV: type pip install av"
+BT_601 = 5  # how colours are converted; without this word players take large videos for BT.709, with other colours
+WIDE = 256  # pixels that the shorter side of a video has at least
+QUALITY = {"crf": "16", "preset": "medium"}  # a lower crf is better and larger; what x264 takes by default is 23
 
 
 @dataclass
@@ -25,7 +35,7 @@ class Sheet:
     """Single pictures by name, and one picture of them all, which a notebook shows. It iterates over the single ones.
 
     The picture of all is a grid of `columns` with `titles` of its rows, or the single pictures side by side. `frames`
-    draws a video. Where nothing else is there, the frames are the single pictures. `files` are written already.
+    draws a video. Where nothing else is there, the frames are the single pictures.
     """
 
     name: str
@@ -33,7 +43,6 @@ class Sheet:
     titles: Sequence[str] = ()
     singles: Mapping[str, Tensor | Sound | Image.Image] = field(default_factory=dict)
     frames: Frames | None = None
-    files: Sequence[Path] = ()
 
     def __iter__(self) -> Iterator[Image.Image]:
         return (grids.picture(sample, transparent=True) for _, sample in self._named())
@@ -52,22 +61,22 @@ class Sheet:
     @property
     def suffix(self) -> str:
         """What the name of its file ends in, if no other is chosen."""
-        return ".png" if self.columns or self.singles else video.suffix()
+        return ".png" if self.columns or self.singles else video_suffix()
 
     def save(self, path: str | Path, singles: bool = False, fps: int = 30) -> list[Path]:
         """Write the picture of all and its sounds, or the video, and with `singles` each sample in its own size."""
-        path, paths = Path(path), list(self.files)
-        if self.frames and path.suffix.lower() in video.SUFFIXES:
+        path = Path(path)
+        if self.frames and path.suffix.lower() in VIDEOS:
             with writing(path):
-                video.save(self.frames(), path, fps)
-            paths += [path]
+                save_video(self.frames(), path, fps)
+            paths = [path]
         else:
             if self.frames and path.suffix.lower() != ".png":
                 raise UserError(
                     f"'{path}' is no name of a picture or a video; type one that ends in .png, .gif or .mp4"
                 )
             save_png(self.image, path)
-            paths += [path, *grids.save_sounds(self.columns, path)]
+            paths = [path, *grids.save_sounds(self.columns, path)]
         if not singles:
             return paths
         for name, sample in self._named():
@@ -84,6 +93,38 @@ class Sheet:
         if self.frames and not self.singles:
             return ((f"{number:03d}", frame) for number, frame in enumerate(self.frames()))
         return iter(self.singles.items())
+
+
+def video_suffix() -> str:
+    """The kind of video that can be written here."""
+    return ".mp4" if find_spec("av") else ".gif"
+
+
+def save_video(frames: Iterable[Image.Image], path: Path, fps: int = 30) -> None:
+    """Write frames of one size, small ones enlarged. A GIF is repeated for ever, and its colours are at most 256."""
+    if path.suffix.lower() == ".mp4" and not find_spec("av"):
+        raise UserError(f"{NO_MP4}, or write a GIF: type a name such as {path.with_suffix('.gif')}")
+    rest = map(lambda frame: grids.enlarged(frame.convert("RGB"), WIDE), frames)
+    first = next(rest)
+    with whole_file(path) as part:
+        if path.suffix.lower() == ".mp4":
+            _write_mp4(first, rest, part, fps)
+        else:
+            first.save(part, "GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
+
+
+def _write_mp4(first: Image.Image, rest: Iterable[Image.Image], path: Path, fps: int) -> None:
+    import av
+
+    # The format of pixels that every player knows has one colour for 2x2 of them.
+    width, height = (side // 2 * 2 for side in first.size)
+    with av.open(str(path), "w", format="mp4") as file:
+        stream = file.add_stream("libx264", rate=fps, options=QUALITY)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.codec_context.colorspace = BT_601
+        for frame in chain([first], rest):
+            file.mux(stream.encode(av.VideoFrame.from_image(frame.crop((0, 0, width, height)))))
+        file.mux(stream.encode())
 
 
 def save_png(image: Image.Image, path: Path) -> None:
@@ -107,7 +148,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # torch raises the latter
         raise UserError(f"cannot write '{path}': {reason(error)}; choose another file with -o") from error
 
 

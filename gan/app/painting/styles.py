@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gan.app.painting.sheet import writing
 from gan.files.disk import load_plain, whole_file
 from gan.files.errors import UserError
 
@@ -29,7 +30,8 @@ class Styles:
 
     def taking(self, other: "Styles", regions: Collection[int]) -> "Styles":
         """These styles, but with those of some regions from the other."""
-        chosen = self._mask(regions)
+        chosen = torch.zeros_like(self.present)
+        chosen[list(regions)] = True
         codes = torch.where(chosen.unsqueeze(1), other.codes, self.codes)
         return replace(self, codes=codes, present=torch.where(chosen, other.present, self.present))
 
@@ -57,12 +59,8 @@ class Styles:
 
     def save(self, path: Path) -> None:
         """Write a file of tensors, strings and lists only, so that it can be loaded without running code."""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(path) as part:
-                torch.save({**vars(self), "label_names": list(self.label_names)}, part)
-        except (OSError, RuntimeError) as error:
-            raise UserError(f"cannot write styles to '{path}': {error}; choose another file") from error
+        with writing(path), whole_file(path) as part:
+            torch.save({**vars(self), "label_names": list(self.label_names)}, part)
 
     @classmethod
     def load(cls, path: Path) -> "Styles":
@@ -75,11 +73,6 @@ class Styles:
             raise UserError(f"'{path}' cannot be read as styles: {error}") from error
         _check_parts(saved, path)
         return cls(saved["codes"], saved["present"], tuple(saved["label_names"]), saved["source"])
-
-    def _mask(self, regions: Collection[int]) -> Tensor:
-        mask = torch.zeros_like(self.present)
-        mask[list(regions)] = True
-        return mask
 
 
 def _check_parts(saved: Any, path: Path) -> None:
@@ -104,9 +97,6 @@ def regions(wanted: Sequence[str | int], label_names: Sequence[str]) -> list[int
         else:
             close = get_close_matches(each.lower(), names, 1)
             hint = f"did you mean '{label_names[names.index(close[0])]}'?" if close else "choose a name or a number"
-            raise UserError(f"there is no region '{each}'; {hint} Regions are {_numbered(label_names)}")
+            known = ", ".join(name if name == str(k) else f"{k} {name}" for k, name in enumerate(label_names))
+            raise UserError(f"there is no region '{each}'; {hint} Regions are {known}")
     return found
-
-
-def _numbered(names: Sequence[str]) -> str:
-    return ", ".join(name if name == str(k) else f"{k} {name}" for k, name in enumerate(names))

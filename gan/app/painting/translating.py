@@ -1,4 +1,7 @@
-"""`gan.sample RUN --inputs`: every picture of a folder, translated by a run's network, each in its own size."""
+"""`gan.sample RUN --inputs`: every file of a folder, translated by a run's network.
+
+Of pictures it makes pictures of their sizes; of sounds and mel spectrograms, WAV files.
+"""
 
 import os
 from collections import Counter
@@ -15,12 +18,15 @@ from tqdm import tqdm
 from datasets.files.cache import listed
 from datasets.files.decoding import SUFFIXES, Frame
 from datasets.files.find import find_source
+from datasets.files.sounds import PEAK, SoundFolder, read_mel
 from datasets.files.sources import Source
 from gan.app.outputs import say
 from gan.app.painting import grids
 from gan.app.painting.sheet import into, writing
-from gan.files.errors import UserError, printable
+from gan.files.errors import UserError, printable, reason
+from gan.games.hifigan import HifiGan
 from gan.games.translation import Translation
+from gan.sound import Sound
 from strategies import random_state
 
 
@@ -108,3 +114,37 @@ def _pixels(picture: Image.Image, channels: int, largest: int | None) -> Tensor:
     scale = min(1.0, (largest or max(picture.size)) / max(picture.size))
     width, height = (max(1, round(side * scale)) for side in picture.size)
     return Frame(height, width, channels).pixels(picture).float() / 127.5 - 1
+
+
+class SoundsAndMels(SoundFolder):
+    """Sounds and mel spectrograms in a folder."""
+
+    suffixes = (*SoundFolder.suffixes, ".npy")
+    what, forms = "sounds", f"{SoundFolder.forms}, or of .npy files of mel spectrograms"
+
+
+def voice_folder(game: HifiGan, inputs: str, out: Path, device: torch.device) -> Path:
+    """Write what the generator makes of each spectrogram: of a sound's own one, or of a given one."""
+    path = Path(inputs).expanduser()
+    source = SoundsAndMels(path.parent if path.is_file() else path)
+    rows = [row for row in range(len(source)) if not path.is_file() or source.name(row) == str(path)]
+    if not rows:
+        raise UserError(f"{path} is no sound; give one, or {source.forms}")
+
+    def read(row: int) -> Tensor:
+        if not source.name(row).lower().endswith(".npy"):
+            wave = torch.from_numpy(source.decoded(row, game.mel.rate)[0]).float()
+            if len(wave) < game.mel.window:
+                raise UserError(f"{source.name(row)}: it is too short, {len(wave):,} samples")
+            return game.mel((wave * PEAK / wave.abs().max().clamp_min(1))[None].to(device))
+        try:
+            mel = read_mel(Path(source.name(row)), game.mel.bands)
+        except (UserError, OSError, ValueError, EOFError) as error:
+            raise UserError(f"{source.name(row)}: {reason(error)}") from error
+        return torch.tensor(mel[None]).float().to(device)
+
+    @torch.no_grad()
+    def make(mel: Tensor) -> bytes:
+        return Sound(game.generator(mel)[0], game.mel.rate).wav()
+
+    return write_all(source, rows, out, ".wav", read, make)

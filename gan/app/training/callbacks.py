@@ -72,7 +72,8 @@ class Pictures(Callback):
         with random_state.untouched():
             batch = first_samples(batches_of(source, "train"), PAGE)
         pictures = (batch if isinstance(batch, dict) and "image" in batch else self.batch)["image"]
-        self._write(trainer, grids.page(pictures), "reals.png")
+        cells = [grids.enlarged(grids.picture(sample), grids.CELL) for sample in pictures]
+        self._write(trainer, grids.tiles(cells, 8, grids.MARGIN), "reals.png")
 
     def _save(self, trainer: Trainer, columns: Mapping[str, grids.Batch], name: str) -> None:
         if trainer.is_global_zero:

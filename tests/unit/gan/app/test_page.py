@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gan.app.page import compared, run_tables, style_tables
+from gan.app.page import compared, run_tables
 from gan.app.page.table import Cell, Charts, Row, Table, encode, spread
 from gan.app.painting import grids
 from gan.app.painting.painter import Painter
@@ -128,7 +128,7 @@ def moved(one: Image.Image, other: Image.Image) -> torch.Tensor:
 
 
 def test_one_region_at_a_time_is_exchanged(lively):
-    table = style_tables.exchange(lively, 0, [1, 2])
+    table = run_tables.exchange(lively, 0, [1, 2])
     assert list(table.columns) == ["picture 0", "style of picture 1", "style of picture 2"]
     painter = Painter(lively)
     own, theirs = (painter.styles(painter.picture(number)) for number in "01")
@@ -146,7 +146,7 @@ def test_one_region_at_a_time_is_exchanged(lively):
 
 
 def test_regions_of_a_picture_come_by_size_and_where_they_lie_is_shown(run):
-    table, item = style_tables.exchange(run, 2, [1]), run_tables.held_out(run, 3)
+    table, item = run_tables.exchange(run, 2, [1]), run_tables.held_out(run, 3)
     label, names = item["label"][2], run.run.data.val.label_names
     regions = [names.index(each.title) for each in table.rows[1:-1]]
     areas = label.flatten().bincount()[regions].tolist()
@@ -180,12 +180,10 @@ def test_facts_count_the_pictures_up_to_the_checkpoint_while_a_run_trains_on(run
 
 
 def test_scores_are_the_first_and_the_last_and_settings_those_of_the_file(run, sean_run):
-    rows = metrics.read(sean_run / "metrics.csv").values()
-    told = run_tables.scores(run)
-    for (name, what), line in zip(run.run.scores.items(), told, strict=True):
+    rows, told = metrics.read(sean_run / "metrics.csv").values(), words(run_tables.facts(run))["scores"]
+    for name, what in run.run.scores.items():
         values = [values[name] for values in rows if name in values]
-        assert line == f"{what}: {values[0]:.3g} at first, {values[-1]:.3g} now"
-        assert line in words(run_tables.facts(run))["scores"]
+        assert f"{what}: {values[-1]:.4g} (on 4 held-out samples; {values[0]:.4g} at first; lower is better)" in told
     known = words(run_tables.settings(run))
     assert known["run"] == "sean-faces" and known["held_out"] == "4" and known["save_every"] == "2"
 
@@ -246,7 +244,7 @@ def test_a_run_that_has_logged_and_drawn_nothing_is_said(sean_run, tmp_path):
     run = open_run(str(bare))
     assert run_tables.over_time(run).note == "This run has drawn no grids yet."
     assert run_tables.curves(run).note == "This run has logged nothing yet."
-    assert run_tables.scores(run) == [] and words(run_tables.facts(run))["scores"] == "none yet"
+    assert words(run_tables.facts(run))["scores"] == "none yet"
 
 
 def test_grids_over_time_are_those_that_training_drew(run):
@@ -345,7 +343,7 @@ def test_looking_changes_no_random_state(run):
     torch.manual_seed(3)
     before = torch.get_rng_state()
     run_tables.over_time(run), run_tables.masks(run), run_tables.nearest(run)
-    style_tables.exchange(run, 0, [1], most=1)
+    run_tables.exchange(run, 0, [1], most=1)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -362,11 +360,11 @@ def test_edges_of_instances_are_shown_beside_masks(tmp_path):
         assert picture.size == (64, 32)
         dark = torch.tensor(list(picture.convert("L").tobytes())).view(32, 64) == 0
         assert torch.equal(dark, edges.bool())
-    assert len(style_tables.exchange(run).columns) == len(run.run.data.val)
+    assert len(run_tables.exchange(run).columns) == len(run.run.data.val)
     assert run_tables.nearest(run).rows and run_tables.over_time(run).moments
 
 
 def test_spade_paints_masks_without_styles(tmp_path):
     run = open_run(str(opening.train(tmp_path, "spade-faces", faces=8, held_out=4, size=32, width=4, hidden=8)))
     assert [each.title for each in run_tables.masks(run).rows] == ["picture", "mask", "output"]
-    assert style_tables.exchange(run).note == style_tables.NO_STYLES
+    assert run_tables.exchange(run).note == run_tables.NO_STYLES

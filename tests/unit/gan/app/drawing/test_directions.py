@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from gan.app.drawing.directions import by_pca, by_weights, directions
 from gan.app.drawing.drawer import Drawer
-from gan.app.drawing.latents import Latent
-from gan.app.drawing.projection import drawn, some_w
+from gan.app.drawing.latents import Latent, by_pca, by_weights, directions, some_w
+from gan.app.drawing.projection import drawn
 from gan.games.from_noise import noise_of
 from nets.stylegan import StyleGenerator
 
@@ -46,6 +45,6 @@ def test_directions_by_pca_are_those_in_which_w_differ_most(drawer):
 def test_a_step_is_a_standard_deviation_of_w_and_none_changes_nothing(drawer, way):
     step = directions(drawer, way)[1]
     np.testing.assert_allclose((some_w(drawer) @ (step / step.norm())).std(), step.norm(), rtol=1e-4)
-    w = drawer.w(drawer.z([2]))[0]
+    w = drawer.w_of([2])[0]
     assert torch.equal(drawn(drawer.net, Latent(w + 0 * step, {})), drawer.pictures([2]))
     assert not torch.equal(drawn(drawer.net, Latent(w - 2 * step, {})), drawer.pictures([2]))

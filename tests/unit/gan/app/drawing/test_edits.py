@@ -9,10 +9,10 @@ from PIL import Image
 
 import gan
 from gan import sample
-from gan.app.drawing import edits, projection
+from gan.app.drawing import latents, opened
 from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.opened import Drawings
-from gan.app.painting import video
+from gan.app.painting import sheet
 from gan.app.painting.grids import CELL, MARGIN, TITLE
 from gan.files.errors import UserError
 from nets.published.from_noise import published
@@ -48,7 +48,7 @@ def files(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(projection, "SAMPLES", 300)  # to draw 10,000 latents takes most of the time of a search
+    monkeypatch.setattr(latents, "SAMPLES", 300)  # to draw 10,000 latents takes most of the time of a search
 
 
 def cell(path, column: int, row: int = 0, side: int = 16, left: int = MARGIN) -> np.ndarray:
@@ -92,8 +92,8 @@ def test_what_is_read_is_never_written_over(files, here, tmp_path, monkeypatch, 
     for name in ("me.png", "style.pkl"):
         (tmp_path / name).write_bytes((files / name).read_bytes())
     Image.open("me.png").save("film.gif")
-    monkeypatch.setattr(video, "find_spec", lambda name: None)
-    monkeypatch.setattr(edits, "project", lambda *given: pytest.fail("searched"))
+    monkeypatch.setattr(sheet, "find_spec", lambda name: None)
+    monkeypatch.setattr(opened, "project", lambda *given: pytest.fail("searched"))
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     typed = ["project", "--picture", picture, "--tune", "1", "-o", out, "--device", "cpu"]
     assert sample.main([which, *typed]) == 2
@@ -123,7 +123,7 @@ def test_a_sheet_has_a_row_for_each_direction(files, way):
 def test_a_latent_file_is_edited(files):
     drawings = gan.open(files / "style.pkl", device="cpu")
     drawings.project(files / "me.png", steps=2, file="me.pt")
-    edited = drawings.from_("me.pt", direction=0, strength="0:1")
+    edited = drawings.directions(latent="me.pt", direction=0, strength="0:1")
     assert edited.titles == ["0: me"] and edited.columns["+0"][0].tobytes() == drawings.from_("me.pt")[0].tobytes()
     assert edited.columns["+1"][0].tobytes() != edited.columns["+0"][0].tobytes()
 
@@ -135,7 +135,7 @@ def test_a_latent_file_says_when_the_opened_weights_are_others(files, capsys):
     drawings.from_("me.pt")
     assert capsys.readouterr().out == ""
     for draw in (other.from_, other.directions):
-        draw(latent="me.pt", strength="-3:3")
+        draw(latent="me.pt")
         assert capsys.readouterr().out == "me.pt was found in style.pkl; alone.pkl may draw another picture of it\n"
     saved = torch.load("me.pt")
     saved["found_in"] = ("alone.pkl",)
@@ -179,7 +179,6 @@ def test_a_search_in_a_network_with_classes_says_where_it_starts(capsys):
         (["style.pkl", "directions", "--strength", "4"], "--strength 4 is not from one whole number to a larger one"),
         (["style.pkl", "from", "--latent", "me.png"], "'me.png' cannot be read as a latent file"),
         (["style.pkl", "from"], "from needs latent files; type --latent me.pt"),
-        (["style.pkl", "from", "--latent", "me.pt", "--strength", "-4:4"], "type --direction and its number, too"),
     ],
 )  # fmt: skip
 def test_mistakes_are_answered_in_words(files, monkeypatch, capsys, words, said):

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torchmetrics.functional.image.lpips import _LPIPS
 from torchvision import models
 
-from gan.app.drawing.likeness import by_discriminator, by_lpips, distance_from
+from gan.app.drawing.projection import by_discriminator, by_lpips, distance_from
 from gan.files.errors import UserError
 from nets.stylegan import StyleDiscriminator
 

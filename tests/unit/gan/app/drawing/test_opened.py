@@ -14,9 +14,9 @@ from PIL import Image
 
 import gan
 from gan import sample
-from gan.app.drawing.drawer import How
-from gan.app.drawing.opened import Drawings, numbers, once
-from gan.app.painting import video
+from gan.app.drawing.drawer import How, numbers, once
+from gan.app.drawing.opened import Drawings
+from gan.app.painting import sheet
 from gan.app.painting.actions import Paintings, Shown
 from gan.app.painting.grids import MARGIN, TITLE, picture
 from gan.files.errors import UserError
@@ -99,8 +99,8 @@ def test_in_a_mix_each_layer_has_the_style_of_the_row_or_of_the_column(files):
     assert [each.tobytes() for each in nothing] == [plain[0], plain[1]]
     assert [each.tobytes() for each in everything] == [plain[5], plain[5]]
     draw("style.pkl", "mix", "--rows", 1, "--columns", 5, 0, "--layers", 1, 3, "--truncation", "0.5", "--singles")
-    w = drawer.w(drawer.z([1]), psi=0.5)
-    w[:, [1, 3]] = drawer.w(drawer.z([5]), psi=0.5)[:, [1, 3]]
+    w = drawer.w_of([1], truncation=0.5)
+    w[:, [1, 3]] = drawer.w_of([5], truncation=0.5)[:, [1, 3]]
     assert np.array_equal(pixels("style-mix/1-with-5.png"), np.asarray(picture(drawer.from_w(w)[0])))
     with Image.open("style-mix.png") as sheet:
         assert sheet.height == TITLE + MARGIN + 2 * (128 + MARGIN)
@@ -124,7 +124,7 @@ def test_a_video_has_all_frames_as_gif_and_as_mp4(files, capsys):
     with av.open("style-interpolate-3-5-3.mp4") as file:
         frames = [frame.to_image() for frame in file.decode(video=0)]
         stream = file.streams.video[0]
-        assert (stream.average_rate, stream.codec_context.colorspace) == (10, video.BT_601)
+        assert (stream.average_rate, stream.codec_context.colorspace) == (10, sheet.BT_601)
     with Image.open("walk.gif") as moving:
         assert (len(frames), moving.n_frames) == (7, 7)
         assert frames[0].size == moving.size == (256, 256)
@@ -143,9 +143,9 @@ def test_a_video_has_all_frames_as_gif_and_as_mp4(files, capsys):
 
 
 def test_without_pyav_a_video_is_a_gif_and_one_sentence(files, capsys, monkeypatch):
-    monkeypatch.setattr(video, "find_spec", lambda name: None)
+    monkeypatch.setattr(sheet, "find_spec", lambda name: None)
     draw("style.pkl", "interpolate", "--between", 3, 5, "--frames", 2)
-    assert capsys.readouterr().out.splitlines() == ["style.pkl", video.ADVICE, "  style-interpolate-3-5.gif"]
+    assert capsys.readouterr().out.splitlines() == ["style.pkl", sheet.NO_MP4, "  style-interpolate-3-5.gif"]
     assert sample.main(["style.pkl", "interpolate", "-o", "walk.mp4", "--device", "cpu"]) == 2
     assert "pip install av, or write a GIF: type a name such as walk.gif" in capsys.readouterr().err
 
@@ -236,7 +236,7 @@ def test_the_lines_of_the_guide_for_python_run(files, tmp_path, name):
 def test_the_command_has_the_options_of_each_action_with_the_same_defaults(kind):
     for action in sample.OPTIONS[kind.kind]:
         typed = sample.parse(["auto", action])
-        own = dict(inspect.signature(getattr(kind, sample.method(action))).parameters)
+        own = dict(inspect.signature(getattr(kind, sample.METHODS.get(action, action.replace("-", "_")))).parameters)
         hows = How.__annotations__.keys() if own.pop("how", None) else set()
         options = sample.options_of(kind.kind, action)
         names = {how.get("dest", name[2:].replace("-", "_")): name for name, how in options.items()}

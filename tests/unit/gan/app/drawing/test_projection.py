@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from gan.app.drawing import projection
+from gan.app.drawing import latents, projection
 from gan.app.drawing.drawer import Drawer
-from gan.app.drawing.likeness import by_discriminator, distance_from
-from gan.app.drawing.projection import Adam, correlation, drawn, project, some_w, tuned
+from gan.app.drawing.latents import some_w
+from gan.app.drawing.projection import Adam, by_discriminator, correlation, distance_from, drawn, project, tuned
 from gan.games.from_noise import noise_of
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 
@@ -23,7 +23,7 @@ def drawer():
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    monkeypatch.setattr(projection, "SAMPLES", 300)  # to draw 10,000 latents takes most of the time of a search
+    monkeypatch.setattr(latents, "SAMPLES", 300)  # to draw 10,000 latents takes most of the time of a search
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,6 @@ def test_interpolation_of_a_region_moves_its_code_alone(act, opened):
         ("transfer --from 2 --to 0 --region hair 1", ["labels", "picture", "hair, skin of 2"], ["", "picture 0"]),
         ("interpolate --frames 3", ["styles of 0", "0 %", "50 %", "100 %", "styles of 1"], ["picture 0"]),
         ("interpolate --between mean 1 --on 2 --frames 2", ["0 %", "100 %", "styles of 1"], ["picture 2"]),
-        ("mean-styles --count 1", ["labels", "mean styles", "picture"], ["picture 0"]),
     ],
 )  # fmt: skip
 def test_columns_and_rows_have_titles(words, columns, rows, act, monkeypatch):
@@ -180,14 +179,14 @@ def test_repainting_changes_what_was_edited_and_paints_new_regions_in_the_mean(a
     assert difference[:8].mean() > 3 * difference[24:].mean()
 
 
-def test_mean_styles_are_kept_and_painted(act, opened):
-    kept, _, folder = act("mean-styles", "--count", 2, "--mean-of", 4, "--singles")
+def test_mean_styles_are_kept_saved_and_painted(act, opened, capsys):
+    (saved,) = act("save-styles", "--picture", "mean", "--mean-of", 4)
+    assert "the mean of 4 training pictures of " in capsys.readouterr().out and saved.name == "styles-mean.pt"
     painter = Painter(opened)
-    mean = Styles.load(kept)
-    assert kept.name == "mean-of-4-step-000002.pt" and torch.equal(mean.codes, painter.mean(4).codes)
-    assert same(singles(folder)["picture_1"], as_saved(painter.paint(painter.picture("1"), mean)))
-    _, other = act("transfer", "--from", "mean", "--to", 1, "--mean-of", 4, "--singles")
-    assert same(singles(other)["1-in-mean"], singles(folder)["picture_1"])
+    mean = Styles.load(opened.folder.path / "styles" / "mean-of-4-step-000002.pt")
+    assert torch.equal(mean.codes, painter.mean(4).codes) and torch.equal(mean.codes, Styles.load(saved).codes)
+    _, folder = act("transfer", "--from", "mean", "--to", 1, "--mean-of", 4, "--singles")
+    assert same(singles(folder)["1-in-mean"], as_saved(painter.paint(painter.picture("1"), mean)))
 
 
 def test_saved_styles_paint_the_same_picture_bit_for_bit(act, tmp_path, capsys):

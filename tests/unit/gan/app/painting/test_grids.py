@@ -32,7 +32,7 @@ def test_what_is_transparent_is_shown_on_gray():
 
 def test_a_page_has_its_pictures_row_by_row():
     pictures = torch.linspace(-1, 1, 10).view(10, 1, 1, 1).expand(10, 1, 16, 32)
-    page = grids.page(pictures, across=4)
+    page = grids.tiles([grids.enlarged(grids.picture(each), 64) for each in pictures], 4, grids.MARGIN)
     assert page.size == (grids.MARGIN + 4 * (128 + grids.MARGIN), grids.MARGIN + 3 * (64 + grids.MARGIN))
     reds = [page.getpixel((50 + k % 4 * 134, 40 + k // 4 * 70))[0] for k in range(12)]
     assert reds[:10] == sorted(reds[:10]) and reds[0] == 0 and reds[9:] == [255, 255, 255]

@@ -90,7 +90,7 @@ def test_styles_are_the_encoders_and_absent_regions_have_none(copied, tmp_path, 
     kept = copied.opened.folder.path / "styles"
     shutil.rmtree(kept, ignore_errors=True)  # the run that was copied may have them from another test
     kept.write_text("in the way")  # there is a mean all the same
-    assert copied.mean(2).present[0] and "not kept: cannot write styles to" in capsys.readouterr().out
+    assert copied.mean(2).present[0] and "not kept: cannot write" in capsys.readouterr().out
 
 
 def test_paint_is_the_generators_with_noise_that_the_seed_decides(opened, painter):
@@ -122,8 +122,7 @@ def test_the_mean_is_over_the_training_pictures_that_have_the_region(copied):
 
 
 def test_the_mean_is_saved_and_computed_again_for_a_newer_checkpoint(copied):
-    first, path = copied.mean(), copied.mean_path()
-    assert path.parent == copied.opened.folder.path / "styles" and path.name == "mean-of-16-step-000002.pt"
+    first, path = copied.mean(), copied.opened.folder.path / "styles" / "mean-of-16-step-000002.pt"
     marked = Styles(first.codes + 1, first.present, first.label_names, first.source)
     marked.save(path)
     assert torch.equal(copied.mean().codes, marked.codes)  # read, not computed
@@ -167,12 +166,6 @@ def test_edges_of_instances_are_shown_to_the_generator_alone(tmp_path):
     assert torch.equal(
         painter.paint(drawn, styles), painter.paint(replace(picture, edges=edges_of(drawn.label[None])[0]), styles)
     )
-
-
-def test_a_game_without_styles_is_refused_in_words(tmp_path):
-    run = opening.train(tmp_path / "runs", "pix2pix-faces", size=32, width=4, faces=4, held_out=4, max_steps=1)
-    with pytest.raises(UserError, match=r"is a run of pix2pix-faces, whose game Pix2pix has no styles; type .* show"):
-        Painter(open_run(str(run)))
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_files_that_are_no_styles_are_refused_and_code_in_them_is_never_run(cont
     with pytest.raises(UserError, match=words):
         Styles.load(path)
     assert not (tmp_path / "ran").exists()
-    with pytest.raises(UserError, match=r"cannot write styles to '.*b.pt'.*choose another file"):
+    with pytest.raises(UserError, match=r"cannot write '.*b.pt'.*choose another file"):
         make().save(Path("/proc/none/b.pt"))
 
 
