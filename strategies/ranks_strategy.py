@@ -192,10 +192,10 @@ class RanksStrategy(LaunchedStrategy):
         self.set_world_ranks()
         if self.num_processes * self.num_nodes > 1:
             rank, size = self.division.seat(self.global_rank, self.world_size)
-            main = self.cluster_environment.main_address
             if self.init_method is None:
-                choose_interface(main if self.num_nodes > 1 else THIS_HOST)
+                choose_interface(self.cluster_environment.main_address if self.num_nodes > 1 else THIS_HOST)
             store = self._store(rank, size)  # held until the group holds it too: rank 0 may be its server
+            main = self.cluster_environment.main_address  # if init_method was typed, it is known only now
             self.lockstep.tie(store, size, own_name(main) if self.num_nodes > 1 else THIS_HOST)
             with clear_errors(main):
                 self.division.connect(store, self.root_device, self._get_process_group_backend(), **self._group)

@@ -142,7 +142,10 @@ def elements(file):
     return sum(sizes.values()), sum(size for name, size in sizes.items() if not name.startswith("values/"))
 
 
-@pytest.mark.parametrize("policy", often([*POLICY, "zero1+offload", "zero3+offload", "generator=zero3,*=ddp"]))
+TAKEN = [each for each in POLICY if each.values != ("pipeline",)]  # a pipeline refuses both players of `Live`
+
+
+@pytest.mark.parametrize("policy", often([*TAKEN, "zero1+offload", "zero3+offload", "generator=zero3,*=ddp"]))
 def test_it_is_the_one_of_its_step_bit_for_bit_and_resumes(policy, ranks, tmp_path):
     found = on_ranks(ranks, policy, tmp_path)
     assert contents(tmp_path / "now.ckpt") == contents(tmp_path / "later.ckpt")

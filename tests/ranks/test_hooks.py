@@ -1,5 +1,7 @@
 """Lightning's hooks around backward and update: called for each learner, or refused by name."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from lightning import Callback, LightningModule
@@ -10,6 +12,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.hooks import INSTEAD, NO_HOOKS
 from tests.scenes.writing import Adaptive, ClipsByNorm, ClipsNetworks, Loose
+from tests.support.doubled import doubled
 from tests.support.hard_games import Micro2, Plain
 from tests.support.parity import (
     BROKEN,
@@ -77,7 +80,8 @@ class Serves(Plain):
 
 def served(policy, world=1, devices=None):
     game = Serves()
-    trainer(PhaseStrategy(policy), devices or world, 2).fit(game, parts(2, world))
+    with doubled() if "deepspeed" in policy else nullcontext():
+        trainer(PhaseStrategy(policy), devices or world, 2).fit(game, parts(2, world))
     return game.served
 
 

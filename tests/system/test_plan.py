@@ -93,6 +93,34 @@ def test_a_game_that_reads_values_is_measured(capsys):
     assert "measured on this CPU, because it cannot be played without values: NotImpl" in capsys.readouterr().out
 
 
+FROM_A_FILE = """
+import torch
+from datasets import GlobalLoader
+from gan.runs import Run
+from tests.support.hard_games import Plain
+
+
+class FromAFile(Plain):
+    def __init__(self):
+        super().__init__()
+        self.discriminator.register_buffer("scale", torch.ones(5, device="cpu"))  # where files are read to
+        self.discriminator.register_forward_pre_hook(lambda net, inputs: inputs[0] * net.scale[:1])
+
+    def train_dataloader(self):
+        return GlobalLoader([{"x": row} for row in torch.zeros(64, 6)], batch_size=16)
+
+
+def from_a_file() -> Run:
+    return Run(FromAFile(), None, 1)
+"""
+
+
+def test_weights_that_are_read_from_a_file_are_no_reason_to_measure(tmp_path, capsys):
+    (tmp_path / "from_a_file.py").write_text(FROM_A_FILE)
+    assert main([f"{tmp_path}/from_a_file.py:from_a_file", "--devices", "4"]) == 0
+    assert "measured on this CPU" not in capsys.readouterr().out
+
+
 OF_ALL_KINDS = ["cyclegan-faces", "vqgan-faces", "dmd2-lora-faces", "byol-faces", "stylegan-faces", "hifigan-tones"]
 
 

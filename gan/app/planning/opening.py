@@ -50,7 +50,7 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
     try:
         with torch.device("meta"), made_to("plan"):
             run = make()
-        game = run.game
+        game = run.game.to("meta")  # also weights that were read from files
         game.assemble()
         batch = _batch(run, ranks)
         found = Opened(game, run.max_steps, move_data_to_device(batch, torch.device("meta")), rows(batch))
