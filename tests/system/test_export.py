@@ -466,12 +466,13 @@ def test_sean_is_a_program_of_masks_and_codes(sean_run, tmp_path):
     assert list(called) == ["encoder", "generator"] and list(called["generator"].given) == ["onehot", "codes"]
     assert programs.write("torch", "generator", called["generator"], tmp_path / "generator.pt2") < 1e-5
     program, game = torch.export.load(tmp_path / "generator.pt2").module(), opened.run.game
-    mask = torch.zeros(1, 19, 32, 32)
-    mask[:, 1, :16], mask[:, 2, 16:] = 1, 1
-    codes = torch.randn(1, 19, 8)
     opening.set_grain(game, 0.0)  # a program adds no noise
-    with torch.no_grad():
-        assert (program(mask, codes) - game.generator(mask, codes)).abs().max() < 1e-4
+    for count in (1, 2, 5):
+        mask, codes = torch.zeros(count, 19, 32, 32), torch.randn(count, 19, 8)
+        mask[:, 1, :16], mask[:, 2, 16:] = 1, 1
+        with torch.no_grad():
+            wanted = game.generator(mask, codes)
+        assert len(wanted) == count and (program(mask, codes) - wanted).abs().max() < 1e-4 < 1e-2 < wanted.std()
 
 
 def test_a_program_that_differs_is_refused(averaged, tmp_path, capsys, monkeypatch):
