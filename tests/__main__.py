@@ -19,14 +19,10 @@ from tests.support.worker import work
 # The longest files, and those that wait long: as the last ones they would keep one process busy alone.
 FIRST = (
     *("slurm", "restarts", "systems", "contract", "fit", "devices", "rehearsal", "dp", "verify", "pipeline", "fsdp"),
-    *("games", "export", "evaluate", "some", "names"),
+    *("games", "export", "evaluate", "some", "names", "hifigan"),
 )
-TIERS = {  # the tests, and how many files at a time
-    # Three, although each may have worlds of ranks: ranks, jobs and commands wait a lot.
-    "together": ("not slow and not alone", 3),
-    # They wait nearly all the time, so that one beside the other leaves each a core.
-    "alone": ("alone and not slow", 2),
-}
+TIERS = {"together": "not slow and not alone", "alone": "alone and not slow"}
+PROCESSES = 3  # on two cores: ranks, jobs and commands wait a lot, and what is `alone` waits nearly all the time
 SLOWEST = 10  # tests whose time is told
 ENDS = (0, 1, 5)  # of pytest: all is well, tests have failed, the last file had no test of its tier
 
@@ -105,7 +101,7 @@ def main() -> int:
         start_server()
     context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
     told, pipes, processes, lines = Report(), [], [], []
-    for _ in range(max(many for _, many in TIERS.values())):
+    for _ in range(PROCESSES):
         ours, theirs = multiprocessing.Pipe()
         processes.append(context.Process(target=work, args=(theirs, dict(os.environ))))
         processes[-1].start()
@@ -113,11 +109,11 @@ def main() -> int:
         pipes.append(ours)
     paths = [path for root in sys.argv[1:] or ["tests"] for path in (Path(root), *Path(root).rglob("test_*.py"))]
     paths = sorted(filter(Path.is_file, paths), key=lambda path: (place(path), path))
-    for tier, (marks, many) in TIERS.items():
+    for tier, marks in TIERS.items():
         print(f"==== {tier}: {marks}", flush=True)
         start, before = time.monotonic(), told.counts.copy()
         files = [str(path) for path in paths if tier != "alone" or "mark.alone" in path.read_text("utf-8")]
-        play(pipes[:many], files, marks, told)
+        play(pipes, files, marks, told)
         lines.append(f"{tier:10}{said(told.counts - before, time.monotonic() - start)}")
         print(flush=True)
     for pipe, process in zip(pipes, processes, strict=True):

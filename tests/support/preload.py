@@ -1,6 +1,8 @@
 """What ranks and commands import. A process imports it once, and each of them is a fork of that: see worlds.py."""
 
+import os
 import signal
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import walk_packages
@@ -23,6 +25,11 @@ from tests.support.counted import forget
 # A suite that runs in the background ignores these, and so would what is forked; tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# A thread of gloo that has news would interrupt its rank at once, and be interrupted: half of the time of ranks whose
+# networks are small. A process inherits the way it is scheduled.
+with suppress(AttributeError, OSError):  # where there is no such way
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 for ours in (gan, nets, datasets, strategies):
     for module in walk_packages(ours.__path__, f"{ours.__name__}."):

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from gan import GanModule, Phase, Player, fit
 from gan.app.run.folder import RunFolder
 from gan.app.training import metrics
-from gan.runs import build
+from gan.runs import RUNS, build
 from strategies import PhaseStrategy
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +81,8 @@ def test_the_control_a_wrong_command_is_refused(reader):
 
 def test_the_page_of_questions_trains_what_it_says(reader, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    few = partial(RUNS["wgan-gp-faces"], faces=64, held_out=16, batch_size=16)
+    monkeypatch.setitem(RUNS, "wgan-gp-faces", few)
     size = ["--devices", "1", "--size", "16", "--out", str(tmp_path)]
     for name, steps in {"judged": 2, "brighter": 2, "stopping": 60}.items():
         typed = [f"{reader}/answers.py:{name}", *size, "--max-steps", str(steps), "--sample-every", "1"]

@@ -5,13 +5,16 @@ import re
 import sys
 from io import BytesIO
 from pathlib import Path
+from unittest import mock
 
 import nbformat
 import pytest
+from jupyter_client.provisioning import local_provisioner
 from nbclient import NotebookClient
 from PIL import Image
 
 from gan.app.painting.grids import MARGIN, TITLE
+from tests.support import commands
 
 SAMPLES = Path(__file__).resolve().parents[2] / "samples"
 
@@ -21,13 +24,20 @@ def notebook():
     return nbformat.read(SAMPLES / "inspect.ipynb", as_version=4)
 
 
+def forked(words, cwd, env=None, **_):
+    """A kernel, by the words that start one."""
+    kernel = commands.Typed(words[words.index("-m") :], cwd=cwd, env=env, start_new_session=True)
+    kernel.stdin = kernel.stdout = kernel.stderr = None
+    return kernel
+
+
 @pytest.fixture(scope="module")
 def executed(notebook, sean_run):
     """What each cell shows, by the cell's name. At first the line that chooses a run names one that does not exist."""
     book = nbformat.from_dict(notebook)
     client = NotebookClient(book, timeout=300, allow_errors=True, resources={"metadata": {"path": str(SAMPLES)}})
     shown = {}
-    with client.setup_kernel():
+    with mock.patch.object(local_provisioner, "launch_kernel", forked), client.setup_kernel():
         for number, cell in enumerate(book.cells):
             if cell.cell_type != "code":
                 continue

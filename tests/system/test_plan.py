@@ -58,20 +58,8 @@ def test_what_it_says_to_a_person(capsys):
 
 
 def test_a_speed_gives_the_hours_of_the_whole_training(capsys, tmp_path):
-    words = [
-        "stylegan2",
-        "--data",
-        str(tmp_path / "none"),
-        "--size",
-        "16",
-        "--width",
-        "0.005",
-        "--workers",
-        "0",
-        "--devices",
-        "2",
-    ]
-    words += ["--kimg", "25000", "--batch-size", "32"]
+    small = f"stylegan2 --data {tmp_path}/none --size 16 --width 0.005 --workers 0 --devices 2"
+    words = f"{small} --kimg 25000 --batch-size 32".split()
     main(words)
     assert "781,250 steps are 25,000 thousand samples; for the hours type --speed" in capsys.readouterr().out
     main([*words, "--speed", "125"])

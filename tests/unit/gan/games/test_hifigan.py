@@ -1,8 +1,13 @@
 """HiFi-GAN's networks, losses and training equal the published ones."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import numpy
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.data import DataLoader
 
@@ -28,25 +33,46 @@ def version(request):
     return request.param
 
 
-def game_of(figures, version: str) -> HifiGan:
+@pytest.fixture(scope="module")
+def untrained() -> list[Judges]:
+    """Judges that no test has trained: to make their 71 million weights takes seconds."""
+    return []
+
+
+@pytest.fixture
+def judges(figures, untrained):
+    """With the recipe's weights, read as published ones. What a forward changes is changed back."""
+    if not untrained:
+        seed, shapes = figures["settings"]["seed"], figures["v1"]["keys"]
+        untrained.append(Judges(ScaleJudges(), PeriodJudges()).double())
+        take_published(untrained[0].mpd, families.weights(shapes["mpd"], seed + 2))
+        take_published(untrained[0].msd, families.weights(shapes["msd"], seed + 3))
+    buffers = {name: buffer.clone() for name, buffer in untrained[0].named_buffers()}
+    yield untrained[0].train()
+    for name, buffer in untrained[0].named_buffers() if untrained else ():
+        buffer.copy_(buffers[name])
+
+
+def game_of(figures, version: str, judges: nn.Module) -> HifiGan:
     """With the recipe's weights, read as published ones."""
-    seed, shapes = figures["settings"]["seed"], figures["v1"]["keys"] | figures[version]["keys"]
-    width = figures["settings"][f"{version}_channels"]
-    game = HifiGan(
-        HifiGenerator(width=width, **RULES[version]),
-        Judges(ScaleJudges(), PeriodJudges()),
-        Mel(22050, 80, 1024, 256, top=8000),
-    ).double()
-    networks = {"generator": game.generator, "mpd": game.discriminators.mpd, "msd": game.discriminators.msd}
-    for (name, network), own in zip(networks.items(), (seed + (version == "v3"), seed + 2, seed + 3), strict=True):
-        take_published(network, families.weights(shapes[name], own))
-    return game.train()
+    width, seed = figures["settings"][f"{version}_channels"], figures["settings"]["seed"] + (version == "v3")
+    generator = HifiGenerator(width=width, **RULES[version]).double()
+    take_published(generator, families.weights(figures[version]["keys"]["generator"], seed))
+    return HifiGan(generator, judges, Mel(22050, 80, 1024, 256, top=8000)).double().train()
 
 
 def batch_of(figures) -> dict[str, torch.Tensor]:
     settings = figures["settings"]
     rng = numpy.random.default_rng(settings["seed"] + 4)
     return {"wave": torch.tensor(rng.uniform(-0.95, 0.95, (settings["batch"], settings["segment"])))}
+
+
+@contextmanager
+def outputs(network: nn.Module) -> Iterator[list[Any]]:
+    """What the network gives in the `with`, forward by forward."""
+    seen = []
+    with network.register_forward_hook(lambda _, __, out: seen.append(out)):
+        yield seen
 
 
 def sizes(tensors) -> dict[str, list[float]]:
@@ -70,7 +96,7 @@ def test_spectrograms_equal_the_published_ones(figures):
 
 
 def test_the_generator_equals_the_published_one(figures, version):
-    game, batch = game_of(figures, version), batch_of(figures)
+    game, batch = game_of(figures, version, nn.Identity()), batch_of(figures)
     wanted = figures[version]
     assert {key: list(each.shape) for key, each in published_state(game.generator).items()} == wanted["keys"][
         "generator"
@@ -84,13 +110,11 @@ def test_the_generator_equals_the_published_one(figures, version):
     assert sorted(game.generator.state_dict()) == figures["v1"]["keys_without_weight_norm"] or version == "v3"
 
 
-def test_the_discriminators_turn_equals_the_published_one(figures, version):
-    game, batch = game_of(figures, version), batch_of(figures)
-    wanted, both = figures[version]["discriminators"], game.discriminators
-    seen = {"mpd": [], "msd": []}
-    for name, judges in seen.items():
-        getattr(both, name).register_forward_hook(lambda _, __, out, judges=judges: judges.append(out))
-    losses = game.judge(batch)
+def test_the_discriminators_turn_equals_the_published_one(figures, judges):
+    game, batch = game_of(figures, "v1", judges), batch_of(figures)
+    wanted, both, seen = figures["v1"]["discriminators"], judges, {}
+    with outputs(both.mpd) as seen["mpd"], outputs(both.msd) as seen["msd"]:
+        losses = game.judge(batch)
     found = {f"{name}_grads": gradients(getattr(both, name), losses[name]) for name in seen}
     for name, (real, fake) in seen.items():
         for kind, several in (("real", real), ("fake", fake)):
@@ -102,11 +126,10 @@ def test_the_discriminators_turn_equals_the_published_one(figures, version):
     assert families.difference(found, {name: figure for name, figure in wanted.items() if name != "scores"}) < 1e-9
 
 
-def test_the_generators_turn_equals_the_published_one(figures, version):
-    game, batch = game_of(figures, version), batch_of(figures)
-    wanted, seen = dict(figures[version]["generator"]), []
-    game.discriminators.register_forward_hook(lambda _, __, out: seen.append(out))
-    losses = game.fool(batch)
+def test_the_generators_turn_equals_the_published_one(figures, version, judges):
+    game, batch, wanted = game_of(figures, version, judges), batch_of(figures), dict(figures[version]["generator"])
+    with outputs(judges) as seen:
+        losses = game.fool(batch)
     _, made = seen
     shapes = {name: [[list(x.shape) for x in judge] for judge in made[name]] for name in made}
     assert shapes == wanted.pop("feature_shapes", shapes)
@@ -117,13 +140,12 @@ def test_the_generators_turn_equals_the_published_one(figures, version):
     assert families.difference(found, wanted) < 1e-9
 
 
-def test_in_evaluation_spectral_norm_stands_still(figures, version):
-    game, wave = game_of(figures, version), batch_of(figures)["wave"]
-    judges = game.discriminators.msd
+def test_in_evaluation_spectral_norm_stands_still(figures, judges):
+    wave, msd = batch_of(figures)["wave"], judges.msd
     with torch.no_grad():
-        judges(wave), judges(wave)
-        scores = [judge[-1] for judge in judges.eval()(wave)]
-    assert families.difference(scores, figures[version]["msd_eval_real_after_one_pass"]) < 1e-9
+        msd(wave), msd(wave)
+        scores = [judge[-1] for judge in msd.eval()(wave)]
+    assert families.difference(scores, figures["v1"]["msd_eval_real_after_one_pass"]) < 1e-9
 
 
 class Noted(HifiGan):
@@ -140,8 +162,9 @@ class Noted(HifiGan):
         return losses
 
 
-def test_training_equals_the_published_one(figures):
-    game, wanted = game_of(figures, "v3"), figures["v3"]["steps"]
+def test_training_equals_the_published_one(figures, judges, untrained):
+    untrained.clear()
+    game, wanted = game_of(figures, "v3", judges), figures["v3"]["steps"]
     game.__class__, game.noted = Noted, []
     train = trainer(PhaseStrategy("ddp", check=False), 1, len(wanted))
     train.fit(game, DataLoader([batch_of(figures)] * len(wanted), batch_size=None))

@@ -43,9 +43,10 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", sorted(NETWORKS.keys() - {"sean"}))
 @torch.no_grad()
 def test_a_program_of_torch_takes_any_number_of_samples(name, tmp_path):
+    """That of a SEAN does too, in tests/system/test_export.py."""
     make, inputs = NETWORKS[name]
     network = make().eval()
     path = tmp_path / "network.pt2"
