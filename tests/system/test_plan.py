@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from gan.app.run import options as fitting
 from gan.plan import main
@@ -91,6 +92,15 @@ def test_what_does_not_fit_is_told_by_how_much(capsys):
 def test_a_game_that_reads_values_is_measured(capsys):
     assert main(["pix2pix-faces", "--devices", "2", "--batch-size", "2", "--size", "32", "--faces", "16"]) == 0
     assert "measured on this CPU, because it cannot be played without values: NotImpl" in capsys.readouterr().out
+
+
+def test_new_pictures_and_the_weights_of_a_distance_need_no_values(capsys, tmp_path):
+    """A loader that reads headers, and a file that LPIPS reads, are on the CPU while the game is made on meta."""
+    for number in range(8):
+        Image.new("RGB", (32, 32), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    small = ["--size", "32", "--width", "32", "--blocks", "1", "--batch-size", "2"]
+    assert main(["vqgan", "--config", "f4", "--data", str(tmp_path), "--devices", "1", *small]) == 0
+    assert "measured on this CPU" not in capsys.readouterr().out
 
 
 OF_ALL_KINDS = ["cyclegan-faces", "vqgan-faces", "dmd2-lora-faces", "byol-faces", "stylegan-faces", "hifigan-tones"]
