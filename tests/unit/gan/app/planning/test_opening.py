@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from datasets import GlobalLoader
+from gan import ranks
 from gan.app.planning import opening
 from gan.files.errors import UserError
 from gan.runs import Run
@@ -34,13 +35,19 @@ class FromFile(Fed):
         return super().fake(real) * self.number
 
 
-def opened(game):
-    with private.fake_world(1):
-        return opening.opened(lambda: Run(game(), None, 1), 1)
+class Gathers(Fed):
+    def fake(self, real):
+        return super().fake(real) - ranks.gather(real).mean()
 
 
-def test_what_a_game_has_read_from_a_file_needs_no_values():
-    assert opened(FromFile).why == ""
+def opened(game, size=1):
+    with private.fake_world(size):
+        return opening.opened(lambda: Run(game(), None, 1), size)
+
+
+@pytest.mark.parametrize("game", [FromFile, Gathers])
+def test_what_was_read_from_a_file_and_how_many_rows_ranks_have_need_no_values(game):
+    assert opened(game, 2).why == ""
 
 
 def test_a_batch_that_fits_into_no_memory_is_refused_before_it_is_played(monkeypatch):
