@@ -106,7 +106,7 @@ def gather(rows: Tensor, own: bool = False) -> Tensor | tuple[Tensor, slice]:
     if not more_than_one():
         return (rows, slice(0, len(rows))) if own else rows
     world = _world()
-    counts = torch.full((world.size,), 0 if not rows.is_meta else len(rows))  # without values all have as many
+    counts = torch.full((world.size,), len(rows) if rows.is_meta else 0, device="cpu")  # without values all are alike
     if not rows.is_meta:
         counts = counts.to(rows.device)
         counts[world.number] = len(rows)

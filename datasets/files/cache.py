@@ -230,7 +230,9 @@ def _results(work: Callable[[int], str], todo: np.ndarray, title: str) -> Iterat
     interval = 0.5 if sys.stderr.isatty() else 20
     shown = {"desc": printable(title), "unit": "file", "dynamic_ncols": True}
     with tqdm(total=len(todo), delay=1, mininterval=interval, **shown) as bar, explained():
-        for batch in loader:
+        with torch.device("cpu"):  # a loader reads the value of a seed, also where a plan makes everything on meta
+            batches = iter(loader)
+        for batch in batches:
             yield from batch
             bar.update(len(batch))
 

@@ -10,7 +10,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from gan.files.errors import UserError
-from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, run
+from strategies.pipelining.cutting import Unit
+from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, another_way, run
 from strategies.pipelining.pipe import PLAIN, ForwardRequest, Pipe
 from strategies.pipelining.program import OUTSIDE, ForwardPlan, Meta, Program, Transfer, UnitCall
 
@@ -96,11 +97,15 @@ def planned(request: ForwardRequest) -> ForwardPlan:
 
 
 class Discovery:
-    """A run of one chunk, by all ranks at once, that makes the plan. What it writes into buffers is undone."""
+    """A run of one chunk, by all ranks at once, that makes the plan. What it writes into buffers is undone.
+
+    The ranks meet wherever one needs another. So what one rank refuses, or does in another way, all refuse together.
+    """
 
     def __init__(self, request: ForwardRequest) -> None:
         self.request, self.pipe = request, request.pipe
         self.made = ForwardPlan()
+        self.refused = False  # by all ranks
 
     def plan(self) -> ForwardPlan:
         plan, rows = self.made, self.request.bounds(0)[1]
@@ -128,8 +133,14 @@ class Discovery:
         """What the forward of a chunk returns, its program, and what it has written into buffers."""
         program = self.pipe.start(self.pipe.mine(), self)
         buffers = Buffers(self.pipe.network, dict(self.pipe.network.named_buffers()))
-        with buffers.chunk():
-            leaves, self.made.form, _ = self.request.run(program, self.request.inputs(), chunk)
+        try:
+            with buffers.chunk():
+                leaves, self.made.form, _ = self.request.run(program, self.request.inputs(), chunk)
+            self._meet("returns")
+        except UserError as error:
+            if not self.refused:
+                self._meet("", refusal=str(error))
+            raise
         buffers.restore_attributes()
         return leaves, program, buffers.written
 
@@ -149,6 +160,18 @@ class Discovery:
         plan.written = {rank: names for rank, (_, names, _) in enumerate(everyone) if names}
         plan.whole_batch = next((unit for _, _, unit in everyone if unit), "")
 
+    def _meet(self, where: str, own: Any = None, refusal: str = "") -> list[Any]:
+        """What each rank has here. All ranks raise the same if one refuses, or if they are not at one place."""
+        everyone = self._of_all((where, own, refusal))
+        places = list(dict.fromkeys(where for where, _, _ in everyone))
+        refusal = next((each for _, _, each in everyone if each), "")
+        if len(places) > 1 and not refusal:
+            refusal = str(another_way(self.pipe.player, f"{places[0]} on one rank where it {places[1]} on another"))
+        if refusal:
+            self.refused = True
+            raise UserError(refusal)
+        return [own for _, own, _ in everyone]
+
     def _of_all(self, own: Any) -> list[Any]:
         everyone: list[Any] = [None] * self.pipe.size
         dist.all_gather_object(everyone, own, group=self.pipe.group)
@@ -160,31 +183,29 @@ class Discovery:
         pipe = self.pipe
         self.made.transfers.append(Transfer(source, target, Meta.of(tensor), tensor.requires_grad))
         sender, receiver = pipe.rank_of(source), pipe.rank_of(target)
+        where = f"passes a tensor from stage {source} to stage {target}"
+        everyone = self._meet(where, (tensor.requires_grad, tensor.dtype))
+        (learns, dtype), (_, expected) = everyone[sender], everyone[receiver]
+        if dtype != expected:
+            raise UserError(
+                f"player '{pipe.player}': a tensor between its blocks is {dtype} on its stage, and would be "
+                f"{expected} without autocast; compute it inside a block"
+            )
         if pipe.rank not in (sender, receiver):
             return None
         if sender == receiver:
             return tensor
         if pipe.rank == sender:
-            dist.send_object_list([tensor.requires_grad, tensor.dtype], group=pipe.group, group_dst=receiver)
             dist.send(tensor.detach().contiguous(), group=pipe.group, group_dst=receiver)
             return None
-        told: list[Any] = [None, None]
-        dist.recv_object_list(told, group=pipe.group, group_src=sender)
-        learns, dtype = told
-        if dtype != tensor.dtype:
-            raise UserError(
-                f"player '{pipe.player}': a tensor between its blocks is {dtype} on its stage, and would be "
-                f"{tensor.dtype} without autocast; compute it inside a block"
-            )
         received = Meta.of(tensor).empty(pipe.device)
         dist.recv(received, group=pipe.group, group_src=sender)
         return received.requires_grad_() if learns else received
 
-    def told(self, stage: int, call: UnitCall | None) -> UnitCall:
-        box: list[Any] = [call]
-        dist.broadcast_object_list(box, group=self.pipe.group, group_src=self.pipe.rank_of(stage))
-        self.made.calls.append(box[0])
-        return box[0]
+    def told(self, unit: Unit, call: UnitCall | None) -> UnitCall:
+        found = self._meet(f"calls '{unit.name}'", call)[self.pipe.rank_of(unit.stage)]
+        self.made.calls.append(found)
+        return found
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:

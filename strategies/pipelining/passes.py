@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan.files.errors import UserError
+from strategies.pipelining.cutting import Unit
 from strategies.pipelining.pipe import ForwardRequest, Pipe
 from strategies.pipelining.program import Transfer, UnitCall
 from strategies.pipelining.schedule import Action, Step, messages, orders
@@ -160,20 +161,22 @@ class StageChunk:
             self.received[number] = received.requires_grad_()
         return received
 
-    def told(self, stage: int, call: UnitCall | None) -> UnitCall:
-        if (known := next(self.calls, None)) is None:
-            raise another_way(self.player)
+    def told(self, unit: Unit, call: UnitCall | None) -> UnitCall:
+        known = next(self.calls, None)
+        if known is None or known.unit != unit.name:
+            before = "returned" if known is None else f"called '{known.unit}'"
+            raise another_way(self.player, f"calls '{unit.name}', where it {before} before")
         return known
 
 
 StageChunks = dict[Action, StageChunk]
 
 
-def another_way(player: str) -> UserError:
-    """The error where a forward differs between two calls."""
+def another_way(player: str, what: str = "goes another way than before") -> UserError:
+    """The error where a forward differs between two calls, or between two ranks."""
     return UserError(
-        f"player '{player}': its forward goes another way than before; a pipeline needs the same blocks in the same "
-        f"order in every call; type --strategy {player}=zero3"
+        f"player '{player}': its forward {what}; a pipeline needs the same blocks in the same order, in every call and "
+        f"on every rank; type --strategy {player}=zero3"
     )
 
 

@@ -215,7 +215,8 @@ class ForwardRequest:
         modes = [module.training for module in self.pipe.network.modules()]
         kind = self.pipe.device.type
         cast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        return repr((known, self.form, self.learning, modes, cast, self.graph, self.alone, torch.get_default_dtype()))
+        asked = self.pipe.units[0].name, self.form, self.learning, modes, self.graph, self.alone
+        return repr((known, asked, cast, torch.get_default_dtype()))
 
     def _compared(self) -> list[int]:
         """The place of each rank's first sample. Raises if the ranks of the pipeline do not make the same call."""
@@ -231,10 +232,12 @@ class ForwardRequest:
         codes, firsts = everyone.view(self.pipe.size, len(own)).T.tolist()
         if len(set(codes)) > 1:
             shapes = [tuple(leaf.shape) for leaf in self.leaves if isinstance(leaf, Tensor)]
+            calls: list[Any] = [None] * self.pipe.size
+            dist.all_gather_object(calls, f"'{self.pipe.units[0].name}' with {shapes}", group=self.pipe.group)
             raise self._refusal(
                 f"is called by the ranks of its pipeline with other shapes, modes or numbers, or with another tensor "
-                f"that has no row a sample, and all must call it alike. This rank's tensors have the shapes {shapes}, "
-                f"and the rows of the first are the samples"
+                f"that has no row a sample, and all must call it alike. Its first block and the shapes of its tensors "
+                f"are {' or '.join(dict.fromkeys(calls))}, and the rows of the first tensor are the samples"
             )
         return firsts[: self.owners]
 

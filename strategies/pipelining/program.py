@@ -84,8 +84,8 @@ class Carrier(Protocol):
         Elsewhere than on the source's rank `tensor` is a stand-in.
         """
 
-    def told(self, stage: int, call: UnitCall | None) -> UnitCall:
-        """The call of a unit: this rank's own, or that of the rank that has the stage."""
+    def told(self, unit: Unit, call: UnitCall | None) -> UnitCall:
+        """The call of a unit: this rank's own, or that of the rank of its stage. Raises if it is another unit's."""
 
 
 class Program(TorchFunctionMode):
@@ -233,7 +233,7 @@ class Program(TorchFunctionMode):
             )
         carried = [self._carried(leaf, stage) for leaf in leaves]
         if stage not in self.mine:
-            call = self._known(unit.name, self.carrier.told(stage, None))
+            call = self.carrier.told(unit, None)
             if (place := noise.here()) is not None:
                 place.calls += call.draws
             found = [leaf.stand_in() if isinstance(leaf, Meta) else leaf for leaf in call.leaves]
@@ -252,18 +252,10 @@ class Program(TorchFunctionMode):
         drawn = 0 if place is None else place.calls - before
         leaves, form = pytree.tree_flatten(found)
         told = [Meta.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._known(unit.name, self.carrier.told(stage, UnitCall(unit.name, form, told, drawn)))
+        self.carrier.told(unit, UnitCall(unit.name, form, told, drawn))
         # A unit may return its input, which is a tensor of another stage, or its parameter.
         found = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return self._marked(pytree.tree_unflatten(found, form), stage)
-
-    def _known(self, unit: str, call: UnitCall) -> UnitCall:
-        if call.unit != unit:
-            raise UserError(
-                f"player '{self.player}': its forward calls '{unit}', where it called '{call.unit}' before; a pipeline "
-                f"needs the same blocks in the same order in every call; type --strategy {self.player}=zero3"
-            )
-        return call
 
     @contextmanager
     def _natively(self, unit: Unit) -> Iterator[None]:

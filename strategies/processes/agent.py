@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -228,7 +228,18 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.trained = True
         self.board = Board.new(Path(os.environ[VARIABLE]), self.ranks)
-        return super()._start_workers(worker_group)
+        started = super()._start_workers(worker_group)
+        context: Any = self._pcontext
+        close = context.close
+
+        def note_and_close(*args: Any, **kwargs: Any) -> None:
+            handlers = context.subprocess_handlers.items()
+            self.ended_here |= {rank for rank, handler in handlers if handler.proc.poll() is None}
+            close(*args, **kwargs)
+
+        self.ended_here: set[int] = set()  # the ranks of this host that ran yet when torch's agent ended all
+        context.close = note_and_close
+        return started
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         if not self._failed:
@@ -239,12 +250,18 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
-            failures = [read(rank, socket.gethostname(), failure) for rank, failure in result.failures.items()]
+            failures = [self._read(rank, failure) for rank, failure in result.failures.items()]
             again = self.history.again(cause(failures), self.board.furthest())
             self._failed = again
             # torch's loop takes one off before it starts the ranks again.
             self._remaining_restarts = self.history.left + 1 if again else 0
         return result
+
+    def _read(self, rank: int, torchs: Any) -> Failure:
+        """One that the agent itself has ended, before that rank said anything, follows the failure of another."""
+        found = read(rank, socket.gethostname(), torchs)
+        ended = torchs.local_rank in self.ended_here and not found.at
+        return replace(found, kind=FOLLOWS) if ended else found
 
     def hand_on(self, number: int, *_: Any) -> None:
         """Tell the ranks of this host to end. They save and end by themselves; then the agent ends."""

@@ -348,6 +348,9 @@ class Chained(nn.Module):
     def forward(self, z, codes):
         return self.two(self.between(self.one(z)))
 
+    def between(self, x):
+        return x
+
 
 class ReadsValue(Chained):
     def between(self, x):
@@ -367,6 +370,14 @@ class Noisy(Chained):
 class Backwards(Chained):
     def forward(self, z, codes):
         return self.one(self.two(z.repeat(1, 2))[:, :4])[:, :6]
+
+
+class Unseen(Chained):
+    """Between its layers is a function that torch does not see, so only the rank of the second layer can refuse it."""
+
+    def between(self, x):
+        with torch._C.DisableTorchFunction():
+            return x.tanh()
 
 
 class Twice(Chained):
@@ -399,9 +410,6 @@ class NoRows(Chained):
     def forward(self, z, codes):
         return super().forward(z, codes).mean(0)
 
-    def between(self, x):
-        return x
-
 
 class Nonzero(Chained):
     def between(self, x):
@@ -414,9 +422,6 @@ class Sized(Chained):
     def __init__(self):
         super().__init__()
         self.one = Centred(4, 8)
-
-    def between(self, x):
-        return x
 
 
 class Centred(nn.Linear):
@@ -469,6 +474,7 @@ REFUSALS = [
     (partial(Painting, ReadsValue), "", r"its forward reads a value \(__bool__\) between its blocks"),
     (partial(Painting, Backwards), "", "its forward calls 'one' of stage 0 after a block of stage 1"),
     (partial(Painting, Twice), "", "its forward calls 'one' of stage 0 after a block of stage 1"),
+    (partial(Painting, Unseen), "", "'two' gets a tensor that was made by a function that torch does not see"),
     (partial(Painting, InPlace), "", "changes a tensor in place between its blocks"),
     (partial(Painting, Summed), "", r"adds up over the ranks \(gan.ranks\) between its blocks"),
     (partial(Painting, Changing), "", "its forward calls .one., where it called .two. before"),
@@ -490,10 +496,57 @@ REFUSALS = [
     ids=[f"{getattr(each[0], 'args', each)[0].__name__}{each[1]}" for each in REFUSALS],
 )
 def test_what_a_pipeline_cannot_do_is_refused_by_name(game, options, words, ranks):
-    for message in ranks(2).run(refusal, game, f"generator=pipeline{options},*=ddp"):
-        assert message is not None
-        assert "player 'generator'" in message
-        assert re.search(words, message), message
+    message, other = ranks(2).run(refusal, game, f"generator=pipeline{options},*=ddp")
+    assert message is not None and message == other
+    assert "player 'generator'" in message
+    assert re.search(words, message), message
+
+
+class Sometimes(Chained):
+    """One rank leaves out the last layer, calls another one in its place, or gives it no tensor of the first stage."""
+
+    def __init__(self, rank, how):
+        super().__init__()
+        self.rank, self.how, self.three = rank, how, nn.Linear(8, 6)  # in a stage of its own
+
+    def forward(self, z, codes):
+        x = self.one(z)
+        if dist.get_rank() != self.rank:
+            return self.three(x)
+        if self.how == "leaves out":
+            return x[:, :6]
+        return self.two(x) if self.how == "another" else self.three(z.repeat(1, 2))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("how", "words"), [("leaves out", "returns"), ("another", "calls 'two'"), ("no", "calls 'three'")]
+)
+def test_a_forward_that_goes_another_way_on_one_rank_is_refused_by_all(how, words, rank, ranks):
+    message, other = ranks(2).run(refusal, partial(Painting, partial(Sometimes, rank, how)))
+    first, second = (words, WITH_THE_TENSOR) if rank == 0 else (WITH_THE_TENSOR, words)
+    assert f"player 'generator': its forward {first} on one rank where it {second} on another" in message
+    assert message == other
+
+
+WITH_THE_TENSOR = "passes a tensor from stage 0 to stage 1"
+
+
+class Routed(Painting):
+    """Each rank calls another one of the player's networks, with rows of the same shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.ModuleList([Chained(), Chained()])
+
+    def fake(self, real):
+        return self.generator[dist.get_rank()](noise.randn((len(real), 4), like=real), real)
+
+
+def test_ranks_that_call_other_networks_of_a_player_are_refused_together(ranks):
+    message, other = ranks(2).run(refusal, Routed)
+    assert message == other and "player 'generator'" in message
+    assert "of its tensors are '0.one' with [(2, 4), (2, 6)] or '1.one' with [(2, 4), (2, 6)]" in message
 
 
 def test_a_derivative_of_a_derivative_is_an_error(ranks):
@@ -617,5 +670,7 @@ def test_a_table_is_the_same_for_all_samples_whatever_its_rows(game, ranks):
 
 
 def test_ranks_that_call_the_network_differently_are_named(ranks):
-    for message in ranks(2).run(differently):
-        assert "is called by the ranks of its pipeline with other shapes, modes or numbers" in message
+    message, other = ranks(2).run(differently)
+    assert message == other
+    assert "is called by the ranks of its pipeline with other shapes, modes or numbers" in message
+    assert "'start' with [(8, 4), (8, 3)] or 'start' with [(16, 4), (16, 3)]" in message

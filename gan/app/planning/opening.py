@@ -1,12 +1,13 @@
 """Makes a run's game and a rank's batch without values, and traces the game's phases."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning_utilities.core.apply_func import apply_to_collection
 
 from datasets.files.made_up import MadeUp
 from gan.app.painting.reopen import batches_of, ready
@@ -18,10 +19,11 @@ from strategies import assignment
 from strategies.amounts import readable, size
 from strategies.cost.trace import Trace
 from strategies.cost.tracing import traces
-from strategies.micro_batches import rows
+from strategies.micro_batches import first_rows, rows
 
 # What code raises that asks a tensor without values for them; by way of NumPy too.
 NO_VALUES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, AssertionError)
+FEW = 2  # samples that tell, and twice as many, what a whole batch takes
 TIMES = 6  # how many times the bytes of its weights a game may need, to be tried on a CPU
 
 
@@ -50,7 +52,7 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
     try:
         with torch.device("meta"), made_to("plan"):
             run = make()
-        game = run.game.to("meta")  # also weights that were read from files
+        game = run.game.to("meta")  # what was read from a file is on the CPU yet
         game.assemble()
         batch = _batch(run, ranks)
         found = Opened(game, run.max_steps, move_data_to_device(batch, torch.device("meta")), rows(batch))
@@ -60,26 +62,46 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
         raise
     except NO_VALUES as error:
         why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
-    _check_that_it_can_be_tried(game, why)
+    if game is not None:
+        _check_that_it_can_be_tried(TIMES * size(game.parameters()), why)
     with made_to("plan"):
         run = make()
     if isinstance(getattr(run.data, "train", None), MadeUp):
         why += "; with made-up samples, for there are no pictures"
     batch = _batch(run, ranks)
     run.game.assemble()
-    return Opened(run.game, run.max_steps, batch, rows(batch), why)
+    found = Opened(run.game, run.max_steps, batch, rows(batch), why)
+    _check_that_it_can_be_tried(_needs(found), why)
+    return found
 
 
-def _check_that_it_can_be_tried(game: GanModule | None, why: str) -> None:
+def _needs(opened: Opened) -> float:
+    """The bytes of activations of the whole batch, as far as a few samples tell; 0 where they cannot."""
+    few = FEW if opened.samples > 2 * FEW else 1
+    if opened.samples <= 2 * few:
+        return 0.0
+    try:
+        once, twice = (_highest(opened, count) for count in (few, 2 * few))
+    except NO_VALUES:  # so few samples cannot be cut or played
+        return 0.0
+    more = opened.samples / few - 2
+    return max(two + (two - one) * more for one, two in zip(once, twice, strict=False))
+
+
+def _highest(opened: Opened, count: int) -> list[int]:
+    """The most bytes of activations after each event, if the first samples are played."""
+    batch = apply_to_collection(first_rows(opened.batch, count), torch.Tensor, torch.clone)  # no view of the whole
+    return [event.highest for trace in replace(opened, batch=batch).trace(frozenset()) for event in trace.events]
+
+
+def _check_that_it_can_be_tried(needs: float, why: str) -> None:
     """Refuse to compute a game on a CPU that has no memory for it."""
-    if game is None:
-        return
-    needs, free = TIMES * size(game.parameters()), assignment.memory(torch.device("cpu"), 1)
+    free = assignment.memory(torch.device("cpu"), 1)
     if needs > free:
         raise UserError(
             f"the game cannot be played without values ({why}), and is too large to be played here with them: it may "
-            f"need {readable(needs)} of {readable(free)}; make it smaller, or let its losses read no values "
-            f"(.item(), .tolist(), shapes that depend on values)"
+            f"need {readable(needs)} of {readable(free)}; make it or its batch smaller, or let its losses read no "
+            f"values (.item(), .tolist(), shapes that depend on values)"
         )
 
 

@@ -30,7 +30,8 @@ def begin(step):
     os.pwrite(os.open(os.environ["GAN_BOARD"], os.O_WRONLY), entry, len(entry) * int(os.environ["LOCAL_RANK"]))
 
 def fail(kind, text, status=1):
-    failure = json.dumps({"rank": rank, "process": os.getpid(), "host": "host", "why": text, "kind": kind})
+    failure = json.dumps({"rank": rank, "process": os.getpid(), "host": "host", "why": text, "kind": kind,
+                          "at": time.time()})
     said = {"failure": failure, "message": {"message": text, "extraInfo": {"timestamp": "1"}}}
     open(os.environ["TORCHELASTIC_ERROR_FILE"], "w").write(json.dumps(said))
     sys.exit(status)
@@ -100,6 +101,8 @@ AT_STEP_4 = r"no such label \(step 4\)\nThis was the third failure there"
             1,
         ),
         ("begin(5); fail('refused', 'type another batch', 2)", 3, r"^type another batch$", 1),
+        # torch's agent ends the other rank before that has said anything.
+        ("fail('refused', 'no such picture', 2) if rank == 0 else time.sleep(60)", 3, r"^no such picture$", 1),
         pytest.param(NO_LABEL, 10, AT_STEP_4, 3, marks=pytest.mark.slow),
         # The control: failures at other steps do not end it.
         pytest.param("begin(attempt + 1); die()", 4, "were started again 4 times", 5, marks=pytest.mark.slow),

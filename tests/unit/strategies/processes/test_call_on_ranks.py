@@ -72,7 +72,7 @@ def alive(pid):
 
 
 def until(condition):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
     return condition()
@@ -116,8 +116,15 @@ def test_the_rank_that_failed_first_is_named(how, what, monkeypatch):
 def test_a_world_that_hangs_is_ended_and_says_where_its_ranks_were(monkeypatch):
     ended, end = [], call_on_ranks._end
     monkeypatch.setattr(call_on_ranks, "_end", lambda process: (end(process), ended.append(process)))
-    with pytest.raises(WorldHangs, match="no end within 3 s") as hanging:
-        call(hangs, ranks=2, limit=3)
+    wait = call_on_ranks._wait
+
+    def once_noted(folder, processes, limit, board):
+        assert until(lambda: board.read()[1].step == 3)  # starting the ranks takes long on a busy machine
+        return wait(folder, processes, limit, board)
+
+    monkeypatch.setattr(call_on_ranks, "_wait", once_noted)
+    with pytest.raises(WorldHangs, match=r"no end within 0\.1 s") as hanging:
+        call(hangs, ranks=2, limit=0.1)
     assert hanging.value.places == {1: "plays phase 'judge' of step 3"}
     assert len(ended) == 2 and not any(process.is_alive() for process in ended)
 

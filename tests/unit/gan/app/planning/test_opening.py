@@ -1,0 +1,62 @@
+"""Games are played without values, or refused where this machine has no memory for their batch."""
+
+import pytest
+import torch
+
+from datasets import GlobalLoader
+from gan import ranks
+from gan.app.planning import opening
+from gan.files.errors import UserError
+from gan.runs import Run
+from strategies import private
+from tests.support.hard_games import Plain
+
+ROWS = 4000
+
+
+class Fed(Plain):
+    def train_dataloader(self):
+        return GlobalLoader([{"x": row} for row in torch.zeros(ROWS, 6)], batch_size=ROWS)
+
+
+class ReadsValue(Fed):
+    def fake(self, real):
+        return super().fake(real) * (1.0 if real.mean().item() > 0 else 2.0)
+
+
+class FromFile(Fed):
+    """Its number was read from a file, which is on the CPU whatever device a plan makes its game on."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("number", torch.ones(6, device="cpu"))
+
+    def fake(self, real):
+        return super().fake(real) * self.number
+
+
+class Gathers(Fed):
+    def fake(self, real):
+        return super().fake(real) - ranks.gather(real).mean()
+
+
+def opened(game, size=1):
+    with private.fake_world(size):
+        return opening.opened(lambda: Run(game(), None, 1), size)
+
+
+@pytest.mark.parametrize("game", [FromFile, Gathers])
+def test_what_was_read_from_a_file_and_how_many_rows_ranks_have_need_no_values(game):
+    assert opened(game, 2).why == ""
+
+
+def test_a_batch_that_fits_into_no_memory_is_refused_before_it_is_played(monkeypatch):
+    found = opened(ReadsValue)
+    assert "item()" in found.why
+    needed = max(event.highest for trace in found.trace(frozenset()) for event in trace.events)
+    assert 0.9 * needed < opening._needs(found) < 1.1 * needed  # by two samples and four
+    free = 0.5 * needed
+    assert free > opening.TIMES * sum(4 * weight.numel() for weight in found.game.parameters())
+    monkeypatch.setattr(opening.assignment, "memory", lambda *_: free)
+    with pytest.raises(UserError, match="make it or its batch smaller"):
+        opened(ReadsValue)
