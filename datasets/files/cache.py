@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from datasets.workers import explained
-from gan.files.disk import regular
+from gan.files.disk import regular, whole_file
 from gan.files.errors import UserError, printable, this_rank
 
 FOLDER = "gan-cache"  # beside the data, where we may write there
@@ -159,11 +159,9 @@ def _save(
 ) -> None:
     saving()
     have = np.array([text is not None for text in texts])
-    part = file.with_suffix(f".{os.getpid()}.part")
-    with part.open("wb") as stream:
+    with whole_file(file) as part, part.open("wb") as stream:
         kept = np.array([text.encode() for text in texts if text is not None], dtype="S")
         np.savez(stream, keys=keys[have], stamps=stamps[have], texts=kept)
-    part.replace(file)
 
 
 @contextmanager

@@ -216,7 +216,7 @@ def read_map(path: Path, stamp: np.ndarray | None = None) -> np.ndarray:
     """The numbers in a PNG of one channel or a palette, [H, W]."""
     with opened(path, stamp) as picture:
         mode = picture.mode
-        values = np.array(picture)
+        values = np.array(picture, np.uint8 if mode == "1" else None)
     if mode not in ONE_CHANNEL:
         raise UserError(
             f"{path} is a picture of mode {mode}; a label map has one channel (mode L) or a palette (mode P), "

@@ -210,6 +210,13 @@ def test_a_cache_that_cannot_be_written_to(tmp_path, monkeypatch):
         FolderPairs(pairs(tmp_path / "set", "a"), 4, 8)
 
 
+def test_a_folder_in_place_of_the_file_leaves_nothing_half_written(tmp_path):
+    (tmp_path / "known.npz").mkdir()
+    with pytest.raises(UserError, match=r"cannot write to .*: Is a directory; set the environment variable GAN_CACHE"):
+        done(tmp_path / "known.npz")
+    assert not list(tmp_path.glob("*.part"))
+
+
 def test_a_disk_that_is_full(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")

@@ -201,3 +201,11 @@ def test_a_label_that_many_maps_have_is_no_mistake(tmp_path):
     for number in range(5):
         put(tmp_path / "labels" / f"{number:02}.png", np.full((8, 8), 9))
     assert FolderPairs.find_labels(tmp_path) == (10, {}, "")
+
+
+def test_a_map_of_one_bit_has_the_labels_0_and_1(tmp_path):
+    good_pairs(tmp_path, "a", "b")
+    for name in "ab":
+        Image.fromarray(np.eye(8, dtype=bool)).save(tmp_path / "labels" / f"{name}.png")
+    assert FolderPairs.find_labels(tmp_path)[:2] == (2, {})
+    assert FolderPairs(tmp_path, 2, 8)[0]["label"].unique().tolist() == [0, 1]
