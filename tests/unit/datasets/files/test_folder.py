@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from datasets import FolderPairs
 from gan.files.errors import UserError
