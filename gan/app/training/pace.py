@@ -101,15 +101,15 @@ class Bar(ProgressBar):
             initial=trainer.global_step,
             disable=not trainer.is_global_zero,
             dynamic_ncols=True,
-            mininterval=0.5 if terminal else 20,
-            maxinterval=60,
             bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{desc}",
             desc="?]",
             file=None if terminal else _Lines(),
         )
         if not hasattr(self, "pace"):
             self.on_sanity_check_start(trainer, pl_module)
-        self.started, self.first, self.before = time.monotonic(), trainer.global_step, {}
+        self.often = 0.5 if terminal else 20  # seconds between two states of the bar
+        self.started = self.shown = time.monotonic()
+        self.first, self.before = trainer.global_step, {}
         if self.first and self.record is not None:
             with suppress(UserError):
                 rows = metrics.read(self.record.folder.metrics).items()
@@ -122,16 +122,20 @@ class Bar(ProgressBar):
             pl_module.log_dict(self._so_far(trainer))
         if self.bar is None:
             return
-        if self.bar.update(1):
-            left = self.pace.left()
-            ends = "?" if left is None else tqdm.format_interval(left)
-            speed = f" | {self.speed(trainer):.0f} pictures/s" if self.batch_size is not None else ""
-            self.bar.set_description_str(
-                f"{ends}] {_losses(phase_strategy(trainer).steps.losses)}{speed}", refresh=True
-            )
+        self.bar.n += 1
+        if time.monotonic() - self.shown > self.often:
+            self._show(trainer)
+            self.bar.refresh()
         if self.lines and trainer.global_step % self.lines == 0:
             told = self.line(trainer)
             self.bar.write(told, file=sys.stdout) if sys.stderr.isatty() else say(told)
+
+    def _show(self, trainer: Trainer) -> None:
+        assert self.bar is not None
+        self.shown, left = time.monotonic(), self.pace.left()
+        ends = "?" if left is None else tqdm.format_interval(left)
+        speed = f" | {self.speed(trainer):.0f} pictures/s" if self.batch_size is not None else ""
+        self.bar.set_description_str(f"{ends}] {_losses(phase_strategy(trainer).steps.losses)}{speed}", refresh=False)
 
     def speed(self, trainer: Trainer) -> float:
         """Pictures a second since training began here, with all that came between steps."""
@@ -161,15 +165,19 @@ class Bar(ProgressBar):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the last state on the screen."""
         if self.bar is not None:
+            self._show(trainer)
             self.bar.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the bar, so that the error message has a line of its own."""
-        self.on_train_end(trainer, pl_module)
+        if self.bar is not None:
+            self.bar.close()
 
 
 class _Lines(io.TextIOBase):
     """In place of a terminal: each state of the bar is a line of its own, so that a file of them can be read."""
+
+    encoding = "utf-8"
 
     def write(self, text: str) -> int:
         if shown := text.strip():
