@@ -1,4 +1,7 @@
-"""Optimizers with two modes, such as the schedule-free ones: one kind of weights to train, another one to evaluate."""
+"""Averaged weights: of a player that follows another one, and of optimizers with two modes.
+
+An optimizer with two modes, such as a schedule-free one, has one kind of weights to train and another one to evaluate.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -2,7 +2,7 @@
 
 lifeline.py       a line to the other ranks
 `report`          the file that torch's elastic agent names; torchrun shows its message in its last table
-world.py          what a rank leaves in place of a result
+call_on_ranks.py  what a rank leaves in place of a result
 """
 
 import json

@@ -111,7 +111,7 @@ def main() -> None:
     trainer = Trainer(
         accelerator="cpu",
         devices=chosen.devices,
-        strategy=PhaseStrategy(chosen.policy, check=False),  # step 0 is tried with the samples of all ranks
+        strategy=PhaseStrategy(chosen.policy, check=False),  # a trial has the samples of all ranks
         max_steps=STEPS,
         callbacks=[Saves(chosen.folder / "last.ckpt")],
         use_distributed_sampler=False,

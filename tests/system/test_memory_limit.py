@@ -5,7 +5,7 @@ limits for the game as it is written: about half for weights, gradients, moments
 leaves for backward. Four ranks have a quarter of all that each, and on top of it the buckets that are gathered or
 reduced, and the stacks of the threads that communicate. So a quarter would not fit into one limit, whatever the policy:
 the four ranks have the option `recompute`, which keeps less for backward. One process with `recompute` would need about
-three limits.
+three limits. The first step is not tried: on a CPU each rank would get the samples of all ranks.
 """
 
 import os

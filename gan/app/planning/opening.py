@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from lightning_utilities.core.apply_func import apply_to_collection
 
 from datasets.files.made_up import MadeUp
 from gan.app.painting.reopen import batches_of, ready
@@ -19,7 +18,7 @@ from strategies import assignment
 from strategies.amounts import readable, size
 from strategies.cost.trace import Trace
 from strategies.cost.tracing import traces
-from strategies.micro_batches import first_rows, rows
+from strategies.micro_batches import first_rows, join_batches, rows
 
 # What code raises that asks a tensor without values for them; by way of NumPy too.
 NO_VALUES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, AssertionError)
@@ -90,7 +89,7 @@ def _needs(opened: Opened) -> float:
 
 def _highest(opened: Opened, count: int) -> list[int]:
     """The most bytes of activations after each event, if the first samples are played."""
-    batch = apply_to_collection(first_rows(opened.batch, count), torch.Tensor, torch.clone)  # no view of the whole
+    batch = join_batches([first_rows(opened.batch, count)])  # a copy, and no view of the whole
     return [event.highest for trace in replace(opened, batch=batch).trace(frozenset()) for event in trace.events]
 
 
