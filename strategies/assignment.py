@@ -116,9 +116,10 @@ def choose(choice: Mapping[str, Choice], players: Mapping[str, Player]) -> dict[
         raise UserError(f"--strategy names no player of this game: {', '.join(unknown)}; known: {', '.join(players)}")
     if missing:
         raise UserError(f"--strategy says nothing of {', '.join(missing)}; add '*=ddp' for the rest")
-    chosen = {name: choice.get(name, choice.get("*")) for name in leaders}
+    chosen = {name: choice[name] if name in choice else choice["*"] for name in leaders}
     for name in choice.keys() & players.keys() - chosen.keys():
         followed = players[name].follows
+        assert followed is not None
         if choice[name] != chosen[followed]:
             raise UserError(
                 f"player '{name}' follows '{followed}', so it has the same policy; leave '{name}=' out of --strategy"
@@ -229,15 +230,15 @@ def choose_levels(players: Mapping[str, Needs], taken: float, free: float) -> li
     """
     decisions = {name: Decision(name, "ddp", needs) for name, needs in players.items()}
     while taken + sum(each.bytes for each in decisions.values()) > free * USABLE:
+        smaller = {name: then for name, each in decisions.items() if (then := each.next) is not None}
         steps = [
-            ("offload" not in each.next.level, each.bytes - each.next.bytes, name)  # offload is slow, so it comes last
-            for name, each in decisions.items()
-            if each.next is not None
+            ("offload" not in then.level, decisions[name].bytes - then.bytes, name)  # offload is slow, so it comes last
+            for name, then in smaller.items()
         ]
         if not steps:
             break
         *_, name = max(steps)
-        decisions[name] = decisions[name].next
+        decisions[name] = smaller[name]
     return list(decisions.values())
 
 
@@ -268,7 +269,9 @@ def told(decisions: Iterable[Decision], free: float) -> str:
     decisions = list(decisions)
     budget, all_ = free * USABLE, sum(each.bytes for each in decisions)
     as_ddp = sum(each.needs["ddp"].bytes for each in decisions)
-    rows = [("player", "chosen", "weights", "gradients", "optimizer, average", "on a rank", "as ddp")]
+    rows: list[tuple[str, ...]] = [
+        ("player", "chosen", "weights", "gradients", "optimizer, average", "on a rank", "as ddp")
+    ]
     for each in decisions:
         whole = each.needs["ddp"]
         amounts = [whole.weights, whole.gradients, whole.optimizer + whole.average, each.bytes, whole.bytes]

@@ -140,6 +140,7 @@ def _in_place(
         out = self if whole else torch.empty(self.shape, dtype=dtype, device=self.device)
         noise.fill(out, draw, place, call, parts)
         return self if whole else self.copy_(out)
+    assert dim is not None  # there are parts
     # The author's generator draws for this micro-batch of all ranks, others for the whole batch.
     stride = 1 if generator is None else place.stride
     shape = [*self.shape[:dim], place.whole(self.shape[dim]) // stride, *self.shape[dim + 1 :]]
@@ -209,10 +210,10 @@ def _state() -> Tensor:
     return state
 
 
-def _set_state(state: Tensor) -> None:
-    _torchs[1](state)
-    if state in _places:
-        place, calls, world = _places[state]
+def _set_state(new_state: Tensor) -> None:
+    _torchs[1](new_state)
+    if new_state in _places:
+        place, calls, world = _places[new_state]
         noise.go_to(place, calls)
         if private.in_backward():
             ranks.go_to(world)

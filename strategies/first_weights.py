@@ -99,6 +99,7 @@ class FirstWeights:
                 now[tensor] = Share.whole(tensor)
             elif tensor.is_meta:
                 nothing = torch.full((), torch.nan, dtype=tensor.dtype, device=self.world.device)
+                assert isinstance(tensor, nn.Parameter)
                 give_memory(tensor, nothing.expand(tensor.shape))
                 hide(tensor, nothing)
         if now:

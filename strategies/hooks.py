@@ -54,12 +54,14 @@ class Hooks:
 
     def __init__(self, trainer: Trainer | None = None, game: GanModule | None = None) -> None:
         self.trainer = trainer
-        pairs = [] if trainer is None else [(game, GanModule), *((each, Callback) for each in trainer.callbacks)]
+        pairs: list[tuple[Any, type]] = []
+        if trainer is not None:
+            pairs = [(game, GanModule), *((each, Callback) for each in private.callbacks(trainer))]
         self.wanted = [name for name in HOOKS if any(overrides(each, name, base) for each, base in pairs)]
 
     def call(self, name: str, *args: Any) -> None:
         """In Lightning's order: the callbacks, then the game."""
-        if name in self.wanted:
+        if self.trainer is not None and name in self.wanted:
             private.call_hooks(self.trainer, name, *args)
 
 
@@ -87,7 +89,7 @@ def refuse_what_is_not_called(trainer: Trainer, game: GanModule) -> None:
             f"Trainer(accumulate_grad_batches={number}) is not for several phases; type a batch {number} times as "
             f"large and Phase(..., micro_batches={number})"
         )
-    for callback in trainer.callbacks:
+    for callback in private.callbacks(trainer):
         for kind, instead in CALLBACKS.items():
             if isinstance(callback, kind):
                 raise UserError(f"the callback {kind.__name__} changes Lightning's own loop; {instead}")

@@ -1,8 +1,8 @@
 """What several ranks must agree on about a loader."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities import rank_zero_warn
@@ -41,7 +41,7 @@ class DealtLoader:
         self.loader, self.rank, self.ranks, self.draws = loader, rank, ranks, draws
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return len(cast(Sized, self.loader))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["loader"], name)

@@ -64,9 +64,9 @@ class Lockstep:
             private.end_by(trainer, self.ending.wish)
         warning = private.warn_by(trainer, self.ending.wish)
         if warning is not None and self.requeues:
-            others = [each for each in trainer.callbacks if each is not self._requeue]
+            others = [each for each in private.callbacks(trainer) if each is not self._requeue]
             self._requeue = Requeue(warning, self.ending)
-            trainer.callbacks = [*others, self._requeue]
+            private.set_callbacks(trainer, [*others, self._requeue])
 
     def begin(self) -> None:
         """Handle the signals to end that have no handler yet. SIGTERM is Lightning's."""

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 import torch._inductor.config
 import torch.distributed as dist
-from lightning import Trainer
+from lightning import Callback, Trainer
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed as set_threads
 from lightning.pytorch.loggers import Logger
@@ -146,9 +146,10 @@ def name_version(logger: Logger, version: int | str | None) -> bool:
 
     Returns whether it was told.
     """
-    if "_version" not in vars(logger) or (logger._version is not None and version is not None):
+    own = vars(logger)
+    if "_version" not in own or (own["_version"] is not None and version is not None):
         return False
-    logger._version = version
+    own["_version"] = version
     return True
 
 
@@ -160,6 +161,16 @@ def stop_looking_for_gpus() -> None:
 def draw_as_eager() -> AbstractContextManager[Any]:
     """Inside the `with`, networks that are compiled draw as eager ones do."""
     return torch._inductor.config.patch(fallback_random=True)
+
+
+def callbacks(trainer: Trainer) -> list[Callback]:
+    """An attribute that Lightning gives a trainer, and its class does not declare."""
+    return vars(trainer)["callbacks"]
+
+
+def set_callbacks(trainer: Trainer, callbacks: list[Callback]) -> None:
+    """Replace a trainer's callbacks."""
+    vars(trainer)["callbacks"] = callbacks
 
 
 def leave_samplers(trainer: Trainer) -> None:
@@ -222,7 +233,8 @@ def in_backward() -> bool:
 
 def set_first(first: bool) -> None:
     """Say whether this process is the one that prints and logs. Lightning asks two variables."""
-    rank_zero_only.rank = utils_rank_zero_only.rank = 0 if first else 1
+    for asked in (rank_zero_only, utils_rank_zero_only):
+        vars(asked)["rank"] = 0 if first else 1
 
 
 LINES = logging.getLogger("lightning.pytorch.lines")  # commands hide Lightning's other lines

@@ -102,7 +102,8 @@ class RanksStrategy(LaunchedStrategy):
     def take_part(self, survivor: Survivor, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What this rank of the whole run does: the function, which trains, or serving those that train."""
         self.lockstep.survivor = survivor
-        serves = partial(self.serve, getattr(function, "__self__", None))
+        trainer: Any = getattr(function, "__self__", None)
+        serves = partial(self.serve, trainer)
         result = survivor.run(self.division.take_part(survivor.rank, function, serves), *args, **kwargs)
         self.division.end()
         return result

@@ -47,7 +47,9 @@ class Division:
 
     def seat(self, rank: int, size: int) -> tuple[int, int]:
         """This rank's number in the whole run, and the number of all. Without parts it is the given one."""
-        return (rank, size) if self.part is None else (self.part.ranks[self.part.rank], self.placement.size)
+        if self.part is None or self.placement is None:
+            return rank, size
+        return self.part.ranks[self.part.rank], self.placement.size
 
     def end(self) -> None:
         """End a serving process where the training has ended. The program goes on on the ranks that have trained."""
@@ -58,7 +60,7 @@ class Division:
 
     def connect(self, store: dist.Store, device: torch.device, backend: str, **options: Any) -> None:
         """Make the process group of this rank's part, and the bridge to all ranks of the run."""
-        if self.part is not None:
+        if self.part is not None and self.placement is not None:
             part, own = self.part, dist.PrefixStore(self.part.name, store)
             dist.init_process_group(backend, store=own, rank=part.rank, world_size=part.size, **options)
             self.bridge = Bridge(store, part.ranks[part.rank], self.placement.size, device)
@@ -68,26 +70,30 @@ class Division:
         if self.placement is not None:
             game.assemble()
             for name, each in served(self.placement, choice, game).items():
+                assert each.ranks is not None
                 leave(game.players[name], f"ranks {ranks_as_typed(each.ranks)}")
 
     def servers(self, game: GanModule, choice: Mapping[str, Choice], wish: Callable[..., None]) -> dict[str, Servers]:
         """For each player that other ranks serve, the line to them."""
-        if self.placement is None:
+        if self.placement is None or self.bridge is None:
             return {}
         lines = {
             ranks: Servers(self.bridge, self.placement.training, ranks, wish)
             for ranks in dict.fromkeys(self.placement.serving.values())
         }
-        return {name: lines[each.ranks] for name, each in served(self.placement, choice, game).items()}
+        players = served(self.placement, choice, game).items()
+        return {name: lines[each.ranks] for name, each in players if each.ranks is not None}
 
     def serve(self, policies: Mapping[str, Policy], signal: Callable[[], int]) -> None:
         """Answer the ranks that train, until the training ends."""
         for policy in policies.values():
             policy.switch.turn(False)
+        assert self.bridge is not None and self.placement is not None and self.part is not None
         Server(self.bridge, self.placement.training, self.part.ranks, policies, signal).run()
 
     def served_here(self, game: GanModule, choice: Mapping[str, Choice]) -> dict[str, Choice]:
         """What was typed for the players that this rank serves."""
+        assert self.placement is not None and self.part is not None
         game.assemble()
         chosen = served(self.placement, choice, game)
         here = {name: each for name, each in chosen.items() if each.ranks == self.part.ranks}

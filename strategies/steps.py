@@ -107,6 +107,7 @@ class Steps:
 
     def _asked(self, phase: Phase) -> bool:
         """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
+        assert phase.when is not None
         return self.training.world.answer(phase.when) if self.trial is None else self.trials.ready(phase)
 
     def _try(
@@ -142,7 +143,8 @@ def while_training(trainer: Trainer, device: torch.device, synchronise: bool) ->
 
     With `synchronise` batch norms have statistics of all ranks.
     """
-    trainer.callbacks = [GameFirst(), *(each for each in trainer.callbacks if not isinstance(each, GameFirst))]
+    others = [each for each in private.callbacks(trainer) if not isinstance(each, GameFirst)]
+    private.set_callbacks(trainer, [GameFirst(), *others])
     # ModelCheckpoint thinks that a manual optimization wants weights from before the update.
     warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
     with ExitStack() as stack:

@@ -95,7 +95,8 @@ class PhaseStrategy(RanksStrategy):
             timeout=timeout,
             start_method=start_method,
         )
-        self.check, self.check_replicas = check, check_replicas
+        self.check: bool | Literal["often"] = check
+        self.check_replicas = check_replicas
         self.until_teardown = ExitStack()
 
         # The parts, each of which does one thing.
@@ -122,6 +123,7 @@ class PhaseStrategy(RanksStrategy):
             self.setup_environment()
             if training:
                 self.until_teardown.enter_context(draws_follow(self.root_device))
+            assert trainer.state.fn is not None
             private.call_module(trainer, "setup", stage=trainer.state.fn.value)
             private.call_module(trainer, "configure_model")
             chosen, world = self.division.served_here(game, self.choice), self.world
@@ -146,7 +148,7 @@ class PhaseStrategy(RanksStrategy):
     def setup(self, trainer: Trainer) -> None:
         """Lightning's set-up, in its order. But each player gets its policy, instead of one wrapped module."""
         training = trainer.state.fn == TrainerFn.FITTING
-        game = _game(self.lightning_module)
+        game = self.game
         if training and trainer.checkpoint_callbacks:
             check_loadable({"hyper_parameters": dict(game.hparams)})
 
@@ -154,6 +156,7 @@ class PhaseStrategy(RanksStrategy):
         several = self.world_size > 1
         if not several or self.is_dp:
             private.leave_samplers(trainer)
+        assert self.accelerator is not None
         self.accelerator.setup(trainer)
         correct(self.precision_plugin, self.root_device)
         if training:
@@ -186,7 +189,7 @@ class PhaseStrategy(RanksStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """A checkpoint's tree. One that a training could not go on from is refused before anything is loaded."""
-        return opened(checkpoint_path, weights_only, self.lightning_module.trainer)
+        return opened(checkpoint_path, weights_only, self.game.trainer)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Weights and averages."""
@@ -204,13 +207,13 @@ class PhaseStrategy(RanksStrategy):
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Lightning calls this with every loader, after it has chosen the sampler."""
-        training = self.lightning_module.trainer.training
+        training = self.game.trainer.training
         return super().process_dataloader(prepared(dataloader, self.world, training, self.is_dp))
 
     def on_train_start(self) -> None:
         """What the game remembers comes back only here, after the game's own on_train_start."""
         super().on_train_start()
-        game, world = self.lightning_module, self.world
+        game, world = self.game, self.world
         self.lockstep.begin()
         self.saving.resume(game.trainer)
         hooks, equal_rows = Hooks(game.trainer, game), self.lockstep.equal_rows
@@ -225,8 +228,8 @@ class PhaseStrategy(RanksStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """One step: every phase that is due, or what an author's own training_step plays."""
-        own = overrides(self.lightning_module, "training_step", GanModule)
-        return self.steps.step(self.lightning_module.training_step if own else self.play, *args, **kwargs)
+        own = overrides(self.game, "training_step", GanModule)
+        return self.steps.step(self.game.training_step if own else self.play, *args, **kwargs)
 
     def play(self, batch: Any) -> None:
         """Play every phase that is due."""
@@ -239,7 +242,7 @@ class PhaseStrategy(RanksStrategy):
 
     def all_learning(self) -> AbstractContextManager[None]:
         """Inside the `with`, every player that can learn requires gradients: for a fake that several phases use."""
-        return all_learning(self.policies, any(phase.second_order for phase in self.lightning_module.phases))
+        return all_learning(self.policies, any(phase.second_order for phase in self.game.phases))
 
     def on_train_end(self) -> None:
         """Make the author's weights whole again. Raise if ranks have gone different ways, or updates were skipped."""
@@ -278,7 +281,7 @@ class PhaseStrategy(RanksStrategy):
         the next save returns, and when `fit` does. If it cannot be written, all ranks raise that after the same step.
         With `excuse` they do not raise the failure of a disk: each calls that with it, here or in a thread, at once.
         """
-        trainer = self.lightning_module.trainer
+        trainer = self.game.trainer
         running = trainer.state.status == TrainerStatus.RUNNING
         with excused(excuse):
             trainer.save_checkpoint(path, storage_options=InBackground(excuse) if running else None)
@@ -316,6 +319,11 @@ class PhaseStrategy(RanksStrategy):
     # ---- what programs ask ----
 
     @property
+    def game(self) -> GanModule:
+        """The game that is trained."""
+        return _game(self.lightning_module)
+
+    @property
     def policies(self) -> dict[str, Policy]:
         """The policy of each player, by its name."""
         return self.players.policies
@@ -345,13 +353,14 @@ class PhaseStrategy(RanksStrategy):
         self.players.release()
         self.background.close()
         self.lockstep.end()
+        assert self.lightning_module is not None
         with without_values(self.lightning_module), same_parameters(self.root_device):
             super().teardown()
         if self.is_global_zero:
             self.lockstep.requeue()
 
 
-def _game(module: LightningModule) -> GanModule:
+def _game(module: LightningModule | None) -> GanModule:
     if not isinstance(module, GanModule):
         raise UserError(
             f"PhaseStrategy trains a gan.GanModule, got {type(module).__name__}; "

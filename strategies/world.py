@@ -42,7 +42,9 @@ class Groups:
 
     def own(self) -> dist.ProcessGroup:
         """A group for one player alone, whose collectives may run at any time."""
-        self._made.append(dist.new_group(timeout=self.timeout))
+        group = dist.new_group(timeout=self.timeout)
+        assert group != dist.GroupMember.NON_GROUP_MEMBER  # all ranks are in it
+        self._made.append(group)
         return self._made[-1]
 
     def shared(self, player: str) -> dist.ProcessGroup:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 
-from gan.files.loading import RANKS
+from gan.files.loading import LIGHTNINGS_RANKS
 
 FIRST_RANK_SPEAKS = 12  # seconds in which the first rank prints another rank's error and ends that rank
 
@@ -83,7 +83,7 @@ class RankLost(UserError):
 
 def this_rank() -> int:
     """The number of this process, as Lightning knows it, or will know it when it is imported."""
-    said = (os.environ[name] for name in RANKS if name in os.environ)
+    said = (os.environ[name] for name in LIGHTNINGS_RANKS if name in os.environ)
     known = getattr(rank_zero_only, "rank", None)
     return int(next((text for text in said if text.isdecimal()), "0")) if known is None else known
 

@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 # Lightning reads its rank in the first of these when it is imported, and fails without naming it if that is no number.
 # strategies/processes/launchers.py refuses it by name.
-RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+LIGHTNINGS_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 
 @contextmanager
 def loading() -> Iterator[None]:
     """Inside the `with`, torch and Lightning are imported: without a look for garbage, of which imports make none."""
-    wrong = {name: os.environ.pop(name) for name in RANKS if not os.environ.get(name, "0").isdecimal()}
+    wrong = {name: os.environ.pop(name) for name in LIGHTNINGS_RANKS if not os.environ.get(name, "0").isdecimal()}
     collected = gc.isenabled()
     gc.disable()
     try:

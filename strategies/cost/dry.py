@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gan.phase import Phase
 from strategies import private
@@ -83,17 +84,22 @@ class Dry:
         self.stack = ExitStack()  # around a phase
 
     def play(self, trace: Trace) -> Curve:
-        for _ in range(1 if self.on_read is None else 2):  # the first time a policy does not know the order of reads
-            self.collectives, during, after = [], [], []
-            with self.living, torch.no_grad(), self.stack:
-                for event in trace.events:
-                    self.living.reset()
-                    self.tell(event, trace)
-                    gradients = self.gradients.alive
-                    during.append((gradients, self.living.here.highest - gradients))
-                    after.append((gradients, self.living.here.alive - gradients))
-        gradients, flying = np.array([*during, *after], dtype=float).T
+        if self.on_read is not None:  # the first time a policy does not know the order of reads
+            self._play(trace)
+        gradients, flying = np.array(self._play(trace), dtype=float).T
         return Curve(gradients + self.kept, flying, self.collectives)
+
+    def _play(self, trace: Trace) -> list[tuple[int, int]]:
+        """The bytes of gradients, and of all else, at most during each event, and then after each."""
+        self.collectives, during, after = [], [], []
+        with self.living, torch.no_grad(), self.stack:
+            for event in trace.events:
+                self.living.reset()
+                self.tell(event, trace)
+                gradients = self.gradients.alive
+                during.append((gradients, self.living.here.highest - gradients))
+                after.append((gradients, self.living.here.alive - gradients))
+        return [*during, *after]
 
     def saw_collective(self, name: str, args: list[Any]) -> None:
         kind = next((kind for word, kind in COLLECTIVES.items() if word in name), None)
@@ -246,13 +252,13 @@ class Stages(Dry):
         self.move("all-reduce", size(self.copy_of.values()), self.copies)
 
 
-class _Optimizer:
-    """It needs so many bytes for a while."""
+class _Optimizer(Optimizer):
+    """It needs so many bytes for a while, and steps nothing: so it is not set up as torch's are."""
 
     def __init__(self, needed: float) -> None:
         self.needed = int(needed)
 
-    def step(self) -> None:
+    def step(self, closure: None = None) -> None:
         torch.empty(self.needed, dtype=torch.uint8, device=META)
 
 
@@ -301,6 +307,7 @@ class FsdpBucketWithoutValues(Bucket):
     def unshard(self, dtype: torch.dtype | None = None) -> None:
         if self.work is None:
             self.start_unshard(dtype)
+        assert self.whole is not None
         torch.empty_like(self.whole)
         super().unshard(dtype)
 
@@ -309,6 +316,7 @@ class EngineReduction(ReduceScatter):
     """An engine's: whole gradients are reduced after the last backward, in one more copy of each bucket."""
 
     def __init__(self, policy: DeepSpeed2) -> None:
+        assert isinstance(policy.storage, Buckets)
         super().__init__(policy.storage, policy.world.device, policy.group, policy.name)
         self.scatters = policy.stage == 3
 

@@ -52,7 +52,9 @@ def traces(
     undo: list[RecomputeEvents | RemotePlayer] = [
         RecomputeEvents(game.players[name], recorder) for name in sorted(recompute)
     ]
-    before, game._trainer = game._trainer, PaperTrainer(policies)
+    before, trainer = game._trainer, PaperTrainer(policies)
+    in_place: Any = trainer
+    game._trainer = in_place
     try:
         for player in game.players.values():
             if player.frozen:
@@ -60,15 +62,15 @@ def traces(
         for name, where in served.items():
             # In place of its policy, that of a player on other ranks, which are in this process too.
             servers = ServersOnPaper(policies[name], where, partial(recorder.living.away, where), recorder.asked)
-            policies[name] = RemotePlayer(game.players[name], world, {}, belongings[name], servers=servers)
-            policies[name].take_calls()
-            undo.append(policies[name])
+            policies[name] = remote = RemotePlayer(game.players[name], world, {}, belongings[name], servers=servers)
+            remote.take_calls()
+            undo.append(remote)
         with recorder.listening(), without_values(device):
             found = {}
             for step, phases in steps(game.phases).items():
                 game.forget_shared()
                 for phase in phases:
-                    found[phase.name] = _trace(game, phase, step, batch, policies, recorder)
+                    found[phase.name] = _trace(game, phase, step, batch, trainer, recorder)
             return [found[phase.name] for phase in game.phases]
     finally:
         game.forget_shared()
@@ -93,11 +95,11 @@ def _trace(
     phase: Phase,
     step: int,
     batch: Any,
-    policies: Mapping[str, Policy],
+    trainer: "PaperTrainer",
     recorder: "Recorder",
 ) -> Trace:
-    game._trainer.global_step = step
-    recorder.begin(Trace(phase.name, phase.second_order, phase.learners, phase.every))
+    policies, trainer.global_step = trainer.policies, step
+    recorder.begin(Trace(phase.name, phase.second_order, tuple(phase.learners), phase.every))
     for policy in policies.values():
         policy.begin_step(step)
     training = Training(policies, Precision(), World(), hooks=Backwards(recorder, phase.micro_batches))
@@ -172,7 +174,7 @@ class Recorder:
         self.living = Living([*parameters, *buffers, *batch], self._sums)
         self.id_of = {each.untyped_storage()._cdata: id(each) for each in parameters}
         self.parameters = list(parameters)
-        self.trace: Trace | None = None
+        self.begun: Trace | None = None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -198,8 +200,14 @@ class Recorder:
         return nullcontext() if phase.second_order else saved_tensors_hooks(self._pack, self._unpack)
 
     def begin(self, trace: Trace) -> None:
-        self.trace = trace
+        self.begun = trace
         self.add(kinds.BEGIN)
+
+    @property
+    def trace(self) -> Trace:
+        """Of the phase that is played."""
+        assert self.begun is not None
+        return self.begun
 
     def _sums(self, _: str, args: list[Any]) -> None:
         """The game itself sums something over all ranks."""
@@ -237,7 +245,7 @@ class Recorder:
         event.passed, event.learns = sum(each.nbytes for each in tensors), any(each.requires_grad for each in tensors)
 
     def _read(self, weights: list[nn.Parameter]) -> None:
-        if self.trace is not None:
+        if self.begun is not None:
             self.add(kinds.READ, tuple(map(id, weights)))
 
     def _gradient(self, weight: nn.Parameter) -> None:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from gan.files.checkpoint import Share
 from strategies.pipelining.pipe import Pipe
 from strategies.sharding import bucket
-from strategies.sharding.reduction import SharedReduction
+from strategies.sharding.reduction import GroupReduction
 from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
 from strategies.sharding.whole_weights import OneOwner
 
@@ -79,7 +79,7 @@ def _give_memory(weights: Iterable[nn.Parameter]) -> None:
         show(weight, torch.empty(weight.numel(), dtype=weight.dtype, device=weight.device))
 
 
-class StageReduction(SharedReduction):
+class StageReduction(GroupReduction):
     """A stage's gradients are those of all samples of its pipeline; they are added up over the pipelines, if several.
 
     `copies` is the group of the ranks that have the same stages. `group` has all ranks. `pipes` are the player's.

@@ -125,8 +125,10 @@ class RemoteCall:
         return unpacked(self.answer.value, tensors, self.servers.device)
 
     def forward(self) -> list[Tensor]:
-        self.answer = self.servers.ask(self.call)
-        return self.answer.tensors
+        answer = self.servers.ask(self.call)
+        assert isinstance(answer, Returned)
+        self.answer = answer
+        return answer.tensors
 
     def backward(self, slopes: list[Tensor | None]) -> list[Tensor | None]:
         if torch.is_grad_enabled():
@@ -134,7 +136,9 @@ class RemoteCall:
                 f"player '{self.call.player}': a loss differentiates a gradient that goes through it, and that does "
                 f"not go through other ranks; leave @{self.servers.where} out"
             )
-        return self.servers.ask(Slopes(self.call.player, self.call.key, slopes, private.keeps_graph()))
+        answer = self.servers.ask(Slopes(self.call.player, self.call.key, slopes, private.keeps_graph()))
+        assert not isinstance(answer, Returned)
+        return answer
 
     def __del__(self) -> None:
         if self.call.learns:

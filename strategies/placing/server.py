@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from operator import attrgetter
@@ -280,6 +280,7 @@ class ServersOnPaper:
     """
 
     together = False  # in a trace, calls between phases are no mistake
+    contexts: Sequence[Enter] = ()
 
     def __init__(
         self,
@@ -295,13 +296,16 @@ class ServersOnPaper:
     def inside(self, context: Enter) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def enter(self) -> None:
+        pass
+
     def ask(self, message: Call | Slopes) -> Returned | list[Tensor | None]:
         self.answering = True
         try:
             with self.away(), torch.enable_grad():
                 if isinstance(message, Call):
                     sent = message.tensors
-                    found = self.answers.called(0, replace(message, tensors=_copies(sent)))
+                    found = self.answers.called(0, replace(message, tensors=[_copy(each) for each in sent]))
                 else:
                     sent = message.slopes
                     found = self.answers.back(0, replace(message, slopes=_copies(sent)))
@@ -309,12 +313,18 @@ class ServersOnPaper:
             self.answering = False
         returned = found.tensors if isinstance(found, Returned) else found
         self.asked(message.player, _bytes(sent), _bytes(returned))
-        return replace(found, tensors=_copies(returned)) if isinstance(found, Returned) else _copies(returned)
+        if isinstance(found, Returned):
+            return replace(found, tensors=[_copy(each) for each in found.tensors])
+        return _copies(found)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """What arrives on the other side."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _copies(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """What arrives on the other side."""
-    return [None if each is None else each.detach().clone().requires_grad_(each.requires_grad) for each in tensors]
+    return [None if each is None else _copy(each) for each in tensors]
 
 
 def _bytes(tensors: Iterable[Tensor | None]) -> int:

@@ -107,6 +107,7 @@ class Switch:
 
     def _named(self, step: int) -> list[nn.Parameter]:
         """The weights of the sub-modules that do not learn in this step."""
+        assert self.player.freeze is not None
         names = self.player.freeze(step)
         names = (names,) if isinstance(names, str) else tuple(names)
         if names != self._parts[0]:

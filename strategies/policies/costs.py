@@ -115,7 +115,7 @@ class Costs:
         return size(self.weights.values())
 
     @property
-    def kept_bytes(self) -> float:
+    def kept_gradients(self) -> float:
         """Gradients that stay between phases."""
         return 0.0
 
@@ -133,11 +133,13 @@ class Costs:
 
     def between_phases(self) -> Held:
         """What a rank holds of the player between phases, on its device. Buffers count as weights."""
-        return Held(self.whole_bytes + self.buffers, self.kept_bytes) + (Held() if self.offloaded else self._owned())
+        return Held(self.whole_bytes + self.buffers, self.kept_gradients) + (
+            Held() if self.offloaded else self._owned()
+        )
 
     def in_a_phase(self) -> Held:
         """The same in a phase in which it learns, without activations. No phase is known yet, so it is a bound."""
-        gradients = max(self.kept_bytes, 0 if self.offloaded else self.owned_bytes)
+        gradients = max(self.kept_gradients, 0 if self.offloaded else self.owned_bytes)
         return replace(self.between_phases(), gradients=gradients, flying=self.flying_at_most() if self.divided else 0)
 
     def on_host(self) -> Held:

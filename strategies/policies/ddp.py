@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from strategies.amounts import size
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
-from strategies.sharding.reduction import Reduction, SharedReduction
+from strategies.sharding.reduction import GroupReduction, Reduction
 from strategies.sharding.storage import Storage
 
 
@@ -33,7 +33,7 @@ class Ddp(Policy):
         return self.world.size > 1 and bool(self.weights)
 
     @property
-    def kept_bytes(self) -> float:
+    def kept_gradients(self) -> float:
         """The reducer's buckets."""
         return size(self.weights.values()) if self.divided else 0.0
 
@@ -51,7 +51,7 @@ class Dp(Ddp):
     name = "dp"
 
 
-class DdpReduction(SharedReduction):
+class DdpReduction(GroupReduction):
     """The reducer of torch's DDP. A DDP module is built around the network only for its reducer. It is never called.
 
     [Note: the reducer waits for every weight]
@@ -98,6 +98,7 @@ class DdpReduction(SharedReduction):
         loss = _Reach.apply(loss, *weights)
         for weight in frozen:
             weight.requires_grad_(False)
+        assert self.reducer is not None
         prepare_for_backward(self.reducer, loss)
         return loss
 

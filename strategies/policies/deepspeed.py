@@ -1,5 +1,6 @@
 """deepspeed1, deepspeed2 and deepspeed3: an engine of DeepSpeed shards a player's training."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +57,7 @@ class DeepSpeed2(Policy):
                 f"leave offload out, or type --devices 2"
             )
 
-    def _sharded(self) -> dict[str, nn.Parameter]:
+    def _sharded(self) -> Mapping[str, nn.Parameter]:
         """The parameters that the engine takes."""
         return self.weights
 
@@ -121,7 +122,7 @@ class DeepSpeed3(DeepSpeed2):
     name = "deepspeed3"
     stage = 3
 
-    def _sharded(self) -> dict[str, nn.Parameter]:
+    def _sharded(self) -> Mapping[str, nn.Parameter]:
         return self.belongings.parameters
 
     def make_storage(self) -> Storage:
@@ -141,7 +142,7 @@ class DeepSpeed3(DeepSpeed2):
         return super().shard_bytes + (self.owned_bytes if self.divided and not self.offloaded else 0.0)
 
     @property
-    def kept_bytes(self) -> float:
+    def kept_gradients(self) -> float:
         return self.owned_bytes if self.divided and not self.offloaded else 0.0
 
     def between_phases(self) -> Held:

@@ -69,7 +69,7 @@ def settings(player: Player, policy: str, stage: int, options: Mapping[str, Any]
         raise UserError(
             f"player '{player.name}': {policy}+config:{path} sets what it must not set; take out {'; '.join(wrong)}"
         )
-    ours = {
+    ours: dict[str, Any] = {
         "stage": stage,
         # The gradients are reduced in one bucket if they fit. DeepSpeed's default size would take 2 GB.
         "reduce_bucket_size": SIZE,

@@ -36,6 +36,7 @@ class Fsdp(Zero3):
     def parts(self, weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
         """What is outside of blocks, and each block. A player that follows another one has the blocks of that one."""
         like = self if self.followed is None else self.followed
+        assert isinstance(like, Fsdp)
         names = {id(each): name for name, each in like.belongings.parameters.items()}
         inside: dict[str | None, int] = {}
         for number, block in enumerate(like.blocks, 1):
@@ -54,7 +55,7 @@ class Fsdp(Zero3):
         largest = max(size(part.values()) for each in self.weights_and_others() for part in self.parts(each))
         return min(WHOLE_BUCKETS * largest, size(self.belongings.parameters.values()) + size(self.weights.values()))
 
-    def bucket(self, part: Mapping[str, nn.Parameter]) -> FsdpBucket:
+    def bucket(self, part: Mapping[str, nn.Parameter]) -> bucket.Bucket:
         group = DeviceMesh.from_group(self.group, self.world.device.type) if self.mesh is None else self.mesh
         return FsdpBucket(part, self.sharing, group)
 

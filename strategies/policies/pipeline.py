@@ -52,7 +52,7 @@ class Pipeline(Policy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.pipes: list[Pipe] = []  # one for each network
-        self.undo: list[Callable[[], None]] = []
+        self.undo: list[Callable[[], object]] = []
 
     def adopt(self, training: bool) -> None:
         super().adopt(training)
@@ -185,6 +185,7 @@ class Pipeline(Policy):
         private.say(f"player '{self.player.name}' in stages: {'; '.join(parts)}")
 
     def make_reduction(self) -> Reduction:
+        assert isinstance(self.storage, StageStorage)
         return StageReduction(self.storage, self.world.device, self.group, self.copies, self.pipes)
 
     def make_recompute(self) -> Recompute:

@@ -45,7 +45,7 @@ class Policy(Costs):
         turn.py      during                  around a phase; in it, for a learner:
                        reduction.arm           before each backward
                        reduction.finish        after the last one
-                       update                  if all gradients are finite
+                       update                  if all gradients are finite; moves the averages, too
                        reduction.drop          at the end
         turn.py      for_several_phases      around what makes a graph that later phases use too
         players.py   gathered, averaged      between phases: to save, validate or compare, and for an author's code
@@ -190,7 +190,7 @@ class Policy(Costs):
             if option is not None:
                 option.release()
         self.compiled = self.recompute = None
-        for name in ("group", "mesh", "sharing"):  # a reference would keep threads
+        for name in ("group", "mesh", "sharing"):  # what policies cache: a reference would keep threads
             vars(self).pop(name, None)
 
     @property

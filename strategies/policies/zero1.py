@@ -31,7 +31,7 @@ class Zero1(Sharded):
     communicates_only_in_its_turn = True
 
     @property
-    def kept_bytes(self) -> float:
+    def kept_gradients(self) -> float:
         """The reducer's buckets of gradients."""
         return size(self.weights.values()) if self.divided else 0.0
 

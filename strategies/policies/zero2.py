@@ -3,6 +3,7 @@
 from strategies.policies.sharded import Sharded
 from strategies.sharding.reduce_scatter import ReduceScatter
 from strategies.sharding.reduction import Reduction
+from strategies.sharding.storage import Buckets
 
 
 class Zero2(Sharded):
@@ -25,4 +26,5 @@ class Zero2(Sharded):
 
     def make_reduction(self) -> Reduction:
         what = f"player '{self.player.name}' (policy '{self.name}')"
+        assert isinstance(self.storage, Buckets)
         return ReduceScatter(self.storage, self.world.device, self.group, what, self.on_read)

@@ -13,7 +13,7 @@ connection ends without a word is lost.
 
 [Note: what is sent]
 A message is a line. A rank begins with rank 0's token and a `Failure`: what is to be said of it if it is lost. Rank 0
-answers with its own. After that a rank sends only BYE, or the `Failure` that it has learned. A line that is no
+answers with its own. After that a rank sends only BYE, or the `Failure` that it has heard. A line that is no
 message is passed over.
 
 [Note: strangers]
@@ -56,12 +56,12 @@ class Lifeline:
     """One rank's side of the lifeline. Rank 0 listens, and forwards the first `Failure` that it receives to all ranks.
 
     One thread, which lives until `leave`, sends and receives everything. When this rank gets the first `Failure`,
-    `learned` is called with it, once, in a thread of its own.
+    `heard` is called with it, once, in a thread of its own.
     """
 
-    def __init__(self, rank: int, learned: Callable[[Failure], None]) -> None:
+    def __init__(self, rank: int, heard: Callable[[Failure], None]) -> None:
         self.obituary = Failure(rank, os.getpid(), socket.gethostname(), GONE, LOST)  # what others say if this rank is
-        self._learned = learned
+        self._heard = heard
         self._end: Failure | None = None
         self._token = secrets.token_hex(16)
         self._peers: dict[StreamWriter, asyncio.Task] = {}  # which the loop alone would forget
@@ -174,21 +174,21 @@ class Lifeline:
             while line not in (b"", BYE):
                 with contextlib.suppress(ValueError):  # no message, as BYE is none, or too long to be one
                     line = await reader.readline()
-                    self._learn(lost if not line else from_json(line))
+                    self._hear(lost if not line else from_json(line))
         except ConnectionError:
-            self._learn(lost)
+            self._hear(lost)
         except OSError:  # timed out, or unreachable
-            self._learn(replace(lost, why=DARK.format(SILENCE)))
+            self._hear(replace(lost, why=DARK.format(SILENCE)))
         finally:
             self._peers.pop(writer, None)
             writer.close()
 
-    def _learn(self, end: Failure) -> None:
+    def _hear(self, end: Failure) -> None:
         """Only the first end counts, because it causes the later ones."""
         if self._end is None:
             self._end = end
             self._tell(_line(end))
-            threading.Thread(target=self._learned, args=(end,), name="lifeline-end", daemon=True).start()
+            threading.Thread(target=self._heard, args=(end,), name="lifeline-end", daemon=True).start()
 
     def _tell(self, line: bytes) -> None:
         for peer in self._peers:

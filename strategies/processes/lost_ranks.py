@@ -58,7 +58,7 @@ class Survivor:
         parent: int | None = None,
     ) -> None:
         self.rank, self.first, self.children, self.parent = rank, first, children or {}, parent
-        self.lifeline = Lifeline(rank, self.learned)
+        self.lifeline = Lifeline(rank, self.heard)
         self.advice = ""  # what to type
         self.saved: Callable[[], bool] = lambda: True  # whether there is a checkpoint to go on from
         self.beside: Callable[[int], str] = lambda lost: ""  # where a lost rank was in the game, and where this one is
@@ -77,9 +77,9 @@ class Survivor:
         while not (self._out.is_set() or self._tied.wait(LOOK)):
             for rank, child in self.children.items():
                 if child.poll() is not None:
-                    return self.learned(replace(here, rank=rank, process=child.pid))
+                    return self.heard(replace(here, rank=rank, process=child.pid))
             if self.parent is not None and os.getppid() != self.parent:
-                return self.learned(replace(here, rank=self.first, process=self.parent))
+                return self.heard(replace(here, rank=self.first, process=self.parent))
         return None
 
     def tie(self, store: dist.Store, size: int, host: str, advice: str) -> None:
@@ -153,7 +153,7 @@ class Survivor:
         own = failed(self.rank, error)
         return replace(own, why=own.why[:8000])
 
-    def learned(self, end: Failure) -> None:
+    def heard(self, end: Failure) -> None:
         """Called in a thread of its own when a rank has ended.
 
         Prints the message, waits for the main thread to leave training, and ends the process if that takes too long.

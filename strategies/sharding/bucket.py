@@ -181,11 +181,13 @@ class Bucket:
         """Make the weights whole, in `dtype`, by one all-gather of the ranks' shards."""
         if self.work is None:
             self.start_unshard(dtype)
+        assert self.work is not None
         self.work.wait()
         self.work = None
         self._show()
 
     def _show(self) -> None:
+        assert self.whole is not None
         if not self.sharing.keep:
             UNSHARDED[memory_of(self.whole)] = self
         for name, weight in self.weights.items():
@@ -217,6 +219,7 @@ class Bucket:
 
     def _move_back(self) -> bool:
         """After `weight.data = ...` a weight has other memory. Copy its values to its place in the bucket."""
+        assert self.whole is not None
         moved, memory = False, memory_of(self.whole)
         for name, weight in self.weights.items():
             start, count = self.starts[name], weight.numel()

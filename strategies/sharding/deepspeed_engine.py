@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from gan.files.errors import UserError
 from strategies import private
 from strategies.sharding.bucket import Bucket, Sharing, parts
-from strategies.sharding.reduction import SharedReduction
+from strategies.sharding.reduction import GroupReduction
 from strategies.sharding.storage import Buckets
 
 
@@ -62,7 +62,8 @@ class EngineBucket(Bucket):
 
     def __init__(self, weights: Mapping[str, nn.Parameter], sharing: Sharing, learns: bool) -> None:
         super().__init__(weights, sharing)
-        self.twin: nn.Parameter | None = nn.Parameter(self.whole, requires_grad=learns)
+        assert self.whole is not None
+        self.twin: Any = nn.Parameter(self.whole, requires_grad=learns)  # to which the engine gives attributes
         self.gather: Any = None
 
     def give(self, shard: Tensor, gather: Any) -> None:
@@ -105,6 +106,8 @@ class Engine(Buckets):
     optimizer. The stand-in lets the player's own optimizer step on pieces of the shard, one for each weight, as in the
     zero policies.
     """
+
+    learning: Sequence[EngineBucket]
 
     def __init__(
         self,
@@ -219,14 +222,16 @@ class Engine(Buckets):
             bucket.give_gradients(own.view(-1))
 
 
-class EngineReduction(SharedReduction):
+class EngineReduction(GroupReduction):
     """The engine reduces after the last backward. Norms, and weights that were not reached, are as in zero2."""
+
+    storage: Engine
 
     def finish(self, scale: float) -> Tensor:
         self.reached = {name for name, weight in self.storage.weights.items() if weight.grad is not None}
         self.storage.drop_reduced()
         self.storage.reduce()
-        gradients = [piece.grad for piece in self.storage.owned.values()]
+        gradients = [piece.grad for piece in self.storage.owned.values() if piece.grad is not None]
         if scale != 1 and gradients:
             torch._foreach_mul_(gradients, 1 / scale)
         return self.norms()

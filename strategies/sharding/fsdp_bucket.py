@@ -1,6 +1,7 @@
 """torch's FSDP2 as what stores a bucket and gathers it. Only public words of FSDP2 are used."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,7 +29,8 @@ class FsdpBucket(Bucket):
     """
 
     def __init__(self, weights: Mapping[str, nn.Parameter], sharing: Sharing, mesh: DeviceMesh) -> None:
-        self.mesh, self.twin = mesh, nn.Module()
+        self.mesh: DeviceMesh | None = mesh
+        self.twin: Any = nn.Module()  # to which FSDP2 gives methods
         super().__init__(weights, sharing)
 
     def memory(self) -> torch.Tensor:
@@ -43,7 +45,8 @@ class FsdpBucket(Bucket):
             offload_policy=OffloadPolicy() if home is None else CPUOffloadPolicy(pin_memory=pins(self.device)),
         )
         self.twin.to_empty(device=home or self.device)
-        return self.twin.flat.to_local().detach().zero_()
+        sharded: Any = self.twin.flat  # FSDP2 has made it a DTensor
+        return sharded.to_local().detach().zero_()
 
     def start_unshard(self, dtype: torch.dtype | None = None) -> None:
         if dtype is not None:

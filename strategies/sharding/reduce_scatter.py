@@ -8,12 +8,12 @@ from torch import Tensor
 
 from gan.files.errors import UserError
 from strategies.sharding.bucket import PendingReduction
-from strategies.sharding.reduction import SharedReduction
+from strategies.sharding.reduction import GroupReduction
 from strategies.sharding.storage import Buckets
 from strategies.sharding.unshard_on_read import UnshardOnRead
 
 
-class ReduceScatter(SharedReduction):
+class ReduceScatter(GroupReduction):
     """A bucket is reduced as soon as it has all of its gradients; each rank keeps its shard of them.
 
     As in DDP, a weight is ready when backward has added up its whole gradient. Buckets are reduced in the same order

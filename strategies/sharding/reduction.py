@@ -30,7 +30,7 @@ class Reduction:
         return loss
 
     def finish(self, scale: float) -> Tensor:
-        """Complete the gradients and divide them by the loss scale. Returns the norm of each, the same on all ranks.
+        """Complete the gradients and divide them by the loss scale. Returns their `norms`.
 
         A weight that the loss did not reach has no gradient, as in plain torch.
         """
@@ -40,7 +40,7 @@ class Reduction:
         return self.norms()
 
     def norms(self) -> Tensor:
-        """The norm of each gradient as it is now, the same on all ranks."""
+        """The norm of each gradient as it is now, the same on all ranks: of each weight, or of each that has one."""
         gradients = [weight.grad for weight in self.storage.weights.values() if weight.grad is not None]
         return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.device)
 
@@ -61,7 +61,7 @@ class Reduction:
         """Remove every hook from the weights."""
 
 
-class SharedReduction(Reduction):
+class GroupReduction(Reduction):
     """A reduction over the ranks of a group, which leaves zeros where a loss has reached a weight on no rank.
 
     [Note: weights that the loss did not reach]
@@ -74,7 +74,7 @@ class SharedReduction(Reduction):
 
     def __init__(self, storage: Storage, device: torch.device, group: dist.ProcessGroup) -> None:
         super().__init__(storage, device)
-        self.group = group
+        self.group: dist.ProcessGroup | None = group
         self.hooks: list[RemovableHandle] = []
         self.reached: set[str] = set()  # the weights that this rank's loss has reached
         self.with_zeros: set[str] = set()  # the phases in which a gradient was exactly zero, when last played

@@ -1,7 +1,7 @@
 """A parameter whose values are not on this rank, because it is sharded. Reading it is an error that says what to do."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, autograd, nn
@@ -31,6 +31,7 @@ HARMLESS = {
     Tensor.stride,
     Tensor.untyped_storage,
 }
+# pyrefly: ignore[missing-attribute]  # torch declares `data` for tensors, and its descriptor not
 DATA = (Tensor.data.__get__, Tensor.data.__set__)
 
 
@@ -64,7 +65,7 @@ class ReshardedParameter(nn.Parameter):
         return f"<sharded parameter of shape {tuple(self.shape)}>"
 
 
-def resharded(tensor: Tensor) -> bool:
+def resharded(tensor: Tensor) -> TypeGuard[ReshardedParameter]:
     """Whether its values are not on this rank."""
     return isinstance(tensor, ReshardedParameter)
 

@@ -46,36 +46,37 @@ class WeightPlace:
 
 def _pack(tensor: Tensor) -> WeightPlace | tuple[Tensor, int]:
     bucket = UNSHARDED.get(_memory(tensor))
-    if bucket is None or tensor.dtype != bucket.whole.dtype:
+    if bucket is None or bucket.whole is None or tensor.dtype != bucket.whole.dtype:
         # The parameter may use other memory later, so keep the memory that it uses now.
         tensor = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
         return tensor, version_of(tensor)
-    offset = tensor.storage_offset()
+    offset = int(tensor.storage_offset())
     return WeightPlace(bucket, tensor.size(), tensor.stride(), offset, bucket.version_at(offset))
 
 
-def _memory(tensor: Tensor) -> int | None:
-    """Which memory a tensor uses. Sparse tensors and the zeros of forward-mode derivatives have none."""
+def _memory(tensor: Tensor) -> int:
+    """Which memory a tensor uses. 0 for sparse tensors and the zeros of forward-mode derivatives, which have none."""
     if tensor.layout != torch.strided or tensor._is_zerotensor():
-        return None
+        return 0
     return memory_of(tensor)
 
 
 def _unpack(packed: WeightPlace | tuple[Tensor, int]) -> Tensor:
-    if isinstance(packed, WeightPlace):
-        bucket, then = packed.bucket, packed.version
-        now = bucket.version_at(packed.offset)
-    else:
-        tensor, then = packed
-        now = version_of(tensor)
+    if not isinstance(packed, WeightPlace):
+        tensor, version = packed
+        _check(tensor.shape, version_of(tensor), version)
+        return tensor
+    bucket = packed.bucket
+    _check(packed.size, bucket.version_at(packed.offset), packed.version)
+    bucket.fetch()
+    assert bucket.whole is not None
+    return bucket.whole.as_strided(packed.size, packed.stride, packed.offset)
+
+
+def _check(shape: torch.Size, now: int, then: int) -> None:
+    """Refuse, in the words of plain torch, what was written since the forward."""
     if now != then:
-        # The message is the one of plain torch.
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"a tensor of shape {list(packed.size if isinstance(packed, WeightPlace) else tensor.shape)} is at version "
-            f"{now}; expected version {then} instead"
+            f"a tensor of shape {list(shape)} is at version {now}; expected version {then} instead"
         )
-    if isinstance(packed, WeightPlace):
-        bucket.fetch()
-        return bucket.whole.as_strided(packed.size, packed.stride, packed.offset)
-    return tensor

@@ -21,6 +21,7 @@ class Storage:
 
     sharded = False  # whether the optimizer works on a part of the weights only: on some of them, or on pieces of all
     cut = False  # whether it works on pieces of weights
+    group: Any = None  # the ranks that together own the weights once, if each owns a part
     gradients_apart = False  # whether a weight's owner has its whole gradient, and no other rank has any of it
 
     def __init__(self, weights: Mapping[str, nn.Parameter]) -> None:

@@ -211,7 +211,8 @@ class UnshardOnRead:
     def _enter(self, module: nn.Module, *_: Any) -> None:
         if self.playing and not torch.compiler.is_compiling():
             self.recomputing = self.recomputing and private.in_backward()
-            self.enter(module._parameters.quietly())
+            parameters: Any = module._parameters  # a dict that is watched: see `listen`
+            self.enter(parameters.quietly())
 
     def _leave(self, *_: Any) -> None:
         if len(self.frames) > 1 and not torch.compiler.is_compiling():

@@ -23,7 +23,7 @@ from gan.app.run import options
 from gan.files import errors, system
 from gan.files.disk import load_plain, name_for, read_text, regular, whole_file
 from gan.files.errors import UserError, printable, refuse, this_rank
-from gan.files.loading import RANKS, loading
+from gan.files.loading import LIGHTNINGS_RANKS, loading
 from gan.files.system import check_ranks, free_memory, lock, signals
 from strategies.policies import ALIASES, POLICIES
 from tests.support.posix import not_on_windows, only_on_linux
@@ -251,7 +251,7 @@ def test_lightning_does_not_see_a_rank_that_is_no_number(monkeypatch):
 
 @pytest.mark.parametrize(("variables", "rank"), [({}, 0), ({"RANK": "banana", "SLURM_PROCID": "3"}, 3)])
 def test_before_lightning_is_there_the_environment_says_the_rank(variables, rank, monkeypatch):
-    for name in RANKS:
+    for name in LIGHTNINGS_RANKS:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
