@@ -202,4 +202,4 @@ def raise_broken(source: Source, problems: Sequence[str]) -> None:
 
 
 def _sum(path: Path, *rule: object) -> str:
-    return f"{zlib.crc32(repr((2, os.fspath(path.resolve()), *rule)).encode(errors='surrogateescape')):08x}"
+    return f"{zlib.crc32(repr((3, os.fspath(path.resolve()), *rule)).encode(errors='surrogateescape')):08x}"
