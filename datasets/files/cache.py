@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from datasets.workers import explained
+from datasets.workers import cores, explained
 from gan.files.disk import regular, whole_file
 from gan.files.errors import UserError, printable, this_rank
 
@@ -221,7 +221,7 @@ def _results(work: Callable[[int], str], todo: np.ndarray, title: str) -> Iterat
         _Work(work, todo),
         batch_size=16,
         collate_fn=list,
-        num_workers=0 if alone else min(32, _cores()),
+        num_workers=0 if alone else min(32, cores()),
         worker_init_fn=_start_worker,
         generator=torch.Generator(),  # else it would draw from the global one
     )
@@ -238,7 +238,3 @@ def _results(work: Callable[[int], str], todo: np.ndarray, title: str) -> Iterat
 def _start_worker(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
     torch.set_num_threads(1)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

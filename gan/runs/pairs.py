@@ -111,7 +111,7 @@ class Published:
         epochs: Passes over the data; the learning rates fall to zero over the second half.
         max_steps: Steps of the whole training, in place of epochs.
         seed: Decides the networks' first weights and the order of the samples.
-        workers: Processes that prepare batches, for each rank.
+        workers: Processes that prepare batches, for each rank; default: as many as it has CPUs, 4 at most.
         width: Channels of the generator's last block; the blocks before it have more.
         hidden: Channels of the mask branch in each normalisation layer.
         style: Length of a region's style code; null for no styles, which makes it SPADE.
@@ -137,7 +137,7 @@ class Published:
     epochs: PositiveInt = 100
     max_steps: PositiveInt | None = None
     seed: Seed = 0
-    workers: NonNegativeInt = 4
+    workers: NonNegativeInt | None = None
     width: PositiveInt = 64
     hidden: PositiveInt = 128
     style: PositiveInt | None = 512

@@ -1,6 +1,5 @@
 """Pictures of a person's own as the data of a run: what `--data PATH` finds there, and how that is fitted."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -33,7 +32,7 @@ class PictureOptions:
             translations).
         background: What transparent and padded parts become.
         seed: Decides the networks' first weights and the order of the samples.
-        workers: Processes that prepare batches, for each rank.
+        workers: Processes that prepare batches, for each rank; default: as many as it has CPUs, 4 at most.
     """
 
     data: str = "data"
@@ -44,20 +43,15 @@ class PictureOptions:
     flip: bool = False
     held_out: Share = 0.02
     seed: Seed = 0
-    workers: NonNegativeInt = 4
+    workers: NonNegativeInt | None = None
     skip_broken: bool = False
 
     def typed_size(self) -> tuple[int, int] | None:
         """Height and width of what is typed as 128 or 256x192."""
-        # A library's user may give what the command line refuses.
         if self.channels not in (None, *COLOURS):
             raise UserError(f"{self.channels} channels are not known; type --channels 1 (gray), 3 (colours) or 4")
-        if self.fit not in FITTED:
-            raise UserError(f"fit {self.fit!r} is not known; type --fit crop, pad or stretch")
         if self.size is None:
             return None
-        if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4})?", str(self.size)):
-            raise UserError(f"size {self.size} is not known; type --size 128, or width x height: --size 256x192")
         width, _, height = str(self.size).partition("x")
         return int(height or width), int(width)
 

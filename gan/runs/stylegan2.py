@@ -1,25 +1,18 @@
 """StyleGAN2-ADA on pictures of a person's own, in the published configurations."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jsonargparse.typing import (
-    ClosedUnitInterval,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.ema import half_life
 from gan.files.errors import UserError
 from gan.runs.pictures import OnPictures
 from gan.runs.run import Run
+from gan.runs.run import preset as preset_of
 from nets.ada import PIPES, Ada
 from nets.stylegan import StyleDiscriminator, StyleGenerator
-
-CONFIGS = "auto", "stylegan2", "paper256", "paper512", "paper1024", "cifar"
 
 
 @dataclass(frozen=True)
@@ -51,17 +44,14 @@ PRESETS = {
 }
 
 
-def preset(config: str, side: int, batch_size: int | None = None) -> Preset:
+def preset(config: str, side: int, batch: int | None = None, **typed: Any) -> Preset:
     """The configuration of that name. `auto` depends on the larger side of the pictures and on the batch size."""
-    if config == "auto":
-        # The published batch of one device: more devices must not make it another training.
-        batch = batch_size or min(max(4096 // side, 1), 32)
-        width, rate = 1.0 if side >= 512 else 0.5, 0.002 if side >= 1024 else 0.0025
-        gamma, ema = 0.0002 * side**2 / batch, batch * 10 / 32
-        return Preset(batch, rate, gamma, ema, min(batch, 4), width, mapping=2, ramp_up=0.05)
-    if config not in PRESETS:
-        raise UserError(f"config '{config}' is not known; type --config {', '.join(CONFIGS[:-1])} or {CONFIGS[-1]}")
-    return replace(PRESETS[config], batch=batch_size or PRESETS[config].batch)
+    # The published batch of one device: more devices must not make it another training.
+    size = batch or min(max(4096 // side, 1), 32)
+    width, rate = 1.0 if side >= 512 else 0.5, 0.002 if side >= 1024 else 0.0025
+    gamma, ema = 0.0002 * side**2 / size, size * 10 / 32
+    auto = Preset(size, rate, gamma, ema, min(size, 4), width, mapping=2, ramp_up=0.05)
+    return preset_of({"auto": auto} | PRESETS, config, batch=batch, **typed)
 
 
 def stylegan2(
@@ -115,12 +105,10 @@ def stylegan2(
     pictures = OnPictures(**settings)
     found = pictures.find()
     side = 1 << (max(found.size) - 1).bit_length()
-    typed = dict(
-        kimg=kimg, gamma=gamma, rate=rate, width=width, mapping=mapping, mixing=mixing, path=path, ema=ema_kimg
-    )
-    p = replace(
-        preset(config_, side, batch_size), **{name: value for name, value in typed.items() if value is not None}
-    )
+    p = preset(
+        config_, side, batch_size, kimg=kimg, gamma=gamma, rate=rate, width=width, mapping=mapping, mixing=mixing,
+        path=path, ema=ema_kimg,
+    )  # fmt: skip
     steps = max_steps or max(1, round(1000 * p.kimg / p.batch))
 
     torch.manual_seed(pictures.seed)

@@ -96,7 +96,7 @@ def test_a_published_file_is_trained_on(classes, tmp_path):
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ({"config_": "paper64"}, "config 'paper64' is not known; type --config auto, stylegan2, .* or cifar"),
+        ({"config_": "paper64"}, "--config paper64 is not known; type one of auto, stylegan2, .*, cifar"),
         ({"augment": "gbc"}, "augment 'gbc' is not known; type --augment blit, geom, .* or off"),
     ],
 )
