@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nets.blocks import SLOPE
+from nets.blocks import SLOPE, middle
 
 GAIN = (2 / (1 + SLOPE**2)) ** 0.5  # keeps the variance through a leaky ReLU: He et al. 2015
 
@@ -184,7 +184,7 @@ class R3Generator(nn.Module):
         for stage in self.MainLayers:
             x = stage(x)
         x = self.AggregationLayer(x.to(z.dtype))
-        return x if self.size is None else x[..., *middle(self.size, x.shape[-1])]
+        return x if self.size is None else middle(x, *self.size)
 
 
 class R3Discriminator(nn.Module):
@@ -223,10 +223,7 @@ class R3Discriminator(nn.Module):
 
     def forward(self, image: Tensor, label: Tensor | None = None) -> Tensor:
         """Scores [B]."""
-        height, width = image.shape[2:]
-        rows, columns = middle((height, width), self.side)
-        outside = (columns.start, self.side - columns.stop, rows.start, self.side - rows.stop)
-        x = self.ExtractionLayer(F.pad(image, outside) if any(outside) else image)
+        x = self.ExtractionLayer(middle(image, self.side, self.side))
         for stage in self.MainLayers:
             x = stage(x)
         x = x.to(image.dtype)
@@ -238,12 +235,6 @@ class R3Discriminator(nn.Module):
 def groups_of(widths: Sequence[int], expansion: int) -> list[int]:
     """Groups of 16 channels in each 3x3."""
     return [max(1, width * expansion // 16) for width in widths]
-
-
-def middle(size: tuple[int, int], side: int) -> tuple[slice, slice]:
-    """Where a picture of this size is in a square."""
-    top, left = ((side - each) // 2 for each in size)
-    return slice(top, top + size[0]), slice(left, left + size[1])
 
 
 def normal_(layer: nn.Conv2d | nn.Linear, gain: float = 1.0) -> None:

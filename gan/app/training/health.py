@@ -85,8 +85,7 @@ class Health(Callback):
         numbers = {"train": self._numbers(data.train, step, batch * turns)}
         numbers["held out"] = self._numbers(data.val, step, batch * turns)
         share = batch // world.size
-        kept: list[Judged] = []
-        held_out: list[Tensor] = []
+        kept: dict[str, list[Judged]] = {kind: [] for kind in numbers}
         with computing(trainer, game, averaged=False) as prepared:
             for turn in range(turns):
                 place = noise.Place(("health", step, turn), world.rank * share, share, batch)
@@ -98,18 +97,16 @@ class Health(Callback):
                         judged = judges(game, items)
                     if judged is None:
                         return {}
-                    if kind == "train":
-                        kept.append(judged)
-                    else:
-                        held_out.append(judged.real)
-        real, fake, pictures, fakes = (
-            torch.cat([ranks.gather(getattr(each, name).float()) for each in kept])
-            for name in ("real", "fake", "pictures", "fakes")
-        )
+                    kept[kind].append(judged)
+
+        def all_of(what: str, kind: str = "train") -> Tensor:
+            return torch.cat([ranks.gather(getattr(each, what).float()) for each in kept[kind]])
+
+        real = all_of("real")
         found = {
-            "told_apart": above(real, fake),
-            "memorised": above(real, torch.cat([ranks.gather(each.float()) for each in held_out])),
-            "diversity": differences(fakes) / differences(pictures),
+            "told_apart": above(real, all_of("fake")),
+            "memorised": above(real, all_of("real", "held out")),
+            "diversity": differences(all_of("fakes")) / differences(all_of("pictures")),
         }
         augmented = [value for name, value in game.named_buffers() if name.endswith(".p") and value.numel() == 1]
         return {**found, **dict(zip(["augmented"], map(float, augmented), strict=False))}
