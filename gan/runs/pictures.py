@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
@@ -19,6 +19,7 @@ G = TypeVar("G")
 D = TypeVar("D")
 FITTED = {"crop": "scaled and cropped", "pad": "scaled and padded", "stretch": "stretched"}
 COLOURS = {1: "gray", 3: "RGB", 4: "RGBA"}  # by the number of channels
+DISTANCE = {"val/distance": "distance of drawn from held-out pictures"}
 PLANNED = 64  # pixels of a side, for a plan without pictures and without a size
 
 
@@ -45,6 +46,7 @@ class PictureOptions:
     seed: Seed = 0
     workers: NonNegativeInt | None = None
     skip_broken: bool = False
+    crop: ClassVar[bool] = False
 
     def typed_size(self) -> tuple[int, int] | None:
         """Height and width of what is typed as 128 or 256x192."""
@@ -55,12 +57,25 @@ class PictureOptions:
         width, _, height = str(self.size).partition("x")
         return int(height or width), int(width)
 
-    def batches(self, train: Any, val: Any, batch_size: int, crop: bool = False) -> "GanData":
+
+class Found:
+    """The samples of a run, split into those to train on and those held out, which may be none."""
+
+    def __init__(self, options: PictureOptions, train: Any, val: Any) -> None:
+        self.options, self.train, self.val, self.size = options, train, val, train.size
+
+    def data(self, batch_size: int) -> "GanData":
+        """The batches of pictures [B, channels, height, width] in [-1, 1]."""
         from datasets import GanData
 
-        scored = val if val is not None and len(val) else None
-        how: dict[str, Any] = dict(workers=self.workers, seed=self.seed, flip=self.flip, crop=crop)
-        return GanData(train, scored, batch_size=batch_size, **how)
+        typed, scored = self.options, self.val if self.val is not None and len(self.val) else None
+        how: dict[str, Any] = dict(workers=typed.workers, seed=typed.seed, flip=typed.flip, crop=typed.crop)
+        return GanData(self.train, scored, batch_size=batch_size, **how)
+
+    def run(self, game: "GanModule", batch_size: int, steps: int, scores: dict[str, str]) -> Run:
+        """A run of a game on these pictures, with scores where some are held out."""
+        data = self.data(batch_size)
+        return Run(game, data, steps, scores if data.val is not None else {})
 
 
 @dataclass
@@ -102,22 +117,12 @@ class OnPictures(PictureOptions):
         return found
 
 
-class FoundPictures:
-    """The pictures of a run, split into those to train on and those held out."""
+class FoundPictures(Found):
+    """Batches are {"image"}, and with classes {"class": [B]} too."""
 
     def __init__(self, options: OnPictures, train: "Pictures | MadeUp", val: "Pictures | MadeUp") -> None:
-        self.options, self.train, self.val = options, train, val
-        self.size, self.channels = train.size, train.channels
-        self.classes, self.class_names = train.classes, train.class_names
-
-    def data(self, batch_size: int) -> "GanData":
-        """The batches: {"image": [B, channels, height, width] in [-1, 1]}, and with classes {"class": [B]} too."""
-        return self.options.batches(self.train, self.val, batch_size)
-
-    def run(self, game: "GanModule", batch_size: int, steps: int) -> Run:
-        """A run of a game that draws pictures like these, with a score where some are held out."""
-        scores = {"val/distance": "distance of drawn from held-out pictures"} if len(self.val) else {}
-        return Run(game, self.data(batch_size), steps, scores)
+        super().__init__(options, train, val)
+        self.channels, self.classes, self.class_names = train.channels, train.classes, train.class_names
 
     def networks(self, path: str, drawer: type[G], judge: type[D]) -> tuple[G, D]:
         """The generator and the discriminator of a published file, for these pictures. The average begins anew."""

@@ -7,7 +7,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.pictures import FoundPictures, OnPictures
+from gan.runs.pictures import DISTANCE, FoundPictures, OnPictures
 from gan.runs.run import Run
 from gan.runs.run import preset as preset_of
 from nets.ada import Augmentation
@@ -111,7 +111,7 @@ def r3gan(
         images=1000 * p.kimg,
         augment=Augmentation("r3gan") if p.p else None,
     )
-    return found.run(game, p.batch, steps)
+    return found.run(game, p.batch, steps, DISTANCE)
 
 
 def _networks(p: Preset, found: FoundPictures, width: float, bf16: bool) -> tuple[R3Generator, R3Discriminator]:

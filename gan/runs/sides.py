@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.pictures import COLOURS, FITTED, PLANNED, PictureOptions
+from gan.runs.pictures import COLOURS, FITTED, PLANNED, Found, PictureOptions
 from gan.runs.run import Run, begin_with, is_planned, say
 
 if TYPE_CHECKING:
-    from datasets import GanData
     from datasets.files.sides import Both, PairedSides, Side
 
 
@@ -102,24 +101,16 @@ class OnSides(PictureOptions):
         return [Side(each, size) for each in (aligned(*opened) if paired else opened)]
 
 
-class FoundSides:
-    """The pictures of a translation, split into those to train on and those held out."""
+class FoundSides(Found):
+    """The pictures of a translation. Batches are {"a", "b"}."""
 
     def __init__(
         self, options: OnSides, train: "PairedSides", val: "PairedSides | None", channels: tuple[int, int]
     ) -> None:
-        self.options, self.train, self.val, self.channels = options, train, val, channels
-        self.size = train.size
+        super().__init__(options, train, val)
+        self.weights, self.channels = options.from_, channels
 
-    def __len__(self) -> int:
-        return len(self.train)
-
-    def data(self, batch_size: int) -> "GanData":
-        """The batches: {"a", "b"}, each [B, channels, height, width] in [-1, 1]."""
-        return self.options.batches(self.train, self.val, batch_size, self.options.crop)
-
-    def run(self, game: Any, steps: int, score: str, title: str) -> Run:
-        """A run of a game that translates these, with a score where some are held out."""
-        begin_with(self.options.from_, game)
-        data = self.data(self.options.batch_size)
-        return Run(game, data, steps, {score: title} if self.val is not None else {})
+    def run(self, game: Any, batch_size: int, steps: int, scores: dict[str, str]) -> Run:
+        """A run of a game that translates these, from published weights if they are typed."""
+        begin_with(self.weights, game)
+        return super().run(game, batch_size, steps, scores)

@@ -15,7 +15,7 @@ from nets.patch import PatchGan
 from nets.patch_vectors import PatchVectors
 from nets.resnet import ResnetGenerator
 
-SCORE = "val/distance", "distance of translated from held-out pictures"
+SCORE = {"val/distance": "distance of translated from held-out pictures"}
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Unpaired(OnSides):
             raise UserError(f"{self.data} has pictures of {a} and of {b} channels; type --channels 3")
         torch.manual_seed(self.seed)
         ends = self.epochs or epochs, falling if self.falling_epochs is None else self.falling_epochs
-        return found, a, *self.falling(len(found), *ends, ahead)
+        return found, a, *self.falling(len(found.train), *ends, ahead)
 
 
 def cyclegan(
@@ -67,7 +67,7 @@ def cyclegan(
         identity=identity,
         pool=pool,
     )
-    return found.run(game, steps, *SCORE)
+    return found.run(game, typed.batch_size, steps, SCORE)
 
 
 def cut(
@@ -101,7 +101,7 @@ def cut(
         patches=patches,
         all_negatives=all_negatives,
     )
-    return found.run(game, steps, *SCORE)
+    return found.run(game, typed.batch_size, steps, SCORE)
 
 
 def cut_networks(
