@@ -14,7 +14,8 @@ from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
 
 if TYPE_CHECKING:
-    from datasets.files.made_up import Labelled
+    from datasets.files.made_up import MadeUp
+    from datasets.files.pairs import Pairs
     from gan.games.spade import Spade
 
 
@@ -76,7 +77,7 @@ def layout_of(data: str) -> Layout:
     raise UserError(f"there are no label maps in {data}; a set is known by its folder: {known}")
 
 
-def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Labelled, Labelled]":
+def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Pairs | MadeUp, Pairs | MadeUp]":
     """A data set's training and held-out split."""
     import datasets
     from datasets.files.made_up import MadeUp

@@ -17,8 +17,8 @@ from datasets.augment import Prepared
 from gan import noise, ranks
 from gan.app.painting.reopen import has_numbers
 from gan.app.scoring.outputs import Judged, judges
-from gan.app.training.computing import computing, log
-from gan.app.training.pace import between_steps
+from gan.app.training.metrics import log
+from gan.app.training.pace import computing
 from strategies.strategy import phase_strategy
 
 PICTURES = 64  # of each kind, at least, for a measurement
@@ -71,8 +71,7 @@ class Health(Callback):
         data = getattr(trainer, "datamodule", None)
         if trainer.global_step % self.every or not has_numbers(data):
             return
-        with between_steps(trainer, "health", self.every):
-            found = self.measured(trainer, pl_module, data)
+        found = self.measured(trainer, pl_module, data)
         if trainer.is_global_zero and found:
             log(trainer, {f"health/{name}": value for name, value in found.items()})
             for advice in self.advice(found):
@@ -86,7 +85,7 @@ class Health(Callback):
         numbers["held out"] = self._numbers(data.val, step, batch * turns)
         share = batch // world.size
         kept: dict[str, list[Judged]] = {kind: [] for kind in numbers}
-        with computing(trainer, game, averaged=False) as prepared:
+        with computing(trainer, game, "health", self.every, averaged=False) as prepared:
             for turn in range(turns):
                 place = noise.Place(("health", step, turn), world.rank * share, share, batch)
                 own = slice(turn * batch + place.first, turn * batch + place.first + share)
