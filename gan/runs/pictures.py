@@ -11,7 +11,6 @@ from gan.runs.run import Pixels, Run, Seed, Share, is_planned, say
 
 if TYPE_CHECKING:
     from datasets import GanData
-    from datasets.files.made_up import MadeUp
     from datasets.files.pictures import Headers, Pictures
     from gan import GanModule
 
@@ -62,7 +61,9 @@ class Found:
     """The samples of a run, split into those to train on and those held out, which may be none."""
 
     def __init__(self, options: PictureOptions, train: Any, val: Any) -> None:
-        self.options, self.train, self.val, self.size = options, train, val, train.size
+        self.options, self.train, self.val = options, train, val
+        self.size, self.channels = train.size, train.channels
+        self.classes, self.class_names = train.classes, train.class_names
 
     def data(self, batch_size: int) -> "GanData":
         """The batches of pictures [B, channels, height, width] in [-1, 1]."""
@@ -76,53 +77,6 @@ class Found:
         """A run of a game on these pictures, with scores where some are held out."""
         data = self.data(batch_size)
         return Run(game, data, steps, scores if data.val is not None else {})
-
-
-@dataclass
-class OnPictures(PictureOptions):
-    """Pictures to train on, with or without classes.
-
-    Args:
-        data: A folder of pictures, a zip, tar or Parquet file, a folder of those, or a name such as cifar10.
-        channels: 1 for gray, 3 for colours, 4 for colours and opacity; default: 1 if all are gray, else 3.
-        flip: Mirror half of the pictures; not for letters, or other things that have a left and a right.
-        classes: Whether sub-folders and labels are classes; default: found out, and said.
-        held_out: The share of the pictures that is scored on and not trained on; their names decide which.
-        skip_broken: Leave pictures out that cannot be read, or are tiny.
-    """
-
-    classes: bool | None = None
-
-    def find(self) -> "FoundPictures":
-        """Look, decode what is new, and say in one line what there is."""
-        from datasets.files.decoding import Frame
-        from datasets.files.find import find_source
-        from datasets.files.made_up import MadeUp
-        from datasets.files.pictures import Headers, Pictures
-
-        size = self.typed_size()
-        try:
-            source = find_source(self.data, self.classes)
-        except UserError:
-            if not is_planned():
-                raise
-            made_up = MadeUp(size or PLANNED, self.channels or 3)
-            return FoundPictures(self, made_up, made_up)
-        headers = Headers(source)
-        fitting, why = headers.size()
-        frame = Frame(*(size or fitting), self.channels or headers.channels, self.fit, self.background)
-        pictures = Pictures(source, frame, self.skip_broken)
-        found = FoundPictures(self, *pictures.split(self.held_out))
-        say(found.said(pictures, headers, "as typed" if size else why))
-        return found
-
-
-class FoundPictures(Found):
-    """Batches are {"image"}, and with classes {"class": [B]} too."""
-
-    def __init__(self, options: OnPictures, train: "Pictures | MadeUp", val: "Pictures | MadeUp") -> None:
-        super().__init__(options, train, val)
-        self.channels, self.classes, self.class_names = train.channels, train.classes, train.class_names
 
     def networks(self, path: str, drawer: type[G], judge: type[D]) -> tuple[G, D]:
         """The generator and the discriminator of a published file, for these pictures. The average begins anew."""
@@ -151,25 +105,64 @@ class FoundPictures(Found):
         generator.size = self.size
         return found[0], found[1]
 
-    def said(self, pictures: "Pictures", headers: "Headers", why: str) -> str:
+
+@dataclass
+class OnPictures(PictureOptions):
+    """Pictures to train on, with or without classes.
+
+    Args:
+        data: A folder of pictures, a zip, tar or Parquet file, a folder of those, or a name such as cifar10.
+        channels: 1 for gray, 3 for colours, 4 for colours and opacity; default: 1 if all are gray, else 3.
+        flip: Mirror half of the pictures; not for letters, or other things that have a left and a right.
+        classes: Whether sub-folders and labels are classes; default: found out, and said.
+        held_out: The share of the pictures that is scored on and not trained on; their names decide which.
+        skip_broken: Leave pictures out that cannot be read, or are tiny.
+    """
+
+    classes: bool | None = None
+
+    def find(self) -> Found:
+        """Look, decode what is new, and say in one line what there is."""
+        from datasets.files.decoding import Frame
+        from datasets.files.find import find_source
+        from datasets.files.made_up import MadeUp
+        from datasets.files.pictures import Headers, Pictures
+
+        size = self.typed_size()
+        try:
+            source = find_source(self.data, self.classes)
+        except UserError:
+            if not is_planned():
+                raise
+            made_up = MadeUp(size or PLANNED, self.channels or 3)
+            return Found(self, made_up, made_up)
+        headers = Headers(source)
+        fitting, why = headers.size()
+        frame = Frame(*(size or fitting), self.channels or headers.channels, self.fit, self.background)
+        pictures = Pictures(source, frame, self.skip_broken)
+        found = Found(self, *pictures.split(self.held_out))
+        say(self._said(found, pictures, headers, "as typed" if size else why))
+        return found
+
+    def _said(self, found: Found, pictures: "Pictures", headers: "Headers", why: str) -> str:
         """What was found and decided, in one line."""
-        source, (height, width), ordered = headers.source, self.size, sorted(headers.sizes)
+        source, (height, width), ordered = headers.source, found.size, sorted(headers.sizes)
         (common, count), *_ = headers.sizes.most_common(1)
         least, most, common = (f"{across}x{down}" for across, down in (ordered[0], ordered[-1], common))
         sizes = least if least == most else f"{len(ordered)} sizes from {least} to {most}, {count:,} of {common}"
         modes = ", ".join(f"{mode} {count:,}" for mode, count in headers.modes.most_common())
         classes = "no classes"
         if source.labels is not None:
-            shown = ", ".join(self.class_names[:5]) + (", ..." if self.classes > 5 else "")
-            classes = f"{self.classes} classes ({shown}; --classes false for none)"
-        fit = f"{FITTED[self.options.fit]} to {width}x{height} ({why}), {COLOURS[self.channels]}"
-        if self.channels != 4 and any(mode.endswith(("+", "A")) for mode in headers.modes):
-            fit += f" on {self.options.background} (--channels 4 keeps transparency)"
+            shown = ", ".join(found.class_names[:5]) + (", ..." if found.classes > 5 else "")
+            classes = f"{found.classes} classes ({shown}; --classes false for none)"
+        fit = f"{FITTED[self.fit]} to {width}x{height} ({why}), {COLOURS[found.channels]}"
+        if found.channels != 4 and any(mode.endswith(("+", "A")) for mode in headers.modes):
+            fit += f" on {self.background} (--channels 4 keeps transparency)"
         notes = [
-            f"data {self.options.data}: {len(source):,} pictures in {source.kind} ({sizes}; {modes})",
+            f"data {self.data}: {len(source):,} pictures in {source.kind} ({sizes}; {modes})",
             classes,
             fit,
-            f"{len(self.train):,} to train on and {len(self.val):,} held out",
+            f"{len(found.train):,} to train on and {len(found.val):,} held out",
         ]
         notes += [f"{len(pictures.problems):,} broken or tiny left out"] if pictures.problems else []
         notes += [f"not pictures: {source.note}"] if source.note else []

@@ -7,7 +7,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import nn
 
 from gan.files.errors import UserError
-from gan.runs.run import Run
+from gan.runs.run import Run, begin_with
 from gan.runs.sides import OnSides
 from nets.patch import PatchGan, PixelGan
 from nets.resnet import Norm, ResnetGenerator
@@ -76,6 +76,7 @@ def pix2pix(
         rate=typed.rate,
         pixels=pixels,
     )
+    begin_with(typed.from_, game)
     return found.run(game, typed.batch_size, steps, {"val/paint_error": "error of held-out pictures translated"})
 
 

@@ -7,7 +7,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.pictures import DISTANCE, FoundPictures, OnPictures
+from gan.runs.pictures import DISTANCE, Found, OnPictures
 from gan.runs.run import Run
 from gan.runs.run import preset as preset_of
 from nets.ada import Augmentation
@@ -114,7 +114,7 @@ def r3gan(
     return found.run(game, p.batch, steps, DISTANCE)
 
 
-def _networks(p: Preset, found: FoundPictures, width: float, bf16: bool) -> tuple[R3Generator, R3Discriminator]:
+def _networks(p: Preset, found: Found, width: float, bf16: bool) -> tuple[R3Generator, R3Discriminator]:
     widths = [max(8, int(each * width) // 8 * 8) for each in p.widths]
     rule: dict[str, Any] = dict(
         widths=widths,

@@ -8,8 +8,9 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Run
-from gan.runs.sides import FoundSides, OnSides
+from gan.runs.pictures import Found
+from gan.runs.run import Run, begin_with
+from gan.runs.sides import OnSides
 from nets.blocks import start_
 from nets.patch import PatchGan
 from nets.patch_vectors import PatchVectors
@@ -33,7 +34,7 @@ class Unpaired(OnSides):
     falling_epochs: NonNegativeInt | None = None
     blocks: PositiveInt = 9
 
-    def begin(self, epochs: int, falling: int, ahead: int) -> tuple[FoundSides, int, int, Any]:
+    def begin(self, epochs: int, falling: int, ahead: int) -> tuple[Found, int, int, Any]:
         """The pictures and their channels, the steps of the training, and how the rate falls."""
         found = self.find(paired=False)
         a, b = found.channels
@@ -67,6 +68,7 @@ def cyclegan(
         identity=identity,
         pool=pool,
     )
+    begin_with(typed.from_, game)
     return found.run(game, typed.batch_size, steps, SCORE)
 
 
@@ -101,6 +103,7 @@ def cut(
         patches=patches,
         all_negatives=all_negatives,
     )
+    begin_with(typed.from_, game)
     return found.run(game, typed.batch_size, steps, SCORE)
 
 
