@@ -1,4 +1,4 @@
-"""The worker processes of loaders: what they do at signals, and what is said when one of them fails."""
+"""The worker processes of loaders: how many, what they do at signals, and what is said when one of them fails."""
 
 import atexit
 import errno

@@ -136,9 +136,10 @@ def _stages(
 ) -> nn.Sequential:
     """The stages of a network: `layers` are those between its sizes, which come before the blocks where it draws.
 
-    So many of the largest sizes as `low` says compute in bfloat16.
+    So many of the largest sizes as `low` says compute in bfloat16. Without `groups` these have 16 channels.
     """
     draws, found = isinstance(layers[0], FromVector), []
+    groups = groups or [max(1, width * expansion // 16) for width in widths]
     for number, (layer, width, group) in enumerate(zip(layers, widths, groups, strict=True)):
         inside = [R3Block(width, expansion, group, blocks * len(widths)) for _ in range(blocks)]
         is_low = number >= len(widths) - low if draws else number < low
@@ -171,7 +172,7 @@ class R3Generator(nn.Module):
         self.latent, self.channels, self.classes, self.size = latent, channels, classes, size
         start = FromVector(latent + (embedding if classes else 0), widths[0])
         layers = [start, *(Resample(before, after, up=True) for before, after in pairwise(widths))]
-        self.MainLayers = _stages(layers, widths, groups or groups_of(widths, expansion), blocks, expansion, low)
+        self.MainLayers = _stages(layers, widths, groups or (), blocks, expansion, low)
         self.AggregationLayer = Convolution(widths[-1], channels)
         if classes:
             self.EmbeddingLayer = nn.Linear(classes, embedding, bias=False)
@@ -206,7 +207,7 @@ class R3Discriminator(nn.Module):
         super().__init__()
         self.classes, self.side = classes, 4 * 2 ** (len(widths) - 1)
         embedding = embedding or widths[0]
-        down, groups = widths[::-1], (groups or groups_of(widths, expansion))[::-1]
+        down, groups = widths[::-1], (groups or ())[::-1]
         layers: list[nn.Module] = [Resample(before, after, up=False) for before, after in pairwise(down)]
         layers.append(ToVector(down[-1], embedding if classes else 1))
         self.ExtractionLayer = Convolution(channels, down[0])
@@ -221,11 +222,6 @@ class R3Discriminator(nn.Module):
         if self.classes:
             x = x * self.EmbeddingLayer(label)
         return x.sum(1)
-
-
-def groups_of(widths: Sequence[int], expansion: int) -> list[int]:
-    """Groups of 16 channels in each 3x3."""
-    return [max(1, width * expansion // 16) for width in widths]
 
 
 def normal_(layer: nn.Conv2d | nn.Linear, gain: float = 1.0) -> None:

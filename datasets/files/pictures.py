@@ -5,6 +5,7 @@ import shutil
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, Self
 
@@ -76,12 +77,9 @@ class UsableSamples(Dataset):
         return self.part(~out), self.part(out)
 
     def part(self, rows: np.ndarray) -> Self:
-        part = object.__new__(type(self))
-        part.__dict__ |= self.__getstate__() | {"entries": self.entries[rows]}
+        part = copy(self)
+        part.entries = self.entries[rows]
         return part
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self)
 
 
 class Pictures(UsableSamples):
@@ -97,6 +95,8 @@ class Pictures(UsableSamples):
         frame.colour()  # a mistyped one is an error before the work
         self.source, self.frame = source, frame
         self.size, self.channels = (frame.height, frame.width), frame.channels
+        self.class_names = source.class_names
+        self.classes = len(self.class_names)  # or how long their vectors are
         self._shape = (frame.channels, frame.height, frame.width)
         self.bytes = int(np.prod(self._shape))
         self._array: np.ndarray | None = None
@@ -111,15 +111,6 @@ class Pictures(UsableSamples):
         self.entries = np.array([entry for entry, text in enumerate(texts) if text is not None])
         self._rows = np.array([int(text or -1) for text in texts])  # of all entries
         self.decoded = bool((self._rows[self.entries] >= 0).all())
-
-    @property
-    def classes(self) -> int:
-        """How many classes there are, or how long their vectors are; 0 for none."""
-        return len(self.source.class_names)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.source.class_names
 
     def name(self, index: int) -> str:
         """The picture's name in its set."""
