@@ -19,42 +19,17 @@ if TYPE_CHECKING:
     from datasets.files.pictures import Pictures
     from datasets.loaders import GlobalLoader, GlobalStream
 
-__all__ = [
-    "ADE20K",
-    "FLIP_PAIRS",
-    "LABELS",
-    "LOOKS",
-    "Augment",
-    "CelebAMask",
-    "Cityscapes",
-    "CocoStuff",
-    "Facades",
-    "FaceDomains",
-    "FaceLooks",
-    "FaceTransfers",
-    "Faces",
-    "FolderPairs",
-    "GanData",
-    "GlobalBatches",
-    "GlobalLoader",
-    "GlobalStream",
-    "Pairs",
-    "Pictures",
-    "ResumableLoader",
-    "Tones",
-]
-__getattr__ = by_name(
-    __name__,
-    {
-        "datasets.augment": "Augment",
-        "datasets.batches": "GlobalBatches ResumableLoader",
-        "datasets.data": "GanData",
-        "datasets.drawn.faces": "FLIP_PAIRS LABELS LOOKS FaceDomains FaceLooks Faces FaceTransfers",
-        "datasets.drawn.tones": "Tones",
-        "datasets.files.celebamask": "CelebAMask",
-        "datasets.files.layouts": "ADE20K Cityscapes CocoStuff Facades FolderPairs",
-        "datasets.files.pairs": "Pairs",
-        "datasets.files.pictures": "Pictures",
-        "datasets.loaders": "GlobalLoader GlobalStream",
-    },
-)
+PLACES = {
+    "datasets.augment": "Augment",
+    "datasets.batches": "GlobalBatches ResumableLoader",
+    "datasets.data": "GanData",
+    "datasets.drawn.faces": "FLIP_PAIRS LABELS LOOKS FaceDomains FaceLooks Faces FaceTransfers",
+    "datasets.drawn.tones": "Tones",
+    "datasets.files.celebamask": "CelebAMask",
+    "datasets.files.layouts": "ADE20K Cityscapes CocoStuff Facades FolderPairs",
+    "datasets.files.pairs": "Pairs",
+    "datasets.files.pictures": "Pictures",
+    "datasets.loaders": "GlobalLoader GlobalStream",
+}
+__all__ = [name for names in PLACES.values() for name in names.split()]
+__getattr__ = by_name(__name__, PLACES)

@@ -5,7 +5,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from datasets.augment import Augment, Prepared, Samples
 from datasets.batches import GlobalBatches, ResumableLoader, check_divides
+from datasets.workers import usual
 from gan.files.errors import UserError
+
+FEW = 256  # held-out samples that a rank reads without workers
 
 
 class GanData(LightningDataModule):
@@ -14,6 +17,9 @@ class GanData(LightningDataModule):
     Each rank gets an equal part of every batch, and a sample's augmentation depends on its own number. So all ranks
     together see what one device would see. Held-out samples are not augmented or shuffled; validation uses the first
     `val_count` of them, by default all.
+
+    `workers` are processes of each rank that prepare training batches, and those of many held-out samples. With None
+    there are so many as the rank has CPUs, and at most 4.
     """
 
     def __init__(
@@ -24,7 +30,7 @@ class GanData(LightningDataModule):
         batch_size: int,
         val_batch_size: int | None = None,
         val_count: int | None = None,
-        workers: int = 0,
+        workers: int | None = 0,
         seed: int = 0,
         flip: bool = True,
         crop: bool = False,
@@ -34,7 +40,14 @@ class GanData(LightningDataModule):
         self.batch_size = batch_size
         self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
         self.val_count = min(val_count or len(val), len(val)) if val is not None else 0
-        self.workers, self.seed, self.flip, self.crop = workers, seed, flip, crop
+        self.asked_workers, self.seed, self.flip, self.crop = workers, seed, flip, crop
+
+    @property
+    def workers(self) -> int:
+        """The processes that prepare batches for this rank."""
+        if self.asked_workers is not None:
+            return self.asked_workers
+        return usual(self.trainer.world_size // self.trainer.num_nodes if self.trainer is not None else 1)
 
     def setup(self, stage: str | None = None) -> None:
         """Refuse, before the first step, what cannot be split into equal parts."""
@@ -71,7 +84,7 @@ class GanData(LightningDataModule):
     def _loader(self, dataset: Prepared, count: int, batch_size: int, training: bool) -> ResumableLoader:
         rank, ranks = self._rank_of_ranks()
         sampler = GlobalBatches(count, batch_size, ranks=ranks, rank=rank, seed=self.seed, training=training)
-        return ResumableLoader(dataset, sampler, workers=self.workers)
+        return ResumableLoader(dataset, sampler, workers=self.workers if training or count > FEW else 0)
 
     def _rank_of_ranks(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)

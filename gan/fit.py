@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 from gan.app.command import command, run_ranks, take_place, working
 from gan.app.outputs import run, say
 from gan.app.run import job, options
-from gan.runs import RUNS
+from gan.runs import RUNS, short_name
 from strategies.processes.launchers import launched
 from strategies.processes.rendezvous import Rendezvous
 
@@ -26,6 +26,8 @@ def main(argv: list[str]) -> None:
             say(f"{name:16} {(function.__doc__ or '').partition(chr(10))[0]}")
         return
     take_place(place)
+    if place is None and not (settings.slurm or settings.submit or settings.dry_run):
+        say(f"{short_name(settings.run)}: loading Lightning, then the data")  # which takes a busy machine a minute
     with working():
         from lightning import seed_everything
 

@@ -14,6 +14,8 @@ have all derivatives.
 """
 
 import math
+from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,24 +25,19 @@ from torch.nn import functional as F
 from gan import noise, ranks
 from gan.files.errors import UserError
 
-BLIT = dict.fromkeys(("xflip", "rotate90", "xint"), 1.0)
-GEOM = dict.fromkeys(("scale", "rotate", "aniso", "xfrac"), 1.0)
-COLOR = dict.fromkeys(("brightness", "contrast", "lumaflip", "hue", "saturation"), 1.0)
-FILTER, NOISE, CUTOUT = {"imgfilter": 1.0}, {"noise": 1.0}, {"cutout": 1.0}
-PIPES = {
-    "blit": BLIT,
-    "geom": GEOM,
-    "color": COLOR,
-    "filter": FILTER,
-    "noise": NOISE,
-    "cutout": CUTOUT,
-    "bg": BLIT | GEOM,
-    "bgc": BLIT | GEOM | COLOR,
-    "bgcf": BLIT | GEOM | COLOR | FILTER,
-    "bgcfn": BLIT | GEOM | COLOR | FILTER | NOISE,
-    "bgcfnc": BLIT | GEOM | COLOR | FILTER | NOISE | CUTOUT,
-    "r3gan": BLIT | GEOM | dict.fromkeys(COLOR, 0.5) | CUTOUT,
+GROUPS = {
+    "blit": ("xflip", "rotate90", "xint"),
+    "geom": ("scale", "rotate", "aniso", "xfrac"),
+    "color": ("brightness", "contrast", "lumaflip", "hue", "saturation"),
+    "filter": ("imgfilter",),
+    "noise": ("noise",),
+    "cutout": ("cutout",),
 }
+BLIT, GEOM, COLOR, *_ = GROUPS.values()
+# A pipe's factor of each change. bg, bgc, ... have the groups of these letters, which are the first ones.
+PIPES = {pipe: dict.fromkeys(changes, 1.0) for pipe, changes in GROUPS.items()}
+PIPES |= {"bgcfnc"[:count]: dict.fromkeys(chain(*islice(GROUPS.values(), count)), 1.0) for count in range(2, 7)}
+PIPES["r3gan"] = PIPES["bg"] | dict.fromkeys(COLOR, 0.5) | PIPES["cutout"]
 
 # What is drawn for each picture. A coin is named by its change and, where there are several, by a part of it.
 BANDS = tuple(f"imgfilter.{band}" for band in range(4))
@@ -91,7 +88,7 @@ class Augmentation(nn.Module):
             """The value where the coin says so, and else 0."""
             return torch.where(happens[name], value, 0)
 
-        if self.factors.keys() & (BLIT | GEOM):
+        if self.factors.keys() & PIPES["bg"].keys():
             height, width = x.shape[2:]
             near = torch.stack([(some("xint", 2 * u["xint." + axis] - 1) * 0.125) for axis in "xy"], 1)
             far = torch.stack([0.125 * some("xfrac", n["xfrac." + axis]) for axis in "xy"], 1)
@@ -104,7 +101,7 @@ class Augmentation(nn.Module):
             whole = first @ _turn(before) @ _diagonal(shrink * squeeze, shrink / squeeze) @ _turn(after)
             offset = -first @ (near * sides).round()[..., None] - whole @ (far * sides)[..., None]
             x = moved(x, whole, offset)
-        if self.factors.keys() & COLOR:
+        if self.factors.keys() & PIPES["color"].keys():
             gain = 2 ** (0.5 * some("contrast", n["contrast"]))
             grey = gain * (1 - 2 * some("lumaflip", (2 * u["lumaflip"]).floor()))
             colour = gain * 2 ** some("saturation", n["saturation"])
@@ -216,34 +213,28 @@ class _Sampled(torch.autograd.Function):
     """Bilinear sampling at the same places, as often differentiable as you like; torch's own is so only once."""
 
     @staticmethod
-    def forward(x: Tensor, places: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.shape = x.shape
         return F.grid_sample(x, places, align_corners=True)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ANN001
-        ctx.save_for_backward(inputs[1])
-        ctx.shape = inputs[0].shape
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN001
-        return _Spread.apply(gradient, ctx.saved_tensors[0], ctx.shape), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _Spread.apply(gradient, *ctx.saved_tensors, ctx.shape), None
 
 
 class _Spread(torch.autograd.Function):
     """The gradient of `_Sampled`: each value goes back to the four pixels from which it came."""
 
     @staticmethod
-    def forward(x: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
+    def forward(ctx: Any, x: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
+        ctx.save_for_backward(places)
         like = x.new_zeros(()).expand(shape)
         return torch.ops.aten.grid_sampler_2d_backward(x, like, places, 0, 0, True, [True, False])[0]
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple[Tensor, Tensor, torch.Size], output: Tensor) -> None:  # noqa: ANN001
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN001
-        return _Sampled.apply(gradient, ctx.saved_tensors[0]), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _Sampled.apply(gradient, *ctx.saved_tensors), None, None
 
 
 # ---- colours and frequencies ----

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gan.files.errors import UserError
-from nets.blocks import laid_out, without_gradient
+from nets.blocks import laid_out, middle, without_gradient
 from nets.norm import batch_norm
-from nets.r3 import middle
 from nets.spectral import Normalised, full_precision
 
 # By the pixels of a side: channels from 4x4 up as multiples of `width`, and those of the discriminator's blocks.
@@ -232,7 +231,7 @@ class BigGenerator(nn.Module):
             for attention in attends:
                 h = attention(h)
         image = torch.tanh(self.output_layer(h))
-        return image if self.size == (self.side, self.side) else image[..., *middle(self.size, self.side)]
+        return middle(image, *self.size)
 
 
 class BigDiscriminator(nn.Module):
@@ -262,9 +261,7 @@ class BigDiscriminator(nn.Module):
         _begin(self, start)
 
     def forward(self, image: Tensor, label: Tensor | None = None) -> Tensor:
-        rows, columns = middle((image.shape[2], image.shape[3]), self.side)
-        outside = (columns.start, self.side - columns.stop, rows.start, self.side - rows.stop)
-        h = F.pad(image, outside) if any(outside) else image
+        h = middle(image, self.side, self.side)
         for block, *attends in _stages(self.blocks):
             h = block(laid_out(h, block.conv1))
             for attention in attends:

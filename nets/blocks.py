@@ -103,6 +103,15 @@ def laid_out(x: Tensor, layer: nn.Module) -> Tensor:
     return x.contiguous(memory_format=torch.contiguous_format if many else torch.channels_last)
 
 
+def middle(x: Tensor, height: int, width: int) -> Tensor:
+    """The middle of pictures; of smaller ones, with zeros around them."""
+    down, across = height - x.shape[-2], width - x.shape[-1]
+    if not (down or across):
+        return x
+    top, left = int(down / 2), int(across / 2)
+    return F.pad(x, (left, across - left, top, down - top))  # a negative one crops
+
+
 class Residual(nn.Module):
     """The sum of some layers and of their shortcut."""
 

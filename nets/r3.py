@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nets.blocks import SLOPE
+from nets.blocks import SLOPE, middle
 
 GAIN = (2 / (1 + SLOPE**2)) ** 0.5  # keeps the variance through a leaky ReLU: He et al. 2015
 
@@ -81,14 +81,12 @@ class Resample(nn.Module):
     def __init__(self, before: int, after: int, up: bool) -> None:
         super().__init__()
         self.Resampler = Resampler(up)
-        if before != after:
-            self.LinearLayer = Convolution(before, after)
+        self.LinearLayer = nn.Identity() if before == after else Convolution(before, after)
 
     def forward(self, x: Tensor) -> Tensor:
-        layers = [self.Resampler, *([self.LinearLayer] if hasattr(self, "LinearLayer") else [])]
-        for layer in reversed(layers) if self.Resampler.up else layers:
-            x = layer(x)
-        return x
+        if self.Resampler.up:
+            return self.Resampler(self.LinearLayer(x))
+        return self.LinearLayer(self.Resampler(x))
 
 
 class FromVector(nn.Module):
@@ -123,19 +121,30 @@ class Stage(nn.Module):
 
     def __init__(self, layers: Sequence[nn.Module], low: bool) -> None:
         super().__init__()
-        self.Layers = nn.ModuleList(layers)
+        self.Layers = nn.Sequential(*layers)
         self.low = low
 
     def forward(self, x: Tensor) -> Tensor:
         if self.low:
             with torch.autocast(x.device.type, torch.bfloat16):
-                return self._all(x.bfloat16())
-        return self._all(x.float() if x.dtype is torch.bfloat16 else x)
+                return self.Layers(x.bfloat16())
+        return self.Layers(x.float() if x.dtype is torch.bfloat16 else x)
 
-    def _all(self, x: Tensor) -> Tensor:
-        for layer in self.Layers:
-            x = layer(x)
-        return x
+
+def _stages(
+    layers: Sequence[nn.Module], widths: Sequence[int], groups: Sequence[int], blocks: int, expansion: int, low: int
+) -> nn.Sequential:
+    """The stages of a network: `layers` are those between its sizes, which come before the blocks where it draws.
+
+    So many of the largest sizes as `low` says compute in bfloat16. Without `groups` these have 16 channels.
+    """
+    draws, found = isinstance(layers[0], FromVector), []
+    groups = groups or [max(1, width * expansion // 16) for width in widths]
+    for number, (layer, width, group) in enumerate(zip(layers, widths, groups, strict=True)):
+        inside = [R3Block(width, expansion, group, blocks * len(widths)) for _ in range(blocks)]
+        is_low = number >= len(widths) - low if draws else number < low
+        found.append(Stage([layer, *inside] if draws else [*inside, layer], is_low))
+    return nn.Sequential(*found)
 
 
 class R3Generator(nn.Module):
@@ -161,16 +170,9 @@ class R3Generator(nn.Module):
     ) -> None:
         super().__init__()
         self.latent, self.channels, self.classes, self.size = latent, channels, classes, size
-        groups = groups or groups_of(widths, expansion)
-        depth = blocks * len(widths)
         start = FromVector(latent + (embedding if classes else 0), widths[0])
         layers = [start, *(Resample(before, after, up=True) for before, after in pairwise(widths))]
-        self.MainLayers = nn.ModuleList(
-            Stage(
-                [layer, *(R3Block(width, expansion, group, depth) for _ in range(blocks))], number >= len(widths) - low
-            )
-            for number, (layer, width, group) in enumerate(zip(layers, widths, groups, strict=True))
-        )
+        self.MainLayers = _stages(layers, widths, groups or (), blocks, expansion, low)
         self.AggregationLayer = Convolution(widths[-1], channels)
         if classes:
             self.EmbeddingLayer = nn.Linear(classes, embedding, bias=False)
@@ -180,11 +182,8 @@ class R3Generator(nn.Module):
         """A picture. Its values have no bounds; the network learns to keep them between -1 and 1."""
         if self.classes:
             z = torch.cat([z, self.EmbeddingLayer(label)], 1)
-        x = z
-        for stage in self.MainLayers:
-            x = stage(x)
-        x = self.AggregationLayer(x.to(z.dtype))
-        return x if self.size is None else x[..., *middle(self.size, x.shape[-1])]
+        x = self.AggregationLayer(self.MainLayers(z).to(z.dtype))
+        return x if self.size is None else middle(x, *self.size)
 
 
 class R3Discriminator(nn.Module):
@@ -207,43 +206,22 @@ class R3Discriminator(nn.Module):
     ) -> None:
         super().__init__()
         self.classes, self.side = classes, 4 * 2 ** (len(widths) - 1)
-        groups = groups or groups_of(widths, expansion)
         embedding = embedding or widths[0]
-        depth, down = blocks * len(widths), widths[::-1]
+        down, groups = widths[::-1], (groups or ())[::-1]
         layers: list[nn.Module] = [Resample(before, after, up=False) for before, after in pairwise(down)]
         layers.append(ToVector(down[-1], embedding if classes else 1))
         self.ExtractionLayer = Convolution(channels, down[0])
-        self.MainLayers = nn.ModuleList(
-            Stage([*(R3Block(width, expansion, group, depth) for _ in range(blocks)), layer], number < low)
-            for number, (layer, width, group) in enumerate(zip(layers, down, groups[::-1], strict=True))
-        )
+        self.MainLayers = _stages(layers, down, groups, blocks, expansion, low)
         if classes:
             self.EmbeddingLayer = nn.Linear(classes, embedding, bias=False)
             normal_(self.EmbeddingLayer, embedding**-0.5)
 
     def forward(self, image: Tensor, label: Tensor | None = None) -> Tensor:
         """Scores [B]."""
-        height, width = image.shape[2:]
-        rows, columns = middle((height, width), self.side)
-        outside = (columns.start, self.side - columns.stop, rows.start, self.side - rows.stop)
-        x = self.ExtractionLayer(F.pad(image, outside) if any(outside) else image)
-        for stage in self.MainLayers:
-            x = stage(x)
-        x = x.to(image.dtype)
+        x = self.MainLayers(self.ExtractionLayer(middle(image, self.side, self.side))).to(image.dtype)
         if self.classes:
             x = x * self.EmbeddingLayer(label)
         return x.sum(1)
-
-
-def groups_of(widths: Sequence[int], expansion: int) -> list[int]:
-    """Groups of 16 channels in each 3x3."""
-    return [max(1, width * expansion // 16) for width in widths]
-
-
-def middle(size: tuple[int, int], side: int) -> tuple[slice, slice]:
-    """Where a picture of this size is in a square."""
-    top, left = ((side - each) // 2 for each in size)
-    return slice(top, top + size[0]), slice(left, left + size[1])
 
 
 def normal_(layer: nn.Conv2d | nn.Linear, gain: float = 1.0) -> None:

@@ -3,11 +3,12 @@
 Sizes that are no power of two, or not square, are the middle of the next power of two.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from nets.blocks import laid_out
+from nets.blocks import laid_out, middle
 from nets.stylegan_layers import Conv, Dense, Filtered, Grain, Mapping, MinibatchDeviation, ModulatedConv, ToRgb
 
 
@@ -19,7 +20,6 @@ class SynthesisBlock(Filtered):
         self.side = side
         if not inside:
             self.const = nn.Parameter(torch.randn(outside, side, side))
-        self._add_filter()
         if inside:
             self.conv0 = ModulatedConv(inside, outside, style, side, up=True, clamp=clamp)
         self.conv1 = ModulatedConv(outside, outside, style, side, up=False, clamp=clamp)
@@ -87,16 +87,9 @@ class StyleGenerator(nn.Module):
         self.synthesis = Synthesis(_widths(self.size, base, most), style, channels, clamp, half)
         self.mapping = Mapping(latent, classes, style, mapping)
 
-    def forward(
-        self,
-        z: Tensor,
-        label: Tensor | None = None,
-        *,
-        psi: float = 1.0,
-        cutoff: int | None = None,
-        grain: Grain | None = None,
-    ) -> Tensor:
-        return self.drawn(self.styles(z, label, psi=psi, cutoff=cutoff), grain)
+    def forward(self, z: Tensor, label: Tensor | None = None, *, grain: Grain | None = None, **how: Any) -> Tensor:
+        """Pictures, as `drawn`, of styles, as `styles`."""
+        return self.drawn(self.styles(z, label, **how), grain)
 
     def styles(
         self,
@@ -118,10 +111,7 @@ class StyleGenerator(nn.Module):
 
     def drawn(self, styles: Tensor, grain: Grain | None = None) -> Tensor:
         """Pictures of styles. Without a word on the noise it is drawn in training, and always the same otherwise."""
-        whole = self.synthesis(styles, grain or ("random" if self.training else "const"))
-        (height, width), side = self.size, whole.shape[-1]
-        top, left = (side - height) // 2, (side - width) // 2
-        return whole[:, :, top : top + height, left : left + width]
+        return middle(self.synthesis(styles, grain or ("random" if self.training else "const")), *self.size)
 
 
 class DiscriminatorBlock(Filtered):
@@ -132,7 +122,6 @@ class DiscriminatorBlock(Filtered):
     ) -> None:
         super().__init__()
         self.side = side
-        self._add_filter()
         self.fromrgb = None if channels is None else Conv(channels, inside, 1, clamp=clamp)
         self.conv0 = Conv(inside, inside, 3, clamp=clamp)
         self.conv1 = Conv(inside, outside, 3, halve=True, clamp=clamp)
@@ -197,8 +186,7 @@ class StyleDiscriminator(nn.Module):
         high, x = _own_precision(image)
         low = x.dtype
         with torch.autocast(image.device.type, enabled=False):
-            down, right = (self.side - side for side in x.shape[2:])
-            x = F.pad(x, (right // 2, right - right // 2, down // 2, down - down // 2))
+            x = middle(x, self.side, self.side)
             for block in self.children():
                 if isinstance(block, DiscriminatorBlock):
                     x = block(laid_out(x.to(high if block.side >= self.half else low), block.conv1))

@@ -42,7 +42,8 @@ class Filtered(nn.Module):
 
     resample_filter: Tensor
 
-    def _add_filter(self) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         taps = torch.tensor([1.0, 3.0, 3.0, 1.0])
         self.register_buffer("resample_filter", torch.outer(taps, taps) / 64)
 
@@ -68,7 +69,6 @@ class Conv(Filtered):
         self.scale, self.halve, self.clamp = 1 / (inside * kernel**2) ** 0.5, halve, clamp
         self.weight = nn.Parameter(torch.randn(outside, inside, kernel, kernel))
         self.bias = nn.Parameter(torch.zeros(outside)) if bias else None
-        self._add_filter()
 
     def forward(self, x: Tensor, gain: float = 1.0) -> Tensor:
         """Without a bias there is no activation either."""
@@ -134,7 +134,6 @@ class ModulatedConv(Filtered):
         self.weight = nn.Parameter(torch.randn(outside, inside, 3, 3))
         self.noise_strength = nn.Parameter(torch.zeros(()))
         self.bias = nn.Parameter(torch.zeros(outside))
-        self._add_filter()
         self.register_buffer("noise_const", torch.randn(side, side))
         self.affine = Dense(style, inside, bias=1.0)
 

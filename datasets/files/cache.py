@@ -1,21 +1,24 @@
 """Remembers which files were checked, so that a file is read again only after it has changed.
 
 Reading a data set of 30,000 pictures takes minutes; listing it takes a second. So for every entry that is done we
-save the sizes and times of its files. A later start works on new and changed entries only.
+note the sizes and times of its files. A later start works on new and changed entries only.
+
+The notes are lines: a checksum and JSON. Where a process was killed the last line is damaged, and the next start does
+that entry again. Of two lines of an entry the later one counts.
 """
 
 import hashlib
+import json
 import math
 import multiprocessing
 import os
 import signal
 import sys
-import time
-import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,15 +26,14 @@ from filelock import FileLock, Timeout
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from datasets.workers import explained
-from gan.files.disk import regular, whole_file
+from datasets.workers import cores, explained
+from gan.files.disk import regular
 from gan.files.errors import UserError, printable, this_rank
 
 FOLDER = "gan-cache"  # beside the data, where we may write there
 VARIABLE = "GAN_CACHE"  # the environment variable with another folder for the cache
 MAX_PROBLEMS = 100  # of pairs: we stop at this many
 SHOWN_PROBLEMS = 5
-SAVE_EVERY = 20.0  # seconds of work that are lost if the process is killed
 SILENT_WAIT = 2.0  # seconds to wait for another process before we print that we wait
 FEW = 64  # entries that one process does alone
 
@@ -85,43 +87,51 @@ def remember(
     file: Path,
     keys: np.ndarray,
     stamps: np.ndarray,
-    begin: Callable[[Sequence[int]], Callable[[int], str]],
+    work: Callable[[int], Any],
     title: str,
     *,
+    keep: Callable[[Any], str] = str,
     good: Callable[[str], bool] = lambda text: True,
     saving: Callable[[], None] = lambda: None,
     most: float = math.inf,
 ) -> tuple[list[str | None], list[str]]:
-    """A short text for each entry, made once and kept in `file` while the entry's stamps stay; and the problems.
+    """A short text for each entry, made once and noted in `file` while the entry's stamps stay; and the problems.
 
-    An entry is a key, of bytes, and a row of stamps: the sizes and times of its files. `begin(todo)` gets the entries
-    that are new or have changed, and returns what makes the text of one of them. Where that raises a UserError, that is
-    a problem: the entry has no text, and is tried again at the next start; so is one whose text is not `good`. After
-    the `most` problems no more is looked for.
+    An entry is a key, of bytes, and a row of stamps: the sizes and times of its files. `work` makes something of an
+    entry, perhaps in another process, and `keep` makes the text of that, in this one. Where `work` raises a UserError,
+    that is a problem: the entry has no text, and is tried again at the next start; so is one whose text is not `good`.
+    After the `most` problems no more is looked for.
 
-    The file is saved while the work goes on, so a kill costs seconds; `saving` is called before. One process works at a
+    Notes are written while the work goes on, so a kill costs seconds; `saving` is called before. One process works at a
     time. Ranks that start together wait for the first one, and then find the work done.
     """
-    texts = _texts(file, keys, stamps, good)
+    entries = [(os.fsdecode(key), stamp) for key, stamp in zip(keys.tolist(), stamps.tolist(), strict=True)]
+    texts, problems = _texts(file, entries, good), []
     if None not in texts:
         return texts, []
     with _explained_write_errors(file.parent), _one_process_at_a_time(file.with_suffix(".lock")):
-        for unfinished in file.parent.glob(f"{file.stem}.*.part"):
+        for unfinished in file.parent.glob(f"{file.stem}.*.part"):  # files that killed work has begun
             unfinished.unlink()
-        texts = _texts(file, keys, stamps, good)
+        texts = _texts(file, entries, good)
         todo = np.array([entry for entry, text in enumerate(texts) if text is None], int)
-        work, problems, when = begin(todo.tolist()), [], time.monotonic()
-        try:
-            for entry, problem, text in _results(work, todo, title):
-                texts[entry] = text
-                problems += [] if problem is None else [problem]
+        with suppress(FileNotFoundError):
+            if not file.is_file():
+                file.unlink()
+        with file.open("ab") as notes:
+            notes.write(b"\n")  # after what a killed process has begun
+            for results in _results(work, todo, title):
+                lines = []
+                for entry, problem, made in results:
+                    if problem is not None:
+                        problems.append(problem)
+                        continue
+                    texts[entry] = text = keep(made)
+                    lines.append(_signed(json.dumps([*entries[entry], text]).encode()) + b"\n")
+                saving()
+                notes.writelines(lines)
+                notes.flush()
                 if len(problems) >= most:
                     break
-                if time.monotonic() - when > SAVE_EVERY:
-                    _save(file, keys, stamps, texts, saving)
-                    when = time.monotonic()
-        finally:
-            _save(file, keys, stamps, texts, saving)
     return texts, problems
 
 
@@ -141,27 +151,21 @@ def listed(title: str, problems: Sequence[str]) -> str:
     return "\n  ".join([title, *problems[:SHOWN_PROBLEMS], *([f"... and {more} more"] if more > 0 else [])])
 
 
-def _texts(file: Path, keys: np.ndarray, stamps: np.ndarray, good: Callable[[str], bool]) -> list[str | None]:
+def _texts(file: Path, entries: Sequence[tuple[str, list[int]]], good: Callable[[str], bool]) -> list[str | None]:
     """What is known of each entry."""
-    try:
+    known: dict[str, tuple[list[int], str]] = {}
+    with suppress(OSError):
         regular(file)
-        with np.load(file, allow_pickle=False) as known:
-            rows = zip(known["keys"].tolist(), known["stamps"].tolist(), known["texts"].tolist(), strict=True)
-            old = {(key, *stamp): text.decode() for key, stamp, text in rows}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return [None] * len(keys)
-    found = [old.get((key, *stamp)) for key, stamp in zip(keys.tolist(), stamps.tolist(), strict=True)]
-    return [text if text is not None and good(text) else None for text in found]
+        for line in file.read_bytes().splitlines():
+            if line and line == _signed(line[9:]):
+                key, *state = json.loads(line[9:])
+                known[key] = tuple(state)
+    found = [(stamp, *known.get(key, ([], ""))) for key, stamp in entries]
+    return [text if stamp == then and good(text) else None for stamp, then, text in found]
 
 
-def _save(
-    file: Path, keys: np.ndarray, stamps: np.ndarray, texts: Sequence[str | None], saving: Callable[[], None]
-) -> None:
-    saving()
-    have = np.array([text is not None for text in texts])
-    with whole_file(file) as part, part.open("wb") as stream:
-        kept = np.array([text.encode() for text in texts if text is not None], dtype="S")
-        np.savez(stream, keys=keys[have], stamps=stamps[have], texts=kept)
+def _signed(line: bytes) -> bytes:
+    return b"%08x " % zlib.crc32(line) + line
 
 
 @contextmanager
@@ -194,13 +198,13 @@ def _one_process_at_a_time(file: Path) -> Iterator[None]:
         lock.release()
 
 
-Result = tuple[int, str | None, str | None]  # an entry, and what is wrong with it or else its text
+Result = tuple[int, str | None, Any]  # an entry, and what is wrong with it or else what was made of it
 
 
 class _Work(Dataset):
     """The work, as a data set for a DataLoader, whose worker processes do it."""
 
-    def __init__(self, work: Callable[[int], str], todo: np.ndarray) -> None:
+    def __init__(self, work: Callable[[int], Any], todo: np.ndarray) -> None:
         self.work, self.todo = work, todo
 
     def __len__(self) -> int:
@@ -214,14 +218,14 @@ class _Work(Dataset):
             return entry, str(error), None
 
 
-def _results(work: Callable[[int], str], todo: np.ndarray, title: str) -> Iterator[Result]:
-    """The result of each entry, in order, with a progress bar after a second."""
+def _results(work: Callable[[int], Any], todo: np.ndarray, title: str) -> Iterator[list[Result]]:
+    """The results of the entries, in order, some at a time, with a progress bar after a second."""
     alone = len(todo) <= FEW or multiprocessing.current_process().daemon  # a daemon may not start processes
     loader = DataLoader(
         _Work(work, todo),
         batch_size=16,
         collate_fn=list,
-        num_workers=0 if alone else min(32, _cores()),
+        num_workers=0 if alone else min(32, cores()),
         worker_init_fn=_start_worker,
         generator=torch.Generator(),  # else it would draw from the global one
     )
@@ -231,14 +235,10 @@ def _results(work: Callable[[int], str], todo: np.ndarray, title: str) -> Iterat
         with torch.device("cpu"):  # a loader reads the value of a seed, also where a plan makes everything on meta
             batches = iter(loader)
         for batch in batches:
-            yield from batch
+            yield batch
             bar.update(len(batch))
 
 
 def _start_worker(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
     torch.set_num_threads(1)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,7 +1,7 @@
 """CelebAMask-HQ (Lee et al. 2020): 30,000 faces with 18 masks each, which are merged into label maps once."""
 
 import os
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -63,28 +63,19 @@ def _numbers(mapping: Path, first: int, end: int) -> np.ndarray:
     return np.unique(numbers)
 
 
-@dataclass(frozen=True)
-class Merge:
-    """Makes the label map of one picture. It can be sent to worker processes."""
+def merge(root: Path, labels: Path, numbers: np.ndarray, present: np.ndarray, part: str, index: int) -> str:
+    """Make the label map of a picture, of the masks that are `present` [numbers, labels].
 
-    root: Path
-    labels: Path
-    numbers: np.ndarray
-    present: np.ndarray  # [numbers, labels]: whether there is a mask
-    part: str  # the start of the name of an unfinished file
-
-    def __call__(self, index: int) -> str:
-        number = int(self.numbers[index])
-        masks = [
-            (label, _mask_path(self.root, number, LABELS[label]))
-            for label in np.flatnonzero(self.present[index]).tolist()
-        ]
-        merged = Image.fromarray(merge_masks(masks))
-        self.labels.mkdir(exist_ok=True)
-        part = self.labels.with_name(f"{self.part}.{number}-{os.getpid()}.part")
-        merged.save(part, format="PNG")
-        part.replace(self.labels / f"{number}.png")
-        return f"{number}.png"
+    `part` begins the name of an unfinished file.
+    """
+    number = int(numbers[index])
+    masks = [(label, _mask_path(root, number, LABELS[label])) for label in np.flatnonzero(present[index]).tolist()]
+    merged = Image.fromarray(merge_masks(masks))
+    labels.mkdir(exist_ok=True)
+    unfinished = labels.with_name(f"{part}.{number}-{os.getpid()}.part")
+    merged.save(unfinished, format="PNG")
+    unfinished.replace(labels / f"{number}.png")
+    return f"{number}.png"
 
 
 def _merged(root: Path, numbers: np.ndarray, split: str) -> str:
@@ -93,10 +84,10 @@ def _merged(root: Path, numbers: np.ndarray, split: str) -> str:
     stamps = _mask_stamps(root, numbers)
     present = stamps[:, :, 1] > 0
     raise_problems(_missing(root, numbers, present), root)
-    file, labels = cache / f"merged-{split}.npz", cache / "labels"
-    merge = Merge(root, labels, numbers, present, file.stem)
+    file, labels = cache / f"merged-{split}.jsonl", cache / "labels"
+    work = partial(merge, root, labels, numbers, present, file.stem)
     _, problems = remember(
-        file, numbers.astype("S"), stamps.reshape(len(numbers), -1), lambda todo: merge, "merging masks",
+        file, numbers.astype("S"), stamps.reshape(len(numbers), -1), work, "merging masks",
         good=lambda name: (labels / name).exists(), most=MAX_PROBLEMS,
     )  # fmt: skip
     raise_problems(problems, root)

@@ -1,6 +1,8 @@
 """Finds out what a typed PATH is, and reads what needs another package: Parquet, and torchvision's sets by name."""
 
 import json
+from collections import defaultdict
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +11,17 @@ from PIL import Image
 
 from datasets.files.cache import FOLDER, all_files, cache_folder
 from datasets.files.decoding import MOST_BYTES, SUFFIXES
-from datasets.files.sources import FORMS, Folder, Source, Tar, Zip
+from datasets.files.sources import FORMS, Folder, Source, Tar, Zip, numbered, reading
 from gan.files.errors import UserError, reason
 
-NAMED: dict[str, tuple[str, dict[str, Any]]] = {
-    "cifar10": ("CIFAR10", {}),
-    "cifar100": ("CIFAR100", {}),
-    "mnist": ("MNIST", {}),
-    "fashionmnist": ("FashionMNIST", {}),
-    "kmnist": ("KMNIST", {}),
-    "svhn": ("SVHN", {"split": "train"}),
-    "stl10": ("STL10", {"split": "train"}),
-    "celeba": ("CelebA", {"split": "train", "target_type": "identity"}),
-    "lsun": ("LSUN", {"classes": "train"}),
-    "flowers102": ("Flowers102", {"split": "train"}),
-    "food101": ("Food101", {"split": "train"}),
-    "pets": ("OxfordIIITPet", {"split": "trainval"}),
-    "caltech101": ("Caltech101", {}),
-    "dtd": ("DTD", {"split": "train"}),
-    "eurosat": ("EuroSAT", {}),
-    "places365": ("Places365", {"small": True}),
-}
+# torchvision's sets by the names that are typed.
+NAMED = {
+    kind.lower(): kind
+    for kind in (
+        *("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "SVHN", "STL10", "CelebA", "LSUN", "Flowers102"),
+        *("Food101", "Caltech101", "DTD", "EuroSAT", "Places365"),
+    )
+} | {"pets": "OxfordIIITPet"}
 MARKS = {  # the folders by which torchvision's sets are known
     "cifar-10-batches-py": "cifar10",
     "cifar-100-python": "cifar100",
@@ -37,6 +29,7 @@ MARKS = {  # the folders by which torchvision's sets are known
     "FashionMNIST/raw": "fashionmnist",
     "KMNIST/raw": "kmnist",
 }
+COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 HOME = "data"  # where sets by name lie, or are downloaded to
 UNLABELLED = ("celeba", "lsun")  # their numbers are no classes to train by
 
@@ -60,40 +53,34 @@ def find_source(data: str, classes: bool | None = None) -> Source:
 
 
 def _at(path: Path, classes: bool | None) -> Source:
+    found: dict[str, list[Path]] = defaultdict(list)
     if path.is_dir():
         for mark, name in MARKS.items():
             if (path / mark).is_dir():
                 return Named(name, path, classes)
-        found: dict[str, list[Path]] = {}
         for entry in all_files(path):
             suffix = Path(entry.name).suffix.lower()
             if f"/{FOLDER}/" in entry.path:
                 continue
             if suffix in SUFFIXES:
                 return Folder(path, classes)
-            found.setdefault(suffix, []).append(Path(entry.path))
-        if ".tar" in found:
-            return Tar(path, sorted(found[".tar"]), classes)
-        if ".parquet" in found:
-            files = sorted(found[".parquet"])
-            return Parquet(path, [file for file in files if file.name.startswith("train")] or files, classes)
-        if len(found.get(".zip", ())) == 1:
-            return Zip(found[".zip"][0], classes)
-        return Folder(path, classes)
-    if not path.is_file():
+            found[suffix].append(Path(entry.path))
+    elif path.is_file():
+        found[path.suffix.lower()].append(path)
+    else:
         raise UserError(f"{path} is no file and no folder; give {FORMS}")
-    match path.suffix.lower():
-        case ".zip":
-            return Zip(path, classes)
-        case ".tar":
-            return Tar(path, [path], classes)
-        case ".parquet":
-            return Parquet(path, [path], classes)
-        case ".tgz" | ".gz" | ".bz2" | ".xz" | ".zst" | ".7z" | ".rar":
-            raise UserError(f"{path} is compressed as a whole; unpack it, and give the folder")
-        case suffix:
-            what = "one picture" if suffix in SUFFIXES else "no kind of data set that is known"
-            raise UserError(f"{path} is {what}; give {FORMS}")
+    if shards := sorted(found[".tar"]):
+        return Tar(path, shards, classes)
+    if tables := sorted(found[".parquet"]):
+        return Parquet(path, [file for file in tables if file.name.startswith("train")] or tables, classes)
+    if len(found[".zip"]) == 1:
+        return Zip(found[".zip"][0], classes)
+    if path.is_dir():
+        return Folder(path, classes)
+    if path.suffix.lower() in COMPRESSED:
+        raise UserError(f"{path} is compressed as a whole; unpack it, and give the folder")
+    what = "one picture" if path.suffix.lower() in SUFFIXES else "no kind of data set that is known"
+    raise UserError(f"{path} is {what}; give {FORMS}")
 
 
 def _name(data: str) -> str:
@@ -111,7 +98,7 @@ class Parquet(Source):
         names, stamps, places, labels = [], [], [], []
         class_names: tuple[str, ...] = ()
         for number, file in enumerate(files):
-            try:
+            with reading(file, "Parquet"):
                 table, state = parquet.ParquetFile(file), file.stat()
                 self.column, label = _columns(table.schema_arrow, file)
                 class_names = _names_of_classes(table.schema_arrow.metadata or {}, label)
@@ -121,14 +108,8 @@ class Parquet(Source):
                     names += [f"{file.name}/{group:04}-{row:07}" for row in range(rows)]
                     stamps += [(0, state.st_mtime_ns)] * rows
                     labels += table.read_row_group(group, [label])[label].to_pylist() if label else []
-            except UserError:
-                raise
-            except Exception as error:  # pyarrow raises many kinds for damaged files
-                raise UserError(f"{file} cannot be read as Parquet ({reason(error)}); get the file again") from error
         whole = classes is not False and len(labels) == len(names) > 0 and all(type(each) is int for each in labels)
-        known = None
-        if whole and min(labels) >= 0:
-            known = np.array(labels), class_names or tuple(map(str, range(max(labels) + 1)))
+        known = numbered(labels, class_names) if whole and min(labels) >= 0 else None
         self.files = files
         super().__init__("Parquet", path, names, stamps, known)
         self.places = np.array(places, np.int64)[self.order]
@@ -154,7 +135,7 @@ def _columns(schema: Any, file: Path) -> tuple[str, str | None]:
 
     def holds_bytes(kind: Any) -> bool:
         if kinds.is_struct(kind):
-            return any(kind.field(k).name == "bytes" for k in range(kind.num_fields))
+            return kind.get_field_index("bytes") >= 0
         return kinds.is_binary(kind) or kinds.is_large_binary(kind)
 
     pictures = [field.name for field in schema if holds_bytes(field.type)]
@@ -180,35 +161,22 @@ class Named(Source):
     def __init__(self, name: str, root: Path, classes: bool | None) -> None:
         from torchvision import datasets as published
 
-        kind, how = NAMED[name]
+        kind = NAMED[name]
         make = getattr(published, kind)
+        how = dict.fromkeys({"download", "small"} & signature(make).parameters.keys(), True)
         try:
-            self.set = self._opened(make, root, how)
+            self.set = make(root, **how)
         except Exception as error:  # torchvision and the network raise many kinds
             raise UserError(
                 f"{name} is not in the folder {root} and cannot be downloaded ({reason(error)}); put it there as "
                 f"torchvision.datasets.{kind} wants it"
             ) from error
-        labels = None
-        numbers = getattr(self.set, "targets", None)
-        numbers = getattr(self.set, "labels", None) if numbers is None else numbers
-        numbers = getattr(self.set, "_labels", None) if numbers is None else numbers
-        if numbers is not None and classes is not False and name not in UNLABELLED:
-            numbers = np.asarray(numbers, np.int64)
-            labels = numbers, tuple(getattr(self.set, "classes", map(str, range(int(numbers.max()) + 1))))
-        count = len(self.set)
-        names = [f"{name}/{row:08}" for row in range(count)]
-        super().__init__(f"torchvision's {kind}", root, names, [(0, 0)] * count, labels)
-
-    @staticmethod
-    def _opened(make: Any, root: Path, how: dict[str, Any]) -> Any:
-        try:
-            return make(root, download=False, **how)
-        except TypeError:  # a set without downloads
-            return make(root, **how)
-        except RuntimeError:  # it is not there
-            root.mkdir(parents=True, exist_ok=True)
-            return make(root, download=True, **how)
+        given = [getattr(self.set, each, None) for each in ("targets", "labels", "_labels")]
+        labels = next((np.asarray(each).tolist() for each in given if each is not None), None)
+        whole = labels is not None and classes is not False and name not in UNLABELLED
+        names = [f"{name}/{row:08}" for row in range(len(self.set))]
+        known = numbered(labels, getattr(self.set, "classes", ())) if whole else None
+        super().__init__(f"torchvision's {kind}", root, names, [(0, 0)] * len(names), known)
 
     def read(self, index: int) -> Image.Image:
         return self.set[index][0]

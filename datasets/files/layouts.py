@@ -193,10 +193,10 @@ class FolderPairs(Pairs):
         paths = [root / file.path for file in files.values()]
         stamps = np.array([file[1:] for file in files.values()], np.int64)
         texts, problems = remember(
-            cache_folder(root) / "values.npz",
+            cache_folder(root) / "values.jsonl",
             np.array([os.fsencode(file.path) for file in files.values()]),
             stamps,
-            lambda todo: lambda row: " ".join(map(str, np.unique(read_map(paths[row], stamps[row])))),
+            lambda row: " ".join(map(str, np.unique(read_map(paths[row], stamps[row])))),
             "finding labels",
             most=MAX_PROBLEMS,
         )

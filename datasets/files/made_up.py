@@ -1,19 +1,12 @@
 """Samples that are made up, for the plan of a run whose pictures are not here."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from datasets.augment import Samples
 from datasets.files.pairs import Size, as_size
-
-
-class Labelled(Samples, Protocol):
-    """A data set that knows how many labels it has."""
-
-    num_labels: int
 
 
 class MadeUp(Dataset):

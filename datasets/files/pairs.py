@@ -103,10 +103,9 @@ class Pairs(Dataset):
         self._files = np.array([[os.fsencode(path) for path in row] for row in table])
         self._stamps = stamps.reshape(*self._files.shape, 2)
         rule = repr((1, self.num_labels, sorted(self.void.items()), columns, part))
-        file = cache_folder(root) / f"checked-{zlib.crc32(rule.encode()):08x}.npz"
+        file = cache_folder(root) / f"checked-{zlib.crc32(rule.encode()):08x}.jsonl"
         keys = np.array([os.fsencode("|".join(row)) for row in table])
-        title = f"checking {root.name}"
-        _, problems = remember(file, keys, stamps, lambda todo: self._check, title, most=MAX_PROBLEMS)
+        _, problems = remember(file, keys, stamps, self._check, f"checking {root.name}", most=MAX_PROBLEMS)
         raise_problems(problems, root)
 
     def keep_only(self, entries: slice | np.ndarray) -> None:

@@ -4,8 +4,8 @@ import os
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,10 +32,8 @@ class Headers:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        file = source.cache() / f"headers-{_sum(source.path, *source.part)}.npz"
-        texts, problems = remember(
-            file, source.names, source.stamps, lambda todo: self._read, f"looking at {source.path.name}"
-        )
+        file = source.cache() / f"headers-{_sum(source.path, *source.part)}.jsonl"
+        texts, problems = remember(file, source.names, source.stamps, self._read, f"looking at {source.path.name}")
         rows = [text.split() for text in texts if text is not None]
         if not rows:
             raise_broken(source, problems)
@@ -79,12 +77,9 @@ class UsableSamples(Dataset):
         return self.part(~out), self.part(out)
 
     def part(self, rows: np.ndarray) -> Self:
-        part = object.__new__(type(self))
-        part.__dict__ |= self.__getstate__() | {"entries": self.entries[rows]}
+        part = copy(self)
+        part.entries = self.entries[rows]
         return part
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self)
 
 
 class Pictures(UsableSamples):
@@ -100,29 +95,22 @@ class Pictures(UsableSamples):
         frame.colour()  # a mistyped one is an error before the work
         self.source, self.frame = source, frame
         self.size, self.channels = (frame.height, frame.width), frame.channels
+        self.class_names = source.class_names
+        self.classes = len(self.class_names)  # or how long their vectors are
         self._shape = (frame.channels, frame.height, frame.width)
         self.bytes = int(np.prod(self._shape))
         self._array: np.ndarray | None = None
         stem = f"pixels-{_sum(source.path, frame, *source.part)}"
         self.file = source.cache() / f"{stem}.bytes"
         texts, self.problems = remember(
-            self.file.with_suffix(".npz"), source.names, source.stamps, self._begin, "decoding pictures",
-            good=self._is_there, saving=self._on_disk,
+            self.file.with_suffix(".jsonl"), source.names, source.stamps, self._bytes_of, "decoding pictures",
+            keep=self._keep, good=self._is_there, saving=self._on_disk,
         )  # fmt: skip
         if self.problems and (not skip_broken or len(self.problems) == len(source)):
             raise_broken(source, self.problems)
         self.entries = np.array([entry for entry, text in enumerate(texts) if text is not None])
         self._rows = np.array([int(text or -1) for text in texts])  # of all entries
         self.decoded = bool((self._rows[self.entries] >= 0).all())
-
-    @property
-    def classes(self) -> int:
-        """How many classes there are, or how long their vectors are; 0 for none."""
-        return len(self.source.class_names)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.source.class_names
 
     def name(self, index: int) -> str:
         """The picture's name in its set."""
@@ -153,23 +141,17 @@ class Pictures(UsableSamples):
 
     # The array grows: a new picture gets a new row, and no row is written twice. So who reads it is not disturbed.
 
-    def _begin(self, todo: Sequence[int]) -> Callable[[int], str]:
-        """Make room for these pictures. What it returns decodes one of them into its row, and returns the row."""
-        first = self.file.stat().st_size // self.bytes if self.file.exists() else 0
-        room = shutil.disk_usage(self.file.parent).free - len(todo) * self.bytes > MARGIN
-        if room:
-            with self.file.open("ab") as file:
-                file.truncate((first + len(todo)) * self.bytes)
-        rows = {entry: first + place if room else -1 for place, entry in enumerate(todo)}
+    def _bytes_of(self, entry: int) -> np.ndarray:
+        return self._decode(entry).numpy()  # not a tensor: each one that is sent would hold a file open
 
-        return partial(self._decode_into, rows)
-
-    def _decode_into(self, rows: dict[int, int], entry: int) -> str:
-        pixels, row = self._decode(entry), rows[entry]
-        if row >= 0:
-            with self.file.open("r+b", buffering=0) as file:
-                file.seek(row * self.bytes)
-                file.write(pixels.contiguous().numpy().data)
+    def _keep(self, pixels: np.ndarray) -> str:
+        """The row that a picture gets; -1 where the disk has no room for it."""
+        if shutil.disk_usage(self.file.parent).free - self.bytes < MARGIN:
+            return "-1"
+        with self.file.open("ab") as file:
+            row = file.tell() // self.bytes
+            file.truncate(row * self.bytes)  # a killed process may have written half a row
+            file.write(pixels.data)
         return str(row)
 
     def _is_there(self, row: str) -> bool:
@@ -202,4 +184,4 @@ def raise_broken(source: Source, problems: Sequence[str]) -> None:
 
 
 def _sum(path: Path, *rule: object) -> str:
-    return f"{zlib.crc32(repr((2, os.fspath(path.resolve()), *rule)).encode(errors='surrogateescape')):08x}"
+    return f"{zlib.crc32(repr((3, os.fspath(path.resolve()), *rule)).encode(errors='surrogateescape')):08x}"

@@ -13,9 +13,10 @@ from PIL import Image, ImageOps
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from datasets.augment import Augment, Samples
+from datasets.augment import Augment
 from datasets.files.cache import listed
 from datasets.files.find import find_source
+from datasets.files.made_up import MadeUp
 from datasets.files.pictures import Pictures, few_of
 from datasets.files.sources import SPLITS, Source
 from gan.files.errors import UserError
@@ -153,7 +154,7 @@ def _pair_up(found: dict[tuple[bool, str], dict[str, int]], data: str, leave_out
 class Side(Dataset):
     """The pictures of one side, of which a part of this size is shown: at random in training, else the middle."""
 
-    def __init__(self, pictures: Samples, size: tuple[int, int]) -> None:
+    def __init__(self, pictures: Pictures | MadeUp, size: tuple[int, int]) -> None:
         self.pictures, self.size = pictures, size
 
     def __len__(self) -> int:
@@ -175,8 +176,11 @@ class Side(Dataset):
 class PairedSides(Dataset):
     """Items {"a", "b"} of two sides: pairs, or each picture of the larger side with one of the other."""
 
+    classes, class_names = 0, ()
+
     def __init__(self, a: Side, b: Side) -> None:
         self.a, self.b, self.size = a, b, a.size
+        self.channels = a.pictures.channels, b.pictures.channels
 
     def __len__(self) -> int:
         return max(len(self.a), len(self.b))

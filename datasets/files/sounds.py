@@ -4,7 +4,6 @@ import math
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ class Sounds(UsableSamples):
         stem = f"sounds-{zlib.crc32(repr((os.fspath(self.source.path.resolve()), rate)).encode()):08x}"
         self.folder = self.source.cache() / stem
         texts, problems = remember(
-            self.folder.with_suffix(".npz"), self.source.names, self.source.stamps, self._begin, "decoding sounds",
+            self.folder.with_suffix(".jsonl"), self.source.names, self.source.stamps, self._decode, "decoding sounds",
             good=lambda text: (self.folder / text.split()[-1]).exists(),
         )  # fmt: skip
         self._known = [(text or "").split() for text in texts]  # of all entries: see _decode
@@ -98,13 +97,10 @@ class Sounds(UsableSamples):
             raise_broken(self.source, self.problems)
         self.entries = np.array([entry for entry, words in enumerate(self._known) if words and not wrong[entry]])
 
-    def _begin(self, todo: Sequence[int]) -> Callable[[int], str]:
-        self.folder.mkdir(exist_ok=True)
-        return self._decode
-
     def _decode(self, entry: int) -> str:
         """Decode a sound into a file of the cache. Returns its length, peak, own rate and channels, and that file."""
         wave, own, channels = self.source.decoded(entry, self.rate)
+        self.folder.mkdir(exist_ok=True)
         stamp = b"".join([self.source.names[entry], self.source.stamps[entry].tobytes()])
         name = f"{zlib.crc32(stamp):08x}-{len(stamp)}-{entry}.npy"
         with whole_file(self.folder / name) as part, part.open("wb") as file:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -23,7 +23,8 @@ from datasets.files.pairs import why
 from gan.files.disk import regular
 from gan.files.errors import UserError, reason
 
-Labels = np.ndarray  # int64 [pictures], or float32 [pictures, length]
+# The class of each picture, int64 [pictures] or float32 [pictures, length], and the names of all classes.
+Labels = tuple[np.ndarray, tuple[str, ...]]
 JSON = "dataset.json"
 MOST_JSON = 2**28
 SPLITS = {"train", "training", "val", "valid", "validation", "test"}
@@ -45,7 +46,7 @@ class Source(ABC):
         path: Path,
         names: Sequence[str],
         stamps: Sequence[tuple[int, int]],
-        labels: "tuple[Labels, tuple[str, ...]] | None" = None,
+        labels: Labels | None = None,
         note: str = "",
     ) -> None:
         self.kind, self.path, self.note = kind, path, note
@@ -134,7 +135,9 @@ class Folder(Source):
         note = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(4))
         labels, kind = class_folders(names, classes), "a folder"
         if (path / JSON).exists() and classes is not False:
-            labels, kind = _labels_in(_text(path / JSON), names, path / JSON), f"a folder with {JSON}"
+            with reading(path / JSON, "labels"):
+                regular(path / JSON)
+                labels, kind = _labels_in((path / JSON).open("rb"), names, path / JSON), f"a folder with {JSON}"
         super().__init__(kind, path, names, stamps, labels, note)
 
     def read(self, index: int) -> BinaryIO:
@@ -151,22 +154,13 @@ class Zip(Source):
     """A zip of pictures, as StyleGAN's dataset_tool makes them, or any other."""
 
     def __init__(self, path: Path, classes: bool | None) -> None:
-        self.path = path
-        try:
-            with zipfile.ZipFile(path) as file:
-                members = [each for each in file.infolist() if _is_picture(each.filename)]
-                known = file.NameToInfo.get(JSON)
-                if known and known.file_size > MOST_JSON:
-                    raise UserError(f"{JSON} in {path} is larger than {MOST_JSON:,} bytes")
-                text = file.read(known) if known and classes is not False else None
-        except UserError:
-            raise
-        except Exception as error:  # zipfile and zlib raise many kinds for damaged files
-            raise UserError(f"{path} cannot be read as a zip ({reason(error)}); get the file again") from error
-        names = [each.filename for each in members]
-        stamps = [(each.file_size, each.CRC) for each in members]
-        labels = _labels_in(text, names, path / JSON) if text is not None else class_folders(names, classes)
-        super().__init__("a zip" + (f" with {JSON}" if text is not None else ""), path, names, stamps, labels)
+        with reading(path, "a zip"), zipfile.ZipFile(path) as file:
+            members = [each for each in file.infolist() if _is_picture(each.filename)]
+            names = [each.filename for each in members]
+            labels, kind = class_folders(names, classes), "a zip"
+            if JSON in file.NameToInfo and classes is not False:
+                labels, kind = _labels_in(file.open(JSON), names, path / JSON), f"a zip with {JSON}"
+        super().__init__(kind, path, names, [(each.file_size, each.CRC) for each in members], labels)
 
     def read(self, index: int) -> bytes:
         file = self.kept(None, lambda: zipfile.ZipFile(self.path))
@@ -179,31 +173,25 @@ class Tar(Source):
 
     def __init__(self, path: Path, shards: list[Path], classes: bool | None) -> None:
         self.shards, names, stamps, places = shards, [], [], []
-        values: dict[int, int] = {}
+        samples: dict[tuple[int, str], int | None] = {}  # their classes
+        stems = []
         for number, shard in enumerate(shards):
-            samples: dict[str, int | None] = {}
-            rows: list[tuple[str, int]] = []
-            try:
-                with tarfile.open(shard, "r:") as file:
-                    for member in file:
-                        stem, suffix = _stem(member.name)
-                        if not member.isreg():
-                            continue
-                        if suffix in SUFFIXES:
-                            rows.append((stem, len(names)))
-                            names.append(f"{shard.name}/{member.name}" if len(shards) > 1 else member.name)
-                            stamps.append((member.size, shard.stat().st_mtime_ns))
-                            places.append((number, member.offset_data, member.size))
-                        elif suffix in (".cls", ".json") and member.size < 2**20:
-                            stream = file.extractfile(member)
-                            assert stream is not None, "a regular member has content"
-                            samples[stem] = _class_in(stream.read(), samples.get(stem))
-            except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-                raise UserError(f"{shard} cannot be read as a tar ({reason(error)}); get the file again") from error
-            values |= {row: label for stem, row in rows if (label := samples.get(stem)) is not None}
+            with reading(shard, "a tar"), tarfile.open(shard, "r:") as file:
+                for member in filter(tarfile.TarInfo.isreg, file):
+                    stem, suffix = _stem(member.name)
+                    if suffix in SUFFIXES:
+                        stems.append((number, stem))
+                        names.append(f"{shard.name}/{member.name}" if len(shards) > 1 else member.name)
+                        stamps.append((member.size, shard.stat().st_mtime_ns))
+                        places.append((number, member.offset_data, member.size))
+                    elif suffix in (".cls", ".json") and member.size < 2**20:
+                        stream = file.extractfile(member)
+                        assert stream is not None, "a regular member has content"
+                        samples[number, stem] = _class_in(stream.read(), samples.get((number, stem)))
+        found = [label for stem in stems if (label := samples.get(stem)) is not None]
         labels = class_folders([name.partition("/")[2] for name in names] if len(shards) > 1 else names, classes)
-        if names and len(values) == len(names) and classes is not False:
-            labels = _numbered([values[row] for row in range(len(names))])
+        if names and len(found) == len(names) and classes is not False:
+            labels = numbered(found)
         super().__init__("tar shards" if len(shards) > 1 else "a tar", path, names, stamps, labels)
         self.places = np.array(places, np.int64)[self.order]
 
@@ -214,7 +202,18 @@ class Tar(Source):
             return file.read(size)
 
 
-def class_folders(names: Sequence[str], classes: bool | None) -> "tuple[Labels, tuple[str, ...]] | None":
+@contextmanager
+def reading(file: Path, kind: str) -> Iterator[None]:
+    """Inside the `with`, a file is listed: zipfile, tarfile and pyarrow raise many kinds of errors for damaged ones."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{file} cannot be read as {kind} ({reason(error)}); get the file again") from error
+
+
+def class_folders(names: Sequence[str], classes: bool | None) -> Labels | None:
     """The class of each picture, if the sub-folders of the first level hold all pictures and are two or more.
 
     `classes` decides it otherwise. Folders train/ and val/ are splits, and no classes: theirs are inside. StyleGAN
@@ -235,8 +234,12 @@ def class_folders(names: Sequence[str], classes: bool | None) -> "tuple[Labels, 
     return np.array([numbers[each[0]] for each in parts]), tuple(found)
 
 
-def _labels_in(text: bytes, names: Sequence[str], file: Path) -> "tuple[Labels, tuple[str, ...]] | None":
+def _labels_in(stream: IO[bytes], names: Sequence[str], file: Path) -> Labels | None:
     """The labels of a dataset.json: a number or a vector for each picture, or null for none."""
+    with stream:
+        text = stream.read(MOST_JSON + 1)
+    if len(text) > MOST_JSON:
+        raise UserError(f"{file} is larger than {MOST_JSON:,} bytes; it should hold labels alone")
     try:
         content = json.loads(text)
         given = content.get("labels") if isinstance(content, dict) else content
@@ -255,7 +258,7 @@ def _labels_in(text: bytes, names: Sequence[str], file: Path) -> "tuple[Labels, 
             raise UserError(f"{file} {what}: {shown} ({len(missing)} in all); correct it, or type --classes false")
     labels = [known[name] for name in names]
     if all(type(label) is int and 0 <= label < 2**20 for label in labels):
-        return _numbered(labels)
+        return numbered(labels)
     lengths = {len(label) if isinstance(label, list) else 0 for label in labels}
     if len(lengths) == 1 and lengths != {0} and all(map(_is_vector, labels)):
         return np.array(labels, np.float32), tuple(str(number) for number in range(*lengths))
@@ -266,8 +269,9 @@ def _is_vector(label: list[Any]) -> bool:
     return all(type(value) in (int, float) and math.isfinite(value) for value in label)
 
 
-def _numbered(labels: list[int]) -> "tuple[Labels, tuple[str, ...]] | None":
-    return np.array(labels), tuple(str(number) for number in range(max(labels, default=0) + 1))
+def numbered(labels: Sequence[int], names: Sequence[str] = ()) -> Labels:
+    """Classes that are numbers. Without names they go by their number."""
+    return np.array(labels), tuple(names or map(str, range(max(labels, default=0) + 1)))
 
 
 def _class_in(content: bytes, before: int | None) -> int | None:
@@ -279,15 +283,6 @@ def _class_in(content: bytes, before: int | None) -> int | None:
     if isinstance(value, dict):
         value = next((value[key] for key in ("cls", "label", "class") if key in value), None)
     return value if type(value) is int and 0 <= value < 2**20 else before
-
-
-def _text(path: Path) -> bytes:
-    try:
-        if regular(path).st_size > MOST_JSON:
-            raise UserError(f"{path} is larger than {MOST_JSON:,} bytes; it should hold labels alone")
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({reason(error)})") from error
 
 
 def _is_picture(name: str) -> bool:

@@ -7,7 +7,7 @@ import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.pictures import OnPictures
+from gan.runs.pictures import DISTANCE, OnPictures
 from gan.runs.run import Run, begin_with
 from gan.runs.run import preset as preset_of
 from nets.biggan import BigDiscriminator, BigGenerator, side_of
@@ -133,4 +133,4 @@ def biggan(
         eps=p.eps,
     )
     begin_with(from_, game)
-    return found.run(game, p.batch_size, max_steps or max(1, round(1000 * p.kimg / p.batch_size)))
+    return found.run(game, p.batch_size, max_steps or max(1, round(1000 * p.kimg / p.batch_size)), DISTANCE)

@@ -29,7 +29,7 @@ def hifigan(
     decay: PositiveFloat = 0.999,
     held_out: Share = 0.02,
     seed: Seed = 0,
-    workers: NonNegativeInt = 4,
+    workers: NonNegativeInt | None = None,
     skip_broken: bool = False,
     from_: str | None = None,
 ) -> Run:
@@ -49,7 +49,7 @@ def hifigan(
         decay: The learning rate is multiplied by it in every epoch; published: 0.999.
         held_out: The share of the sounds that is scored on and not trained on; their names decide which.
         seed: Decides the networks' first weights, the order of the sounds and their parts.
-        workers: Processes that prepare batches, for each rank.
+        workers: Processes that prepare batches, for each rank; default: as many as it has CPUs, 4 at most.
         skip_broken: Leave sounds out that cannot be read, or are too short.
         from_: Typed --from: a published file (g_02500000) or a folder of them, to begin with its weights.
     """

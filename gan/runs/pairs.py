@@ -14,7 +14,8 @@ from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
 
 if TYPE_CHECKING:
-    from datasets.files.made_up import Labelled
+    from datasets.files.made_up import MadeUp
+    from datasets.files.pairs import Pairs
     from gan.games.spade import Spade
 
 
@@ -76,7 +77,7 @@ def layout_of(data: str) -> Layout:
     raise UserError(f"there are no label maps in {data}; a set is known by its folder: {known}")
 
 
-def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Labelled, Labelled]":
+def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Pairs | MadeUp, Pairs | MadeUp]":
     """A data set's training and held-out split."""
     import datasets
     from datasets.files.made_up import MadeUp
@@ -111,7 +112,7 @@ class Published:
         epochs: Passes over the data; the learning rates fall to zero over the second half.
         max_steps: Steps of the whole training, in place of epochs.
         seed: Decides the networks' first weights and the order of the samples.
-        workers: Processes that prepare batches, for each rank.
+        workers: Processes that prepare batches, for each rank; default: as many as it has CPUs, 4 at most.
         width: Channels of the generator's last block; the blocks before it have more.
         hidden: Channels of the mask branch in each normalisation layer.
         style: Length of a region's style code; null for no styles, which makes it SPADE.
@@ -137,7 +138,7 @@ class Published:
     epochs: PositiveInt = 100
     max_steps: PositiveInt | None = None
     seed: Seed = 0
-    workers: NonNegativeInt = 4
+    workers: NonNegativeInt | None = None
     width: PositiveInt = 64
     hidden: PositiveInt = 128
     style: PositiveInt | None = 512

@@ -1,9 +1,8 @@
 """Pictures of a person's own as the data of a run: what `--data PATH` finds there, and how that is fitted."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
@@ -12,7 +11,6 @@ from gan.runs.run import Pixels, Run, Seed, Share, is_planned, say
 
 if TYPE_CHECKING:
     from datasets import GanData
-    from datasets.files.made_up import MadeUp
     from datasets.files.pictures import Headers, Pictures
     from gan import GanModule
 
@@ -20,6 +18,7 @@ G = TypeVar("G")
 D = TypeVar("D")
 FITTED = {"crop": "scaled and cropped", "pad": "scaled and padded", "stretch": "stretched"}
 COLOURS = {1: "gray", 3: "RGB", 4: "RGBA"}  # by the number of channels
+DISTANCE = {"val/distance": "distance of drawn from held-out pictures"}
 PLANNED = 64  # pixels of a side, for a plan without pictures and without a size
 
 
@@ -33,7 +32,7 @@ class PictureOptions:
             translations).
         background: What transparent and padded parts become.
         seed: Decides the networks' first weights and the order of the samples.
-        workers: Processes that prepare batches, for each rank.
+        workers: Processes that prepare batches, for each rank; default: as many as it has CPUs, 4 at most.
     """
 
     data: str = "data"
@@ -44,86 +43,40 @@ class PictureOptions:
     flip: bool = False
     held_out: Share = 0.02
     seed: Seed = 0
-    workers: NonNegativeInt = 4
+    workers: NonNegativeInt | None = None
     skip_broken: bool = False
+    crop: ClassVar[bool] = False
 
     def typed_size(self) -> tuple[int, int] | None:
         """Height and width of what is typed as 128 or 256x192."""
-        # A library's user may give what the command line refuses.
         if self.channels not in (None, *COLOURS):
             raise UserError(f"{self.channels} channels are not known; type --channels 1 (gray), 3 (colours) or 4")
-        if self.fit not in FITTED:
-            raise UserError(f"fit {self.fit!r} is not known; type --fit crop, pad or stretch")
         if self.size is None:
             return None
-        if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4})?", str(self.size)):
-            raise UserError(f"size {self.size} is not known; type --size 128, or width x height: --size 256x192")
         width, _, height = str(self.size).partition("x")
         return int(height or width), int(width)
 
-    def batches(self, train: Any, val: Any, batch_size: int, crop: bool = False) -> "GanData":
-        from datasets import GanData
 
-        scored = val if val is not None and len(val) else None
-        how: dict[str, Any] = dict(workers=self.workers, seed=self.seed, flip=self.flip, crop=crop)
-        return GanData(train, scored, batch_size=batch_size, **how)
+class Found:
+    """The samples of a run, split into those to train on and those held out, which may be none."""
 
-
-@dataclass
-class OnPictures(PictureOptions):
-    """Pictures to train on, with or without classes.
-
-    Args:
-        data: A folder of pictures, a zip, tar or Parquet file, a folder of those, or a name such as cifar10.
-        channels: 1 for gray, 3 for colours, 4 for colours and opacity; default: 1 if all are gray, else 3.
-        flip: Mirror half of the pictures; not for letters, or other things that have a left and a right.
-        classes: Whether sub-folders and labels are classes; default: found out, and said.
-        held_out: The share of the pictures that is scored on and not trained on; their names decide which.
-        skip_broken: Leave pictures out that cannot be read, or are tiny.
-    """
-
-    classes: bool | None = None
-
-    def find(self) -> "FoundPictures":
-        """Look, decode what is new, and say in one line what there is."""
-        from datasets.files.decoding import Frame
-        from datasets.files.find import find_source
-        from datasets.files.made_up import MadeUp
-        from datasets.files.pictures import Headers, Pictures
-
-        size = self.typed_size()
-        try:
-            source = find_source(self.data, self.classes)
-        except UserError:
-            if not is_planned():
-                raise
-            made_up = MadeUp(size or PLANNED, self.channels or 3)
-            return FoundPictures(self, made_up, made_up)
-        headers = Headers(source)
-        fitting, why = headers.size()
-        frame = Frame(*(size or fitting), self.channels or headers.channels, self.fit, self.background)
-        pictures = Pictures(source, frame, self.skip_broken)
-        found = FoundPictures(self, *pictures.split(self.held_out))
-        say(found.said(pictures, headers, "as typed" if size else why))
-        return found
-
-
-class FoundPictures:
-    """The pictures of a run, split into those to train on and those held out."""
-
-    def __init__(self, options: OnPictures, train: "Pictures | MadeUp", val: "Pictures | MadeUp") -> None:
+    def __init__(self, options: PictureOptions, train: Any, val: Any) -> None:
         self.options, self.train, self.val = options, train, val
         self.size, self.channels = train.size, train.channels
         self.classes, self.class_names = train.classes, train.class_names
 
     def data(self, batch_size: int) -> "GanData":
-        """The batches: {"image": [B, channels, height, width] in [-1, 1]}, and with classes {"class": [B]} too."""
-        return self.options.batches(self.train, self.val, batch_size)
+        """The batches of pictures [B, channels, height, width] in [-1, 1]."""
+        from datasets import GanData
 
-    def run(self, game: "GanModule", batch_size: int, steps: int) -> Run:
-        """A run of a game that draws pictures like these, with a score where some are held out."""
-        scores = {"val/distance": "distance of drawn from held-out pictures"} if len(self.val) else {}
-        return Run(game, self.data(batch_size), steps, scores)
+        typed, scored = self.options, self.val if self.val is not None and len(self.val) else None
+        how: dict[str, Any] = dict(workers=typed.workers, seed=typed.seed, flip=typed.flip, crop=typed.crop)
+        return GanData(self.train, scored, batch_size=batch_size, **how)
+
+    def run(self, game: "GanModule", batch_size: int, steps: int, scores: dict[str, str]) -> Run:
+        """A run of a game on these pictures, with scores where some are held out."""
+        data = self.data(batch_size)
+        return Run(game, data, steps, scores if data.val is not None else {})
 
     def networks(self, path: str, drawer: type[G], judge: type[D]) -> tuple[G, D]:
         """The generator and the discriminator of a published file, for these pictures. The average begins anew."""
@@ -152,25 +105,64 @@ class FoundPictures:
         generator.size = self.size
         return found[0], found[1]
 
-    def said(self, pictures: "Pictures", headers: "Headers", why: str) -> str:
+
+@dataclass
+class OnPictures(PictureOptions):
+    """Pictures to train on, with or without classes.
+
+    Args:
+        data: A folder of pictures, a zip, tar or Parquet file, a folder of those, or a name such as cifar10.
+        channels: 1 for gray, 3 for colours, 4 for colours and opacity; default: 1 if all are gray, else 3.
+        flip: Mirror half of the pictures; not for letters, or other things that have a left and a right.
+        classes: Whether sub-folders and labels are classes; default: found out, and said.
+        held_out: The share of the pictures that is scored on and not trained on; their names decide which.
+        skip_broken: Leave pictures out that cannot be read, or are tiny.
+    """
+
+    classes: bool | None = None
+
+    def find(self) -> Found:
+        """Look, decode what is new, and say in one line what there is."""
+        from datasets.files.decoding import Frame
+        from datasets.files.find import find_source
+        from datasets.files.made_up import MadeUp
+        from datasets.files.pictures import Headers, Pictures
+
+        size = self.typed_size()
+        try:
+            source = find_source(self.data, self.classes)
+        except UserError:
+            if not is_planned():
+                raise
+            made_up = MadeUp(size or PLANNED, self.channels or 3)
+            return Found(self, made_up, made_up)
+        headers = Headers(source)
+        fitting, why = headers.size()
+        frame = Frame(*(size or fitting), self.channels or headers.channels, self.fit, self.background)
+        pictures = Pictures(source, frame, self.skip_broken)
+        found = Found(self, *pictures.split(self.held_out))
+        say(self._said(found, pictures, headers, "as typed" if size else why))
+        return found
+
+    def _said(self, found: Found, pictures: "Pictures", headers: "Headers", why: str) -> str:
         """What was found and decided, in one line."""
-        source, (height, width), ordered = headers.source, self.size, sorted(headers.sizes)
+        source, (height, width), ordered = headers.source, found.size, sorted(headers.sizes)
         (common, count), *_ = headers.sizes.most_common(1)
         least, most, common = (f"{across}x{down}" for across, down in (ordered[0], ordered[-1], common))
         sizes = least if least == most else f"{len(ordered)} sizes from {least} to {most}, {count:,} of {common}"
         modes = ", ".join(f"{mode} {count:,}" for mode, count in headers.modes.most_common())
         classes = "no classes"
         if source.labels is not None:
-            shown = ", ".join(self.class_names[:5]) + (", ..." if self.classes > 5 else "")
-            classes = f"{self.classes} classes ({shown}; --classes false for none)"
-        fit = f"{FITTED[self.options.fit]} to {width}x{height} ({why}), {COLOURS[self.channels]}"
-        if self.channels != 4 and any(mode.endswith(("+", "A")) for mode in headers.modes):
-            fit += f" on {self.options.background} (--channels 4 keeps transparency)"
+            shown = ", ".join(found.class_names[:5]) + (", ..." if found.classes > 5 else "")
+            classes = f"{found.classes} classes ({shown}; --classes false for none)"
+        fit = f"{FITTED[self.fit]} to {width}x{height} ({why}), {COLOURS[found.channels]}"
+        if found.channels != 4 and any(mode.endswith(("+", "A")) for mode in headers.modes):
+            fit += f" on {self.background} (--channels 4 keeps transparency)"
         notes = [
-            f"data {self.options.data}: {len(source):,} pictures in {source.kind} ({sizes}; {modes})",
+            f"data {self.data}: {len(source):,} pictures in {source.kind} ({sizes}; {modes})",
             classes,
             fit,
-            f"{len(self.train):,} to train on and {len(self.val):,} held out",
+            f"{len(found.train):,} to train on and {len(found.val):,} held out",
         ]
         notes += [f"{len(pictures.problems):,} broken or tiny left out"] if pictures.problems else []
         notes += [f"not pictures: {source.note}"] if source.note else []

@@ -7,7 +7,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import nn
 
 from gan.files.errors import UserError
-from gan.runs.run import Run
+from gan.runs.run import Run, begin_with
 from gan.runs.sides import OnSides
 from nets.patch import PatchGan, PixelGan
 from nets.resnet import Norm, ResnetGenerator
@@ -65,7 +65,7 @@ def pix2pix(
 
     typed = OnSides(**settings)
     found = typed.find(paired=True, backwards=direction == "BtoA")
-    steps, decay = typed.falling(len(found), epochs, falling, ahead=2)
+    steps, decay = typed.falling(len(found.train), epochs, falling, ahead=2)
 
     torch.manual_seed(typed.seed)
     game = Pix2pix(
@@ -76,7 +76,8 @@ def pix2pix(
         rate=typed.rate,
         pixels=pixels,
     )
-    return found.run(game, steps, "val/paint_error", "error of held-out pictures translated")
+    begin_with(typed.from_, game)
+    return found.run(game, typed.batch_size, steps, {"val/paint_error": "error of held-out pictures translated"})
 
 
 def _generator(

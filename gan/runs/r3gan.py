@@ -1,59 +1,54 @@
 """R3GAN in its published configurations, on pictures of a person's own."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.pictures import FoundPictures, OnPictures
+from gan.runs.pictures import DISTANCE, Found, OnPictures
 from gan.runs.run import Run
+from gan.runs.run import preset as preset_of
 from nets.ada import Augmentation
 from nets.r3 import R3Discriminator, R3Generator
-
-Range = tuple[float, float]  # what a schedule begins with, and what it ends with
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A published configuration: the widths from 4x4 up, and what the schedules begin and end with."""
+    """A published configuration: the widths from 4x4 up, and what the schedules are about."""
 
     widths: tuple[int, ...]
-    gamma: Range
-    p: float
-    ema: float
+    gamma: float  # at the beginning; a tenth of it at the end
+    p: float  # at the end, as the next one
+    ema: float  # half-life, in thousands of images
     batch: int
     rate: float = 2e-4
-    images: float = 2e7
+    kimg: float = 20_000
     low: int = 4
     wide: int = 16  # channels in a group
 
 
 WIDE = (768,) * 4
 PRESETS = {
-    "cifar10": Preset(WIDE, (0.05, 0.005), 0.55, 5e6, 512, low=3),
-    "ffhq64": Preset((*WIDE, 384), (2, 0.2), 0.3, 5e5, 256),
-    "ffhq256": Preset((*WIDE, 384, 192, 96), (150, 15), 0.3, 5e5, 256),
-    "imagenet32": Preset((1536,) * 4, (0.5, 0.05), 0.5, 5e7, 4096, images=2e8, low=3, wide=32),
-    "imagenet64": Preset((1536,) * 5, (1, 0.1), 0.4, 5e7, 4096, images=2e8, wide=32),
+    "cifar10": Preset(WIDE, 0.05, 0.55, 5000, 512, low=3),
+    "ffhq64": Preset((*WIDE, 384), 2, 0.3, 500, 256),
+    "ffhq256": Preset((*WIDE, 384, 192, 96), 150, 0.3, 500, 256),
+    "imagenet32": Preset((1536,) * 4, 0.5, 0.5, 50_000, 4096, kimg=200_000, low=3, wide=32),
+    "imagenet64": Preset((1536,) * 5, 1, 0.4, 50_000, 4096, kimg=200_000, wide=32),
 }
 
 
-def preset(config: str, size: tuple[int, int]) -> Preset:
+def preset(config: str, size: tuple[int, int], **typed: Any) -> Preset:
     """The configuration of that name; `auto` is FFHQ's at another size, with its `gamma` by the number of pixels."""
     stages = max(2, (max(size) - 1).bit_length() - 1)
-    if config == "auto":
-        widths = tuple(min(768, 768 * 32 // (4 * 2**stage)) for stage in range(stages))
-        # FFHQ's 2 at 64 pixels and 150 at 256 lie on a power of the number of pixels a side.
-        gamma = 2 * (4 * 2 ** (stages - 1) / 64) ** 3.1
-        return Preset(widths, (gamma, gamma / 10), 0.3, 5e5, 256, low=min(4, stages - 1))
-    if config not in PRESETS:
-        raise UserError(f"--config {config} is not known; type one of auto, {', '.join(PRESETS)}")
-    side = 4 * 2 ** (len(PRESETS[config].widths) - 1)
-    if max(size) > side:
+    widths = tuple(min(768, 768 * 32 // (4 * 2**stage)) for stage in range(stages))
+    # FFHQ's 2 at 64 pixels and 150 at 256 lie on a power of the number of pixels a side.
+    auto = Preset(widths, 2 * (4 * 2 ** (stages - 1) / 64) ** 3.1, 0.3, 500, 256, low=min(4, stages - 1))
+    found = preset_of({"auto": auto} | PRESETS, config, **typed)
+    if max(size) > (side := 4 * 2 ** (len(found.widths) - 1)):
         raise UserError(f"config '{config}' is for {side} pixels, and pictures have {max(size)}; type --config auto")
-    return PRESETS[config]
+    return found
 
 
 def r3gan(
@@ -95,21 +90,12 @@ def r3gan(
 
     pictures = OnPictures(**settings)
     found = pictures.find()
-    chosen = preset(config_, found.size)
-    batch = batch_size or chosen.batch
-    chosen = replace(
-        chosen,
-        images=1000 * kimg if kimg else chosen.images,
-        rate=rate or chosen.rate,
-        gamma=chosen.gamma if gamma is None else (gamma, gamma / 10),
-        p=chosen.p if augment is None else augment,
-        ema=chosen.ema if ema_kimg is None else 1000 * ema_kimg,
-    )
-    steps = max_steps or max(2, 2 * round(chosen.images / batch))
+    p = preset(config_, found.size, kimg=kimg, batch=batch_size, rate=rate, gamma=gamma, p=augment, ema=ema_kimg)
+    steps = max_steps or max(2, 2 * round(1000 * p.kimg / p.batch))
 
     torch.manual_seed(pictures.seed)
     if from_ is None:
-        generator, discriminator = _networks(chosen, found, width, bf16)
+        generator, discriminator = _networks(p, found, width, bf16)
     elif width != 1:
         raise UserError(f"{from_} has networks of its own; leave --width out")
     else:
@@ -117,24 +103,24 @@ def r3gan(
     game = R3Gan(
         generator,
         discriminator,
-        batch_size=batch,
-        rate=(chosen.rate, chosen.rate / 4),
-        gamma=chosen.gamma,
-        ema=(0.0, chosen.ema),
-        p=(0.0, chosen.p),
-        images=chosen.images,
-        augment=Augmentation("r3gan") if chosen.p else None,
+        batch_size=p.batch,
+        rate=(p.rate, p.rate / 4),
+        gamma=(p.gamma, p.gamma / 10),
+        ema=(0.0, 1000 * p.ema),
+        p=(0.0, p.p),
+        images=1000 * p.kimg,
+        augment=Augmentation("r3gan") if p.p else None,
     )
-    return found.run(game, batch, steps)
+    return found.run(game, p.batch, steps, DISTANCE)
 
 
-def _networks(chosen: Preset, found: FoundPictures, width: float, bf16: bool) -> tuple[R3Generator, R3Discriminator]:
-    widths = [max(8, int(each * width) // 8 * 8) for each in chosen.widths]
+def _networks(p: Preset, found: Found, width: float, bf16: bool) -> tuple[R3Generator, R3Discriminator]:
+    widths = [max(8, int(each * width) // 8 * 8) for each in p.widths]
     rule: dict[str, Any] = dict(
         widths=widths,
-        groups=[max(1, 2 * each // chosen.wide) for each in widths],
+        groups=[max(1, 2 * each // p.wide) for each in widths],
         classes=found.classes,
         channels=found.channels,
-        low=chosen.low if bf16 else 0,
+        low=p.low if bf16 else 0,
     )
     return R3Generator(size=found.size, **rule), R3Discriminator(**rule)

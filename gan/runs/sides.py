@@ -1,17 +1,13 @@
 """Two sides of pictures as the data of a translation: what `--data PATH` finds there, in pairs or without."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.pictures import COLOURS, FITTED, PLANNED, PictureOptions
-from gan.runs.run import Run, begin_with, is_planned, say
-
-if TYPE_CHECKING:
-    from datasets import GanData
-    from datasets.files.sides import Both, PairedSides, Side
+from gan.runs.pictures import COLOURS, FITTED, PLANNED, Found, PictureOptions
+from gan.runs.run import is_planned, say
 
 
 @dataclass
@@ -52,74 +48,39 @@ class OnSides(PictureOptions):
         batches = max(1, pictures // self.batch_size)
         return (full + after) * batches, epoch_decay(full, after, batches, ahead)
 
-    def find(self, *, paired: bool, backwards: bool = False) -> "FoundSides":
+    def find(self, *, paired: bool, backwards: bool = False) -> Found:
         """Look, decode what is new, and say in one line what there is. `backwards` exchanges A and B."""
+        from datasets.files.decoding import Frame
         from datasets.files.made_up import MadeUp
-        from datasets.files.pictures import Headers
-        from datasets.files.sides import PairedSides, Side, UnpairedSides, find_sides
+        from datasets.files.pictures import Headers, Pictures
+        from datasets.files.sides import Both, PairedSides, Side, UnpairedSides, aligned, find_sides
 
-        size = self.typed_size()
+        typed = self.typed_size()
         kind = PairedSides if paired else UnpairedSides
         try:
             train, val, said = find_sides(self.data, paired=paired, held_out=self.held_out, leave_out=self.skip_broken)
         except UserError:
             if not is_planned():
                 raise
-            size = size or (PLANNED, PLANNED)
+            size = typed or (PLANNED, PLANNED)
             side = Side(MadeUp(self._enlarged(size), self.channels or 3), size)
-            return FoundSides(self, kind(side, side), kind(side, side), (self.channels or 3,) * 2)
+            return Found(self, kind(side, side), kind(side, side))
         if backwards:
             train, val, said = train[::-1], val[::-1], f"{said}, from B to A"
         headers = Headers(train[0]), Headers(train[1])
-        size = size or headers[0].size()[0]
+        size = typed or headers[0].size()[0]
         channels = self.channels or headers[0].channels, self.channels or headers[1].channels
         shown = " and ".join(dict.fromkeys(COLOURS[count] for count in channels))
         say(f"{said}; {FITTED[self.fit]} to {size[1]}x{size[0]}, {shown}")
-        some = all(map(len, val))
-        return FoundSides(
-            self,
-            kind(*self._opened(train, self._enlarged(size), channels, size, paired)),
-            kind(*self._opened(val, size, channels, size, paired)) if some else None,
-            channels,
-        )
+
+        def opened(parts: Both, stored: tuple[int, int]) -> PairedSides:
+            """Both sides of a split, decoded."""
+            frames = [Frame(*stored, count, self.fit, self.background) for count in channels]
+            both = [Pictures(part, frame, self.skip_broken) for part, frame in zip(parts, frames, strict=True)]
+            return kind(*(Side(each, size) for each in (aligned(*both) if paired else both)))
+
+        return Found(self, opened(train, self._enlarged(size)), opened(val, size) if all(map(len, val)) else None)
 
     def _enlarged(self, size: tuple[int, int]) -> tuple[int, int]:
         """The size of which a random part is cropped in training."""
         return (round(size[0] * 286 / 256), round(size[1] * 286 / 256)) if self.crop else size
-
-    def _opened(
-        self, parts: "Both", stored: tuple[int, int], channels: tuple[int, int], size: tuple[int, int], paired: bool
-    ) -> "list[Side]":
-        """Both sides of a split, decoded."""
-        from datasets.files.decoding import Frame
-        from datasets.files.pictures import Pictures
-        from datasets.files.sides import Side, aligned
-
-        opened = [
-            Pictures(part, Frame(*stored, count, self.fit, self.background), self.skip_broken)
-            for part, count in zip(parts, channels, strict=True)
-        ]
-        return [Side(each, size) for each in (aligned(*opened) if paired else opened)]
-
-
-class FoundSides:
-    """The pictures of a translation, split into those to train on and those held out."""
-
-    def __init__(
-        self, options: OnSides, train: "PairedSides", val: "PairedSides | None", channels: tuple[int, int]
-    ) -> None:
-        self.options, self.train, self.val, self.channels = options, train, val, channels
-        self.size = train.size
-
-    def __len__(self) -> int:
-        return len(self.train)
-
-    def data(self, batch_size: int) -> "GanData":
-        """The batches: {"a", "b"}, each [B, channels, height, width] in [-1, 1]."""
-        return self.options.batches(self.train, self.val, batch_size, self.options.crop)
-
-    def run(self, game: Any, steps: int, score: str, title: str) -> Run:
-        """A run of a game that translates these, with a score where some are held out."""
-        begin_with(self.options.from_, game)
-        data = self.data(self.options.batch_size)
-        return Run(game, data, steps, {score: title} if self.val is not None else {})

@@ -1,25 +1,18 @@
 """StyleGAN2-ADA on pictures of a person's own, in the published configurations."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jsonargparse.typing import (
-    ClosedUnitInterval,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.ema import half_life
 from gan.files.errors import UserError
-from gan.runs.pictures import OnPictures
+from gan.runs.pictures import DISTANCE, OnPictures
 from gan.runs.run import Run
+from gan.runs.run import preset as preset_of
 from nets.ada import PIPES, Ada
 from nets.stylegan import StyleDiscriminator, StyleGenerator
-
-CONFIGS = "auto", "stylegan2", "paper256", "paper512", "paper1024", "cifar"
 
 
 @dataclass(frozen=True)
@@ -51,17 +44,14 @@ PRESETS = {
 }
 
 
-def preset(config: str, side: int, batch_size: int | None = None) -> Preset:
+def preset(config: str, side: int, batch: int | None = None, **typed: Any) -> Preset:
     """The configuration of that name. `auto` depends on the larger side of the pictures and on the batch size."""
-    if config == "auto":
-        # The published batch of one device: more devices must not make it another training.
-        batch = batch_size or min(max(4096 // side, 1), 32)
-        width, rate = 1.0 if side >= 512 else 0.5, 0.002 if side >= 1024 else 0.0025
-        gamma, ema = 0.0002 * side**2 / batch, batch * 10 / 32
-        return Preset(batch, rate, gamma, ema, min(batch, 4), width, mapping=2, ramp_up=0.05)
-    if config not in PRESETS:
-        raise UserError(f"config '{config}' is not known; type --config {', '.join(CONFIGS[:-1])} or {CONFIGS[-1]}")
-    return replace(PRESETS[config], batch=batch_size or PRESETS[config].batch)
+    # The published batch of one device: more devices must not make it another training.
+    size = batch or min(max(4096 // side, 1), 32)
+    width, rate = 1.0 if side >= 512 else 0.5, 0.002 if side >= 1024 else 0.0025
+    gamma, ema = 0.0002 * side**2 / size, size * 10 / 32
+    auto = Preset(size, rate, gamma, ema, min(size, 4), width, mapping=2, ramp_up=0.05)
+    return preset_of({"auto": auto} | PRESETS, config, batch=batch, **typed)
 
 
 def stylegan2(
@@ -73,12 +63,9 @@ def stylegan2(
     rate: PositiveFloat | None = None,
     width: PositiveFloat | None = None,
     mapping: PositiveInt | None = None,
-    mixing: ClosedUnitInterval | None = None,
-    path: NonNegativeFloat | None = None,
     ema_kimg: NonNegativeFloat | None = None,
     augment: str = "bgc",
     augment_target: float = 0.6,
-    augment_kimg: PositiveFloat | None = None,
     freeze_d: NonNegativeInt = 0,
     from_: str | None = None,
     **settings: Any,
@@ -97,14 +84,12 @@ def stylegan2(
         rate: Learning rate of both networks; published: 0.002 or 0.0025.
         width: Channels are this times 32,768 / size, and 512 at most; published: 1, paper256 and auto below 512 0.5.
         mapping: Layers from noise to styles; published: 8, auto and cifar 2.
-        mixing: Probability that a batch mixes two styles; published: 0.9, cifar 0.
-        path: Weight of the path length penalty per step; published: 2, cifar 0.
         ema_kimg: Half-life of the generator's averaged weights, in thousands of pictures; published: 10 or 20,
             cifar 500, auto batch_size * 10 / 32.
         augment: What the discriminator sees changed: blit (flips, quarter turns, whole pixels), geom, color, bg, bgc
             (these three, as published), bgcfnc (also filters, noise and cuts), or off.
-        augment_target: It grows while the mean sign of the scores of real pictures is above this; published: 0.6.
-        augment_kimg: In so many thousand pictures its probability can rise by 1; published: 500, and 100 with from.
+        augment_target: It grows while the mean sign of the scores of real pictures is above this; published: 0.6. Its
+            probability can rise by 1 in 500 thousand pictures, and with from in 100 thousand.
         freeze_d: The first layers of the discriminator that do not learn (FreezeD), for training from other weights.
         from_: Typed --from: a published file of StyleGAN2 networks (.pkl), to begin with these networks and weights.
     """
@@ -115,12 +100,7 @@ def stylegan2(
     pictures = OnPictures(**settings)
     found = pictures.find()
     side = 1 << (max(found.size) - 1).bit_length()
-    typed = dict(
-        kimg=kimg, gamma=gamma, rate=rate, width=width, mapping=mapping, mixing=mixing, path=path, ema=ema_kimg
-    )
-    p = replace(
-        preset(config_, side, batch_size), **{name: value for name, value in typed.items() if value is not None}
-    )
+    p = preset(config_, side, batch_size, kimg=kimg, gamma=gamma, rate=rate, width=width, mapping=mapping, ema=ema_kimg)
     steps = max_steps or max(1, round(1000 * p.kimg / p.batch))
 
     torch.manual_seed(pictures.seed)
@@ -135,7 +115,6 @@ def stylegan2(
     layers = discriminator.layers()
     if freeze_d > len(layers):
         raise UserError(f"the discriminator has {len(layers)} layers that can be frozen; type --freeze-d {len(layers)}")
-    images = 1000 * (augment_kimg or (100 if from_ else 500))
     game = StyleGan(
         generator,
         discriminator,
@@ -145,7 +124,7 @@ def stylegan2(
         mixing=p.mixing,
         # Weights that are good already need no quick average at the beginning.
         ema=half_life(1000 * p.ema, p.batch, None if from_ else p.ramp_up),
-        ada=None if augment == "off" else Ada(augment_target, int(images), augment),
+        ada=None if augment == "off" else Ada(augment_target, 100_000 if from_ else 500_000, augment),
         freeze=freeze_d,
     )
-    return found.run(game, p.batch, steps)
+    return found.run(game, p.batch, steps, DISTANCE)

@@ -8,14 +8,15 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Run
-from gan.runs.sides import FoundSides, OnSides
+from gan.runs.pictures import Found
+from gan.runs.run import Run, begin_with
+from gan.runs.sides import OnSides
 from nets.blocks import start_
 from nets.patch import PatchGan
 from nets.patch_vectors import PatchVectors
 from nets.resnet import ResnetGenerator
 
-SCORE = "val/distance", "distance of translated from held-out pictures"
+SCORE = {"val/distance": "distance of translated from held-out pictures"}
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Unpaired(OnSides):
     falling_epochs: NonNegativeInt | None = None
     blocks: PositiveInt = 9
 
-    def begin(self, epochs: int, falling: int, ahead: int) -> tuple[FoundSides, int, int, Any]:
+    def begin(self, epochs: int, falling: int, ahead: int) -> tuple[Found, int, int, Any]:
         """The pictures and their channels, the steps of the training, and how the rate falls."""
         found = self.find(paired=False)
         a, b = found.channels
@@ -41,7 +42,7 @@ class Unpaired(OnSides):
             raise UserError(f"{self.data} has pictures of {a} and of {b} channels; type --channels 3")
         torch.manual_seed(self.seed)
         ends = self.epochs or epochs, falling if self.falling_epochs is None else self.falling_epochs
-        return found, a, *self.falling(len(found), *ends, ahead)
+        return found, a, *self.falling(len(found.train), *ends, ahead)
 
 
 def cyclegan(
@@ -67,7 +68,8 @@ def cyclegan(
         identity=identity,
         pool=pool,
     )
-    return found.run(game, steps, *SCORE)
+    begin_with(typed.from_, game)
+    return found.run(game, typed.batch_size, steps, SCORE)
 
 
 def cut(
@@ -101,7 +103,8 @@ def cut(
         patches=patches,
         all_negatives=all_negatives,
     )
-    return found.run(game, steps, *SCORE)
+    begin_with(typed.from_, game)
+    return found.run(game, typed.batch_size, steps, SCORE)
 
 
 def cut_networks(

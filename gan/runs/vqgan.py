@@ -122,4 +122,4 @@ def vqgan(
         perceptual_weight=perceptual_weight,
     )
     begin_with(from_, game)
-    return Run(game, found.data(p.batch), max_steps, SCORES if len(found.val) else {})
+    return found.run(game, p.batch, max_steps, SCORES)

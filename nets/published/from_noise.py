@@ -1,9 +1,11 @@
 """StyleGAN2's and R3GAN's published networks as ours, and ours as published ones. Sizes follow from the weights."""
 
 import re
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Size, nn
 
 from gan.files.errors import UserError
 from nets.published.files import PublishedFile
@@ -13,15 +15,24 @@ from nets.stylegan import StyleDiscriminator, StyleGenerator
 
 R3 = "Model."  # what the published names of R3GAN's weights begin with
 
+Shapes = Mapping[str, Size]  # of the weights, by their names in our networks
+Rule = dict[str, Any]  # what one of our networks is made with
+
 
 def ours(network: Network) -> nn.Module:
     """One of our networks with the weights of a published one, in evaluation mode."""
-    weights = network.weights
-    style = not any(name.startswith(R3) for name in weights)
+    weights = {name.removeprefix(R3): value for name, value in network.weights.items()}
+    shapes, drawer = {name: value.shape for name, value in weights.items()}, network.kind == "Generator"
     try:
-        made = (_style if style else _r3)(network)
-        found = {name if style else name.removeprefix(R3): value for name, value in weights.items()}
-        made.load_state_dict(found)
+        if any(name.startswith(R3) for name in network.weights):
+            made = (R3Generator if drawer else R3Discriminator)(**_r3(shapes, drawer))
+        else:
+            # What no weight tells: the limit of activations, and the groups of the deviation.
+            beside = {"clamp": network.settings.get("synthesis_kwargs", network.settings).get("conv_clamp")}
+            if not drawer:
+                beside["group"] = network.settings.get("epilogue_kwargs", {}).get("mbstd_group_size", 4)
+            made = (StyleGenerator if drawer else StyleDiscriminator)(**_style(shapes, drawer), **beside)
+        made.load_state_dict(weights)
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, UserError):
             raise
@@ -33,23 +44,23 @@ def ours(network: Network) -> nn.Module:
 def published(net: nn.Module) -> Network:
     """The published network that one of ours is, with the arguments that its class takes."""
     weights = {name: value.detach() for name, value in net.state_dict().items()}
-    settings: dict[str, Any] = {}
-    kind = "Generator" if isinstance(net, R3Generator | StyleGenerator) else "Discriminator"
-    if isinstance(net, R3Generator | R3Discriminator):
-        weights = {R3 + name: value for name, value in weights.items()}
-        arguments = _r3_arguments(Network(kind, {}, weights))
-    elif isinstance(net, StyleGenerator | StyleDiscriminator):
-        first = net.get_submodule("synthesis.b4.conv1" if kind == "Generator" else "b4.conv")
-        settings["conv_clamp"] = first.clamp
-        if isinstance(net, StyleDiscriminator):
-            settings["epilogue_kwargs"] = {"mbstd_group_size": net.b4.deviation.group}
-        arguments = _style_arguments(Network(kind, settings, weights))
-    else:
-        raise UserError(f"{type(net).__name__} has no published pickle; StyleGAN2's and R3GAN's networks have")
+    shapes = {name: value.shape for name, value in weights.items()}
+    match net:
+        case R3Generator() | R3Discriminator():
+            weights = {R3 + name: value for name, value in weights.items()}
+            arguments = _r3_arguments(_r3(shapes, isinstance(net, R3Generator)))
+        case StyleGenerator():
+            arguments = _style_arguments(_style(shapes, True), net.get_submodule("synthesis.b4.conv1").clamp)
+        case StyleDiscriminator():
+            arguments = _style_arguments(_style(shapes, False), net.b4.conv.clamp)
+            arguments["epilogue_kwargs"] = {"mbstd_group_size": net.b4.deviation.group}
+        case _:
+            raise UserError(f"{type(net).__name__} has no published pickle; StyleGAN2's and R3GAN's networks have")
     side = arguments["img_resolution"]
     height, width = getattr(net, "size", None) or (side, side)
     if (height, width) != (side, side):
         raise UserError(f"published networks draw {side} x {side}, and this one {height} x {width}")
+    kind = "Generator" if isinstance(net, R3Generator | StyleGenerator) else "Discriminator"
     return Network(kind, arguments, weights)
 
 
@@ -63,92 +74,64 @@ def snapshot(generator: nn.Module, discriminator: nn.Module) -> PublishedFile:
 # ---- R3GAN ----
 
 
-def _r3_arguments(network: Network) -> dict[str, Any]:
-    shapes = {name.removeprefix(R3): value.shape for name, value in network.weights.items()}
-    widths, groups, blocks = [], [], []
-    stages = {found[1] for name in shapes if (found := re.match(r"MainLayers\.(\d+)\.", name))}
-    for stage in range(len(stages)):
-        prefix = rf"MainLayers\.{stage}\.Layers\.\d+\.LinearLayer2\.Layer\.weight"
-        convolutions = [shape for name, shape in shapes.items() if re.fullmatch(prefix, name)]
-        first = 1 if network.kind == "Generator" else 0  # the layer that is a block
-        widths.append(shapes[f"MainLayers.{stage}.Layers.{first}.LinearLayer3.Layer.weight"][0])
-        groups.append(convolutions[0][0] // convolutions[0][1])
-        blocks.append(len(convolutions))
-    classes, embedding = shapes["EmbeddingLayer.weight"][::-1] if "EmbeddingLayer.weight" in shapes else (0, 0)
+def _r3(shapes: Shapes, drawer: bool) -> Rule:
+    found: dict[int, list[Size]] = defaultdict(list)  # by stage: of each block the 1x1 and the grouped 3x3
+    for name, shape in sorted(shapes.items()):
+        if at := re.fullmatch(r"MainLayers\.(\d+)\.Layers\.\d+\.LinearLayer[12]\.Layer\.weight", name):
+            found[int(at[1])].append(shape)
+    stages = [found[number] for number in sorted(found, reverse=not drawer)]
+    widths, groups = [stage[0][1] for stage in stages], [stage[1][0] // stage[1][1] for stage in stages]
+    embedding, classes = shapes.get("EmbeddingLayer.weight", (0, 0))
+    rule = dict(widths=widths, groups=groups, blocks=len(stages[0]) // 2, expansion=stages[0][0][0] // widths[0])
+    rule |= dict(classes=classes, embedding=embedding)
+    if not drawer:
+        return rule | {"channels": shapes["ExtractionLayer.Layer.weight"][1]}
+    latent = shapes["MainLayers.0.Layers.0.LinearLayer.weight"][1] - embedding
+    return rule | {"latent": latent, "channels": shapes["AggregationLayer.Layer.weight"][0]}
+
+
+def _r3_arguments(rule: Rule) -> dict[str, Any]:
+    order = 1 if "latent" in rule else -1
     arguments = {
-        "WidthPerStage": widths,
-        "CardinalityPerStage": groups,
-        "BlocksPerStage": blocks,
-        "ExpansionFactor": convolutions[0][0] // widths[-1],
+        "WidthPerStage": rule["widths"][::order],
+        "CardinalityPerStage": rule["groups"][::order],
+        "BlocksPerStage": [rule["blocks"]] * len(rule["widths"]),
+        "ExpansionFactor": rule["expansion"],
         "FP16Stages": [],
-        "c_dim": classes,
-        "img_resolution": 4 * 2 ** (len(widths) - 1),
+        "c_dim": rule["classes"],
+        "img_resolution": 4 * 2 ** (len(rule["widths"]) - 1),
     }
-    if classes:
-        arguments["ConditionEmbeddingDimension"] = embedding
-    if network.kind == "Generator":
-        arguments["NoiseDimension"] = shapes["MainLayers.0.Layers.0.LinearLayer.weight"][1] - embedding
-    return arguments
-
-
-def _r3(network: Network) -> nn.Module:
-    found = _r3_arguments(network)
-    step = 1 if network.kind == "Generator" else -1
-    rule = dict(
-        widths=found["WidthPerStage"][::step],
-        blocks=found["BlocksPerStage"][0],
-        expansion=found["ExpansionFactor"],
-        groups=found["CardinalityPerStage"][::step],
-        classes=found["c_dim"],
-        embedding=found.get("ConditionEmbeddingDimension", 0),
-    )
-    if network.kind == "Generator":
-        channels = network.weights[f"{R3}AggregationLayer.Layer.weight"].shape[0]
-        return R3Generator(found["NoiseDimension"], channels=channels, **rule)
-    return R3Discriminator(channels=network.weights[f"{R3}ExtractionLayer.Layer.weight"].shape[1], **rule)
+    arguments |= {"ConditionEmbeddingDimension": rule["embedding"]} if rule["classes"] else {}
+    return arguments | ({"NoiseDimension": rule["latent"]} if "latent" in rule else {})
 
 
 # ---- StyleGAN2 ----
 
 
-def _style_arguments(network: Network) -> dict[str, Any]:
-    """What follows from the weights, and from the file: the limit of activations, and the groups of the deviation."""
-    shapes, drawer = {name: value.shape for name, value in network.weights.items()}, network.kind == "Generator"
+def _style(shapes: Shapes, drawer: bool) -> Rule:
     prefix = "synthesis." if drawer else ""
     sides = sorted({int(found[1]) for name in shapes if (found := re.match(rf"{prefix}b(\d+)\.", name))})
-    widths = {side: shapes[f"{prefix}b{side}.conv1.weight"][1] for side in sides[1:]}
-    widths[4] = shapes["synthesis.b4.const" if drawer else "b4.conv.weight"][0]
     if drawer:
         widths = {side: shapes[f"synthesis.b{side}.conv1.weight"][0] for side in sides}
-    most = max(widths.values())
-    layers = {
-        # The least number that, divided by each side and rounded down, gives its width.
-        "channel_base": max(side * width for side, width in widths.items()),
-        "channel_max": most,
-        "num_fp16_res": 0,
-        "conv_clamp": network.settings.get("synthesis_kwargs", network.settings).get("conv_clamp"),
-    }
-    classes = shapes["mapping.embed.weight"][1] if "mapping.embed.weight" in shapes else 0
-    about = {"c_dim": classes, "img_resolution": sides[-1]}
+    else:
+        widths = {4: shapes["b4.conv.weight"][0]} | {side: shapes[f"b{side}.conv1.weight"][1] for side in sides[1:]}
+    _, classes = shapes.get("mapping.embed.weight", (0, 0))
+    # The least number that, divided by each side and rounded down, gives its width.
+    base = max(side * width for side, width in widths.items())
+    rule = dict(size=sides[-1], classes=classes, base=base, most=max(widths.values()))
     if not drawer:
-        group = network.settings.get("epilogue_kwargs", {}).get("mbstd_group_size", 4)
         top = f"b{sides[-1]}"
-        about |= {"img_channels": shapes[f"{top}.fromrgb.weight"][1], "epilogue_kwargs": {"mbstd_group_size": group}}
-        return {**about, "architecture": "resnet" if f"{top}.skip.weight" in shapes else "orig", **layers}
-    style = shapes["mapping.w_avg"][0]
-    mapping = {"num_layers": sum(bool(re.fullmatch(r"mapping\.fc\d+\.weight", name)) for name in shapes)}
-    about |= {"z_dim": shapes["mapping.fc0.weight"][1] - (style if classes else 0), "w_dim": style}
-    about["img_channels"] = shapes["synthesis.b4.torgb.weight"][0]
-    return {**about, "mapping_kwargs": mapping, "synthesis_kwargs": layers}
+        return rule | {"channels": shapes[f"{top}.fromrgb.weight"][1], "skip": f"{top}.skip.weight" in shapes}
+    (style,) = shapes["mapping.w_avg"]
+    latent = shapes["mapping.fc0.weight"][1] - (style if classes else 0)
+    mapping = sum(bool(re.fullmatch(r"mapping\.fc\d+\.weight", name)) for name in shapes)
+    return rule | dict(channels=shapes["synthesis.b4.torgb.weight"][0], latent=latent, style=style, mapping=mapping)
 
 
-def _style(network: Network) -> nn.Module:
-    found = _style_arguments(network)
-    layers = found.get("synthesis_kwargs", found)
-    rule = dict(channels=found["img_channels"], classes=found["c_dim"], clamp=layers["conv_clamp"])
-    rule |= dict(base=layers["channel_base"], most=layers["channel_max"])
-    if network.kind != "Generator":
-        group, skip = found["epilogue_kwargs"]["mbstd_group_size"], found["architecture"] == "resnet"
-        return StyleDiscriminator(found["img_resolution"], skip=skip, group=group, **rule)
-    sizes = dict(latent=found["z_dim"], style=found["w_dim"], mapping=found["mapping_kwargs"]["num_layers"])
-    return StyleGenerator(found["img_resolution"], **sizes, **rule)
+def _style_arguments(rule: Rule, clamp: object) -> dict[str, Any]:
+    about = {"c_dim": rule["classes"], "img_resolution": rule["size"], "img_channels": rule["channels"]}
+    layers = {"channel_base": rule["base"], "channel_max": rule["most"], "num_fp16_res": 0, "conv_clamp": clamp}
+    if "latent" not in rule:
+        return about | layers | {"architecture": "resnet" if rule["skip"] else "orig"}
+    about |= {"z_dim": rule["latent"], "w_dim": rule["style"], "mapping_kwargs": {"num_layers": rule["mapping"]}}
+    return about | {"synthesis_kwargs": layers}

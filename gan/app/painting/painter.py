@@ -178,7 +178,7 @@ class Painter:
         if path.is_file() and _written(path) >= _written(checkpoint):
             return Styles.load(path)
         numbers = [(0, number) for number in torch.linspace(0, len(self.train) - 1, count).round().int().tolist()]
-        workers = self.opened.settings.get("workers", 0)
+        workers = getattr(self.data, "workers", 0)
         items = DataLoader(Prepared(self.train), batch_size=8, sampler=numbers, num_workers=workers)
         total, seen = torch.zeros(1), torch.zeros(1)
         with tqdm(total=count, desc="mean styles", unit="picture", leave=False) as bar:

@@ -203,6 +203,7 @@ class FirstRank:
     """What data may ask a trainer."""
 
     world_size: int
+    num_nodes: int = 1
     global_rank: int = 0
     overfit_batches: float = 0
     global_step: int = 0
@@ -213,7 +214,9 @@ class Numbered(Protocol):
 
     train: Samples
     val: Samples
-    workers: int
+
+    @property
+    def workers(self) -> int: ...
 
 
 def has_numbers(data: LightningDataModule | None) -> TypeGuard[Numbered]:

@@ -72,7 +72,7 @@ def script(argv: Sequence[str], settings: Namespace, is_dp: bool) -> str:
         nodes=machines,
         tasks=devices,
         gpus="" if on_cpu else GPUS.format(devices),
-        cpus=max(CPUS, settings.get("workers", 0) + 1),
+        cpus=max(CPUS, (settings.get("workers") or 0) + 1),
         here=shlex.quote(str(Path.cwd())),
         warning="USR1",  # WARNING of stopping.py, which Windows does not have
         ahead=AHEAD,

@@ -160,7 +160,7 @@ def _parser(run: str) -> Parser:
         epilog=f"{EXAMPLES}\n{_strategies()}",
     )
     cpus = slurm.cpus()
-    if cpus is not None and "workers" in parameters(run) and type(parser.get_default("workers")) is int:
+    if cpus is not None and "workers" in parameters(run) and type(parser.get_default("workers")) in (int, type(None)):
         parser.set_defaults(workers=cpus - 1)
     return parser
 

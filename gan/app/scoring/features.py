@@ -16,10 +16,6 @@ from gan.app.scoring.distances import SEED
 from gan.app.scoring.names import INCEPTION
 from gan.files.disk import load_plain
 from gan.files.errors import UserError
-from nets.published import load_vgg19
-from nets.vgg import Vgg19
-
-VGG = "vgg19-dcbb9e9d.pth"
 
 # The published Inception of FID, by the SHA-256 of the two files that others read: the weights that torch-fidelity and
 # pytorch-fid (as pt_inception-...) share, and NVIDIA's program of TorchScript, inception-2015-12-05.pt.
@@ -110,11 +106,7 @@ def best(path: Path | None = None) -> Extractor:
 
 
 def always() -> Extractor:
-    """What is there without Inception: torchvision's VGG-19 where its weights are cached, else random convolutions."""
-    file = cached(VGG)
-    if file.is_file():
-        network = Pooled(load_vgg19(str(file), normalise=True))
-        return Extractor("VGG-19 relu5_1", network, 512, about={"file": file.name})
+    """What is there without Inception, on every machine: random convolutions."""
     network = RandomConvolutions()
     return Extractor("random convolutions", network, network.size, about={"weights": f"He et al. 2015, seed {SEED}"})
 
@@ -145,17 +137,6 @@ class RandomConvolutions(nn.Module):
             found += [x.mean((2, 3)), x.std((2, 3), correction=0)]
             x = F.avg_pool2d(x, 2, ceil_mode=True)
         return torch.cat(found, 1)
-
-
-class Pooled(nn.Module):
-    """The mean over the picture of a VGG's coarsest features. The picture comes as bytes."""
-
-    def __init__(self, vgg: Vgg19) -> None:
-        super().__init__()
-        self.vgg = vgg
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        return self.vgg(pictures.float() / 127.5 - 1)[-1].mean((2, 3))
 
 
 def as_bytes(pictures: Tensor) -> Tensor:

@@ -3,21 +3,14 @@
 INCEPTION = "weights-inception-2015-12-05-6726825d.pth"  # its name ends with the start of its SHA-256
 
 # What each score needs of a game.
+TRUTH, SEVERAL, SOUNDS = "a truth to compare each picture with", "two pictures or more", "sounds, and the true ones"
+MAPS, DRAWN = "pictures painted from label maps", "the drawn truth of style transfers, which the built-in faces have"
 NEEDS = {
-    "ssim": "a truth to compare each picture with",
-    "rmse": "a truth to compare each picture with",
-    "psnr": "a truth to compare each picture with",
-    "lpips": "a truth to compare each picture with",
-    "fid": "two pictures or more",
-    "kid": "two pictures or more",
-    "is": "two pictures or more",
-    "features": "two pictures or more",
-    "precision": "two pictures or more",
-    "recall": "two pictures or more",
-    "miou": "pictures painted from label maps",
-    "transfer": "the drawn truth of style transfers, which the built-in faces have",
-    "mel": "sounds, and the true ones",
-    "spectral": "sounds, and the true ones",
+    **dict.fromkeys(("ssim", "rmse", "psnr", "lpips"), TRUTH),
+    **dict.fromkeys(("fid", "kid", "is", "features", "precision", "recall"), SEVERAL),
+    "miou": MAPS,
+    "transfer": DRAWN,
+    **dict.fromkeys(("mel", "spectral"), SOUNDS),
 }
 
 # What is printed for each figure.

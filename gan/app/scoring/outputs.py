@@ -3,8 +3,9 @@
 To score a game of your own, register a function for its class with `@makes.register`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import singledispatch
+from functools import partial, singledispatch
 
 import torch
 from torch import Tensor
@@ -166,44 +167,43 @@ def _judges_from_noise(game: FromNoise, batch: dict[str, Tensor]) -> Judged | No
     if judge is None:
         return None
     image, labels = batch["image"], game.labels(batch)
-    fakes = game.draw(image, labels)
     known = () if labels is None else (labels,)
-    return Judged(judge(image, *known), judge(fakes, *known), image, fakes)
+    return _judged(lambda pictures: judge(pictures, *known), image, game.draw(image, labels))
 
 
 @judges.register
 def _judges_pix2pix(game: Pix2pix, batch: dict[str, Tensor]) -> Judged:
     source, image = game.pair(batch)
-    fakes = game.generator(source)
-    return Judged(_of_patches([game.score(source, image)]), _of_patches([game.score(source, fakes)]), image, fakes)
+    return _judged(partial(game.score, source), image, game.generator(source))
 
 
 @judges.register
 def _judges_spade(game: Spade, batch: dict[str, Tensor]) -> Judged:
-    """Also of SEAN."""
+    """Also of SEAN. The discriminator's scores of several scales count alike."""
     image, mask = batch["image"], game.mask(batch["label"], batch.get("edges"))
     fakes = game.repaint(image, mask)
-    on_fake, on_real = ([scale[-1] for scale in scales] for scales in game.compare(mask, fakes, image))
-    return Judged(_of_patches(on_real), _of_patches(on_fake), image, fakes)
+    scales = game.compare(mask, fakes, image)
+    fake, real = (torch.stack([_of_each(scale[-1]) for scale in each]).mean(0) for each in scales)
+    return Judged(real, fake, image, fakes)
 
 
 @judges.register
 def _judges_cyclegan(game: CycleGan, batch: dict[str, Tensor]) -> Judged:
     """Of both kinds of pictures, one after the other."""
-    kinds = zip(("of_b", "of_a"), game.translate(batch["a"], batch["b"]), (batch["b"], batch["a"]), strict=True)
-    each = [
-        Judged(_of_patches([game.score(which, image)]), _of_patches([game.score(which, fakes)]), image, fakes)
-        for which, fakes, image in kinds
-    ]
+    kinds = zip(("of_b", "of_a"), (batch["b"], batch["a"]), game.translate(batch["a"], batch["b"]), strict=True)
+    each = [_judged(partial(game.score, which), image, fakes) for which, image, fakes in kinds]
     return Judged(*map(torch.cat, zip(*(vars(one).values() for one in each), strict=True)))
 
 
 @judges.register
 def _judges_cut(game: Cut, batch: dict[str, Tensor]) -> Judged:
-    fakes, judge = game.translate(batch["a"]), game.discriminator
-    return Judged(_of_patches([judge(batch["b"])]), _of_patches([judge(fakes)]), batch["b"], fakes)
+    return _judged(game.discriminator, batch["b"], game.translate(batch["a"]))
 
 
-def _of_patches(scores: list[Tensor]) -> Tensor:
-    """One score for each picture: the mean over patches, and over scales."""
-    return torch.stack([scale.flatten(1).mean(1) for scale in scores]).mean(0)
+def _judged(judge: Callable[[Tensor], Tensor], image: Tensor, fakes: Tensor) -> Judged:
+    return Judged(_of_each(judge(image)), _of_each(judge(fakes)), image, fakes)
+
+
+def _of_each(scores: Tensor) -> Tensor:
+    """One score for each picture: the mean over its patches."""
+    return scores.reshape(len(scores), -1).mean(1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gan.app.scoring import features, pixels
 from gan.app.scoring.distances import SEED, Known, distances, inception_score, kernel_subsets
 from gan.app.scoring.features import Extractor
-from gan.app.scoring.names import INCEPTION, NEEDS
+from gan.app.scoring.names import DRAWN, INCEPTION, MAPS, NEEDS, SEVERAL, SOUNDS, TRUTH
 from gan.app.scoring.outputs import Heard, Made
 from gan.files.errors import UserError
 from nets.lpips import Lpips
@@ -116,16 +116,13 @@ class Scorer:
 
     def notes(self, count: int) -> list[str]:
         """Notes that a reader of the figures needs."""
-        notes = []
-        if self.extractor is not None:
-            size = self.extractor.size
-            name = "FID" if self.extractor.fid else "the Fréchet distance"
-            if count <= size:
-                notes.append(
-                    f"{name} of {count} pictures is far above that of many, as its covariances are of {size} features; "
-                    f"compare it at equal numbers of pictures only"
-                )
-        return notes
+        if self.extractor is None or count > self.extractor.size:
+            return []
+        name = "FID" if self.extractor.fid else "the Fréchet distance"
+        return [
+            f"{name} of {count} pictures is far above that of many, as its covariances are of {self.extractor.size} "
+            f"features; compare it at equal numbers of pictures only"
+        ]
 
     def about(self, count: int) -> dict[str, Any]:
         """How the scores are computed, to be saved with them."""
@@ -200,10 +197,10 @@ def choose(
 
 
 def _fitting(made: Made | Heard, count: int) -> set[str]:
-    if isinstance(made, Heard):
-        return {"mel", "spectral"}
-    fitting = {"ssim", "rmse", "psnr"} if made.paired else set()
-    fitting |= {"lpips"} if made.paired and min(made.pictures.shape[2:]) >= SMALLEST else set()
-    fitting |= {"fid", "kid", "is", "features", "precision", "recall"} if count >= 2 else set()
-    fitting |= {"miou"} if made.label is not None else set()
-    return fitting | ({"transfer"} if made.known is not None else set())
+    """The scores that can be computed of what a game makes."""
+    there = {SOUNDS}
+    if isinstance(made, Made):
+        known = {TRUTH: made.paired, SEVERAL: count >= 2, MAPS: made.label is not None, DRAWN: made.known is not None}
+        there = {need for need, has in known.items() if has}
+    small = isinstance(made, Made) and min(made.pictures.shape[2:]) < SMALLEST
+    return {name for name, need in NEEDS.items() if need in there} - ({"lpips"} if small else set())

@@ -6,6 +6,7 @@ from jsonargparse import Namespace
 
 from datasets.batches import check_divides
 from datasets.files.find import check_there
+from datasets.workers import MOST
 from gan.app.run.options import nodes
 from gan.files.errors import UserError
 from gan.files.system import resource
@@ -27,8 +28,8 @@ def allow_files(settings: Namespace, ranks: int) -> None:
     """
     if resource is None:  # Windows has no such limit
         return
-    workers = settings.get("workers")
-    workers = workers if isinstance(workers, int) else 0
+    workers = settings.get("workers", 0)
+    workers = workers if isinstance(workers, int) else MOST
     least = FILES + OF_A_WORKER * workers
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = least + OF_A_RANK * ranks

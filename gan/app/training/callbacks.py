@@ -13,9 +13,8 @@ from gan.app.painting import grids
 from gan.app.painting.reopen import batches_of, first_samples, shown
 from gan.app.run.folder import RunFolder
 from gan.app.training import loggers, metrics
-from gan.app.training.computing import computing
 from gan.app.training.metrics import Spare
-from gan.app.training.pace import between_steps
+from gan.app.training.pace import computing
 from strategies import random_state
 
 SHOWN = 8
@@ -62,9 +61,8 @@ class Pictures(Callback):
 
     def _draw(self, trainer: Trainer, game: Any) -> None:
         # All ranks compute, because a sharded player needs them all. Every grid gets the same noise.
-        with between_steps(trainer, "grid", self.every):
-            with computing(trainer, game) as prepared:
-                columns = shown(game, prepared(self.batch))
+        with computing(trainer, game, "grid", self.every) as prepared:
+            columns = shown(game, prepared(self.batch))
             self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
 
     def _draw_page(self, trainer: Trainer, source: Any) -> None:

@@ -17,8 +17,8 @@ from datasets.augment import Prepared
 from gan import noise, ranks
 from gan.app.painting.reopen import has_numbers
 from gan.app.scoring.outputs import Judged, judges
-from gan.app.training.computing import computing, log
-from gan.app.training.pace import between_steps
+from gan.app.training.metrics import log
+from gan.app.training.pace import computing
 from strategies.strategy import phase_strategy
 
 PICTURES = 64  # of each kind, at least, for a measurement
@@ -71,8 +71,7 @@ class Health(Callback):
         data = getattr(trainer, "datamodule", None)
         if trainer.global_step % self.every or not has_numbers(data):
             return
-        with between_steps(trainer, "health", self.every):
-            found = self.measured(trainer, pl_module, data)
+        found = self.measured(trainer, pl_module, data)
         if trainer.is_global_zero and found:
             log(trainer, {f"health/{name}": value for name, value in found.items()})
             for advice in self.advice(found):
@@ -85,9 +84,8 @@ class Health(Callback):
         numbers = {"train": self._numbers(data.train, step, batch * turns)}
         numbers["held out"] = self._numbers(data.val, step, batch * turns)
         share = batch // world.size
-        kept: list[Judged] = []
-        held_out: list[Tensor] = []
-        with computing(trainer, game, averaged=False) as prepared:
+        kept: dict[str, list[Judged]] = {kind: [] for kind in numbers}
+        with computing(trainer, game, "health", self.every, averaged=False) as prepared:
             for turn in range(turns):
                 place = noise.Place(("health", step, turn), world.rank * share, share, batch)
                 own = slice(turn * batch + place.first, turn * batch + place.first + share)
@@ -98,18 +96,16 @@ class Health(Callback):
                         judged = judges(game, items)
                     if judged is None:
                         return {}
-                    if kind == "train":
-                        kept.append(judged)
-                    else:
-                        held_out.append(judged.real)
-        real, fake, pictures, fakes = (
-            torch.cat([ranks.gather(getattr(each, name).float()) for each in kept])
-            for name in ("real", "fake", "pictures", "fakes")
-        )
+                    kept[kind].append(judged)
+
+        def all_of(what: str, kind: str = "train") -> Tensor:
+            return torch.cat([ranks.gather(getattr(each, what).float()) for each in kept[kind]])
+
+        real = all_of("real")
         found = {
-            "told_apart": above(real, fake),
-            "memorised": above(real, torch.cat([ranks.gather(each.float()) for each in held_out])),
-            "diversity": differences(fakes) / differences(pictures),
+            "told_apart": above(real, all_of("fake")),
+            "memorised": above(real, all_of("real", "held out")),
+            "diversity": differences(all_of("fakes")) / differences(all_of("pictures")),
         }
         augmented = [value for name, value in game.named_buffers() if name.endswith(".p") and value.numel() == 1]
         return {**found, **dict(zip(["augmented"], map(float, augmented), strict=False))}

@@ -21,8 +21,7 @@ from PIL import Image
 
 from gan.app.run.folder import RunFolder
 from gan.app.training.card import card, trained
-from gan.app.training.computing import row_of
-from gan.app.training.metrics import Record, Spare, warn
+from gan.app.training.metrics import Record, Spare, row_of, warn
 from gan.files.errors import UserError, reason
 from gan.runs import Run
 from strategies.accelerator import name_of

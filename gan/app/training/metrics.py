@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lightning import Trainer
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
@@ -138,6 +139,17 @@ class Record(Logger):
     def finalize(self, status: str) -> None:
         """Write the last row too."""
         self.save()
+
+
+def log(trainer: Trainer, found: Mapping[str, float]) -> None:
+    """Log what was found after the last step."""
+    for logger in trainer.loggers:
+        logger.log_metrics(dict(found), row_of(trainer))
+
+
+def row_of(trainer: Trainer) -> int:
+    """The row in which Lightning logs the last step."""
+    return max(0, trainer.global_step - 1)
 
 
 def read(path: Path) -> dict[int, dict[str, float]]:

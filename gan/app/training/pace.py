@@ -1,9 +1,9 @@
-"""The progress bar, how fast a training is, and when it will end."""
+"""The progress bar, how fast a training is, when it will end, and how callbacks compute between two steps."""
 
 import io
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from gan.app.training.metrics import Record
 from gan.files.errors import UserError
 from gan.files.system import resource
 from gan.phase import Phase
-from strategies import private
+from strategies import private, random_state
 from strategies.strategy import phase_strategy
 
 AHEAD = 1000  # steps that are looked at to know what the remaining ones take
@@ -193,6 +193,31 @@ def between_steps(trainer: Trainer, name: str, every: int) -> Iterator[None]:
     bar = trainer.progress_bar_callback
     if isinstance(bar, Bar) and hasattr(bar, "pace"):
         bar.pace.paused(name, every, time.monotonic() - began)
+
+
+@contextmanager
+def computing(
+    trainer: Trainer, game: Any, name: str, every: int, averaged: bool = True
+) -> Iterator[Callable[[Any], Any]]:
+    """Inside the `with`, a callback computes with a game between two steps, so that training does not notice.
+
+    Networks are in evaluation mode, without gradients, with averaged weights if asked for. Gives a function that brings
+    a batch to the device. All ranks must enter, because a sharded player needs them all.
+    """
+    modes = [(module, module.training) for module in game.modules()]
+    game.eval()
+    try:
+        with (
+            between_steps(trainer, name, every),
+            torch.no_grad(),
+            random_state.untouched(),
+            game.averaged() if averaged else phase_strategy(trainer).gathered(),
+            trainer.precision_plugin.forward_context(),
+        ):
+            yield lambda batch: trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(batch))
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def peak_memory(device: torch.device) -> float | None:

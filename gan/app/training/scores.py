@@ -19,10 +19,9 @@ from gan.app.scoring.features import best
 from gan.app.scoring.outputs import Made
 from gan.app.scoring.scorer import Scorer
 from gan.app.scoring.scoring import play, scored, turns_of
-from gan.app.training.computing import computing, log
 from gan.app.training.keep import Keep
-from gan.app.training.metrics import Spare
-from gan.app.training.pace import between_steps
+from gan.app.training.metrics import Spare, log
+from gan.app.training.pace import computing
 from gan.files.errors import UserError
 from gan.runs import Run
 from strategies.strategy import phase_strategy
@@ -64,7 +63,7 @@ class Scores(Callback):
             self._score(trainer, pl_module)
 
     def _score(self, trainer: Trainer, game: LightningModule) -> None:
-        with between_steps(trainer, "scores", self.every), computing(trainer, game) as prepared:
+        with computing(trainer, game, "scores", self.every) as prepared:
             found, how = self._figures(phase_strategy(trainer).world, game, prepared)
         if not trainer.is_global_zero:
             return

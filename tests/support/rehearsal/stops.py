@@ -18,18 +18,8 @@ class Stops(R3Gan):
             signal.raise_signal(signal.SIGINT)
 
 
-class Data(GanData):
-    """Workers are for training only: where they are spawned, each takes seconds to begin."""
-
-    def val_dataloader(self) -> Any:
-        workers, self.workers = self.workers, 0
-        loader = super().val_dataloader()
-        self.workers = workers
-        return loader
-
-
 def stops(max_steps: int = 6, batch_size: int = 4, workers: int = 0, seed: int = 0) -> Run:
     """A tiny run."""
     game = Stops(R3Generator(4, [4, 4, 4]), R3Discriminator([4, 4, 4]), batch_size=batch_size)
     train, val = Faces(12, size=16), Faces(4, size=16, first=1000)
-    return Run(game, Data(train, val, batch_size=batch_size, workers=workers, seed=seed), max_steps)
+    return Run(game, GanData(train, val, batch_size=batch_size, workers=workers, seed=seed), max_steps)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets import Faces, GanData, GlobalLoader
+from datasets import Faces, GanData, GlobalLoader, workers
 from datasets.augment import to_tensors
 from gan.files.errors import UserError
 from tests.support.numbers import Numbers
@@ -42,6 +42,17 @@ def test_workers_change_nothing():
         alone.sampler.set_epoch(epoch), helped.sampler.set_epoch(epoch)
         for one, other in zip(alone, helped, strict=True):
             assert torch.equal(one["image"], other["image"]) and torch.equal(one["label"], other["label"])
+
+
+def test_without_a_word_ranks_share_the_cpus_and_few_samples_are_read_without_workers(monkeypatch):
+    monkeypatch.setattr(workers, "cores", lambda: 6)
+    data = faces_data(workers=None)
+    assert (data.train_dataloader().num_workers, data.val_dataloader().num_workers) == (4, 0)
+    for ranks, hosts, wanted in ((2, 1, 3), (4, 2, 3), (16, 1, 1)):
+        placed(data, ranks).trainer.num_nodes = hosts
+        assert data.workers == wanted
+    many = GanData(Faces(9, size=16), Faces(300, size=16, first=100), batch_size=4, workers=2)
+    assert many.val_dataloader().num_workers == 2
 
 
 def test_epochs_augment_anew_and_held_out_samples_stay_as_they_are():

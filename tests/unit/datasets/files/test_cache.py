@@ -46,13 +46,13 @@ def named(*keys):
 def done(file, keys=KEYS, at=None, bad=(), **options):
     worker = Worker(bad)
     at = stamps() if at is None else at
-    texts, problems = remember(file, named(*keys), at, lambda todo: worker, "working", **options)
+    texts, problems = remember(file, named(*keys), at, worker, "working", **options)
     assert [text is None for text in texts] == [key in bad for key in keys]
     return worker.did, problems
 
 
 def test_work_is_done_once(tmp_path):
-    file = tmp_path / "known.npz"
+    file = tmp_path / "known.jsonl"
     assert done(file) == (KEYS, [])
     assert done(file) == ([], [])
     assert done(file, at=stamps(1, 9, 3, 4)) == (["b"], []), "changed"
@@ -62,23 +62,23 @@ def test_work_is_done_once(tmp_path):
 
 
 def test_a_problem_is_looked_at_again(tmp_path):
-    file = tmp_path / "known.npz"
+    file = tmp_path / "known.jsonl"
     assert done(file, bad="bd") == (KEYS, ["b is bad", "d is bad"])
     assert done(file, bad="d") == (["b", "d"], ["d is bad"])
     assert done(file) == (["d"], [])
 
 
 def test_a_lost_result_is_made_again(tmp_path):
-    file = tmp_path / "known.npz"
+    file = tmp_path / "known.jsonl"
     done(file)
     assert done(file, good=lambda text: text != "b") == (["b"], [])
     assert done(file) == ([], [])
 
 
 @pytest.mark.promise("a damaged cache of a data set", "it is made again")
-@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 nothing", b"text"])
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 nothing", b"text", b'00000000 ["a", 1, "a"]\n'])
 def test_a_damaged_file_is_made_again(tmp_path, damage):
-    file = tmp_path / "known.npz"
+    file = tmp_path / "known.jsonl"
     done(file)
     file.write_bytes(damage)
     assert done(file) == (KEYS, [])
@@ -86,7 +86,7 @@ def test_a_damaged_file_is_made_again(tmp_path, damage):
 
 
 def test_another_kind_of_stamp_is_another_state(tmp_path):
-    file = tmp_path / "known.npz"
+    file = tmp_path / "known.jsonl"
     done(file)
     assert done(file, at=np.ones((4, 2), np.int64)) == (KEYS, [])
 
@@ -107,13 +107,13 @@ class Elsewhere:
 
 def many(file, count, work):
     keys, at = named(*map(str, range(count))), np.zeros((count, 1), np.int64)
-    return remember(file, keys, at, lambda todo: work, "working")
+    return remember(file, keys, at, work, "working")
 
 
 def test_many_entries_are_worked_on_by_processes(tmp_path):
     (tmp_path / "made").mkdir()
     before, work = torch.get_rng_state(), Elsewhere(tmp_path / "made")
-    _, problems = many(tmp_path / "known.npz", 200, work)
+    _, problems = many(tmp_path / "known.jsonl", 200, work)
     assert problems == ["0 is bad", "50 is bad", "100 is bad", "150 is bad"]
     who = [path.read_text() for path in (tmp_path / "made").iterdir()]
     assert len(who) == 200 and str(os.getpid()) not in who, "every entry once, and none of them here"
@@ -131,7 +131,7 @@ def test_what_was_done_before_a_failure_is_kept(tmp_path):
 
     for _ in range(2):
         try:
-            many(tmp_path / "known.npz", 40, work)
+            many(tmp_path / "known.jsonl", 40, work)
         except KeyboardInterrupt:
             continue
     assert seen == [*range(21), *range(16, 40)], "all but the batch that was interrupted"
@@ -139,14 +139,13 @@ def test_what_was_done_before_a_failure_is_kept(tmp_path):
 
 def _slowly(folder, number):
     """Work that says it was done, for a process of its own."""
-    cache.SAVE_EVERY = 0.0
 
     def work(entry):
         time.sleep(0.01)
         (folder / f"{entry}-{number}-{time.monotonic_ns()}").touch()
         return ""
 
-    many(folder / "cache" / "known.npz", 60, work)
+    many(folder / "cache" / "known.jsonl", 60, work)
 
 
 def _start(folder, number):
@@ -175,12 +174,12 @@ def test_a_kill_costs_little_and_leaves_nothing_half_written(tmp_path):
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    (tmp_path / "cache" / "known.77.part").write_bytes(b"half")
+    with (tmp_path / "cache" / "known.jsonl").open("ab") as file:
+        file.write(b"12345678 [half")
     second = _start(tmp_path, 1)
     second.join()
     assert second.exitcode == 0, "the lock went with the killed process"
     assert set(did(tmp_path)) == set(range(60)) and len(did(tmp_path)) < 60 + 40, "some of it was not done again"
-    assert not list((tmp_path / "cache").glob("*.part"))
 
 
 # Where it is kept.
@@ -210,26 +209,23 @@ def test_a_cache_that_cannot_be_written_to(tmp_path, monkeypatch):
         FolderPairs(pairs(tmp_path / "set", "a"), 4, 8)
 
 
-def test_a_folder_in_place_of_the_file_leaves_nothing_half_written(tmp_path):
-    (tmp_path / "known.npz").mkdir()
+def test_a_folder_in_place_of_the_file_is_named(tmp_path):
+    (tmp_path / "known.jsonl").mkdir()
     with pytest.raises(UserError, match=r"cannot write to .*: Is a directory; set the environment variable GAN_CACHE"):
-        done(tmp_path / "known.npz")
-    assert not list(tmp_path.glob("*.part"))
+        done(tmp_path / "known.jsonl")
 
 
-def test_a_disk_that_is_full(tmp_path, monkeypatch):
+def test_a_disk_that_is_full(tmp_path):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.np, "savez", full)
     with pytest.raises(UserError, match=r"cannot write to .*: No space left on device; set the environment variable"):
-        done(tmp_path / "known.npz")
+        done(tmp_path / "known.jsonl", saving=full)
 
     def work(entry):
         raise OSError(28, "No space left on device", f"{entry}.png")
 
-    monkeypatch.undo()
-    _, problems = many(tmp_path / "known.npz", 1, work)
+    _, problems = many(tmp_path / "known.jsonl", 1, work)
     assert problems == ["[Errno 28] No space left on device: '0.png'"]
 
 
@@ -244,13 +240,13 @@ def test_who_waits_is_told_so(tmp_path, monkeypatch, capsys):
 
     threading.Thread(target=hold).start()
     held.wait()
-    assert done(tmp_path / "known.npz") == (KEYS, [])
+    assert done(tmp_path / "known.jsonl") == (KEYS, [])
     assert f"waiting for another process that is at work in {tmp_path}" in capsys.readouterr().err
 
 
 def test_long_work_shows_a_bar(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cache, "tqdm", lambda **options: tqdm(**(options | {"delay": 0})))
-    done(tmp_path / "known.npz")
+    done(tmp_path / "known.jsonl")
     said = capsys.readouterr().err
     assert "working: 100%" in said and "4/4" in said
 
@@ -350,6 +346,6 @@ def test_links_may_lead_out_but_not_round(tmp_path):
 @not_on_windows
 @pytest.mark.parametrize("make", [lambda path: os.mkfifo(path), lambda path: path.symlink_to("/dev/zero")])
 def test_a_cache_that_is_no_file_is_made_again(make, tmp_path):
-    file = tmp_path / "checked.npz"
+    file = tmp_path / "checked.jsonl"
     make(file)
     assert done(file) == (KEYS, []) and done(file) == ([], [])

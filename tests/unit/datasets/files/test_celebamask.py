@@ -1,6 +1,7 @@
 """CelebAMask-HQ: masks are merged in their order, once, and again where one changes."""
 
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -132,7 +133,7 @@ def test_a_process_that_starts_anew_can_merge(written, base, tmp_path):
     (tmp_path / "out").mkdir()
     present = np.zeros((1, 19), bool)
     present[0, [SKIN, HAIR]] = True
-    merge = celebamask.Merge(base, tmp_path / "out" / "labels", np.array([2000]), present, "merged")
+    merge = partial(celebamask.merge, base, tmp_path / "out" / "labels", np.array([2000]), present, "merged")
     pickle.loads(pickle.dumps(merge))(0)
     assert set(np.unique(read_map(tmp_path / "out" / "labels" / "2000.png"))) == {0, SKIN, HAIR}
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["labels"]

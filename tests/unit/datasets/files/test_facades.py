@@ -18,7 +18,7 @@ def test_splits_take_turns_through_both_folders(tmp_path):
     }
     assert names["val"] == ["cmp_b0005", "cmp_x0003"] and names["test"] == ["cmp_b0006", "cmp_x0004"]
     assert names["train"] == [*(f"cmp_b000{k}" for k in (1, 2, 3, 4, 7, 8)), "cmp_x0001", "cmp_x0002"]
-    assert len(list((tmp_path / "gan-cache").glob("checked-*.npz"))) == 1, "one index for all"
+    assert len(list((tmp_path / "gan-cache").glob("checked-*.jsonl"))) == 1, "one index for all"
 
 
 def test_606_make_404_and_101_and_101():

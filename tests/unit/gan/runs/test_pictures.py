@@ -98,9 +98,7 @@ def test_a_plan_needs_no_pictures(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"size": "8by8"}, "size 8by8 is not known; type --size 128"),
         ({"channels": 2}, "2 channels are not known"),
-        ({"fit": "squeeze"}, "fit 'squeeze' is not known; type --fit crop, pad or stretch"),
         ({"background": "purplish"}, "there is no colour 'purplish'"),
     ],
 )

@@ -28,8 +28,12 @@ def test_configurations_are_the_published_ones(name):
     assert list(found.widths) == networks["WidthPerStage"]
     assert [2 * width // found.wide for width in found.widths] == networks["CardinalityPerStage"]
     assert found.low == len(networks["FP16Stages"])
-    for values, key in ((found.gamma, "gamma"), ((0, found.p), "aug"), ((0, found.ema), "ema")):
-        assert schedule(key) == pytest.approx((*values, found.images))
+    for values, key in (
+        ((found.gamma, found.gamma / 10), "gamma"),
+        ((0, found.p), "aug"),
+        ((0, 1000 * found.ema), "ema"),
+    ):
+        assert schedule(key) == pytest.approx((*values, 1000 * found.kimg))
     assert set(networks["BlocksPerStage"]) == {2} and networks["NoiseDimension"] == 64
 
 
@@ -38,7 +42,7 @@ def test_other_sizes_are_between_the_published_ones():
         side = int(name.removeprefix("ffhq"))
         found, wanted = preset("auto", (side, side - 1)), PRESETS[name]
         assert found.widths == wanted.widths and found.gamma == pytest.approx(wanted.gamma, rel=0.03)
-        assert (found.low, found.batch, found.images) == (wanted.low, wanted.batch, wanted.images)
+        assert (found.low, found.batch, found.kimg) == (wanted.low, wanted.batch, wanted.kimg)
     with pytest.raises(UserError, match="type --config auto"):
         preset("cifar10", (64, 64))
     with pytest.raises(UserError, match="one of auto, cifar10"):

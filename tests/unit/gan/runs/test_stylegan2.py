@@ -60,9 +60,10 @@ def test_class_folders_of_any_shape_are_trained_on(classes):
 
 
 def test_what_is_typed_comes_before_the_configuration(classes):
-    rules = dict(TINY, gamma=3.0, mixing=0.5, path=0.0, augment="off", freeze_d=2)
+    rules = dict(TINY, gamma=3.0, ema_kimg=2.0, augment="off", freeze_d=2)
     game = build("stylegan2", data=classes, size=16, config_="cifar", **rules).game
-    assert (game.gamma, game.mixing, game.path, game.ada, game.rate) == (3, 0.5, 0, None, 0.0025)
+    assert (game.gamma, game.mixing, game.path, game.ada, game.rate) == (3, 0, 0, None, 0.0025)
+    assert game.ema(10**9) == 0.5 ** (4 / 2000)
     assert game.frozen == ["b16.fromrgb", "b16.conv0"]
     with pytest.raises(UserError, match="has 5 layers that can be frozen; type --freeze-d 5"):
         build("stylegan2", data=classes, size=16, config_="cifar", **rules | {"freeze_d": 9})
@@ -96,7 +97,7 @@ def test_a_published_file_is_trained_on(classes, tmp_path):
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ({"config_": "paper64"}, "config 'paper64' is not known; type --config auto, stylegan2, .* or cifar"),
+        ({"config_": "paper64"}, "--config paper64 is not known; type one of auto, stylegan2, .*, cifar"),
         ({"augment": "gbc"}, "augment 'gbc' is not known; type --augment blit, geom, .* or off"),
     ],
 )

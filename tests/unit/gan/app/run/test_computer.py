@@ -111,7 +111,7 @@ def test_in_a_job_loaders_have_all_cpus_of_a_task_but_one(monkeypatch):
     assert options.parse(["--run", "r3gan-faces"])[0].workers == 0
     for name, value in (("STEP_ID", "0"), ("CPUS_PER_TASK", "6")):
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert options.parse(["--run", "r3gan-faces"])[0].workers == 5
+    assert options.parse(["--run", "r3gan-faces"])[0].workers == options.parse(["--run", "r3gan"])[0].workers == 5
     assert options.parse(["--run", "r3gan-faces", "--workers", "2"])[0].workers == 2
 
 

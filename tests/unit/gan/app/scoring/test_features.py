@@ -5,7 +5,6 @@ import hashlib
 import pytest
 import torch
 from torch import nn
-from torchvision.models import vgg19
 
 from gan.app.scoring import features
 from gan.files.errors import UserError
@@ -102,18 +101,6 @@ def test_random_convolutions_are_always_the_same_and_take_any_size(size, tmp_pat
     assert 0.01 < seen.std() < 10  # neither vanished nor exploded
     torch.rand(1)
     assert torch.equal(features.always().network(pictures), seen)
-
-
-def test_in_their_place_is_torchvisions_vgg_where_that_is_cached(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
-    (tmp_path / "checkpoints").mkdir()
-    with torch.device("meta"):
-        shapes = {name: weight.shape for name, weight in vgg19().features.state_dict(prefix="features.").items()}
-    weights = {name: torch.full(shape, 0.5) for name, shape in shapes.items()}
-    torch.save(weights, tmp_path / "checkpoints" / features.VGG)
-    found = features.always()
-    assert found.name == "VGG-19 relu5_1" and not found.fid
-    assert torch.equal(found.network.vgg.features[0].weight, weights["features.0.weight"])
 
 
 def test_pictures_are_seen_as_the_bytes_they_are_saved_as():
