@@ -14,9 +14,10 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ FOLDER = "gan-cache"  # beside the data, where we may write there
 VARIABLE = "GAN_CACHE"  # the environment variable with another folder for the cache
 MAX_PROBLEMS = 100  # of pairs: we stop at this many
 SHOWN_PROBLEMS = 5
+NOTE_EVERY = 2.0  # seconds of work that are lost if the process is killed; each note waits for the disk
 SILENT_WAIT = 2.0  # seconds to wait for another process before we print that we wait
 FEW = 64  # entries that one process does alone
 
@@ -117,19 +119,26 @@ def remember(
         with suppress(FileNotFoundError):
             if not file.is_file():
                 file.unlink()
-        with file.open("ab") as notes:
-            notes.write(b"\n")  # after what a killed process has begun
+        with file.open("ab") as notes, ExitStack() as at_last:
+            lines, noted = [b"\n"], time.monotonic()  # after what a killed process has begun
+
+            def note() -> None:
+                saving()
+                notes.writelines(lines)
+                notes.flush()
+                lines.clear()
+
+            at_last.callback(note)
             for results in _results(work, todo, title):
-                lines = []
                 for entry, problem, made in results:
                     if problem is not None:
                         problems.append(problem)
                         continue
                     texts[entry] = text = keep(made)
                     lines.append(_signed(json.dumps([*entries[entry], text]).encode()) + b"\n")
-                saving()
-                notes.writelines(lines)
-                notes.flush()
+                if time.monotonic() - noted > NOTE_EVERY:
+                    note()
+                    noted = time.monotonic()
                 if len(problems) >= most:
                     break
     return texts, problems

@@ -168,7 +168,8 @@ def test_processes_that_start_together_share_the_work(tmp_path):
 
 
 @not_on_windows
-def test_a_kill_costs_little_and_leaves_nothing_half_written(tmp_path):
+def test_a_kill_costs_little_and_leaves_nothing_half_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "NOTE_EVERY", 0)
     process = _start(tmp_path, 0)
     while len(did(tmp_path)) < 40:
         time.sleep(0.005)
