@@ -307,7 +307,7 @@ FEATURES, STYLES = [16, 8192, 8192], [64]
 )
 def test_a_phase_of_several_networks_moves_its_learners_gradients_alone(name, learners, asked, ranks):
     """Once each, and a byte for each weight where one is out of reach."""
-    found, sizes = ranks(2).run(moved, GAMES[name], "ddp", 2, 14, pictures)[0], sizes_of(GAMES[name])
+    found, sizes = ranks(2).run(moved, GAMES[name], "ddp", 2, 10, pictures)[0], sizes_of(GAMES[name])
     last = {phase: collectives for _, phase, collectives in found}  # where the reducers have agreed on their order
     for phase, names in learners.items():
         expected = sorted(sizes[learner] for learner in names) + asked.get(phase, [])

@@ -28,7 +28,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from gan.app import outputs
 from gan.app.training.callbacks import Pictures
-from tests.support import worlds
+from tests.support import namespaces, worlds
 
 LIMIT = 120.0  # seconds
 OURS = ("gan", "nets", "datasets", "strategies", "samples", "tests")
@@ -120,13 +120,14 @@ def remember_plugins() -> None:
 
 
 def fork_ranks() -> None:
-    """From now on in this process, torch's agent forks the ranks of our commands."""
+    """From now on in this process, torch's agent forks the ranks of our commands, as torchrun's agent does too."""
     start, end = SubprocessHandler._popen, SubprocessHandler.close
 
     def popen(handler: SubprocessHandler, words: Sequence[str], env: dict[str, str]) -> Typed | subprocess.Popen:
-        if words[0] == sys.executable and words[1] == "-m" and words[2].startswith("gan."):
+        program, kind, *typed = [word for number, word in enumerate(words) if (number, word) != (1, "-u")]
+        if (program, kind) == (sys.executable, "-m") and typed[0].startswith(("gan.", "tests.")):
             streams = dict(stdout=handler._stdout, stderr=handler._stderr)
-            return Typed(words[2:], env=env, start_new_session=True, **streams)
+            return Typed(typed, env=env, start_new_session=True, **streams)
         return start(handler, words, env)
 
     def close(handler: SubprocessHandler, *args: Any, **kwargs: Any) -> None:
@@ -144,6 +145,7 @@ def _run(words: list[str], cwd: str, env: dict[str, str], session: bool, files: 
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    namespaces.enter()
     os.dup2(out, 1)
     os.dup2(err, 2)
     sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), line_buffering=True)  # noqa: SIM115

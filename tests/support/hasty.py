@@ -2,11 +2,12 @@
 
 import sys
 
-from gan.fit import main
+from gan import fit
 from strategies.processes import lifeline
 
 SILENCE = 4
 
-if __name__ == "__main__":
+
+def main() -> int:
     lifeline.SILENCE = SILENCE
-    sys.exit(main())
+    return fit.main(sys.argv[1:])

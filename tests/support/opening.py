@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import yaml
@@ -9,6 +10,7 @@ import yaml
 from datasets import Faces
 from gan import GanModule
 from gan import fit as fit
+from gan.app.exporting import programs
 from gan.app.painting.reopen import _load
 from gan.export import Exported, networks
 from gan.files.checkpoint import load
@@ -57,6 +59,14 @@ def folder_run(root: Path) -> Path:
 def exported(game: GanModule, checkpoint: Path, weights: str) -> list[Exported]:
     """The networks of a game as gan.export writes them from a checkpoint."""
     return networks(game, _load(Run(game, None, 1), load(checkpoint), checkpoint, weights))
+
+
+def program(call: programs.Call, path: Path) -> Any:
+    """A network as a program of torch in a file, as it was loaded to be compared: to load it again takes seconds."""
+    load, found = torch.export.load, []
+    with mock.patch.object(torch.export, "load", lambda file: found.append(load(file)) or found[0]):
+        assert programs.write("torch", "generator", call, path) < 1e-5
+    return found[0].module()
 
 
 @torch.no_grad()

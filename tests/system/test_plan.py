@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from gan.app.planning import planned as planning
 from gan.app.run import options as fitting
 from gan.plan import main
 from strategies.amounts import readable
@@ -24,6 +25,13 @@ def planned(capsys, *words: str) -> dict:
     """The plan for programs."""
     main([*words, "--json"])
     return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def opened_once(monkeypatch):
+    """All plans of a test are of the game that the first of them has opened and played."""
+    real, found = planning.opened, []
+    monkeypatch.setattr(planning, "opened", lambda *args: found[0] if found else found.append(real(*args)) or found[0])
 
 
 def row(capsys, billions: str, memory: str, nodes: int) -> str:
@@ -58,7 +66,7 @@ def test_what_it_says_to_a_person(capsys):
     assert (typed.billions, str(typed.nodes), typed.devices, typed.batch_size) == (0.02, "2", 4, 8)
 
 
-def test_a_speed_gives_the_hours_of_the_whole_training(capsys, tmp_path):
+def test_a_speed_gives_the_hours_of_the_whole_training(capsys, tmp_path, opened_once):
     small = f"stylegan2 --data {tmp_path}/none --size 16 --width 0.005 --workers 0 --devices 2"
     words = f"{small} --kimg 25000 --batch-size 32".split()
     main(words)
@@ -110,7 +118,7 @@ OF_ALL_KINDS = ["cyclegan-faces", "vqgan-faces", "dmd2-lora-faces", "byol-faces"
 
 
 @pytest.mark.parametrize("run", often(OF_ALL_KINDS, ["cyclegan-faces"]))
-def test_games_of_all_kinds_have_a_plan(run, capsys):
+def test_games_of_all_kinds_have_a_plan(run, capsys, opened_once):
     """With image pools, phases that begin later, parameters that players share, players that follow others."""
     for strategy in ("zero3", "fsdp"):
         plan = planned(capsys, run, "--devices", "2", "--batch-size", "4", "--strategy", strategy)

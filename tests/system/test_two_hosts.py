@@ -11,7 +11,7 @@ import pytest
 
 from gan.app.run.folder import RunFolder
 from strategies.processes import lifeline
-from tests.support import crashes, hasty
+from tests.support import commands, crashes, hasty, namespaces
 from tests.support.namespaces import ADDRESSES, two_hosts
 from tests.support.parity import BROKEN, EXACT, distance
 from tests.support.placed_games import Taught
@@ -33,15 +33,14 @@ def alone(folder, batch):
 
 
 def start(hosts, number, folder, module):
-    """torchrun on one of the hosts, as a person types it there."""
-    launcher = "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1"
+    """torchrun on one of the hosts, as a person types it there. It and its rank are forks, which import nothing."""
+    launcher = "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1"
     meeting = "--master-addr", ADDRESSES[0], "--master-port", "29500"
     settings = "--max-steps", "100000", "--save-every", str(STEPS), "--strategy", "ddp", "--batch-size", "12"
-    command = (sys.executable, *launcher, *meeting, "-m", "--", module, *crashes.ARGUMENTS.split(), *settings)
+    command = (*launcher, *meeting, "-m", "--", module, *crashes.ARGUMENTS.split(), *settings)
+    environment = {**os.environ, "PYTHONPATH": ROOT, namespaces.VARIABLE: hosts.names[number]}
     with open(folder / f"said-{number}.txt", "w") as said:
-        return hosts.start(
-            number, command, cwd=folder, env={**os.environ, "PYTHONPATH": ROOT}, stdout=said, stderr=said
-        )
+        return commands.Typed(command, cwd=folder, env=environment, stdout=said, stderr=said)
 
 
 def test_the_cable_can_be_cut_and_joined_again(monkeypatch):

@@ -1,7 +1,7 @@
 """Makes a run's game and a rank's batch without values, and traces the game's phases."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -35,10 +35,15 @@ class Opened:
     batch: Any
     samples: int
     why: str = ""
+    played: dict[Any, Sequence[Trace]] = field(default_factory=dict, init=False)
 
     def trace(self, recompute: frozenset[str], served: Mapping[str, str] = MappingProxyType({})) -> Sequence[Trace]:
         """What happens in its phases, if these players recompute, and those in `served` are on other ranks."""
-        return traces(self.game, self.batch, recompute, "cpu" if self.why else "meta", served)
+        key = recompute, *sorted(served.items())
+        if key not in self.played:
+            device = "cpu" if self.why else "meta"
+            self.played[key] = traces(self.game, self.batch, recompute, device, served)
+        return self.played[key]
 
 
 def opened(make: Callable[[], Run], ranks: int) -> Opened:
