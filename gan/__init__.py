@@ -20,4 +20,4 @@ if TYPE_CHECKING:
 
 # `open` is not among them: `from gan import *` would hide Python's own.
 __all__ = ["GanModule", "Phase", "Player", "noise", "ranks"]
-__getattr__ = by_name(__name__, {"gan.module": "GanModule", "gan.app.drawing.opened": "open"})
+__getattr__ = by_name(__name__, {"gan.module": "GanModule", "gan.app.editing.editors": "open"})

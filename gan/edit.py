@@ -29,8 +29,7 @@ def main(argv: list[str]) -> None:
     """Open the run, and serve the editor until Ctrl-C, or draw a saved edit again."""
     settings = parse(argv)
     with working():
-        from gan.app.drawing import opened
-        from gan.app.editing.editors import editor_of
+        from gan.app.editing.editors import open
         from gan.app.painting.sheet import save_png
 
         try:
@@ -39,8 +38,8 @@ def main(argv: list[str]) -> None:
             raise UserError(f"the editor needs {error.name}; type pip install '.[edit]'") from error
 
     where = {"out": settings.out, "data": settings.data, "name": settings.run}
-    shown = opened.open(settings.which, settings.device, **where)
-    editor = editor_of(shown)
+    shown = open(settings.which, settings.device, **where)
+    editor = shown.editor()
     say(shown.title)
     if settings.repeat is not None:
         image, notes = editor.repeat(settings.repeat)

@@ -97,7 +97,7 @@ def main(argv: list[str]) -> None:
 
 def _sample(settings: Namespace, argv: list[str], device: str) -> None:
     """The work of one process."""
-    from gan.app.drawing.opened import open
+    from gan.app.editing.editors import open
     from gan.app.painting.reopen import together
 
     where = {"out": settings.out, "data": settings.data, "name": settings.run}

@@ -1,7 +1,10 @@
 """auto: what it takes a player to need, what it chooses, and that it trains as one device does."""
 
+import re
+import resource
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -10,7 +13,7 @@ from torch import nn
 from torch.optim import SGD, Adafactor, Adam
 
 from gan import Player
-from strategies import PhaseStrategy
+from strategies import PhaseStrategy, assignment
 from strategies.amounts import Held
 from strategies.assignment import LEVELS, choose_levels, levels_of, memory, told
 from strategies.choice import Choice, choices
@@ -108,10 +111,18 @@ def test_each_level_needs_less_than_the_one_before():
     assert all(more > less for more, less in pairwise(found))
 
 
-def test_memory_is_what_there_is():
-    free = memory(torch.device("cpu"), 1)
-    assert 10**8 < free < 10**14
-    assert memory(torch.device("cpu"), 4) == pytest.approx(free / 4, rel=0.3)
+def test_a_rank_has_its_part_of_what_is_free_and_no_more_than_a_limit_leaves(monkeypatch):
+    cpu, limits = torch.device("cpu"), {}
+    monkeypatch.setattr(assignment, "free_memory", lambda: 8 * GB)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: 2 * (limits.get(kind, resource.RLIM_INFINITY),))
+    assert [memory(cpu, local) for local in (1, 4)] == [8 * GB, 2 * GB]
+    for kind, name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        (used,) = re.findall(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        limits |= {kind: int(used) * 1024 + GB}
+        assert memory(cpu, 4) == pytest.approx(GB, rel=0.05)
+        limits |= {kind: 1}
+        assert memory(cpu, 4) == 0
+        limits.clear()
 
 
 # ---- what is chosen ----

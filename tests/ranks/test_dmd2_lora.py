@@ -1,4 +1,4 @@
-"""DMD2 by adapters; that it learns, shows, scores and is the same on all ranks, with a frozen base: test_games.py."""
+"""DMD2 by adapters; that it learns, shows and scores, and is the same on ranks: see test_games.py."""
 
 import pytest
 import torch

@@ -1,10 +1,11 @@
-"""Every game: it learns, shows and scores, and its training is the same at every world size."""
+"""Every game: it learns, shows and scores.
+
+That its training is the same on all ranks is found by `make matrix`, and of quick games by tests/scenes/games.py.
+"""
 
 import math
-from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
@@ -49,12 +50,11 @@ from nets.vqgan import VqAutoencoder
 from nets.wgan import WganCritic, WganGenerator
 from strategies import PhaseStrategy
 from tests.support import narrow_vgg
-from tests.support.parity import BATCH, distance, equals, parts, snapshot, train, trainer
+from tests.support.parity import BATCH, distance, often, parts, snapshot, trainer
 from tests.support.saved import read_checkpoint
 from tests.support.watch import moved, sizes_of
 
 LABELS, SIZE = 4, 16
-STEPS = 6  # make matrix trains ten
 
 
 def judge(edges: bool) -> MultiScaleDiscriminator:
@@ -223,11 +223,6 @@ GAMES = {game.__name__: game for game in MADE}
 FROM_NOISE = ("r3gan", "biggan", "wgan_gp", "stylegan", "dmd2", "dmd2_lora")
 
 
-def rarely(these: Collection[str], names: Iterable[str] = GAMES) -> list[Any]:
-    """Games by name, as parameters: `make matrix` tries all, `make test` not `these`."""
-    return [pytest.param(name, marks=[pytest.mark.slow] * (name in these)) for name in names]
-
-
 def pictures(step: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
     """A batch with everything that any game asks for; label 3 is in few pictures."""
     generator = torch.Generator().manual_seed(2000 + step)
@@ -249,32 +244,7 @@ def pictures(step: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.T
     return batch | {"wave": wave.to(dtype)}
 
 
-# ---- parity ----
-
-
-@pytest.fixture(scope="module")
-def alone() -> Callable[[str], dict]:
-    """Each game trained in one process, once."""
-    return cache(lambda name: train(GAMES[name], pictures, "single", steps=STEPS))
-
-
-@pytest.mark.parametrize("name", rarely(GAMES.keys() - {"r3gan", "vqgan"}))
-def test_two_ranks_train_the_same(name, ranks, alone):
-    """`make matrix` has every game under every policy, on two and four ranks."""
-    for together in ranks(2).run(train, GAMES[name], pictures, "ddp", 2, STEPS):
-        assert distance(alone(name), together) < 1e-10
-
-
-@pytest.mark.parametrize("name", ["vqgan", "byol"])
-def test_what_looks_at_the_whole_batch_trains_the_same(name, ranks, alone):
-    """And the check says nothing."""
-    equals(ranks(2).run(train, GAMES[name], pictures, "zero3", 2, STEPS, check=True), alone(name))
-
-
-@pytest.mark.parametrize("name", rarely(GAMES.keys() - {"r3gan"}))
-def test_without_synchronisation_training_differs(name, ranks, alone):
-    apart = ranks(2).run(train, GAMES[name], pictures, "deaf", 2, STEPS)
-    assert min(distance(alone(name), one) for one in apart) > 1e-6
+# ---- what ranks move, and score ----
 
 
 # The discriminator's minibatch deviation gathers its features once in forward, and their gradients in backward. The
@@ -322,7 +292,7 @@ def _score(game, world: int) -> float:
     return result["val/distance"]
 
 
-@pytest.mark.parametrize("name", rarely(set(FROM_NOISE) - {"stylegan"}, FROM_NOISE))
+@pytest.mark.parametrize("name", often(FROM_NOISE, ["stylegan"]))
 def test_the_distance_of_fakes_is_the_same_on_two_ranks(name, ranks):
     one = _score(GAMES[name], 1)
     assert ranks(2).run(_score, GAMES[name], 2) == pytest.approx([one, one], rel=1e-6)

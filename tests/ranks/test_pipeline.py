@@ -1,9 +1,8 @@
-"""pipeline: players in stages train as one device does, and what cannot be cut is refused by name."""
+"""pipeline: what it refuses, holds and moves. tests/scenes/pipelines.py has that it trains as one device does."""
 
 import os
 import re
 import time
-from dataclasses import replace
 from functools import partial
 from unittest import mock
 
@@ -19,43 +18,13 @@ from gan import ranks as every_rank
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.pipelining import passes
-from strategies.pipelining.pipe import ForwardRequest
-from strategies.pipelining.stage_storage import StageReduction
+from tests.scenes.pipelines import Chained, Painting
 from tests.support.composite import WIDTH, SizedEvenly
-from tests.support.hard_games import BatchNorms, Micro4, Plain
-from tests.support.parity import BROKEN, EXACT, Whole, distance, parts, snapshot, train, trainer, vectors, weights
+from tests.support.hard_games import Micro4, Plain
+from tests.support.parity import EXACT, Whole, distance, parts, snapshot, train, trainer, vectors
 from tests.support.planned import payload, planned
-from tests.support.staged_games import Staged, StagedMicro, Tower
+from tests.support.staged_games import Staged
 from tests.support.watch import watched
-
-
-def twelve(step):
-    """A batch that three ranks can share."""
-    return {name: rows[:12] for name, rows in vectors(step).items()}
-
-
-# Each with the number of ranks, and whether `make test` tries it too.
-CELLS = [
-    ("encoder=ddp,*=pipeline", 2, False),
-    ("encoder=ddp,*=pipeline+chunks:1", 2, False),
-    ("encoder=ddp,*=pipeline+chunks:4", 2, False),
-    ("encoder=ddp,*=pipeline+chunks:2+recompute", 2, False),
-    ("encoder=ddp,discriminator=zero3,*=pipeline+schedule:interleaved", 2, True),
-    ("encoder=ddp,discriminator=ddp,*=pipeline+schedule:interleaved+stages:6+chunks:4", 2, False),
-    ("encoder=ddp,*=pipeline+schedule:1f1b", 2, False),
-    ("encoder=ddp,discriminator=ddp,*=pipeline", 3, False),
-    ("encoder=ddp,discriminator=fsdp,*=pipeline+chunks:1", 3, False),
-    ("encoder=ddp,discriminator=ddp,*=pipeline+chunks:2+recompute+schedule:1f1b", 3, False),
-    ("encoder=ddp,*=pipeline+stages:2", 4, False),
-    ("encoder=zero2,discriminator=zero1,*=pipeline+stages:4", 4, False),
-    ("encoder=ddp,discriminator=ddp,*=pipeline+schedule:interleaved+stages:4", 4, False),
-    ("encoder=ddp,discriminator=ddp,*=pipeline+stages:2+schedule:1f1b", 4, False),
-    ("encoder=ddp,*=pipeline+stages:2+chunks:1", 4, False),
-]
-PARAMETERS = [
-    pytest.param(policy, world, marks=[] if quick else pytest.mark.slow, id=f"{policy}@{world}")
-    for policy, world, quick in CELLS
-]
 
 
 class Uneven(Plain):
@@ -79,39 +48,6 @@ def test_uneven_stages_are_measured(ranks):
     said, _ = ranks(2).run(said_of, Uneven, "generator=pipeline+chunks:1,*=ddp")
     assert len(said) == 1 and said[0].startswith("player 'generator': the forward of its stages takes ")
     assert "blocks=['0', '1']" in said[0], said
-
-
-STEPS = 4  # of towers, whose stages take longer than other games
-
-
-def trained(game, policy, world, batches=vectors, **kwargs):
-    return train(game, batches, policy, world, **kwargs)
-
-
-def farthest(alone, results):
-    apart = [distance(weights(alone), weights(result)) for result in results[1:]]
-    return max(distance(alone, results[0]), *apart)
-
-
-@pytest.fixture(scope="module")
-def alone():
-    return {batches: train(Staged, batches, "single", steps=STEPS) for batches in (vectors, twelve)}
-
-
-@pytest.mark.parametrize(("policy", "world"), PARAMETERS)
-def test_stages_train_as_one_device(policy, world, ranks, alone):
-    """Skips over stages, codes that reach all of them, noise, spectral norms, a second call through the first."""
-    batches = twelve if world == 3 else vectors
-    found = ranks(world).run(trained, Staged, policy, world, batches, steps=STEPS, check=True)
-    assert farthest(alone[batches], found) < EXACT
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("policy", "world"), [("pipeline", 2), ("pipeline+schedule:1f1b", 4)])
-def test_micro_batches_train_as_one_device(policy, world, ranks):
-    choice = f"encoder=ddp,discriminator=ddp,*={policy}"
-    found = ranks(world).run(trained, StagedMicro, choice, world)
-    assert farthest(train(StagedMicro, policy="single"), found) < EXACT
 
 
 # ---- 1f1b ----
@@ -138,76 +74,6 @@ def test_1f1b_runs_a_backward_beside_the_next_forward(schedule, ranks):
         assert first == last == "ffbb" * 4
     else:
         assert (first, last) == ("ff" + "fbfb" * 3 + "bb", "ff" + "bfbf" * 3 + "bb")
-
-
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_1f1b_trains_as_one_device(world, ranks):
-    policy = "generator=pipeline+stages:2+chunks:2+schedule:1f1b,*=ddp"
-    assert farthest(train(Micro4, policy="single"), ranks(world).run(trained, Micro4, policy, world)) < EXACT
-
-
-# ---- controls ----
-
-
-class Alone(StageReduction):
-    def __init__(self, storage, device, group, copies, pipes):
-        super().__init__(storage, device, group, None, pipes)
-
-
-def without(what):
-    """Train with a part of the pipeline taken out."""
-    if what == "the sum over pipelines":
-        patch = mock.patch("strategies.policies.pipeline.StageReduction", Alone)
-    elif what == "the gradients of later stages' inputs":
-        patch = mock.patch.object(passes.BackwardPass, "_own_rows", lambda self, total: total[: self.request.rows] * 0)
-    else:
-        patch = mock.patch.object(ForwardRequest, "_compared", lambda self: [self.place.first] * self.owners)
-    with patch:
-        return train(Staged, policy="encoder=ddp,*=pipeline+stages:2", world=dist.get_world_size(), steps=STEPS)
-
-
-@pytest.mark.parametrize(
-    ("what", "world"),
-    [
-        pytest.param("the sum over pipelines", 4, marks=pytest.mark.slow),
-        ("the gradients of later stages' inputs", 2),
-        pytest.param("the samples' own noise", 2, marks=pytest.mark.slow),
-    ],
-)
-def test_the_control_without_a_part_differs(what, world, ranks, alone):
-    assert farthest(alone[vectors], ranks(world).run(without, what)) > BROKEN
-
-
-# ---- what else a player may have ----
-
-
-class Conducted(Staged):
-    """Weights that `after` writes, layers frozen for some steps, a schedule, a hook that sees whole gradients."""
-
-    def configure_players(self):
-        encoder, generator, discriminator, teacher = super().configure_players()
-        falling = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda update: 0.9**update)
-        yield encoder
-        yield replace(
-            generator, schedule=falling, after=shrink, freeze=lambda step: ["blocks.1"] if step % 3 == 1 else []
-        )
-        yield discriminator
-        yield teacher
-
-    def on_before_optimizer_step(self, optimizer):
-        torch.nn.utils.clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], 0.05)
-
-
-@torch.no_grad()
-def shrink(network):
-    for weight in network.parameters():
-        weight.mul_(0.999)
-
-
-@pytest.mark.slow
-def test_after_freeze_schedules_and_hooks_are_as_on_one_device(ranks):
-    found = ranks(2).run(trained, Conducted, "encoder=ddp,*=pipeline", 2)
-    assert farthest(train(Conducted, policy="single"), found) < EXACT
 
 
 def journey(policy, world, steps, save=None, resume=None):
@@ -262,20 +128,6 @@ def test_a_rank_has_its_own_stages_and_modules_stay_what_they_are(ranks):
         assert whole <= sum(parts_of_it) < whole + 60  # one number in place of each weight that is elsewhere
 
 
-class MadeLater(Plain):
-    """A generator without values, which set-up makes."""
-
-    def __init__(self):
-        super().__init__()
-        with torch.device("meta"):
-            self.generator = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 6))
-
-
-def test_each_rank_makes_its_own_stages_of_a_network_on_meta(ranks):
-    found = ranks(2).run(trained, MadeLater, "generator=pipeline,*=ddp", 2)
-    assert farthest(train(MadeLater, policy="single"), found) < EXACT
-
-
 def payloads():
     """The bytes that each kind of collective of this rank has read and filled, in each phase of the third step."""
     found = {}
@@ -319,52 +171,15 @@ def refusal(game, policy="generator=pipeline,*=ddp", world=2):
     return None
 
 
-class Painting(Plain):
-    """A generator of another network."""
-
-    def __init__(self, network=Tower):
-        super().__init__()
-        self.generator = network()
-
-    def fake(self, real):
-        codes = real[:, :3].detach()
-        found = self.generator(noise.randn((len(real), 4), like=real), codes)
-        return found[0] if isinstance(found, tuple) else found
-
-
 class OwnMethod(Painting):
     def fake(self, real):
         x = self.generator.start(noise.randn((len(real), 4), like=real))
         return self.generator.end(x)
 
 
-class Chained(nn.Module):
-    """Two layers, and something between them."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(4, 8), nn.Linear(8, 6)
-
-    def forward(self, z, codes):
-        return self.two(self.between(self.one(z)))
-
-    def between(self, x):
-        return x
-
-
 class ReadsValue(Chained):
     def between(self, x):
         return x if x.mean() > 0 else -x
-
-
-class Noisy(Chained):
-    """Draws between two stages, and after them."""
-
-    def between(self, x):
-        return torch.nn.functional.dropout(x + noise.randn(x.shape, like=x), 0.3)
-
-    def forward(self, z, codes):
-        return super().forward(z, codes) + noise.rand((len(z), 6), like=z)
 
 
 class Backwards(Chained):
@@ -562,14 +377,6 @@ def broken_by_autograd():
     return ""
 
 
-def test_a_network_that_looks_at_the_whole_batch_gets_one_chunk(ranks):
-    game = BatchNorms
-    found = ranks(2).run(trained, game, "generator=pipeline,*=ddp", 2)
-    assert farthest(train(game, policy="single"), found) < EXACT
-    for message in ranks(2).run(refusal, game, "generator=pipeline+chunks:2,*=ddp"):
-        assert "'1' looks at the whole batch, so a pipeline cannot cut it into 2 chunks" in message
-
-
 @pytest.mark.parametrize("typed", ["stages", "chunks", "schedule"])
 def test_options_need_values(typed):
     with pytest.raises(
@@ -596,77 +403,6 @@ def differently():
     except UserError as error:
         return str(error)
     return ""
-
-
-class Centring(Chained):
-    """Looks at the batch in plain torch, between its layers."""
-
-    def between(self, x):
-        return x - x.mean(0)
-
-
-def test_a_statistic_of_the_batch_is_found_by_the_check_and_exact_in_one_chunk(ranks):
-    game = partial(Painting, Centring)
-    for message in ranks(2).run(checked, game):
-        assert "2 ranks would not train as one device does" in message
-    found = ranks(2).run(trained, game, "generator=pipeline+chunks:1,*=ddp", 2)
-    assert farthest(train(game, policy="single"), found) < EXACT
-
-
-def checked(game):
-    try:
-        trainer(PhaseStrategy("generator=pipeline,*=ddp"), 2, 2).fit(game(), parts(2, 2))
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def test_draws_between_stages_are_those_of_one_device(ranks):
-    game = partial(Painting, Noisy)
-    found = ranks(2).run(trained, game, "generator=pipeline+chunks:2,*=ddp", 2)
-    assert farthest(train(game, policy="single"), found) < EXACT
-
-
-class Warming(Chained):
-    """Counts its calls by a plain attribute, as a fade-in does."""
-
-    strength = 0.0
-
-    def between(self, x):
-        self.strength = min(1.0, self.strength + 0.02)
-        return self.strength * x.tanh()
-
-
-def test_a_number_that_a_forward_counts_with_is_counted_once_a_call(ranks):
-    game = partial(Painting, Warming)
-    found = ranks(2).run(trained, game, "generator=pipeline+chunks:4,*=ddp", 2, check=True)
-    assert farthest(train(game, policy="single"), found) < EXACT
-
-
-class WithTable(Painting):
-    def __init__(self):
-        super().__init__(Tabled)
-
-    rows = 20
-
-    def fake(self, real):
-        table = torch.arange(self.rows, dtype=real.dtype).view(-1, 1)
-        return self.generator(noise.randn((len(real), 4), like=real), table)
-
-
-class Tabled(Chained):
-    def forward(self, z, table):
-        return self.two(torch.tanh(self.one(z)) + table[:7].mean())
-
-
-class WithFewerRows(WithTable):
-    rows = 8  # as many as a rank has samples
-
-
-@pytest.mark.parametrize("game", [WithTable, WithFewerRows])
-def test_a_table_is_the_same_for_all_samples_whatever_its_rows(game, ranks):
-    found = ranks(2).run(trained, game, "generator=pipeline,*=ddp", 2, check=True)
-    assert farthest(train(game, policy="single"), found) < EXACT
 
 
 def test_ranks_that_call_the_network_differently_are_named(ranks):

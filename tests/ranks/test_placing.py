@@ -144,19 +144,32 @@ def test_checkpoints_travel(folder, tmp_path):
         assert max((found[name] - one[name]).abs().max() for name in names) < EXACT
 
 
-def drops_graphs(made: Any, module: Distil) -> None:
-    """A serving rank keeps no graph longer than the rank that has called."""
-    answer, most = Server._answer, 6
+class Wasteful(Distil):
+    """A call in each turn of which nothing is differentiated."""
+
+    def fool(self, batch: Any) -> Any:
+        self.eye(self.shared("fake", self.fake, batch))
+        return super().fool(batch)
+
+
+def drops_graphs(made: Any, module: Distil, forgets: bool = False) -> None:
+    """A serving rank keeps no graph longer than the rank that has called; the control keeps those that are dropped."""
+    answer, called, most = Server._answer, Answers.called, 6
 
     def watched(self: Server, *args: Any, **kwargs: Any) -> None:
         answer(self, *args, **kwargs)
         assert len(self.answers.graphs) <= most, f"{len(self.answers.graphs)} graphs are kept"
 
     Server._answer = watched
+    if forgets:
+        Answers.called = lambda self, rank, call, *more: called(self, rank, replace(call, dropped=[]), *more)
 
 
 def test_graphs_do_not_pile_up(folder):
-    placed("teacher=ddp@1,*=ddp@0", 1, 2, partial(Distil, folder), steps=8, around=drops_graphs)
+    game = partial(Wasteful, folder)
+    placed("teacher=ddp@1,eye=ddp@1,*=ddp@0", 1, 2, game, steps=8, around=drops_graphs)
+    with pytest.raises(Exception, match="7 graphs are kept"):
+        placed("teacher=ddp@1,eye=ddp@1,*=ddp@0", 1, 2, game, steps=8, around=partial(drops_graphs, forgets=True))
 
 
 class Changed(Distil):

@@ -229,6 +229,8 @@ def test_a_forward_without_gradients_is_the_authors_own():
     with mock.patch("strategies.options.recompute.checkpoint", side_effect=AssertionError("was called")):
         with torch.no_grad():
             made(torch.randn(4, 6, dtype=torch.float64))
+        with pytest.raises(AssertionError, match="was called"):
+            made(torch.randn(4, 6, dtype=torch.float64))
         made.requires_grad_(False)
         made(torch.randn(4, 6, dtype=torch.float64))
 

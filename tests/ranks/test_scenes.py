@@ -181,9 +181,9 @@ def test_it_trains_as_one_device(name, policy, world, journey, expected):
 
 @pytest.mark.parametrize(("name", "number"), asked(mutants))
 def test_what_must_differ_differs(name, number, on_ranks, expected):
-    policy = SCENES[name].mutants[number].policy
-    world = 1 if policy == "single" else 2
-    differ(on_ranks(play, name, policy, world, number=number)[0], expected(name))
+    mutant = SCENES[name].mutants[number]
+    world = 1 if mutant.policy == "single" else mutant.ranks
+    differ(on_ranks(play, name, mutant.policy, world, number=number)[0], expected(name))
 
 
 @pytest.mark.parametrize(("name", "policy"), asked(saves))

@@ -1,4 +1,4 @@
-"""What is particular to StyleGAN; that it learns, shows, scores and is the same on all ranks: test_games.py."""
+"""What is particular to StyleGAN; that it learns, shows and scores, and is the same on ranks: see test_games.py."""
 
 from unittest import mock
 

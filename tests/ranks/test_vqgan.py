@@ -1,4 +1,4 @@
-"""What is particular to VQGAN; that it learns, shows, scores and is the same under `ddp`: test_games.py."""
+"""What is particular to VQGAN; that it learns, shows and scores, and is the same on ranks: see test_games.py."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -16,27 +16,20 @@ from torch.optim import Adam
 from gan import GanModule, Phase, Player
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.policies.zero1 import Zero1
-from strategies.policies.zero2 import Zero2
-from strategies.policies.zero3 import Zero3
 from strategies.sharding.bucket import UNSHARDED, Bucket, Sharing
+from strategies.sharding.fsdp_bucket import FsdpBucket
 from strategies.sharding.resharded_parameter import ReshardedParameter
 from strategies.sharding.unshard_on_read import KEPT
-from tests.support.composite import Composite
-from tests.support.hard_games import HARD, Micro4, Penalty, Plain
+from tests.support.hard_games import Micro4, Penalty, Plain
 from tests.support.journey import OURS
 from tests.support.parity import (
-    BROKEN,
     EXACT,
     distance,
-    equals,
-    in_buckets,
     often,
     parts,
     refused,
     single,
     snapshot,
-    train,
     trainer,
 )
 from tests.support.saved import read_checkpoint
@@ -44,69 +37,6 @@ from tests.support.watch import WatchedStrategy, moved, watched
 
 ON_READ = "strategies.sharding.unshard_on_read"
 BUCKET = 8 * 64 * 64 + 8  # bytes: the weight of a layer is in it, and its bias fills it
-
-# ---- several buckets ----
-
-
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "policy", often(["zero1", "zero2", "zero3+whole", "critic=zero3+whole,*=zero3"], ["zero2", "zero3+whole"])
-)
-def test_parity_in_several_buckets(policy, world, ranks):
-    """Under zero3 as for players of many buckets: gathered when they are read, let go, gathered again."""
-    results = ranks(world).run(in_buckets, 100, train, Composite, policy=policy, world=world)
-    equals(results, train(Composite, policy="single"))
-
-
-# ---- controls ----
-
-
-class Unreduced(Zero2):
-    """zero2 with the reduction of gradients taken out: each rank's own gradients make its share."""
-
-    name = "unreduced"
-
-    def make_reduction(self):
-        made = super().make_reduction()
-        finish, arm = made.finish, made.arm
-
-        def finish_alone(scale):
-            for weight in self.weights.values():
-                if weight.grad is not None:
-                    dist.broadcast(weight.grad, self.world.size - 1)  # those of one rank for all
-            return finish(scale)
-
-        made.finish, made.arm = finish_alone, lambda loss, last: arm(loss, last=False)
-        return made
-
-
-class Unspread(Zero1):
-    """zero1 in which nobody hears of the others' updates."""
-
-    name = "unspread"
-
-    def make_storage(self):
-        storage = super().make_storage()
-        storage.step = lambda optimizer, stepped: optimizer.step()
-        return storage
-
-
-class Stale(Zero3):
-    """zero3 that goes on with the weights it gathered first."""
-
-    name = "stale"
-
-    def make_storage(self):
-        storage = super().make_storage()
-        storage.shards_changed = storage.reshard = lambda: None
-        return storage
-
-
-@pytest.mark.parametrize("broken", [Unreduced, Unspread, Stale])
-@pytest.mark.parametrize("name", ["Plain", "TwoPhases"])
-def test_the_control_without_one_collective_differs(name, broken, ranks, hard_alone):
-    assert distance(ranks(2).run(train, HARD[name], policy=broken, world=2)[0], hard_alone(name)) > BROKEN
-
 
 # ---- what a rank holds ----
 
@@ -377,30 +307,6 @@ def test_the_next_bucket_is_on_its_way_while_one_is_used(ranks):
     assert second[:5] == ["gather", "gather", "layer", "gather", "layer"]
 
 
-class Chosen(Deep):
-    def loss(self, batch):
-        x = nn.functional.pad(batch["x"], (0, 58))
-        order = (0, 1, 2, 3) if dist.get_rank() == 0 else (1, 0, 2, 3)
-        for number in order:
-            x = torch.tanh(self.teacher[number](x))
-        return self.net(x).mean()
-
-
-def reads_otherwise(policy):
-    try:
-        deep(policy, Chosen, 2)
-    except UserError as error:
-        return str(error)
-    return None
-
-
-def test_ranks_that_read_other_weights_are_told(ranks):
-    for message in ranks(2).run(reads_otherwise, "zero3"):
-        assert "phase 'net' read weights in another order on another rank" in message
-        assert "type zero3+whole" in message
-    assert ranks(2).run(reads_otherwise, "zero3+whole") == [None, None]
-
-
 class Straddling(Deep):
     """Of some blocks one layer is in a bucket with another block's: two and a half layers fill a bucket."""
 
@@ -440,26 +346,6 @@ def test_a_block_in_two_buckets_is_not_gathered_to_and_fro(ranks):
     assert ranks(2).run(gathers_of, Straddling, 1)[0][1] > 2 * buckets
 
 
-class Fewer(Deep):
-    """One rank leaves a layer out."""
-
-    def loss(self, batch):
-        x = nn.functional.pad(batch["x"], (0, 58))
-        for number in (0, 1, 2) if dist.get_rank() == 0 else (0, 2):
-            x = torch.tanh(self.teacher[number](x))
-        return self.net(x).mean()
-
-
-def reads_fewer(policy):
-    with mock.patch("strategies.sharding.bucket.SIZE", BUCKET):
-        return refused(Fewer, policy=policy, world=2, steps=1)
-
-
-def test_a_rank_that_reads_fewer_weights_is_told_before_anybody_waits(ranks):
-    for message in ranks(2).run(reads_fewer, "zero3"):
-        assert "phase 'net' read weights in another order on another rank" in message
-
-
 class Failing(Deep):
     def loss(self, batch):
         super().loss(batch)
@@ -470,23 +356,24 @@ class Reads(Callback):
     """Looks at all weights when something has failed, as a callback that saves does; counts the gathers."""
 
     def on_exception(self, trainer, game, exception):
-        with mock.patch.object(Bucket, "start_unshard") as started:
+        with mock.patch.object(Bucket, "start_unshard") as one, mock.patch.object(FsdpBucket, "unshard") as other:
             assert game.net.last.weight.shape == (64, 64)
             list(game.parameters())
             with pytest.raises(UserError, match="is sharded"):
                 game.state_dict()
-        self.started = started.call_count
+        self.started = one.call_count + other.call_count
 
 
-def read_after_a_failure():
+def read_after_a_failure(policy):
     reads = Reads()
     with mock.patch("strategies.sharding.bucket.SIZE", BUCKET), pytest.raises(ValueError, match="in the middle"):
-        trainer(PhaseStrategy("zero3", check=False), 2, 1, callbacks=[reads]).fit(Failing(), parts(1, 2))
+        trainer(PhaseStrategy(policy, check=False), 2, 1, callbacks=[reads]).fit(Failing(), parts(1, 2))
     return reads.started
 
 
-def test_after_a_failure_reading_waits_for_nobody(ranks):
-    assert ranks(2).run(read_after_a_failure) == [0, 0]
+@pytest.mark.parametrize("policy", ["zero3", "fsdp"])
+def test_after_a_failure_reading_waits_for_nobody(policy, ranks):
+    assert ranks(2).run(read_after_a_failure, policy) == [0, 0]
 
 
 # ---- in bfloat16 ----

@@ -3,13 +3,20 @@
 import asyncio
 import http.client
 import json
+import re
+import signal
+import subprocess
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from gan.app.editing.editors import Editor
 from gan.app.editing.server import serve
+from tests.support import commands
 
 
 @contextmanager
@@ -42,6 +49,23 @@ def serving(editor: Editor) -> Iterator[str]:
         loop.call_soon_threadsafe(tasks[0].cancel)
         thread.join(60)
         assert ended.is_set()
+
+
+@contextmanager
+def typed(*words: object) -> Iterator[str]:
+    """Inside the `with`, the command answers at the address that it has printed. Then it gets a Ctrl-C, and ends."""
+    with tempfile.TemporaryDirectory() as folder, Path(folder, "out").open("w") as out:
+        command = commands.Typed(words, stdout=out, stderr=subprocess.STDOUT)
+        said, until = Path(out.name).read_text, time.monotonic() + 60
+        while not (found := re.search(r"open (http://127\.0\.0\.1:\d+/\?token=\S+) in", said())):
+            assert command.poll() is None and time.monotonic() < until, said()
+            time.sleep(0.05)
+        try:
+            yield found[1]
+        finally:
+            command.send_signal(signal.SIGINT)
+            assert command.wait(60) == 0
+            assert "Traceback" not in said()
 
 
 class Visitor:

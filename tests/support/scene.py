@@ -25,6 +25,7 @@ class Mutant:
     batches: Any = None
     callbacks: Any = None
     slow: bool = False
+    ranks: int = 2
 
 
 DEAF = Mutant("nothing is synchronised", "deaf")

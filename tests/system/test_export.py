@@ -445,16 +445,6 @@ def outputs_of(run):
         return z, game.drawer(z)
 
 
-def test_an_onnx_program_gives_what_the_network_gives(averaged, tmp_path, capsys):
-    from onnxruntime import InferenceSession
-
-    assert main([str(averaged), "--format", "onnx", "--to", str(tmp_path)]) == 0
-    assert "generator as a program of onnx gives " in capsys.readouterr().out
-    z, wanted = outputs_of(averaged)
-    (got,) = InferenceSession(tmp_path / "generator.onnx").run(None, {"z": z.numpy()})
-    assert (torch.from_numpy(got) - wanted).abs().max() < 1e-4 < wanted.std()
-
-
 def test_sean_is_a_program_of_masks_and_codes(folder_run, tmp_path):
     opened = open_run(str(folder_run))
     called = programs.calls(opened)

@@ -1,9 +1,7 @@
 """What the guides say is so: programs run, commands are read, and quotes are quotes."""
 
-import importlib.util
 import re
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,17 +11,11 @@ from torch.nn.functional import softplus
 from torch.optim import Adam
 from torch.utils.data import DataLoader
 
-from gan import GanModule, Phase, Player, fit
-from gan.app.run.folder import RunFolder
-from gan.app.training import metrics
-from gan.runs import RUNS, build
+from gan import GanModule, Phase, Player
+from gan.runs import build
 from strategies import PhaseStrategy
+from tests.support.guides import ROOT, guides
 
-ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
-assert spec is not None and spec.loader is not None
-guides = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(guides)
 README = (ROOT / "README.md").read_text()
 
 
@@ -77,26 +69,6 @@ def test_the_control_a_wrong_command_is_refused(reader):
     ((*words,),) = guides.commands("```sh\npython -m gan.fit --strategy zero3 --btch-size 3   # so many\n```\n")
     with pytest.raises(AssertionError, match="btch-size 3 is refused"):
         guides.check_command(words)
-
-
-def test_the_page_of_questions_trains_what_it_says(reader, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    few = partial(RUNS["wgan-gp-faces"], faces=64, held_out=16, batch_size=16)
-    monkeypatch.setitem(RUNS, "wgan-gp-faces", few)
-    size = ["--devices", "1", "--size", "16", "--out", str(tmp_path)]
-    for name, steps in {"judged": 2, "brighter": 2, "stopping": 60}.items():
-        typed = [f"{reader}/answers.py:{name}", *size, "--max-steps", str(steps), "--sample-every", "1"]
-        assert fit.main(typed) == 0
-        (run,) = tmp_path.glob(f"*-{name}")
-        done = max(metrics.read(run / "metrics.csv")) + 1
-        assert done == steps if name != "stopping" else 3 < done < steps, done
-        assert RunFolder(run).newest_checkpoint() == RunFolder(run).checkpoint(done)
-    assert "2: Conv2d" in next(tmp_path.glob("*-judged/game.txt")).read_text()  # the critic is ours
-
-
-def test_the_table_beside_others_has_a_line_for_each_row():
-    rows = re.findall(r"^\| [^|]+ \| `(python -m [^`]+)` \|", (ROOT / "docs/guide/questions.md").read_text(), re.M)
-    assert len(rows) == 18 and all(row.split()[2:] in guides.commands(f"| `{row}` |") for row in rows)
 
 
 def test_its_own_run_is_one(reader):

@@ -22,7 +22,7 @@ from strategies.processes.lifeline import Lifeline
 
 pytestmark = pytest.mark.alone
 SOON = 20  # what comes at once, on a machine that is busy
-NEVER = 0.3  # what must not come has come by then, as a rule
+TURNS = 5  # of each lifeline's loop, in which what was sent to it is read and told to the others
 HERE = "127.0.0.1"
 
 
@@ -38,8 +38,13 @@ class Line(Lifeline):
 
 
 def quiet(*lines):
-    """Nobody has learned anything, and nobody does for a while."""
-    time.sleep(NEVER)
+    """Nobody has learned anything, also when each has read what was sent to it. However busy the machine is."""
+    for line in TURNS * lines:
+        if line._thread.is_alive():
+            line._call(asyncio.sleep(0.01))
+    for thread in threading.enumerate():
+        if thread.name == "lifeline-end":
+            thread.join(SOON)
     return all(line.ends.empty() for line in lines)
 
 
@@ -82,6 +87,14 @@ def test_who_goes_without_a_word_is_named_to_all_others():
             assert json.loads(hears.readline())["process"] == os.getpid()  # rank 0 has answered
         for line in lines:
             assert str(line.learns()) == f"rank 3 (process 4321 on far) {lifeline.GONE}"
+
+
+def test_the_control_a_lost_rank_is_never_quiet():
+    with world(3) as (lines, (port, token)):
+        with someone(port, hello(token, 3)) as hears:
+            assert hears.readline() and quiet(*lines)
+        assert not quiet(*lines)
+        assert [line.ends.qsize() for line in lines] == [1, 1, 1]
 
 
 def test_a_killed_rank_0_is_named_by_all():

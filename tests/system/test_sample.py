@@ -144,5 +144,8 @@ def test_help_names_the_actions_and_explains_each_option(action, capsys):
     said = capsys.readouterr().out
     assert all(f"\n  {name} " in said for name in ACTIONS)
     options = said.partition("options:")[2].partition("actions:")[0]
-    lines = [line for line in options.splitlines() if line.strip().startswith("-")]
-    assert len(lines) > 4 and all(len(line) < 120 for line in said.splitlines())
+    actions = [action] if action else ["show", "draw", "reconstruct", "translate"]
+    names = [name for kind in OPTIONS for each in actions for name in sample.options_of(kind, each)]
+    for name in (*names, "--run", "--data", "--out", "--file", "--standing", "--device"):
+        assert re.search(rf"^  (-o, )?{name}( \S+)*?(  +|\n {{10,}})\w", options, re.MULTILINE), name
+    assert all(len(line) < 120 for line in said.splitlines())

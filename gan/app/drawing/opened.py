@@ -1,4 +1,4 @@
-"""`gan.open`: a run or a published file, with what `python -m gan.sample` does with it as methods."""
+"""What `python -m gan.sample` does with a run that draws from noise, or a published file: its actions as methods."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise, product
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from PIL import Image
@@ -17,19 +17,17 @@ from tqdm import tqdm
 
 from datasets.files import pairs
 from datasets.files.decoding import Frame
-from gan.app.drawing.drawer import FILES, Drawer, How, Numbers, numbers, once
+from gan.app.drawing.drawer import Drawer, How, Numbers, numbers, once
 from gan.app.drawing.latents import Latent, Way, directions
 from gan.app.drawing.projection import by_discriminator, by_lpips, distance_from, drawn, project, tuned
 from gan.app.outputs import say
-from gan.app.painting.actions import Paintings, Shown, file_name
+from gan.app.painting.actions import Shown, file_name
 from gan.app.painting.grids import picture as image_of
 from gan.app.painting.grids import png, tiles
-from gan.app.painting.painter import has_styles
-from gan.app.painting.reopen import SavedRun, has_numbers, in_turns, numbered, open_run, ranks_here
+from gan.app.painting.reopen import SavedRun, has_numbers, in_turns, numbered, ranks_here
 from gan.app.painting.sheet import Columns, Sheet, into, spare, video_suffix, writing
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
-from gan.games.from_noise import FromNoise
 from nets.published.from_noise import ours, published
 from nets.published.pickles import read, write
 from nets.stylegan import StyleDiscriminator
@@ -272,16 +270,3 @@ def _strengths(text: str) -> range:
     if not match or int(match[1]) > int(match[2]):
         raise UserError(f"--strength {text} is not from one whole number to a larger one; type e.g. --strength -4:4")
     return range(int(match[1]), int(match[2]) + 1)
-
-
-def open(path: str | Path = "auto", device: str = "auto", **options: Any) -> Shown:
-    """Open a run's folder, a checkpoint inside one, the newest run (`auto`), or a published file (.pkl, .pth).
-
-    `options` are those of `gan.app.painting.reopen.open_run`, such as `data=` where the run's pictures have moved.
-    """
-    if str(path).lower().endswith(FILES):
-        return Drawings(Drawer.of_file(Path(path), device))
-    run = open_run(str(path), device=device, **options)
-    if isinstance(run.run.game, FromNoise):
-        return Drawings(Drawer.of_run(run), run)
-    return Paintings(run) if has_styles(run) else Shown(run)

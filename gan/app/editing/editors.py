@@ -13,7 +13,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,17 @@ from PIL import Image
 from torch import Tensor
 
 from datasets.augment import to_tensors
+from gan.app.drawing.drawer import FILES, Drawer
 from gan.app.drawing.latents import directions
 from gan.app.drawing.opened import Drawings
 from gan.app.painting import grids
 from gan.app.painting.actions import Paintings, Shown, StyleSource
-from gan.app.painting.painter import Painter, Picture, read_labels
-from gan.app.painting.reopen import Numbered, SavedRun, has_numbers, shown
+from gan.app.painting.painter import Painter, Picture, has_styles, read_labels
+from gan.app.painting.reopen import Numbered, SavedRun, has_numbers, open_run, shown
 from gan.app.painting.styles import regions
 from gan.files.disk import read_text
 from gan.files.errors import UserError, reason
+from gan.games.from_noise import FromNoise
 from gan.games.pix2pix import Pix2pix
 from gan.games.spade import Spade
 
@@ -95,18 +97,19 @@ class Editor(ABC):
             edit = parsed(read_text(path, LARGEST))
         except (OSError, ValueError) as error:
             raise UserError(f"'{path}' cannot be read as an edit: {reason(error)}") from error
-        image, notes = self._draw(edit)
+        return self.picture_of(edit)
+
+    def picture_of(self, edit: Edit) -> tuple[Image.Image, list[str]]:
+        """The picture of an edit, which may be of another kind of run, and notes."""
+        if isinstance(edit, Mapping) and (other := [*edit.keys() - {"run", "step", *self.parts}]):
+            raise UserError(f"the edit has '{min(other)[:40]}', which is of another kind of run")
+        image, notes = self.draw(edit)
         run, step = part(edit, "run", str, self.title), part(edit, "step", int, self.step)
         other = f"the edit was made with {run}, step {step}, where it may have looked different"
         return image, notes if (run, step) == (self.title, self.step) else [*notes, other]
 
-    def _draw(self, edit: Edit) -> tuple[Image.Image, list[str]]:
-        if isinstance(edit, Mapping) and (other := [*edit.keys() - {"run", "step", *self.parts}]):
-            raise UserError(f"the edit has '{min(other)[:40]}', which is of another kind of run")
-        return self.draw(edit)
-
     def _answer_draw(self, given: bytes) -> bytes:
-        image, notes = self._draw(parsed(given))
+        image, notes = self.picture_of(parsed(given))
         picture = f"data:image/png;base64,{base64.b64encode(grids.png(image)).decode()}"
         return json.dumps({"picture": picture, "notes": notes}).encode()
 
@@ -320,3 +323,20 @@ def editor_of(shown: Shown) -> Editor:
         f"nothing can be edited of {shown.saved.folder.path}: {type(shown.game).__name__} paints no label maps and "
         f"draws no pictures from noise; type python -m gan.sample {shown.saved.folder.path} show"
     )
+
+
+def open(path: str | Path = "auto", device: str = "auto", **options: Any) -> Shown:
+    """Open a run's folder, a checkpoint inside one, the newest run (`auto`), or a published file (.pkl, .pth).
+
+    `options` are those of `gan.app.painting.reopen.open_run`, such as `data=` where the run's pictures have moved.
+    """
+    if str(path).lower().endswith(FILES):
+        opened: Shown = Drawings(Drawer.of_file(Path(path), device))
+    else:
+        run = open_run(str(path), device=device, **options)
+        if isinstance(run.run.game, FromNoise):
+            opened = Drawings(Drawer.of_run(run), run)
+        else:
+            opened = Paintings(run) if has_styles(run) else Shown(run)
+    opened.editor = cache(lambda: editor_of(opened))
+    return opened

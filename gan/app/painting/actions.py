@@ -3,7 +3,7 @@
 gan/sample.py says what each does.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -111,6 +111,7 @@ class Shown:
 
     kind, about = "any", "its game neither draws from noise nor has styles"
     default = "show"  # the action of `sample`
+    editor: Callable[[], Any]  # makes what `edit` asks; `gan.open` sets it, since an editor stands above all kinds
 
     def __init__(self, run: SavedRun | None, title: str = "") -> None:
         self.run, self.title = run, title if run is None else f"{run.folder.path}, step {run.step}"
@@ -135,6 +136,13 @@ class Shown:
     def sample(self, *args: Any, **options: Any) -> Sheet:
         """What the command draws if no action is typed."""
         return getattr(self, self.default)(*args, **options)
+
+    def edit(self, edit: str | Path | Mapping[str, Any]) -> Image.Image:
+        """Draw an edit: a file that the editor has saved, or the same in Python, such as {"picture": 3, "seed": 1}."""
+        editor = self.editor()
+        image, notes = editor.picture_of(edit) if isinstance(edit, Mapping) else editor.repeat(Path(edit))
+        say(*notes)
+        return image
 
     def show(self, count: int = 8, seed: int = 0) -> Sheet:
         if not hasattr(self.game, "show"):

@@ -39,9 +39,9 @@ class Sheet:
     """
 
     name: str
-    columns: Mapping[str, grids.Batch] = field(default_factory=dict)
+    columns: Mapping[str, grids.Batch] = field(default_factory=dict, repr=False)
     titles: Sequence[str] = ()
-    singles: Mapping[str, Tensor | Sound | Image.Image] = field(default_factory=dict)
+    singles: Mapping[str, Tensor | Sound | Image.Image] = field(default_factory=dict, repr=False)
     frames: Frames | None = None
 
     def __iter__(self) -> Iterator[Image.Image]:

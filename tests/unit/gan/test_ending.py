@@ -17,7 +17,7 @@ import gan.app.outputs
 from gan import evaluate, export, sample
 from gan import fit as command
 from gan.app import command as command_module
-from gan.app.drawing import opened
+from gan.app.editing import editors
 from gan.app.outputs import Output, outputs
 from gan.app.painting import reopen
 from gan.app.run import options
@@ -192,7 +192,7 @@ def ends(command, error, monkeypatch) -> int:
     def fails(*_, **__):
         raise error
 
-    for module in (reopen, opened):
+    for module in (reopen, editors):
         monkeypatch.setattr(module, "open_run", fails)
     typed = ["--devices", "1", "--accelerator", "cpu"] if command is evaluate else []
     try:

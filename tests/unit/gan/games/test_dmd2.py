@@ -1,4 +1,4 @@
-"""What is particular to DMD2; that it learns, shows, scores and is the same on all ranks: test_games.py."""
+"""What is particular to DMD2; that it learns, shows and scores, and is the same on ranks: see test_games.py."""
 
 import pytest
 import torch

@@ -228,7 +228,9 @@ def test_the_lines_of_the_guide_for_python_run(files, tmp_path, name):
     program = program.replace("runs/001-stylegan2", name).replace("frames=60", "frames=2").replace("4-7", "4-5")
     exec(program, names := {})
     assert names["first"].size == (16, 16) and len(names["others"]) == 2
+    assert len(repr(names["opened"].sample([3]))) < 100  # what a prompt of Python shows
     assert all((tmp_path / name).stat().st_size > 1000 for name in ("mix.png", "walk.mp4"))
+    assert Image.open("edit.png").size == (16, 16)
     assert names["w"].shape == (1, 6, 6)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+import gan
 from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.opened import Drawings
 from gan.app.editing import editors as module
@@ -117,6 +118,19 @@ def test_a_saved_edit_is_repeated_and_says_when_the_run_is_another(editor, tmp_p
         *notes,
         f"the edit was made with {editor.title}, step 7, where it may have looked different",
     ]
+
+
+def test_in_python_an_edit_is_drawn_from_a_file_or_from_what_is_in_it(sean_run, tmp_path, capsys):
+    opened = gan.open(sean_run, "cpu")
+    edit = {"picture": 1, "styles": {"skin": {"from": "2"}}}
+    (tmp_path / "edit.json").write_text(json.dumps({**edit, "run": "another"}))
+    wanted = StyleEditor(opened.run, opened.run.run.data).draw(edit)[0].tobytes()
+    assert opened.edit(edit).tobytes() == wanted != opened.edit({"picture": 1}).tobytes()
+    assert capsys.readouterr().out == ""
+    assert opened.edit(tmp_path / "edit.json").tobytes() == wanted
+    assert capsys.readouterr().out == "the edit was made with another, step 2, where it may have looked different\n"
+    with pytest.raises(UserError, match="the edit has 'seed2', which is of another kind of run"):
+        opened.edit({"seed2": 1})
 
 
 WRONG = {

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from gan import export, sample
-from gan.app.drawing.opened import open as opened
+from gan.app.editing.editors import open as opened
 from gan.app.painting.translating import translated
 from gan.games.translation import Translation
 from tests.support import opening

@@ -1,0 +1,223 @@
+"""Players in stages: they train as one device does, whatever happens between two stages."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from gan import noise
+from strategies.pipelining.stage_storage import StageReduction
+from tests.support.hard_games import BatchNorms, Micro4, Plain
+from tests.support.parity import vectors
+from tests.support.scene import DEAF, Mutant, Refused, Scene
+from tests.support.staged_games import Staged, StagedMicro, Tower
+
+# ---- games ----
+
+
+class Conducted(Staged):
+    """Weights that `after` writes, layers frozen for some steps, a schedule, a hook that sees whole gradients."""
+
+    def configure_players(self):
+        encoder, generator, discriminator, teacher = super().configure_players()
+        falling = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda update: 0.9**update)
+        yield encoder
+        yield replace(
+            generator, schedule=falling, after=shrink, freeze=lambda step: ["blocks.1"] if step % 3 == 1 else []
+        )
+        yield discriminator
+        yield teacher
+
+    def on_before_optimizer_step(self, optimizer):
+        torch.nn.utils.clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], 0.05)
+
+
+@torch.no_grad()
+def shrink(network):
+    for weight in network.parameters():
+        weight.mul_(0.999)
+
+
+class MadeLater(Plain):
+    """A generator without values, which set-up makes."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.device("meta"):
+            self.generator = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 6))
+
+
+class Painting(Plain):
+    """A generator of another network."""
+
+    def __init__(self, network: Callable[[], nn.Module] = Tower):
+        super().__init__()
+        self.generator = network()
+
+    def fake(self, real):
+        codes = real[:, :3].detach()
+        found = self.generator(noise.randn((len(real), 4), like=real), codes)
+        return found[0] if isinstance(found, tuple) else found
+
+
+class Chained(nn.Module):
+    """Two layers, and something between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 8), nn.Linear(8, 6)
+
+    def forward(self, z, codes):
+        return self.two(self.between(self.one(z)))
+
+    def between(self, x):
+        return x
+
+
+class Noisy(Chained):
+    """Draws between two stages, and after them."""
+
+    def between(self, x):
+        return torch.nn.functional.dropout(x + noise.randn(x.shape, like=x), 0.3)
+
+    def forward(self, z, codes):
+        return super().forward(z, codes) + noise.rand((len(z), 6), like=z)
+
+
+class Centring(Chained):
+    """Looks at the batch in plain torch, between its layers."""
+
+    def between(self, x):
+        return x - x.mean(0)
+
+
+class Warming(Chained):
+    """Counts its calls by a plain attribute, as a fade-in does."""
+
+    strength = 0.0
+
+    def between(self, x):
+        self.strength = min(1.0, self.strength + 0.02)
+        return self.strength * x.tanh()
+
+
+class Tabled(Chained):
+    def forward(self, z, table):
+        return self.two(torch.tanh(self.one(z)) + table[:7].mean())
+
+
+class WithTable(Painting):
+    """A table that is the same for all samples."""
+
+    rows = 20
+
+    def __init__(self):
+        super().__init__(Tabled)
+
+    def fake(self, real):
+        table = torch.arange(self.rows, dtype=real.dtype).view(-1, 1)
+        return self.generator(noise.randn((len(real), 4), like=real), table)
+
+
+class WithFewerRows(WithTable):
+    rows = 8  # as many as a rank has samples
+
+
+def twelve(step):
+    """A batch that three ranks can share."""
+    return {name: rows[:12] for name, rows in vectors(step).items()}
+
+
+# ---- mistakes ----
+
+
+class Alone(StageReduction):
+    """Nothing is added up over pipelines."""
+
+    def __init__(self, storage, device, group, copies, pipes):
+        super().__init__(storage, device, group, None, pipes)
+
+
+def no_gradients(self, total):
+    return total[: self.request.rows] * 0
+
+
+def noise_of_the_first(self):
+    return [self.place.first] * self.owners
+
+
+# ---- the table ----
+
+
+def staged(often: tuple[str, ...], policies: dict[str, int], **more) -> Scene:
+    return Scene(Staged, policies=policies, often=often, checked=tuple(policies), steps=4, **more)
+
+
+def one(game, options: str = "", checked: bool = True, **more) -> Scene:
+    """A generator in stages on two ranks."""
+    policy = f"generator=pipeline{options},*=ddp"
+    return Scene(game, policies={policy: 2}, often=(policy,), checked=(policy,) * checked, mutants=(SLOW,), **more)
+
+
+SLOW = replace(DEAF, slow=True)
+STAGES, DDP = "encoder=ddp,*=pipeline", "encoder=ddp,discriminator=ddp,*=pipeline"
+BY_TWO, OFTEN = f"{STAGES}+stages:2", "encoder=ddp,discriminator=zero3,*=pipeline+schedule:interleaved"
+FORTH_AND_BACK = "+stages:2+chunks:2+schedule:1f1b"
+CUT = "'1' looks at the whole batch, so a pipeline cannot cut it into 2 chunks"
+TWO_CHUNKS = "generator=pipeline+chunks:2,*=ddp"
+
+# Skips over stages, codes that reach all of them, noise, spectral norms, a second call through the first.
+PIPELINES = {
+    "stages": staged(
+        (OFTEN,),
+        {
+            STAGES: 2, f"{STAGES}+chunks:1": 2, f"{STAGES}+chunks:4": 2, f"{STAGES}+chunks:2+recompute": 2, OFTEN: 2,
+            f"{DDP}+schedule:interleaved+stages:6+chunks:4": 2, f"{STAGES}+schedule:1f1b": 2, BY_TWO: 4,
+            "encoder=zero2,discriminator=zero1,*=pipeline+stages:4": 4, f"{DDP}+schedule:interleaved+stages:4": 4,
+            f"{DDP}+stages:2+schedule:1f1b": 4, f"{BY_TWO}+chunks:1": 4,
+        },
+        mutants=(
+            Mutant("no sum over pipelines", BY_TWO, ranks=4, slow=True,
+                   replaced={"strategies.policies.pipeline.StageReduction": Alone}),
+            Mutant("no gradients of later stages' inputs", BY_TWO,
+                   replaced={"strategies.pipelining.passes.BackwardPass._own_rows": no_gradients}),
+            Mutant("not the samples' own noise", BY_TWO, slow=True,
+                   replaced={"strategies.pipelining.pipe.ForwardRequest._compared": noise_of_the_first}),
+        ),
+    ),
+    "stages on three ranks": staged(
+        (),
+        {
+            DDP: 3, "encoder=ddp,discriminator=fsdp,*=pipeline+chunks:1": 3,
+            f"{DDP}+chunks:2+recompute+schedule:1f1b": 3,
+        },
+        batches=twelve, mutants=(replace(SLOW, ranks=3),),
+    ),
+    "micro-batches in stages": Scene(
+        StagedMicro, policies={DDP: 2, f"{DDP}+schedule:1f1b": 4}, often=(), mutants=(SLOW,)
+    ),
+    "micro-batches and chunks, forth and back": one(
+        Micro4, FORTH_AND_BACK, checked=False, four=(f"generator=pipeline{FORTH_AND_BACK},*=ddp",)
+    ),
+    "stages with words and hooks": Scene(
+        Conducted, policies={STAGES: 2}, often=(), mutants=(SLOW,)
+    ),
+    "stages that are made later": one(MadeLater, checked=False),
+    "stages that look at the whole batch": one(
+        BatchNorms, checked=False, refused=(Refused(BatchNorms, TWO_CHUNKS, CUT),)
+    ),
+    "draws between stages": one(partial(Painting, Noisy), "+chunks:2", checked=False),
+    "a mean between stages": one(
+        partial(Painting, Centring), "+chunks:1", checked=False,
+        refused=(
+            Refused(
+                partial(Painting, Centring), "generator=pipeline,*=ddp", "2 ranks would not train as one device does"
+            ),
+        ),
+    ),
+    "a number that a forward counts with": one(partial(Painting, Warming), "+chunks:4"),
+    "a table for all samples": one(WithTable),
+    "a table of as many rows as samples": one(WithFewerRows),
+}  # fmt: skip

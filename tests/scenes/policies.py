@@ -1,0 +1,274 @@
+"""What policies do with weights, gradients and groups of ranks, in games that are hard on them."""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Adam
+
+from gan import GanModule, Phase, Player
+from strategies.sharding.bucket import PendingReduction
+from strategies.world import Groups
+from tests.support.composite import Composite
+from tests.support.hard_games import BatchNormPenalty, BatchNorms, Micro4, Plain, SometimesReached, Teacher, TwoPhases
+from tests.support.scene import DEAF, Mutant, Refused, Scene, nothing
+
+WIDTH = 8
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.gain = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x + self.gain * torch.tanh(self.norm(self.linear(x)))
+
+
+class Network(nn.Module):
+    """Weights outside of its blocks, of no dimension, of two blocks, and of another memory format."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.blocks, self.head = (
+            nn.Linear(6, WIDTH),
+            nn.ModuleList(Block() for _ in range(4)),
+            nn.Linear(8, 1),
+        )
+        self.picture = nn.Conv2d(1, 2, 3, padding=1).to(memory_format=torch.channels_last)
+        self.blocks[3].linear.weight = self.blocks[0].linear.weight
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+    def features(self, x):
+        x = self.stem(x)
+        x = x + self.picture(x.view(-1, 1, 2, 4)).mean(1).reshape(-1, WIDTH)
+        for block in self.blocks:
+            x = block(x)
+        return x @ self.blocks[1].linear.weight  # after the block's own call
+
+
+class Odd(GanModule):
+    """Networks that are called, read past their calls, and differentiated twice; a graph that two phases use."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.maker, self.judge, self.teacher = Network(), Network(), Network()
+
+    def configure_players(self):
+        adam = partial(Adam, lr=1e-2)
+        yield Player("maker", self.maker, adam, ema=0.8)
+        yield Player("judge", self.judge, adam, clip=0.5)
+        yield Player("teacher", self.teacher)
+
+    def configure_phases(self):
+        yield Phase("judge", self.judged, "judge", micro_batches=2)
+        yield Phase("penalty", self.penalty, "judge", second_order=True)
+        yield Phase("maker", self.made, "maker", micro_batches=2)
+
+    def fake(self, batch):
+        return self.maker.features(batch["x"])[:, :6]
+
+    def judged(self, batch):
+        fake = self.shared("fake", self.fake, batch).detach()
+        decay = self.judge.blocks[2].linear.weight.square().mean() + self.judge.head.weight.square().mean()
+        return {"score": (self.judge(fake) - self.judge(batch["x"])).mean(), "decay": 1e-2 * decay}
+
+    def penalty(self, batch):
+        x = batch["x"].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(self.judge(x).sum(), x, create_graph=True)
+        return slope.square().mean()
+
+    def made(self, batch):
+        fake = self.shared("fake", self.fake, batch)
+        near = (self.teacher.features(fake) - self.teacher.features(batch["x"])).square().mean()
+        return -self.judge(fake).mean() + near + self.maker(batch["x"]).square().mean()
+
+
+class Named(Odd):
+    """A player that names its blocks."""
+
+    def configure_players(self):
+        maker, judge, teacher = super().configure_players()
+        yield from (maker, Player("judge", judge.module, judge.optimizer, blocks=["blocks.1", "head"]), teacher)
+
+
+class Led(Named):
+    """A player that follows another one, and names no blocks of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.led = Network()
+
+    def configure_players(self):
+        yield from super().configure_players()
+        yield Player("led", self.led, follows="judge", ema=0.9)
+
+    def configure_phases(self):
+        yield Phase("judge", lambda batch: (self.judge(batch["x"]) - self.led(batch["x"]) - 1).square().mean(), "judge")
+
+
+class Listed(Plain):
+    """A player without a forward of its own."""
+
+    def configure_players(self):
+        generator, judge = super().configure_players()
+        yield Player("generator", nn.ModuleList([generator.module]), generator.optimizer)
+        yield judge
+
+
+class Overwriting(Odd):
+    """As U-Nets and networks with activations before convolutions do."""
+
+    def __init__(self):
+        super().__init__()
+        for block in self.judge.blocks:
+            block.linear = nn.Sequential(nn.LeakyReLU(0.2, inplace=True), block.linear)
+
+    def configure_phases(self):
+        yield Phase("judge", self.overwrite, "judge")
+
+    def overwrite(self, batch):
+        x = self.judge.stem(batch["x"])
+        for block in self.judge.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+class Chosen(Odd):
+    """Ranks call blocks of different sizes in orders of their own."""
+
+    orders = (0, 1), (1, 0)
+
+    def configure_phases(self):
+        yield Phase("judge", self.chosen, "judge")
+
+    def chosen(self, batch):
+        x = self.judge.stem(batch["x"])
+        for number in self.orders[dist.get_rank()]:
+            x = self.judge.blocks[number](x)
+        return x.square().mean()
+
+
+class Fewer(Chosen):
+    """One rank leaves a block out."""
+
+    orders = (1, 2, 3), (1, 3)
+
+
+class Compiled(Plain):
+    def __init__(self):
+        super().__init__()
+        self.generator.compile(backend="eager")
+
+
+class Crossed(Plain):
+    """Both learn in one phase, and backward reaches them in the one order on even ranks, in the other on odd ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.discriminator = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def configure_phases(self):
+        yield Phase("both", self.play, ["generator", "discriminator"])
+
+    def play(self, batch):
+        order = [self.generator, self.discriminator]
+        if self.trainer.global_rank % 2:
+            order.reverse()
+        losses = {net: net(batch["x"]).square().mean() for net in order}  # backward takes the last one first
+        return losses[self.generator] + 3 * losses[self.discriminator]
+
+
+# ---- mistakes ----
+
+
+class OneGroup(Groups):
+    def shared(self, player):
+        return super().shared("everybody")
+
+
+class Local(PendingReduction):
+    """In place of a reduce-scatter: each rank's own gradients make its share."""
+
+    def __init__(self, bucket, flat):
+        self.bucket, self.flat, self.shard = bucket, None, flat[bucket.first : bucket.first + bucket.length]
+
+
+def step_alone(self, optimizer, stepped):
+    """Nobody hears of the others' updates."""
+    optimizer.step()
+
+
+BUCKETS, BUCKET = "strategies.sharding.storage.Buckets", "strategies.sharding.bucket"
+UNREDUCED = {f"{BUCKET}.PendingReduction": Local}
+UNSPREAD = {f"{BUCKETS}.step": step_alone}
+STALE = {f"{BUCKETS}.{name}": nothing for name in ("shards_changed", "reshard")} | {f"{BUCKET}.Bucket.reshard": nothing}
+APART = Mutant("batch norm of each rank", "ddp", settings={"sync_batchnorm": False})
+
+# ---- the table ----
+
+
+def ddp(game: Any, *mutants: Mutant, checked: bool = False, **more: Any) -> Scene:
+    """A game under ddp; `make matrix` has it under every policy."""
+    return Scene(game, policies={"ddp": 2}, checked=("ddp",) * checked, mutants=mutants or (DEAF,), **more)
+
+
+def read_otherwise(game: Any) -> tuple[Refused, ...]:
+    said = "phase 'judge' read weights in another order on another rank"
+    return tuple(
+        Refused(game, policy, (said, f"type {policy}+whole, which gathers a player once a phase"), check=False)
+        for policy in ("zero3", "fsdp")
+    )
+
+
+FSDP = dict(policies={"fsdp": 2}, often=("fsdp",), mutants=(DEAF,))
+BLOCKS = {"fsdp": 2, **dict.fromkeys(["fsdp+whole", "fsdp+offload", "fsdp+recompute"], 2), "fsdp+hybrid:2": 4}
+BLOCKS |= dict.fromkeys(["maker=fsdp,*=zero3", "judge=fsdp+whole,*=ddp"], 2)
+PIECES = dict.fromkeys(["zero1", "zero2", "zero3+whole", "critic=zero3+whole,*=zero3"], 2)
+
+POLICY_GAMES = {
+    "a plain game": ddp(Plain),
+    "four micro-batches of a mean over samples": ddp(Micro4, alone=Plain),
+    "batch norms": ddp(BatchNorms, APART, often=()),
+    "a penalty through batch norms": ddp(BatchNormPenalty, APART, checked=True),
+    "weights that are reached sometimes": ddp(SometimesReached, checked=True),
+    "a teacher": ddp(Teacher),
+    "two that learn together": Scene(
+        Crossed, policies=dict.fromkeys(["ddp", "zero1", "zero2"], 2), often=("ddp", "zero1", "zero2"),
+        mutants=tuple(
+            Mutant(f"one group, {policy}", policy, replaced={"strategies.ranks_strategy.Groups": OneGroup})
+            for policy in ("ddp", "zero1", "zero2")
+        ),
+    ),
+    "two phases of one player": Scene(
+        TwoPhases, policies=dict.fromkeys(["zero1", "zero2", "zero3"], 2), often=(),
+        mutants=(
+            Mutant("nothing is reduced", "zero2", replaced=UNREDUCED),
+            Mutant("updates are not spread", "zero1", replaced=UNSPREAD),
+            Mutant("stale weights", "zero3", replaced=STALE),
+        ),
+    ),
+    # Under zero3 as for players of many buckets: gathered when they are read, let go, gathered again.
+    "in_buckets": Scene(
+        Composite, policies=PIECES, four=tuple(PIECES), often=("zero2", "zero3+whole"), bucket=100, mutants=(DEAF,),
+        refused=(*read_otherwise(Chosen), *read_otherwise(Fewer)),
+    ),
+    "blocks": Scene(
+        Odd, policies=BLOCKS, four=("fsdp",), often=("fsdp",), checked=tuple(BLOCKS), steps=4,
+        mutants=(
+            Mutant("stale weights", "fsdp", replaced=STALE),
+            Mutant("nothing is reduced", "fsdp", replaced=UNREDUCED, slow=True),
+        ),
+    ),
+    "blocks of a follower": Scene(Led, **FSDP),
+    "a list of networks": Scene(
+        Listed, **FSDP,
+        refused=(Refused(Compiled, "fsdp", "'generator': the game compiles its network, and 'fsdp' must gather"),),
+    ),
+    "blocks that overwrite their input": Scene(Overwriting, **FSDP),
+}  # fmt: skip
