@@ -44,7 +44,7 @@ class HifiGan(GanModule):
 
     def configure_players(self) -> Iterator[Player]:
         """Both learn at one rate, which falls a little in every epoch (section 3.1)."""
-        adam = partial(AdamW, lr=self.rate, betas=(0.8, 0.99), weight_decay=0.01)
+        adam = partial(AdamW, lr=self.rate, betas=(0.8, 0.99), weight_decay=0.01, fused=True)
         decay = partial(ExponentialLR, gamma=self.decay)
         yield Player("generator", self.generator, adam, decay, schedule_per="epoch")
         yield Player("discriminators", self.discriminators, adam, decay, schedule_per="epoch")
