@@ -3,8 +3,9 @@
 To score a game of your own, register a function for its class with `@makes.register`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import singledispatch
+from functools import partial, singledispatch
 
 import torch
 from torch import Tensor
@@ -174,8 +175,7 @@ def _judges_from_noise(game: FromNoise, batch: dict[str, Tensor]) -> Judged | No
 @judges.register
 def _judges_pix2pix(game: Pix2pix, batch: dict[str, Tensor]) -> Judged:
     source, image = game.pair(batch)
-    fakes = game.generator(source)
-    return Judged(_of_patches([game.score(source, image)]), _of_patches([game.score(source, fakes)]), image, fakes)
+    return _judged(partial(game.score, source), image, game.generator(source))
 
 
 @judges.register
@@ -191,17 +191,18 @@ def _judges_spade(game: Spade, batch: dict[str, Tensor]) -> Judged:
 def _judges_cyclegan(game: CycleGan, batch: dict[str, Tensor]) -> Judged:
     """Of both kinds of pictures, one after the other."""
     kinds = zip(("of_b", "of_a"), game.translate(batch["a"], batch["b"]), (batch["b"], batch["a"]), strict=True)
-    each = [
-        Judged(_of_patches([game.score(which, image)]), _of_patches([game.score(which, fakes)]), image, fakes)
-        for which, fakes, image in kinds
-    ]
+    each = [_judged(partial(game.score, which), image, fakes) for which, fakes, image in kinds]
     return Judged(*map(torch.cat, zip(*(vars(one).values() for one in each), strict=True)))
 
 
 @judges.register
 def _judges_cut(game: Cut, batch: dict[str, Tensor]) -> Judged:
-    fakes, judge = game.translate(batch["a"]), game.discriminator
-    return Judged(_of_patches([judge(batch["b"])]), _of_patches([judge(fakes)]), batch["b"], fakes)
+    return _judged(game.discriminator, batch["b"], game.translate(batch["a"]))
+
+
+def _judged(score: Callable[[Tensor], Tensor], image: Tensor, fakes: Tensor) -> Judged:
+    """By a network that scores patches."""
+    return Judged(_of_patches([score(image)]), _of_patches([score(fakes)]), image, fakes)
 
 
 def _of_patches(scores: list[Tensor]) -> Tensor:
