@@ -34,6 +34,8 @@ examples:
   python -m gan.sample                                           the newest run, its action by default
   python -m gan.sample auto --inputs photos/ --out painted/      of a run that translates: pix2pix, CycleGAN, CUT
   python -m gan.sample auto --inputs sounds/ --out made/         of HiFi-GAN: sounds, or mel spectrograms (.npy)
+  python -m gan.sample auto --inputs photos/ --out codes/ --direction codes        of VQGAN: a map of codes (.npy) each
+  python -m gan.sample auto --inputs codes/ --out painted/ --direction pictures    of VQGAN: pictures of such maps
   python -m gan.sample auto --seeds 0-63 --truncation 0.7        of a run that draws from noise
   python -m gan.sample ffhq.pkl --seeds 0-63 --class 3           of a published file
   python -m gan.sample auto mix --rows 0-3 --columns 4-9 --layers 4-7
@@ -225,9 +227,9 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "fps": _number("pictures a second, in a file that ends in .gif or .mp4", Fps, 30),
     "frames": _number("pictures from one to the next, both among them; default 8, or 60 of seeds", Frames),
     "from": _several("the styles; default the first five held-out pictures", "STYLES"),
-    "direction": _option("which way, of a run that has several: AtoB or BtoA; default AtoB", metavar="WAY"),
+    "direction": _option("which way, of a run that has several: AtoB, BtoA; of VQGAN codes, pictures", metavar="WAY"),
     "inputs": _option(
-        "a folder or zip of pictures, a folder of sounds, or one file, to translate; where they go is --out",
+        "a folder or zip of pictures, a folder of sounds or codes, or one file, to translate; where they go is --out",
         metavar="PATH",
     ),
     "largest": _number("make pictures smaller whose longer side has more pixels", PositiveInt),

@@ -49,7 +49,7 @@ class BigGan(FromNoise):
 
     def configure_players(self) -> Iterator[Player]:
         """No momentum. Samples come from the generator's average."""
-        adam = [partial(Adam, lr=rate, betas=(0.0, 0.999), eps=self.eps) for rate in self.rates]
+        adam = [partial(Adam, lr=rate, betas=(0.0, 0.999), eps=self.eps, fused=True) for rate in self.rates]
         yield Player("generator", self.generator, adam[0], ema=self.decay, ema_buffers="averaged")
         yield Player("discriminator", self.discriminator, adam[1])
 

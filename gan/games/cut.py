@@ -52,7 +52,7 @@ class Cut(Compared):
 
     def configure_players(self) -> Iterator[Player]:
         """All learn at one rate, which falls."""
-        adam = partial(Adam, lr=self.rate, betas=(0.5, 0.999))
+        adam = partial(Adam, lr=self.rate, betas=(0.5, 0.999), fused=True)
         yield Player("generator", self.generator, adam, self.decay)
         yield Player("vectors", self.vectors, adam, self.decay)
         yield Player("discriminator", self.discriminator, adam, self.decay)

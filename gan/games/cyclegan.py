@@ -45,7 +45,7 @@ class CycleGan(Compared):
 
     def configure_players(self) -> Iterator[Player]:
         """All learn at one rate, which falls."""
-        adam = partial(Adam, lr=self.rate, betas=(0.5, 0.999))
+        adam = partial(Adam, lr=self.rate, betas=(0.5, 0.999), fused=True)
         yield Player("generators", self.generators, adam, self.decay)
         yield Player("discriminators", self.discriminators, adam, self.decay)
 

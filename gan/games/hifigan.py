@@ -18,6 +18,8 @@ from nets.mel import Mel, spectral_distance
 from nets.published.files import PublishedFile
 from nets.published.hifigan import files
 
+MATCHING, CLOSENESS = 2.0, 45.0  # weights of losses, as published
+
 
 class HifiGan(GanModule):
     """Learns to make the sounds {"wave": [B, T]} from their mel spectrograms. T is a multiple of the hop of `mel`.
@@ -34,17 +36,15 @@ class HifiGan(GanModule):
         *,
         rate: float = 2e-4,
         decay: float = 0.999,
-        matching: float = 2.0,
-        closeness: float = 45.0,
     ) -> None:
         super().__init__()
         self.generator, self.discriminators, self.mel = generator, discriminators, mel
         self.whole_mel = Mel(mel.rate, mel.bands, mel.window, mel.hop, bottom=mel.bottom)
-        self.rate, self.decay, self.matching, self.closeness = rate, decay, matching, closeness
+        self.rate, self.decay = rate, decay
 
     def configure_players(self) -> Iterator[Player]:
         """Both learn at one rate, which falls a little in every epoch (section 3.1)."""
-        adam = partial(AdamW, lr=self.rate, betas=(0.8, 0.99), weight_decay=0.01)
+        adam = partial(AdamW, lr=self.rate, betas=(0.8, 0.99), weight_decay=0.01, fused=True)
         decay = partial(ExponentialLR, gamma=self.decay)
         yield Player("generator", self.generator, adam, decay, schedule_per="epoch")
         yield Player("discriminators", self.discriminators, adam, decay, schedule_per="epoch")
@@ -71,11 +71,11 @@ class HifiGan(GanModule):
         with torch.no_grad():
             real = self.discriminators(wave)
         made = self.discriminators(fake)
-        losses = {"mel": self.closeness * self.mel_error(fake, wave)}
+        losses = {"mel": CLOSENESS * self.mel_error(fake, wave)}
         for name in made:
             losses[f"adversarial_{name}"] = _sum(least_squares_generator(judge[-1]) for judge in made[name])
             pairs = zip(chain(*made[name]), chain(*real[name]), strict=True)  # of the scores too, as published
-            losses[f"matching_{name}"] = self.matching * _sum(F.l1_loss(*pair) for pair in pairs)
+            losses[f"matching_{name}"] = MATCHING * _sum(F.l1_loss(*pair) for pair in pairs)
         return losses
 
     def voice(self, batch: dict[str, Tensor]) -> Tensor:

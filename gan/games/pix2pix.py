@@ -78,7 +78,7 @@ class Pix2pix(GanModule):
 
     def configure_players(self) -> Iterator[Player]:
         """Both learn at one rate, which falls to zero over the second half."""
-        adam = partial(Adam, lr=self.rate, betas=(0.5, 0.999))
+        adam = partial(Adam, lr=self.rate, betas=(0.5, 0.999), fused=True)
         yield Player("generator", self.generator, adam, self.decay)
         yield Player("discriminator", self.discriminator, adam, self.decay)
 

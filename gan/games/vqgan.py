@@ -51,7 +51,7 @@ class VqGan(GanModule):
         self._used: list[Tensor] = []
 
     def configure_players(self) -> Iterator[Player]:
-        adam = partial(Adam, lr=self.rate, betas=(0.5, 0.9))
+        adam = partial(Adam, lr=self.rate, betas=(0.5, 0.9), fused=True)
         yield Player("autoencoder", self.autoencoder, adam)
         yield Player("discriminator", self.discriminator, adam)
 
@@ -125,9 +125,13 @@ class VqGan(GanModule):
         self.log("val/idle_codes", 1 - perplexity / len(share), sync_dist=True)
 
     def translations(self) -> dict[str, Translation]:
-        """What `gan.sample --inputs` makes of a picture."""
+        """What `gan.sample --inputs` makes of a picture; its codes, and the picture of codes."""
         net = self.autoencoder
-        return {"painted again": Translation(lambda image: net(image)[0], net.channels)}
+        return {
+            "painted again": Translation(lambda image: net(image)[0], net.channels),
+            "codes": Translation(net.numbers, net.channels, encodes=True),
+            "pictures": Translation(net.draw, net.channels, codes=net.quantize.size),
+        }
 
     def published(self) -> list[PublishedFile]:
         return [last_ckpt(self.autoencoder, self.discriminator)]

@@ -11,6 +11,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 from gan.files.errors import UserError
 from gan.runs.run import HELD_OUT, Run, Seed, Upsamplings, check_size
 from gan.runs.unpaired import cut_networks
+from gan.runs.vqgan import SCORES as VQGAN_SCORES
 from nets.byol import Online, ResnetEncoder, perceptron
 from nets.discriminator import MultiScaleDiscriminator
 from nets.patch import PatchGan
@@ -153,7 +154,6 @@ def pix2pix_faces(
     max_steps: PositiveInt = 500,
     width: PositiveInt = 24,
     rate: PositiveFloat = 1e-3,
-    pixels: NonNegativeFloat = 100.0,
     **settings: Any,
 ) -> Run:
     """pix2pix on drawn faces: paint label maps in one palette, learned from pairs.
@@ -162,7 +162,6 @@ def pix2pix_faces(
         max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
         width: Channels of the networks' first layers.
         rate: Learning rate of both networks.
-        pixels: Weight of the pixels' L1 loss.
     """
     from datasets import Faces
     from gan.games.pix2pix import Pix2pix, linear_decay
@@ -175,7 +174,6 @@ def pix2pix_faces(
         linear_decay(max_steps),
         labels=labels,
         rate=rate,
-        pixels=pixels,
     )
     data = drawn.data(flip=False, look="poster")
     return Run(game, data, max_steps, {"val/paint_error": "paint error on held-out faces"})
@@ -204,21 +202,11 @@ class TwoKinds(SmallFaces):
         return Run(game, data, self.max_steps, {"val/translation_error": "translation error on held-out faces"})
 
 
-def cyclegan_faces(
-    blocks: PositiveInt = 2,
-    rate: PositiveFloat = 1e-3,
-    cycle: NonNegativeFloat = 10.0,
-    identity: NonNegativeFloat = 0.0,
-    pool: NonNegativeInt = 50,
-    **settings: Any,
-) -> Run:
+def cyclegan_faces(blocks: PositiveInt = 2, pool: NonNegativeInt = 50, **settings: Any) -> Run:
     """CycleGAN on drawn faces: posters to neon pictures and back, learned without pairs.
 
     Args:
         blocks: Residual blocks of each generator.
-        rate: Learning rate of all networks.
-        cycle: Weight of the loss that a picture translated there and back must be the same.
-        identity: Weight of the loss that a picture of the wanted kind must stay as it is, as a part of cycle.
         pool: How many past fakes of each kind the discriminators are shown again.
     """
     from gan.games.cyclegan import CycleGan
@@ -230,9 +218,8 @@ def cyclegan_faces(
         partial(ResnetGenerator, width=drawn.width, blocks=blocks),
         partial(PatchGan, 3, 2 * drawn.width, layers=2, norm="instance"),
         linear_decay(drawn.max_steps),
-        rate=rate,
-        cycle=cycle,
-        identity=identity,
+        rate=1e-3,
+        identity=0.0,
         pool=pool,
     )
     return drawn.run(game)
@@ -258,11 +245,9 @@ def vqgan_faces(
     max_steps: PositiveInt = 700,
     width: PositiveInt = 24,
     upsamplings: Upsamplings = 2,
-    code: PositiveInt = 8,
     codes: PositiveInt = 128,
     rate: PositiveFloat = 1e-3,
     start: PositiveInt = 350,
-    adversarial: NonNegativeFloat = 0.2,
     **settings: Any,
 ) -> Run:
     """VQGAN on drawn faces: faces as small maps of codes, and painted again.
@@ -273,11 +258,9 @@ def vqgan_faces(
         max_steps: Steps of the whole training.
         width: Channels of the networks at full size, a multiple of 4; smaller sizes have twice as many.
         upsamplings: How often the decoder doubles its map of codes.
-        code: Length of a code.
         codes: How many codes there are.
         rate: Learning rate of both networks.
         start: The step in which the discriminator joins the game.
-        adversarial: How much its judgement pulls at the decoder's last layer, beside the pixels; published: 0.8.
     """
     from gan.games.vqgan import VqGan
 
@@ -288,17 +271,13 @@ def vqgan_faces(
     torch.manual_seed(drawn.seed)
     mult = [1, *[2] * upsamplings]
     game = VqGan(
-        VqAutoencoder(3, width, mult, 1, (), width, code, codes, groups=width // 4, learning="ema"),
+        VqAutoencoder(3, width, mult, 1, (), width, 8, codes, groups=width // 4, learning="ema"),
         PatchGan(3, width, layers=2),
         rate=rate,
         start=start,
-        adversarial=adversarial,
+        adversarial=0.2,
     )
-    scores = {
-        "val/paint_error": "paint error on held-out faces",
-        "val/idle_codes": "share of the codes that held-out faces leave idle",
-    }
-    return Run(game, drawn.data(flip=True, look="poster"), max_steps, scores)
+    return Run(game, drawn.data(flip=True, look="poster"), max_steps, VQGAN_SCORES)
 
 
 def byol_faces(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gan.ema import half_life
 from gan.files.errors import UserError
@@ -162,14 +162,9 @@ def biggan_faces(
     max_steps: PositiveInt = 1500,
     width: PositiveInt = 8,
     latent: PositiveInt = 32,
-    shared: NonNegativeInt = 16,
-    attention: NonNegativeInt = 16,
     rate: PositiveFloat = 2e-4,
-    judge_steps: PositiveInt = 2,
     micro_batches: PositiveInt = 1,
     ortho: NonNegativeFloat = 1e-4,
-    ema: float = 0.99,
-    ema_start: NonNegativeInt = 100,
     **settings: Any,
 ) -> Run:
     """BigGAN on drawn faces of two classes, posters and neon pictures: new faces of each, from noise.
@@ -179,14 +174,9 @@ def biggan_faces(
         max_steps: Steps of the whole training, in each of which the discriminator learns.
         width: Channels are four times as many; published: 64.
         latent: Length of the noise vector.
-        shared: Length of the vector of a class that all layers share; 0 for tables of their own.
-        attention: The resolution with attention, 0 for none.
         rate: Learning rate of the generator; that of the discriminator is twice as high.
-        judge_steps: The generator learns in one of this many steps; published: 4.
         micro_batches: Parts of a rank's batch that are computed one after the other.
         ortho: Weight of the generator's orthogonal regularisation.
-        ema: Decay of the generator's averaged weights.
-        ema_start: From this update of the generator on its weights are averaged.
     """
     from datasets import FaceLooks
     from gan.games.biggan import BigGan
@@ -194,16 +184,16 @@ def biggan_faces(
     drawn = DrawnFaces(size=size, **settings)
     data = drawn.data(flip=True, kind=FaceLooks)
     torch.manual_seed(drawn.seed)
-    rule: dict[str, Any] = dict(size=(size, size), width=width, classes=len(FaceLooks.looks), attention=[attention])
+    rule: dict[str, Any] = dict(size=(size, size), width=width, classes=len(FaceLooks.looks), attention=[16])
     game = BigGan(
-        BigGenerator(latent=latent, shared=shared, hierarchical=bool(shared), **rule),
+        BigGenerator(latent=latent, shared=16, hierarchical=True, **rule),
         BigDiscriminator(**rule),
         rates=(rate, 2 * rate),
-        judge_steps=judge_steps,
+        judge_steps=2,
         micro_batches=micro_batches,
         ortho=(ortho, 0.0),
-        ema=ema,
-        ema_start=ema_start,
+        ema=0.99,
+        ema_start=100,
     )
     return Run(game, data, max_steps, SCORES)
 

@@ -8,7 +8,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
 from gan.runs.run import Run, Seed, Share, begin_with, is_planned, say
-from gan.runs.tones import SCORES
+from gan.runs.tones import SCORES, check_segment
 from nets.hifigan import Judges, PeriodJudges, ScaleJudges
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ def hifigan(
     begin_with(from_, game)
 
     segment = segment or max(mel.window, int(config.get("segment_size", 32 * mel.hop)) // mel.hop * mel.hop)
-    if segment % mel.hop or segment < mel.window:
-        fits = -(-max(segment, mel.window) // mel.hop) * mel.hop
-        raise UserError(f"segment={segment} is not a multiple of {mel.hop} from {mel.window} up; try segment={fits}")
+    check_segment(segment, mel.hop, mel.window)
     length = max(segment, round(seconds * mel.rate / mel.hop) * mel.hop)
     try:
         found = Sounds(data, mel.rate, segment, mel.window, skip_broken, mels, mel.bands, mel.hop)

@@ -2,9 +2,7 @@
 
 from typing import Any, Literal
 
-import torch
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
-from torch import nn
+from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
 from gan.files.errors import UserError
 from gan.runs.run import Run, begin_with
@@ -42,8 +40,6 @@ def pix2pix(
     norm: Literal["batch", "instance"] = "batch",
     dropout: bool = True,
     pixels: NonNegativeFloat = 100.0,
-    epochs: PositiveInt = 100,
-    falling: NonNegativeInt = 100,
     **settings: Any,
 ) -> Run:
     """pix2pix on pairs of pictures of yours: translates those of A into those of B.
@@ -58,19 +54,15 @@ def pix2pix(
         norm: The norm in both networks: batch or instance.
         dropout: Whether the generator drops values, also in use: its only source of variety.
         pixels: Weight of the L1 loss on pixels.
-        epochs: Passes over the data at the full rate.
-        falling: Passes after those, in which the rate falls to zero.
     """
     from gan.games.pix2pix import Pix2pix
 
     typed = OnSides(**settings)
-    found = typed.find(paired=True, backwards=direction == "BtoA")
-    steps, decay = typed.falling(len(found.train), epochs, falling, ahead=2)
-
-    torch.manual_seed(typed.seed)
+    found, steps, decay = typed.begin(paired=True, backwards=direction == "BtoA")
+    both = sum(found.channels), judge_width
     game = Pix2pix(
         _generator(network, found.size, found.channels, typed.width, norm, dropout),
-        _judge(judge, sum(found.channels), judge_width, typed.layers, norm),
+        PixelGan(*both, norm) if judge == "pixel" else PatchGan(*both, typed.layers, norm),
         decay,
         loss=loss,
         rate=typed.rate,
@@ -87,7 +79,3 @@ def _generator(
         blocks = int(name[len("resnet_")])
         return ResnetGenerator(*channels, width, blocks, norm=norm, dropout=dropout)
     return UNet(*channels, width, unet_depth(size, name), None if dropout else 0, norm)
-
-
-def _judge(kind: str, inside: int, width: int, layers: int, norm: Norm) -> nn.Module:
-    return PixelGan(inside, width, norm) if kind == "pixel" else PatchGan(inside, width, layers, norm)

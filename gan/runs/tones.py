@@ -3,7 +3,7 @@
 from math import log2, prod
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
 from gan.runs.run import HELD_OUT, Run, Seed
@@ -32,8 +32,6 @@ def hifigan_tones(
     width: PositiveInt = 128,
     rate: PositiveFloat = 1e-3,
     decay: PositiveFloat = 0.8,
-    matching: NonNegativeFloat = 2.0,
-    closeness: NonNegativeFloat = 45.0,
 ) -> Run:
     """HiFi-GAN on drawn melodies: from a mel spectrogram to its sound.
 
@@ -51,16 +49,12 @@ def hifigan_tones(
         width: Channels of the generator's first layer; published: 512.
         rate: Learning rate of all networks; published: 2e-4.
         decay: The learning rate is multiplied by it in every epoch; published: 0.999.
-        matching: Weight of the feature-matching loss.
-        closeness: Weight of the distance between mel spectrograms.
     """
     from datasets import GanData, Tones
     from gan.games.hifigan import HifiGan
 
     window = 2 ** round(log2(0.032 * hertz))  # samples of a frame of some 32 ms
-    if segment % HOP or segment < window:
-        fits = -(-max(segment, window) // HOP) * HOP
-        raise UserError(f"segment={segment} is not a multiple of {HOP} from {window} up; try segment={fits}")
+    check_segment(segment, HOP, window)
     torch.manual_seed(seed)
     game = HifiGan(
         HifiGenerator(bands, width, STRIDES, [2 * each for each in STRIDES], dilations=((1, 3),) * 3),
@@ -68,11 +62,16 @@ def hifigan_tones(
         Mel(hertz, bands, window, HOP),
         rate=rate,
         decay=decay,
-        matching=matching,
-        closeness=closeness,
     )
     train = Tones(clips, segment, hertz, seed)
     frames = max(window // HOP, round(seconds * hertz / HOP))
     val = Tones(held_out, frames * HOP, hertz, seed, first=HELD_OUT)
     data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=False)
     return Run(game, data, max_steps, SCORES)
+
+
+def check_segment(segment: int, hop: int, window: int) -> None:
+    """Refuse parts of sounds that are shorter than a frame, or no whole number of hops."""
+    if segment % hop or segment < window:
+        fits = -(-max(segment, window) // hop) * hop
+        raise UserError(f"segment={segment} is not a multiple of {hop} from {window} up; try segment={fits}")

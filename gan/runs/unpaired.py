@@ -1,14 +1,11 @@
 """CycleGAN, CUT and FastCUT on two folders of pictures of a person's own, without pairs."""
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.pictures import Found
 from gan.runs.run import Run, begin_with
 from gan.runs.sides import OnSides
 from nets.blocks import start_
@@ -19,48 +16,28 @@ from nets.resnet import ResnetGenerator
 SCORE = {"val/distance": "distance of translated from held-out pictures"}
 
 
-@dataclass
-class Unpaired(OnSides):
-    """What the runs share.
-
-    Args:
-        epochs: How often the larger folder is shown at the full rate; published: 100 (cyclegan), 200 (cut), 150
-            (fastcut).
-        falling_epochs: How often after that, while the rate falls; published: 100 (cyclegan), 200 (cut), 50 (fastcut).
-        blocks: Residual blocks of a generator; published: 9, or 6 for less than 256 pixels; cut needs 5.
-    """
-
-    epochs: PositiveInt | None = None
-    falling_epochs: NonNegativeInt | None = None
-    blocks: PositiveInt = 9
-
-    def begin(self, epochs: int, falling: int, ahead: int) -> tuple[Found, int, int, Any]:
-        """The pictures and their channels, the steps of the training, and how the rate falls."""
-        found = self.find(paired=False)
-        a, b = found.channels
-        if a != b:
-            raise UserError(f"{self.data} has pictures of {a} and of {b} channels; type --channels 3")
-        torch.manual_seed(self.seed)
-        ends = self.epochs or epochs, falling if self.falling_epochs is None else self.falling_epochs
-        return found, a, *self.falling(len(found.train), *ends, ahead)
-
-
 def cyclegan(
-    cycle: NonNegativeFloat = 10.0, identity: NonNegativeFloat = 0.5, pool: NonNegativeInt = 50, **settings: Any
+    blocks: PositiveInt = 9,
+    cycle: NonNegativeFloat = 10.0,
+    identity: NonNegativeFloat = 0.5,
+    pool: NonNegativeInt = 50,
+    **settings: Any,
 ) -> Run:
     """CycleGAN on two kinds of pictures of yours: from A to B and from B to A, learned without pairs.
 
     Args:
+        blocks: Residual blocks of each generator; published: 9, or 6 for less than 256 pixels.
         cycle: Weight of the loss that a picture translated there and back must be the same.
         identity: Weight of the loss that a picture of the wanted kind must stay as it is, as a part of cycle.
         pool: How many past fakes of each kind the discriminators are shown again.
     """
     from gan.games.cyclegan import CycleGan
 
-    typed = Unpaired(**settings)
-    found, channels, steps, decay = typed.begin(100, 100, ahead=2)
+    typed = OnSides(**settings)
+    found, steps, decay = typed.begin()
+    channels, _ = found.channels  # the same on both sides
     game = CycleGan(
-        partial(ResnetGenerator, channels, channels, typed.width, typed.blocks),
+        partial(ResnetGenerator, channels, channels, typed.width, blocks),
         partial(PatchGan, channels, typed.width, typed.layers, norm="instance"),
         decay,
         rate=typed.rate,
@@ -74,6 +51,7 @@ def cyclegan(
 
 def cut(
     config_: str = "cut",
+    blocks: PositiveInt = 9,
     nce: NonNegativeFloat | None = None,
     patches: PositiveInt = 256,
     all_negatives: bool = False,
@@ -83,6 +61,7 @@ def cut(
 
     Args:
         config_: Typed --config: cut, or fastcut, which is lighter: it translates no pictures of B, and mirrors some.
+        blocks: Residual blocks of the generator; published: 9, or 6 for less than 256 pixels; at least 5.
         nce: Weight of the loss that a patch must stay like itself; published: 1 (cut), 10 (fastcut).
         patches: How many patches of a picture are compared in each layer.
         all_negatives: Compare a patch with those of all pictures of the batch, not only of its own.
@@ -91,10 +70,10 @@ def cut(
 
     if config_ not in ("cut", "fastcut"):
         raise UserError(f"--config {config_} is not known; type cut or fastcut")
-    typed, fast = Unpaired(**settings), config_ == "fastcut"
-    found, channels, steps, decay = typed.begin(*((150, 50) if fast else (200, 200)), ahead=1)
+    typed, fast = OnSides(**settings), config_ == "fastcut"
+    found, steps, decay = typed.begin(*((150, 50) if fast else (200, 200)), ahead=1)
     game = Cut(
-        *cut_networks(channels, typed.width, typed.blocks, judge=typed.width, layers=typed.layers),
+        *cut_networks(found.channels[0], typed.width, blocks, judge=typed.width, layers=typed.layers),
         decay,
         rate=typed.rate,
         nce=(10.0 if fast else 1.0) if nce is None else nce,

@@ -111,7 +111,10 @@ def _room(policy: Policy, name: str, wanted: dict[SavedTensor, Share], key: str,
     else:
         if treats_elements(policy.learners_optimizer) and value.shape not in (owned.shape, torch.Size()):
             raise misfit(value, owned.shape)
-        share = Share.whole(value.empty())
+        room = value.empty()
+        if room.shape == owned.shape:  # it lies as the weight lies: fused optimizers do not look
+            room = torch.empty_strided(owned.shape, owned.stride(), dtype=room.dtype, device=room.device)
+        share = Share.whole(room)
     wanted[value] = share
     return share.tensor
 

@@ -1,14 +1,18 @@
 """`gan.sample RUN --inputs`: every file of a folder, translated by a run's network.
 
-Of pictures it makes pictures of their sizes; of sounds and mel spectrograms, WAV files.
+Of pictures it makes pictures of their sizes, or maps of codes, and of these pictures; of sounds and mel spectrograms,
+WAV files.
 """
 
+import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
@@ -19,15 +23,18 @@ from datasets.files.cache import listed
 from datasets.files.decoding import SUFFIXES, Frame
 from datasets.files.find import find_source
 from datasets.files.sounds import PEAK, SoundFolder, read_mel
-from datasets.files.sources import Source
+from datasets.files.sources import Folder, Source
 from gan.app.outputs import say
 from gan.app.painting import grids
 from gan.app.painting.sheet import into, writing
+from gan.files.disk import regular
 from gan.files.errors import UserError, printable, reason
 from gan.games.hifigan import HifiGan
 from gan.games.translation import Translation
 from gan.sound import Sound
 from strategies import random_state
+
+S = TypeVar("S", bound=Source)
 
 
 def way(game: Any, title: str, direction: str | None) -> Translation:
@@ -41,17 +48,20 @@ def way(game: Any, title: str, direction: str | None) -> Translation:
 
 
 def translate_folder(chosen: Translation, inputs: str, out: Path, largest: int | None, device: torch.device) -> Path:
-    """Write each picture's translation as a PNG of the same name and size. What cannot be read is said at the end."""
-    source, rows = _pictures(inputs)
+    """Write each picture's translation as a PNG of the same name and size; codes are in files .npy [h, w]."""
+    source, rows = _files(Codes if chosen.codes else partial(find_source, classes=False), inputs)
 
     def read(row: int) -> Tensor:
+        if chosen.codes:
+            return _array(source.name(row), partial(read_codes, codes=chosen.codes))
         with source.opened(row) as picture:
             return _pixels(picture, chosen.channels, largest)
 
-    def make(pixels: Tensor) -> bytes:
-        return grids.png(grids.picture(translated(chosen, pixels[None].to(device))[0], transparent=True))
+    def make(found: Tensor) -> bytes:
+        made = translated(chosen, found[None].to(device))[0]
+        return npy(made) if chosen.encodes else grids.png(grids.picture(made, transparent=True))
 
-    return write_all(source, rows, out, ".png", read, make)
+    return write_all(source, rows, out, ".npy" if chosen.encodes else ".png", read, make)
 
 
 def write_all(
@@ -83,23 +93,23 @@ def write_all(
 @torch.no_grad()
 def translated(chosen: Translation, pictures: Tensor, seed: int = 0) -> Tensor:
     """Translations of pictures from -1 to 1, of their size: they are padded to what the network takes, and cut back."""
-    height, width = pictures.shape[2:]
+    height, width = pictures.shape[-2:]
     bottom, right = -height % chosen.multiple, -width % chosen.multiple
     if bottom or right:
         mode = "reflect" if bottom < height and right < width else "replicate"
         pictures = F.pad(pictures, (0, right, 0, bottom), mode)
     with random_state.untouched():
         random_state.reseed(seed)  # so that dropout is the same for a picture each time
-        return chosen.paint(pictures)[..., :height, :width]
+        made = chosen.paint(pictures)
+    return made[..., :height, :width] if bottom or right else made
 
 
-def _pictures(inputs: str) -> tuple[Source, list[int]]:
+def _files(find: Callable[[str], S], inputs: str) -> tuple[S, list[int]]:
+    """The files at a path, and which of them are meant: all of a folder or zip, or the one whose path it is."""
     path = Path(inputs).expanduser()
-    if path.is_file() and path.suffix.lower() in SUFFIXES:
-        source = find_source(str(path.parent), classes=False)
-        return source, [row for row in range(len(source)) if os.fsdecode(source.names[row]) == path.name]
-    source = find_source(inputs, classes=False)
-    return source, list(range(len(source)))
+    single = path.is_file() and path.suffix.lower() in (*SUFFIXES, *SoundsAndMels.suffixes)
+    source = find(str(path.parent if single else path))
+    return source, [row for row in range(len(source)) if not single or os.fsdecode(source.names[row]) == path.name]
 
 
 def _names(names: list[str], ending: str) -> Iterator[str]:
@@ -116,6 +126,42 @@ def _pixels(picture: Image.Image, channels: int, largest: int | None) -> Tensor:
     return Frame(height, width, channels).pixels(picture).float() / 127.5 - 1
 
 
+def _array(name: str, read: Callable[[Path], np.ndarray]) -> Tensor:
+    """What a file .npy holds."""
+    try:
+        return torch.from_numpy(np.array(read(Path(name))))
+    except (UserError, OSError, ValueError, EOFError) as error:
+        raise UserError(f"{name}: {reason(error)}") from error
+
+
+class Codes(Folder):
+    """Maps of codes in a folder."""
+
+    suffixes = (".npy",)
+    what, forms = "maps of codes", "a folder of .npy files, as --direction codes writes them"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(Path(path), classes=False)
+
+
+def read_codes(path: Path, codes: int) -> np.ndarray:
+    """The numbers of codes [h, w] in a file .npy."""
+    regular(path)
+    found = np.load(path, mmap_mode="r", allow_pickle=False)
+    if found.ndim != 2 or not found.size or not np.issubdtype(found.dtype, np.integer):
+        raise UserError(f"it is {found.dtype} {list(found.shape)} and not whole numbers [height, width]")
+    if found.min() < 0 or found.max() >= codes:
+        raise UserError(f"it has numbers from {found.min()} to {found.max()}, and the codes are 0 to {codes - 1}")
+    return found.astype(np.int64)
+
+
+def npy(numbers: Tensor) -> bytes:
+    """A file .npy, which needs no package but NumPy to read."""
+    file = io.BytesIO()
+    np.save(file, numbers.cpu().numpy())
+    return file.getvalue()
+
+
 class SoundsAndMels(SoundFolder):
     """Sounds and mel spectrograms in a folder."""
 
@@ -125,11 +171,7 @@ class SoundsAndMels(SoundFolder):
 
 def voice_folder(game: HifiGan, inputs: str, out: Path, device: torch.device) -> Path:
     """Write what the generator makes of each spectrogram: of a sound's own one, or of a given one."""
-    path = Path(inputs).expanduser()
-    source = SoundsAndMels(path.parent if path.is_file() else path)
-    rows = [row for row in range(len(source)) if not path.is_file() or source.name(row) == str(path)]
-    if not rows:
-        raise UserError(f"{path} is no sound; give one, or {source.forms}")
+    source, rows = _files(SoundsAndMels, inputs)
 
     def read(row: int) -> Tensor:
         if not source.name(row).lower().endswith(".npy"):
@@ -137,11 +179,7 @@ def voice_folder(game: HifiGan, inputs: str, out: Path, device: torch.device) ->
             if len(wave) < game.mel.window:
                 raise UserError(f"{source.name(row)}: it is too short, {len(wave):,} samples")
             return game.mel((wave * PEAK / wave.abs().max().clamp_min(1))[None].to(device))
-        try:
-            mel = read_mel(Path(source.name(row)), game.mel.bands)
-        except (UserError, OSError, ValueError, EOFError) as error:
-            raise UserError(f"{source.name(row)}: {reason(error)}") from error
-        return torch.tensor(mel[None]).float().to(device)
+        return _array(source.name(row), partial(read_mel, bands=game.mel.bands))[None].float().to(device)
 
     @torch.no_grad()
     def make(mel: Tensor) -> bytes:

@@ -61,7 +61,7 @@ def test_the_length_is_the_published_one_or_typed(pairs):
     run = build("pix2pix", data=pairs, **TINY)
     assert run.max_steps == 200 * 8
     assert run.game.decay.keywords["lr_lambda"].func is down_by_epochs
-    run = build("pix2pix", data=pairs, batch_size=4, epochs=3, falling=1, **TINY)
+    run = build("pix2pix", data=pairs, batch_size=4, epochs=3, falling_epochs=1, **TINY)
     assert run.max_steps == 4 * 2 and run.batch_size == 4
     run = build("pix2pix", data=pairs, max_steps=7, **TINY)
     assert run.max_steps == 7 and run.game.decay.keywords["lr_lambda"].func is half_then_down

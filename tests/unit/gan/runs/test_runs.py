@@ -39,7 +39,7 @@ SMALL = {
     "r3gan-faces": {"width": 4, **FACES},
     "wgan-gp-faces": {"width": 4, **FACES},
     "stylegan-faces": {"width": 4, **FACES},
-    "biggan-faces": {"width": 2, "latent": 8, "shared": 4, **FACES},
+    "biggan-faces": {"width": 2, "latent": 8, **FACES},
     "biggan": {"width": 2, "held_out": 0.5, "workers": 0},
     "stylegan2": {"width": 0.01, "mapping": 1, "held_out": 0.5, "workers": 0},
     "r3gan": {"width": 0.02, "held_out": 0.5, "workers": 0},

@@ -1,5 +1,6 @@
 """`gan.sample RUN --inputs`: every picture of a folder is translated, in its own size and under its name."""
 
+import numpy
 import pytest
 import torch
 from PIL import Image
@@ -105,3 +106,51 @@ def test_the_published_files_are_exported(run, tmp_path):
     assert "latest_net_G.pth, latest_net_D.pth: as the published" in (tmp_path / "out" / "README.txt").read_text()
     saved = torch.load(tmp_path / "out" / "latest_net_G.pth", weights_only=True)
     assert saved["model.model.0.weight"].shape == (2, 3, 4, 4)
+
+
+# ---- codes ----
+
+
+@pytest.fixture(scope="module")
+def codebook(tmp_path_factory):
+    root = tmp_path_factory.mktemp("codes")
+    for number in range(8):
+        put(root / "data" / f"{number}.png", (32, 32))
+    sizes = dict(size=32, width=32, blocks=1, codes=8, config="f4", workers=0, perceptual="off")
+    return opening.train(root / "runs", "vqgan", data=root / "data", **sizes)
+
+
+def test_codes_are_written_and_painted_again(codebook, tmp_path, capsys):
+    put(tmp_path / "photos" / "deep" / "a.png", (24, 16))
+    put(tmp_path / "photos" / "b.png", (9, 13))
+    places = {"codes": "photos", "pictures": "codes"}
+    for way, inputs in places.items():
+        typed = ["--inputs", str(tmp_path / inputs), "--out", str(tmp_path / way), "--direction", way]
+        assert sample.main([str(codebook), *typed]) == 0, capsys.readouterr().err
+    maps = {name: numpy.load(tmp_path / "codes" / f"{name}.npy") for name in ("deep/a", "b")}
+    assert {name: each.shape for name, each in maps.items()} == {"deep/a": (4, 6), "b": (4, 3)}
+    assert all(each.dtype == numpy.int64 and each.max() < 8 for each in maps.values())
+    (again,) = opened(str(codebook), "cpu").translate(str(tmp_path / "photos"), tmp_path / "again")
+    painted, same = (Image.open(folder / "deep" / "a.png") for folder in (tmp_path / "pictures", again))
+    assert painted.size == (24, 16) and painted.tobytes() == same.tobytes()
+    assert Image.open(tmp_path / "pictures" / "b.png").size == (12, 16)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (numpy.array([[0, 8]]), "it has numbers from 0 to 8, and the codes are 0 to 7"),
+        (numpy.array([[-1, 0]]), "it has numbers from -1 to 0"),
+        (numpy.array([0, 1]), "it is int64 [2] and not whole numbers [height, width]"),
+        (numpy.array([[0.5]]), "it is float64 [1, 1] and not whole numbers"),
+        (numpy.array([[{}]], object), "a.npy"),
+        (None, "there are no maps of codes in"),
+    ],
+)
+def test_what_are_no_codes_is_named(codebook, content, said, tmp_path, capsys):
+    (tmp_path / "codes").mkdir()
+    if content is not None:
+        numpy.save(tmp_path / "codes" / "a.npy", content)
+    typed = ["--inputs", str(tmp_path / "codes"), "--direction", "pictures", "-o", str(tmp_path / "out")]
+    assert sample.main([str(codebook), *typed]) == 2
+    assert said in capsys.readouterr().err
