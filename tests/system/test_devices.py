@@ -44,7 +44,19 @@ def test_commands_on_one_device_and_on_two(tmp_path):
     run(tmp_path, "gan.fit", *WGAN, *steps, 3, "--devices", 1, "--out", "one")
     said = run(tmp_path, "gan.fit", *WGAN, *steps, 2, "--strategy", "zero3", "--out", "two", ranks=2)
     assert "wgan-gp-faces on 2 REHEARSAL processes, strategy zero3" in said
-    run(tmp_path, "gan.fit", "--resume", "two/001-wgan-gp-faces", "--strategy", "ddp", *steps, 3, "--check", "false", ranks=2)
+    run(
+        tmp_path,
+        "gan.fit",
+        "--resume",
+        "two/001-wgan-gp-faces",
+        "--strategy",
+        "ddp",
+        *steps,
+        3,
+        "--check",
+        "false",
+        ranks=2,
+    )
     for name in ("one", "two"):
         run(tmp_path, "gan.export", f"{name}/001-wgan-gp-faces", "--to", f"{name}/networks")
     for player in ("generator", "critic"):
