@@ -29,6 +29,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from gan.app import outputs
 from gan.app.training.callbacks import Pictures
 from tests.support import namespaces, worlds
+from tests.support.rehearsal import systems
 
 LIMIT = 120.0  # seconds
 OURS = ("gan", "nets", "datasets", "strategies", "samples", "tests")
@@ -148,8 +149,9 @@ def _run(words: list[str], cwd: str, env: dict[str, str], session: bool, files: 
     namespaces.enter()
     os.dup2(out, 1)
     os.dup2(err, 2)
-    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), line_buffering=True)  # noqa: SIM115
-    sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), errors="backslashreplace", line_buffering=True)  # noqa: SIM115
+    how = dict(encoding=env.get("PYTHONIOENCODING"), line_buffering=True)
+    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), **how)  # noqa: SIM115
+    sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), errors="backslashreplace", **how)  # noqa: SIM115
     os.write(tells, b".")
     for number in files:
         os.close(number)
@@ -177,6 +179,7 @@ def begin_anew(words: list[str], env: Mapping[str, str]) -> NoReturn:
     sys.path[:] = ["" if words[0] == "-c" else os.getcwd(), *given, *(p for p in sys.path if p not in gone)]
     sys.path_importer_cache.clear()
     sys.argv = words
+    systems.install()  # the one that the environment names
     try:
         if words[0] == "-m":
             sys.argv = words[1:]

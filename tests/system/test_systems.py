@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gan import fit as fit
+from tests.support import commands
 from tests.support.parity import often
 from tests.support.rehearsal import session, systems
 from tests.system.test_fit import final, same
@@ -15,11 +16,12 @@ from tests.system.test_fit import final, same
 
 def said(name: str, folder: Path) -> str:
     """What the commands print that a person types on that system, one after another."""
-    command = [sys.executable, "-m", session.__name__, "--workers", "1" if name == "windows" else "0"]
-    streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
-    done = subprocess.run(command, cwd=folder, env=systems.environment(name), **streams)
-    text = done.stdout.decode("cp1252" if name == "windows" else "utf-8")
-    assert done.returncode == 0, text
+    words = "-m", session.__name__, "--workers", "1" if name == "windows" else "0"
+    with (folder / "said").open("wb") as said:
+        typed = commands.Typed(words, cwd=folder, env=systems.environment(name), stdout=said, stderr=said)
+    status = typed.wait(600)
+    text = (folder / "said").read_bytes().decode("cp1252" if name == "windows" else "utf-8")
+    assert status == 0, text
     return text
 
 

@@ -163,7 +163,7 @@ def _msvcrt() -> ModuleType:
 def _take_processes(system: System) -> None:
     import multiprocessing.context
 
-    multiprocessing.set_start_method("spawn")
+    multiprocessing.set_start_method("spawn", force=True)  # a fork has that of its server
     known = multiprocessing.context._concrete_contexts
     for name in known.keys() - set(system.starts):
         del known[name]
