@@ -445,8 +445,8 @@ def outputs_of(run):
         return z, game.drawer(z)
 
 
-def test_sean_is_a_program_of_masks_and_codes(folder_run, tmp_path):
-    opened = open_run(str(folder_run))
+def test_sean_is_a_program_of_masks_and_codes(sean_run, tmp_path):
+    opened = open_run(str(sean_run))
     called = programs.calls(opened)
     assert list(called) == ["encoder", "generator"] and list(called["generator"].given) == ["onehot", "codes"]
     program, game = opening.program(called["generator"], tmp_path / "generator.pt2"), opened.run.game
