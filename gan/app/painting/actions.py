@@ -175,6 +175,8 @@ class Shown:
                 )
             return [voice_folder(self.game, inputs, folder, next(self.game.parameters()).device)]
         chosen = way(self.game, self.title, direction)
+        if chosen.codes and largest:
+            raise UserError(f"{self.title}: maps of codes have no size to change; leave --largest out")
         return [translate_folder(chosen, inputs, folder, largest, next(self.game.parameters()).device)]
 
 

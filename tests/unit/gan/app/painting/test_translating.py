@@ -154,3 +154,9 @@ def test_what_are_no_codes_is_named(codebook, content, said, tmp_path, capsys):
     typed = ["--inputs", str(tmp_path / "codes"), "--direction", "pictures", "-o", str(tmp_path / "out")]
     assert sample.main([str(codebook), *typed]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_maps_of_codes_have_no_size_to_change(codebook, tmp_path, capsys):
+    typed = ["--inputs", str(tmp_path), "--direction", "pictures", "--largest", "8"]
+    assert sample.main([str(codebook), *typed]) == 2
+    assert "maps of codes have no size to change; leave --largest out" in capsys.readouterr().err
