@@ -132,7 +132,7 @@ def remember(
             for results in _results(work, todo, title):
                 for entry, problem, made in results:
                     if problem is not None:
-                        problems.append(problem)
+                        problems += [problem] if len(problems) < most else []
                         continue
                     texts[entry] = text = keep(made)
                     lines.append(_signed(json.dumps([*entries[entry], text]).encode()) + b"\n")

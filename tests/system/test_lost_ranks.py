@@ -74,7 +74,7 @@ def leave(survivor):
 
 def vanish(rank):
     """As the kernel ends the connections of a killed process, which then does nothing more."""
-    rank.lifeline._learn = rank.lifeline._tell = lambda _: None
+    rank.lifeline._hear = rank.lifeline._tell = lambda _: None
     for peer in list(rank.lifeline._peers):  # its thread takes them out meanwhile
         peer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 

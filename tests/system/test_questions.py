@@ -54,7 +54,7 @@ EXPECTED = {  # by the part of a line that no line above has
     "my-classes": FIT("2 classes (old, young", (SAVED,)),
     "--from": Typed([*ONE, *PICTURES], "stylegan2 on", (SAVED,)),
     "--score-every": FIT("", (SAVED, f"{NEW}/scores.json")),
-    "wandb": FIT("", (f"{NEW}/wandb/offline-run-*/*.wandb",)),
+    "wandb": FIT("", (f"{NEW}/wandb/offline-run-*/logs/debug.log",)),  # tests/system/test_loggers.py reads the rest
     "zero3": Typed([*PICTURES, *NARROW, "--accelerator", "cpu"], "2 CPU processes, strategy zero3", (SAVED,)),
     "--channels 4": FIT("RGBA", (SAVED,)),
     "gan.fit": FIT("12 pictures in a folder (32x32; RGB 12); no classes", (SAVED,)),
