@@ -34,7 +34,7 @@ def cores() -> int:
 
 
 def usual(ranks: int) -> int:
-    """The workers of a rank where nobody says how many: so many ranks of this host share the CPUs."""
+    """The workers of a rank, where nobody says how many. The `ranks` of this host share its CPUs."""
     return max(1, min(MOST, cores() // ranks))
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 class Translation:
     """A way from a picture to another one: a function of pictures [B, channels, height, width] from -1 to 1.
 
-    If it has so many `codes`, it takes maps of their numbers [B, h, w] in place of pictures. With `encodes` it gives
-    such maps.
+    One way may take maps of codes [B, h, w] in place of pictures: `codes` is then how many codes there are, else 0.
+    Another way may give such maps: then `encodes` is true.
 
     A game has them in a method `translations()`, by names such as "AtoB". That is all that `gan.sample RUN --inputs`
     asks of it. Pictures are padded to sides that are a `multiple`, and the result is cut back.

@@ -1,7 +1,7 @@
 """`gan.sample RUN --inputs`: every file of a folder, translated by a run's network.
 
-Of pictures it makes pictures of their sizes, or maps of codes, and of these pictures; of sounds and mel spectrograms,
-WAV files.
+Pictures become pictures of the same size, or maps of codes. Maps of codes become pictures. Sounds and mel spectrograms
+become WAV files.
 """
 
 import io
