@@ -45,7 +45,8 @@ class Groups:
         group = dist.new_group(timeout=self.timeout)
         assert group != dist.GroupMember.NON_GROUP_MEMBER  # all ranks are in it
         self._made.append(group)
-        return self._made[-1]
+        dist.barrier()  # a rank that refuses next closes its connections, while others may still be making theirs
+        return group
 
     def shared(self, player: str) -> dist.ProcessGroup:
         """A group for a player whose collectives run only in phases in which it learns, and between phases."""
@@ -63,6 +64,7 @@ class Groups:
         for group in mesh.get_all_groups():
             limit(group, self.timeout)
             self._made.append(group)
+        dist.barrier()
         return mesh
 
     def release(self) -> None:

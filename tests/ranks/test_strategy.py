@@ -3,21 +3,26 @@
 import contextlib
 import gc
 import os
+import time
 import warnings
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
+from torch.distributed import device_mesh
 from torch.optim import SGD, Adam
 
 from gan import GanModule, Phase, Player
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
+from strategies.world import Groups
 from tests.support.hard_games import BatchNorms, Every, Plain, TwoPhases
 from tests.support.parity import Whole, distance, often, parts, snapshot, train, trainer
 from tests.support.saved import read_checkpoint, write_checkpoint
@@ -370,6 +375,35 @@ def test_a_network_that_is_no_player_stays_as_it_is():
     fit(game, 2)
     assert torch.equal(game.features.weight.double(), before[0].double())
     assert not torch.equal(game.net.weight.double(), before[1].double())
+
+
+# ---- process groups ----
+
+
+def others_when_a_group_is_made(number, make):
+    """How many ranks have connected a group when this one goes on, where the last rank connects late."""
+    store, made = dist.distributed_c10d._get_default_store(), dist.new_group
+
+    def late(*args, **kwargs):
+        group = made(*args, **kwargs)
+        if dist.get_rank() == dist.get_world_size() - 1:
+            time.sleep(0.3)
+        store.add(f"connected {number}", 1)
+        return group
+
+    with mock.patch.multiple("torch.distributed", new_group=late), mock.patch.object(device_mesh, "new_group", late):
+        make(Groups())
+    return store.add(f"connected {number}", 0)
+
+
+ROWS = partial(Groups.mesh, kind="cpu", shape=(2, 1), names=("copies", "shards"))
+
+
+@pytest.mark.parametrize("make", [Groups.own, ROWS], ids=["own", "mesh"])
+def test_no_rank_goes_on_before_all_have_a_group(make, ranks):
+    """A rank that refuses a game next would close its connections, and others could not make theirs."""
+    heard = ranks(2).run(others_when_a_group_is_made, time.monotonic(), make)
+    assert heard[0] == heard[1] > 0
 
 
 # ---- what a training leaves behind ----
