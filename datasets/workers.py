@@ -2,7 +2,6 @@
 
 import atexit
 import errno
-import os
 import re
 import signal
 import time
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from gan.files.errors import UserError, WorkerLost
-from gan.files.system import signals
+from gan.files.system import cores, signals
 
 PATIENCE = 600.0  # seconds in which workers must give a batch; less than ranks wait for each other
 MOST = 4  # workers of a rank, where nobody says how many
@@ -26,11 +25,6 @@ FAREWELL = 1.0  # seconds that they have to end when the program ends
 _NO_ROOM = re.compile(r"Bus error|unable to allocate shared memory|unable to mmap|unable to open shared memory")
 _LOST = re.compile(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (?:is killed by signal: (\w+)|exited)")
 _STUCK = re.compile(r"DataLoader timed out after (\d+)")
-
-
-def cores() -> int:
-    """The CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def usual(ranks: int) -> int:

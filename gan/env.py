@@ -17,6 +17,7 @@ from gan.app.run import folder
 from gan.app.run.parser import Parser
 from gan.app.run.settings_file import MOST
 from gan.files.disk import read_text
+from gan.files.system import cores
 
 PACKAGES = "coordinated-gans torch torchvision lightning torchmetrics jsonargparse safetensors numpy pillow deepspeed"
 _table = partial(table, left=(0, 1))
@@ -56,7 +57,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _devices() -> Iterator[tuple[str, str]]:
-    yield "cpu", f"{platform.machine()}, {os.cpu_count()} cores, torch takes {torch.get_num_threads()} threads"
+    yield "cpu", f"{platform.machine()}, {cores()} cores, torch takes {torch.get_num_threads()} threads"
     for number in range(torch.cuda.device_count()):
         of = torch.cuda.get_device_properties(number)
         yield f"cuda:{number}", f"{of.name}, {of.total_memory / 1e9:.0f} GB"

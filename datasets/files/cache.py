@@ -27,9 +27,10 @@ from filelock import FileLock, Timeout
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from datasets.workers import cores, explained
+from datasets.workers import explained
 from gan.files.disk import regular
 from gan.files.errors import UserError, printable, this_rank
+from gan.files.system import cores
 
 FOLDER = "gan-cache"  # beside the data, where we may write there
 VARIABLE = "GAN_CACHE"  # the environment variable with another folder for the cache

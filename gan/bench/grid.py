@@ -34,6 +34,7 @@ from gan.app.training import metrics
 from gan.bench.cell import BATCH_SIZE, ONE, Cell, planned, play, refuse_strategy, together
 from gan.bench.harness import Column, Figures, RunBenchmark, in_world
 from gan.files.errors import UserError
+from gan.files.system import cores
 from gan.runs import find, short_name
 
 BLOCKS = "gan.bench.blocks:blocks"
@@ -92,7 +93,7 @@ class GridBenchmark(RunBenchmark[Cell]):
         what = "policies, as for gan.fit --strategy, with commas or spaces between them"
         policies = ["ddp", "zero3", "fsdp", "generator=pipeline,*=ddp", "pipeline"]
         add("--policies", nargs="+", type=str, default=policies, help=what)
-        ranks = "2" if (os.cpu_count() or 1) < 4 else "2,4"
+        ranks = "2" if cores() < 4 else "2,4"
         add("--processes", type=str, default=ranks, help="numbers of ranks, beside one process")
         what = "numbers of stages of a pipeline; default: as many as ranks"
         add("--stages", type=str | None, default=None, help=what)
@@ -159,7 +160,7 @@ class GridBenchmark(RunBenchmark[Cell]):
         return super().value(cell, column)
 
     def heading(self) -> str:
-        own = f"{short_name(self.settings.run)}: processes of one thread on {os.cpu_count()} cores"
+        own = f"{short_name(self.settings.run)}: processes of one thread on {cores()} cores"
         load = f"load {os.getloadavg()[0]:.1f} at the end"
         words = self.about.partition("\n\n")[2].rstrip()
         return f"{own}, {self.settings.rounds} rounds, {load}\n\n{words}"

@@ -27,6 +27,7 @@ from gan.bench import frameworks
 from gan.bench.harness import Benchmark, Cell, Column, Figures, in_world
 from gan.bench.task import STEPS, Feed, HandLoop, Task, Weights
 from gan.files.errors import UserError
+from gan.files.system import cores
 from strategies.policies import POLICIES
 
 GAMES = ("plain", "r1")
@@ -164,5 +165,5 @@ class PeersBenchmark(Benchmark[Cell]):
         own = self.settings
         return (
             f"{own.ranks} ranks on {own.device}, of one thread each, three hidden layers of {own.width}, batch "
-            f"{own.batch_size}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end"
+            f"{own.batch_size}; {cores()} cores, load {os.getloadavg()[0]:.1f} at the end"
         )

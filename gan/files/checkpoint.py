@@ -35,6 +35,7 @@ from torch.utils._pytree import tree_map_only
 from gan.files.contents import check_kinds, need
 from gan.files.disk import regular
 from gan.files.errors import Damaged, UserError, reading, reason
+from gan.files.system import cores
 from gan.files.tensors import DTYPES, Piece, Share, pieces
 from gan.files.values import VALUES, decode, unsealed
 
@@ -81,7 +82,7 @@ def load(path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
 def check(path: Path) -> None:
     """Read all of a checkpoint, and raise `Damaged` if a byte is not as it was written. It keeps nothing of it."""
     _, found = _opened(path)
-    with failing(path), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with failing(path), ThreadPoolExecutor(min(8, cores())) as pool:
         list(pool.map(Piece.check, found))
 
 

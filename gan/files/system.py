@@ -42,6 +42,11 @@ def after_fork(deed: Callable[[], None]) -> None:
         os.register_at_fork(after_in_child=deed)
 
 
+def cores() -> int:
+    """The CPUs that this process may use: a job of Slurm or a container has a part of its machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def free_memory() -> float:
     """The bytes that are free on this machine. macOS says only how many there are, and Windows is not asked."""
     if LINUX:

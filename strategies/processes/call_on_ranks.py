@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
-from gan.files.system import WINDOWS
+from gan.files.system import WINDOWS, cores
 from strategies.processes.board import NEVER, VARIABLE, Board
 from strategies.processes.failure import FOLLOWS, Failure, cause, ended, failed
 from strategies.processes.lost_ranks import STATUS
@@ -133,7 +133,7 @@ def _serve(
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+        torch.set_num_threads(max(1, cores() // ranks))
     try:
         if device != "cpu":
             torch.accelerator.set_device_index(rank)

@@ -9,7 +9,7 @@ from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
 
 from gan.app.run import options
 from gan.files.errors import UserError
-from gan.files.system import WINDOWS, check_ranks
+from gan.files.system import WINDOWS, check_ranks, cores
 from strategies.accelerator import GPUS, TorchAccelerator, best, counted, noun
 from strategies.processes.launchers import launched
 
@@ -65,7 +65,7 @@ def machine(settings: Namespace) -> Computer:
         return Computer(accelerator, kind, place.local_size, place.nodes, chosen)
     if devices == "auto":
         single = settings.strategy == "single" or WINDOWS
-        devices = 1 if single else min(2, os.cpu_count() or 1) if on_cpu else there
+        devices = 1 if single else min(2, cores()) if on_cpu else there
     if not on_cpu and devices > there:
         raise UserError(f"--devices {devices}: this machine has {counted(there, kind)}; type --devices {there}")
     _share_cpus(on_cpu, devices)
@@ -92,7 +92,7 @@ def _accelerator(name: str) -> Accelerator:
 def _share_cpus(on_cpu: bool, ranks: int) -> None:
     """Give each rank of this host its part of the CPUs, unless OMP_NUM_THREADS says how many it has."""
     if on_cpu and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+        torch.set_num_threads(max(1, cores() // ranks))
 
 
 def _chosen(devices: int | str, kind: str, there: int) -> tuple[int, ...]:

@@ -1,7 +1,5 @@
 """What is refused before the first process is started: all that is known without one, and without the game."""
 
-import os
-
 from jsonargparse import Namespace
 
 from datasets.batches import check_divides
@@ -9,7 +7,7 @@ from datasets.files.find import check_there
 from datasets.workers import MOST
 from gan.app.run.options import nodes
 from gan.files.errors import UserError
-from gan.files.system import resource
+from gan.files.system import cores, resource
 from strategies import PhaseStrategy
 from strategies.assignment import check_groups, check_ranks
 from strategies.placing.placement import placement_of
@@ -46,11 +44,11 @@ def allow_files(settings: Namespace, ranks: int) -> None:
 
 def check(settings: Namespace, strategy: PhaseStrategy, devices: int, on_cpu: bool) -> None:
     """Refuse what so many devices on each host cannot train."""
-    cores = os.cpu_count() or 1
-    if on_cpu and devices > EACH_CPU * cores:
+    there = cores()
+    if on_cpu and devices > EACH_CPU * there:
         raise UserError(
-            f"--devices {devices} would be {devices} processes on {cores} CPU cores; type --devices {cores}, and "
-            f"{EACH_CPU * cores} at most"
+            f"--devices {devices} would be {devices} processes on {there} CPU cores; type --devices {there}, and "
+            f"{EACH_CPU * there} at most"
         )
     least, most = nodes(settings.nodes)
     batch = settings.get("batch_size")

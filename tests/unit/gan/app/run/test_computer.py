@@ -12,6 +12,7 @@ from gan import fit as command
 from gan.app.run import job, options
 from gan.app.run.computer import machine
 from gan.files.errors import UserError
+from gan.files.system import cores
 from strategies import TorchAccelerator
 from tests.support.posix import not_on_windows
 
@@ -141,8 +142,19 @@ def computer(monkeypatch):
 
 @not_on_windows
 def test_all_gpus_or_two_processes_are_the_default(computer):
-    assert (computer(gpus=3).devices, computer().devices) == (3, min(2, os.cpu_count()))
+    assert (computer(gpus=3).devices, computer().devices) == (3, min(2, cores()))
     assert computer("--strategy", "single", gpus=3).devices == 1
+
+
+@not_on_windows
+def test_ranks_share_the_cpus_that_a_job_has_and_not_those_of_its_machine(computer, monkeypatch):
+    threads = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {*range(8)}, raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    computer("--devices", "2")
+    assert threads == [4]
 
 
 @not_on_windows

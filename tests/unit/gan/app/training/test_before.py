@@ -19,7 +19,7 @@ def check(monkeypatch):
     for name in [*os.environ]:
         if name.startswith("SLURM_"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(before, "cores", lambda: 2)
 
     def make(*typed, devices=2, on_cpu=True):
         settings = options.parse([*typed])[0]
