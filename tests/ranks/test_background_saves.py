@@ -91,7 +91,7 @@ class Live(Composite):
         checkpoint["mine"] = {"noted": self.noted, "words": self.words}
 
 
-def saved_twice(policy, folder, copied=True):
+def saved_twice(policy, folder, copied=True, game=Live):
     """Saves one step at once and in the background, where nothing is written before the last step.
 
     Returns what was trained, the same from a resumed run, and the bytes that were copied.
@@ -105,11 +105,11 @@ def saved_twice(policy, folder, copied=True):
         return real(share) if copied else share
 
     def fit(callbacks=(), resume=None):
-        game, strategy = Live(), PhaseStrategy(policy, check=False)
+        trained, strategy = game(), PhaseStrategy(policy, check=False)
         data = Whole(STEPS, dist.get_rank() if world > 1 else 0, world)
         made = trainer(strategy, world, STEPS, callbacks=list(callbacks), sync_batchnorm=True)
-        made.fit(game, data, ckpt_path=resume)
-        return snapshot(game, strategy)
+        made.fit(trained, data, ckpt_path=resume)
+        return snapshot(trained, strategy)
 
     def twice(trainer):
         trainer.save_checkpoint(now)
@@ -155,6 +155,13 @@ def test_it_is_the_one_of_its_step_bit_for_bit_and_resumes(policy, ranks, tmp_pa
     written, of_players = zip(*map(elements, (tmp_path / "now.ckpt").glob("shard-*")), strict=True)
     assert sorted(copied) == sorted(written)
     assert max(of_players) < 1.1 * sum(of_players) / len(of_players)
+
+
+def test_so_is_that_of_a_pipeline(ranks, tmp_path):
+    """Each rank writes the weights of its stages."""
+    found = ranks(2).run(saved_twice, "pipeline", tmp_path, game=Plain)
+    assert contents(tmp_path / "now.ckpt") == contents(tmp_path / "later.ckpt")
+    assert [distance(unbroken, resumed) for unbroken, resumed, _ in found] == [0, 0]
 
 
 @pytest.mark.parametrize("policy", ["ddp", "zero3"])
