@@ -5,7 +5,8 @@ The published code means to begin with weights of a standard deviation of 0.01, 
 are torch's own first weights.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import pairwise
 from operator import add
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from gan.files.errors import UserError
+from nets.mel import PIECE
 from nets.spectral import spectral_norm
 
 SLOPE = 0.1
@@ -60,6 +62,12 @@ class HifiGenerator(nn.Module):
             for kernel, each in zip(kernels, dilations, strict=True)
         )
         self.conv_post = _conv(widths[-1], 1, 7)
+        blocks = zip(kernels, dilations, strict=True)
+        inner = max(size // 2 * sum(far + twice for far in each) for size, each in blocks)
+        self.reach = 3  # how far a sample hears: here in samples, in the end in frames
+        for rate, kernel in zip(reversed(rates), reversed(up_kernels), strict=True):
+            self.reach = math.ceil((self.reach + inner + (kernel + rate) // 2 - 1) / rate)
+        self.reach += 3
 
     def forward(self, mel: Tensor) -> Tensor:
         x, several = self.conv_pre(mel), len(self.kernels)
@@ -67,6 +75,17 @@ class HifiGenerator(nn.Module):
             x = longer(F.leaky_relu(x, SLOPE))
             x = reduce(add, (block(x) for block in self.resblocks[number * several : (number + 1) * several])) / several
         return self.conv_post(F.leaky_relu(x)).tanh().squeeze(1)  # with torch's slope of 0.01, as published
+
+    def pieces(self, mel: Tensor, frames: int = PIECE) -> Iterator[Tensor]:
+        """The wave in pieces of so many frames, so that memory does not grow with the length of the sound.
+
+        Each piece is made with the frames beside it that it hears, so that together they are what `forward` makes.
+        """
+        hop = math.prod(self.rates)
+        for start in range(0, mel.shape[-1], frames):
+            before = min(start, self.reach)
+            wave = self(mel[..., start - before : start + frames + self.reach])
+            yield wave[..., before * hop : (before + frames) * hop]
 
 
 class ResidualBlock(nn.Module):

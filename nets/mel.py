@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 SILENCE = 1e-5
+PIECE = 1024  # frames of a long sound that are computed at a time; as published 12 seconds
 RESOLUTIONS = (512, 50, 240), (1024, 120, 600), (2048, 240, 1200)  # of spectral_distance: FFT, hop, window
 
 
@@ -31,7 +32,12 @@ class Mel(nn.Module):
         with torch.autocast(wave.device.type, enabled=False):
             spare = self.window - self.hop
             wave = F.pad(wave.to(self.filters).unsqueeze(1), (spare // 2, spare - spare // 2), "reflect").squeeze(1)
-            return (self.filters @ loudness(wave, self.window, self.hop)).clamp_min(SILENCE).log()
+            # Some frames at a time: those of a long sound have many times as many numbers as the sound.
+            last = wave.shape[-1] - self.window
+            starts = range(0, last + 1, PIECE * self.hop)
+            parts = [wave[:, start : min(last, start + (PIECE - 1) * self.hop) + self.window] for start in starts]
+            heard = [self.filters @ loudness(part, self.window, self.hop) for part in parts]
+            return torch.cat(heard, -1).clamp_min(SILENCE).log()
 
 
 def loudness(wave: Tensor, window: int, hop: int, length: int | None = None, center: bool = False) -> Tensor:

@@ -39,6 +39,7 @@ SHOWN_PROBLEMS = 5
 NOTE_EVERY = 2.0  # seconds of work that are lost if the process is killed; each note waits for the disk
 SILENT_WAIT = 2.0  # seconds to wait for another process before we print that we wait
 FEW = 64  # entries that one process does alone
+Texts = list[str | None]  # of entries
 
 
 class FoundFile(NamedTuple):
@@ -93,35 +94,41 @@ def remember(
     work: Callable[[int], Any],
     title: str,
     *,
-    keep: Callable[[Any], str] = str,
+    begin: Callable[[np.ndarray], None] = lambda todo: None,
     good: Callable[[str], bool] = lambda text: True,
     saving: Callable[[], None] = lambda: None,
     most: float = math.inf,
-) -> tuple[list[str | None], list[str]]:
+) -> tuple[Texts, list[str]]:
     """A short text for each entry, made once and noted in `file` while the entry's stamps stay; and the problems.
 
-    An entry is a key, of bytes, and a row of stamps: the sizes and times of its files. `work` makes something of an
-    entry, perhaps in another process, and `keep` makes the text of that, in this one. Where `work` raises a UserError,
-    that is a problem: the entry has no text, and is tried again at the next start; so is one whose text is not `good`.
-    After the `most` problems no more is looked for.
+    An entry is a key, of bytes, and a row of stamps: the sizes and times of its files. `begin` is told which entries
+    are to be done, and `work` makes the text of one, perhaps in another process. Where `work` raises a UserError, that
+    is a problem: the entry has no text, and is tried again at the next start; so is one whose text is not `good`. An
+    OSError that `work` returns ends it all. After the `most` problems no more is looked for.
 
     Notes are written while the work goes on, so a kill costs seconds; `saving` is called before. One process works at a
     time. Ranks that start together wait for the first one, and then find the work done.
     """
     entries = [(os.fsdecode(key), stamp) for key, stamp in zip(keys.tolist(), stamps.tolist(), strict=True)]
-    texts, problems = _texts(file, entries, good), []
+    (texts, _), problems = _texts(file, entries, good), []
     if None not in texts:
         return texts, []
+
+    def line(entry: int) -> bytes:
+        return _signed(json.dumps([*entries[entry], texts[entry]]).encode()) + b"\n"
+
     with _explained_write_errors(file.parent), _one_process_at_a_time(file.with_suffix(".lock")):
         for unfinished in file.parent.glob(f"{file.stem}.*.part"):  # files that killed work has begun
             unfinished.unlink()
-        texts = _texts(file, entries, good)
+        texts, lost = _texts(file, entries, good)
         todo = np.array([entry for entry, text in enumerate(texts) if text is None], int)
         with suppress(FileNotFoundError):
-            if not file.is_file():
+            if lost or not file.is_file():  # new work may be put where what is lost was
                 file.unlink()
+        begin(todo)
         with file.open("ab") as notes, ExitStack() as at_last:
             lines, noted = [b"\n"], time.monotonic()  # after what a killed process has begun
+            lines += [line(entry) for entry, text in enumerate(texts) if lost and text is not None]
 
             def note() -> None:
                 saving()
@@ -135,8 +142,10 @@ def remember(
                     if problem is not None:
                         problems += [problem] if len(problems) < most else []
                         continue
-                    texts[entry] = text = keep(made)
-                    lines.append(_signed(json.dumps([*entries[entry], text]).encode()) + b"\n")
+                    if isinstance(made, OSError):
+                        raise made
+                    texts[entry] = made
+                    lines.append(line(entry))
                 if time.monotonic() - noted > NOTE_EVERY:
                     note()
                     noted = time.monotonic()
@@ -161,8 +170,8 @@ def listed(title: str, problems: Sequence[str]) -> str:
     return "\n  ".join([title, *problems[:SHOWN_PROBLEMS], *([f"... and {more} more"] if more > 0 else [])])
 
 
-def _texts(file: Path, entries: Sequence[tuple[str, list[int]]], good: Callable[[str], bool]) -> list[str | None]:
-    """What is known of each entry."""
+def _texts(file: Path, entries: Sequence[tuple[str, list[int]]], good: Callable[[str], bool]) -> tuple[Texts, bool]:
+    """What is known of each entry; and whether anything that is known is lost."""
     known: dict[str, tuple[list[int], str]] = {}
     with suppress(OSError):
         regular(file)
@@ -170,8 +179,9 @@ def _texts(file: Path, entries: Sequence[tuple[str, list[int]]], good: Callable[
             if line and line == _signed(line[9:]):
                 key, *state = json.loads(line[9:])
                 known[key] = tuple(state)
-    found = [(stamp, *known.get(key, ([], ""))) for key, stamp in entries]
-    return [text if stamp == then and good(text) else None for stamp, then, text in found]
+    there = {key: state for key, state in known.items() if good(state[1])}
+    found = [(stamp, *there.get(key, ([], ""))) for key, stamp in entries]
+    return [text if stamp == then else None for stamp, then, text in found], len(there) < len(known)
 
 
 def _signed(line: bytes) -> bytes:

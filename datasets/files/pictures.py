@@ -103,8 +103,8 @@ class Pictures(UsableSamples):
         stem = f"pixels-{_sum(source.path, frame, *source.part)}"
         self.file = source.cache() / f"{stem}.bytes"
         texts, self.problems = remember(
-            self.file.with_suffix(".jsonl"), source.names, source.stamps, self._bytes_of, "decoding pictures",
-            keep=self._keep, good=self._is_there, saving=self._on_disk,
+            self.file.with_suffix(".jsonl"), source.names, source.stamps, self._write, "decoding pictures",
+            begin=self._reserve, good=self._is_there, saving=self._on_disk,
         )  # fmt: skip
         if self.problems and (not skip_broken or len(self.problems) == len(source)):
             raise_broken(source, self.problems)
@@ -141,17 +141,25 @@ class Pictures(UsableSamples):
 
     # The array grows: a new picture gets a new row, and no row is written twice. So who reads it is not disturbed.
 
-    def _bytes_of(self, entry: int) -> np.ndarray:
-        return self._decode(entry).numpy()  # not a tensor: each one that is sent would hold a file open
-
-    def _keep(self, pixels: np.ndarray) -> str:
-        """The row that a picture gets; -1 where the disk has no room for it."""
-        if shutil.disk_usage(self.file.parent).free - self.bytes < MARGIN:
-            return "-1"
+    def _reserve(self, todo: np.ndarray) -> None:
+        """Give these entries rows, as far as the disk has room. Workers of a killed process may still write theirs."""
+        todo = todo[: max(0, shutil.disk_usage(self.file.parent).free - MARGIN) // self.bytes]
         with self.file.open("ab") as file:
-            row = file.tell() // self.bytes
-            file.truncate(row * self.bytes)  # a killed process may have written half a row
-            file.write(pixels.data)
+            first = -(-file.tell() // self.bytes)
+            file.truncate((first + len(todo)) * self.bytes)  # on most disks only what is written takes room
+        self._rows = np.full(len(self.source), -1)
+        self._rows[todo] = first + np.arange(len(todo))
+
+    def _write(self, entry: int) -> str | OSError:
+        """Decode a picture into its row, if there is room for it. Returns the row."""
+        pixels, row = self._decode(entry).numpy(), int(self._rows[entry])
+        try:
+            if row >= 0:
+                with self.file.open("r+b") as file:
+                    file.seek(row * self.bytes)
+                    file.write(pixels.data)
+        except OSError as error:
+            return error  # the disk's, not the picture's
         return str(row)
 
     def _is_there(self, row: str) -> bool:

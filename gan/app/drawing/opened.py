@@ -129,7 +129,7 @@ class Drawings(Shown):
             writing(path),
             into(path) if first else nullcontext(lambda name, content: None) as write,
             ThreadPoolExecutor() as pool,
-            tqdm(total=count, disable=not first) as bar,
+            tqdm(total=count, unit=" pictures", disable=not first) as bar,
         ):
             for seeds, spare in in_turns(parts, world):
                 made = [] if spare else list(pool.map(partial(png, compress_level=1), self.drawer.images(seeds, **how)))

@@ -5,6 +5,7 @@ become WAV files.
 """
 
 import io
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from gan.files.errors import UserError, printable, reason
 from gan.games.hifigan import HifiGan
 from gan.games.translation import Translation
 from gan.sound import Sound
+from nets.mel import PIECE
 from strategies import random_state
 
 S = TypeVar("S", bound=Source)
@@ -183,6 +185,8 @@ def voice_folder(game: HifiGan, inputs: str, out: Path, device: torch.device) ->
 
     @torch.no_grad()
     def make(mel: Tensor) -> bytes:
-        return Sound(game.generator(mel)[0], game.mel.rate).wav()
+        pieces, count = game.generator.pieces(mel), math.ceil(mel.shape[-1] / PIECE)
+        shown = tqdm(pieces, "a long sound", count, leave=False, delay=2, unit="piece")
+        return Sound(torch.cat([piece[0].cpu() for piece in shown]), game.mel.rate).wav()
 
     return write_all(source, rows, out, ".wav", read, make)

@@ -163,7 +163,9 @@ class Bar(ProgressBar):
         return now if self.batch_size is None else {**now, "pictures": float(trainer.global_step * self.batch_size)}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the last state on the screen."""
+        """Leave the last state on the screen, and in the row of the last step what the whole training took."""
+        if trainer.global_step == trainer.max_steps:
+            metrics.log(trainer, self._so_far(trainer))
         if self.bar is not None:
             self._show(trainer)
             self.bar.close()

@@ -41,6 +41,32 @@ def test_a_width_that_cannot_be_halved_is_refused():
         HifiGenerator(6, 12, (2, 2, 2), (4, 4, 4))
 
 
+@pytest.mark.parametrize("twice", [True, False])
+@pytest.mark.parametrize(("rates", "kernels"), [((4, 2), (3, 7)), ((8, 5), (5,)), ((3,), (3,))])
+def test_a_long_sound_in_pieces_is_the_whole_one(rates, kernels, twice):
+    torch.manual_seed(0)
+    net = small(rates, kernels, twice).double()
+    for frames in (1, 16, 47, 48, 100):
+        mel = torch.randn(1, 6, frames, dtype=torch.float64)
+        with torch.no_grad():
+            whole, pieces = net(mel), list(net.pieces(mel, 16))
+        assert len(pieces) == -(-frames // 16)
+        assert (torch.cat(pieces, -1) - whole).abs().max() < 1e-12
+    net.reach //= 2  # it is not far enough
+    with torch.no_grad():
+        assert (torch.cat(list(net.pieces(mel, 16)), -1) - whole).abs().max() > 1e-9
+
+
+@pytest.mark.parametrize("twice", [True, False])
+@pytest.mark.parametrize(("rates", "kernels"), [((4, 2), (3, 7)), ((8, 5), (5,)), ((3,), (3,))])
+def test_a_frame_hears_as_far_as_the_reach(rates, kernels, twice):
+    net, hop, frames = small(rates, kernels, twice).double(), math.prod(rates), 201
+    mel = torch.randn(1, 6, frames, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(net(mel)[0, 100 * hop : 101 * hop].sum(), mel)
+    heard = slope.abs().sum((0, 1)).nonzero().flatten() - 100
+    assert net.reach - 2 <= heard.abs().max() <= net.reach
+
+
 @pytest.mark.parametrize("kernel", [2, 7])
 def test_a_kernel_that_makes_another_length_is_refused(kernel):
     with pytest.raises(UserError, match=f"a kernel of {kernel} does not make a sound 4 times as long; try 6"):
@@ -99,6 +125,15 @@ def test_there_is_a_frame_for_each_hop():
     for samples in (512, 1024, 64 * 33):
         assert Mel(RATE, BANDS, WINDOW, HOP)(torch.rand(2, samples)).shape == (2, BANDS, samples // HOP)
     assert Mel(RATE, 4, 16, 5)(torch.rand(1, 100)).shape == (1, 4, 20)  # a window that is not even beside the hop
+
+
+def test_a_long_sound_is_heard_in_parts(monkeypatch):
+    for frames in (1, 7, 8, 9, 21):
+        mel, wave = Mel(RATE, BANDS, 100, HOP).double(), torch.rand(2, HOP * frames + 5, dtype=torch.float64)
+        whole = mel(wave)
+        with monkeypatch.context() as patch:
+            patch.setattr("nets.mel.PIECE", 4)
+            assert (mel(wave) - whole).abs().max() < 1e-12
 
 
 def test_each_wide_band_has_area_one_and_the_scale_is_even_in_mels():

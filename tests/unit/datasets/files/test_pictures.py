@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from datasets.files import cache
 from datasets.files import pictures as module
 from datasets.files.decoding import Frame
 from datasets.files.find import find_source
@@ -146,26 +147,66 @@ def test_pictures_are_decoded_once_and_new_ones_alone_later(tmp_path, monkeypatc
     assert (reds(opened()), len(decoded)) == ([3, 10, 11, 99, 13, 14, 15, 20], 8)
 
 
-def test_work_that_is_killed_leaves_nothing_half(tmp_path, monkeypatch):
+@pytest.fixture
+def kill(monkeypatch):
+    """Opens a set, and is killed when the picture of that red is decoded."""
+
+    def killed(path, red):
+        real = Frame.pixels
+
+        def pixels(frame, picture):
+            if picture.getpixel((0, 0))[0] == red:
+                raise KeyboardInterrupt
+            return real(frame, picture)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Frame, "pixels", pixels)
+            Pictures(find_source(str(path)), Frame(8, 8))
+
+    return killed
+
+
+def test_work_that_is_killed_leaves_nothing_half(tmp_path, kill):
     path = written(tmp_path / "set", range(6))
-    real = Frame.pixels
+    kill(path, 4)
+    pictures = Pictures(find_source(str(path)), Frame(8, 8))
+    assert reds(pictures) == [*range(6)]
+    assert pictures.file.stat().st_size == 12 * pictures.bytes, "workers of the killed process may still write its rows"
 
-    def killed(frame, picture):
-        if picture.getpixel((0, 0))[0] == 4:
-            raise KeyboardInterrupt
-        return real(frame, picture)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Frame, "pixels", killed)
-        Pictures(find_source(str(path)), Frame(8, 8))
-    assert reds(Pictures(find_source(str(path)), Frame(8, 8))) == [*range(6)]
+def test_rows_that_are_lost_are_not_taken_for_those_that_a_killed_process_has_begun(tmp_path, kill):
+    path = written(tmp_path / "set", range(1, 7))
+    pictures = Pictures(find_source(str(path)), Frame(8, 8))
+    os.truncate(pictures.file, 4 * pictures.bytes)
+    kill(path, 5)
+    assert reds(Pictures(find_source(str(path)), Frame(8, 8))) == [*range(1, 7)]
+
+
+def test_processes_write_their_pictures_themselves(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "FEW", 0)
+    monkeypatch.setattr(cache, "cores", lambda: 2)
+    path = written(tmp_path / "set", range(40))
+    (path / "050.png").write_bytes(b"no picture")
+    sent = []
+    real = cache._results
+    monkeypatch.setattr(cache, "_results", lambda *typed: (sent.extend(each) or each for each in real(*typed)))
+    pictures = Pictures(find_source(str(path)), Frame(8, 8), skip_broken=True)
+    assert reds(pictures) == [*range(40)] and len(pictures.problems) == 1
+    assert {type(made) for _, problem, made in sent if problem is None} == {str}
+
+
+def test_a_row_that_cannot_be_written_is_not_the_pictures_fault(tmp_path, monkeypatch):
+    real = Pictures._reserve
+    monkeypatch.setattr(Pictures, "_reserve", lambda self, todo: real(self, todo) or self.file.unlink())
+    with pytest.raises(UserError, match=r"cannot write to .*gan-cache: No such file or directory; set"):
+        Pictures(find_source(str(written(tmp_path / "set", range(6)))), Frame(8, 8), skip_broken=True)
 
 
 def test_without_room_on_the_disk_pictures_are_decoded_as_needed(tmp_path, monkeypatch):
     path = written(tmp_path / "set", range(6))
     monkeypatch.setattr(module, "MARGIN", 2**60)
     pictures = Pictures(find_source(str(path)), Frame(8, 8))
-    assert not pictures.decoded and not pictures.file.exists()
+    assert not pictures.decoded and not pictures.file.stat().st_size
     assert reds(pictures) == [*range(6)]
     os.utime(path / "001.png", (1, 1))
     with pytest.raises(UserError, match=r"001\.png: it has changed since the data set was opened"):

@@ -116,6 +116,30 @@ def test_steps_equal_the_published_ones(case):
     assert families.difference(found, golden["steps"]) < 1e-7
 
 
+def test_steps_with_other_options_equal_the_published_ones():
+    """Three steps of the published code: no identity, another weight, and discriminators of two layers."""
+    wanted = {
+        "gan_b": [3.014355430982091, 2.682293088799236, 2.442237910076726],
+        "gan_a": [2.444329645429838, 2.134549130081722, 1.8817969119091988],
+        "cycle_a": [2.9866451642510055, 2.957872929968951, 2.9267051229436185],
+        "cycle_b": [3.2069983200077328, 3.165109259068612, 3.136580396679381],
+        "of_b": [1.7529254605722246, 1.6272811877629514, 1.533832202322395],
+        "of_a": [1.4538246602384497, 1.3430293227002124, 1.2567218926387884],
+    }
+    networks = partial(ResnetGenerator, width=4, blocks=6), partial(PatchGan, 3, 4, 2, norm="instance")
+    game = CycleGan(*networks, linear_decay(10**9), pool=0, cycle=5.0, identity=0.0).double()
+    for seed, (kind, which) in enumerate(NETWORKS.values(), 5):
+        net = getattr(game, kind)[which]
+        shapes = {key: list(value.shape) for key, value in net.state_dict().items()}
+        net.load_state_dict(families.weights(shapes, seed))
+    batch, seen = dict(zip("ab", pictures(9, 2, 32), strict=True)), recorded(game, "fool", "judge")
+    trainer(PhaseStrategy("ddp", check=False), 1, 3).fit(game, DataLoader([batch] * 3, batch_size=None))
+    turns = zip(seen[::2], seen[1::2], strict=True)
+    found = [fooled | {"of_b": judged["gan_b"], "of_a": judged["gan_a"]} for fooled, judged in turns]
+    steps = [dict(zip(wanted, step, strict=True)) for step in zip(*wanted.values(), strict=True)]
+    assert families.difference(found, steps) < 1e-9
+
+
 def test_the_pool_follows_the_published_rule(monkeypatch):
     """One picture at a time, as published batches have, with the published numbers."""
     figures = families.load("pix2pix.pt")

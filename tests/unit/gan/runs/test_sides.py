@@ -188,5 +188,8 @@ def test_a_plan_needs_no_pictures():
 def test_the_work_of_decoding_can_be_sent_to_processes_that_are_not_forked(tmp_path):
     fill(tmp_path, "A", "B")
     pictures = found(tmp_path, held_out=0.0, crop=False).train.a.pictures
-    decode = pickle.loads(pickle.dumps(pictures._bytes_of))
-    assert all((decode(row) == pictures[row]["image"].numpy()).all() for row in (0, 1))
+    write, known = pickle.loads(pickle.dumps(pictures._write)), [pictures[row]["image"] for row in (0, 1)]
+    with pictures.file.open("r+b") as file:
+        file.write(bytes(2 * pictures.bytes))
+    assert [write(row) for row in (0, 1)] == ["0", "1"]
+    assert all(torch.equal(pictures[row]["image"], known[row]) for row in (0, 1))

@@ -1,5 +1,6 @@
 """Projection and directions as they are typed, for a run and for a published file."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,16 @@ from gan import sample
 from gan.app.drawing import latents, opened
 from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.opened import Drawings
+from gan.app.drawing.projection import drawn
 from gan.app.painting import sheet
 from gan.app.painting.grids import CELL, MARGIN, TITLE
 from gan.files.errors import UserError
+from nets.lpips import load_lpips
 from nets.published.from_noise import published
 from nets.published.pickles import write
 from nets.r3 import R3Generator
 from nets.stylegan import StyleDiscriminator, StyleGenerator
-from tests.support import opening
+from tests.support import narrow_vgg, opening
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +150,18 @@ def test_a_latent_file_says_when_the_opened_weights_are_others(files, capsys):
 def test_another_step_of_a_run_is_another_source(run, monkeypatch):
     monkeypatch.chdir(run)
     assert gan.open(".", device="cpu").source == f"{run.name}, step 1"
+
+
+def test_a_picture_is_projected_by_lpips_with_weights_in_the_layout_of_torchvision(files, capsys):
+    torch.save(narrow_vgg.state16(64), "vgg16.pth")
+    typed = ["project", "--picture", str(files / "me.png"), "--steps", "40", "--perceptual", "vgg16.pth"]
+    assert sample.main([str(files / "alone.pkl"), *typed, "-o", "me.pt", "--device", "cpu"]) == 0
+    said = re.search(r"distance by LPIPS: (\S+) at the mean of w, (\S+) projected", capsys.readouterr().out)
+    drawings = gan.open(files / "alone.pkl", device="cpu")
+    target, net = drawings._picture(str(files / "me.png"))[None], load_lpips("vgg16.pth")
+    found = drawn(drawings.drawer.styled(), latents.Latent.load("me.pt", drawings.drawer.styled()))
+    assert float(said[2]) == pytest.approx(net(found, target).item(), abs=1e-4)
+    assert float(said[2]) < 0.95 * float(said[1])
 
 
 def test_a_search_in_a_network_with_classes_says_where_it_starts(capsys):

@@ -5,9 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning import Callback
 
 from gan import Phase
-from gan.app.training import pace
+from gan.app.run.folder import RunFolder
+from gan.app.training import metrics, pace
+from gan.app.training.metrics import Record
 from gan.app.training.pace import Bar, Pace, between_steps
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain
@@ -55,6 +58,22 @@ def test_the_bar_tells_losses_pictures_and_the_time_to_the_end(capsys):
     assert "\r" not in said.err
     lines = re.findall(r"^step (\d) of 5: (\S+) kimg, \S+ pictures/s, \S+ s/kimg, .*to go$", said.out, re.MULTILINE)
     assert lines == [("2", "0.032"), ("4", "0.064")]
+
+
+class Stop(Callback):
+    def on_train_batch_end(self, trainer, *_):
+        trainer.should_stop = trainer.global_step == 3
+
+
+@pytest.mark.parametrize(("callbacks", "wanted"), [([], {4: 80.0}), ([Stop()], {})])
+def test_a_training_that_is_shorter_than_a_row_has_its_time_too(callbacks, wanted, tmp_path):
+    """A stopped training has no row more than one that went on: resumed, its rows are those of the unbroken one."""
+    record = Record(RunFolder(tmp_path))
+    settings = dict(callbacks=[Bar(16), *callbacks], enable_progress_bar=True, logger=record, log_every_n_steps=10)
+    trainer(PhaseStrategy("single"), 1, 5, **settings).fit(Plain(), parts(5))
+    rows = metrics.read(record.folder.metrics)
+    assert {step: row["pictures"] for step, row in rows.items()} == wanted
+    assert all(row["seconds"] > 0 for row in rows.values())
 
 
 def test_losses_are_told_by_phase_without_gradient_norms():
