@@ -58,13 +58,15 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
 
         # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
         for learner, (norms, values) in zip(learners, finished, strict=True):
-            if "on_before_optimizer_step" in training.hooks.wanted:
-                norms = see_gradients(learner, training.hooks)
-                values = norms.tolist()
-            norm = torch.linalg.vector_norm(norms)
-            finite = all(map(math.isfinite, values))
-            if finite:
-                learner.update(norm)
+            # What a hook, an optimizer or `after` draws is for all ranks.
+            with noise.at(noise.Place((training.seed, step, phase.name, learner.player.name), 0, 1, 1)):
+                if "on_before_optimizer_step" in training.hooks.wanted:
+                    norms = see_gradients(learner, training.hooks)
+                    values = norms.tolist()
+                norm = torch.linalg.vector_norm(norms)
+                finite = all(map(math.isfinite, values))
+                if finite:
+                    learner.update(norm)
             if learner.loss_scale is not None:
                 learner.loss_scale.update(finite)
             training.guard.saw(phase, learner, finite, losses, step, training.world)

@@ -12,7 +12,8 @@ weights, random states, attributes of modules.
 On a CPU step 0 is then tried with the whole batches too, because a mask, say, may be true for few samples only. That
 comes second: what a pipeline is called with has other rows than the samples in the first one, and is known as a table.
 An accelerator may have no memory for the samples of all ranks, so there it is left out; so it is if a loss fails
-with the samples of all ranks.
+with the samples of all ranks. A loss that fails with few samples is tried with the whole batches in place of them, in
+any step; if it fails with these too, the training itself says so.
 
 What differs only later, such as a mask that is full in the first batch, is found when later steps are tried: at growing
 distances, after a step in which all ranks have computed a loss in a new way (processes/equal_rows.py), and each tenth
@@ -101,18 +102,26 @@ def check_step(
         return
     tries = Tries(game, training, kept, play)
     tries.compare_answers(ready)
+    fits = rows(own) < rows(batch) and training.world.size <= ROOM.get(training.world.device.type, 1)
     samples = join_batches(gather(own))
+
+    def with_all() -> tuple[Trial, dict[str, str]] | None:
+        each = gather(_samples(game, training, batch, whole=True))
+        tries.whole = all(whole is not None for whole in each)
+        return tries.compare(each[training.world.rank], join_batches(each)) if tries.whole else None
+
     try:
-        together, lines = tries.compare(own, samples)
-        if lines and training.draws.take_otherwise():
-            _, lines = tries.compare(own, samples)
-        fits = rows(own) < rows(batch) and training.world.size <= ROOM.get(training.world.device.type, 1)
-        if fits and game.step == 0 and not lines:
-            each = gather(_samples(game, training, batch, whole=True))
-            tries.whole = all(whole is not None for whole in each)
-            if tries.whole:
-                with suppress(TooFew):
-                    _, lines = tries.compare(each[training.world.rank], join_batches(each))
+        try:
+            together, lines = tries.compare(own, samples)
+            if lines and training.draws.take_otherwise():
+                _, lines = tries.compare(own, samples)
+        except TooFew:  # a loss may take packs of ten samples, or the best twelve of a batch
+            if not fits or (found := with_all()) is None:
+                raise
+            together, lines = found
+        if fits and game.step == 0 and not (lines or tries.whole):
+            with suppress(TooFew):
+                _, lines = with_all() or (together, lines)
     except TooFew as error:
         rank_zero_warn(f"no comparison with one device: {error}")
         return
@@ -160,12 +169,11 @@ class Tries:
             except Exception as error:
                 tried = f"step {step} was tried on {rows(samples)} samples"
                 error.add_note(f"while {tried}; PhaseStrategy(check=False) leaves that out")
-                needed = not (self.whole and alone) and (step == 0 or isinstance(error, UserError))
-                if needed or isinstance(error, RanksDiffer):
+                if isinstance(error, RanksDiffer) or (isinstance(error, UserError) and not (self.whole and alone)):
                     raise
                 trial.meet(f"cannot play: {error}")
                 raise TooFew(
-                    f"{tried}, and a loss fails, perhaps because it remembers a larger batch: {error}"
+                    f"{tried}, and a loss fails, perhaps because it needs or remembers a larger batch: {error}"
                 ) from error
             trial.meet("has ended the step")
             trial.state, trial.kept = self.kept.written(), self.kept.kept()
@@ -273,7 +281,7 @@ def gap_of(one: Tensor | None, other: Tensor | None) -> float:
 
 
 class TooFew(Exception):
-    """A loss fails on the few samples of a trial, on all ranks. It may remember a larger batch of an earlier step."""
+    """A loss fails on the samples of a trial, on all ranks. It may need more, or remember an earlier batch."""
 
 
 @dataclass(frozen=True)
