@@ -40,7 +40,7 @@ from gan.phase import Phase
 from gan.pool import ImagePool
 from nets.norm import rows_together, unsynchronised
 from strategies.check.trial import RanksDiffer, Snapshot, Trial
-from strategies.draws import BY_GENERATOR, ByPhase
+from strategies.draws import BY_GENERATOR
 from strategies.micro_batches import first_rows, join_batches, rows
 from strategies.policies.policy import Policy
 from strategies.turn import Training
@@ -60,8 +60,9 @@ SMALL_LOSS = 1e-3  # smaller losses are taken as if they had this size
 
 THE_SAME_ON_ALL_RANKS = "Write what is the same on all ranks: gan.ranks.mean(x) or gan.ranks.sum(x) in place of x."
 REMEMBERED = (
-    "What a loss remembers from earlier steps must be the same on all ranks: keep gan.ranks.mean(x) or "
-    "gan.ranks.sum(x) in place of x."
+    "What a loss remembers from earlier steps must be the same on all ranks: keep gan.ranks.mean(x), gan.ranks.sum(x) "
+    "or gan.ranks.gather(x) in place of x. So must what hooks write to weights: draw for it from a torch.Generator "
+    "that is seeded alike on all ranks."
 )
 A_MEAN_OVER_SAMPLES = (
     "A loss must be a mean over samples. Where it needs a number of the whole batch, take gan.ranks.mean(x), "
@@ -71,6 +72,9 @@ DRAWS = (
     "The phase draws. A draw must have a row for each sample, or several: all draws of the game in blocks, as "
     "torch.cat makes them, or all side by side, as nn.MultiheadAttention drops its weights (not with "
     "need_weights=False)."
+)
+DRAWS_ALIKE = (
+    "NumPy and random give all ranks the same numbers: draw what each sample has of its own with torch or gan.noise."
 )
 IN_MICRO_BATCHES = "In micro-batches the rows of a draw must be the samples, in blocks; or leave micro_batches= out."
 DRAWS_BY_GENERATOR = (
@@ -135,12 +139,12 @@ def check_step(
             lines[f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}"] = IN_MICRO_BATCHES
     if lines:
         which = "all" if tries.whole else "a few"
-        raise RanksDiffer(_said(lines, which, training, game.step, together.drawn))
+        raise RanksDiffer(_said(lines, which, training, game.step, together))
     if together.own:
         rank_zero_warn(
             f"a loss keeps other values in {', '.join(map(repr, together.own))} than one device would. That is right "
-            f"for a log, but what losses read must be the same on all ranks: keep gan.ranks.mean(x) or "
-            f"gan.ranks.sum(x) in place of x"
+            f"for a log, but what losses read must be the same on all ranks: keep gan.ranks.mean(x), "
+            f"gan.ranks.sum(x) or gan.ranks.gather(x) in place of x"
         )
 
 
@@ -384,13 +388,14 @@ def _apart(one: float, other: float, room: float) -> bool:
     return not abs(one - other) <= room
 
 
-def _said(lines: Mapping[str, str], which: str, training: Training, step: int, drawn: ByPhase) -> str:
+def _said(lines: Mapping[str, str], which: str, training: Training, step: int, trial: Trial) -> str:
     """The error: what differs, and what to type."""
-    draws = {draw.name for of_phase in drawn.values() for draw in of_phase.values()}
+    draws = {draw.name for of_phase in trial.drawn.values() for draw in of_phase.values()}
     given = {name for name in draws if name.endswith(BY_GENERATOR)}
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     listed = "".join(f"\n  - {text}" for text in [*list(lines)[:SHOWN], *more])
     advice = [*dict.fromkeys(lines.values()), *[DRAWS] * bool(draws - given), *[DRAWS_BY_GENERATOR] * bool(given)]
+    advice += [DRAWS_ALIKE] * trial.drawn_alike
     if any(unsynchronised(policy.player.module) for policy in training.policies.values()):
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
     before = " Weights, and checkpoints, may differ since the trial before this one." if step else ""

@@ -592,6 +592,28 @@ def test_what_fails_on_few_samples_alone_is_trained_and_that_is_said(policy, ran
     assert "no comparison with one device: step 1 was tried on 16 samples, and a loss fails" in found[0][1]
 
 
+class ByNumPy(One):
+    """Times of a diffusion, a number for each sample."""
+
+    def play(self, batch):
+        return (self.net(batch["x"]).square().mean(1) * torch.from_numpy(np.random.rand(len(batch["x"])))).mean()
+
+
+class FrozenNorms(Sum):
+    """Its batch norms do not learn, so they are no reason."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.append(nn.BatchNorm1d(3).eval())
+
+
+@pytest.mark.parametrize(("game", "by_numpy"), [(ByNumPy, True), (FrozenNorms, False)])
+def test_the_reason_is_named_and_no_other(game, by_numpy, ranks):
+    said = ranks(2).run(refused, game, world=2, steps=1, check=True, sync_batchnorm=False)[0]
+    assert ("NumPy and random give all ranks the same numbers" in said) == by_numpy
+    assert "Synchronise batch norms" not in said
+
+
 class Packs(One):
     """CTGAN: the network sees four samples as one row, and draws for each such pack."""
 
