@@ -117,7 +117,8 @@ class Phase:
     - `every`: play the phase once in so many steps, counted from `start`.
     - `start`, `until`: play it from step `start` on, and before step `until`.
     - `when`: a function without arguments that says whether to play it, e.g. `lambda: self.strength > 0`. It is asked
-      only in steps in which the phase is due otherwise. The first rank is asked, and all ranks do what it says.
+      only in steps in which the phase is due otherwise. All ranks are asked, so it may call `gan.ranks`; all do what
+      the first rank says.
     - `micro_batches`: split each rank's batch into this many equal parts, and average their gradients. Of M parts, part
       k has the rows k, k + M, k + 2 M and so on.
     - `second_order`: say True if the loss differentiates a gradient (R1, WGAN-GP, torch.func.grad). A policy that

@@ -218,6 +218,7 @@ def rows_together(module: nn.Module) -> int:
 
 
 def unsynchronised(module: nn.Module) -> bool:
-    """Whether a batch norm sees only the samples of its own rank."""
-    kinds = {type(each) for each in module.modules() if isinstance(each, _BatchNorm)}
+    """Whether a batch norm takes statistics, and only of the samples of its own rank."""
+    norms = [each for each in module.modules() if isinstance(each, _BatchNorm)]
+    kinds = {type(each) for each in norms if each.training or each.running_mean is None}
     return F.batch_norm is torchs and not all(issubclass(kind, SyncBatchNorm | nn.SyncBatchNorm) for kind in kinds)

@@ -21,7 +21,8 @@ A draw of 8 rows, where a rank has 4 samples, may be two rows for each sample, o
 samples. A trial plays a phase with few samples and with many (check/one_device.py). The dimension that has grown with
 the samples is theirs, and what has not grown is one draw for the whole batch. Several rows for each sample may be
 copies of the batch, one after the other, as torch.cat makes them, or lie side by side, as the heads of attention do.
-If the trial differs with the first, it is played with the second.
+If the trial differs with the first, it is played with the second. Fewer rows than samples that grow with them are one
+for each pack of neighbours (PacGAN).
 
 [Note: a forward that is run again]
 torch.utils.checkpoint runs a forward again in backward, where no place is set. It saves torch's random state before

@@ -60,6 +60,12 @@ def changed(before: dict[str, Any]) -> bool:
     return one.keys() != other.keys() or not all(torch.equal(one[name], other[name]) for name in one)
 
 
+def changed_alike(before: Mapping[str, Any]) -> bool:
+    """Whether something was drawn from NumPy or Python, which have the same states on all ranks."""
+    (_, keys, *rest), (_, keys_now, *rest_now) = before["numpy"], capture()["numpy"]
+    return random.getstate() != before["python"] or rest_now != rest or not torch.equal(keys_now, keys)
+
+
 @contextmanager
 def untouched() -> Iterator[None]:
     """What is drawn inside does not change the states."""

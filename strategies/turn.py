@@ -58,13 +58,15 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
 
         # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
         for learner, (norms, values) in zip(learners, finished, strict=True):
-            if "on_before_optimizer_step" in training.hooks.wanted:
-                norms = see_gradients(learner, training.hooks)
-                values = norms.tolist()
-            norm = torch.linalg.vector_norm(norms)
-            finite = all(map(math.isfinite, values))
-            if finite:
-                learner.update(norm)
+            # What a hook, an optimizer or `after` draws is for all ranks.
+            with noise.at(noise.Place((training.seed, step, phase.name, learner.player.name), 0, 1, 1)):
+                if "on_before_optimizer_step" in training.hooks.wanted:
+                    norms = see_gradients(learner, training.hooks)
+                    values = norms.tolist()
+                norm = torch.linalg.vector_norm(norms)
+                finite = all(map(math.isfinite, values))
+                if finite:
+                    learner.update(norm)
             if learner.loss_scale is not None:
                 learner.loss_scale.update(finite)
             training.guard.saw(phase, learner, finite, losses, step, training.world)
@@ -175,8 +177,17 @@ def all_learning(policies: Mapping[str, Policy], second_order: bool = False) -> 
 
 def _losses(phase: Phase, part: Any, place: noise.Place, precision: Precision) -> dict[str, Tensor]:
     """The named losses of one micro-batch, in the run's precision."""
-    with noise.at(place), precision.forward_context():
-        losses: Losses = phase.loss(part)
+    try:
+        with noise.at(place), precision.forward_context():
+            losses: Losses = phase.loss(part)
+    except RuntimeError as error:
+        if "not require grad" not in str(error):
+            raise
+        raise UserError(
+            f"phase '{phase.name}': {error}; in this phase only the weights of {', '.join(phase.learners)} require "
+            f"gradients, so type x.requires_grad_() for what the loss differentiates by, and let it learn inside, as "
+            f"an unrolled GAN does, on weight.detach().clone().requires_grad_(), by torch.func.functional_call"
+        ) from error
     named = {"loss": losses} if isinstance(losses, Tensor) else losses
     if not isinstance(named, Mapping) or not named:
         raise UserError(

@@ -116,10 +116,11 @@ class World:
         return value / self.size
 
     def answer(self, question: Callable[[], bool]) -> bool:
-        """The first rank's answer. No other rank calls the function."""
+        """The first rank's answer. All call the function: it may ask the others, or move on what all draw from."""
+        own = bool(question())
         if self.size == 1:
-            return bool(question())
-        answer = torch.tensor(self.rank == 0 and bool(question())).byte().to(self.device, non_blocking=True)
+            return own
+        answer = torch.tensor(own).byte().to(self.device, non_blocking=True)
         dist.broadcast(answer, 0)
         return bool(answer)
 

@@ -12,7 +12,8 @@ weights, random states, attributes of modules.
 On a CPU step 0 is then tried with the whole batches too, because a mask, say, may be true for few samples only. That
 comes second: what a pipeline is called with has other rows than the samples in the first one, and is known as a table.
 An accelerator may have no memory for the samples of all ranks, so there it is left out; so it is if a loss fails
-with the samples of all ranks.
+with the samples of all ranks. A loss that fails with few samples is tried with the whole batches in place of them, in
+any step; if it fails with these too, the training itself says so.
 
 What differs only later, such as a mask that is full in the first batch, is found when later steps are tried: at growing
 distances, after a step in which all ranks have computed a loss in a new way (processes/equal_rows.py), and each tenth
@@ -39,7 +40,7 @@ from gan.phase import Phase
 from gan.pool import ImagePool
 from nets.norm import rows_together, unsynchronised
 from strategies.check.trial import RanksDiffer, Snapshot, Trial
-from strategies.draws import BY_GENERATOR, ByPhase
+from strategies.draws import BY_GENERATOR
 from strategies.micro_batches import first_rows, join_batches, rows
 from strategies.policies.policy import Policy
 from strategies.turn import Training
@@ -59,8 +60,9 @@ SMALL_LOSS = 1e-3  # smaller losses are taken as if they had this size
 
 THE_SAME_ON_ALL_RANKS = "Write what is the same on all ranks: gan.ranks.mean(x) or gan.ranks.sum(x) in place of x."
 REMEMBERED = (
-    "What a loss remembers from earlier steps must be the same on all ranks: keep gan.ranks.mean(x) or "
-    "gan.ranks.sum(x) in place of x."
+    "What a loss remembers from earlier steps must be the same on all ranks: keep gan.ranks.mean(x), gan.ranks.sum(x) "
+    "or gan.ranks.gather(x) in place of x. So must what hooks write to weights: draw for it from a torch.Generator "
+    "that is seeded alike on all ranks."
 )
 A_MEAN_OVER_SAMPLES = (
     "A loss must be a mean over samples. Where it needs a number of the whole batch, take gan.ranks.mean(x), "
@@ -70,6 +72,9 @@ DRAWS = (
     "The phase draws. A draw must have a row for each sample, or several: all draws of the game in blocks, as "
     "torch.cat makes them, or all side by side, as nn.MultiheadAttention drops its weights (not with "
     "need_weights=False)."
+)
+DRAWS_ALIKE = (
+    "NumPy and random give all ranks the same numbers: draw what each sample has of its own with torch or gan.noise."
 )
 IN_MICRO_BATCHES = "In micro-batches the rows of a draw must be the samples, in blocks; or leave micro_batches= out."
 DRAWS_BY_GENERATOR = (
@@ -101,18 +106,26 @@ def check_step(
         return
     tries = Tries(game, training, kept, play)
     tries.compare_answers(ready)
+    fits = rows(own) < rows(batch) and training.world.size <= ROOM.get(training.world.device.type, 1)
     samples = join_batches(gather(own))
+
+    def with_all() -> tuple[Trial, dict[str, str]] | None:
+        each = gather(_samples(game, training, batch, whole=True))
+        tries.whole = all(whole is not None for whole in each)
+        return tries.compare(each[training.world.rank], join_batches(each)) if tries.whole else None
+
     try:
-        together, lines = tries.compare(own, samples)
-        if lines and training.draws.take_otherwise():
-            _, lines = tries.compare(own, samples)
-        fits = rows(own) < rows(batch) and training.world.size <= ROOM.get(training.world.device.type, 1)
-        if fits and game.step == 0 and not lines:
-            each = gather(_samples(game, training, batch, whole=True))
-            tries.whole = all(whole is not None for whole in each)
-            if tries.whole:
-                with suppress(TooFew):
-                    _, lines = tries.compare(each[training.world.rank], join_batches(each))
+        try:
+            together, lines = tries.compare(own, samples)
+            if lines and training.draws.take_otherwise():
+                _, lines = tries.compare(own, samples)
+        except TooFew:  # a loss may take packs of ten samples, or the best twelve of a batch
+            if not fits or (found := with_all()) is None:
+                raise
+            together, lines = found
+        if fits and game.step == 0 and not (lines or tries.whole):
+            with suppress(TooFew):
+                _, lines = with_all() or (together, lines)
     except TooFew as error:
         rank_zero_warn(f"no comparison with one device: {error}")
         return
@@ -126,12 +139,12 @@ def check_step(
             lines[f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}"] = IN_MICRO_BATCHES
     if lines:
         which = "all" if tries.whole else "a few"
-        raise RanksDiffer(_said(lines, which, training, game.step, together.drawn))
+        raise RanksDiffer(_said(lines, which, training, game.step, together))
     if together.own:
         rank_zero_warn(
             f"a loss keeps other values in {', '.join(map(repr, together.own))} than one device would. That is right "
-            f"for a log, but what losses read must be the same on all ranks: keep gan.ranks.mean(x) or "
-            f"gan.ranks.sum(x) in place of x"
+            f"for a log, but what losses read must be the same on all ranks: keep gan.ranks.mean(x), "
+            f"gan.ranks.sum(x) or gan.ranks.gather(x) in place of x"
         )
 
 
@@ -160,12 +173,11 @@ class Tries:
             except Exception as error:
                 tried = f"step {step} was tried on {rows(samples)} samples"
                 error.add_note(f"while {tried}; PhaseStrategy(check=False) leaves that out")
-                needed = not (self.whole and alone) and (step == 0 or isinstance(error, UserError))
-                if needed or isinstance(error, RanksDiffer):
+                if isinstance(error, RanksDiffer) or (isinstance(error, UserError) and not (self.whole and alone)):
                     raise
                 trial.meet(f"cannot play: {error}")
                 raise TooFew(
-                    f"{tried}, and a loss fails, perhaps because it remembers a larger batch: {error}"
+                    f"{tried}, and a loss fails, perhaps because it needs or remembers a larger batch: {error}"
                 ) from error
             trial.meet("has ended the step")
             trial.state, trial.kept = self.kept.written(), self.kept.kept()
@@ -273,7 +285,7 @@ def gap_of(one: Tensor | None, other: Tensor | None) -> float:
 
 
 class TooFew(Exception):
-    """A loss fails on the few samples of a trial, on all ranks. It may remember a larger batch of an earlier step."""
+    """A loss fails on the samples of a trial, on all ranks. It may need more, or remember an earlier batch."""
 
 
 @dataclass(frozen=True)
@@ -376,13 +388,14 @@ def _apart(one: float, other: float, room: float) -> bool:
     return not abs(one - other) <= room
 
 
-def _said(lines: Mapping[str, str], which: str, training: Training, step: int, drawn: ByPhase) -> str:
+def _said(lines: Mapping[str, str], which: str, training: Training, step: int, trial: Trial) -> str:
     """The error: what differs, and what to type."""
-    draws = {draw.name for of_phase in drawn.values() for draw in of_phase.values()}
+    draws = {draw.name for of_phase in trial.drawn.values() for draw in of_phase.values()}
     given = {name for name in draws if name.endswith(BY_GENERATOR)}
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     listed = "".join(f"\n  - {text}" for text in [*list(lines)[:SHOWN], *more])
     advice = [*dict.fromkeys(lines.values()), *[DRAWS] * bool(draws - given), *[DRAWS_BY_GENERATOR] * bool(given)]
+    advice += [DRAWS_ALIKE] * trial.drawn_alike
     if any(unsynchronised(policy.player.module) for policy in training.policies.values()):
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
     before = " Weights, and checkpoints, may differ since the trial before this one." if step else ""

@@ -173,6 +173,7 @@ class Trial:
     kept: dict[str, Tensor] = field(default_factory=dict)  # in the author's objects: see Snapshot.kept
     own: list[str] = field(default_factory=list)  # of these: what differs from one device
     drawn: ByPhase = field(default_factory=dict)  # by networks
+    drawn_alike: bool = False  # whether a loss has drawn from NumPy or Python
     dtypes: set[torch.dtype] = field(default_factory=set)  # of losses: an author may cast by autocast
     unlike: set[str] = field(default_factory=set)  # phases with draws that differ by rank, which cannot be compared
 
@@ -208,6 +209,7 @@ class Trial:
         self.drawn |= draws.seen
         if random_state.changed(before):
             self.unlike.add(phase.name)
+        self.drawn_alike |= random_state.changed_alike(before)
 
     def meet(self, what: str) -> None:
         """Raise if another rank does something else now. In training the ranks would wait for each other."""

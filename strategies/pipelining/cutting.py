@@ -198,6 +198,8 @@ class Balance:
 def advise(player: str, stages_of: Mapping[str, int], seconds: Mapping[str, float]) -> str | None:
     """What to type if other stages would take less time; None if these are even enough."""
     units = [name for name in stages_of if name in seconds]
+    if not units:  # its parts are containers, which have no forward to measure
+        return None
     count = len({stages_of[name] for name in units})
     better = dict(zip(units, share_out([seconds[name] for name in units], count), strict=True))
     now, then = _times(stages_of, seconds, units), _times(better, seconds, units)

@@ -589,7 +589,56 @@ def test_what_fails_on_few_samples_alone_is_trained_and_that_is_said(policy, ran
     alone = train(Remembers, steps=4, check=True)
     found = ranks(2).run(_trained_and_warned, Remembers, policy)
     equals([trained for trained, _ in found], alone)
-    assert "no comparison with one device: step 1 was tried on 2 samples, and a loss fails" in found[0][1]
+    assert "no comparison with one device: step 1 was tried on 16 samples, and a loss fails" in found[0][1]
+
+
+class ByNumPy(One):
+    """Times of a diffusion, a number for each sample."""
+
+    def play(self, batch):
+        return (self.net(batch["x"]).square().mean(1) * torch.from_numpy(np.random.rand(len(batch["x"])))).mean()
+
+
+class FrozenNorms(Sum):
+    """Its batch norms do not learn, so they are no reason."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.append(nn.BatchNorm1d(3).eval())
+
+
+@pytest.mark.parametrize(("game", "by_numpy"), [(ByNumPy, True), (FrozenNorms, False)])
+def test_the_reason_is_named_and_no_other(game, by_numpy, ranks):
+    said = ranks(2).run(refused, game, world=2, steps=1, check=True, sync_batchnorm=False)[0]
+    assert ("NumPy and random give all ranks the same numbers" in said) == by_numpy
+    assert "Synchronise batch norms" not in said
+
+
+class Packs(One):
+    """CTGAN: the network sees four samples as one row, and draws for each such pack."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(24, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 1))
+
+    def play(self, batch):
+        share = torch.rand(len(batch["x"]) // 4, 1, 1).repeat(1, 4, 6).view(-1, 6)
+        return self.net((share * batch["x"]).view(-1, 24)).square().mean()
+
+
+class Best(One):
+    """Top-k training, which needs more samples than a trial has at first."""
+
+    def play(self, batch):
+        return all_ranks.gather(self.net(batch["x"]).sum(1)).topk(12).values.square().mean()
+
+
+@pytest.mark.parametrize("game", [Packs, Best])
+def test_what_needs_more_samples_is_tried_with_the_whole_batches(game, ranks):
+    alone = train(game, steps=4, check=True)
+    found = ranks(2).run(_trained_and_warned, game, "ddp")
+    equals([trained for trained, _ in found], alone)
+    assert "no comparison" not in found[0][1]
 
 
 def _trained_and_warned(game, policy):

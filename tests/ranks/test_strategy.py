@@ -341,6 +341,7 @@ class BadLoss(Plain):
     ("wrong", "message"),
     [
         (lambda self, losses: losses["fake"].detach(), "phase 'discriminator': its loss depends on no weight"),
+        (lambda self, losses: losses["fake"].detach().backward(), "in this phase only the weights of discriminator"),
         (lambda self, losses: None, "must return a scalar or named scalars, got NoneType"),
         (lambda self, losses: {}, "must return a scalar or named scalars"),
         (lambda self, losses: {"many": losses["fake"] * torch.ones(2)}, "its loss 'many' is not a scalar"),

@@ -41,7 +41,7 @@ ADVICE = {  # by what differs first
     "weight": "What changes weights after an update must be the same on all ranks: Player(after=...), hooks. Else a "
     "gradient differs by too little to be named, and the optimizer enlarges that.",
     "average": "What changes averages must be the same on all ranks: Player(ema=...).",
-    "phase": "All ranks must play the same phases in the same order; Phase(when=...) is asked on the first rank.",
+    "phase": "All ranks must play the same phases in the same order; in Phase(when=...) the first rank decides.",
     "draws": "Draws are the same at any number of ranks from gan.noise, and in phases without draws='torch'.",
 }
 

@@ -52,6 +52,10 @@ def test_even_stages_are_left_as_they_are(stage_of, seconds):
     assert advise("generator", stage_of, seconds) is None
 
 
+def test_containers_whose_parts_are_called_one_by_one_have_no_times_and_no_advice():
+    assert advise("generator", {"pretrained": 0, "scratch": 1}, {}) is None
+
+
 # ---- cutting ----
 
 
