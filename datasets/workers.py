@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import active_children
+from multiprocessing import active_children, get_start_method
 from typing import Any
 
 import torch
@@ -32,6 +32,15 @@ def usual(ranks: int) -> int:
     return max(1, min(MOST, cores() // ranks))
 
 
+def start_method(workers: int) -> str | None:
+    """How a loader starts its workers: None is the program's own way.
+
+    Since Python 3.14 a server starts them under Linux: a data set would have to be pickled, so could hold no lambda,
+    each worker would import torch again, and no rank would hear of its death. So they are forked, as before.
+    """
+    return "fork" if workers and get_start_method() == "forkserver" else None
+
+
 class Loader(DataLoader):
     """A DataLoader whose workers leave signals to the trainer, and whose dead or silent workers are noticed.
 
@@ -42,6 +51,7 @@ class Loader(DataLoader):
         super().__init__(
             *args,
             num_workers=workers,
+            multiprocessing_context=start_method(workers),
             timeout=PATIENCE if workers else 0,
             worker_init_fn=leave_signals_to_the_trainer,
             generator=torch.Generator().manual_seed(seed),

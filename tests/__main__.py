@@ -43,7 +43,9 @@ def start_server() -> None:
     for number, kept in own:
         os.dup2(kept, number)
         os.close(kept)
-    os.environ["TESTS_FORKSERVER"] = forkserver._forkserver._forkserver_address
+    ours = forkserver._forkserver
+    key = getattr(ours, "_forkserver_authkey", b"")  # since Python 3.14
+    os.environ["TESTS_FORKSERVER"] = f"{key.hex()}:{ours._forkserver_address}"
 
 
 class Report:

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from datasets.workers import explained
+from datasets.workers import explained, start_method
 from gan.files.disk import regular
 from gan.files.errors import UserError, printable, this_rank
 from gan.files.system import cores
@@ -241,11 +241,13 @@ class _Work(Dataset):
 def _results(work: Callable[[int], Any], todo: np.ndarray, title: str) -> Iterator[list[Result]]:
     """The results of the entries, in order, some at a time, with a progress bar after a second."""
     alone = len(todo) <= FEW or multiprocessing.current_process().daemon  # a daemon may not start processes
+    workers = 0 if alone else min(32, cores())
     loader = DataLoader(
         _Work(work, todo),
         batch_size=16,
         collate_fn=list,
-        num_workers=0 if alone else min(32, cores()),
+        num_workers=workers,
+        multiprocessing_context=start_method(workers),
         worker_init_fn=_start_worker,
         generator=torch.Generator(),  # else it would draw from the global one
     )

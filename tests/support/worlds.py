@@ -25,7 +25,7 @@ TIMEOUT = 240
 ROOT = str(Path(__file__).parents[2])
 NUMBERS = (torch.float64, torch.float32, torch.int64, torch.uint8, torch.bool)
 PRELOAD = ["tests.support.preload"]  # what the fork server imports before it forks ranks
-SERVER = "TESTS_FORKSERVER"  # the variable with the address of a server that tests/__main__.py has started
+SERVER = "TESTS_FORKSERVER"  # the variable with key and address of a server that tests/__main__.py has started
 
 
 def context() -> BaseContext:
@@ -33,8 +33,10 @@ def context() -> BaseContext:
     made = mp.get_context("forkserver")
     ours = forkserver._forkserver
     if SERVER in os.environ:
+        key, _, address = os.environ[SERVER].partition(":")
+        ours._forkserver_authkey = bytes.fromhex(key)  # a fork of the server knows its address alone
         if ours._forkserver_address is None:
-            ours._forkserver_address, ours._forkserver_alive_fd = os.environ[SERVER], os.open(os.devnull, os.O_WRONLY)
+            ours._forkserver_address, ours._forkserver_alive_fd = address, os.open(os.devnull, os.O_WRONLY)
         forkserver.ensure_running = ours.ensure_running = resource_tracker.ensure_running
     made.set_forkserver_preload(PRELOAD)
     # The server imports PRELOAD before it gets our sys.path, and a test may be in another folder.

@@ -401,7 +401,7 @@ def test_what_a_resumed_run_changes_is_said_and_training_needs_no_reader(one_ste
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
         heard.append(text)
 
-    monkeypatch.setattr(sys, "stdout", mock.Mock(write=write, closed=False))
+    monkeypatch.setattr(sys, "stdout", mock.Mock(write=write, closed=False, fileno=lambda: -1))
     with outputs():
         assert fit.main(["--resume", "auto", "--max-steps", "2", "--rate", "0.002"]) == 0
     said = "the run was trained with --max-steps 1 --rate 0.001, and goes on with --max-steps 2 --rate 0.002\n"

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from datasets.augment import Prepared
 from datasets.files import pairs
+from datasets.workers import start_method
 from gan import noise
 from gan.app.painting import grids
 from gan.app.painting.reopen import SavedRun, numbered
@@ -179,7 +180,8 @@ class Painter:
             return Styles.load(path)
         numbers = [(0, number) for number in torch.linspace(0, len(self.train) - 1, count).round().int().tolist()]
         workers = getattr(self.data, "workers", 0)
-        items = DataLoader(Prepared(self.train), batch_size=8, sampler=numbers, num_workers=workers)
+        how = dict(num_workers=workers, multiprocessing_context=start_method(workers))
+        items = DataLoader(Prepared(self.train), batch_size=8, sampler=numbers, **how)
         total, seen = torch.zeros(1), torch.zeros(1)
         with tqdm(total=count, desc="mean styles", unit="picture", leave=False) as bar:
             for batch in items:

@@ -118,7 +118,9 @@ def find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | No
     run. The result is None if there is no such run.
     """
     if which == "auto":
-        paths = [path for path in out.iterdir() if _number(path)] if out.is_dir() else []
+        paths = []
+        with suppress(FileNotFoundError, NotADirectoryError):
+            paths = [path for path in out.iterdir() if _number(path)]
         for run in map(RunFolder, sorted(paths, key=_number, reverse=True)):
             checkpoint = run.newest_checkpoint()
             if checkpoint is None:
@@ -129,10 +131,12 @@ def find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | No
                 return run, checkpoint
         return None
     path = Path(which)
-    if not path.exists():
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise UserError(
             f"there is no '{which}'; give a run's folder such as {out}/001-sean-faces, a .ckpt in it, or auto"
-        )
+        ) from error
     folder = holding(path)
     checkpoint = path if is_checkpoint(path) else folder.newest_checkpoint()
     if checkpoint is not None and folder.settings.is_file():

@@ -10,6 +10,7 @@ import sys
 from multiprocessing import synchronize
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -17,9 +18,12 @@ from torch.utils.data import DataLoader, Dataset
 from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
 from datasets import workers as processes
 from datasets.augment import Prepared
+from datasets.files import cache
 from datasets.workers import explained
+from gan.app.scoring.scoring import turns_of
 from gan.files.errors import UserError, WorkerLost
 from gan.files.system import signals
+from strategies.world import World
 from tests.support.numbers import Numbers
 from tests.support.posix import not_on_windows, only_on_linux
 
@@ -81,6 +85,34 @@ def test_a_worker_that_dies_is_an_error_of_one_line(name, kind, message):
     with pytest.raises(UserError, match=message) as error, explained():
         list(GlobalLoader(Faulty(die(number)), 2, shuffle=False, workers=1))
     assert type(error.value) is kind and "\n" not in str(error.value)
+
+
+class Local(Numbers):
+    """Cannot be pickled, as many a person's data set."""
+
+    def __init__(self):
+        super().__init__(4)
+        self.nothing = lambda: None
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: GlobalLoader(Local(), 2, workers=1),
+        lambda: turns_of(Local(), 4, 2, World(), 1),
+        lambda: cache._results(lambda entry: entry, np.arange(cache.FEW + 1), "files"),
+    ],
+    ids=["training", "scoring", "preparing"],
+)
+@only_on_linux
+def test_workers_need_no_pickling_where_python_takes_a_server_to_start_processes(read):
+    """Python 3.14 does under Linux."""
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        assert len(list(read())) > 1
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.mark.promise("a loader's worker is killed, hangs, or has no shared memory")

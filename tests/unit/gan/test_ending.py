@@ -87,8 +87,9 @@ def stay():
     ready.set()
     time.sleep(60)
 
-ready = multiprocessing.Event()
-deaf = multiprocessing.Process(target=stay, daemon=True, name="deaf")
+fork = multiprocessing.get_context("fork")
+ready = fork.Event()
+deaf = fork.Process(target=stay, daemon=True, name="deaf")
 deaf.start()
 ready.wait()
 """
@@ -120,7 +121,7 @@ def test_a_process_that_is_no_daemon_is_waited_for():
 @only_on_linux
 def test_even_a_process_that_cannot_be_killed_holds_nothing_up():
     """It waits for a disk, inside the kernel."""
-    kept = "multiprocessing.Process.kill = lambda self: None"
+    kept = "multiprocessing.process.BaseProcess.kill = lambda self: None"
     program = f"{ALONE}\n{DEAF.replace('60', '30')}\n{kept}\nend(3)"
     with open(os.devnull) as nothing:  # which stays open in what is left
         done = subprocess.Popen([sys.executable, "-c", program], stdout=nothing, stderr=nothing)

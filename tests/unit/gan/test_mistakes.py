@@ -30,7 +30,7 @@ def here(tmp_path, monkeypatch):
     """A copy of the folder of mistakes; what is imported from it is forgotten afterwards."""
     shutil.copytree(FOLDER, tmp_path / "here", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "here" / "broken.py").write_text("import my_paint\nb = = 2\n")
-    (tmp_path / "here" / "not_text.py").write_bytes(b"a = '\xe4'\n")
+    (tmp_path / "here" / "not_text.py").write_bytes(b"# coding: ascii\na = '\xe4'\n")
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
