@@ -1,8 +1,8 @@
 """What several ranks must agree on about a loader."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities import rank_zero_warn
@@ -37,11 +37,13 @@ class DealtLoader:
     generators of its own, which begin on all ranks where the first one's are.
     """
 
-    def __init__(self, loader: Iterable[Any], rank: int, ranks: int, draws: Mapping[str, Any]) -> None:
+    def __init__(self, loader: Any, rank: int, ranks: int, draws: Mapping[str, Any]) -> None:
         self.loader, self.rank, self.ranks, self.draws = loader, rank, ranks, draws
+        if hasattr(loader, "state_dict"):  # since Python 3.12 Lightning does not find it by __getattr__
+            self.state_dict, self.load_state_dict = loader.state_dict, loader.load_state_dict
 
     def __len__(self) -> int:
-        return len(cast(Sized, self.loader))
+        return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["loader"], name)

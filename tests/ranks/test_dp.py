@@ -5,6 +5,7 @@ import gc
 import os
 import threading
 from functools import cache, partial
+from inspect import getattr_static
 from pathlib import Path
 from unittest import mock
 
@@ -20,13 +21,14 @@ from torch.utils.data import DataLoader, IterableDataset
 from datasets import GlobalLoader
 from gan import Phase
 from gan.files.errors import UserError
-from strategies import PhaseStrategy
+from strategies import PhaseStrategy, random_state
+from strategies.loaders import DealtLoader
 from strategies.policies import POLICIES
 from strategies.processes import starting
 from strategies.processes.starting import OwnRanks, Scripts, SingleProcess
 from tests.ranks.test_games import GAMES, pictures
 from tests.support.hard_games import HARD, BatchNorms, Plain
-from tests.support.parity import BATCH, BROKEN, EXACT, Deaf, distance, parts, snapshot, train, trainer, vectors
+from tests.support.parity import BATCH, BROKEN, EXACT, Deaf, Whole, distance, parts, snapshot, train, trainer, vectors
 from tests.support.saved import Saves, read_checkpoint
 from tests.support.worlds import context
 
@@ -286,6 +288,16 @@ def test_a_loaders_place_is_in_the_checkpoint_that_this_process_saves(tmp_path):
     made.save_checkpoint(tmp_path / "after.ckpt")
     (place,) = read_checkpoint(tmp_path / "after.ckpt")["loops"]["fit_loop"]["state_dict"]["combined_loader"]
     assert (place["epoch"], place["batch"]) == (1, 1)
+
+
+def test_lightning_finds_the_place_of_a_loader_that_is_dealt_out():
+    """It asks `isinstance` of a protocol, which since Python 3.12 looks past `__getattr__`, as this does."""
+
+    def has_place(loader):
+        return getattr_static(DealtLoader(loader, 0, 2, random_state.capture()), "load_state_dict", None) is not None
+
+    assert has_place(Whole(3))
+    assert not has_place(LOADERS["shuffled"]())
 
 
 def test_a_checkpoint_holds_the_image_pools_of_all_ranks(tmp_path):
