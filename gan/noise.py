@@ -166,7 +166,7 @@ class Place:
             known = next((each for each in self.known.values() if each.dim and each.like(name, shape)), None)
         if known is not None and known.like(name, shape):
             n = 0 if known.dim is None else shape[known.dim]
-            dim = known.dim if self._fits(n) or self._packs(n) else None
+            dim = known.dim if self._fits(n) or self.packs(n) else None
         else:
             dim = 0 if self._fits(n) and n <= COPIES * max(self.samples, *self.others, 1) else None
         beside = known is not None and known.beside and dim == 0
@@ -179,7 +179,7 @@ class Place:
         if drawn.dim is None:
             return None
         n = drawn.shape[drawn.dim]
-        if self._packs(n) and self.rows < self.total:
+        if self.packs(n) and self.rows < self.total:
             start = self.first * n // self.rows
             return [range(start, start + n)]
         parts = self.numbers_of(self.samples if drawn.beside else n)
@@ -191,7 +191,7 @@ class Place:
     def _fits(self, n: int) -> bool:
         return n > 0 and (n % self.samples == 0 or n in self.others)
 
-    def _packs(self, n: int) -> bool:
+    def packs(self, n: int) -> bool:
         """Whether n rows may be one for each pack of neighbouring samples. Micro-batches part neighbours."""
         return self.stride == 1 and 0 < n < self.rows and self.rows % n == 0 and n not in self.others
 

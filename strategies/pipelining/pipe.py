@@ -127,6 +127,9 @@ class ChunkPlace(Place):
     def samples(self) -> int:
         return self.stop - self.start
 
+    def packs(self, n: int) -> bool:
+        return False  # a chunk may part neighbours
+
     def whole(self, n: int) -> int:
         return self.total // self.rows * self.per_rank * (n // self.samples)
 
