@@ -12,8 +12,8 @@ weights, random states, attributes of modules.
 On a CPU step 0 is then tried with the whole batches too, because a mask, say, may be true for few samples only. That
 comes second: what a pipeline is called with has other rows than the samples in the first one, and is known as a table.
 An accelerator may have no memory for the samples of all ranks, so there it is left out; so it is if a loss fails
-with the samples of all ranks. A loss that fails with few samples is tried with the whole batches in place of them, in
-any step; if it fails with these too, the training itself says so.
+with the samples of all ranks. A loss that fails with few samples is tried with as many as there is room for, in any
+step; if it fails with these too, the training itself says so.
 
 What differs only later, such as a mask that is full in the first batch, is found when later steps are tried: at growing
 distances, after a step in which all ranks have computed a loss in a new way (processes/equal_rows.py), and each tenth
@@ -109,10 +109,12 @@ def check_step(
     fits = rows(own) < rows(batch) and training.world.size <= ROOM.get(training.world.device.type, 1)
     samples = join_batches(gather(own))
 
-    def with_all() -> tuple[Trial, dict[str, str]] | None:
-        each = gather(_samples(game, training, batch, whole=True))
-        tries.whole = all(whole is not None for whole in each)
-        return tries.compare(each[training.world.rank], join_batches(each)) if tries.whole else None
+    def with_more() -> tuple[Trial, dict[str, str]] | None:
+        each = gather(_samples(game, training, batch, most=True))
+        if any(part is None for part in each):
+            return None
+        tries.whole = rows(each[training.world.rank]) == rows(batch)
+        return tries.compare(each[training.world.rank], join_batches(each))
 
     try:
         try:
@@ -120,12 +122,12 @@ def check_step(
             if lines and training.draws.take_otherwise():
                 _, lines = tries.compare(own, samples)
         except TooFew:  # a loss may take packs of ten samples, or the best twelve of a batch
-            if not fits or (found := with_all()) is None:
+            if (found := with_more()) is None:
                 raise
             together, lines = found
         if fits and game.step == 0 and not (lines or tries.whole):
             with suppress(TooFew):
-                _, lines = with_all() or (together, lines)
+                _, lines = with_more() or (together, lines)
     except TooFew as error:
         rank_zero_warn(f"no comparison with one device: {error}")
         return
@@ -227,14 +229,17 @@ def _on_cpu(batch: Any) -> Any:
     return move_data_to_device(batch, torch.device("cpu"))
 
 
-def _samples(game: GanModule, training: Training, batch: Any, whole: bool = False) -> Any:
-    """The first samples of this rank's batch, or all, on the CPU; None, with a warning, if there can be no trial."""
+def _samples(game: GanModule, training: Training, batch: Any, most: bool = False) -> Any:
+    """The first samples of this rank's batch, on the CPU: a few, or as many as one device has room for from all ranks.
+
+    None, with a warning, if there can be no trial.
+    """
     together = math.lcm(*(phase.micro_batches for phase in game.phases))
     together *= math.lcm(*(rows_together(policy.player.module) for policy in training.policies.values()))
     try:
         own_rows = rows(batch)
         room = ROOM.get(training.world.device.type, 1) * own_rows // training.world.size
-        few = together * max(1, min(own_rows if whole else SAMPLES, own_rows, room) // together)
+        few = together * max(1, min(own_rows if most else SAMPLES, own_rows, room) // together)
         samples = f"{few * training.world.size} samples, {few} of each rank"
         why = f"which may have no memory for {samples}; check it once on fewer ranks"
         counts = range(few, min(own_rows, room) + 1, together)

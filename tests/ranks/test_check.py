@@ -633,16 +633,17 @@ class Best(One):
         return all_ranks.gather(self.net(batch["x"]).sum(1)).topk(12).values.square().mean()
 
 
-@pytest.mark.parametrize("game", [Packs, Best])
-def test_what_needs_more_samples_is_tried_with_the_whole_batches(game, ranks):
+@pytest.mark.parametrize(("game", "room"), [(Packs, 4), (Best, 4), (Packs, 1)])
+def test_what_needs_more_samples_is_tried_with_as_many_as_there_is_room_for(game, room, ranks):
     alone = train(game, steps=4, check=True)
-    found = ranks(2).run(_trained_and_warned, game, "ddp")
+    found = ranks(2).run(_trained_and_warned, game, "ddp", room)
     equals([trained for trained, _ in found], alone)
     assert "no comparison" not in found[0][1]
 
 
-def _trained_and_warned(game, policy):
-    with warnings.catch_warnings(record=True) as caught:
+def _trained_and_warned(game, policy, room=4):
+    """`room`: how many times its own batch a device has memory for; a GPU once."""
+    with warnings.catch_warnings(record=True) as caught, mock.patch.dict(one_device.ROOM, cpu=room):
         warnings.simplefilter("always")
         found = train(game, policy=policy, world=2, steps=4, check=True)
     return found, " ".join(str(each.message) for each in caught)
