@@ -123,7 +123,7 @@ def remember(
         texts, lost = _texts(file, entries, good)
         todo = np.array([entry for entry, text in enumerate(texts) if text is None], int)
         with suppress(FileNotFoundError):
-            if lost or not file.is_file():  # new work may be put where what is lost was
+            if lost or not file.is_file():  # else the note of a lost text could become true for other work
                 file.unlink()
         begin(todo)
         with file.open("ab") as notes, ExitStack() as at_last:

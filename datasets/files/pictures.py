@@ -142,7 +142,10 @@ class Pictures(UsableSamples):
     # The array grows: a new picture gets a new row, and no row is written twice. So who reads it is not disturbed.
 
     def _reserve(self, todo: np.ndarray) -> None:
-        """Give these entries rows, as far as the disk has room. Workers of a killed process may still write theirs."""
+        """Give these entries rows at the end of the file, as far as the disk has room.
+
+        A row that a killed process has given is not given again, because its workers may still write there.
+        """
         todo = todo[: max(0, shutil.disk_usage(self.file.parent).free - MARGIN) // self.bytes]
         with self.file.open("ab") as file:
             first = -(-file.tell() // self.bytes)

@@ -121,7 +121,7 @@ def check_step(
             together, lines = tries.compare(own, samples)
             if lines and training.draws.take_otherwise():
                 _, lines = tries.compare(own, samples)
-        except TooFew:  # a loss may take packs of ten samples, or the best twelve of a batch
+        except TooFew:  # a loss may need a pack of ten samples, or take the best twelve of a batch
             if (found := with_more()) is None:
                 raise
             together, lines = found
