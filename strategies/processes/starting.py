@@ -55,6 +55,17 @@ _folder = os.getcwd()  # where the program was started, wherever it goes later
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
 
+def _generator(device: torch.device, state: bytes) -> torch.Generator:
+    made = torch.Generator(device)
+    made.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    return made
+
+
+# A spawned rank's loaders have generators. torch would share the memory of a copy of their state, and this process lets
+# that go before the rank has it.
+ForkingPickler.register(torch.Generator, lambda own: (_generator, (own.device, own.get_state().numpy().tobytes())))
+
+
 class LaunchedStrategy(DDPStrategy):
     """What launchers know of the strategy whose ranks they start."""
 
@@ -275,7 +286,8 @@ def can_fork(kind: str) -> bool:
 
     It could use no GPU if this process has begun to use one. Nor could it differentiate if this process has done so
     where there is a GPU: torch then has a thread for each, and refuses a process that does not have them. It says so
-    only there, so a process is forked to ask.
+    only there, so a process is forked to ask. It also says whether the device itself can be used there, which it cannot
+    if this process has only looked for GPUs by `torch.cuda.is_available()`.
     """
     for each in {kind, "cuda"} - {"cpu"}:
         if getattr(torch.get_device_module(each), "is_initialized", lambda: False)():
@@ -284,7 +296,7 @@ def can_fork(kind: str) -> bool:
     if asked:
         return os.waitpid(asked, 0)[1] == 0
     try:
-        torch.zeros((), requires_grad=True).backward()
+        torch.zeros((), device=kind, requires_grad=True).backward()
         os._exit(0)
     finally:
         os._exit(1)

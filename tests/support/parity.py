@@ -21,7 +21,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.checkpoint.player_state import average_state, optimizer_state
 from strategies.policies import POLICIES
-from strategies.policies.ddp import Ddp
+from strategies.policies.ddp import Ddp, Dp
 from strategies.sharding.reduction import Reduction
 from tests.support.trained_on import accelerator
 
@@ -107,7 +107,8 @@ def train(
     policy = policy.name if isinstance(policy, type) else policy
     # Every process draws the same noise.
     with mock.patch.dict(POLICIES, controls), mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
-        module, strategy = game(), PhaseStrategy(policy, check=check)
+        backend = "gloo" if policy == Dp.name else None  # its ranks may share a GPU, which NCCL refuses
+        module, strategy = game(), PhaseStrategy(policy, check=check, process_group_backend=backend)
         trainer(strategy, world, steps, **{"sync_batchnorm": True, **kwargs}).fit(module, parts(steps, world, batches))
     return snapshot(module, strategy)
 

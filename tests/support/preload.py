@@ -6,10 +6,13 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import walk_packages
+from unittest import mock
 
 import torch
-import torch._dynamo
-import torch._inductor.compile_fx  # what DeepSpeed's first engine imports
+
+with mock.patch.object(torch.cuda, "is_available", return_value=False):  # to ask would keep forks from using a GPU
+    import torch._dynamo
+    import torch._inductor.compile_fx  # what DeepSpeed's first engine imports
 
 import datasets
 import gan

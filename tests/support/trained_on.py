@@ -9,10 +9,17 @@ from strategies import TorchAccelerator
 from strategies.accelerator import best
 
 ON_GPUS = os.environ.get("TESTS_ON", "cpu") != "cpu"
+BACKEND = os.environ.get("TESTS_BACKEND", "nccl") if ON_GPUS else "gloo"
+
+
+def stand_apart(rank: int) -> None:
+    """Let NCCL take this rank for one of another host: it refuses two ranks of one host on one GPU."""
+    os.environ.update(NCCL_HOSTID=f"rank {rank}", NCCL_SOCKET_IFNAME="lo")
+    torch.cuda.set_device(rank % torch.cuda.device_count())
 
 
 class Shared(TorchAccelerator):
-    """The ranks share the accelerators, if there are fewer: by gloo, for NCCL refuses two ranks on one GPU."""
+    """The ranks share the accelerators, if there are fewer."""
 
     @staticmethod
     def parse_devices(devices: Any) -> int:

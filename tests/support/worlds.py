@@ -20,6 +20,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from tests.support.rehearsal import ordered
+from tests.support.trained_on import BACKEND, stand_apart
 
 TIMEOUT = 240
 ROOT = str(Path(__file__).parents[2])
@@ -48,7 +49,7 @@ def context() -> BaseContext:
 class Ranks:
     """A world of ranks on this machine; `run` calls a module-level function on every one."""
 
-    def __init__(self, size: int, limit: timedelta | None = None, backend: str = "gloo") -> None:
+    def __init__(self, size: int, limit: timedelta | None = None, backend: str = BACKEND) -> None:
         """`limit`: how long a collective waits for the other ranks."""
         self.size = size
         with socket.socket() as probe:
@@ -111,6 +112,8 @@ def _serve(pipe: Connection, rank: int, size: int, port: int, limit: timedelta |
     torch.set_num_threads(1)
     if backend == ordered.NAME:
         ordered.register()
+    elif backend == "nccl":
+        stand_apart(rank)
     torch.distributed.init_process_group(backend, rank=rank, world_size=size, timeout=limit)
     while True:
         try:
