@@ -76,9 +76,9 @@ class Augmentation(nn.Module):
 
     def _changed(self, x: Tensor) -> Tensor:
         uniform = noise.rand((len(x), len(COINS) + len(UNIFORM)), like=x)
-        chances = self.p * x.new_tensor([self.factors.get(coin.split(".")[0], 0.0) for coin in COINS])
+        chances = self.p * _there([self.factors.get(coin.split(".")[0], 0.0) for coin in COINS], x)
         # One of two turns, or both, happens with the probability p.
-        twice = x.new_tensor([coin.startswith("rotate.") for coin in COINS]).bool()
+        twice = _there([coin.startswith("rotate.") for coin in COINS], x).bool()
         chances = torch.where(twice, 1 - (1 - chances).clamp(min=0).sqrt(), chances)
         happens = dict(zip(COINS, (uniform[:, : len(COINS)] < chances).unbind(1), strict=True))
         u = dict(zip(UNIFORM, uniform[:, len(COINS) :].unbind(1), strict=True))
@@ -92,7 +92,7 @@ class Augmentation(nn.Module):
             height, width = x.shape[2:]
             near = torch.stack([(some("xint", 2 * u["xint." + axis] - 1) * 0.125) for axis in "xy"], 1)
             far = torch.stack([0.125 * some("xfrac", n["xfrac." + axis]) for axis in "xy"], 1)
-            sides = x.new_tensor([width, height])
+            sides = _there([width, height], x)
             first = _diagonal(1 - 2 * some("xflip", (2 * u["xflip"]).floor()), 1) @ _turn(
                 some("rotate90", (4 * u["rotate90"]).floor()) * (math.pi / 2)
             )
@@ -143,6 +143,11 @@ class Ada(Augmentation):
         self.p.add_(direction * pictures / self.images).clamp_(min=0)
 
 
+def _there(values: Any, like: Tensor) -> Tensor:
+    """These numbers where `like` is. `like.new_tensor` would make the CPU wait for a GPU."""
+    return torch.as_tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)
+
+
 # ---- geometry ----
 
 
@@ -178,7 +183,7 @@ def _margins(x: Tensor, matrix: Tensor, offset: Tensor) -> tuple[list[int], list
     sides = x.shape[3], x.shape[2]
     if x.is_meta:  # nobody knows; no batch needs more
         return ([side - 1 for side in sides],) * 2
-    last = matrix.new_tensor(sides) - 1
+    last = _there(sides, matrix) - 1
     reach = (matrix.abs() @ (last / 2)[:, None])[..., 0]
     furthest = ranks.gather(torch.stack([reach - offset, reach + offset]).amax(1)[None]).amax(0)
     margins = (furthest + 6 - last / 2).clamp(min=0).minimum(last).ceil().int().tolist()
@@ -200,13 +205,13 @@ def _doubling(side: int, before: int, after: int, like: Tensor) -> Tensor:
     rows = torch.arange(2 * whole, device=like.device)[:, None]
     taps = 2 * torch.arange(6, device=like.device) + (rows + 1) % 2
     places = (rows + 5 - taps) // 2
-    values = 2 * like.new_tensor(SYM6)[taps] * ((places >= 0) & (places < whole))
+    values = 2 * _there(SYM6, like)[taps] * ((places >= 0) & (places < whole))
     return like.new_zeros(2 * whole, side).scatter_add(1, _mirrored(places - before, side), values)
 
 
 def _halving(side: int, like: Tensor) -> Tensor:
     places = 2 * torch.arange(side, device=like.device)[:, None] + 1 + torch.arange(12, device=like.device)
-    return like.new_zeros(side, 2 * side + 12).scatter(1, places, like.new_tensor(SYM6).expand(side, -1))
+    return like.new_zeros(side, 2 * side + 12).scatter(1, places, _there(SYM6, like).expand(side, -1))
 
 
 class _Sampled(torch.autograd.Function):
@@ -246,8 +251,8 @@ def recoloured(x: Tensor, brightness: Tensor, grey: Tensor, colour: Tensor, angl
     if x.shape[1] == 1:
         return brighter * grey[:, None, None, None]
     to_grey = x.new_full((3, 3), 1 / 3)
-    turned = x.new_tensor([[0, -1, 1], [1, 0, -1], [-1, 1, 0]]) / math.sqrt(3)
-    parts = torch.stack([to_grey, torch.eye(3).to(x) - to_grey, turned])
+    turned = _there([[0, -1, 1], [1, 0, -1], [-1, 1, 0]], x) / math.sqrt(3)
+    parts = torch.stack([to_grey, torch.eye(3, device=x.device, dtype=x.dtype) - to_grey, turned])
     matrix = torch.stack([grey, colour * angle.cos(), colour * angle.sin()], 1) @ parts.flatten(1)
     changed = (matrix.view(-1, 3, 3) @ brighter.flatten(2)).view_as(brighter)
     return torch.cat([changed, x[:, 3:]], 1)
@@ -255,9 +260,9 @@ def recoloured(x: Tensor, brightness: Tensor, grey: Tensor, colour: Tensor, angl
 
 def filtered(x: Tensor, gains: Tensor) -> Tensor:
     """Four bands of frequencies, each times a gain of its own [B, 4]; the expected power stays."""
-    power = x.new_tensor([10 / 13, 1 / 13, 1 / 13, 1 / 13])
+    power = _there([10 / 13, 1 / 13, 1 / 13, 1 / 13], x)
     gains = gains / (1 + power * (gains.square() - 1)).sqrt().prod(1, keepdim=True)
-    taps = gains @ x.new_tensor(_bank())
+    taps = gains @ _there(_bank(), x)
     matrices = []
     for side in (x.shape[3], x.shape[2]):
         places = torch.arange(side, device=x.device)[:, None] + torch.arange(-21, 22, device=x.device)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nets.blocks import laid_out, middle
+from nets.filters import doubled
 from nets.stylegan_layers import Conv, Dense, Filtered, Grain, Mapping, MinibatchDeviation, ModulatedConv, ToRgb
 
 
@@ -34,7 +35,7 @@ class SynthesisBlock(Filtered):
             x = self.conv0(laid_out(x, self.conv0), rows[0], grain)
         x = self.conv1(x, rows[-2], grain)
         own = self.torgb(x, rows[-1]).to(styles.dtype)
-        return x, own if picture is None else self.doubled(picture) + own
+        return x, own if picture is None else doubled(picture) + own
 
 
 class Synthesis(nn.Module):

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from gan import noise, ranks
 from gan.files.errors import UserError
 from nets.blocks import SLOPE
+from nets.convolution import convolve
+from nets.filters import filtered, taps
 
 GAIN = 2**0.5  # after an activation, to keep the variance
 AVERAGE = 0.995  # decay of the average style
@@ -38,25 +40,13 @@ class Dense(nn.Module):
 
 
 class Filtered(nn.Module):
-    """What has the published low-pass filter [1, 3, 3, 1], in both directions."""
+    """Has the filter as published weights do."""
 
     resample_filter: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        taps = torch.tensor([1.0, 3.0, 3.0, 1.0])
-        self.register_buffer("resample_filter", torch.outer(taps, taps) / 64)
-
-    def filtered(self, x: Tensor, padding: int, stride: int = 1, gain: float = 1.0) -> Tensor:
-        """Each channel by itself."""
-        return F.conv2d(x, self._of_each(x, gain), padding=padding, stride=stride, groups=x.shape[1])
-
-    def doubled(self, x: Tensor) -> Tensor:
-        """Twice the size: zeros in between, and then the filter."""
-        return F.conv_transpose2d(x, self._of_each(x, 4.0), padding=1, stride=2, groups=x.shape[1])
-
-    def _of_each(self, x: Tensor, gain: float) -> Tensor:
-        return (gain * self.resample_filter).to(x.dtype).expand(x.shape[1], 1, -1, -1)
+        self.register_buffer("resample_filter", taps())
 
 
 class Conv(Filtered):
@@ -76,12 +66,12 @@ class Conv(Filtered):
         if self.halve:
             # Only a 1x1 kernel can have its picture halved before.
             stride = 2 if padding else 1
-            x, padding = self.filtered(x, 1 + padding, 3 - stride), 0
+            x, padding = filtered(x, 1 + padding, 3 - stride), 0
         if self.bias is None:
-            return F.conv2d(x, (self.weight * (self.scale * gain)).to(x.dtype), stride=stride, padding=padding)
+            return convolve(x, (self.weight * (self.scale * gain)).to(x.dtype), stride=stride, padding=padding)
         gain *= GAIN
         weight, bias = (self.weight * (self.scale * gain)).to(x.dtype), (self.bias * gain).to(x.dtype)
-        x = F.leaky_relu(F.conv2d(x, weight, bias, stride, padding), SLOPE, inplace=True)
+        x = F.leaky_relu(convolve(x, weight, bias, stride=stride, padding=padding), SLOPE, inplace=True)
         return _clamped(x, self.clamp, gain / GAIN)
 
 
@@ -145,9 +135,9 @@ class ModulatedConv(Filtered):
         x = x * scales.to(x.dtype)[:, :, None, None]
         if self.up:
             # A transposed convolution turns its kernel by 180 degrees. The published one does so here too.
-            x = self.filtered(F.conv_transpose2d(x, weight.transpose(0, 1), stride=2), 1, gain=4.0)
+            x = filtered(convolve(x, 4 * weight.transpose(0, 1), stride=2, transposed=True), 1)
         else:
-            x = F.conv2d(x, weight, padding=1)
+            x = convolve(x, weight, padding=1)
         # leaky_relu(g x) = g leaky_relu(x)
         demodulate = (GAIN * torch.rsqrt(power + 1e-8)).to(x.dtype)[:, :, None, None]
         x = torch.addcmul((GAIN * self.bias).to(x.dtype)[:, None, None], x, demodulate)

@@ -8,11 +8,13 @@ from typing import Any
 from torch import Size, nn
 
 from gan.files.errors import UserError
+from nets.filters import taps
 from nets.published.files import PublishedFile
 from nets.published.pickles import Network, write
 from nets.r3 import R3Discriminator, R3Generator
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 
+FILTER = "resample_filter", "Kernel"
 R3 = "Model."  # what the published names of R3GAN's weights begin with
 
 Shapes = Mapping[str, Size]  # of the weights, by their names in our networks
@@ -22,6 +24,8 @@ Rule = dict[str, Any]  # what one of our networks is made with
 def ours(network: Network) -> nn.Module:
     """One of our networks with the weights of a published one, in evaluation mode."""
     weights = {name.removeprefix(R3): value for name, value in network.weights.items()}
+    if any(name.endswith(FILTER) and not taps().equal(value.float().cpu()) for name, value in weights.items()):
+        raise UserError(f"a {network.kind} whose low-pass filter is not [1, 3, 3, 1]; ours have no other")
     shapes, drawer = {name: value.shape for name, value in weights.items()}, network.kind == "Generator"
     try:
         if any(name.startswith(R3) for name in network.weights):

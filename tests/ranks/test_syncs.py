@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan import GanModule, Phase, Player
+from nets.ada import Augmentation
 from nets.blocks import onehot
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain, mlp
@@ -102,6 +103,24 @@ class Labels(Watched):
 def test_a_label_map_costs_no_wait_of_its_own(ranks: Any) -> None:
     found = played(ranks, Labels, "single")
     assert [len(found[name]) for name in PHASES] == [1, 1, 1], found
+
+
+class Augmented(Watched):
+    """ADA's changes, all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed = Augmentation("bgcfnc", p=0.8)
+
+    def fool(self, batch: dict[str, Tensor]) -> Tensor:
+        pictures = batch["x"][:, :3].tanh()[:, :, None, None].expand(-1, -1, 8, 8)
+        return super().fool(batch) + self.changed(pictures).mean()
+
+
+def test_an_augmentation_waits_once_for_how_far_pictures_are_moved(ranks: Any) -> None:
+    found = played(ranks, Augmented, "single")
+    (margins,) = [each for each in found["generator"] if "nets/ada.py" in each]
+    assert margins.startswith("tolist") and len(found["generator"]) == 2, found
 
 
 # ---- controls ----

@@ -52,6 +52,17 @@ def test_a_network_that_draws_the_middle_of_a_square_has_no_published_form():
         published(R3Generator(5, (8, 8, 4), size=(12, 10)))
 
 
+@pytest.mark.parametrize(("kind", "name"), [("stylegan2", "resample_filter"), ("r3gan", "Kernel")])
+def test_a_network_with_another_low_pass_filter_is_refused(kind, name):
+    network = published(NETWORKS[kind]()[1])
+    (first, *_) = [key for key in network.weights if key.endswith(name)]
+    network.weights[first] = network.weights[first].flip(0).contiguous()
+    ours(network)
+    network.weights[first] = torch.outer(torch.tensor([1.0, 2, 2, 1]), torch.tensor([1.0, 2, 2, 1])) / 36
+    with pytest.raises(UserError, match=r"low-pass filter is not \[1, 3, 3, 1\]"):
+        ours(network)
+
+
 # ---- hostile files ----
 
 
