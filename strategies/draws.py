@@ -30,6 +30,7 @@ the first one, and restores it for the second. So the place and its count are pa
 the ranks that add up together. See [Note: the world of a forward] in gan/ranks.py.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -97,8 +98,10 @@ def _library(keys: set[str]) -> torch.library.Library:
     kernels = [(name, key, _kernel(name, key, own)) for name, own in made.items() for key in sorted(keys)]
     # Between the blocks of a pipeline, ranks without a tensor compute with its stand-in, and must count its draws.
     kernels += [(name, "Meta", _kernel(name, "Meta", _counted)) for name in IN_PLACE]
-    for name, key, kernel in kernels:
-        library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+    with warnings.catch_warnings():  # torch 2.11 warns of what is meant
+        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+        for name, key, kernel in kernels:
+            library.impl(name, kernel, key, with_keyset=True, allow_override=True)
     return library
 
 

@@ -3,9 +3,11 @@
 import csv
 import gc
 import os
+import pickle
 import threading
 from functools import cache, partial
 from inspect import getattr_static
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from unittest import mock
 
@@ -65,6 +67,14 @@ def test_on_one_device_it_is_that_device(hard_alone):
     made = trainer(PhaseStrategy("dp"), 1, 1)
     assert isinstance(made.strategy.launcher, SingleProcess)
     assert distance(train(Plain, policy="dp", devices=1), hard_alone("Plain")) == 0
+
+
+def test_the_generator_of_a_spawned_ranks_loader_is_in_its_pickle():
+    """torch's own way shares memory, which is gone before the rank opens it."""
+    own = torch.Generator().manual_seed(7)
+    with mock.patch.object(torch.UntypedStorage, "_share_fd_cpu_", side_effect=AssertionError("memory is shared")):
+        pickled = ForkingPickler.dumps(DataLoader([*range(8)], 4, generator=own))
+    assert torch.equal(torch.rand(3, generator=pickle.loads(pickled).generator), torch.rand(3, generator=own))
 
 
 # ---- what dp once refused ----

@@ -69,7 +69,7 @@ class Contrast(Plain):
         ours, theirs = normalize(self.discriminator(fake)), normalize(self.discriminator(batch["x"]))
         # InfoNCE of van den Oord et al. 2018.
         keys, own = ranks.gather(theirs, own=True)
-        contrast = cross_entropy(ours @ keys.T / 0.5, torch.arange(len(keys))[own])
+        contrast = cross_entropy(ours @ keys.T / 0.5, torch.arange(len(keys), device=keys.device)[own])
         error = (fake - batch["x"]).square().mean()
         # The adaptive weight of VQGAN, Esser et al. 2021: a ratio of the norms of gradients.
         last = self.generator[-1].weight
@@ -88,8 +88,8 @@ class MicroBatchNorms(BatchNorms):
 
     def fool(self, batch):
         fake = self.fake(batch["x"])
-        every = ranks.gather(fake)
-        return super().fool(batch) + cross_entropy(every @ ranks.gather(batch["x"]).T, torch.arange(len(every)))
+        alike = ranks.gather(fake) @ ranks.gather(batch["x"]).T
+        return super().fool(batch) + cross_entropy(alike, torch.arange(len(alike), device=alike.device))
 
 
 def chunks(batch, total, parts, phase):

@@ -23,7 +23,7 @@ from strategies.checkpoint.player_state import average_state, optimizer_state
 from strategies.policies import POLICIES
 from strategies.policies.ddp import Ddp, Dp
 from strategies.sharding.reduction import Reduction
-from tests.support.trained_on import accelerator
+from tests.support.trained_on import ON_GPUS, accelerator
 
 STEPS = 10
 BATCH = 16
@@ -48,6 +48,7 @@ def trainer(strategy: Any, world: int, steps: int, **kwargs: Any) -> Trainer:
     quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     settings = dict(accelerator=accelerator(), devices=world, max_steps=steps, precision="64-true", strategy=strategy)
     settings["use_distributed_sampler"] = False
+    settings |= {"deterministic": "warn"} if ON_GPUS else {}
     with mock.patch.object(registry, "entry_points", INSTALLED):
         return Trainer(**{**quiet, **settings, **kwargs})
 

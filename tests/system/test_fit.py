@@ -34,6 +34,7 @@ from strategies.checkpoint import writing
 from tests.support import commands, narrow_vgg, opening
 from tests.support.parity import trainer
 from tests.support.saved import read_checkpoint
+from tests.support.trained_on import ON_GPUS
 
 TINY = {
     "sean-faces": dict(size=32, width=4, hidden=8, style=8),
@@ -42,11 +43,13 @@ TINY = {
     "cyclegan-faces": dict(size=16, width=4, blocks=1, pool=4),
     "cut-faces": dict(size=16, width=4, patches=20),
     "r3gan-faces": dict(size=16, width=4, latent=4),
+    "stylegan-faces": dict(size=16, width=4, latent=4, style=4, mapping=1),
     "vqgan-faces": dict(size=16, width=4, codes=8, start=2),
     "byol-faces": dict(size=16, width=4, hidden=4, projection=4),
 }
 STARTED: list[subprocess.Popen] = []
 SMALL = dict(faces=12, held_out=4, batch_size=4)
+DETERMINISTIC = ["--debug"] if ON_GPUS else []
 
 
 def options(name, **more):
@@ -113,13 +116,14 @@ class Interrupts:
         pytest.param("cyclegan-faces", 5, signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("cut-faces", 5, signal.SIGTERM, marks=pytest.mark.slow),
         ("r3gan-faces", 3, signal.SIGINT),
+        pytest.param("stylegan-faces", 3, signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("vqgan-faces", 4, signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("byol-faces", 4, signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
 def test_every_game_resumes_bit_for_bit_after_a_signal(name, step, number, monkeypatch, capsys):
     """Three batches an epoch: the steps lie inside an epoch and at its end."""
-    arguments = options(name, max_steps=7, sample_every=3)
+    arguments = [*options(name, max_steps=7, sample_every=3), *DETERMINISTIC]
     assert fit.main([*arguments, "--out", "unbroken"]) == 0
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     interrupts = Interrupts(monkeypatch, step, number)
@@ -131,7 +135,7 @@ def test_every_game_resumes_bit_for_bit_after_a_signal(name, step, number, monke
         rf"stopped at step {step}, all saved; go on with\n  python -m gan.fit (--resume runs/001-{name})", said
     )
     assert command, said
-    assert fit.main(command[1].split()) == 0
+    assert fit.main([*command[1].split(), *DETERMINISTIC]) == 0
     same(final(f"runs/001-{name}"), final(f"unbroken/001-{name}"))
     rows, unbroken = (metrics.read(Path(f"{out}/001-{name}/metrics.csv")) for out in ("runs", "unbroken"))
     for row in (*rows.values(), *unbroken.values()):

@@ -68,6 +68,7 @@ def machine(settings: Namespace) -> Computer:
         devices = 1 if single else min(2, cores()) if on_cpu else there
     if not on_cpu and devices > there:
         raise UserError(f"--devices {devices}: this machine has {counted(there, kind)}; type --devices {there}")
+    devices = int(devices)  # Lightning takes no number of a type of jsonargparse's
     _share_cpus(on_cpu, devices)
     computer = Computer(accelerator, kind, devices, options.nodes(settings.nodes)[1], chosen)
     check_ranks(computer.processes, computer.nodes)

@@ -157,6 +157,10 @@ def test_ranks_share_the_cpus_that_a_job_has_and_not_those_of_its_machine(comput
     assert threads == [4]
 
 
+def test_a_typed_number_of_gpus_is_one_that_lightning_takes(computer):
+    assert [type(computer("--devices", "2", gpus=gpus).devices) for gpus in (0, 2)] == [int, int]
+
+
 @not_on_windows
 def test_gpus_are_chosen_by_their_numbers(computer):
     two = computer("--devices", "0,2", gpus=4)
