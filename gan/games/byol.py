@@ -52,7 +52,7 @@ class Byol(GanModule):
 
     def configure_players(self) -> Iterator[Player]:
         """The published optimizer, LARS, is for batches of thousands of pictures."""
-        adam = partial(Adam, lr=self.rate)
+        adam = partial(Adam, lr=self.rate, fused=True)
         yield Player("online", self.online, adam)
         yield Player("predictor", self.predictor, adam)
         yield Player("target", self.target, follows="online", ema=partial(rising, self.decay, self.steps))

@@ -52,9 +52,10 @@ class Dmd2(FromNoise):
 
     def configure_players(self) -> Iterator[Player]:
         """Three players learn, without momentum because what each of them follows moves. The teacher is frozen."""
-        yield Player("student", self.student, partial(Adam, lr=self.student_rate, betas=(0.0, 0.99)), ema=self.ema)
-        yield Player("fake_score", self.fake_score, partial(Adam, lr=self.rate, betas=(0.0, 0.99)))
-        yield Player("head", self.head, partial(Adam, lr=self.rate, betas=(0.0, 0.99)))
+        adam = partial(Adam, lr=self.rate, betas=(0.0, 0.99), fused=True)
+        yield Player("student", self.student, partial(adam, lr=self.student_rate), ema=self.ema)
+        yield Player("fake_score", self.fake_score, adam)
+        yield Player("head", self.head, adam)
         yield Player("teacher", self.teacher)
 
     def configure_phases(self) -> Iterator[Phase]:
@@ -138,7 +139,7 @@ class Dmd2Lora(Dmd2):
         yield replace(student, module=adapters(self.student))
         yield replace(fake_score, module=adapters(self.fake_score))
         yield head
-        yield replace(teacher, optimizer=partial(Adam, lr=self.rate)) if self.base_steps else teacher
+        yield replace(teacher, optimizer=partial(Adam, lr=self.rate, fused=True)) if self.base_steps else teacher
 
     def configure_phases(self) -> Iterator[Phase]:
         """First the base learns, then all phases of DMD2 begin."""

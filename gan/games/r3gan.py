@@ -53,7 +53,7 @@ class R3Gan(FromNoise):
 
     def configure_players(self) -> Iterator[Player]:
         """No momentum. Samples come from the generator's averaged weights."""
-        adam = partial(Adam, lr=self.rate[0], betas=(0.0, self.beta2[0]), eps=1e-8)
+        adam = partial(Adam, lr=self.rate[0], betas=(0.0, self.beta2[0]), eps=1e-8, fused=True)
         schedule = partial(Schedule, rate=partial(self.at, self.rate), beta2=partial(self.at, self.beta2))
         yield Player("generator", self.generator, adam, schedule, ema=self.decay)
         yield Player("discriminator", self.discriminator, adam, schedule)

@@ -64,7 +64,7 @@ class Spade(GanModule):
         The published rates are constant for 50 epochs and then fall for 50 epochs, once an epoch; here they fall a
         little with every update. The VGG is not a player: it is not trained, saved or sharded.
         """
-        adam, decay = partial(Adam, betas=(0.0, 0.9)), linear_decay(self.steps)
+        adam, decay = partial(Adam, betas=(0.0, 0.9), fused=True), linear_decay(self.steps)
         for name in self.painters:
             yield Player(name, getattr(self, name), partial(adam, lr=self.generator_rate), decay)
         yield Player("discriminator", self.discriminator, partial(adam, lr=self.discriminator_rate), decay)

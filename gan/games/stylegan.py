@@ -181,7 +181,7 @@ def lazy_adam(rate: float, every: int) -> partial:
     betas ** c.
     """
     c = every / (every + 1)
-    return partial(Adam, lr=rate * c, betas=tuple(beta**c for beta in BETAS), eps=1e-8)
+    return partial(Adam, lr=rate * c, betas=tuple(beta**c for beta in BETAS), eps=1e-8, fused=True)
 
 
 def _always(names: Sequence[str], step: int) -> Sequence[str]:

@@ -37,7 +37,7 @@ class WganGp(FromNoise):
 
     def configure_players(self) -> Iterator[Player]:
         """No momentum. The paper keeps no average of the generator; with `ema` there is one."""
-        adam = partial(Adam, lr=self.rate, betas=(0.0, 0.9))
+        adam = partial(Adam, lr=self.rate, betas=(0.0, 0.9), fused=True)
         yield Player("generator", self.generator, adam, ema=self.ema)
         yield Player("critic", self.critic, adam)
 

@@ -43,6 +43,7 @@ from strategies.check.trial import RanksDiffer, Snapshot, Trial
 from strategies.draws import BY_GENERATOR
 from strategies.micro_batches import first_rows, join_batches, rows
 from strategies.policies.policy import Policy
+from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training
 
 SAMPLES = 2  # of each rank, at least
@@ -175,7 +176,8 @@ class Tries:
             except Exception as error:
                 tried = f"step {step} was tried on {rows(samples)} samples"
                 error.add_note(f"while {tried}; PhaseStrategy(check=False) leaves that out")
-                if isinstance(error, RanksDiffer) or (isinstance(error, UserError) and not (self.whole and alone)):
+                refused = isinstance(error, UserError) and not (self.whole and alone)
+                if refused or isinstance(error, RanksDiffer) or of_a_collective(error):  # another rank may be gone
                     raise
                 trial.meet(f"cannot play: {error}")
                 raise TooFew(

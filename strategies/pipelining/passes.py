@@ -279,6 +279,8 @@ class BackwardPass:
         """Add the gradients to those of the weights, as autograd does after a backward."""
         for weight, slope in zip(self.request.weights, self.of_weights, strict=True):
             if slope is not None:
+                # It lies as the weight lies: fused optimizers do not look.
+                slope = torch.empty_like(weight).copy_(slope)
                 weight.grad = slope if weight.grad is None else weight.grad + slope
 
     def _gathered(self, slopes: Sequence[Tensor | None]) -> dict[int, Tensor]:

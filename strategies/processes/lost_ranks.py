@@ -127,7 +127,7 @@ class Survivor:
         """The error that names the rank that caused this error; None if the error is this rank's own."""
         if getattr(error, "agreed", False):
             return None
-        follows = _of_a_collective(error)
+        follows = of_a_collective(error)
         self._known.wait(GRACE if follows else 0)
         self._failed = True
         self._out.set()  # from here on only the main thread prints
@@ -236,11 +236,11 @@ class Survivor:
         os._exit(status)
 
 
-def _of_a_collective(error: BaseException | None) -> bool:
+def of_a_collective(error: BaseException | None) -> bool:
     """Whether this error, or one that it was made of, is torch's for a broken connection of the process group."""
     if error is None or isinstance(error, dist.DistError):
         return error is not None
     words = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
     if isinstance(error, RuntimeError) and any(word in str(error) for word in words):
         return True
-    return _of_a_collective(error.__cause__ or (None if error.__suppress_context__ else error.__context__))
+    return of_a_collective(error.__cause__ or (None if error.__suppress_context__ else error.__context__))

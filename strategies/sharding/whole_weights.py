@@ -47,6 +47,8 @@ class OneOwner(Storage):
         chosen = set(parameters)
         for rank, part in enumerate(self.parts):
             sent = [each.detach() for each in part.values() if each in chosen]
+            # torch refuses to copy a weight onto itself if its rows of one element lie in other steps.
+            sent = [each.view(-1) if each.is_contiguous() else each for each in sent]
             if sent:
                 private.broadcast_coalesced(self.group, sent, bucket.SIZE, rank)
         self.stale = False

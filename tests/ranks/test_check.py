@@ -592,6 +592,17 @@ def test_what_fails_on_few_samples_alone_is_trained_and_that_is_said(policy, ran
     assert "no comparison with one device: step 1 was tried on 16 samples, and a loss fails" in found[0][1]
 
 
+def test_a_rank_whose_connection_breaks_in_a_trial_does_not_wait_for_the_others():
+    """Another rank has refused the game, and is gone."""
+    world = mock.Mock(size=2, rank=0, device=torch.device("cpu"), **{"gather.return_value": [[], []]})
+    broken = RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:40884.")
+    kept, play = mock.MagicMock(), mock.Mock(side_effect=broken)
+    tries = one_device.Tries(mock.MagicMock(step=0), mock.Mock(world=world), kept, play)
+    world.gather.side_effect = AssertionError("it waits")
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        tries({"x": torch.zeros(2, 6)})
+
+
 class ByNumPy(One):
     """Times of a diffusion, a number for each sample."""
 

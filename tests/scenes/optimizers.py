@@ -4,12 +4,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from torch.optim import Adagrad
+import torch
+from torch import Tensor, nn
+from torch.optim import Adagrad, Adam
 
 from tests.support.duel import ByHand, Duel
 from tests.support.hard_games import HARD
 from tests.support.matrix_optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
-from tests.support.scene import DEAF, SMALL, Mutant, Refused, Scene, nothing
+from tests.support.scene import DEAF, ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, nothing
 from tests.support.schedule_free import ScheduleFree
 
 # ---- two kinds of weights ----
@@ -77,6 +79,48 @@ class Saved(Duel):
             yield replace(player, optimizer=SHAMPOO)
 
 
+# ---- fused ----
+
+
+class Turned(nn.Module):
+    """A linear layer whose weight, or its gradient, lies in memory by columns. torch's fused optimizers do not look."""
+
+    def __init__(self, inside: int, outside: int, *, lies: bool) -> None:
+        super().__init__()
+        weight = torch.randn(inside, outside).T / 3
+        self.weight = nn.Parameter(weight if lies else weight.contiguous())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.t().clone(memory_format=torch.contiguous_format)
+
+
+class TurnedWeights(HARD["Micro2"]):
+    fused = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, lies in (("generator", False), ("discriminator", True)):
+            layers = getattr(self, name)
+            for number, layer in enumerate(layers):
+                if isinstance(layer, nn.Linear):
+                    layers[number] = Turned(layer.in_features, layer.out_features, lies=lies)
+
+    def configure_players(self):
+        for player in super().configure_players():
+            yield replace(player, optimizer=partial(Adam, lr=1e-2, betas=(0.5, 0.9), fused=self.fused))
+
+
+class TurnedByEach(TurnedWeights):
+    """Adam without the fused kernel, which torch has tried on all that lies otherwise."""
+
+    fused = False
+
+
+def as_it_lies(waiting: Any) -> None:
+    for weight, slope in zip(waiting.request.weights, waiting.of_weights, strict=True):
+        weight.grad = slope if weight.grad is None else weight.grad + slope
+
+
 # ---- the table ----
 
 PLAIN = HARD["Plain"]
@@ -89,7 +133,20 @@ def refused(optimizer: Any, policy: str, words: str, instead: str) -> Refused:
     return Refused(optimized(PLAIN, optimizer), policy, said)
 
 
+FORTH_AND_BACK = "pipeline+chunks:2+schedule:1f1b"
+
 OPTIMIZERS = {
+    "a fused optimizer and weights that lie by columns": Scene(
+        TurnedWeights, alone=TurnedByEach, often=("zero3", FORTH_AND_BACK), saved=("ddp", "pipeline"),
+        policies={
+            **POLICIES, **ENGINES, "dp": 2, "pipeline": 2, FORTH_AND_BACK: 2, "zero1+offload": 2, "zero3+offload": 2,
+            "zero3+whole": 2,
+        },
+        mutants=(
+            Mutant("its gradients as they lie", FORTH_AND_BACK,
+                   replaced={"strategies.pipelining.passes.BackwardPass.give": as_it_lies}),
+        ),
+    ),
     "an optimizer of two kinds of weights": Scene(
         Free, FreeByHand().run, policies={"single": 1, "ddp": 2, "zero1": 2, "generator=zero1,*=ddp": 2},
         four=("zero1",), often=("single", "ddp", "zero1"), bucket=SMALL, mutants=(DEAF,),

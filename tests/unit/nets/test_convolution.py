@@ -5,8 +5,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
 
-from nets.convolution import convolve
-from nets.filters import _means, doubled, filtered
+from nets.convolution import OURS, convolve
+from nets.filters import doubled, filtered
 
 SETTINGS = [
     ((2, 3, 6, 5), (4, 3, 3, 3), {}),
@@ -17,13 +17,21 @@ SETTINGS = [
 ]
 
 
+@pytest.fixture
+def ours():
+    """As on a GPU, and not torch's own."""
+    OURS.add("cpu")
+    yield
+    OURS.remove("cpu")
+
+
 def random(*shapes):
     torch.manual_seed(0)
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
 @pytest.mark.parametrize(("x", "weight", "how"), SETTINGS)
-def test_a_convolution_and_both_derivatives_are_torchs(x, weight, how):
+def test_a_convolution_and_both_derivatives_are_torchs(x, weight, how, ours):
     x, weight, bias = random(x, weight, [weight[1] * how.get("groups", 1) if "transposed" in how else weight[0]])
     how = dict(how)
     theirs = F.conv_transpose2d if how.get("transposed") else F.conv2d
@@ -33,7 +41,7 @@ def test_a_convolution_and_both_derivatives_are_torchs(x, weight, how):
     assert gradgradcheck(lambda *given: convolve(*given, **how), (x, weight, bias))
 
 
-def test_inside_of_autocast_it_computes_and_is_differentiated_as_torchs():
+def test_inside_of_autocast_it_computes_and_is_differentiated_as_torchs(ours):
     x, weight = (value.detach().float().requires_grad_() for value in random((2, 3, 8, 8), (4, 3, 3, 3)))
     found = []
     for function in (convolve, F.conv2d):
@@ -47,17 +55,20 @@ def test_inside_of_autocast_it_computes_and_is_differentiated_as_torchs():
 
 
 @pytest.mark.parametrize(("padding", "stride"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_a_gpu_filters_by_means_as_a_cpu_by_a_convolution(padding, stride):
+def test_a_gpu_filters_by_means_as_a_cpu_by_a_convolution(padding, stride, request):
     (x,) = random((2, 3, 8, 6))
-    means = _means(x, (padding > 0, padding > 1, padding > 2), stride)
-    assert torch.allclose(means, filtered(x, padding, stride), rtol=0, atol=1e-14)
-    other = _means(x, (padding > 0, padding > 1, True), stride)
-    assert other.shape != means.shape or (other - means).abs().max() > 0.01
+    wanted, more = filtered(x, padding, stride), filtered(x, padding + 1, stride)
+    request.getfixturevalue("ours")
+    found = filtered(x, padding, stride)
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-14)
+    assert found.grad_fn.name() == "AvgPool2DBackward0"
+    assert more.shape != wanted.shape or (more - wanted).abs().max() > 0.01
 
 
-def test_a_gpu_doubles_by_means_as_a_cpu_by_a_convolution():
+def test_a_gpu_doubles_by_means_as_a_cpu_by_a_convolution(request):
     (x,) = random((2, 3, 8, 6))
-    found = doubled(x)
-    assert found.shape == (2, 3, 16, 12)
-    assert torch.allclose(_means(F.interpolate(x, scale_factor=2), (True, False), 1), found, rtol=0, atol=1e-14)
-    assert (F.interpolate(x, scale_factor=2) - found).abs().max() > 0.1
+    wanted = doubled(x)
+    request.getfixturevalue("ours")
+    assert wanted.shape == (2, 3, 16, 12)
+    assert torch.allclose(doubled(x), wanted, rtol=0, atol=1e-14)
+    assert (F.interpolate(x, scale_factor=2) - wanted).abs().max() > 0.1

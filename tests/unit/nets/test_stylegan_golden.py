@@ -14,6 +14,7 @@ from gan.ema import half_life
 from gan.games import stylegan
 from gan.games.stylegan import StyleGan
 from nets.ada import Ada
+from nets.convolution import OURS
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 from strategies import PhaseStrategy
 from tests.support import families
@@ -233,6 +234,15 @@ def gradients(game: StyleGan, phase: str) -> dict[str, list[float]]:
     return {name: size(weight.grad) for name, weight in learner.named_parameters()}
 
 
+@pytest.fixture(params=["torch's", "ours"])
+def convolutions(request):
+    """Torch's own, or ours, which GPUs have. See [Note: differentiated twice]."""
+    OURS.update({"cpu"} if request.param == "ours" else ())
+    yield
+    OURS.discard("cpu")
+
+
+@pytest.mark.usefixtures("convolutions")
 @pytest.mark.parametrize("key", [*PHASES, "Gmain_augmented", "Dreg_augmented"])
 def test_a_phase_equals_the_published_one(wanted, key, monkeypatch):
     phase, _, augmented = key.partition("_")
