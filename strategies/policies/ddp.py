@@ -84,6 +84,7 @@ class DdpReduction(GroupReduction):
 
     def _note_reached(self, name: str, weight: Tensor) -> None:
         if weight.grad is not None:
+            bucket.as_row(name, weight.grad)  # the reducer would add up other gradients wrongly beside a sparse one
             self.reached.add(name)
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:

@@ -87,7 +87,7 @@ class GroupReduction(Reduction):
         norms = torch.stack([own[name].double() if name in own else zero for name in self.storage.weights])
         squares = norms.square().to(self.device, non_blocking=True)
         dist.all_reduce(squares, group=self.storage.group)
-        return squares.sqrt().to(next(iter(self.storage.weights.values())).dtype)
+        return squares.sqrt().to(next(iter(self.storage.weights.values())).dtype.to_real())
 
     def ask_reached(self, phase: str) -> None:
         self.unreached = set()

@@ -6,13 +6,16 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adagrad, Adam
+from torch.optim import SGD, Adagrad, Adam
 
+from gan import noise
 from tests.support.duel import ByHand, Duel
 from tests.support.hard_games import HARD
 from tests.support.matrix_optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
 from tests.support.scene import DEAF, ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, nothing
 from tests.support.schedule_free import ScheduleFree
+
+PLAIN = HARD["Plain"]
 
 # ---- two kinds of weights ----
 
@@ -121,9 +124,41 @@ def as_it_lies(waiting: Any) -> None:
         weight.grad = slope if weight.grad is None else weight.grad + slope
 
 
+# ---- gradients of other kinds ----
+
+
+class Sparse(PLAIN):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator.append(nn.Embedding(3, 6, sparse=True))
+
+    def fake(self, real: Tensor) -> Tensor:
+        *layers, table = self.generator
+        return nn.Sequential(*layers)(noise.randn((len(real), 4), like=real)) + table((real[:, 0] > 0).long())
+
+
+class Complex(PLAIN):
+    """A filter of frequencies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.ModuleDict({"bands": Bands(), "paint": self.generator})
+
+    def fake(self, real: Tensor) -> Tensor:
+        return self.generator["paint"](self.generator["bands"](noise.randn((len(real), 4), like=real)))
+
+
+class Bands(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gains = nn.Parameter(torch.view_as_complex(torch.randn(3, 2, dtype=torch.float64)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x.double()) * self.gains, n=4)
+
+
 # ---- the table ----
 
-PLAIN = HARD["Plain"]
 WHOLE = "strategies.sharding.whole_weights.WholeWeights"
 NOT_SENT = Mutant("nothing is sent", "zero1", replaced={f"{WHOLE}._send": nothing})
 
@@ -133,6 +168,8 @@ def refused(optimizer: Any, policy: str, words: str, instead: str) -> Refused:
     return Refused(optimized(PLAIN, optimizer), policy, said)
 
 
+SPARSE = "the gradient of weight '3.weight' is sparse, and ranks add up dense ones; leave sparse=True out"
+SPARSE_GAME = optimized(Sparse, partial(SGD, lr=1e-2))
 FORTH_AND_BACK = "pipeline+chunks:2+schedule:1f1b"
 
 OPTIMIZERS = {
@@ -146,6 +183,16 @@ OPTIMIZERS = {
             Mutant("its gradients as they lie", FORTH_AND_BACK,
                    replaced={"strategies.pipelining.passes.BackwardPass.give": as_it_lies}),
         ),
+    ),
+    "sparse gradients": Scene(
+        SPARSE_GAME, policies={"single": 1}, often=(),
+        refused=tuple(
+            Refused(SPARSE_GAME, policy, SPARSE, slow=policy in ("zero2", "fsdp", "dp"))
+            for policy in ("ddp", "zero1", "zero2", "zero3", "fsdp", "dp")
+        ),
+    ),
+    "complex weights": Scene(
+        Complex, policies={**POLICIES, "dp": 2}, often=("zero3",), saved=("zero3", "ddp"), mutants=(DEAF,)
     ),
     "an optimizer of two kinds of weights": Scene(
         Free, FreeByHand().run, policies={"single": 1, "ddp": 2, "zero1": 2, "generator=zero1,*=ddp": 2},
