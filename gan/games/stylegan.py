@@ -115,13 +115,13 @@ class StyleGan(FromNoise):
         return {"adversarial": non_saturating_discriminator(real, fake)}
 
     def flatten(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Keep the slope around pictures small: Karras et al. 2020, section 3.1 (lazy regularisation)."""
+        """R1, now and then: keep the slope around pictures small. Karras et al. 2020, section 3.1."""
         scores, slope = r1(partial(self.score, labels=self.labels(batch)), batch["image"])
         # As published, parameters that the penalty does not reach have a gradient of zero, and Adam's averages move.
         return {"r1": self.r1_every * self.gamma * slope + 0 * self._counted(scores).mean()}
 
     def even(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Let a step in style space change every picture by as much: Karras et al. 2020, section 3.2, equation 4."""
+        """Path length: a step in style space changes every picture by as much. Karras et al. 2020, equation 4."""
         image, wanted = batch["image"], self.labels_of_fakes(batch)
         count, left = divmod(len(image), self.path_shrink)
         if left:
