@@ -24,6 +24,7 @@ so a difference is only said, and only of what the author's code also reads.
 import copy
 import math
 import re
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ SHOWN = 6  # differences in the error
 ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-3}
 COARSE = 5e-2  # for bfloat16 and float16
 # What differs by more is compared with what rounding does to it. See [Note: rounding is measured].
+PATIENCE = 10.0  # seconds for all other ranks to fail as one has
 SHAKES, SPREAD = 3, 100.0
 # But a gradient of this part of the player's largest, and this part of a loss, are not made of rounding alone.
 SMALL = 1e-2
@@ -159,11 +161,14 @@ class Tries:
         self.whole = False  # whether the batches are whole: then one device may have no room for all
         # A trial deals the samples out otherwise, so each pool gets the images of all ranks.
         self.pools = [each for each in game.modules() if isinstance(each, ImagePool)]
-        self.images = training.world.gather([_on_cpu(pool.own()) for pool in self.pools])
+        everyone = training.world.gather((uuid.uuid4().hex, [_on_cpu(pool.own()) for pool in self.pools]))
+        self.images = [images for _, images in everyone]
+        self.key, self.trials = f"trial {everyone[0][0]}", 0
 
     def __call__(self, samples: Any, alone: bool = False, shake: int = 0) -> Trial:
         step, world = self.game.step, self.training.world
-        trial = Trial(world, step, alone, scale=1 + 2 * shake)
+        self.trials += 1
+        trial = Trial(world, step, f"{self.key}/{self.trials}", alone, scale=1 + 2 * shake)
         with self.kept.aside():
             for number, pool in enumerate(self.pools):
                 for of_rank in self.images:
@@ -179,7 +184,8 @@ class Tries:
                 refused = isinstance(error, UserError) and not (self.whole and alone)
                 if refused or isinstance(error, RanksDiffer) or of_a_collective(error):  # another rank may be gone
                     raise
-                trial.meet(f"cannot play: {error}")
+                if not trial.meet(f"cannot play: {error}", PATIENCE):
+                    raise
                 raise TooFew(
                     f"{tried}, and a loss fails, perhaps because it needs or remembers a larger batch: {error}"
                 ) from error

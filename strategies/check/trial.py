@@ -1,6 +1,7 @@
 """A trial of one step: its phases are played without updates."""
 
 import dis
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from strategies import random_state
 from strategies.draws import ByPhase, Draws
 from strategies.hooks import NO_HOOKS
 from strategies.policies.policy import Policy
+from strategies.private import default_store
 from strategies.reachable import Reachable, content_of, copied, differs, kind_of
 from strategies.turn import Training, finish, gradients, ready
 from strategies.world import World
@@ -160,11 +162,12 @@ class Trial:
     """Plays the phases of a step without an update, and has what they gave on this rank.
 
     `step` is the step that is tried. `alone`: as one device does, with the samples of all ranks. `scale`: the loss is
-    multiplied by so much, and the gradients are divided.
+    multiplied by so much, and the gradients are divided. `key` is the same on all ranks, and no other trial's.
     """
 
     world: World
     step: int = 0
+    key: str = ""
     alone: bool = False
     scale: float = 1.0
     losses: dict[tuple[str, str], float] = field(default_factory=dict)  # by phase and name
@@ -176,6 +179,7 @@ class Trial:
     drawn_alike: bool = False  # whether a loss has drawn from NumPy or Python
     dtypes: set[torch.dtype] = field(default_factory=set)  # of losses: an author may cast by autocast
     unlike: set[str] = field(default_factory=set)  # phases with draws that differ by rank, which cannot be compared
+    met: int = 0  # how often the ranks have met
 
     @property
     def numbers(self) -> dict[tuple[str, ...], float]:
@@ -211,8 +215,19 @@ class Trial:
             self.unlike.add(phase.name)
         self.drawn_alike |= random_state.changed_alike(before)
 
-    def meet(self, what: str) -> None:
-        """Raise if another rank does something else now. In training the ranks would wait for each other."""
+    def meet(self, what: str, patience: float | None = None) -> bool:
+        """Raise if another rank does something else now. In training the ranks would wait for each other.
+
+        False if some rank has not come within `patience` seconds: a rank that has failed may be waited for elsewhere.
+        """
+        self.met += 1
+        store, key = default_store(), f"{self.key}/{self.met}"
+        until = time.monotonic() + (patience or 0)
+        store.add(key, 1)
+        while patience is not None and store.add(key, 0) < self.world.size:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.02)
         everyone = self.world.gather(what)
         if len(set(everyone)) > 1:
             parts = "; ".join(f"rank {rank} {each}" for rank, each in enumerate(everyone))
@@ -220,6 +235,7 @@ class Trial:
                 f"in step {self.step} the ranks go different ways: {parts}. Which phases are due must not depend on a "
                 f"rank's own samples; decide by what all ranks know, e.g. Phase(every=...) or gan.ranks.mean(...)"
             )
+        return True
 
 
 def norms_by_name(learner: Policy, norms: Tensor) -> dict[str, float]:

@@ -82,6 +82,13 @@ def planned(request: ForwardRequest) -> ForwardPlan:
     """The plan of a call. If some unit looks at the whole batch, the call gets one chunk."""
     pipe = request.pipe
     if request.key not in pipe.plans:
+        for name, weight in pipe.network.named_parameters():
+            if weight._backward_hooks:  # torch would call it in a stage's backward, and again in the whole one
+                raise UserError(
+                    f"player '{pipe.player}': weight '{name}' has a hook that changes its gradient, which does not go "
+                    f"through a pipeline; write on_before_optimizer_step(self, optimizer), or type --strategy "
+                    f"{pipe.player}=zero3"
+                )
         plan = Discovery(request).plan()
         if plan.whole_batch and request.chunks > 1:
             if pipe.chunks is not None:

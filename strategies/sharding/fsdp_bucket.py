@@ -52,13 +52,15 @@ class FsdpBucket(Bucket):
         if dtype is not None:
             super().start_unshard(dtype)
         else:
-            self.work = self.twin.unshard(async_op=True)
+            with torch.inference_mode(False):  # else FSDP2 could not write into this memory later
+                self.work = self.twin.unshard(async_op=True)
 
     def unshard(self, dtype: torch.dtype | None = None) -> None:
         if self.work is None:
             self.start_unshard(dtype)
         if isinstance(self.work, UnshardHandle):
-            self.work.wait()
+            with torch.inference_mode(False):
+                self.work.wait()
             self.whole = self.twin.flat.detach()
         super().unshard()
 

@@ -592,13 +592,33 @@ def test_what_fails_on_few_samples_alone_is_trained_and_that_is_said(policy, ran
     assert "no comparison with one device: step 1 was tried on 16 samples, and a loss fails" in found[0][1]
 
 
-def test_a_rank_whose_connection_breaks_in_a_trial_does_not_wait_for_the_others():
+@pytest.fixture
+def tries(monkeypatch):
+    """Trials on the first of two ranks, which meet the other one if it has said that it comes: `store.add(...)`."""
+    monkeypatch.setattr(one_device, "PATIENCE", 0.1)
+    monkeypatch.setattr("strategies.check.trial.default_store", lambda: made.store)
+    world = mock.Mock(size=2, rank=0, device=torch.device("cpu"), **{"gather.return_value": [("key", [])] * 2})
+    made = one_device.Tries(mock.MagicMock(step=0), mock.Mock(world=world), mock.MagicMock(), mock.Mock())
+    made.store, world.gather.return_value = torch.distributed.HashStore(), ["the same"] * 2
+    return made
+
+
+def test_a_rank_that_fails_alone_says_so_and_does_not_wait_for_the_others(tries):
+    """They wait for it in backward, say, so it must not wait for them in turn."""
+    tries.play.side_effect = ValueError("label 7 is not known")
+    met = tries.training.world.gather.call_count
+    with pytest.raises(ValueError, match="label 7"):
+        tries({"x": torch.zeros(2, 6)})
+    assert tries.training.world.gather.call_count == met
+    tries.store.add("trial key/2/1", 1)  # the control: the other rank comes
+    with pytest.raises(one_device.TooFew, match="label 7"):
+        tries({"x": torch.zeros(2, 6)})
+
+
+def test_a_rank_whose_connection_breaks_does_not_wait_at_all(tries):
     """Another rank has refused the game, and is gone."""
-    world = mock.Mock(size=2, rank=0, device=torch.device("cpu"), **{"gather.return_value": [[], []]})
-    broken = RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:40884.")
-    kept, play = mock.MagicMock(), mock.Mock(side_effect=broken)
-    tries = one_device.Tries(mock.MagicMock(step=0), mock.Mock(world=world), kept, play)
-    world.gather.side_effect = AssertionError("it waits")
+    tries.play.side_effect = RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:1.")
+    tries.store = mock.Mock(add=mock.Mock(side_effect=AssertionError("it waits")))
     with pytest.raises(RuntimeError, match="Connection closed"):
         tries({"x": torch.zeros(2, 6)})
 

@@ -17,6 +17,14 @@ from tests.support.staged_games import Staged, StagedMicro, Tower
 # ---- games ----
 
 
+class Scaled(Plain):
+    """One layer learns slowly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator[0].weight.register_hook(partial(torch.mul, other=0.1))
+
+
 class Conducted(Staged):
     """Weights that `after` writes, layers frozen for some steps, a schedule, a hook that sees whole gradients."""
 
@@ -218,6 +226,10 @@ PIPELINES = {
         ),
     ),
     "a number that a forward counts with": one(partial(Painting, Warming), "+chunks:4"),
+    "a weight whose gradient is scaled": Scene(
+        Scaled, policies={"zero3": 2}, often=("zero3",), mutants=(Mutant("without the hook", "zero3", game=Plain),),
+        refused=(Refused(Scaled, "generator=pipeline,*=ddp", "weight '0.weight' has a hook that changes"),),
+    ),
     "a table for all samples": one(WithTable),
     "a table of as many rows as samples": one(WithFewerRows),
 }  # fmt: skip
