@@ -24,7 +24,7 @@ class How(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """Those that torch's convolutions and their gradients take last."""
+        """The last arguments of torch's convolutions and of their gradients."""
         return (self.stride,) * 2, (self.padding,) * 2, (1, 1), self.transposed, (0, 0), self.groups
 
 
@@ -64,7 +64,10 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """Of a convolution's input, weight and bias, where they are wanted, from `slope`, the gradient of its result."""
+    """The gradients of a convolution's input, weight and bias, where they are wanted.
+
+    They are made of `slope`, the gradient of the convolution's result.
+    """
 
     @staticmethod
     def forward(

@@ -1,7 +1,7 @@
 """All private names of Lightning and torch that this package uses.
 
 They were checked with Lightning 2.6.0 to 2.6.6 and torch 2.11 to 2.15. If a newer version lacks a name,
-tests/unit/strategies/test_private.py says which.
+tests/unit/strategies/test_world.py says which.
 """
 
 import logging
@@ -29,7 +29,7 @@ from lightning.pytorch.trainer.call import _call_callback_hooks as call_callback
 from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_utilities.core.rank_zero import rank_zero_only as utils_rank_zero_only
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import _DisableFuncTorch as outside_transforms
 from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch.autograd import forward_ad
@@ -226,9 +226,30 @@ def dispatch_key(device: torch.device) -> str:
     return torch._C._dispatch_key_for_device(device.type)
 
 
+def weight_hooks(weight: Tensor) -> list[Callable[..., Any]]:
+    """Hooks that `register_hook` has added."""
+    return list((weight._backward_hooks or {}).values())
+
+
+def post_accumulate_hooks(weight: Tensor) -> list[Callable[..., Any]]:
+    """Hooks that `register_post_accumulate_grad_hook` has added."""
+    return list((weight._post_accumulate_grad_hooks or {}).values())
+
+
+def module_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """Hooks that a call of the module runs, around its forward and in its backward."""
+    kinds = module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
+    return [hook for hooks in kinds for hook in hooks.values()]
+
+
+def running_backward() -> int:
+    """The number of the backward that this thread runs, -1 outside of one. A backward inside of it has another."""
+    return torch._C._current_graph_task_id()
+
+
 def in_backward() -> bool:
     """Whether this thread runs a backward."""
-    return torch._C._current_graph_task_id() != -1
+    return running_backward() != -1
 
 
 def set_first(first: bool) -> None:

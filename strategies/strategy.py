@@ -343,9 +343,6 @@ class PhaseStrategy(RanksStrategy):
     # ---- the end ----
 
     def on_exception(self, exception: BaseException) -> None:
-        # Lightning would advise an option of its own DDP.
-        if "Expected to have finished reduction" in str(exception):
-            exception.add_note("if a network calls torch.utils.checkpoint, type use_reentrant=False there")
         self.lockstep.places.tell()
         self.background.settle()
 

@@ -51,7 +51,7 @@ DTYPES = {
     "F32": torch.float32,
     "F64": torch.float64,
     "C64": torch.complex64,
-    "C128": torch.complex128,  # the format does not have it
+    "C128": torch.complex128,  # the package safetensors does not read it
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

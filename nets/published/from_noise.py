@@ -25,7 +25,7 @@ def ours(network: Network) -> nn.Module:
     """One of our networks with the weights of a published one, in evaluation mode."""
     weights = {name.removeprefix(R3): value for name, value in network.weights.items()}
     if any(name.endswith(FILTER) and not taps().equal(value.float().cpu()) for name, value in weights.items()):
-        raise UserError(f"a {network.kind} whose low-pass filter is not [1, 3, 3, 1]; ours have no other")
+        raise UserError(f"a {network.kind} whose low-pass filter is not [1, 3, 3, 1]; our networks have no other")
     shapes, drawer = {name: value.shape for name, value in weights.items()}, network.kind == "Generator"
     try:
         if any(name.startswith(R3) for name in network.weights):

@@ -166,8 +166,8 @@ class Trial:
     """
 
     world: World
-    step: int = 0
-    key: str = ""
+    step: int
+    key: str
     alone: bool = False
     scale: float = 1.0
     losses: dict[tuple[str, str], float] = field(default_factory=dict)  # by phase and name
@@ -229,6 +229,8 @@ class Trial:
                 return False
             time.sleep(0.02)
         everyone = self.world.gather(what)
+        if self.world.rank == 0:
+            store.delete_key(key)
         if len(set(everyone)) > 1:
             parts = "; ".join(f"rank {rank} {each}" for rank, each in enumerate(everyone))
             raise RanksDiffer(

@@ -168,7 +168,7 @@ class Dry:
         if weight.grad is None:
             weight.grad = _empty(weight)
             self.living.count_too(weight.grad, self.gradients)
-        for hook in (weight._post_accumulate_grad_hooks or {}).values():
+        for hook in private.post_accumulate_hooks(weight):
             hook(weight)
 
     def finish(self) -> None:

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from gan.files.errors import UserError
+from strategies import private
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, another_way, run
 from strategies.pipelining.pipe import PLAIN, ForwardRequest, Pipe
@@ -83,7 +84,7 @@ def planned(request: ForwardRequest) -> ForwardPlan:
     pipe = request.pipe
     if request.key not in pipe.plans:
         for name, weight in pipe.network.named_parameters():
-            if weight._backward_hooks:  # torch would call it in a stage's backward, and again in the whole one
+            if private.weight_hooks(weight):  # torch would call it in a stage's backward, and again in the whole one
                 raise UserError(
                     f"player '{pipe.player}': weight '{name}' has a hook that changes its gradient, which does not go "
                     f"through a pipeline; write on_before_optimizer_step(self, optimizer), or type --strategy "

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from gan.files.errors import UserError
 from gan.phase import Player
+from strategies import private
 from strategies.choice import Choice, ranks_as_typed
 
 
@@ -142,8 +143,7 @@ def check(player: Player, others: Mapping[str, Player], typed: str) -> None:
                 f"networks of their own"
             )
     for name, module in player.module.named_modules():
-        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
-        if any(not type(hook).__module__.startswith("torch.") for hook in hooks):
+        if any(not type(hook).__module__.startswith("torch.") for hook in private.module_hooks(module)):
             raise UserError(
                 f"{what}, and '{name or type(module).__name__}' has a forward hook, which would run there and not "
                 f"here; return from forward what the hook collects, or leave @{where} out"

@@ -9,6 +9,8 @@ from lightning.pytorch.overrides.distributed import prepare_for_backward
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gan.files.errors import UserError
+from strategies import private
 from strategies.amounts import size
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
@@ -77,6 +79,7 @@ class DdpReduction(GroupReduction):
                 # By default the first bucket is small, so that it travels early. On a CPU no core is free for it.
                 bucket_cap_mb=bucket.SIZE / 2**20 if device.type == "cpu" else None,
             )
+        self.backward: int | None = None  # the one that communicates
         self.hooks = [
             weight.register_post_accumulate_grad_hook(partial(self._note_reached, name))
             for name, weight in storage.weights.items()
@@ -84,11 +87,18 @@ class DdpReduction(GroupReduction):
 
     def _note_reached(self, name: str, weight: Tensor) -> None:
         if weight.grad is not None:
-            bucket.as_row(name, weight.grad)  # the reducer would add up other gradients wrongly beside a sparse one
+            # Beside a sparse gradient the reducer would add up the others wrongly.
+            bucket.refuse_sparse(name, weight.grad)
             self.reached.add(name)
+        if self.backward not in (None, private.running_backward()):
+            raise UserError(
+                f"weight '{name}' got a gradient in a backward inside of another one, and the reducer reads it too "
+                f"early; with torch.utils.checkpoint type use_reentrant=False"
+            )
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         """The reducer ignores every backward it was not armed for, so only the last one communicates."""
+        self.backward = None
         if not last:
             return loss
         weights = list(self.storage.weights.values())
@@ -96,7 +106,7 @@ class DdpReduction(GroupReduction):
         # The reducer waits for frozen weights too, and an edge can be made only to a weight that requires a gradient.
         for weight in frozen:
             weight.requires_grad_(True)
-        loss = _Reach.apply(loss, *weights)
+        loss = _Reach.apply(self, loss, *weights)
         for weight in frozen:
             weight.requires_grad_(False)
         assert self.reducer is not None
@@ -114,10 +124,11 @@ class _Reach(torch.autograd.Function):
     """The loss unchanged, joined to every weight. See [Note: the reducer waits for every weight]."""
 
     @staticmethod
-    def forward(ctx, loss: Tensor, *weights: Tensor) -> Tensor:  # noqa: ANN001
-        ctx.weights = len(weights)
+    def forward(ctx, reduction: DdpReduction, loss: Tensor, *weights: Tensor) -> Tensor:  # noqa: ANN001
+        ctx.reduction, ctx.weights = reduction, len(weights)
         return loss.view_as(loss)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
-        return gradient, *[None] * ctx.weights
+        ctx.reduction.backward = private.running_backward()
+        return None, gradient, *[None] * ctx.weights

@@ -141,7 +141,7 @@ class Bucket:
     def piece_of(self, name: str, tensor: Tensor) -> Tensor:
         """This rank's part of a tensor that has the shape of a weight, on the shard's device."""
         low, high = self._range(name)
-        part = as_row(name, tensor)[low - self.starts[name] : high - self.starts[name]]
+        part = tensor.reshape(-1)[low - self.starts[name] : high - self.starts[name]]
         return part.to(self.shard.device, self.dtype)
 
     def share_of(self, name: str) -> Share | None:
@@ -158,7 +158,8 @@ class Bucket:
         flat = torch.zeros(self.length * self.sharing.size, dtype=self.dtype, device=self.device)
         for name, tensor in tensors.items():
             start = self.starts[name]
-            flat[start : start + tensor.numel()].copy_(as_row(name, tensor))
+            refuse_sparse(name, tensor)
+            flat[start : start + tensor.numel()].copy_(tensor.reshape(-1))
         return flat
 
     # ---- the weights ----
@@ -298,13 +299,12 @@ class Bucket:
             piece.grad = gradients[low - self.first : high - self.first]
 
 
-def as_row(name: str, tensor: Tensor) -> Tensor:
-    """What has a weight's shape, as one row. A sparse gradient is refused."""
-    if tensor.layout != torch.strided:
+def refuse_sparse(name: str, gradient: Tensor) -> None:
+    """Raise if a weight's gradient is sparse."""
+    if gradient.layout != torch.strided:
         raise UserError(
             f"the gradient of weight '{name}' is sparse, and ranks add up dense ones; leave sparse=True out"
         )
-    return tensor.reshape(-1)
 
 
 class PendingReduction:

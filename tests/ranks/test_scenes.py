@@ -74,7 +74,7 @@ def refusal(name: str, number: int, world: int) -> str | None:
             strategy = PhaseStrategy(wrong.policy, check=wrong.check)
             trainer(strategy, world, 4, **settings).fit(wrong.game(), loader)
         except (UserError, RuntimeError) as error:
-            return str(error)
+            return "\n".join([str(error), *getattr(error, "__notes__", [])])
     return None
 
 

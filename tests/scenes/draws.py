@@ -222,7 +222,9 @@ DRAWS = {
         mutants=(Mutant("it forgets", game=Forgetful),)
     ),
     "draws of a reentrant forward": Scene(
-        Reentrant, alone=Draws, policies={"single": 1}, mutants=(Mutant("it forgets", game=Forgetful),)
+        Reentrant, alone=Draws, policies={"single": 1, "zero3": 2, "fsdp": 2},
+        mutants=(Mutant("it forgets", game=Forgetful),),
+        refused=(Refused(Reentrant, "ddp", "use_reentrant=False"),),
     ),
     "draws of a compiled network": Scene(
         Compiled, policies={"ddp+compile": 2}, often=(), checked=("ddp+compile",), mutants=(replace(DEAF, slow=True),)

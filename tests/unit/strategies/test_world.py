@@ -18,7 +18,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from datasets import GlobalLoader, GlobalStream
 from gan import Phase
 from gan.files.errors import UserError
-from strategies import PhaseStrategy, TorchAccelerator, random_state, ranks_strategy, world
+from strategies import PhaseStrategy, TorchAccelerator, private, random_state, ranks_strategy, world
 from strategies.processes import interface
 from strategies.processes.interface import GLOO
 from strategies.world import Groups
@@ -259,6 +259,18 @@ def test_modules_keep_their_parameters_and_compiled_calls_where_they_did():
     assert isinstance(module._parameters, dict) and isinstance(module._buffers, dict)
     module.compile(backend="eager")
     assert module._compiled_call_impl is not None
+
+
+def test_hooks_are_where_they_were():
+    module = torch.nn.Linear(2, 2)
+    assert private.weight_hooks(module.weight) == private.post_accumulate_hooks(module.weight) == []
+    module.weight.register_hook(print)
+    module.weight.register_post_accumulate_grad_hook(repr)
+    assert private.weight_hooks(module.weight) == [print] and private.post_accumulate_hooks(module.weight) == [repr]
+    module.register_forward_hook(print)
+    module.register_forward_pre_hook(repr)
+    module.register_full_backward_hook(str)
+    assert private.module_hooks(module) == [repr, print, str]
 
 
 def test_private_imports_stand_in_the_list():
