@@ -109,8 +109,8 @@ class GanModule(LightningModule):
 
     def player_of(self, optimizer: Optimizer) -> Player:
         """The player that an optimizer trains: hooks, such as `on_before_optimizer_step`, get a learner's optimizer."""
-        policies = self._strategy.policies.values()
-        return next(self.players[policy.player.name] for policy in policies if policy.optimizer is optimizer)
+        updaters = ((policy, each) for policy in self._strategy.policies.values() for each in policy.updaters.values())
+        return next(self.players[policy.player.name] for policy, each in updaters if each.optimizer is optimizer)
 
     @classmethod
     def load_from_checkpoint(

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from gan.files.errors import UserError
 
 Losses = Tensor | Mapping[str, Tensor]
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Player:
 
     name: str
     module: nn.Module
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None
+    optimizer: MakeOptimizer | None = None
     schedule: Callable[[Optimizer], LRScheduler] | None = None
     ema: float | Callable[[int], float] | None = None
     clip: float | None = None
@@ -125,6 +126,8 @@ class Phase:
       shards weights then keeps them gathered for the second backward.
     - `draws`: "samples" lets what torch draws in the loss (torch.randn, nn.Dropout) follow the sample, as gan.noise
       does. With "torch" each rank draws other numbers from torch's own generator.
+    - `optimizer`: a function as a player's has. In this phase each learner is updated by an optimizer of its own that
+      the function makes, as by InfoGAN's `optimizer_info`. The learner's `schedule` makes a schedule for it too.
     """
 
     name: str
@@ -137,6 +140,7 @@ class Phase:
     until: int | None = None
     when: Callable[[], bool] | None = None
     draws: Literal["samples", "torch"] = "samples"
+    optimizer: MakeOptimizer | None = None
 
     def __post_init__(self) -> None:
         learners = (self.learners,) if isinstance(self.learners, str) else tuple(self.learners)
@@ -179,6 +183,9 @@ OF_PHASES = {
         not (p.until is None or _whole(p.until, p.start + 1))
     ),
     ": draws={p.draws!r} is not known; type draws='samples' or 'torch'": lambda p: p.draws not in ("samples", "torch"),
+    ": optimizer={p.optimizer!r} must be a function of weights; type optimizer=partial(Adam, lr=1e-4)": lambda p: (
+        not (p.optimizer is None or callable(p.optimizer))
+    ),
     ": when={p.when!r} must be a function without arguments; type when=lambda: {p.when!r}": lambda p: (
         not (p.when is None or callable(p.when))
     ),

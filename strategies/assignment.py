@@ -70,7 +70,7 @@ def assign(
 ) -> dict[str, Policy]:
     """A policy for each player, the same on all ranks. `served` are the players that other ranks serve."""
     players, served = game.players, served or {}
-    belongings = belongings_of(players, game)
+    belongings = belongings_of(players, game, game.phases)
     chosen = {name: each for name, each in choose(choice, players).items() if name not in served}
     chosen = _decide(chosen, players, belongings, world)
     chosen |= {name: chosen[player.follows] for name, player in players.items() if player.follows is not None}

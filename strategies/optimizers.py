@@ -1,6 +1,6 @@
 """What updates a player's weights: what its functions have made is checked and tried, and its loss may have a scale."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from inspect import Parameter as Argument
 from inspect import signature
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gan.files.errors import UserError
-from gan.phase import Player
+from gan.phase import MakeOptimizer, Player
 from strategies.random_state import untouched
 
 # Optimizers that treat each element by itself. For them, a step on pieces of weights equals a step on the weights.
@@ -25,20 +25,23 @@ STEPS = 3
 ROUNDING = 1e-6  # of what a weight moves; in float64, so it is far above what another order of sums gives
 
 
-def make_optimizer(player: Player, weights: Iterable[nn.Parameter]) -> Optimizer:
-    """A player's optimizer for these weights. The player is not frozen."""
-    assert player.optimizer is not None
-    return player.optimizer(weights)
+@dataclass
+class Updater:
+    """An optimizer of a player's weights. `groups` are the names of the weights in each of its groups."""
+
+    optimizer: Optimizer
+    groups: list[list[str]]
+    schedule: LRScheduler | None = None
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether the optimizer can step pieces of weights in place of the weights."""
+        return type(self.optimizer) in ELEMENTWISE and not self.optimizer.state
 
 
-def treats_elements(optimizer: Optimizer) -> bool:
-    """Whether the optimizer can step pieces of weights in place of the weights."""
-    return type(optimizer) in ELEMENTWISE and not optimizer.state
-
-
-def check_optimizer(player: Player, optimizer: Any, weights: Mapping[str, nn.Parameter]) -> None:
+def check_optimizer(player: Player, optimizer: Any, weights: Mapping[str, nn.Parameter], phase: str) -> None:
     """Refuse what is no optimizer of these weights, and what a phase cannot step."""
-    what = f"player '{player.name}': its function for the optimizer"
+    what = f"player '{player.name}': its function for the optimizer" + (f" of phase '{phase}'" if phase else "")
     if not isinstance(optimizer, Optimizer):
         raise UserError(
             f"{what} returned {_kind(optimizer)}; it must return one torch.optim.Optimizer, e.g. "
@@ -66,42 +69,47 @@ def check_optimizer(player: Player, optimizer: Any, weights: Mapping[str, nn.Par
         )
 
 
-def check_pieces(player: Player, optimizer: Optimizer, policy: str) -> None:
+def check_pieces(player: Player, updater: Updater, policy: str) -> None:
     """Refuse an optimizer whose step on pieces of weights may differ from its step on the weights."""
-    if not treats_elements(optimizer):
-        known = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE))
+    if not updater.elementwise:
+        known, kind = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE)), _kind(updater.optimizer)
         raise UserError(
-            f"player '{player.name}': policy '{policy}' cuts weights into pieces, and {_kind(optimizer)} may not give "
+            f"player '{player.name}': policy '{policy}' cuts weights into pieces, and {kind} may not give "
             f"the same result on pieces as on whole weights; type --strategy {player.name}=zero1,*={policy}, or use "
             f"one of {known}"
         )
 
 
-def optimizer_of(player: Player, weights: Mapping[str, nn.Parameter]) -> tuple[Optimizer, list[list[str]]]:
-    """The optimizer for a player's whole weights, as the author's function may group them by shape; and these groups.
+def updaters_of(
+    player: Player, makers: Mapping[str, MakeOptimizer], weights: Mapping[str, nn.Parameter]
+) -> dict[str, Updater]:
+    """The optimizers for a player's whole weights, as the author's functions may group them by shape.
 
-    A group is the names of its weights.
+    `makers` are these functions, by phase, and "" for the player's own.
     """
-    optimizer = make_optimizer(player, list(weights.values()))
-    check_optimizer(player, optimizer, weights)
-    names = {id(weight): name for name, weight in weights.items()}
-    return optimizer, [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
+    names, found = {id(weight): name for name, weight in weights.items()}, {}
+    for phase, make in makers.items():
+        optimizer = make(list(weights.values()))
+        check_optimizer(player, optimizer, weights, phase)
+        groups = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
+        found[phase] = Updater(optimizer, groups)
+        if len(makers) > 1 and isinstance(optimizer, Modes):
+            raise UserError(
+                f"player '{player.name}': {_kind(optimizer)} keeps an average itself, and so it must be the only "
+                f"optimizer of the player; leave Phase(optimizer=...) out"
+            )
+    return found
 
 
-def step_owned(
-    optimizer: Optimizer,
-    groups: Sequence[Sequence[str]],
-    weights: Mapping[str, nn.Parameter],
-    owned: Mapping[str, nn.Parameter],
-) -> None:
-    """Let an optimizer of these weights, which are in these groups, step what a rank owns of them in their place."""
-    for group, members in zip(optimizer.param_groups, groups, strict=True):
+def step_owned(updater: Updater, weights: Mapping[str, nn.Parameter], owned: Mapping[str, nn.Parameter]) -> None:
+    """Let an optimizer of these weights step what a rank owns of them in their place."""
+    for group, members in zip(updater.optimizer.param_groups, updater.groups, strict=True):
         if "param_names" in group:
             named = zip(members, group["param_names"], strict=True)
             group["param_names"] = [called for name, called in named if name in owned]
         group["params"] = [owned[name] for name in members if name in owned]
     for name in weights.keys() - owned.keys():
-        optimizer.state.pop(weights[name], None)
+        updater.optimizer.state.pop(weights[name], None)
 
 
 @runtime_checkable
@@ -130,7 +138,7 @@ def _kind(value: Any) -> str:
 # ---- a trial ----
 
 
-def why_not_apart(player: Player, weights: Mapping[str, nn.Parameter]) -> str | None:
+def why_not_apart(make: MakeOptimizer, weights: Mapping[str, nn.Parameter]) -> str | None:
     """Why the weights cannot be stepped apart from each other, on several ranks; None if they can.
 
     [Note: a trial of the optimizer]
@@ -139,15 +147,15 @@ def why_not_apart(player: Player, weights: Mapping[str, nn.Parameter]) -> str | 
     stepped together, and then each of them alone, with the same gradients. The result must be the same. Gradients of
     different sizes make a dependence show. The weights get their values back.
     """
-    made = [make_optimizer(player, list(weights.values())) for _ in range(2)]
+    made = [make(list(weights.values())) for _ in range(2)]
     if made[0] is made[1]:
         return "its function returns the same optimizer twice, and must make a new one each time"
     few = _few(weights)
     before = {name: weight.detach().to(torch.float64, copy=True) for name, weight in few.items()}
     try:
-        together = _stepped(player, weights, few, few.keys())
+        together = _stepped(make, weights, few, few.keys())
         for name in few:
-            alone = _stepped(player, weights, few, {name})
+            alone = _stepped(make, weights, few, {name})
             for other, value in alone.items():
                 expected = together[name] if other == name else before[other]
                 moved = (expected - before[other]).abs().max()
@@ -168,7 +176,7 @@ def _few(weights: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
 
 
 def _stepped(
-    player: Player, weights: Mapping[str, nn.Parameter], few: Mapping[str, nn.Parameter], chosen: Collection[str]
+    make: MakeOptimizer, weights: Mapping[str, nn.Parameter], few: Mapping[str, nn.Parameter], chosen: Collection[str]
 ) -> dict[str, Tensor]:
     """The few weights after some steps of an optimizer that has only the chosen ones."""
     before = {weight: weight.data for weight in few.values()}
@@ -178,7 +186,7 @@ def _stepped(
         for weight, value in before.items():
             weight.data = value.to(torch.float64, copy=True)
         with untouched():
-            optimizer = make_optimizer(player, list(weights.values()))
+            optimizer = make(list(weights.values()))
             for group in optimizer.param_groups:
                 group["params"] = [weight for weight in group["params"] if weight in kept]
             if isinstance(optimizer, Modes):

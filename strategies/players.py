@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import Optimizer
 
 from gan.module import GanModule
 from strategies.assignment import USABLE, assign, memory
@@ -63,16 +64,17 @@ class Players:
                 policy.follow()
         _stop_other_parameters(first.game, training)
 
-    def learners(self) -> list[Policy]:
-        """The policies that have an optimizer."""
-        return [policy for policy in self.policies.values() if policy.optimizer is not None]
+    def optimizers(self) -> list[Optimizer]:
+        """All of them, in the order of the players."""
+        return [each.optimizer for policy in self.policies.values() for each in policy.updaters.values()]
 
     def schedules(self) -> list[LRSchedulerConfig]:
         """Their schedules, as Lightning names them to callbacks."""
         return [
-            LRSchedulerConfig(policy.schedule, name=f"lr-{policy.player.name}")
-            for policy in self.learners()
-            if policy.schedule is not None
+            LRSchedulerConfig(updater.schedule, name="-".join(filter(None, ("lr", name, phase))))
+            for name, policy in self.policies.items()
+            for phase, updater in policy.updaters.items()
+            if updater.schedule is not None
         ]
 
     # ---- whole weights ----

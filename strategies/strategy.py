@@ -181,7 +181,7 @@ class PhaseStrategy(RanksStrategy):
         if training or resumed:
             self.saving.left_out.note_files(first_of_host=self.local_rank == 0)
         self.players.adopt(first, training)
-        self.optimizers = [policy.learners_optimizer for policy in self.players.learners()]
+        self.optimizers = self.players.optimizers()
         self.lr_scheduler_configs = self.players.schedules()
         self.setup_precision_plugin()
 
@@ -261,7 +261,8 @@ class PhaseStrategy(RanksStrategy):
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """This rank's shares of a player's optimizer state."""
         optimizer = getattr(optimizer, "optimizer", optimizer)
-        return optimizer_state(next(each for each in self.policies.values() if each.optimizer is optimizer))
+        updaters = ((policy, each) for policy in self.policies.values() for each in policy.updaters.values())
+        return optimizer_state(*next(pair for pair in updaters if pair[1].optimizer is optimizer))
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Lightning's checkpoint, with the players' averages and scales and every rank's random states.

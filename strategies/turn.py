@@ -151,11 +151,12 @@ def finish(
 
 def see_gradients(learner: Policy, hooks: Hooks) -> Tensor:
     """Let a person's hook see, and change, whole gradients. Returns the norm of each after that."""
+    updater = learner.learners_updater
     with ExitStack() as stack:
         if learner.storage.sharded:
             stack.enter_context(learner.gathered())
-            stack.enter_context(whole_gradients(learner.reduction, learner.learners_optimizer, learner.groups))
-        hooks.call("on_before_optimizer_step", learner.optimizer)
+            stack.enter_context(whole_gradients(learner.reduction, updater.optimizer, updater.groups))
+        hooks.call("on_before_optimizer_step", updater.optimizer)
         return Reduction.norms(learner.reduction)
 
 

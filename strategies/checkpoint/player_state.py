@@ -19,7 +19,7 @@ from gan.files.contents import need
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.pretrained import WeightFiles, check_files
-from strategies.optimizers import treats_elements
+from strategies.optimizers import Updater
 from strategies.policies.policy import Policy
 from strategies.world import World
 
@@ -38,7 +38,7 @@ def average_state(policy: Policy) -> dict[str, Share] | None:
 
 def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> None:
     """Load the averages. If none were saved, they start at the weights."""
-    if policy.ema is None and saved is not None and policy.optimizer is None:
+    if policy.ema is None and saved is not None and not policy.updaters:
         # The average that the optimizer of a training has kept: only to evaluate with.
         policy.ema = Ema(policy.storage.owned, policy.player.decay)
     if not isinstance(policy.ema, Ema):
@@ -55,43 +55,43 @@ def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> Non
 # ---- optimizers ----
 
 
-def optimizer_state(policy: Policy) -> dict[str, Any]:
+def optimizer_state(policy: Policy, updater: Updater) -> dict[str, Any]:
     """The optimizer's state dict as in plain torch, with names in place of numbers and shares in place of tensors."""
-    packed = policy.learners_optimizer.state_dict()
-    named = {name: packed["state"][n] for n, name in enumerate(_stepped(policy)) if n in packed["state"]}
+    packed = updater.optimizer.state_dict()
+    named = {name: packed["state"][n] for n, name in enumerate(_stepped(policy, updater)) if n in packed["state"]}
     plain = {name: _with(values, lambda _, __: None) for name, values in named.items()}
     state = policy.storage.values_of_all(plain)
     for name, values in named.items():
         state[name] = _with(values, partial(_share, policy, name))
-    groups = zip(packed["param_groups"], policy.groups, strict=True)
+    groups = zip(packed["param_groups"], updater.groups, strict=True)
     return {**packed, "state": state, "param_groups": [{**group, "params": names} for group, names in groups]}
 
 
-def load_optimizer_state(policy: Policy, saved: Mapping[str, Any]) -> None:
+def load_optimizer_state(policy: Policy, updater: Updater, saved: Mapping[str, Any]) -> None:
     """Load this rank's part of a saved optimizer state."""
-    if [group["params"] for group in saved["param_groups"]] != policy.groups:
+    if [group["params"] for group in saved["param_groups"]] != updater.groups:
         raise UserError(
             f"player '{policy.player.name}': the checkpoint's optimizer has its weights in other groups than this "
             f"run's; resume with the settings it was trained with"
         )
     wanted: dict[SavedTensor, Share] = {}
     state = {
-        number: _with(saved["state"][name], partial(_room, policy, name, wanted))
-        for number, name in enumerate(_stepped(policy))
+        number: _with(saved["state"][name], partial(_room, policy, updater, name, wanted))
+        for number, name in enumerate(_stepped(policy, updater))
         if name in saved["state"]
     }
     read(wanted)
     groups, first = [], 0
-    for group, own in zip(saved["param_groups"], policy.learners_optimizer.param_groups, strict=True):
+    for group, own in zip(saved["param_groups"], updater.optimizer.param_groups, strict=True):
         groups.append({**group, "params": list(range(first, first + len(own["params"])))})
         first += len(own["params"])
-    policy.learners_optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
+    updater.optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
 
 
-def _stepped(policy: Policy) -> list[str]:
+def _stepped(policy: Policy, updater: Updater) -> list[str]:
     """The names of the parameters that this rank's optimizer steps, in the order in which torch numbers them."""
     names = {id(parameter): name for name, parameter in policy.storage.owned.items()}
-    return [names[id(parameter)] for group in policy.learners_optimizer.param_groups for parameter in group["params"]]
+    return [names[id(parameter)] for group in updater.optimizer.param_groups for parameter in group["params"]]
 
 
 def _with(values: dict[str, Any], make: Callable[[str, Any], Any]) -> dict[str, Any]:
@@ -103,13 +103,15 @@ def _share(policy: Policy, name: str, key: str, value: Tensor) -> Share:
     return policy.storage.share_of(name, value) if policy.storage.per_element(key) else Share.whole(value)
 
 
-def _room(policy: Policy, name: str, wanted: dict[SavedTensor, Share], key: str, value: SavedTensor) -> Tensor:
+def _room(
+    policy: Policy, updater: Updater, name: str, wanted: dict[SavedTensor, Share], key: str, value: SavedTensor
+) -> Tensor:
     """The memory that a saved tensor will be read to, entered in `wanted`."""
     owned = policy.storage.owned[name]
     if policy.storage.per_element(key):
         share = policy.storage.share_of(name, torch.empty(owned.shape, dtype=value.dtype, device=owned.device))
     else:
-        if treats_elements(policy.learners_optimizer) and value.shape not in (owned.shape, torch.Size()):
+        if updater.elementwise and value.shape not in (owned.shape, torch.Size()):
             raise misfit(value, owned.shape)
         room = value.empty()
         if room.shape == owned.shape:  # it lies as the weight lies: fused optimizers do not look

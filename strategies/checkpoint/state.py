@@ -197,17 +197,17 @@ class State:
 
     def load_training(self, checkpoint: Mapping[str, Any]) -> None:
         """Everything else that training needs to resume: optimizers, loss scales, counts of updates."""
-        learners = [policy for policy in self.policies.values() if policy.optimizer is not None]
+        updaters = [(policy, each) for policy in self.policies.values() for each in policy.updaters.values()]
         states = checkpoint["optimizer_states"]
 
         def load_optimizers() -> None:
-            if len(learners) != len(states):
+            if len(updaters) != len(states):
                 raise UserError(
-                    f"the checkpoint has {len(states)} optimizers, and this run {len(learners)}; resume with the "
+                    f"the checkpoint has {len(states)} optimizers, and this run {len(updaters)}; resume with the "
                     f"settings it was trained with"
                 )
-            for policy, state in zip(learners, states, strict=True):
-                load_optimizer_state(policy, state)
+            for pair, state in zip(updaters, states, strict=True):
+                load_optimizer_state(*pair, state)
 
         self.world.each(load_optimizers)
         for name, policy in self.policies.items():

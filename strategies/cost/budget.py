@@ -104,7 +104,7 @@ class Budget:
         # Each is found out once.
         self.traces, self.policy = cache(self.trace), cache(self._policy)
         self.curves, self.activations = cache(self._curves), cache(self._activations)
-        self.belongings = belongings_of(self.game.players, self.game)
+        self.belongings = belongings_of(self.game.players, self.game, self.game.phases)
         own = {id(each) for player in self.game.players.values() for each in _tensors(player.module)}
         self.others = size(each for each in _tensors(self.game) if id(each) not in own)  # of no player
 

@@ -67,7 +67,8 @@ class Dry:
         copies = {name: nn.Parameter(_empty(each), each.requires_grad) for name, each in own.items()}
         self.copy_of = {id(each): copies[name] for name, each in own.items()}
         world = replace(policy.world, device=META, groups=Groups(phases))
-        self.policy: Policy = type(policy)(policy.player, world, policy.options, Belongings(copies, ()))
+        belongings = Belongings(copies, (), optimizers=policy.belongings.optimizers)
+        self.policy: Policy = type(policy)(policy.player, world, policy.options, belongings)
         self.policy.followed = policy.followed or policy  # in buckets like these
         _prepare(self.policy)
         self.owned = self.policy.storage.owned

@@ -46,7 +46,7 @@ def traces(
     `turn.gradients` plays a phase, as in training.
     """
     world = World(1, 0, torch.device(device))
-    belongings = belongings_of(game.players, game)
+    belongings = belongings_of(game.players, game, game.phases)
     recorder = Recorder(game, tensors(batch))
     policies = {name: Policy(player, world, {}, belongings[name]) for name, player in game.players.items()}
     undo: list[RecomputeEvents | RemotePlayer] = [

@@ -1,14 +1,14 @@
 """What belongs to one player of a game, where players may share parameters that do not learn."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
 from gan.files.errors import UserError
-from gan.phase import Player, parameters_of
+from gan.phase import MakeOptimizer, Phase, Player, parameters_of
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,18 @@ class Belongings:
     which has no forward. So `readers` are all modules of the game that have one of the parameters, directly or inside.
 
     `kept`: modules that a player with an optimizer has too. They keep their mode, although a frozen player has them.
+    `optimizers`: what makes the player's own optimizer, under "", and those of phases that have another one for it.
     """
 
     parameters: dict[str, nn.Parameter]
     readers: tuple[nn.Module, ...]
     kept: tuple[nn.Module, ...] = ()
+    optimizers: Mapping[str, MakeOptimizer] = field(default_factory=dict)
 
 
-def belongings_of(players: Mapping[str, Player], game: nn.Module) -> dict[str, Belongings]:
+def belongings_of(
+    players: Mapping[str, Player], game: nn.Module, phases: Sequence[Phase] = ()
+) -> dict[str, Belongings]:
     """What belongs to each player of a game."""
     everywhere = _with_parameters([game, *(player.module for player in players.values())])
     learning = {module for player in players.values() if not player.frozen for module in player.module.modules()}
@@ -38,7 +42,10 @@ def belongings_of(players: Mapping[str, Player], game: nn.Module) -> dict[str, B
         player, own = players[name], set(map(id, parameters.values()))
         readers = [module for module, inside in everywhere.items() if not own.isdisjoint(inside)]
         kept = tuple(module for module in player.module.modules() if module in learning) if player.frozen else ()
-        found[name] = Belongings(parameters, tuple(dict.fromkeys([*player.module.modules(), *readers])), kept)
+        makers = {phase.name: phase.optimizer for phase in phases if name in phase.learners}
+        optimizers = {key: make for key, make in {"": player.optimizer, **makers}.items() if make is not None}
+        readers = [*player.module.modules(), *readers]
+        found[name] = Belongings(parameters, tuple(dict.fromkeys(readers)), kept, optimizers)
     return found
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gan.phase import Player
+from gan.phase import MakeOptimizer, Player
 from strategies.amounts import Held, size
 from strategies.living import Living
-from strategies.optimizers import ELEMENTWISE, Modes, make_optimizer
+from strategies.optimizers import ELEMENTWISE, Modes
 from strategies.policies.belongings import Belongings
 from strategies.world import World
 
@@ -26,15 +26,11 @@ class OptimizerCost:
     (`one`), and what is left of the weight before (`left`).
     """
 
-    kind: type | None = None
+    elementwise: bool = True
     state: float = 0.0
     one: float = 0.0
     left: float = 0.0
     all: float = 0.0
-
-    @property
-    def elementwise(self) -> bool:
-        return self.kind is None or self.kind in ELEMENTWISE
 
     def on_cpu(self, sizes: Iterable[int], owned: float) -> float:
         """What a step takes for a while of weights of these bytes, in their order, of which a rank owns so many."""
@@ -42,22 +38,20 @@ class OptimizerCost:
         return max((self.one * now + self.left * min(before, owned - now) for before, now in pairwise(own)), default=0)
 
 
-def optimizer_cost(player: Player) -> OptimizerCost:
-    """What a player's optimizer costs. A player that is frozen has none."""
-    if player.frozen:
-        return OptimizerCost()
+def optimizer_cost(make: MakeOptimizer) -> OptimizerCost:
+    """What an optimizer costs that `make` makes."""
     weights, large = _weights(64, 64), 4 * 64 * 64
-    optimizer = make_optimizer(player, weights)
+    optimizer = make(weights)
     _step(optimizer, weights, foreach=None)
     tensors = [value for value in optimizer.state[weights[0]].values() if isinstance(value, Tensor)]
     state = sum(t.nbytes for t in tensors if t.numel() > 1) / large
     both = _step(optimizer, weights, foreach=False) / large
     all_ = _step(optimizer, weights, foreach=True) / large / len(weights)
     uneven = _weights(64, 2)
-    other = make_optimizer(player, uneven)
+    other = make(uneven)
     _step(other, uneven, foreach=False)
     one = _step(other, uneven, foreach=False) / large
-    return OptimizerCost(type(optimizer), state, round(one, 1), round(both - one, 1), round(all_, 1))
+    return OptimizerCost(type(optimizer) in ELEMENTWISE, state, round(one, 1), round(both - one, 1), round(all_, 1))
 
 
 def _weights(*sides: int) -> list[nn.Parameter]:
@@ -148,7 +142,10 @@ class Costs:
 
     @cached_property
     def optimizer_cost(self) -> OptimizerCost:
-        return optimizer_cost(self.player)
+        """Of all optimizers of the player: their states are there at once, and one of them steps at a time."""
+        each = [optimizer_cost(make) for make in self.belongings.optimizers.values()]
+        most = {name: max((getattr(cost, name) for cost in each), default=0.0) for name in ("one", "left", "all")}
+        return OptimizerCost(all(cost.elementwise for cost in each), sum(cost.state for cost in each), **most)
 
     @property
     def averaged_part(self) -> int:

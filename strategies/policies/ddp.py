@@ -113,6 +113,10 @@ class DdpReduction(GroupReduction):
         prepare_for_backward(self.reducer, loss)
         return loss
 
+    def drop(self) -> None:
+        super().drop()
+        self.backward = None
+
     def release(self) -> None:
         """The reducer is dropped: a reference would keep hooks and threads."""
         super().release()

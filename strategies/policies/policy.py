@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from gan.ema import Ema
 from gan.files.errors import UserError
@@ -17,10 +16,11 @@ from gan.phase import Phase, Player
 from strategies.optimizers import (
     LossScale,
     Modes,
+    Updater,
     check_pieces,
     check_schedule,
-    optimizer_of,
     step_owned,
+    updaters_of,
 )
 from strategies.options.compile import Compiled, compiled_by_author
 from strategies.options.recompute import Recompute
@@ -79,9 +79,8 @@ class Policy(Costs):
         self.storage = Storage(self.weights)
         self.reduction = Reduction(self.storage, world.device)
         self.on_read: UnshardOnRead | None = None  # what gathers weights in a phase, where they are sharded
-        self.optimizer: Optimizer | None = None
-        self.groups: list[list[str]] = []  # the names of the weights in each of the optimizer's groups
-        self.schedule: LRScheduler | None = None
+        self.updaters: dict[str, Updater] = {}  # in training, by phase; the player's own is that of ""
+        self.updater: Updater | None = None  # of the phase that is played
         self.ema: Ema | EvalWeights | None = None
         self.followed: Policy | None = None  # that of the player that this one follows
         self.follower: Follower | None = None
@@ -115,7 +114,8 @@ class Policy(Costs):
                 module.training = mode
         if training:
             if self.weights:
-                self.optimizer, self.groups = optimizer_of(self.player, self.weights)
+                self.updaters = updaters_of(self.player, self.belongings.optimizers, self.weights)
+                self.updater = self.updaters[""]
             if self.divided:
                 self.storage = self.make_storage()
                 if self.weights:
@@ -123,16 +123,16 @@ class Policy(Costs):
         if self.player.ema is not None and self.player.follows is None:
             network = self.player.module if self.player.ema_buffers == "averaged" else None
             self.ema = Ema(self.storage.owned, self.player.decay, network=network)
-        if self.optimizer is not None:
+        for updater in self.updaters.values():
             if self.storage.cut:
-                check_pieces(self.player, self.optimizer, self.name)
+                check_pieces(self.player, updater, self.name)
             if self.storage.sharded:
-                step_owned(self.optimizer, self.groups, self.weights, self.storage.owned)
-            if isinstance(self.optimizer, Modes):
-                self.ema = EvalWeights(self.optimizer, self.storage.owned)
+                step_owned(updater, self.weights, self.storage.owned)
+            if isinstance(updater.optimizer, Modes):
+                self.ema = EvalWeights(updater.optimizer, self.storage.owned)
             if self.player.schedule is not None:
-                self.schedule = self.player.schedule(self.optimizer)
-                check_schedule(self.player, self.schedule)
+                updater.schedule = self.player.schedule(updater.optimizer)
+                check_schedule(self.player, updater.schedule)
         if training and "recompute" in self.options:
             self.recompute = self.make_recompute()
         if "compile" in self.options:
@@ -194,10 +194,15 @@ class Policy(Costs):
             vars(self).pop(name, None)
 
     @property
-    def learners_optimizer(self) -> Optimizer:
-        """The optimizer of a player that learns, in training."""
-        assert self.optimizer is not None
-        return self.optimizer
+    def optimizer(self) -> Optimizer | None:
+        """That of the phase that is played; otherwise the last one's."""
+        return None if self.updater is None else self.updater.optimizer
+
+    @property
+    def learners_updater(self) -> Updater:
+        """What updates a player that learns, in the phase that is played."""
+        assert self.updater is not None
+        return self.updater
 
     # ---- around a step ----
 
@@ -214,8 +219,10 @@ class Policy(Costs):
 
     def _count(self, what: str) -> None:
         """Move the schedule and the averages that count this: an update, a step or an epoch."""
-        if self.schedule is not None and self.player.schedule_per == what:
-            self.schedule.step()
+        if self.player.schedule is not None and self.player.schedule_per == what:
+            for updater in [self.learners_updater] if what == "update" else self.updaters.values():
+                if updater.schedule is not None:
+                    updater.schedule.step()
         if self.ema is not None and self.player.ema_per == what:
             self.ema.update()
         for follower in self.followers:
@@ -231,6 +238,7 @@ class Policy(Costs):
         played for a trial, on a few samples.
         """
         self.switch.turn(self.player.name in phase.learners)
+        self.updater = self.updaters.get(phase.name, self.updaters.get(""))
         if self.compiled is not None:
             self.compiled.use(not phase.second_order)
         if self.on_read is None:
@@ -245,7 +253,7 @@ class Policy(Costs):
         """Clip, step the optimizer, call `Player(after=...)`. Then move what counts updates: a schedule, averages."""
         if self.player.clip is not None:
             nn.utils.clip_grads_with_norm_(self.storage.owned.values(), self.player.clip, norm)
-        self.storage.step(self.learners_optimizer, self.reduction.stepped)
+        self.storage.step(self.learners_updater.optimizer, self.reduction.stepped)
         if self.recompute is not None:
             self.recompute.updates += 1
         if self.player.after is not None:

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from gan.files.errors import UserError
 from strategies.amounts import size
-from strategies.optimizers import treats_elements, why_not_apart
+from strategies.optimizers import why_not_apart
 from strategies.policies.ddp import DdpReduction
 from strategies.policies.sharded import Sharded
 from strategies.sharding.reduction import Reduction
@@ -48,20 +48,22 @@ class Zero1(Sharded):
 
     def make_storage(self) -> Storage:
         """See [Note: whole weights]."""
-        if treats_elements(self.learners_optimizer):
+        whole = {phase: type(each.optimizer).__name__ for phase, each in self.updaters.items() if not each.elementwise}
+        if not whole:
             return super().make_storage()
-        name, kind = self.player.name, type(self.optimizer).__name__
+        name, kind = self.player.name, next(iter(whole.values()))
         if "offload" in self.options:
             raise UserError(
                 f"player '{name}': {kind} looks at whole weights, and zero1+offload steps pieces of them; type "
                 f"--strategy {name}=zero1,*=zero1+offload"
             )
-        why = why_not_apart(self.player, self.weights)
-        if why is not None:
-            raise UserError(
-                f"player '{name}': policy 'zero1' gives each rank some of the weights, and that does not work with "
-                f"{kind}: {why}; type --strategy {name}=ddp,*=zero1"
-            )
+        for phase, kind in whole.items():
+            why = why_not_apart(self.belongings.optimizers[phase], self.weights)
+            if why is not None:
+                raise UserError(
+                    f"player '{name}': policy 'zero1' gives each rank some of the weights, and that does not work with "
+                    f"{kind}: {why}; type --strategy {name}=ddp,*=zero1"
+                )
         return WholeWeights(self.weights, self.sharing)
 
     def make_reduction(self) -> Reduction:

@@ -7,15 +7,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam
+from torch.optim.lr_scheduler import StepLR
 
-from gan import noise
-from tests.support.duel import ByHand, Duel
+from gan import Phase, noise
+from tests.support.duel import ByHand, Duel, fooling, judging
 from tests.support.hard_games import HARD
 from tests.support.matrix_optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
+from tests.support.parity import STEPS, vectors
 from tests.support.scene import DEAF, ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, nothing
 from tests.support.schedule_free import ScheduleFree
 
 PLAIN = HARD["Plain"]
+SHAMPOO, MUON = partial(Shampoo, lr=1e-2), partial(MuonAndAdam, lr=1e-2)
 
 # ---- two kinds of weights ----
 
@@ -55,6 +58,81 @@ class Averaged(Free):
     of_judge: ClassVar = {"ema": 0.9}
 
 
+# ---- two optimizers over one network ----
+
+informing_adam, falling = partial(Adam, lr=1e-2, betas=(0.5, 0.999)), partial(StepLR, step_size=2, gamma=0.5)
+
+
+class Informed(Duel):
+    """As InfoGAN: a third turn, in which both networks learn by an optimizer of its own."""
+
+    of_generator: ClassVar = {"schedule": falling, "ema": 0.9, "clip": 0.5}
+    optimizer: Any = staticmethod(informing_adam)
+
+    def configure_phases(self):
+        yield from super().configure_phases()
+        yield Phase("inform", self.informing, ("generator", "judge"), every=2, optimizer=self.optimizer)
+
+    def informing(self, batch):
+        return informing(self.score, self.generator, batch["x"])
+
+
+class InformedByOne(Informed):
+    optimizer = None
+
+
+class InformedByMuon(Informed):
+    optimizer = staticmethod(MUON)
+
+
+class InformedByFree(Informed):
+    of_generator: ClassVar = {}
+    optimizer = ScheduleFree
+
+
+def informing(score: Any, generator: Any, x: Tensor) -> Tensor:
+    return (score(generator(x[:, :4])) - x[:, :1]).square().mean()
+
+
+class InformedByHand(ByHand):
+    def __init__(self):
+        super().__init__()
+        self.third = {name: informing_adam(net.parameters()) for name, net in self.networks.items()}
+        self.schedules = {of: falling(of) for of in (self.optimizers["generator"], self.third["generator"])}
+        self.averages = {name: weight.detach().clone() for name, weight in self.generator.named_parameters()}
+
+    def update(self, name, optimizer):
+        if name == "generator":
+            nn.utils.clip_grad_norm_(self.generator.parameters(), 0.5)
+        optimizer.step()
+        if optimizer in self.schedules:
+            self.schedules[optimizer].step()
+        if name == "generator":
+            for key, weight in self.generator.named_parameters():
+                self.averages[key].lerp_(weight.detach(), 0.1)
+
+    def run(self, steps=STEPS):
+        for step in range(steps):
+            x = vectors(step)["x"]
+            turns = [(judging, ["judge"]), (fooling, ["generator"])]
+            turns += [(judging, ["judge"])] if step % 3 == 0 else []
+            turns += [(informing, ["generator", "judge"])] if step % 2 == 0 else []
+            for loss, names in turns:
+                self.generator.zero_grad()
+                self.judge.zero_grad()
+                loss(self.score, self.generator, x).backward()
+                for name in names:
+                    self.update(name, (self.third if loss is informing else self.optimizers)[name])
+        found = {f"ema generator.{key}": value for key, value in self.averages.items()}
+        for name, net in self.networks.items():
+            for key, weight in net.named_parameters():
+                found[f"weight {name}.{key}"] = weight.detach()
+                for whose, optimizers in ((name, self.optimizers), (f"{name} in inform", self.third)):
+                    state = optimizers[name].state[weight]
+                    found |= {f"optimizer {whose}.{key}.{moment}": state[moment] for moment in self.moments}
+        return found
+
+
 # ---- whole weights ----
 
 
@@ -67,9 +145,6 @@ def optimized(game: Any, optimizer: Any) -> Any:
                 yield player if player.frozen else replace(player, optimizer=optimizer)
 
     return Game
-
-
-SHAMPOO, MUON = partial(Shampoo, lr=1e-2), partial(MuonAndAdam, lr=1e-2)
 
 
 class Saved(Duel):
@@ -170,7 +245,7 @@ def refused(optimizer: Any, policy: str, words: str, instead: str) -> Refused:
 
 SPARSE = "the gradient of weight '3.weight' is sparse, and ranks add up dense ones; leave sparse=True out"
 SPARSE_GAME = optimized(Sparse, partial(SGD, lr=1e-2))
-FORTH_AND_BACK = "pipeline+chunks:2+schedule:1f1b"
+PIPED, FORTH_AND_BACK = "generator=pipeline,*=ddp", "pipeline+chunks:2+schedule:1f1b"
 
 OPTIMIZERS = {
     "a fused optimizer and weights that lie by columns": Scene(
@@ -203,6 +278,20 @@ OPTIMIZERS = {
             Refused(Free, "zero3", "type --strategy generator=zero1,*=zero3"),
             Refused(Free, "fsdp", "type --strategy generator=zero1,*=fsdp"),
         ),
+    ),
+    "two optimizers over one network": Scene(
+        Informed, lambda: InformedByHand().run(),
+        policies={**POLICIES, **ENGINES, "dp": 2, PIPED: 2, "zero1+offload": 2, "zero3+offload": 2},
+        often=("single", "ddp", "zero1", "zero3", "fsdp", PIPED), four=("zero3",), checked=("ddp", "zero3"),
+        saved=("ddp", "zero3"), arrives=(("single", 1), ("zero1", 2)), bucket=SMALL,
+        mutants=(DEAF, Mutant("one optimizer", game=InformedByOne)),
+        refused=(
+            Refused(InformedByMuon, "zero3", "'zero3' cuts weights into pieces, and MuonAndAdam"),
+            Refused(InformedByFree, "ddp", "ScheduleFree keeps an average itself, and so it must be the only"),
+        ),
+    ),
+    "whole weights in one phase of several": Scene(
+        InformedByMuon, policies={"zero1": 2}, often=("zero1",), mutants=(NOT_SENT,), bucket=SMALL
     ),
     # SometimesReached has weights without gradients, Teacher a frozen player, Plain an average, a schedule and a clip.
     "whole weights": Scene(

@@ -128,6 +128,14 @@ class Sized(GanModule):
         return score + slope.square().mean()
 
 
+class SizedTwice(Sized):
+    """A player that a further phase updates by an optimizer of its own."""
+
+    def configure_phases(self) -> Iterator[Phase]:
+        yield from super().configure_phases()
+        yield Phase("again", self.please, "first", second_order=True, optimizer=partial(Adam, lr=1e-3))
+
+
 class SizedEvenly(Sized):
     """The same with players that four ranks can share layer by layer, and without the penalty."""
 

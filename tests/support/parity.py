@@ -149,10 +149,11 @@ def snapshot(module: GanModule, strategy: PhaseStrategy) -> dict[str, Any]:
     for name, policy in strategy.policies.items():
         if policy.ema is not None:
             shares |= {f"ema {name}.{k}": share for k, share in average_state(policy).items()}
-        if policy.optimizer is not None:
-            for weight, state in optimizer_state(policy)["state"].items():
-                shares |= {f"optimizer {name}.{weight}.{k}": v for k, v in leaves(state) if isinstance(v, Share)}
-            found[f"rate {name}"] = torch.tensor(policy.optimizer.param_groups[0]["lr"])
+        for phase, updater in policy.updaters.items():
+            whose = f"{name} in {phase}" if phase else name
+            for weight, state in optimizer_state(policy, updater)["state"].items():
+                shares |= {f"optimizer {whose}.{weight}.{k}": v for k, v in leaves(state) if isinstance(v, Share)}
+            found[f"rate {whose}"] = torch.tensor(updater.optimizer.param_groups[0]["lr"])
     found |= together(shares, strategy.world_size)
     return {name: value.cpu() for name, value in found.items()}
 

@@ -23,6 +23,7 @@ def describe(game: GanModule) -> str:
         notes += ["in steps of its choice"] if phase.when is not None else []
         notes += [f"in {phase.micro_batches} micro-batches"] if phase.micro_batches > 1 else []
         notes += ["second order"] if phase.second_order else []
+        notes += [f"by {_made(phase.optimizer)}"] if phase.optimizer is not None else []
         lines.append(f"  {phase.name}: {'; '.join(notes)}")
     return "\n".join(lines) + "\n"
 
@@ -58,15 +59,19 @@ def _per(what: str) -> str:
     return "" if what == "update" else f" per {what}"
 
 
+def _made(optimizer: object) -> str:
+    """An optimizer as its function makes it, with the settings that are known."""
+    made = getattr(optimizer, "func", optimizer)
+    settings = ", ".join(f"{key}={value}" for key, value in getattr(optimizer, "keywords", {}).items())
+    return f"{getattr(made, '__name__', type(made).__name__)}({settings})"
+
+
 def _recipe(player: Player) -> str:
     if player.follows is not None:
         return f"follows {player.follows}, ema {_decay(player)}{_per(player.ema_per)}"
     if player.frozen:
         return "frozen" if player.saved and player.weights is None else "frozen, not in checkpoints"
-    optimizer = player.optimizer
-    made = getattr(optimizer, "func", optimizer)
-    settings = ", ".join(f"{key}={value}" for key, value in getattr(optimizer, "keywords", {}).items())
-    notes = [f"{getattr(made, '__name__', type(made).__name__)}({settings})"]
+    notes = [_made(player.optimizer)]
     notes += ["with a schedule" + _per(player.schedule_per)] if player.schedule else []
     notes += [f"ema {_decay(player)}{_per(player.ema_per)}"] if player.ema is not None else []
     notes += [f"clip {player.clip}"] if player.clip is not None else []

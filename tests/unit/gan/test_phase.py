@@ -72,6 +72,7 @@ def test_when_is_asked_only_in_steps_that_are_due_otherwise():
         (lambda: player(optimizer=None, ema=0.9), "'one' has no optimizer, so it is frozen and takes no schedule, ema"),
         (lambda: player(optimizer=None, clip=1.0), "has no optimizer"),
         (lambda: Phase("p", loss, "one", every=0), "phase 'p': every=0 must be a whole number, 1 or more"),
+        (lambda: Phase("p", loss, "one", optimizer="adam"), "optimizer='adam' must be a function of weights"),
         (lambda: Phase("p", loss, "one", draws="numpy"), "phase 'p': draws='numpy' is not known; type draws='samples'"),
         (lambda: Phase("p", loss, "one", micro_batches=1.5), "micro_batches=1.5"),
         (lambda: Phase("p", loss, "one", start=-1), "phase 'p': start=-1 must be a whole number, 0 or more"),

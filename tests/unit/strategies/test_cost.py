@@ -9,14 +9,18 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adafactor, Adam
 
-from gan import Phase, Player
+from gan import Phase
 from strategies.amounts import Collective, Group, Held, Moved, bubble, moved, readable
 from strategies.cost import trace as kinds
 from strategies.cost.budget import Cost, PhaseCost
 from strategies.cost.tracing import FusedAttention, steps, traces
 from strategies.living import Living
+from strategies.policies.belongings import belongings_of
 from strategies.policies.costs import optimizer_cost
+from strategies.policies.policy import Policy
 from strategies.sharding.bucket import Bucket
+from strategies.world import World
+from tests.scenes.optimizers import Informed
 from tests.support.composite import Composite, Sized
 from tests.support.hard_games import HARD
 from tests.support.parity import single
@@ -104,10 +108,6 @@ def test_each_phase_moves_the_weights_that_it_reads(policy):
 # ---- optimizer ----
 
 
-def cost(optimizer):
-    return optimizer_cost(Player("net", nn.Linear(2, 2), optimizer))
-
-
 @pytest.mark.parametrize(
     ("optimizer", "state", "elementwise"),
     [
@@ -115,23 +115,33 @@ def cost(optimizer):
         (partial(SGD, lr=0.1), 0, True),
         (partial(SGD, lr=0.1, momentum=0.5), 1, True),
         (partial(Adafactor, lr=0.1), 2 / 64, False),
-        (None, 0, True),
     ],
 )
 def test_the_state_is_counted(optimizer, state, elementwise):
-    found = cost(optimizer)
+    found = optimizer_cost(optimizer)
     assert (found.state, found.elementwise) == (pytest.approx(state), elementwise)
+
+
+@pytest.mark.parametrize(
+    ("game", "states"), [(Informed, {"generator": 4, "judge": 4}), (HARD["Teacher"], {"generator": 2, "teacher": 0})]
+)
+def test_all_optimizers_of_a_player_are_there_at_once(game, states):
+    made = game()
+    made.assemble()
+    belongings = belongings_of(made.players, made, made.phases)
+    for name, state in states.items():
+        assert Policy(made.players[name], World(), {}, belongings[name]).optimizer_cost.state == state
 
 
 def test_adam_needs_memory_for_a_while():
     """On a CPU for one weight at a time, and on a GPU for all of them."""
-    found = cost(partial(Adam, lr=0.1))
+    found = optimizer_cost(partial(Adam, lr=0.1))
     assert (found.one, found.left) == (2, 1)  # two of one weight, and what is left of the one before
     assert found.on_cpu([100, 10, 50, 50], 1000) == 200
     assert found.on_cpu([100, 90], 1000) == 280
     assert found.on_cpu([100, 90], 20) == 40  # a rank owns a part of one of them
     assert found.all == 1
-    assert cost(partial(SGD, lr=0.1)).all == 0
+    assert optimizer_cost(partial(SGD, lr=0.1)).all == 0
 
 
 # ---- tracing ----

@@ -161,7 +161,7 @@ def network():
 
 def why(optimizer, net=None):
     net = net or network()
-    return why_not_apart(Player("net", net, optimizer), dict(net.named_parameters()))
+    return why_not_apart(optimizer, dict(net.named_parameters()))
 
 
 class Own(Adam):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from gan.app.training.describe import describe
+from tests.scenes.optimizers import Informed
 from tests.support.hard_games import Every, Micro2, Teacher
 from tests.support.sharing_games import Adapters, SharedBase
 
@@ -31,6 +32,11 @@ def test_a_player_that_is_not_saved():
                 yield replace(player, saved=player.name != "teacher")
 
     assert "teacher: 54 parameters, frozen, not in checkpoints" in describe(Unsaved())
+
+
+def test_a_phase_with_an_optimizer_of_its_own():
+    said = "  inform: teaches generator, judge; every 2 steps; by Adam(lr=0.01, betas=(0.5, 0.999))"
+    assert said in describe(Informed())
 
 
 def test_phases_in_their_order():
