@@ -25,7 +25,7 @@ from gan.app.painting.actions import Shown, file_name
 from gan.app.painting.grids import picture as image_of
 from gan.app.painting.grids import png, tiles
 from gan.app.painting.reopen import SavedRun, has_numbers, in_turns, numbered, ranks_here
-from gan.app.painting.sheet import Columns, Sheet, into, spare, video_suffix, writing
+from gan.app.painting.sheet import Columns, Sheet, ending, into, spare, video_suffix, writing
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
 from nets.published.from_noise import ours, published
@@ -152,7 +152,7 @@ class Drawings(Shown):
         if tune and not height == width == 2 << self.drawer.layers // 2:
             raise UserError(f"published files, as tuned networks are, draw no {height} x {width}; leave --tune out")
         base = Path(file or self.path(file_name("project", [str(picture)]), ".pt"))
-        paths = [base.with_suffix(suffix) for suffix in (".png", video_suffix(), ".pt", ".pkl")[: 4 if tune else 3]]
+        paths = [ending(base, suffix) for suffix in (".png", video_suffix(), ".pt", ".pkl")[: 4 if tune else 3]]
         spare([str(picture), perceptual, self.drawer.title], paths)
         critic, target = self._discriminator(), self._picture(str(picture)).unsqueeze(0).to(self.drawer.like)
         if perceptual is not None:

@@ -127,9 +127,16 @@ def _write_mp4(first: Image.Image, rest: Iterable[Image.Image], path: Path, fps:
         file.mux(stream.encode())
 
 
+def ending(path: Path, suffix: str) -> Path:
+    """The path with this ending. A folder has none, and is refused."""
+    if path.is_dir():
+        raise UserError(f"'{path}' is a folder; type a name such as {path / f'picture{suffix}'}")
+    return path.with_suffix(suffix)
+
+
 def save_png(image: Image.Image, path: Path) -> None:
     if path.suffix.lower() != ".png":
-        raise UserError(f"pictures are written as PNG; type a name such as {path.with_suffix('.png')}")
+        raise UserError(f"pictures are written as PNG; type a name such as {ending(path, '.png')}")
     with writing(path):
         grids.save(image, path)
 
