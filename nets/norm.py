@@ -3,16 +3,19 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from gan import noise, ranks
 from gan.files.errors import UserError
+from gan.files.loading import not_compiled
 
-torchs = F.batch_norm
+torchs, torchs_instance_norm = F.batch_norm, F.instance_norm
 
 
 def batch_norm(
@@ -60,6 +63,36 @@ def _beside(weight: Tensor | None) -> bool:
     return (place is not None and place.rows > 1) or not isinstance(weight, nn.Parameter | None)
 
 
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """F.instance_norm whose running statistics, which StarGAN's generator has, follow the samples of all ranks."""
+    settings = weight, bias, use_input_stats, momentum, eps
+    if running_mean is None or running_var is None or not (use_input_stats and ranks.more_than_one()):
+        return torchs_instance_norm(input, running_mean, running_var, *settings)
+    return _following_all(input, running_mean, running_var, *settings)
+
+
+@not_compiled
+def _following_all(input: Tensor, running_mean: Tensor, running_var: Tensor, *settings: Any) -> Tensor:
+    running = running_mean, running_var
+    before = [each.clone() for each in running]
+    found = torchs_instance_norm(input, running_mean, running_var, *settings)
+    rows = before[0].new_full((1,), len(input), dtype=torch.float64)
+    moved = [(now - old) * rows for now, old in zip(running, before, strict=True)]
+    *parts, total = ranks.sum(torch.cat([*moved, rows])).split([*map(len, running), 1])
+    for now, old, part in zip(running, before, parts, strict=True):
+        now.copy_(old + part / total)
+    return found
+
+
 class SyncBatchNorm(_BatchNorm):
     """A batch norm that is synchronised whatever the Trainer says, or has the statistics of groups (`in_groups`)."""
 
@@ -85,18 +118,18 @@ class SyncBatchNorm(_BatchNorm):
 
 @contextmanager
 def synchronised() -> Iterator[None]:
-    """Inside the `with`, torch's batch norms have the statistics of the global batch.
+    """Inside the `with`, torch's batch norms have the statistics of the global batch, and instance norms follow it.
 
-    F.batch_norm is replaced, which they look up when they are called. So no class is replaced: subclasses keep their
-    forward, and modules that call F.batch_norm are synchronised too.
+    F.batch_norm is replaced, which they look up when they are called, and so is F.instance_norm. So no class is
+    replaced: subclasses keep their forward, and modules that call F.batch_norm are synchronised too.
     """
     torch._dynamo.trace_rules.get_torch_obj_rule_map()  # looks up by name, once, which functions torch.compile keeps
-    before = F.batch_norm, nn.SyncBatchNorm.forward  # the latter refuses CPU tensors
-    F.batch_norm, nn.SyncBatchNorm.forward = batch_norm, _BatchNorm.forward
+    before = F.batch_norm, F.instance_norm, nn.SyncBatchNorm.forward  # the last one refuses CPU tensors
+    F.batch_norm, F.instance_norm, nn.SyncBatchNorm.forward = batch_norm, instance_norm, _BatchNorm.forward
     try:
         yield
     finally:
-        F.batch_norm, nn.SyncBatchNorm.forward = before
+        F.batch_norm, F.instance_norm, nn.SyncBatchNorm.forward = before
 
 
 def in_groups(network: nn.Module, size: int) -> nn.Module:
@@ -218,7 +251,9 @@ def rows_together(module: nn.Module) -> int:
 
 
 def unsynchronised(module: nn.Module) -> bool:
-    """Whether a batch norm takes statistics, and only of the samples of its own rank."""
+    """Whether a batch norm takes statistics of its own rank's samples alone, or an instance norm keeps such ones."""
     norms = [each for each in module.modules() if isinstance(each, _BatchNorm)]
     kinds = {type(each) for each in norms if each.training or each.running_mean is None}
-    return F.batch_norm is torchs and not all(issubclass(kind, SyncBatchNorm | nn.SyncBatchNorm) for kind in kinds)
+    keeps = any(isinstance(each, _InstanceNorm) and each.track_running_stats for each in module.modules())
+    itself = keeps or not all(issubclass(kind, SyncBatchNorm | nn.SyncBatchNorm) for kind in kinds)
+    return F.batch_norm is torchs and itself

@@ -244,6 +244,7 @@ class Program(TorchFunctionMode):
                 f"see, such as an autograd.Function of your own; call that inside a block, or type --strategy "
                 f"{self.player}=zero3"
             )
+        self._check_attributes(unit)
         args, kwargs = pytree.tree_unflatten(carried, form)
         place = noise.here()
         before = 0 if place is None else place.calls
@@ -256,6 +257,17 @@ class Program(TorchFunctionMode):
         # A unit may return its input, which is a tensor of another stage, or its parameter.
         found = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return self._marked(pytree.tree_unflatten(found, form), stage)
+
+    def _check_attributes(self, unit: Unit) -> None:
+        """What a unit gets as an argument is seen, and carried. What lies in its modules, as in MUNIT's, is not."""
+        for module in unit.module.modules():
+            for name, value in vars(module).items():
+                if isinstance(value, Tensor) and self.stage(value) not in (None, unit.stage):
+                    raise UserError(
+                        f"player '{self.player}': '{unit.name}' has in its attribute '{name}' what a block of another "
+                        f"stage has computed; pass that as an argument of its forward, or type --strategy "
+                        f"{self.player}=zero3"
+                    )
 
     @contextmanager
     def _natively(self, unit: Unit) -> Iterator[None]:

@@ -235,7 +235,7 @@ class Pipeline(Policy):
             return plain(*args, **kwargs)
 
         unit.module._call_impl = MethodType(call, unit.module)
-        self.undo.append(lambda: vars(unit.module).pop("_call_impl"))
+        self.undo.append(lambda: vars(unit.module).pop("_call_impl", None))  # another unit may have it too
 
     def release(self) -> None:
         while self.undo:

@@ -19,7 +19,7 @@ from tests.support import forward_games
 from tests.support.forward_games import Derived, Slopes, joined
 from tests.support.hard_games import BatchNorms, Plain
 from tests.support.parity import BATCH, vectors
-from tests.support.scene import DEAF, SMALL, Mutant, Refused, Scene
+from tests.support.scene import DEAF, POLICIES, SMALL, Mutant, Refused, Scene
 from tests.support.sharing_games import Adapters, FollowingAdapters, OneModule, SharedBase, by_hand
 
 # ---- gan.ranks ----
@@ -277,6 +277,17 @@ def two_loaders(step):
     return {**vectors(step), "few": vectors(step + 50)["x"][: BATCH // 2]}
 
 
+class InstanceNorms(Plain):
+    """Instance norms that keep running statistics, as StarGAN's generator has them; weights that they do not cancel."""
+
+    def __init__(self):
+        super().__init__()
+        norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
+        self.generator = nn.Sequential(
+            nn.Linear(4, 20, bias=False), nn.Unflatten(1, (4, 5)), norm, nn.Tanh(), nn.Flatten(), nn.Linear(20, 6)
+        )
+
+
 class Inferred(Plain):
     """Fakes for the discriminator as published code makes them to save time."""
 
@@ -395,6 +406,18 @@ def derived(name: str) -> Scene:
 
 
 LOSSES = {
+    "instance norms that keep statistics": Scene(
+        InstanceNorms,
+        policies={**POLICIES, "zero3+recompute": 2, "generator=pipeline,*=ddp": 2, "ddp+compile": 2},
+        often=("ddp", "zero3+recompute", "generator=pipeline,*=ddp"), checked=("ddp", "zero3"),
+        mutants=(Mutant("statistics of each rank", "ddp", replaced={"nets.norm.instance_norm": F.instance_norm}),),
+        refused=(
+            Refused(
+                InstanceNorms, "ddp", ("running_mean' is written", "Trainer(sync_batchnorm=True)"),
+                settings={"sync_batchnorm": False},
+            ),
+        ),
+    ),
     "fakes made in inference mode": Scene(Inferred, often=("zero3", "fsdp"), mutants=(DEAF,)),
     "gan.ranks": Scene(
         Contrast, policies={"ddp": 2, "ddp+recompute": 2, "zero3": 2}, checked=("ddp",), promises=WHOLE_BATCH,

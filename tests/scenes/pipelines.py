@@ -25,6 +25,40 @@ class Scaled(Plain):
         self.generator[0].weight.register_hook(partial(torch.mul, other=0.1))
 
 
+class Adaptive(nn.Module):
+    """A norm whose scale its network leaves in an attribute, as MUNIT's decoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(8, 8), None
+
+    def forward(self, x):
+        return self.layer(x) * self.scale
+
+
+class Styled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.style, self.middle, self.adaptive = nn.Linear(4, 8), nn.Linear(8, 8), Adaptive()
+        self.end = nn.Linear(8, 6)
+
+    def forward(self, z, codes):
+        self.adaptive.scale = scale = self.style(z)
+        return self.end(self.adaptive(self.middle(scale.tanh())))
+
+
+class Halves(nn.Module):
+    """Two encoders that end in one layer, as UNIT's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = nn.Linear(8, 6)
+        self.one, self.other = (nn.ModuleDict({"own": nn.Linear(4, 8), "shared": shared}) for _ in range(2))
+
+    def forward(self, z, codes):
+        return self.one["shared"](self.one["own"](z).tanh()) + self.other["shared"](self.other["own"](z).tanh())
+
+
 class Conducted(Staged):
     """Weights that `after` writes, layers frozen for some steps, a schedule, a hook that sees whole gradients."""
 
@@ -229,6 +263,19 @@ PIPELINES = {
     "a weight whose gradient is scaled": Scene(
         Scaled, policies={"zero3": 2}, often=("zero3",), mutants=(Mutant("without the hook", "zero3", game=Plain),),
         refused=(Refused(Scaled, "generator=pipeline,*=ddp", "weight '0.weight' has a hook that changes"),),
+    ),
+    "a scale in an attribute": Scene(
+        partial(Painting, Styled), policies={"zero3": 2}, often=(),
+        refused=(
+            Refused(
+                partial(Painting, Styled), "generator=pipeline,*=ddp",
+                "'adaptive' has in its attribute 'scale' what a block of another stage has computed",
+            ),
+        ),
+    ),
+    "a layer of two parts": Scene(
+        partial(Painting, Halves), policies={"zero3": 2}, often=(),
+        refused=(Refused(partial(Painting, Halves), "generator=pipeline,*=ddp", "is in 'one.shared' and in 'other."),),
     ),
     "a table for all samples": one(WithTable),
     "a table of as many rows as samples": one(WithFewerRows),

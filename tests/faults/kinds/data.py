@@ -69,7 +69,8 @@ def damage(data: Path, chance: Random) -> str:
     """Something is wrong with a folder of pictures."""
     files = sorted(path for path in data.rglob("*") if not path.is_dir() or path.is_symlink())
     pictures = [path for path in files if path.suffix == ".png"]
-    match chance.choice(("file",) * 8 + ("folder", "more", "name", "link", "cache", "gone")):
+    whole = all((data / name).is_dir() for name in ("images", "labels"))  # not, if they were damaged before
+    match chance.choice(("file",) * 8 + ("folder", "cache", "gone") + ("more", "name", "link") * whole):
         case "folder":
             return not_a_file(data / chance.choice(("images", "labels")), chance)
         case "more":
