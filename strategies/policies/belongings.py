@@ -22,7 +22,7 @@ class Belongings:
     which has no forward. So `readers` are all modules of the game that have one of the parameters, directly or inside.
 
     `kept`: modules that a player with an optimizer has too. They keep their mode, although a frozen player has them.
-    `optimizers`: what makes the player's own optimizer, under "", and those of phases that have another one for it.
+    `optimizers`: what makes the optimizers of phases that have one of their own for the player.
     """
 
     parameters: dict[str, nn.Parameter]
@@ -42,8 +42,7 @@ def belongings_of(
         player, own = players[name], set(map(id, parameters.values()))
         readers = [module for module, inside in everywhere.items() if not own.isdisjoint(inside)]
         kept = tuple(module for module in player.module.modules() if module in learning) if player.frozen else ()
-        makers = {phase.name: phase.optimizer for phase in phases if name in phase.learners}
-        optimizers = {key: make for key, make in {"": player.optimizer, **makers}.items() if make is not None}
+        optimizers = {each.name: each.optimizer for each in phases if name in each.learners and each.optimizer}
         readers = [*player.module.modules(), *readers]
         found[name] = Belongings(parameters, tuple(dict.fromkeys(readers)), kept, optimizers)
     return found

@@ -140,10 +140,15 @@ class Costs:
         """What a rank holds of the player in the CPU's memory, between phases and in its update."""
         return replace(self._owned(), gradients=self.owned_bytes) if self.offloaded else Held()
 
+    @property
+    def makers(self) -> dict[str, MakeOptimizer]:
+        """What makes the player's optimizers: its own under "", and those of phases."""
+        return {} if self.player.optimizer is None else {"": self.player.optimizer, **self.belongings.optimizers}
+
     @cached_property
     def optimizer_cost(self) -> OptimizerCost:
         """Of all optimizers of the player: their states are there at once, and one of them steps at a time."""
-        each = [optimizer_cost(make) for make in self.belongings.optimizers.values()]
+        each = [optimizer_cost(make) for make in self.makers.values()]
         most = {name: max((getattr(cost, name) for cost in each), default=0.0) for name in ("one", "left", "all")}
         return OptimizerCost(all(cost.elementwise for cost in each), sum(cost.state for cost in each), **most)
 

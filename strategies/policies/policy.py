@@ -114,7 +114,7 @@ class Policy(Costs):
                 module.training = mode
         if training:
             if self.weights:
-                self.updaters = updaters_of(self.player, self.belongings.optimizers, self.weights)
+                self.updaters = updaters_of(self.player, self.makers, self.weights)
                 self.updater = self.updaters[""]
             if self.divided:
                 self.storage = self.make_storage()
@@ -219,7 +219,7 @@ class Policy(Costs):
 
     def _count(self, what: str) -> None:
         """Move the schedule and the averages that count this: an update, a step or an epoch."""
-        if self.player.schedule is not None and self.player.schedule_per == what:
+        if self.player.schedule_per == what:
             for updater in [self.learners_updater] if what == "update" else self.updaters.values():
                 if updater.schedule is not None:
                     updater.schedule.step()

@@ -58,7 +58,7 @@ class Zero1(Sharded):
                 f"--strategy {name}=zero1,*=zero1+offload"
             )
         for phase, kind in whole.items():
-            why = why_not_apart(self.belongings.optimizers[phase], self.weights)
+            why = why_not_apart(self.makers[phase], self.weights)
             if why is not None:
                 raise UserError(
                     f"player '{name}': policy 'zero1' gives each rank some of the weights, and that does not work with "

@@ -356,7 +356,7 @@ class Kept(Derived):
 # ---- the table ----
 
 
-def alone_of(players: Any, _: Any) -> Any:
+def alone_of(players: Any, *_: Any) -> Any:
     """What players have if they share nothing."""
     return {
         name: Belongings(dict(player.module.named_parameters()), tuple(player.module.modules()))
