@@ -6,6 +6,7 @@ from os import PathLike
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -157,6 +158,8 @@ class Phase:
 # What may be wrong with a setting: the words after the name, and when they are said.
 OF_PLAYERS = {
     ": expected a torch.nn.Module, got {p.module.__class__.__name__}": lambda p: not isinstance(p.module, nn.Module),
+    ": its network is wrapped in {p.module.__class__.__name__}; leave that out, because strategies do its "
+    "work": lambda p: isinstance(p.module, nn.DataParallel | DistributedDataParallel),
     " follows '{p.follows}', so it has a decay and no optimizer; type Player('{p.name}', ..., follows='{p.follows}', "
     "ema=0.99)": lambda p: p.follows is not None and (p.optimizer is not None or p.ema is None),
     " has no optimizer, so it is frozen and takes no schedule, ema, clip, after or freeze; give it one, e.g. "

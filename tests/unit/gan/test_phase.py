@@ -44,6 +44,7 @@ def test_when_is_asked_only_in_steps_that_are_due_otherwise():
     ("make", "message"),
     [
         (lambda: Player("g", "net", sgd), "player 'g': expected a torch.nn.Module, got str"),
+        (lambda: Player("g", nn.DataParallel(nn.Linear(2, 2)), sgd), "its network is wrapped in DataParallel; leave"),
         (lambda: player(ema=1.0), r"ema=1.0 is not in \[0, 1\)"),
         (lambda: player(ema=lambda n: 2.0).decay(3), r"player 'one': ema\(3\) returned 2.0, which is not in \[0, 1\]"),
         (lambda: player(ema=0.9, ema_per="epoch"), "ema_per='epoch' is not known; type one of 'update', 'step'"),
