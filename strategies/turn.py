@@ -112,6 +112,12 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
         for name, loss in losses.items():
             mean = loss.detach() / parts if parts > 1 else loss.detach()
             means[name] = means[name] + mean if name in means else mean
+        if total.is_meta and training.world.device.type != "meta":
+            raise UserError(
+                f"phase '{phase.name}': its loss has no value on this rank, because it uses what a layer of a pipeline "
+                f"has left elsewhere, as by a forward hook; let the network's forward return that, or type another "
+                f"policy, such as zero3, for the network"
+            )
         if not total.requires_grad:
             raise UserError(
                 f"phase '{phase.name}': its loss depends on no weight of {', '.join(phase.learners)}; "

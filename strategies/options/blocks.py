@@ -59,7 +59,7 @@ def _named(player: Player, blocks: Sequence[str]) -> list[Block]:
     modules = dict(player.module.named_modules())
     inside = {id(m): name for name in blocks for m in modules[name].modules() if m is not modules[name]}
     for name in blocks:
-        if not _has_forward(modules[name]):
+        if not has_forward(modules[name]):
             raise UserError(
                 f"player '{player.name}': block '{name}' is a {type(modules[name]).__name__}, which has no forward; "
                 f"name its elements"
@@ -85,7 +85,7 @@ def _of_part(name: str, module: nn.Module) -> list[Block]:
     if _is_sequential(module) or _holds_list(module):
         blocks = [block for part in _children(name, module) for block in _of_part(*part)]
         return blocks + (_groups(name, module) if _is_sequential(module) else [])
-    return [(name, module)] if _has_forward(module) else []
+    return [(name, module)] if has_forward(module) else []
 
 
 def _groups(name: str, sequential: nn.Sequential) -> list[Block]:
@@ -125,5 +125,6 @@ def _is_sequential(module: nn.Module) -> TypeGuard[nn.Sequential]:
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
-def _has_forward(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward
+def has_forward(module: nn.Module) -> bool:
+    """Whether the module can be called. The class of what torch.jit.script makes has no forward to look at."""
+    return getattr(type(module), "forward", None) is not nn.Module.forward

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gan.files.errors import UserError
 from gan.phase import Phase, Player
+from strategies.options.blocks import has_forward
 
 BACKEND = "inductor"
 RECOMPILES = 64  # limit for one function. All blocks of a class share it, and each compiles it for each situation.
@@ -117,6 +118,12 @@ def compiled_by_author(module: nn.Module) -> bool:
 
 def refuse_compiled_by_author(player: Player, readers: Iterable[nn.Module], policy: str, instead: str) -> None:
     """Refuse it where weights are sharded: a graph reads them without a word, so nothing would gather them."""
+    readers = list(readers)
+    if any(isinstance(each, torch.jit.ScriptModule) for each in readers):
+        raise UserError(
+            f"player '{player.name}': torch.jit.script has compiled a part of its network, and '{policy}' cannot "
+            f"gather the weights there; leave torch.jit.script out, or type --strategy {player.name}=zero2,*={policy}"
+        )
     if any(map(compiled_by_author, readers)):
         raise UserError(
             f"player '{player.name}': the game compiles its network, and '{policy}' must gather the weights before "
@@ -126,7 +133,9 @@ def refuse_compiled_by_author(player: Player, readers: Iterable[nn.Module], poli
 
 def _with_forward(module: nn.Module) -> list[nn.Module]:
     """The outermost modules that have a forward."""
-    if type(module).forward is not nn.Module.forward:
+    if isinstance(module, torch.jit.ScriptModule):
+        return []
+    if has_forward(module):
         return [module]
     return list(dict.fromkeys(network for child in module.children() for network in _with_forward(child)))
 

@@ -62,6 +62,11 @@ class Recompute:
                 f"player '{player.name}': recompute cannot run torch's SyncBatchNorm again; type "
                 f"Trainer(sync_batchnorm=True), under which it can"
             )
+        if any(isinstance(module, torch.jit.ScriptModule) for module in player.module.modules()):
+            raise UserError(
+                f"player '{player.name}': recompute cannot run again what torch.jit.script has compiled; leave "
+                f"torch.jit.script out of the game, or the option for this player"
+            )
         names = []
         for name, block in find_blocks(player) if blocks is None else blocks:
             if isinstance(block, LayerGroups):

@@ -14,7 +14,7 @@ from torch import nn
 from gan.files.errors import UserError
 from gan.phase import Player
 from strategies import private
-from strategies.options.blocks import LISTS, modules_of_blocks
+from strategies.options.blocks import LISTS, has_forward, modules_of_blocks
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def networks_of(player: Player) -> dict[str, nn.Module]:
     """The networks that are called: the player's, or where that is a mere list or dict of networks, each of them."""
 
     def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        if type(module).forward is not nn.Module.forward:
+        if has_forward(module):
             yield name, module
             return
         if not isinstance(module, LISTS) or module._parameters:

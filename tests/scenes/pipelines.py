@@ -1,5 +1,6 @@
 """Players in stages: they train as one device does, whatever happens between two stages."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -7,9 +8,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from gan import noise
+from gan import Player, noise
 from strategies.pipelining.stage_storage import StageReduction
-from tests.support.hard_games import BatchNorms, Micro4, Plain
+from tests.support.hard_games import BatchNorms, Micro4, Plain, mlp
 from tests.support.parity import vectors
 from tests.support.scene import DEAF, Mutant, Refused, Scene
 from tests.support.staged_games import Staged, StagedMicro, Tower
@@ -23,6 +24,39 @@ class Scaled(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.generator[0].weight.register_hook(partial(torch.mul, other=0.1))
+
+
+class Hooked(Plain):
+    """Features of a frozen network that forward hooks collect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.judge_of_features, self.features = mlp(6, 5).requires_grad_(False), []
+        for layer in self.judge_of_features:
+            layer.register_forward_hook(lambda *called: self.features.append(called[-1]))
+
+    def configure_players(self):
+        yield from super().configure_players()
+        yield Player("features", self.judge_of_features)
+
+    def seen(self, x):
+        self.features.clear()
+        self.judge_of_features(x)
+        return list(self.features)
+
+    def fool(self, batch):
+        pairs = zip(self.seen(self.fake(batch["x"])), self.seen(batch["x"]), strict=True)
+        return super().fool(batch) + sum((one - other.detach()).square().mean() for one, other in pairs)
+
+
+class Scripted(Plain):
+    """One layer is compiled by torch.jit.script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer torch calls it deprecated
+            self.generator[0] = torch.jit.script(self.generator[0])
 
 
 class Adaptive(nn.Module):
@@ -263,6 +297,20 @@ PIPELINES = {
     "a weight whose gradient is scaled": Scene(
         Scaled, policies={"zero3": 2}, often=("zero3",), mutants=(Mutant("without the hook", "zero3", game=Plain),),
         refused=(Refused(Scaled, "generator=pipeline,*=ddp", "weight '0.weight' has a hook that changes"),),
+    ),
+    "features by hooks": Scene(
+        Hooked, policies={"zero3": 2}, often=("zero3",), mutants=(Mutant("without features", "zero3", game=Plain),),
+        refused=(Refused(Hooked, "features=pipeline,*=ddp", "its loss has no value on this rank, because it uses"),),
+    ),
+    "a scripted layer": Scene(
+        Scripted, policies={"ddp": 2, "zero1": 2, "zero2": 2}, often=("zero2",), mutants=(SLOW,),
+        refused=(
+            *(
+                Refused(Scripted, policy, ("torch.jit.script", "type --strategy generator=zero2,*="))
+                for policy in ("zero3", "fsdp", "pipeline")
+            ),
+            Refused(Scripted, "generator=ddp+recompute,*=ddp", "recompute cannot run again what torch.jit.script"),
+        ),
     ),
     "a scale in an attribute": Scene(
         partial(Painting, Styled), policies={"zero3": 2}, often=(),
