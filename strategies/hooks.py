@@ -4,7 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 
 from gan.files.errors import UserError
 from gan.module import GanModule
@@ -25,6 +31,9 @@ INSTEAD = {
 CALLBACKS = {
     GradientAccumulationScheduler: "type Phase(..., micro_batches=...)",
     StochasticWeightAveraging: "type Player(..., ema=0.999)",
+    WeightAveraging: "type Player(..., ema=0.999)",
+    BaseFinetuning: "type Player(..., freeze=...)",
+    LearningRateFinder: "give each player's optimizer a rate, as by partial(Adam, lr=2e-4)",
 }
 
 
@@ -92,4 +101,4 @@ def refuse_what_is_not_called(trainer: Trainer, game: GanModule) -> None:
     for callback in private.callbacks(trainer):
         for kind, instead in CALLBACKS.items():
             if isinstance(callback, kind):
-                raise UserError(f"the callback {kind.__name__} changes Lightning's own loop; {instead}")
+                raise UserError(f"the callback {type(callback).__name__} is for one network and optimizer; {instead}")

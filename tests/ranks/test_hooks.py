@@ -5,7 +5,14 @@ from contextlib import nullcontext
 import pytest
 import torch
 from lightning import Callback, LightningModule
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
 from torch.optim import Adam
 
 from gan.files.errors import UserError
@@ -172,6 +179,9 @@ def test_a_method_that_is_not_called_is_refused(name):
         ({"accumulate_grad_batches": 4}, r"Trainer\(accumulate_grad_batches=4\).*Phase\(..., micro_batches=4\)"),
         ({"callbacks": [GradientAccumulationScheduler({1: 2})]}, r"GradientAccumulationScheduler.*micro_batches"),
         ({"callbacks": [StochasticWeightAveraging(1e-2)]}, r"StochasticWeightAveraging.*Player\(..., ema=0.999\)"),
+        ({"callbacks": [EMAWeightAveraging()]}, r"EMAWeightAveraging is for one network.*Player\(..., ema=0.999\)"),
+        ({"callbacks": [BackboneFinetuning()]}, r"BackboneFinetuning.*Player\(..., freeze=...\)"),
+        ({"callbacks": [LearningRateFinder()]}, r"LearningRateFinder.*give each player's optimizer a rate"),
     ],
 )
 def test_a_setting_for_one_optimizer_is_refused(settings, message):
