@@ -67,15 +67,14 @@ class Recompute:
                 f"player '{player.name}': recompute cannot run again what torch.jit.script has compiled; leave "
                 f"torch.jit.script out of the game, or the option for this player"
             )
-        names = []
+        self.blocks: list[str] = []  # their names
         for name, block in find_blocks(player) if blocks is None else blocks:
             if isinstance(block, LayerGroups):
-                names += block.names
+                self.blocks += block.names
                 self._give_forward(block.sequential, self._forward_in_groups(block))
             else:
-                names.append(name)
+                self.blocks.append(name)
                 self._give_forward(block, self._forward(name))
-        private.say(f"player '{player.name}' recomputes {', '.join(names) or 'its network as a whole'}")
 
     def _give_forward(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         before = vars(module).get("forward")

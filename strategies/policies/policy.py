@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from gan.ema import Ema
 from gan.files.errors import UserError
 from gan.phase import Phase, Player
+from strategies import private
 from strategies.optimizers import (
     LossScale,
     Modes,
@@ -135,6 +136,8 @@ class Policy(Costs):
                 check_schedule(self.player, updater.schedule)
         if training and "recompute" in self.options:
             self.recompute = self.make_recompute()
+            blocks = ", ".join(self.recompute.blocks) or "its network as a whole"
+            private.say(f"player '{self.player.name}' recomputes {blocks}")
         if "compile" in self.options:
             self.compiled = Compiled(self.player, self.world.device, self._unshard)
 
