@@ -4,7 +4,6 @@ from gan.app.command import command
 from gan.app.outputs import run
 from gan.bench.grid import GridBenchmark
 from gan.bench.harness import Benchmark
-from gan.bench.launchers import LaunchersBenchmark
 from gan.bench.loading import LoadingBenchmark
 from gan.bench.peers import PeersBenchmark
 from gan.bench.saving import SavingBenchmark
@@ -15,10 +14,7 @@ from gan.files.system import LINUX
 
 BENCHMARKS: dict[str, type[Benchmark]] = {
     each.name: each
-    for each in (
-        *(SeanBenchmark, LoadingBenchmark, SavingBenchmark, PeersBenchmark),
-        *(LaunchersBenchmark, GridBenchmark, SpeedBenchmark),
-    )
+    for each in (SeanBenchmark, LoadingBenchmark, SavingBenchmark, PeersBenchmark, GridBenchmark, SpeedBenchmark)
 }
 
 
