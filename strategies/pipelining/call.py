@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from gan.files.errors import UserError
@@ -90,7 +91,9 @@ def planned(request: ForwardRequest) -> ForwardPlan:
                     f"through a pipeline; write on_before_optimizer_step(self, optimizer), or type --strategy "
                     f"{pipe.player}=zero3"
                 )
-        plan = Discovery(request).plan()
+        # Found before anything runs: a chunk may have one sample, which a batch norm refuses.
+        whole_batch = _with_statistics(pipe) if request.chunks > 1 else ""
+        plan = ForwardPlan(whole_batch=whole_batch) if whole_batch else Discovery(request).plan()
         if plan.whole_batch and request.chunks > 1:
             if pipe.chunks is not None:
                 raise UserError(
@@ -102,6 +105,15 @@ def planned(request: ForwardRequest) -> ForwardPlan:
             return planned(request)
         pipe.plans[request.key] = plan
     return pipe.plans[request.key]
+
+
+def _with_statistics(pipe: Pipe) -> str:
+    """A unit with a batch norm that takes statistics; "" if there is none."""
+    for unit in pipe.units:
+        norms = (each for each in unit.module.modules() if isinstance(each, _BatchNorm))
+        if any(norm.training or norm.running_mean is None for norm in norms):
+            return f"'{unit.name}'"
+    return ""
 
 
 class Discovery:

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -277,9 +276,6 @@ class Program(TorchFunctionMode):
             self.whole_batch = f"'{unit.name}'"
             return self.copies.add(values)
 
-        norms = [each for each in unit.module.modules() if isinstance(each, _BatchNorm)]
-        if any(norm.training or norm.running_mean is None for norm in norms):
-            self.whole_batch = f"'{unit.name}'"
         self.running = True
         try:
             world = replace(self.copies, add=add, of_gradients=self.copies)

@@ -26,6 +26,17 @@ class Scaled(Plain):
         self.generator[0].weight.register_hook(partial(torch.mul, other=0.1))
 
 
+class OnePixel(Plain):
+    """A batch norm that refuses a single sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(
+            nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 8, 1, bias=False), nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten(),
+            nn.Linear(8, 6),
+        )  # fmt: skip
+
+
 class Hooked(Plain):
     """Features of a frozen network that forward hooks collect."""
 
@@ -284,6 +295,7 @@ PIPELINES = {
     "stages that look at the whole batch": one(
         BatchNorms, checked=False, refused=(Refused(BatchNorms, TWO_CHUNKS, CUT),)
     ),
+    "stages with a batch norm of one pixel": one(OnePixel),
     "draws between stages": one(partial(Painting, Noisy), "+chunks:2", checked=False),
     "a mean between stages": one(
         partial(Painting, Centring), "+chunks:1", checked=False,
