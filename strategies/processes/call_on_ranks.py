@@ -132,8 +132,9 @@ def _serve(
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores() // ranks))
+    given = "OMP_NUM_THREADS" in os.environ
+    # See [Note: the thread pool of a fork] in starting.py.
+    torch.set_num_threads(torch.get_num_threads() if given else max(1, cores() // ranks))
     try:
         if device != "cpu":
             torch.accelerator.set_device_index(rank)

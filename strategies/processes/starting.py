@@ -348,7 +348,14 @@ def _survive(
     parent: int | None = None,
     **kwargs: Any,
 ) -> Any:
-    """What a rank does. `children` are the ranks that it has started, `parent` the process that has started it."""
+    """What a rank does. `children` are the ranks that it has started, `parent` the process that has started it.
+
+    [Note: the thread pool of a fork]
+    In a forked process torch makes its pool of threads again when it is first asked for, and takes no lock there. If
+    two threads asked at once, as those of autograd do, torch aborted the process: 3 of 48 trainings on a busy machine.
+    So the pool is asked for here, before there is another thread.
+    """
+    torch.set_num_threads(torch.get_num_threads())
     first = strategy.cluster_environment.node_rank() * strategy.num_processes
     rank = first + strategy.cluster_environment.local_rank()
     survivor = Survivor(rank, first, dict(enumerate(children, first + 1)), parent)

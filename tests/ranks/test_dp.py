@@ -355,6 +355,26 @@ def test_ranks_compute_on_several_threads_though_this_process_has_done_so():
         torch.set_num_threads(before)
 
 
+def test_a_rank_makes_its_pool_of_threads_before_other_threads_ask_for_it(monkeypatch, tmp_path):
+    """See [Note: the thread pool of a fork]: else torch aborts some ranks on a busy machine."""
+    asked = []
+
+    class Game(Plain):
+        def setup(self, stage):
+            (tmp_path / f"{self.trainer.global_rank}").write_text(str(len(asked)))
+
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    with mock.patch.object(starting, "_survive", partial(counted, asked, starting._survive)):
+        fit(Game())
+    assert [(tmp_path / rank).read_text() for rank in ("0", "1")] == ["1", "1"]
+
+
+def counted(asked, survive, *args, **kwargs):
+    """What a rank does, with no call counted of before."""
+    asked.clear()
+    return survive(*args, **kwargs)
+
+
 def test_where_a_gpu_is_in_use_ranks_are_spawned(monkeypatch):
     game, kinds = Plain(), []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
