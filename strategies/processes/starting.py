@@ -352,8 +352,8 @@ def _survive(
 
     [Note: the thread pool of a fork]
     In a forked process torch makes its pool of threads again when it is first asked for, and takes no lock there. If
-    two threads asked at once, as those of autograd do, torch aborted the process: in 7 of 94 trainings on a busy machine.
-    So the pool is asked for here, before there is another thread.
+    two threads asked at once, as those of autograd do, torch aborted the process: in 7 of 94 trainings on a busy
+    machine. So the pool is asked for here, before there is another thread.
     """
     torch.set_num_threads(torch.get_num_threads())
     first = strategy.cluster_environment.node_rank() * strategy.num_processes
