@@ -322,7 +322,7 @@ class Comparison:
     def lines(self, moved: Mapping[tuple[str, ...], float]) -> dict[str, str]:
         """What differs by more than rounding, with what to do. `moved` is how far rounding moves each number."""
         allowed = {key: SPREAD * gap for key, gap in moved.items()}
-        return self._states(allowed) | self._losses(allowed) | self._gradients(allowed)
+        return self._losses(allowed) | self._gradients(allowed) | self._states(allowed)
 
     def kept(self) -> dict[str, Tensor]:
         """What losses keep with other values than one device would. What has a row for each sample has other shapes."""
@@ -331,9 +331,11 @@ class Comparison:
         return {name: one[name] for name in names if many[name].shape == one[name].shape}
 
     def _states(self, allowed: Mapping[tuple[str, ...], float]) -> dict[str, str]:
-        names = self._apart(self.together.state, self.alone.state, allowed)
-        found = [f"{name} is written in a loss or forward, with other values than by one device" for name in names]
-        return dict.fromkeys(found, THE_SAME_ON_ALL_RANKS)
+        """One line for all: a wrong sample changes every batch norm after it."""
+        first, *more = self._apart(self.together.state, self.alone.state, allowed) or [""]
+        others = f", and so are {len(more)} others" if more else ""
+        text = f"{first} is written in a loss or forward, with other values than by one device{others}"
+        return {text: THE_SAME_ON_ALL_RANKS} if first else {}
 
     def _apart(
         self, many: Mapping[str, Tensor], one: Mapping[str, Tensor], allowed: Mapping[tuple[str, ...], float]
@@ -408,7 +410,8 @@ def _said(lines: Mapping[str, str], which: str, training: Training, step: int, t
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     listed = "".join(f"\n  - {text}" for text in [*list(lines)[:SHOWN], *more])
     advice = [*dict.fromkeys(lines.values()), *[DRAWS] * bool(draws - given), *[DRAWS_BY_GENERATOR] * bool(given)]
-    advice += [DRAWS_ALIKE] * trial.drawn_alike
+    if trial.drawn_alike:
+        advice.insert(0, DRAWS_ALIKE)
     if any(unsynchronised(policy.player.module) for policy in training.policies.values()):
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
     before = " Weights, and checkpoints, may differ since the trial before this one." if step else ""
