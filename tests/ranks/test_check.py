@@ -152,6 +152,18 @@ class OwnNorms(One):
         return self.net(batch["x"]).square().mean()
 
 
+class Masked(OwnNorms):
+    """NumPy's draws, which are the same on each rank, before several batch norms."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8))
+
+    def play(self, batch):
+        x = batch["x"]
+        return self.net(x * torch.from_numpy(np.random.rand(len(x), 1)).to(x)).square().mean()
+
+
 WRONG = {
     RootOfMean: ("phase 'play': loss 'root' is", "gan.ranks"),
     Sum: ("phase 'play': loss 'loss' is", "gan.ranks"),
@@ -171,6 +183,15 @@ WRONG = {
     ByHand: ("phase 'play': loss 'loss' is", "gan.ranks"),
     OwnNorms: ("phase 'play': loss 'loss' is", "Trainer(sync_batchnorm=True)"),
 }
+
+
+def test_the_cause_is_named_before_its_consequences(ranks):
+    """A wrong sample changes all batch norms after it: they have one line, and the advice begins with the draws."""
+    said, _ = ranks(2).run(refused, Masked, policy="ddp", world=2, steps=2, check=True)
+    first, *_, last, advice = said.splitlines()[1:]
+    assert first.startswith("  - phase 'play': loss 'loss' is") and "buffer 'net.1.running_mean'" in last
+    assert "and so are 2 others" in last and said.count("buffer '") == 1
+    assert advice.startswith("NumPy and random give all ranks the same numbers")
 
 
 @pytest.mark.promise("buffers that learn from the rank's samples", "the training of one device, or a refusal by name")

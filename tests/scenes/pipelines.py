@@ -26,6 +26,28 @@ class Scaled(Plain):
         self.generator[0].weight.register_hook(partial(torch.mul, other=0.1))
 
 
+class Ending(nn.Module):
+    """An encoder whose last layer another one has too, as UNIT's."""
+
+    def __init__(self, shared: nn.Module) -> None:
+        super().__init__()
+        self.own, self.shared = nn.Linear(4, 8), shared
+
+    def forward(self, z):
+        return self.shared(self.own(z).tanh())
+
+
+class Endings(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        shared = nn.Linear(8, 6)
+        self.generator = nn.ModuleList([Ending(shared), Ending(shared)])
+
+    def fake(self, real):
+        z = noise.randn((len(real), 4), like=real)
+        return sum(encoder(z) for encoder in self.generator)
+
+
 class OnePixel(Plain):
     """A batch norm that refuses a single sample."""
 
@@ -336,6 +358,10 @@ PIPELINES = {
     "a layer of two parts": Scene(
         partial(Painting, Halves), policies={"zero3": 2}, often=(),
         refused=(Refused(partial(Painting, Halves), "generator=pipeline,*=ddp", "is in 'one.shared' and in 'other."),),
+    ),
+    "a layer of two networks": Scene(
+        Endings, policies={"zero3": 2}, often=(),
+        refused=(Refused(Endings, "generator=pipeline,*=ddp", "shared' is called by itself, not by the forward"),),
     ),
     "a table for all samples": one(WithTable),
     "a table of as many rows as samples": one(WithFewerRows),
