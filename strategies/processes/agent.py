@@ -146,6 +146,10 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
                 since, agent.trained = time.monotonic(), False
             if history.ended:
                 return
+            if agent is not None and agent.get_worker_group().state is WorkerState.HEALTHY and not history.left:
+                # NCCL keeps a rank for seconds after another is lost. By then that one's host may have ended.
+                gone = f"{meeting}: the host that keeps it has ended, or is not reached, and no restart is left"
+                raise UserError("\n".join(filter(None, (gone, launch.advice(name()))))) from error
             if time.monotonic() - since > JOIN:
                 raise UserError(
                     f"{meeting}: {meeting.hosts} have not met there within {JOIN // 60} minutes; start the same "

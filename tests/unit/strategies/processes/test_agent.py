@@ -196,15 +196,20 @@ def test_a_port_that_another_program_has_is_named(monkeypatch):
             started("", rendezvous=Rendezvous("", (2, 2)))
 
 
-def host(where, nodes):
+def host(where, nodes, restarts=1, **variables):
     """A process that is the agent of a host with one rank."""
     code = (
         "import sys\nfrom strategies.processes import agent\nfrom strategies.processes.rendezvous import Rendezvous\n"
         f"where = Rendezvous({where!r}, {nodes})\n"
-        "agent.run(agent.Launch([sys.executable, '-S', 'rank.py'], 1, where, 1, lambda name: ''))"
+        f"agent.run(agent.Launch([sys.executable, '-S', 'rank.py'], 1, where, {restarts}, lambda name: ''))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4]), **variables}
     return subprocess.Popen([sys.executable, "-c", code], env=environment)
+
+
+def wait_until_served(meeting, until):
+    while socket.socket().connect_ex(("127.0.0.1", int(meeting.split(":")[1]))) and time.monotonic() < until:
+        time.sleep(0.1)
 
 
 def address():
@@ -256,8 +261,7 @@ def test_the_ranks_go_on_with_fewer_hosts_if_that_is_allowed(tmp_path):
     hosts = [host(meeting, (1, 2))]
     until = time.monotonic() + 60
     try:
-        while socket.socket().connect_ex(("127.0.0.1", int(meeting.split(":")[1]))) and time.monotonic() < until:
-            time.sleep(0.1)
+        wait_until_served(meeting, until)
         hosts.append(host(meeting, (1, 2)))
         while len(list(tmp_path.glob("there-2-*"))) < 2 and time.monotonic() < until:
             time.sleep(0.1)
@@ -268,6 +272,31 @@ def test_the_ranks_go_on_with_fewer_hosts_if_that_is_allowed(tmp_path):
     finally:
         for each in hosts:
             each.kill()
+
+
+KEPT = """
+open(f"there-{rank}", "w").close()
+while not (os.path.exists("there-0") and os.path.exists("there-1")):
+    time.sleep(0.05)
+if "KEEPS" in os.environ:
+    die()
+time.sleep(60)  # as NCCL does
+"""
+
+
+@pytest.mark.slow
+def test_without_a_restart_nobody_waits_for_the_host_that_kept_the_rendezvous(tmp_path, capfd):
+    (tmp_path / "rank.py").write_text(BEGINNING + KEPT)
+    meeting, until = address(), time.monotonic() + 60
+    hosts = [host(meeting, (2, 2), restarts=0, KEEPS="")]
+    try:
+        wait_until_served(meeting, until)
+        hosts.append(host(meeting, (2, 2), restarts=0))
+        assert [each.wait(30) for each in hosts] == [1, 1]
+    finally:
+        for each in hosts:
+            each.kill()
+    assert f"the rendezvous {meeting}: the host that keeps it has ended" in capfd.readouterr().err
 
 
 WAITING = """
