@@ -8,12 +8,21 @@ nine tenths of the time of ours, so it stays there.
 """
 
 from functools import reduce
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 OURS = {"cuda"}  # kinds of devices on which torch's own way is slower
+TRITON = find_spec("triton") is not None  # on Linux
+
+
+def in_one_pass(x: Tensor) -> bool:
+    """Whether nets/fused.py computes with x."""
+    return (
+        TRITON and x.device.type in OURS and (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last))
+    )
 
 
 class How(NamedTuple):

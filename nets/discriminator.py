@@ -53,6 +53,7 @@ class MultiScaleDiscriminator(nn.Module):
         found = []
         for number, scale in enumerate(self.scales):
             if number:
-                x = F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)
+                # With padding and channels last, torch's gradient on a GPU was wrong until July 2026: pytorch#188344.
+                x = F.avg_pool2d(x.contiguous(), 3, 2, 1, count_include_pad=False)
             found.append(scale(x))
         return found

@@ -72,9 +72,9 @@ class HifiGenerator(nn.Module):
     def forward(self, mel: Tensor) -> Tensor:
         x, several = self.conv_pre(mel), len(self.kernels)
         for number, longer in enumerate(self.ups):
-            x = longer(F.leaky_relu(x, SLOPE))
+            x = longer(F.leaky_relu(x, SLOPE, inplace=True))
             x = reduce(add, (block(x) for block in self.resblocks[number * several : (number + 1) * several])) / several
-        return self.conv_post(F.leaky_relu(x)).tanh().squeeze(1)  # with torch's slope of 0.01, as published
+        return self.conv_post(F.leaky_relu(x, inplace=True)).tanh().squeeze(1)  # with torch's slope of 0.01, as published
 
     def pieces(self, mel: Tensor, frames: int = PIECE) -> Iterator[Tensor]:
         """The wave in pieces of so many frames, so that memory does not grow with the length of the sound.
@@ -106,7 +106,7 @@ class ResidualBlock(nn.Module):
                 x = x + dilated(F.leaky_relu(x, SLOPE))
             return x
         for dilated, plain in zip(self.convs1, self.convs2, strict=True):
-            x = x + plain(F.leaky_relu(dilated(F.leaky_relu(x, SLOPE)), SLOPE))
+            x = x + plain(F.leaky_relu(dilated(F.leaky_relu(x, SLOPE)), SLOPE, inplace=True))
         return x
 
 
@@ -214,6 +214,6 @@ def _column_conv(inside: int, outside: int, stride: int) -> nn.Module:
 def _features(judge: PeriodJudge | ScaleJudge, x: Tensor) -> list[Tensor]:
     features = []
     for layer in judge.convs:
-        x = F.leaky_relu(layer(x), SLOPE)
+        x = F.leaky_relu(layer(x), SLOPE, inplace=True)
         features.append(x)
     return [*features, judge.conv_post(x)]

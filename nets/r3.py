@@ -54,8 +54,8 @@ class R3Block(nn.Module):
         self.NonLinearity1, self.NonLinearity2 = Bias(wide), Bias(wide)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.leaky_relu(self.LinearLayer1(x, self.NonLinearity1.Bias), SLOPE)
-        y = F.leaky_relu(self.LinearLayer2(y, self.NonLinearity2.Bias), SLOPE)
+        y = F.leaky_relu(self.LinearLayer1(x, self.NonLinearity1.Bias), SLOPE, inplace=True)
+        y = F.leaky_relu(self.LinearLayer2(y, self.NonLinearity2.Bias), SLOPE, inplace=True)
         return x + self.LinearLayer3(y)
 
 

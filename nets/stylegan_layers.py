@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from gan import noise, ranks
 from gan.files.errors import UserError
 from nets.blocks import SLOPE
-from nets.convolution import convolve
+from nets.convolution import convolve, in_one_pass
 from nets.filters import filtered, taps
 
 GAIN = 2**0.5  # after an activation, to keep the variance
@@ -71,8 +71,7 @@ class Conv(Filtered):
             return convolve(x, (self.weight * (self.scale * gain)).to(x.dtype), stride=stride, padding=padding)
         gain *= GAIN
         weight, bias = (self.weight * (self.scale * gain)).to(x.dtype), (self.bias * gain).to(x.dtype)
-        x = F.leaky_relu(convolve(x, weight, bias, stride=stride, padding=padding), SLOPE, inplace=True)
-        return _clamped(x, self.clamp, gain / GAIN)
+        return _active(convolve(x, weight, bias, stride=stride, padding=padding), self.clamp, gain / GAIN)
 
 
 class Mapping(nn.Module):
@@ -143,7 +142,7 @@ class ModulatedConv(Filtered):
         x = torch.addcmul((GAIN * self.bias).to(x.dtype)[:, None, None], x, demodulate)
         if grain != "none":
             x = x.add_((GAIN * self.noise_strength * self._grain(grain, style)).to(x.dtype))
-        return _clamped(F.leaky_relu(x, SLOPE, inplace=True), self.clamp)
+        return _active(x, self.clamp)
 
     def _grain(self, kind: Grain, style: Tensor) -> Tensor:
         if kind == "const":
@@ -189,6 +188,15 @@ class MinibatchDeviation(nn.Module):
 
 def _normal(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-8)
+
+
+def _active(x: Tensor, limit: float | None, gain: float = 1.0) -> Tensor:
+    """A leaky ReLU and a clamp, in place."""
+    if in_one_pass(x):
+        from nets import fused
+
+        return fused.activated(x, None if limit is None else limit * gain)
+    return _clamped(F.leaky_relu(x, SLOPE, inplace=True), limit, gain)
 
 
 def _clamped(x: Tensor, limit: float | None, gain: float = 1.0) -> Tensor:

@@ -1,4 +1,4 @@
-"""Convolutions that are differentiated twice, and the low-pass filter, which a GPU computes in another way."""
+"""Convolutions that are differentiated twice."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
 
 from nets.convolution import OURS, convolve
-from nets.filters import doubled, filtered
 
 SETTINGS = [
     ((2, 3, 6, 5), (4, 3, 3, 3), {}),
@@ -52,23 +51,3 @@ def test_inside_of_autocast_it_computes_and_is_differentiated_as_torchs(ours):
     for ours, theirs in zip(*found, strict=True):
         assert ours.dtype == theirs.dtype
         assert torch.allclose(ours, theirs, rtol=0.02, atol=0.02 * float(theirs.detach().abs().max()))
-
-
-@pytest.mark.parametrize(("padding", "stride"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_a_gpu_filters_by_means_as_a_cpu_by_a_convolution(padding, stride, request):
-    (x,) = random((2, 3, 8, 6))
-    wanted, more = filtered(x, padding, stride), filtered(x, padding + 1, stride)
-    request.getfixturevalue("ours")
-    found = filtered(x, padding, stride)
-    assert torch.allclose(found, wanted, rtol=0, atol=1e-14)
-    assert found.grad_fn.name() == "AvgPool2DBackward0"
-    assert more.shape != wanted.shape or (more - wanted).abs().max() > 0.01
-
-
-def test_a_gpu_doubles_by_means_as_a_cpu_by_a_convolution(request):
-    (x,) = random((2, 3, 8, 6))
-    wanted = doubled(x)
-    request.getfixturevalue("ours")
-    assert wanted.shape == (2, 3, 16, 12)
-    assert torch.allclose(doubled(x), wanted, rtol=0, atol=1e-14)
-    assert (F.interpolate(x, scale_factor=2) - wanted).abs().max() > 0.1

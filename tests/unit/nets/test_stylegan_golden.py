@@ -1,7 +1,7 @@
 """StyleGAN2-ADA computes what the published code computes: see FAMILIES-stylegan.md beside the golden figures."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -14,11 +14,11 @@ from gan.ema import half_life
 from gan.games import stylegan
 from gan.games.stylegan import StyleGan
 from nets.ada import Ada
-from nets.convolution import OURS
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 from strategies import PhaseStrategy
 from tests.support import families
 from tests.support.families import Recipe, difference, size
+from tests.support.fused import as_on_a_gpu
 from tests.support.parity import Whole, trainer
 
 CONFIGS = ("A", "B")
@@ -234,16 +234,21 @@ def gradients(game: StyleGan, phase: str) -> dict[str, list[float]]:
     return {name: size(weight.grad) for name, weight in learner.named_parameters()}
 
 
-@pytest.fixture(params=["torch's", "ours"])
-def convolutions(request):
-    """Torch's own, or ours, which GPUs have. See [Note: differentiated twice]."""
-    OURS.update({"cpu"} if request.param == "ours" else ())
-    yield
-    OURS.discard("cpu")
+@pytest.fixture
+def computed(request):
+    """On a CPU, or as on a GPU: by nets/convolution.py and nets/fused.py."""
+    if request.param == "as on a GPU":
+        pytest.importorskip("triton", reason="comes with torch on Linux")
+    with as_on_a_gpu(block=2**17) if request.param == "as on a GPU" else nullcontext():
+        yield
 
 
-@pytest.mark.usefixtures("convolutions")
-@pytest.mark.parametrize("key", [*PHASES, "Gmain_augmented", "Dreg_augmented"])
+PLAYED = [("on a CPU", key) for key in (*PHASES, "Gmain_augmented", "Dreg_augmented")]
+PLAYED += [("as on a GPU", key) for key in ("Greg", "Dmain", "Dreg_augmented")]  # Triton's interpreter is slow
+
+
+@pytest.mark.usefixtures("computed")
+@pytest.mark.parametrize(("computed", "key"), PLAYED, indirect=["computed"])
 def test_a_phase_equals_the_published_one(wanted, key, monkeypatch):
     phase, _, augmented = key.partition("_")
     if phase == "Greg" and not wanted.s["pl_weight"]:
