@@ -42,7 +42,12 @@ mutants: $(VENV)/installed-test  ## put mistakes into the source, one at a time:
 SEAN := sean-faces --size 256 --upsamplings 5 --width 64 --hidden 128 --style 512 --batch-size 8
 STYLEGAN := stylegan-faces --size 256 --width 64 --latent 512 --style 512 --mapping 8 --batch-size 16
 
-gpu: $(VENV)/installed-test  ## on a machine with GPUs: matrix, resumes, crashes, speed; writes strategies/GPU.md
+# Tests of golden figures that were rehearsed on another device than the CPU.
+GOLDEN := $(addprefix tests/unit/nets/test_,stylegan_golden.py r3.py biggan.py resnet.py patch.py lpips.py) \
+	tests/unit/gan/games/test_pix2pix_options.py
+
+gpu: $(VENV)/installed-test  ## on a machine with GPUs: golden figures, matrix, resumes, crashes, speed; writes GPU.md
+	TESTS_ON=gpu $(RUN) -m pytest -q $(GOLDEN)
 	TESTS_ON=gpu $(RUN) -m pytest -q -m "slow or not slow" tests/matrix/test_matrix.py
 	TESTS_ON=gpu $(RUN) -m pytest -q -m "slow or not slow" tests/system/test_fit.py -k resumes_bit_for_bit
 	TESTS_ON=gpu $(RUN) -m pytest -q -s -m slow tests/matrix/test_crashes.py

@@ -46,6 +46,18 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
 
+@pytest.fixture(autouse=True)
+def golden_device(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of golden figures make their networks and tensors on a GPU, where tests run on GPUs."""
+    families, from_numpy = getattr(request.module, "families", None), torch.from_numpy
+    if families is None or families.DEVICE == "cpu":
+        yield
+        return
+    there = mock.patch.object(torch, "from_numpy", lambda array: from_numpy(array).to(families.DEVICE))
+    with torch.device(families.DEVICE), there:
+        yield
+
+
 DRAW_CURVES = Pictures._curves
 
 

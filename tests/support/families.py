@@ -1,6 +1,7 @@
 """Golden figures of published families of networks: the recipe of weights, inputs and draws, and how to compare."""
 
 import math
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,18 +12,21 @@ import numpy
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from gan import noise
 from nets.ada import COINS, NORMAL, UNIFORM
+from tests.support.trained_on import ON_GPUS
 
 FOLDER = Path(__file__).parents[3] / "shared" / "golden"
+DEVICE = os.environ.get("TESTS_GOLDEN_ON", "cuda" if ON_GPUS else "cpu")  # where networks compute the figures
 
 
 def load(name: str) -> dict[str, Any]:
     """The figures; without them the test is skipped."""
     if not (FOLDER / name).exists():
         pytest.skip(f"no golden figures: shared/golden/{name} is not beside the checkout")
-    return torch.load(FOLDER / name, weights_only=True)
+    return tree_map_only(Tensor, lambda figure: figure.to(DEVICE), torch.load(FOLDER / name, weights_only=True))
 
 
 class Recipe:
@@ -35,13 +39,13 @@ class Recipe:
         return numpy.random.default_rng([self.seed, zlib.crc32(name.encode())])
 
     def normal(self, name: str, *shape: int) -> Tensor:
-        return torch.as_tensor(self._rng(name).standard_normal(shape), dtype=torch.float64)
+        return torch.as_tensor(self._rng(name).standard_normal(shape), dtype=torch.float64).to(DEVICE)
 
     def uniform(self, name: str, *shape: int, low: float = 0, high: float = 1) -> Tensor:
-        return torch.as_tensor(self._rng(name).uniform(low, high, shape), dtype=torch.float64)
+        return torch.as_tensor(self._rng(name).uniform(low, high, shape), dtype=torch.float64).to(DEVICE)
 
     def integers(self, name: str, high: int, *shape: int, low: int = 0) -> Tensor:
-        return torch.as_tensor(self._rng(name).integers(low, high, shape))
+        return torch.as_tensor(self._rng(name).integers(low, high, shape)).to(DEVICE)
 
     def pictures(self, name: str, *shape: int) -> Tensor:
         return self.integers(name, 256, *shape).double() / 127.5 - 1
