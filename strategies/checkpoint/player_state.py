@@ -121,7 +121,7 @@ def _room(
     return share.tensor
 
 
-# ---- counts of updates, and the loss scale ----
+# ---- the loss scale, and how often the average was updated and the weights were not ----
 
 
 def rest_of_state(policy: Policy) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def rest_of_state(policy: Policy) -> dict[str, Any]:
 
 
 def load_rest(policy: Policy, state: Mapping[str, Any]) -> None:
-    """Load the loss scale and the counts of updates."""
+    """Load what `rest_of_state` has saved beside the average."""
     policy.skipped = state.get("skipped", 0)
     if policy.average is not None:
         policy.average.updates = state.get("ema_updates", 0)

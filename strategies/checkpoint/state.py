@@ -1,7 +1,7 @@
 """The state of a training in a checkpoint, and how a resumed training gets all of it back.
 
     state_dict              weights, buffers, image pools
-    players                 for each its averages, loss scale, counts of updates: player_state.py
+    players                 for each its averages, loss scale, and two counts: player_state.py
     optimizer_states        those of the learners: player_state.py
     left_out, files         checksums of the weights that are not saved: player_state.py
     attributes              what the game remembers in plain objects: attributes.py
@@ -196,7 +196,7 @@ class State:
             raise NotFinite(f"the checkpoint cannot be used: {named(bad)}; take an earlier one")
 
     def load_training(self, checkpoint: Mapping[str, Any]) -> None:
-        """Everything else that training needs to resume: optimizers, loss scales, counts of updates."""
+        """Everything else that training needs to resume: optimizers, loss scales, counts."""
         updaters = [(policy, each) for policy in self.policies.values() for each in policy.updaters.values()]
         states = checkpoint["optimizer_states"]
 
