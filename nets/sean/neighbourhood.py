@@ -74,14 +74,12 @@ class _Sum(torch.autograd.Function):
     """torch's embedding_bag, whose own gradient is slow on a CPU and cannot be differentiated."""
 
     @staticmethod
-    def forward(
-        ctx: Any, table: Tensor, entries: Tensor, begins: Tensor, back_entries: Tensor, back_begins: Tensor
-    ) -> Tensor:  # without *back, which torch 2.11 cannot compile
-        ctx.save_for_backward(entries, begins, back_entries, back_begins)
+    def forward(ctx, table: Tensor, entries: Tensor, begins: Tensor, *back: Tensor) -> Tensor:  # noqa: ANN001
+        ctx.save_for_backward(entries, begins, *back)
         return F.embedding_bag(entries, table, begins, mode="sum", include_last_offset=True)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
         entries, begins, *back = ctx.saved_tensors
         return _Sum.apply(gradient.contiguous(), *back, entries, begins), None, None, None, None
 

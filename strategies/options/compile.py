@@ -13,6 +13,10 @@ from gan.phase import Phase, Player
 from strategies.options.blocks import has_forward
 
 BACKEND = "inductor"
+FORGETS = (
+    f"torch {torch.__version__} may leave out the gradients of weights that were frozen in another phase "
+    f"(pytorch#139476); install torch 2.13"
+)
 RECOMPILES = 64  # limit for one function. All blocks of a class share it, and each compiles it for each situation.
 
 
@@ -42,11 +46,10 @@ class Compiled:
 
     def __init__(self, player: Player, device: torch.device, gather: Callable[[], None]) -> None:
         self.player, self.gather = player, gather
-        trouble = _trouble(BACKEND, device)
+        trouble = FORGETS if graphs_forget() else _trouble(BACKEND, device)
         if trouble is not None:
             raise UserError(
-                f"player '{player.name}': torch.compile does not work here: {trouble}; "
-                f"{_cure(device)}, or leave the option compile out"
+                f"player '{player.name}': torch.compile does not work here: {trouble}, or leave the option compile out"
             )
         self.networks = [Network(module, self._run) for module in _with_forward(player.module)]
         if not self.networks:
@@ -111,6 +114,31 @@ class Network:
             self.module._compiled_call_impl = self.before
 
 
+class _Small(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+@cache
+def graphs_forget() -> bool:
+    """Whether this torch takes a graph that was made for frozen weights when the weights learn."""
+    layer, x = _Small(1, 1), torch.ones(1, 1, requires_grad=True)
+    layer.compile(backend="aot_eager")
+    for learns in (False, True):
+        layer.requires_grad_(learns)
+        layer(x).sum().backward()
+    return layer.weight.grad is None
+
+
+def refuse_forgetful(player: Player) -> None:
+    """Refuse a network that the game itself has compiled, where torch would silently train a part of it."""
+    if graphs_forget():
+        raise UserError(
+            f"player '{player.name}': the game compiles its network, and {FORGETS}, or leave torch.compile out of the "
+            f"game"
+        )
+
+
 def compiled_by_author(module: nn.Module) -> bool:
     """Whether the game itself has called torch.compile on this module, or its `compile()`."""
     return type(module).__module__.startswith("torch._dynamo") or vars(module).get("_compiled_call_impl") is not None
@@ -170,16 +198,12 @@ def _undonated() -> AbstractContextManager[Any]:
 
 @cache
 def _trouble(backend: str, device: torch.device) -> str | None:
-    """Try torch.compile on a small function. Returns why it does not work on this machine, or None if it works."""
+    """Try torch.compile on a small network. Returns why it does not work on this machine, and what to do, if so."""
     try:
-        torch.compile(_small_function, backend=backend)(torch.ones(2, device=device))
+        torch.compile(_Small(1, 1, device=device), backend=backend)(torch.ones(2, 1, device=device))
     except (RuntimeError, OSError, ImportError) as error:
-        return _first_line(error)
+        return f"{_first_line(error)}; {_cure(device)}"
     return None
-
-
-def _small_function(x: Tensor) -> Tensor:
-    return torch.tanh(x) * 2
 
 
 def _first_line(error: Exception) -> str:

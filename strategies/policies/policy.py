@@ -23,7 +23,7 @@ from strategies.optimizers import (
     step_owned,
     updaters_of,
 )
-from strategies.options.compile import Compiled, compiled_by_author
+from strategies.options.compile import Compiled, compiled_by_author, refuse_forgetful
 from strategies.options.recompute import Recompute
 from strategies.policies.averages import EvalWeights, Follower
 from strategies.policies.belongings import Belongings, Switch
@@ -140,6 +140,8 @@ class Policy(Costs):
             private.say(f"player '{self.player.name}' recomputes {blocks}")
         if "compile" in self.options:
             self.compiled = Compiled(self.player, self.world.device, self._unshard)
+        if training and self.compiled_by_author:
+            refuse_forgetful(self.player)
 
     def _unshard(self) -> None:
         """Make all weights of the player's network whole, also those that others store."""

@@ -4,6 +4,7 @@ Compiled by the backend "aot_eager", which makes the graphs and their backwards 
 that writes C++ in one test, where there is a C++ compiler.
 """
 
+import re
 import shutil
 from unittest import mock
 
@@ -25,6 +26,7 @@ from tests.support.parity import EXACT, distance, equals, often, parts, refused,
 from tests.support.watch import moved
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(compiled.graphs_forget(), reason="refused by name with this torch")
 
 
 @pytest.fixture(autouse=True)
@@ -332,6 +334,15 @@ def test_it_is_refused_where_weights_are_sharded(game, ranks):
     for said in ranks(2).run(refused, game, policy="zero3", world=2):
         assert "player 'generator': the game compiles its network, and 'zero3' must gather" in said
         assert "leave torch.compile out of the game and type --strategy generator=zero3+compile,*=zero3" in said
+
+
+def test_compiled_networks_are_refused_where_torch_takes_graphs_of_frozen_weights_for_others():
+    forgets = r"torch .* may leave out the gradients of weights .* install torch 2.13, or leave"
+    with mock.patch.object(compiled, "graphs_forget", lambda: True):
+        assert re.search(rf"^player 'generator': the game compiles its network, and {forgets}", refused(InPlace))
+        assert re.search(
+            rf"^player 'generator': torch.compile .* here: {forgets}", refused(Plain, policy="single+compile")
+        )
 
 
 class OwnPenalised(Penalised):
