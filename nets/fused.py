@@ -1,7 +1,7 @@
 """What a GPU computes in one pass over memory, by Triton, which comes with torch on Linux.
 
-As operations of torch these two took two thirds of the GPU's time in StyleGAN2's step on an H200. Both are
-differentiated by functions of the same kind, so the gradient of a gradient is one pass again.
+They are a low-pass filter and an activation. As operations of torch the filter alone took two thirds of the GPU's time
+in StyleGAN2's step on an H200. The gradients use the same kernels, so the gradient of a gradient is one pass again.
 """
 
 from contextlib import nullcontext
@@ -15,15 +15,19 @@ from torch import Tensor
 from gan.files.loading import not_compiled
 from nets.blocks import SLOPE
 
-BLOCK = 1024  # numbers for each of the GPU's programs
-MOST = 2**31  # numbers that 32 bits count
+BLOCK = 1024  # numbers for each of Triton's programs
+MOST = 2**31  # from so many numbers on, a place needs 64 bits
 
 
 # ---- a low-pass filter ----
 
 
 class Filter(NamedTuple):
-    """Zeros are put in between (`up`), around it (`padding`), and of every so many pixels one is taken (`down`)."""
+    """What is done to rows and columns alike.
+
+    `up` - 1 zeros are put between pixels, and `padding` zeros before the first one. Of every `down` results one is
+    kept, times `gain`.
+    """
 
     up: int = 1
     down: int = 1
@@ -32,13 +36,13 @@ class Filter(NamedTuple):
 
     @property
     def turned(self) -> "Filter":
-        """What the gradient goes through."""
+        """The filter for the gradient: the filter is its own mirror image, and has four taps."""
         return Filter(self.down, self.up, 3 - self.padding, self.gain)
 
 
 @not_compiled
 def filtered(x: Tensor, how: Filter, rows: int, columns: int) -> Tensor:
-    """Pictures [B, C, rows, columns] of x, each channel through the filter [1, 3, 3, 1] in both directions."""
+    """Filter each channel of x [B, C, ...] by [1, 3, 3, 1] in both directions, to so many rows and columns."""
     return _Filtered.apply(x, how, rows, columns)
 
 
@@ -56,8 +60,8 @@ class _Filtered(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        return _Filtered.apply(slope, ctx.how.turned, *ctx.size), None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _Filtered.apply(gradient, ctx.how.turned, *ctx.size), None, None, None
 
 
 @triton.jit(do_not_specialize=["total", "height", "width", "rows", "columns"])  # else it is compiled for each size
@@ -91,7 +95,7 @@ def _filter(
 
 @not_compiled
 def activated(x: Tensor, limit: float | None) -> Tensor:
-    """A leaky ReLU and a clamp, in place. The values of x lie without gaps, in whatever order."""
+    """A leaky ReLU and a clamp, in place. x must be dense, in any memory order."""
     return _Activated.apply(x, limit)
 
 
@@ -105,26 +109,26 @@ class _Activated(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        return _Slope.apply(slope, *ctx.saved_tensors, ctx.limit), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _Turned.apply(gradient, *ctx.saved_tensors, ctx.limit), None
 
 
-class _Slope(torch.autograd.Function):
-    """The gradient of what was activated, from the gradient of the result and from the result."""
+class _Turned(torch.autograd.Function):
+    """The gradient of the activation's input, from the gradient of its result and from the result."""
 
     @staticmethod
-    def forward(ctx: Any, slope: Tensor, result: Tensor, limit: float | None) -> Tensor:
+    def forward(ctx: Any, gradient: Tensor, result: Tensor, limit: float | None) -> Tensor:
         ctx.save_for_backward(result)
         ctx.limit = limit
         out = torch.empty_like(result)
-        if slope.stride() != result.stride():
-            slope = out.copy_(slope)
-        _launch(_activate, slope, out, result, SLOPE, limit, True)
+        if gradient.stride() != result.stride():
+            gradient = out.copy_(gradient)
+        _launch(_activate, gradient, out, result, SLOPE, limit, True)
         return out
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        return _Slope.apply(slope, *ctx.saved_tensors, ctx.limit), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _Turned.apply(gradient, *ctx.saved_tensors, ctx.limit), None, None
 
 
 @triton.jit(do_not_specialize=["total"])
@@ -132,7 +136,7 @@ def _activate(
     x, out, total, result,
     SLOPE: tl.constexpr, LIMIT: tl.constexpr, TURNED: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """With `TURNED` x is a gradient, which goes back through the activation that had this result."""
+    """Activate x. With `TURNED` x is the gradient of an activation's result; `result` decides what passes."""
     block = tl.program_id(0)
     if WIDE:
         block = block.to(tl.int64)
@@ -142,10 +146,10 @@ def _activate(
     decides = tl.load(result + at, at < total).to(kind) if TURNED else value
     value = tl.where(decides > 0, value, value * tl.full([BLOCK], SLOPE, kind))
     if LIMIT is not None:
-        limit = tl.full([BLOCK], LIMIT, kind).to(x.dtype.element_ty).to(kind)  # as the result has it
+        limit = tl.full([BLOCK], LIMIT, kind).to(x.dtype.element_ty).to(kind)  # rounded as in the result
         if TURNED:
             value = tl.where(tl.abs(decides) < limit, value, tl.full([BLOCK], 0, kind))
-        else:  # a NaN stays
+        else:  # a NaN passes
             value = tl.where(value > limit, limit, tl.where(value < -limit, -limit, value))
     tl.store(out + at, value, at < total)
 
