@@ -25,6 +25,7 @@ from gan import Phase
 from gan.files.errors import UserError
 from strategies import PhaseStrategy, random_state
 from strategies.loaders import DealtLoader
+from strategies.options.compile import graphs_forget
 from strategies.policies import POLICIES
 from strategies.processes import starting
 from strategies.processes.starting import OwnRanks, Scripts, SingleProcess
@@ -92,6 +93,9 @@ class Compiled(Plain):
         self.discriminator.compile(backend="eager")
 
 
+REFUSED_BEFORE = pytest.param(Compiled, marks=pytest.mark.skipif(graphs_forget(), reason="refused before torch 2.13"))
+
+
 class Locked(Plain):
     """A lock, and a function that holds a network."""
 
@@ -143,7 +147,7 @@ def plain():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
-@pytest.mark.parametrize("game", [Scripted, Compiled, Locked, Directed, Hooked, Averaging, Outside])
+@pytest.mark.parametrize("game", [Scripted, REFUSED_BEFORE, Locked, Directed, Hooked, Averaging, Outside])
 def test_what_threads_could_not_do(game):
     alone = train(game, policy="single", steps=3)
     assert distance(train(game, policy="dp", devices=2, steps=3), alone) < EXACT
