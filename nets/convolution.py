@@ -7,6 +7,7 @@ derivative is again a convolution or the gradient of one, which all libraries ma
 nine tenths of the time of ours, so it stays there.
 """
 
+import warnings
 from functools import reduce
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -14,15 +15,39 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gan.files.errors import reason
+from gan.files.loading import not_compiled
+
 OURS = {"cuda"}  # kinds of devices on which torch's own way is slower
-TRITON = find_spec("triton") is not None  # on Linux
+TRITON: dict[torch.device, bool] = {}  # whether it works there
 
 
 def in_one_pass(x: Tensor) -> bool:
     """Whether nets/fused.py computes with x."""
-    return (
-        TRITON and x.device.type in OURS and (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last))
-    )
+    if x.device.type not in OURS or not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
+        return False
+    if x.device not in TRITON:
+        TRITON[x.device] = _triton_works(x.device)
+    return TRITON[x.device]
+
+
+@not_compiled
+def _triton_works(device: torch.device) -> bool:
+    """Triton is on Linux only, needs a C compiler, and a GPU that is not too old for the type."""
+    if find_spec("triton") is None:
+        return False
+    from nets import fused
+
+    try:
+        for dtype in (torch.float32, torch.bfloat16):
+            fused.activated(torch.ones(1, device=device, dtype=dtype), 1.0)
+    except Exception as error:  # noqa: BLE001, of the compiler, the driver or Triton
+        warnings.warn(
+            f"Triton does not work on {device} ({reason(error)}), so StyleGAN2 and R3GAN train slower there",
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 class How(NamedTuple):

@@ -74,9 +74,8 @@ class HifiGenerator(nn.Module):
         for number, longer in enumerate(self.ups):
             x = longer(F.leaky_relu(x, SLOPE, inplace=True))
             x = reduce(add, (block(x) for block in self.resblocks[number * several : (number + 1) * several])) / several
-        return (
-            self.conv_post(F.leaky_relu(x, inplace=True)).tanh().squeeze(1)
-        )  # with torch's slope of 0.01, as published
+        x = F.leaky_relu(x, inplace=True)  # with torch's slope of 0.01, as published
+        return self.conv_post(x).tanh().squeeze(1)
 
     def pieces(self, mel: Tensor, frames: int = PIECE) -> Iterator[Tensor]:
         """The wave in pieces of so many frames, so that memory does not grow with the length of the sound.

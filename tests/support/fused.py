@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from nets.convolution import OURS
+from nets.convolution import OURS, TRITON
 
 
 @contextmanager
@@ -15,7 +15,7 @@ def as_on_a_gpu(block: int = 2**8) -> Iterator[None]:
     from nets import fused
 
     kernels = {name: InterpretedFunction(getattr(fused, name).fn) for name in ("_filter", "_activate")}
-    with mock.patch.multiple(fused, BLOCK=block, **kernels):
+    with mock.patch.multiple(fused, BLOCK=block, **kernels), mock.patch.dict(TRITON):
         OURS.add("cpu")
         try:
             yield

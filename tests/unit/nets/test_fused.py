@@ -1,10 +1,13 @@
 """What a GPU computes in one pass, by Triton's interpreter on the CPU."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from nets.blocks import SLOPE
+from nets.convolution import TRITON
 from nets.filters import doubled, filtered, taps
 from tests.support.fused import as_on_a_gpu
 
@@ -81,3 +84,12 @@ def test_rounding_the_limit_lets_no_gradient_through():
     x = torch.tensor([3.0, 0.5, -30.0], dtype=torch.bfloat16, requires_grad=True)
     activated(x.clone(), 0.7).sum().backward()  # 0.7 is 0.69921875 in bfloat16
     assert x.grad.tolist() == [0, 1, 0]
+
+
+def test_where_triton_does_not_work_a_gpu_computes_by_torch(x):
+    weight, failing = taps().double().expand(3, 1, -1, -1), mock.Mock(side_effect=RuntimeError("Failed to find gcc"))
+    with mock.patch.dict(TRITON, clear=True), mock.patch("nets.fused._launch", failing):
+        with pytest.warns(UserWarning, match=r"^Triton does not work on cpu \(.*Failed to find gcc\), so StyleGAN2"):
+            assert torch.allclose(filtered(x, 1), F.conv2d(x, weight, padding=1, groups=3), rtol=0, atol=1e-14)
+        filtered(x, 1)
+    assert failing.call_count == 1  # it is tried once
