@@ -91,6 +91,11 @@ def planned(request: ForwardRequest) -> ForwardPlan:
                     f"through a pipeline; write on_before_optimizer_step(self, optimizer), or type --strategy "
                     f"{pipe.player}=zero3"
                 )
+            if pipe.overlaps and private.post_accumulate_hooks(weight):  # torch would call it without a gradient
+                raise UserError(
+                    f"player '{pipe.player}': weight '{name}' has a hook that sees its gradient, which schedule:1f1b "
+                    f"adds up later; leave +schedule:1f1b out"
+                )
         # Found before anything runs: a chunk may have one sample, which a batch norm refuses.
         whole_batch = _with_statistics(pipe) if request.chunks > 1 else ""
         plan = ForwardPlan(whole_batch=whole_batch) if whole_batch else Discovery(request).plan()

@@ -257,8 +257,9 @@ class BackwardPass:
         slopes += [self.of_outputs[number][start:stop] for number in piece.outputs]
         leaves = [*piece.received.values(), *piece.inputs, *self.request.weights]
         found: list[Tensor | None] = [None] * len(leaves)
-        if made:
-            found = list(torch.autograd.grad(made, leaves, slopes, allow_unused=True))
+        with self._buffers_stay():
+            if made:
+                found = list(torch.autograd.grad(made, leaves, slopes, allow_unused=True))
         for number, tensor in piece.received.items():
             slope = found.pop(0)
             wires.send(False, number, action.chunk, torch.zeros_like(tensor) if slope is None else slope)
@@ -270,6 +271,20 @@ class BackwardPass:
             before = self.of_weights[number]
             if slope is not None:  # not added in place: autograd may give one tensor to two weights
                 self.of_weights[number] = slope if before is None else before + slope
+
+    @contextmanager
+    def _buffers_stay(self) -> Iterator[None]:
+        """The ranks of other stages have got the buffers after the forward, and would not see them change."""
+        names = self.plan.written.get(self.pipe.rank, ())
+        before = {name: version_of(self.pipe.network.get_buffer(name)) for name in names}
+        yield
+        for name, version in before.items():
+            if version_of(self.pipe.network.get_buffer(name)) != version:
+                raise UserError(
+                    f"player '{self.pipe.player}': backward writes buffer '{name}', as where torch.utils.checkpoint "
+                    f"computes a batch norm again; leave the checkpoint out and type pipeline+recompute, or type "
+                    f"--strategy {self.pipe.player}=zero3"
+                )
 
     def slopes(self) -> list[Tensor | None]:
         """The gradients of the inputs that need one, and of this rank's weights."""

@@ -7,12 +7,13 @@ from functools import partial
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from gan import Player, noise
 from strategies.pipelining.stage_storage import StageReduction
 from tests.support.hard_games import BatchNorms, Micro4, Plain, mlp
 from tests.support.parity import vectors
-from tests.support.scene import DEAF, Mutant, Refused, Scene
+from tests.support.scene import DEAF, POLICIES, Mutant, Refused, Scene
 from tests.support.staged_games import Staged, StagedMicro, Tower
 
 # ---- games ----
@@ -24,6 +25,19 @@ class Scaled(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.generator[0].weight.register_hook(partial(torch.mul, other=0.1))
+
+
+def masked(weight):
+    weight.grad.mul_(weight.detach() > 0)
+
+
+class Masked(Micro4):
+    """A hook that sees each weight's sum of gradients, after each micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for weight in self.generator.parameters():
+            weight.register_post_accumulate_grad_hook(masked)
 
 
 class Ending(nn.Module):
@@ -253,6 +267,19 @@ def no_gradients(self, total):
     return total[: self.request.rows] * 0
 
 
+class Remade(nn.Sequential):
+    """Layers whose author computes them again in backward: a batch norm moves its statistics twice."""
+
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class RemadeNorms(BatchNorms):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(Remade(*self.generator[:3]), self.generator[3])
+
+
 def noise_of_the_first(self):
     return [self.place.first] * self.owners
 
@@ -310,12 +337,22 @@ PIPELINES = {
     "micro-batches and chunks, forth and back": one(
         Micro4, FORTH_AND_BACK, checked=False, four=(f"generator=pipeline{FORTH_AND_BACK},*=ddp",)
     ),
+    "hooks after gradients are added up": Scene(
+        Masked, policies={**POLICIES, "dp": 2, "pipeline": 2}, often=("zero3", "pipeline"), mutants=(DEAF,),
+        refused=(
+            Refused(Masked, f"pipeline{FORTH_AND_BACK}", "schedule:1f1b adds up later; leave +schedule:1f1b out"),
+        ),
+    ),
     "stages with words and hooks": Scene(
         Conducted, policies={STAGES: 2}, often=(), mutants=(SLOW,)
     ),
     "stages that are made later": one(MadeLater, checked=False),
     "stages that look at the whole batch": one(
         BatchNorms, checked=False, refused=(Refused(BatchNorms, TWO_CHUNKS, CUT),)
+    ),
+    "stages with a batch norm inside a checkpoint": Scene(
+        RemadeNorms, policies=POLICIES, often=("ddp",), mutants=(DEAF,),
+        refused=(Refused(RemadeNorms, "generator=pipeline,*=ddp", "backward writes buffer '0.1.running_mean'"),),
     ),
     "stages with a batch norm of one pixel": one(OnePixel),
     "draws between stages": one(partial(Painting, Noisy), "+chunks:2", checked=False),
