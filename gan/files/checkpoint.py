@@ -20,7 +20,7 @@ import errno
 import math
 import os
 import zlib
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -271,7 +271,10 @@ def load_module_state(
 
     rest = {key: value for key, value in found.items() if key not in sharded}
     rest |= {key: value for key, value in saved.items() if key not in own}
-    missing, unexpected = module.load_state_dict(whole(rest), strict=False)
+    state = OrderedDict(whole(rest))
+    # The versions of modules: without theirs torch.nn.utils.spectral_norm looks for the weights that are read above.
+    vars(state).update(vars(own))
+    missing, unexpected = module.load_state_dict(state, strict=False)
     unsaved = {id(own[key]) for key in left_out if key in own}
     missing = [key for key in missing if key not in sharded and id(own[key]) not in unsaved]
     if strict and (missing or unexpected):

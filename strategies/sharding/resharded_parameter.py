@@ -58,7 +58,8 @@ class ReshardedParameter(nn.Parameter):
             f"a weight{f' of shape {shapes[0]}' if shapes else ''} is sharded: its values are not on this rank now. "
             f"Read weights inside `with trainer.strategy.gathered():`, on all ranks; write them inside "
             f"gathered(write=True), the same on all ranks; save them with trainer.save_checkpoint(path), or on all "
-            f"ranks, inside gathered(), by torch.save. After a training, load a checkpoint"
+            f"ranks, inside gathered(), by torch.save. After a training, load a checkpoint. A loss reads weights under "
+            f"every policy but pipeline; type zero3 for such a player"
         )
 
     def __repr__(self) -> str:

@@ -1,5 +1,6 @@
 """What policies do with weights, gradients and groups of ranks, in games that are hard on them."""
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from strategies.sharding.bucket import PendingReduction
 from strategies.world import Groups
 from tests.support.composite import Composite
 from tests.support.hard_games import BatchNormPenalty, BatchNorms, Micro4, Plain, SometimesReached, Teacher, TwoPhases
-from tests.support.scene import DEAF, Mutant, Refused, Scene, nothing
+from tests.support.scene import DEAF, POLICIES, Mutant, Refused, Scene, nothing
 
 WIDTH = 8
 
@@ -210,6 +211,24 @@ UNSPREAD = {f"{BUCKETS}.step": step_alone}
 STALE = {f"{BUCKETS}.{name}": nothing for name in ("shards_changed", "reshard")} | {f"{BUCKET}.Bucket.reshard": nothing}
 APART = Mutant("batch norm of each rank", "ddp", settings={"sync_batchnorm": False})
 
+
+class Hooked(Plain):
+    """The older functions, which make a weight in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for network, norm in ((self.generator, weight_norm), (self.discriminator, nn.utils.spectral_norm)):
+            for layer in network:
+                if isinstance(layer, nn.Linear):
+                    norm(layer)
+
+
+def weight_norm(layer: nn.Linear) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        nn.utils.weight_norm(layer)
+
+
 # ---- the table ----
 
 
@@ -238,6 +257,10 @@ POLICY_GAMES = {
     "a penalty through batch norms": ddp(BatchNormPenalty, APART, checked=True),
     "weights that are reached sometimes": ddp(SometimesReached, checked=True),
     "a teacher": ddp(Teacher),
+    "norms of weights by hooks": Scene(
+        Hooked, saved=("zero3", "ddp"), arrives=(("pipeline", 2), ("fsdp", 2), ("single", 1)),
+        policies={**POLICIES, "pipeline": 2}, often=("zero3",), mutants=(DEAF,),
+    ),
     "two that learn together": Scene(
         Crossed, policies=dict.fromkeys(["ddp", "zero1", "zero2"], 2), often=("ddp", "zero1", "zero2"),
         mutants=tuple(
