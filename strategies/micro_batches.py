@@ -130,8 +130,17 @@ class Cut:
     def joined(self, nodes: Sequence[Any], path: str, top: bool = False) -> Any:
         first = nodes[0]
         if isinstance(first, (Tensor, np.ndarray)):
-            join = torch.cat if isinstance(first, Tensor) else np.concatenate
-            return join(list(nodes)) if first.ndim and len(first) == self.total else first
+            if not first.ndim or len(first) != self.total:
+                return first
+            shapes = list(dict.fromkeys(tuple(node.shape[1:]) for node in nodes))
+            if len(shapes) > 1:
+                raise UserError(
+                    f"a sample of {path} has shape {shapes[0]} in one batch and {shapes[1]} in another, as where a "
+                    f"loader makes samples as long as the longest one of their batch; give all batches one length"
+                )
+            if isinstance(first, np.ndarray):
+                return np.concatenate(nodes)
+            return torch.cat([node.detach() for node in nodes]).requires_grad_(first.requires_grad)
         if (fields := _fields(first)) is not None:
             columns = {name: [(_fields(node) or {})[name] for node in nodes] for name in fields}
             return _rebuilt(first, {name: self.joined(each, f"{path}[{name!r}]") for name, each in columns.items()})

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_warn
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from gan.files.errors import UserError
@@ -110,7 +111,11 @@ def check_step(
     tries = Tries(game, training, kept, play)
     tries.compare_answers(ready)
     fits = rows(own) < rows(batch) and training.world.size <= ROOM.get(training.world.device.type, 1)
-    samples = join_batches(gather(own))
+    try:
+        samples = join_batches(gather(own))
+    except UserError as error:
+        rank_zero_warn(f"the first step is not checked against one device, because {error}")
+        return
 
     def with_more() -> tuple[Trial, dict[str, str]] | None:
         each = gather(_samples(game, training, batch, most=True))
@@ -234,7 +239,8 @@ class Tries:
 
 
 def _on_cpu(batch: Any) -> Any:
-    return move_data_to_device(batch, torch.device("cpu"))
+    """The batch without the graph of a loss, which may have asked for gradients of its samples."""
+    return apply_to_collection(batch, Tensor, lambda x: x.detach().cpu().requires_grad_(x.requires_grad))
 
 
 def _samples(game: GanModule, training: Training, batch: Any, most: bool = False) -> Any:

@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Adam
 from torch.utils.data import TensorDataset
@@ -783,6 +784,22 @@ def test_a_batch_that_cannot_be_cut_is_not_tried_and_that_is_said(ranks):
         "because its batch cannot be cut: the first samples: the batch has 8 samples"
         in ranks(2).run(warned_of_unsorted)[0]
     )
+
+
+class AsLongAsTheLongest(One):
+    """Each rank's loader pads its samples to the longest one of its own batch."""
+
+    def on_before_batch_transfer(self, batch, _):
+        return {"x": batch["x"][:, : 6 - dist.get_rank()]}
+
+    def play(self, batch):
+        x = batch["x"]
+        return self.net(nn.functional.pad(x, (0, 6 - x.shape[1]))).square().mean()
+
+
+def test_samples_of_another_length_on_each_rank_are_not_tried_and_that_is_said(ranks):
+    said = ranks(2).run(_warned, AsLongAsTheLongest, vectors, 2)[0]
+    assert "because a sample of batch['x'] has shape (6,) in one batch and (5,) in another, as where a loader" in said
 
 
 # ---- phases that are played later, or only sometimes ----

@@ -98,6 +98,14 @@ class Named(Joins):
         return losses | ({"spread": out.std()} if self.step >= 4 else {})
 
 
+class Asks(Named):
+    """The same, and the loss asks for gradients of its samples, as for a penalty."""
+
+    def play(self, batch):
+        batch["x"].requires_grad_()
+        return super().play(batch)
+
+
 class Adapts(One):
     """ADA: the signs of some steps move a probability, which does not differ in a trial."""
 
@@ -154,6 +162,7 @@ GAMES = [
     (Running, vectors, 1),
     (Joins, vectors, 3),
     (Named, vectors, 4),
+    (Asks, vectors, 4),
     (NowAndThen, vectors, 5),
 ]
 
