@@ -350,7 +350,7 @@ PIPELINES = {
     "stages that look at the whole batch": one(
         BatchNorms, checked=False, refused=(Refused(BatchNorms, TWO_CHUNKS, CUT),)
     ),
-    "stages with a batch norm inside a checkpoint": Scene(
+    "norms_in_checkpoints": Scene(
         RemadeNorms, policies=POLICIES, often=("ddp",), mutants=(DEAF,),
         refused=(Refused(RemadeNorms, "generator=pipeline,*=ddp", "backward writes buffer '0.1.running_mean'"),),
     ),

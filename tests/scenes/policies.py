@@ -14,7 +14,7 @@ from strategies.sharding.bucket import PendingReduction
 from strategies.world import Groups
 from tests.support.composite import Composite
 from tests.support.hard_games import BatchNormPenalty, BatchNorms, Micro4, Plain, SometimesReached, Teacher, TwoPhases
-from tests.support.scene import DEAF, POLICIES, Mutant, Refused, Scene, nothing
+from tests.support.scene import DEAF, ENGINES, POLICIES, Mutant, Refused, Scene, nothing
 
 WIDTH = 8
 
@@ -257,9 +257,9 @@ POLICY_GAMES = {
     "a penalty through batch norms": ddp(BatchNormPenalty, APART, checked=True),
     "weights that are reached sometimes": ddp(SometimesReached, checked=True),
     "a teacher": ddp(Teacher),
-    "norms of weights by hooks": Scene(
+    "norms_by_hooks": Scene(
         Hooked, saved=("zero3", "ddp"), arrives=(("pipeline", 2), ("fsdp", 2), ("single", 1)),
-        policies={**POLICIES, "pipeline": 2}, often=("zero3",), mutants=(DEAF,),
+        policies={**POLICIES, **ENGINES, "dp": 2, "pipeline": 2}, often=("zero3",), mutants=(DEAF,),
     ),
     "two that learn together": Scene(
         Crossed, policies=dict.fromkeys(["ddp", "zero1", "zero2"], 2), often=("ddp", "zero1", "zero2"),
