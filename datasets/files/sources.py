@@ -132,7 +132,7 @@ class Folder(Source):
                 stamps.append((state.st_size, state.st_mtime_ns))
             except OSError:  # a link to nothing; to read it says so
                 stamps.append((0, 0))
-        note = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(4))
+        note = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(8))
         labels, kind = class_folders(names, classes), "a folder"
         if (path / JSON).exists() and classes is not False:
             with reading(path / JSON, "labels"):
