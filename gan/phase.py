@@ -160,6 +160,14 @@ OF_PLAYERS = {
     ": expected a torch.nn.Module, got {p.module.__class__.__name__}": lambda p: not isinstance(p.module, nn.Module),
     ": its network is wrapped in {p.module.__class__.__name__}; leave that out, because strategies do its "
     "work": lambda p: isinstance(p.module, nn.DataParallel | DistributedDataParallel),
+    ": optimizer={p.optimizer.__class__.__name__}(...) is made already; give what makes it: "
+    "optimizer=partial({p.optimizer.__class__.__name__}, lr=1e-4)": lambda p: (
+        not (p.optimizer is None or callable(p.optimizer))
+    ),
+    ": schedule={p.schedule.__class__.__name__}(...) is made already; give what makes it: "
+    "schedule=partial({p.schedule.__class__.__name__}, ...)": lambda p: (
+        not (p.schedule is None or callable(p.schedule))
+    ),
     " follows '{p.follows}', so it has a decay and no optimizer; type Player('{p.name}', ..., follows='{p.follows}', "
     "ema=0.99)": lambda p: p.follows is not None and (p.optimizer is not None or p.ema is None),
     " has no optimizer, so it is frozen and takes no schedule, ema, clip, after or freeze; give it one, e.g. "
@@ -179,6 +187,8 @@ OF_PLAYERS = {
     ),
 }
 OF_PHASES = {
+    ": its loss is a {p.loss.__class__.__name__} and no function of the batch; give the method and do not call it, "
+    "such as self.judge": lambda p: not callable(p.loss),
     ": every={p.every!r} must be a whole number, 1 or more": lambda p: not _whole(p.every, 1),
     ": micro_batches={p.micro_batches!r} must be a whole number, 1 or more": lambda p: not _whole(p.micro_batches, 1),
     ": start={p.start!r} must be a whole number, 0 or more": lambda p: not _whole(p.start, 0),

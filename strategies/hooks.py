@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import (
     BaseFinetuning,
     GradientAccumulationScheduler,
     LearningRateFinder,
+    ModelPruning,
     StochasticWeightAveraging,
     WeightAveraging,
 )
@@ -34,6 +35,7 @@ CALLBACKS = {
     WeightAveraging: "type Player(..., ema=0.999)",
     BaseFinetuning: "type Player(..., freeze=...)",
     LearningRateFinder: "give each player's optimizer a rate, as by partial(Adam, lr=2e-4)",
+    ModelPruning: "prune the networks where they are made, by torch.nn.utils.prune",
 }
 
 

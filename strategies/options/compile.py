@@ -21,7 +21,7 @@ RECOMPILES = 64  # limit for one function. All blocks of a class share it, and e
 
 
 class Compiled:
-    """Compiles the calls of a player's network in place, with `Module.compile`: the same object and state-dict keys.
+    """Compiles the calls of a player's network in place, as `Module.compile` does: the same object and state-dict keys.
 
     The network's `forward` is compiled, wherever the network is called. Its other methods are not compiled, nor the
     modules that they call. If a network has no forward, for example a ModuleDict of two networks, each module inside
@@ -98,8 +98,13 @@ class Network:
     def __init__(self, module: nn.Module, run: Callable[..., Any]) -> None:
         self.module = module
         self.before = vars(module).get("_compiled_call_impl")
-        module.compile(backend=BACKEND)
-        self.call = partial(run, module._compiled_call_impl)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return module._call_impl(*args, **kwargs)
+
+        # Before torch 2.15 `Module.compile` compiles nothing of a class of torch's own, such as nn.Sequential.
+        self.call = partial(run, torch.compile(call, backend=BACKEND))
+        self.use(True)
 
     @property
     def used(self) -> bool:

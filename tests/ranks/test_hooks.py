@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     LambdaCallback,
     LearningRateFinder,
+    ModelPruning,
     StochasticWeightAveraging,
 )
 from torch.optim import Adam
@@ -182,6 +183,7 @@ def test_a_method_that_is_not_called_is_refused(name):
         ({"callbacks": [EMAWeightAveraging()]}, r"EMAWeightAveraging is for one network.*Player\(..., ema=0.999\)"),
         ({"callbacks": [BackboneFinetuning()]}, r"BackboneFinetuning.*Player\(..., freeze=...\)"),
         ({"callbacks": [LearningRateFinder()]}, r"LearningRateFinder.*give each player's optimizer a rate"),
+        ({"callbacks": [ModelPruning("l1_unstructured", amount=0.5)]}, r"ModelPruning.*by torch.nn.utils.prune"),
     ],
 )
 def test_a_setting_for_one_optimizer_is_refused(settings, message):

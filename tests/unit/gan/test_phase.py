@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
 
 from gan import Phase, Player
 from gan.files.errors import UserError
@@ -44,6 +45,18 @@ def test_when_is_asked_only_in_steps_that_are_due_otherwise():
     ("make", "message"),
     [
         (lambda: Player("g", "net", sgd), "player 'g': expected a torch.nn.Module, got str"),
+        (
+            lambda: player(optimizer=SGD(nn.Linear(2, 2).parameters())),
+            r"optimizer=SGD\(...\) is made already; give what makes it: optimizer=partial\(SGD, lr=1e-4\)",
+        ),
+        (
+            lambda: player(schedule=StepLR(SGD(nn.Linear(2, 2).parameters()), 1)),
+            r"schedule=StepLR\(...\) is made already; give what makes it: schedule=partial\(StepLR, ...\)",
+        ),
+        (
+            lambda: Phase("fool", torch.zeros(()), "g"),
+            "phase 'fool': its loss is a Tensor and no function of the batch",
+        ),
         (lambda: Player("g", nn.DataParallel(nn.Linear(2, 2)), sgd), "its network is wrapped in DataParallel; leave"),
         (lambda: player(ema=1.0), r"ema=1.0 is not in \[0, 1\)"),
         (lambda: player(ema=lambda n: 2.0).decay(3), r"player 'one': ema\(3\) returned 2.0, which is not in \[0, 1\]"),
