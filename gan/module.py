@@ -54,7 +54,7 @@ class GanModule(LightningModule):
 
     def assemble(self) -> None:
         """Collect the players and phases and check that they fit together. The strategy calls it."""
-        players, phases = tuple(self.configure_players()), tuple(self.configure_phases())
+        players, phases = tuple(self.configure_players() or ()), tuple(self.configure_phases() or ())
         check_game(players, phases)
         self.players = {player.name: player for player in players}
         self.phases = phases

@@ -217,8 +217,11 @@ def _whole(value: Any, least: int) -> bool:
 
 def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
     """Refuse a game whose players and phases do not fit together, before anything is trained."""
-    known = [player.name for player in players]
-    for kind, names in (("player", known), ("phase", [phase.name for phase in phases])):
+    for kind, found, wanted in (("player", players, Player), ("phase", phases, Phase)):
+        for one in found:
+            if not isinstance(one, wanted):
+                raise UserError(f"configure_{kind}s() gives a {type(one).__name__}; yield {wanted.__name__}(...)s")
+        names = [one.name for one in found]
         if not names:
             raise UserError(f"the game has no {kind}; yield one from configure_{kind}s()")
         for name in names:
@@ -233,7 +236,7 @@ def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
             )
 
     # A player follows one that can learn and has the same network.
-    named = {player.name: player for player in players}
+    known, named = [player.name for player in players], {player.name: player for player in players}
     followers: list[tuple[Player, Player]] = []
     for player in players:
         if player.follows is None:

@@ -15,7 +15,7 @@ from strategies.options.blocks import has_forward
 BACKEND = "inductor"
 FORGETS = (
     f"torch {torch.__version__} may leave out the gradients of weights that were frozen in another phase "
-    f"(pytorch#139476); install torch 2.13"
+    f"(pytorch#139476); install torch 2.12"
 )
 RECOMPILES = 64  # limit for one function. All blocks of a class share it, and each compiles it for each situation.
 

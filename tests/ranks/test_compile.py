@@ -346,7 +346,7 @@ def test_it_is_refused_where_weights_are_sharded(game, ranks):
 
 
 def test_compiled_networks_are_refused_where_torch_takes_graphs_of_frozen_weights_for_others():
-    forgets = r"torch .* may leave out the gradients of weights .* install torch 2.13, or leave"
+    forgets = r"torch .* may leave out the gradients of weights .* install torch 2.12, or leave"
     with mock.patch.object(compiled, "graphs_forget", lambda: True):
         assert re.search(rf"^player 'generator': the game compiles its network, and {forgets}", refused(InPlace))
         assert re.search(

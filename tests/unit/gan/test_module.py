@@ -25,6 +25,11 @@ def test_a_game_without_players_or_phases_says_what_to_write():
     for words_of_it, error, words in (
         ({}, UserError, r"Mine has no configure_players\(\); yield a Player"),
         ({"configure_players": lambda self: []}, UserError, r"Mine has no configure_phases\(\)"),
+        (
+            {"configure_players": lambda self: None, "configure_phases": lambda self: []},
+            UserError,
+            r"the game has no player; yield one from configure_players\(\)",
+        ),
         ({"configure_players": lambda self: [self.generatr]}, AttributeError, "generatr"),  # an author's own mistake
     ):
         with pytest.raises(error, match=words):

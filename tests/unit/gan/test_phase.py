@@ -153,6 +153,8 @@ def test_a_player_that_follows_another_has_the_same_network(module, message):
     [
         ([], [Phase("p", loss, "one")], r"the game has no player; yield one from configure_players\(\)"),
         ([player()], [], "the game has no phase"),
+        (["one"], [Phase("p", loss, "one")], r"configure_players\(\) gives a str; yield Player\(...\)s"),
+        ([player()], [loss], r"configure_phases\(\) gives a function; yield Phase\(...\)s"),
         ([player(), player()], [Phase("p", loss, "one")], "two players are called 'one'"),
         ([player()], [Phase("p", loss, "one"), Phase("p", loss, "one")], "two phases are called 'p'"),
         ([player()], [Phase("p", loss, "two")], "phase 'p': unknown learner 'two'; known: one"),
