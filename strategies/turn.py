@@ -126,7 +126,15 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
         for learner in learners:
             total = learner.reduction.arm(total, last=index == parts - 1)
         training.hooks.call("on_before_backward", total)
-        total.backward()
+        try:
+            total.backward()
+        except RuntimeError as error:
+            if "backward through the graph a second time" not in str(error):
+                raise
+            raise UserError(
+                f"phase '{phase.name}': backward goes a second time through its loss; let the loss not call backward() "
+                f"itself, and compute again what another phase has computed, or in both by self.shared(...)"
+            ) from error
         training.hooks.call("on_after_backward")
     return means
 

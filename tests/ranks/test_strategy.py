@@ -342,6 +342,10 @@ class BadLoss(Plain):
     [
         (lambda self, losses: losses["fake"].detach(), "phase 'discriminator': its loss depends on no weight"),
         (lambda self, losses: losses["fake"].detach().backward(), "in this phase only the weights of discriminator"),
+        (
+            lambda self, losses: losses["fake"].backward() or losses,
+            "phase 'discriminator': backward goes a second time through its loss; let the loss not call backward()",
+        ),
         (lambda self, losses: None, "must return a scalar or named scalars, got NoneType"),
         (lambda self, losses: {}, "must return a scalar or named scalars"),
         (lambda self, losses: {"many": losses["fake"] * torch.ones(2)}, "its loss 'many' is not a scalar"),
