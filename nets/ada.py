@@ -14,6 +14,7 @@ have all derivatives.
 """
 
 import math
+from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -45,6 +46,9 @@ COINS = (*BLIT, "scale", "rotate.pre", "aniso", "rotate.post", "xfrac", *COLOR, 
 UNIFORM = ("xflip", "rotate90", "xint.x", "xint.y", "rotate.pre", "rotate.post", "lumaflip", "hue", "cut.x", "cut.y")
 NORMAL = ("scale", "aniso", "xfrac.x", "xfrac.y", "brightness", "contrast", "saturation", *BANDS, "noise")
 
+COIN_OF = {name: name if name in COINS else name.split(".")[0] for name in (*UNIFORM, *NORMAL)}
+COIN_OF |= {"cut.x": "cutout", "cut.y": "cutout"}
+
 # The wavelet sym6 (Daubechies 1992, section 8.1.1), with a sum of 1.
 SYM6 = (
     *(0.010892350163279143, 0.0024683061859136284, -0.083431607705840557, -0.034161560793020275),
@@ -75,42 +79,44 @@ class Augmentation(nn.Module):
             return self._changed(x if x.dtype is torch.float64 else x.float())
 
     def _changed(self, x: Tensor) -> Tensor:
-        uniform = noise.rand((len(x), len(COINS) + len(UNIFORM)), like=x)
-        chances = self.p * _there([self.factors.get(coin.split(".")[0], 0.0) for coin in COINS], x)
+        uniform, coins = noise.rand((len(x), len(COINS) + len(UNIFORM)), like=x), len(COINS)
+        factors = [self.factors.get(coin.split(".")[0], 0.0) for coin in COINS]
         # One of two turns, or both, happens with the probability p.
-        twice = _there([coin.startswith("rotate.") for coin in COINS], x).bool()
-        chances = torch.where(twice, 1 - (1 - chances).clamp(min=0).sqrt(), chances)
-        happens = dict(zip(COINS, (uniform[:, : len(COINS)] < chances).unbind(1), strict=True))
-        u = dict(zip(UNIFORM, uniform[:, len(COINS) :].unbind(1), strict=True))
-        n = dict(zip(NORMAL, noise.randn((len(x), len(NORMAL)), like=x).unbind(1), strict=True))
+        shares = [0.5 if coin.startswith("rotate.") else 1.0 for coin in COINS]
+        factor, share = _there([factors, shares], x)
+        chances = 1 - (1 - self.p * factor).clamp(min=0) ** share
+        happens = dict(zip(COINS, (uniform[:, :coins] < chances).unbind(1), strict=True))
 
-        def some(name: str, value: Tensor) -> Tensor:
-            """The value where the coin says so, and else 0."""
-            return torch.where(happens[name], value, 0)
+        def some(names: Sequence[str], values: Tensor) -> dict[str, Tensor]:
+            """The columns of values, by their names: where the coin does not say so, 0. Few operations, for a GPU."""
+            own = torch.stack([happens[COIN_OF[name]] for name in names], 1)
+            return dict(zip(names, torch.where(own, values, 0).unbind(1), strict=True))
+
+        u, signed = (some(UNIFORM, values) for values in (uniform[:, coins:], 2 * uniform[:, coins:] - 1))
+        n = some(NORMAL, noise.randn((len(x), len(NORMAL)), like=x))
 
         if self.factors.keys() & PIPES["bg"].keys():
-            height, width = x.shape[2:]
-            near = torch.stack([(some("xint", 2 * u["xint." + axis] - 1) * 0.125) for axis in "xy"], 1)
-            far = torch.stack([0.125 * some("xfrac", n["xfrac." + axis]) for axis in "xy"], 1)
-            sides = _there([width, height], x)
-            first = _diagonal(1 - 2 * some("xflip", (2 * u["xflip"]).floor()), 1) @ _turn(
-                some("rotate90", (4 * u["rotate90"]).floor()) * (math.pi / 2)
-            )
-            shrink, squeeze = 2 ** (-0.2 * some("scale", n["scale"])), 2 ** (-0.2 * some("aniso", n["aniso"]))
-            before, after = (math.pi * some(turn, 2 * u[turn] - 1) for turn in ("rotate.pre", "rotate.post"))
-            whole = first @ _turn(before) @ _diagonal(shrink * squeeze, shrink / squeeze) @ _turn(after)
+            sides = _there([x.shape[3], x.shape[2]], x)
+            near = 0.125 * torch.stack([signed["xint.x"], signed["xint.y"]], 1)
+            far = 0.125 * torch.stack([n["xfrac.x"], n["xfrac.y"]], 1)
+            quarter = (4 * u["rotate90"]).floor() / 2
+            angles = math.pi * torch.stack([quarter, signed["rotate.pre"], signed["rotate.post"]], 1)
+            turned, before, after = _turns(angles).unbind(1)
+            flip = 1 - 2 * (2 * u["xflip"]).floor()
+            first = torch.stack([flip, torch.ones_like(flip)], 1)[:, :, None] * turned
+            sizes = 2 ** (-0.2 * torch.stack([n["scale"] + n["aniso"], n["scale"] - n["aniso"]], 1))
+            whole = (first @ before * sizes[:, None]) @ after
             offset = -first @ (near * sides).round()[..., None] - whole @ (far * sides)[..., None]
             x = moved(x, whole, offset)
         if self.factors.keys() & PIPES["color"].keys():
-            gain = 2 ** (0.5 * some("contrast", n["contrast"]))
-            grey = gain * (1 - 2 * some("lumaflip", (2 * u["lumaflip"]).floor()))
-            colour = gain * 2 ** some("saturation", n["saturation"])
-            angle = math.pi * some("hue", 2 * u["hue"] - 1)
-            x = recoloured(x, 0.2 * some("brightness", n["brightness"]), grey, colour, angle)
+            gain = 2 ** (0.5 * n["contrast"])
+            grey = gain * (1 - 2 * (2 * u["lumaflip"]).floor())
+            colour = gain * 2 ** n["saturation"]
+            x = recoloured(x, 0.2 * n["brightness"], grey, colour, math.pi * signed["hue"])
         if "imgfilter" in self.factors:
-            x = filtered(x, 2 ** torch.stack([some(band, n[band]) for band in BANDS], 1))
+            x = filtered(x, 2 ** torch.stack([n[band] for band in BANDS], 1))
         if "noise" in self.factors:
-            x = x + noise.randn(x.shape, like=x) * (0.1 * some("noise", n["noise"].abs()))[:, None, None, None]
+            x = x + noise.randn(x.shape, like=x) * (0.1 * n["noise"].abs())[:, None, None, None]
         if "cutout" in self.factors:
             far = [
                 (((torch.arange(side, device=x.device) + 0.5) / side - u[centre][:, None]).abs() >= 0.25)
@@ -151,21 +157,18 @@ def _there(values: Any, like: Tensor) -> Tensor:
 # ---- geometry ----
 
 
-def _turn(angle: Tensor) -> Tensor:
-    cos, sin = angle.cos(), angle.sin()
-    return torch.stack([cos, -sin, sin, cos], 1).view(-1, 2, 2)
-
-
-def _diagonal(x: Tensor, y: Tensor | int) -> Tensor:
-    return torch.diag_embed(torch.stack([x, torch.ones_like(x) * y], 1))
+def _turns(angles: Tensor) -> Tensor:
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([cos, -sin, sin, cos], -1).unflatten(-1, (2, 2))
 
 
 def moved(x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
     """Each pixel of the result comes from the place `matrix @ pixel + offset`, in pixels from the middle (x, y)."""
     sides = x.shape[3], x.shape[2]
     before, after = _margins(x, matrix, offset[..., 0])
-    doubling = [_doubling(*each, x) for each in zip(sides, before, after, strict=True)]
-    halving = [_halving(side, x) for side in sides]
+    taps = _there(SYM6, x)
+    doubling = [_doubling(*each, taps) for each in zip(sides, before, after, strict=True)]
+    halving = {side: _halving(side, taps) for side in sides}
     # Twice as many pixels as the result has, and some more around it; where each is in the doubled picture.
     at = [torch.arange(2 * side + 12, device=x.device, dtype=x.dtype) / 2 - (side + 5) / 2 for side in sides]
     places = []
@@ -175,7 +178,7 @@ def moved(x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
         place = across + down + offset[:, row, :, None] + ((side - 1) / 2 + margin)
         places.append(place * (4 / (len(doubled) - 1)) - 1)
     sampled = _Sampled.apply(_product(x, *doubling), torch.stack(places, 3))
-    return _product(sampled, *halving)
+    return _product(sampled, *(halving[side] for side in sides))
 
 
 def _margins(x: Tensor, matrix: Tensor, offset: Tensor) -> tuple[list[int], list[int]]:
@@ -199,19 +202,18 @@ def _mirrored(place: Tensor, side: int) -> Tensor:
     return torch.minimum(place, 2 * (side - 1) - place)
 
 
-def _doubling(side: int, before: int, after: int, like: Tensor) -> Tensor:
+def _doubling(side: int, before: int, after: int, taps: Tensor) -> Tensor:
     """A matrix to the doubled picture, with margins of mirror image."""
     whole = before + side + after
-    rows = torch.arange(2 * whole, device=like.device)[:, None]
-    taps = 2 * torch.arange(6, device=like.device) + (rows + 1) % 2
-    places = (rows + 5 - taps) // 2
-    values = 2 * _there(SYM6, like)[taps] * ((places >= 0) & (places < whole))
-    return like.new_zeros(2 * whole, side).scatter_add(1, _mirrored(places - before, side), values)
+    places = torch.arange(5, 2 * whole + 5, device=taps.device)[:, None] // 2 - torch.arange(6, device=taps.device)
+    # A row has each second tap, and black where the picture with its margins ends.
+    values = 2 * taps.view(6, 2).T.flip(0).repeat(whole, 1) * (places.clamp(0, whole - 1) == places)
+    return taps.new_zeros(2 * whole, side).scatter_add(1, _mirrored(places - before, side), values)
 
 
-def _halving(side: int, like: Tensor) -> Tensor:
-    places = 2 * torch.arange(side, device=like.device)[:, None] + 1 + torch.arange(12, device=like.device)
-    return like.new_zeros(side, 2 * side + 12).scatter(1, places, _there(SYM6, like).expand(side, -1))
+def _halving(side: int, taps: Tensor) -> Tensor:
+    places = torch.arange(1, 2 * side + 1, 2, device=taps.device)[:, None] + torch.arange(12, device=taps.device)
+    return taps.new_zeros(side, 2 * side + 12).scatter(1, places, taps.expand(side, -1))
 
 
 class _Sampled(torch.autograd.Function):

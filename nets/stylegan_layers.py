@@ -33,10 +33,10 @@ class Dense(nn.Module):
         self.bias = nn.Parameter(torch.full((outside,), bias))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.active:  # leaky_relu(g x) = g leaky_relu(x), and g costs nothing where the weights are scaled anyway
-            x = F.linear(x, self.weight * (self.scale * GAIN), self.bias * (self.rate * GAIN))
-            return F.leaky_relu(x, SLOPE)
-        return F.linear(x, self.weight * self.scale, self.bias * self.rate)
+        gain = GAIN if self.active else 1.0  # leaky_relu(g x) = g leaky_relu(x), and weights are scaled anyway
+        bias = self.bias if self.rate * gain == 1 else self.bias * (self.rate * gain)
+        x = F.linear(x, self.weight * (self.scale * gain), bias)
+        return F.leaky_relu(x, SLOPE) if self.active else x
 
 
 class Filtered(nn.Module):
