@@ -45,7 +45,7 @@ BANDS = tuple(f"imgfilter.{band}" for band in range(4))
 COINS = (*BLIT, "scale", "rotate.pre", "aniso", "rotate.post", "xfrac", *COLOR, *BANDS, "noise", "cutout")
 UNIFORM = ("xflip", "rotate90", "xint.x", "xint.y", "rotate.pre", "rotate.post", "lumaflip", "hue", "cut.x", "cut.y")
 NORMAL = ("scale", "aniso", "xfrac.x", "xfrac.y", "brightness", "contrast", "saturation", *BANDS, "noise")
-
+# Which coin decides: that of xint.x is xint.
 COIN_OF = {name: name if name in COINS else name.split(".")[0] for name in (*UNIFORM, *NORMAL)}
 COIN_OF |= {"cut.x": "cutout", "cut.y": "cutout"}
 
