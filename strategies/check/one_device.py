@@ -133,6 +133,9 @@ def check_step(
             if (found := with_more()) is None:
                 raise
             together, lines = found
+        if lines and game.step and not tries.whole:  # what takes each second sample goes otherwise through three
+            with suppress(TooFew):
+                together, lines = with_more() or (together, lines)
         if fits and game.step == 0 and not (lines or tries.whole):
             with suppress(TooFew):
                 _, lines = with_more() or (together, lines)
@@ -186,7 +189,8 @@ class Tries:
             except Exception as error:
                 tried = f"step {step} was tried on {rows(samples)} samples"
                 error.add_note(f"while {tried}; PhaseStrategy(check=False) leaves that out")
-                refused = isinstance(error, UserError) and not (self.whole and alone)
+                # A game may refuse a number of samples. Later trials have one that training has not.
+                refused = isinstance(error, UserError) and (not alone if self.whole else not step)
                 if refused or isinstance(error, RanksDiffer) or of_a_collective(error):  # another rank may be gone
                     raise
                 if not trial.meet(f"cannot play: {error}", PATIENCE):

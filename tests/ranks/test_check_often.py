@@ -69,6 +69,22 @@ def eight(step):
     return {"x": vectors(step)["x"][:8]}
 
 
+class EachSecond(One):
+    """As a penalty on half of the batch."""
+
+    def play(self, batch):
+        return self.net(batch["x"]).square().mean() + self.net(batch["x"][::2]).tanh().square().mean()
+
+
+class OfPairs(EachSecond):
+    """It takes no other number of samples."""
+
+    def play(self, batch):
+        if len(batch["x"]) % 2:
+            raise UserError("an odd number of samples")
+        return super().play(batch)
+
+
 class Running(One):
     """A running mean, kept as a number of Python's, of the rank's own samples."""
 
@@ -175,8 +191,9 @@ def test_what_differs_later_is_named(policy, game, batches, step, ranks):
     assert f"In a trial of step {step}" in said[0] and "phase 'play': loss '" in said[0]
 
 
-def test_what_is_kept_for_a_number_of_samples_is_not_named(ranks):
-    equals(ranks(2).run(train, Cached, eight, world=2, steps=LATER, check=True), train(Cached, eight, steps=LATER))
+@pytest.mark.parametrize("game", [Cached, EachSecond, OfPairs])
+def test_what_depends_on_the_number_of_samples_is_not_named(game, ranks):
+    equals(ranks(2).run(train, game, eight, world=2, steps=LATER, check=True), train(game, eight, steps=LATER))
 
 
 @pytest.mark.parametrize(("game", "named"), [(Adapts, ["'signs'"]), (AdaptsAlike, []), (Logs, [])])
