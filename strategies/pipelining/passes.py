@@ -257,9 +257,13 @@ class BackwardPass:
         slopes += [self.of_outputs[number][start:stop] for number in piece.outputs]
         leaves = [*piece.received.values(), *piece.inputs, *self.request.weights]
         found: list[Tensor | None] = [None] * len(leaves)
+        # What two phases share is made while weights learn that the later phase has frozen.
+        asked = [number for number, leaf in enumerate(leaves) if leaf.requires_grad]
         with self._buffers_stay():
-            if made:
-                found = list(torch.autograd.grad(made, leaves, slopes, allow_unused=True))
+            if made and asked:
+                slopes_found = torch.autograd.grad(made, [leaves[n] for n in asked], slopes, allow_unused=True)
+                for number, slope in zip(asked, slopes_found, strict=True):
+                    found[number] = slope
         for number, tensor in piece.received.items():
             slope = found.pop(0)
             wires.send(False, number, action.chunk, torch.zeros_like(tensor) if slope is None else slope)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gan import Player, noise
+from gan import Phase, Player, noise
 from strategies.pipelining.stage_storage import StageReduction
 from tests.support.hard_games import BatchNorms, Micro4, Plain, mlp
 from tests.support.parity import vectors
@@ -38,6 +38,26 @@ class Masked(Micro4):
         super().__init__()
         for weight in self.generator.parameters():
             weight.register_post_accumulate_grad_hook(masked)
+
+
+class SharesWithFrozen(Plain):
+    """Two phases share what the discriminator said of a fake. It is frozen in the one that differentiates that."""
+
+    def shown(self, real):
+        fake = self.fake(real)
+        return fake, self.discriminator(fake)
+
+    def judge(self, batch):
+        fake, _ = self.shared("shown", self.shown, batch["x"])
+        return super().judge(batch) | {"again": self.discriminator(fake.detach()).square().mean()}
+
+    def fool(self, batch):
+        _, said = self.shared("shown", self.shown, batch["x"])
+        return (1 - said).square().mean()
+
+    def configure_phases(self):
+        yield Phase("fool", self.fool, "generator")
+        yield Phase("judge", self.judge, "discriminator")
 
 
 class Ending(nn.Module):
@@ -345,6 +365,10 @@ PIPELINES = {
     ),
     "stages with words and hooks": Scene(
         Conducted, policies={STAGES: 2}, often=(), mutants=(SLOW,)
+    ),
+    "stages_and_shared": Scene(
+        SharesWithFrozen, policies={"zero3": 2, "pipeline": 2, "discriminator=pipeline,*=ddp": 2},
+        often=("discriminator=pipeline,*=ddp",), mutants=(DEAF,),
     ),
     "stages that are made later": one(MadeLater, checked=False),
     "stages that look at the whole batch": one(
