@@ -12,6 +12,7 @@ from gan.files.errors import UserError
 from gan.files.system import LINUX, free_memory, resource
 from gan.module import GanModule
 from gan.phase import Player
+from strategies.advice import note_typed
 from strategies.amounts import Held, readable
 from strategies.choice import Choice
 from strategies.placing.placement import Placement
@@ -70,6 +71,7 @@ def assign(
 ) -> dict[str, Policy]:
     """A policy for each player, the same on all ranks. `served` are the players that other ranks serve."""
     players, served = game.players, served or {}
+    note_typed({name: str(each) for name, each in choice.items()}, {n: p.follows or n for n, p in players.items()})
     belongings = belongings_of(players, game, game.phases)
     chosen = {name: each for name, each in choose(choice, players).items() if name not in served}
     chosen = _decide(chosen, players, belongings, world)

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gan.files.errors import UserError
 from gan.phase import MakeOptimizer, Player
+from strategies.advice import instead
 from strategies.random_state import untouched
 
 # Optimizers that treat each element by itself. For them, a step on pieces of weights equals a step on the weights.
@@ -75,7 +76,7 @@ def check_pieces(player: Player, updater: Updater, policy: str) -> None:
         known, kind = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE)), _kind(updater.optimizer)
         raise UserError(
             f"player '{player.name}': policy '{policy}' cuts weights into pieces, and {kind} may not give "
-            f"the same result on pieces as on whole weights; type --strategy {player.name}=zero1,*={policy}, or use "
+            f"the same result on pieces as on whole weights; type {instead(player.name, 'zero1')}, or use "
             f"one of {known}"
         )
 

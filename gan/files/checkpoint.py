@@ -21,7 +21,7 @@ import math
 import os
 import zlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -253,8 +253,8 @@ def load_module_state(
 
     The parameters named in `left_out` may be missing; they stay as they are.
     `shares` has this rank's share of each sharded parameter; None if the rank has nothing of it. Shares are read
-    directly into their memory. Everything else goes through torch's own `load_state_dict`. A tensor that has two names
-    in the module is saved under only one of them.
+    directly into their memory. All else goes through torch's own `load_state_dict`, which sees sharded parameters
+    without values. A tensor that has two names in the module is saved under only one of them.
     """
     shares = shares or {}
     own = module.state_dict(keep_vars=True)
@@ -271,14 +271,33 @@ def load_module_state(
 
     rest = {key: value for key, value in found.items() if key not in sharded}
     rest |= {key: value for key, value in saved.items() if key not in own}
-    state = OrderedDict(whole(rest))
-    # The versions of modules: without theirs torch.nn.utils.spectral_norm looks for the weights that are read above.
+    state = OrderedDict(whole(rest) | {key: _on_meta(weight) for key, weight in sharded.items()})
+    # The versions of modules: without theirs torch.nn.utils.spectral_norm looks for the weights under other names.
     vars(state).update(vars(own))
-    missing, unexpected = module.load_state_dict(state, strict=False)
+    with _aside(module, set(sharded.values())):
+        missing, unexpected = module.load_state_dict(state, strict=False)
     unsaved = {id(own[key]) for key in left_out if key in own}
-    missing = [key for key in missing if key not in sharded and id(own[key]) not in unsaved]
+    missing = [key for key in missing if key not in own or id(own[key]) not in unsaved]
     if strict and (missing or unexpected):
         raise RuntimeError(f"missing: {', '.join(missing) or 'none'}; unexpected: {', '.join(unexpected) or 'none'}")
+
+
+def _on_meta(weight: Tensor) -> Tensor:
+    return torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+
+
+@contextmanager
+def _aside(module: nn.Module, weights: Set[Tensor]) -> Iterator[None]:
+    """Tensors without values in place of these weights: what loads into modules, such as hooks, asks for all names."""
+    everyone = [(each._parameters, *item) for each in module.modules() for item in each._parameters.items()]
+    taken = [(own, name, weight) for own, name, weight in everyone if weight is not None and weight in weights]
+    try:
+        for parameters, name, weight in taken:
+            parameters[name] = nn.Parameter(_on_meta(weight), weight.requires_grad)
+        yield
+    finally:
+        for parameters, name, weight in taken:
+            parameters[name] = weight
 
 
 def checksum(tensor: Tensor, dtype: torch.dtype | None = None) -> Checksum:

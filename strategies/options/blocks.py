@@ -9,6 +9,7 @@ from torch import nn
 
 from gan.files.errors import UserError
 from gan.phase import Player
+from strategies.advice import instead
 
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
@@ -38,7 +39,7 @@ def find_blocks(player: Player) -> list[Block]:
     if not blocks:
         raise UserError(
             f"player '{player.name}': recompute finds no block of several layers in its {type(module).__name__}; leave "
-            f"the option out for it, e.g. --strategy {player.name}=ddp,*=ddp+recompute, or name modules that have a "
+            f"the option out for it, {instead(player.name, without='recompute')}, or name modules that have a "
             f"forward: Player(..., blocks=[...])"
         )
     return blocks

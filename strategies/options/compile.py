@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gan.files.errors import UserError
 from gan.phase import Phase, Player
+from strategies.advice import instead
 from strategies.options.blocks import has_forward
 
 BACKEND = "inductor"
@@ -55,7 +56,7 @@ class Compiled:
         if not self.networks:
             raise UserError(
                 f"player '{player.name}': no module of its {type(player.module).__name__} has a forward to compile; "
-                f"leave the option out for it, e.g. --strategy {player.name}=ddp,*=ddp+compile"
+                f"leave the option out for it: {instead(player.name, without='compile')}"
             )
         self.use(True)
 
@@ -82,8 +83,8 @@ class Compiled:
             except torch._dynamo.exc.TorchDynamoException as error:
                 raise UserError(
                     f"player '{self.player.name}': torch.compile fails on its {type(self.player.module).__name__}: "
-                    f"{_first_line(error)}; leave the option compile out for it, e.g. "
-                    f"--strategy {self.player.name}=ddp,*=ddp+compile"
+                    f"{_first_line(error)}; leave the option compile out for it: "
+                    f"{instead(self.player.name, without='compile')}"
                 ) from error
 
     def release(self) -> None:
@@ -149,18 +150,18 @@ def compiled_by_author(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch._dynamo") or vars(module).get("_compiled_call_impl") is not None
 
 
-def refuse_compiled_by_author(player: Player, readers: Iterable[nn.Module], policy: str, instead: str) -> None:
+def refuse_compiled_by_author(player: Player, readers: Iterable[nn.Module], policy: str, compiled: str) -> None:
     """Refuse it where weights are sharded: a graph reads them without a word, so nothing would gather them."""
     readers = list(readers)
     if any(isinstance(each, torch.jit.ScriptModule) for each in readers):
         raise UserError(
             f"player '{player.name}': torch.jit.script has compiled a part of its network, and '{policy}' cannot "
-            f"gather the weights there; leave torch.jit.script out, or type --strategy {player.name}=zero2,*={policy}"
+            f"gather the weights there; leave torch.jit.script out, or type {instead(player.name, 'zero2')}"
         )
     if any(map(compiled_by_author, readers)):
         raise UserError(
             f"player '{player.name}': the game compiles its network, and '{policy}' must gather the weights before "
-            f"each compiled call; leave torch.compile out of the game and type --strategy {player.name}={instead}"
+            f"each compiled call; leave torch.compile out of the game and type {instead(player.name, compiled)}"
         )
 
 
@@ -187,7 +188,7 @@ def played(phase: Phase, compiled: list[str], by_author: bool) -> Iterator[None]
             yield
     except RuntimeError as error:
         if "does not currently support double backward" in str(error):
-            option = f"leave torch.compile out of the game, type --strategy {compiled[0]}=ddp+compile,*=ddp and "
+            option = f"leave torch.compile out of the game, type {instead(compiled[0], 'ddp+compile')} and "
             raise UserError(
                 f"phase '{phase.name}' differentiates a gradient, and a compiled player cannot be differentiated twice "
                 f"({', '.join(compiled)}); {option * by_author}type Phase('{phase.name}', ..., second_order=True), "

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from gan.files.errors import UserError
 from strategies import private
+from strategies.advice import instead
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, another_way, run
 from strategies.pipelining.pipe import PLAIN, ForwardRequest, Pipe
@@ -65,7 +66,7 @@ class _Piped(torch.autograd.Function):
         if not ctx.pieces:
             raise UserError(
                 f"player '{pipe.player}': backward goes a second time through one call of its network, and under "
-                f"policy 'pipeline' what it needs is kept for one; type --strategy {pipe.player}=zero3"
+                f"policy 'pipeline' what it needs is kept for one; type {instead(pipe.player, 'zero3')}"
             )
         pipe.finish()
         pieces, ctx.pieces = ctx.pieces, {}
@@ -88,8 +89,8 @@ def planned(request: ForwardRequest) -> ForwardPlan:
             if private.weight_hooks(weight):  # torch would call it in a stage's backward, and again in the whole one
                 raise UserError(
                     f"player '{pipe.player}': weight '{name}' has a hook that changes its gradient, which does not go "
-                    f"through a pipeline; write on_before_optimizer_step(self, optimizer), or type --strategy "
-                    f"{pipe.player}=zero3"
+                    f"through a pipeline; write on_before_optimizer_step(self, optimizer), or type "
+                    f"{instead(pipe.player, 'zero3')}"
                 )
             if pipe.overlaps and private.post_accumulate_hooks(weight):  # torch would call it without a gradient
                 raise UserError(
@@ -151,7 +152,7 @@ class Discovery:
     def _refusal(self, what: str) -> UserError:
         return UserError(
             f"player '{self.pipe.player}': under policy 'pipeline' its network returns {what}; otherwise type "
-            f"--strategy {self.pipe.player}=zero3"
+            f"{instead(self.pipe.player, 'zero3')}"
         )
 
     def tried(self, chunk: int) -> tuple[list[Any], Program, dict[str, Tensor]]:

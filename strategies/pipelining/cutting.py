@@ -14,6 +14,7 @@ from torch import nn
 from gan.files.errors import UserError
 from gan.phase import Player
 from strategies import private
+from strategies.advice import instead
 from strategies.options.blocks import LISTS, has_forward, modules_of_blocks
 
 
@@ -42,7 +43,7 @@ def networks_of(player: Player) -> dict[str, nn.Module]:
         if not isinstance(module, LISTS) or module._parameters:
             raise UserError(
                 f"player '{player.name}': a pipeline needs a network that is called, and a {type(module).__name__} has "
-                f"no forward; type --strategy {player.name}=zero3"
+                f"no forward; type {instead(player.name, 'zero3')}"
             )
         for inner, child in module.named_children():
             yield from walk(f"{name}.{inner}".lstrip("."), child)
@@ -55,9 +56,10 @@ def units_of(player: Player, path: str, network: nn.Module) -> list[Unit]:
 
     [Note: what is a unit]
     A block is a unit (see [Note: what is a block] in options/blocks.py), and so is every module outside of blocks that
-    has weights. A Sequential or a list is not a unit, but each of its elements is; nor is the network itself. Their
-    order is that in which the network has them. If the player names its blocks, a stage begins with one of them, and
-    they come in the order in which they are named; otherwise a stage may begin with any unit.
+    has weights. A module with buffers alone, such as a quantizer, is a unit if the player names it. A Sequential or a
+    list is not a unit, but each of its elements is; nor is the network itself. Their order is that in which the network
+    has them. If the player names its blocks, a stage begins with one of them, and they come in the order in which they
+    are named; otherwise a stage may begin with any unit.
     """
     blocks = set(modules_of_blocks(player))
     names = {id(parameter): name for name, parameter in player.module.named_parameters()}
@@ -68,7 +70,7 @@ def units_of(player: Player, path: str, network: nn.Module) -> list[Unit]:
         if descends:
             for inner, child in module.named_children():
                 yield from walk(f"{name}.{inner}".lstrip("."), child)
-        elif parameters := {names[id(p)]: p for p in module.parameters()}:
+        elif (parameters := {names[id(p)]: p for p in module.parameters()}) or module in blocks:
             yield Unit(name, module, parameters, player.blocks is None or module in blocks)
 
     units = list(walk(path, network))
@@ -94,7 +96,7 @@ def _refuse_tied(player: Player, units: Sequence[Unit]) -> None:
             if (other := seen.setdefault(id(parameter), unit.name)) != unit.name:
                 raise UserError(
                     f"player '{player.name}': weight '{name}' is in '{other}' and in '{unit.name}', which may be in "
-                    f"two stages of a pipeline; type --strategy {player.name}=zero3, or name a block that has both: "
+                    f"two stages of a pipeline; type {instead(player.name, 'zero3')}, or name a block that has both: "
                     f"Player(..., blocks=[...])"
                 )
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan.files.errors import UserError
+from strategies.advice import instead
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.pipe import ForwardRequest, Pipe
 from strategies.pipelining.program import Transfer, UnitCall
@@ -176,7 +177,7 @@ def another_way(player: str, what: str = "goes another way than before") -> User
     """The error where a forward differs between two calls, or between two ranks."""
     return UserError(
         f"player '{player}': its forward {what}; a pipeline needs the same blocks in the same order, in every call and "
-        f"on every rank; type --strategy {player}=zero3"
+        f"on every rank; type {instead(player, 'zero3')}"
     )
 
 
@@ -287,7 +288,7 @@ class BackwardPass:
                 raise UserError(
                     f"player '{self.pipe.player}': backward writes buffer '{name}', as where torch.utils.checkpoint "
                     f"computes a batch norm again; leave the checkpoint out and type pipeline+recompute, or type "
-                    f"--strategy {self.pipe.player}=zero3"
+                    f"{instead(self.pipe.player, 'zero3')}"
                 )
 
     def slopes(self) -> list[Tensor | None]:

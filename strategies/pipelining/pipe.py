@@ -15,6 +15,7 @@ from gan.files.errors import UserError
 from gan.noise import Place
 from nets.norm import rows_together
 from strategies import private
+from strategies.advice import instead
 from strategies.pipelining.cutting import Balance, Unit
 from strategies.pipelining.program import Carrier, ForwardPlan, Program
 
@@ -209,7 +210,7 @@ class ForwardRequest:
     def _refusal(self, what: str) -> UserError:
         name = self.pipe.player
         return UserError(
-            f"player '{name}': under policy 'pipeline' its network {what}; otherwise type --strategy {name}=zero3"
+            f"player '{name}': under policy 'pipeline' its network {what}; otherwise type {instead(name, 'zero3')}"
         )
 
     def _signature(self) -> str:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from gan import noise, ranks
 from gan.files.errors import UserError
+from strategies.advice import instead
 from strategies.pipelining.cutting import Unit
 
 WITH_A_VALUE = frozenset(("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"))
@@ -180,7 +181,7 @@ class Program(TorchFunctionMode):
         if name in WITH_A_VALUE:
             raise UserError(
                 f"player '{self.player}': its forward reads a value ({name}) between its blocks, which only one rank "
-                f"of a pipeline has; do that inside a block, or type --strategy {self.player}=zero3"
+                f"of a pipeline has; do that inside a block, or type {instead(self.player, 'zero3')}"
             )
         if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or kwargs.get("inplace"):
             self._check_in_place(leaves, stage)
@@ -227,8 +228,8 @@ class Program(TorchFunctionMode):
             raise UserError(
                 f"player '{self.player}': its forward calls '{unit.name}' of stage {stage} after a block of stage "
                 f"{latest}; a pipeline goes through its stages once, in the order in which the network has its "
-                f"modules. Name blocks in the order of their calls, Player(..., blocks=[...]), or type --strategy "
-                f"{self.player}=zero3"
+                f"modules. Name blocks in the order of their calls, Player(..., blocks=[...]), or type "
+                f"{instead(self.player, 'zero3')}"
             )
         carried = [self._carried(leaf, stage) for leaf in leaves]
         if stage not in self.mine:
@@ -240,8 +241,8 @@ class Program(TorchFunctionMode):
         if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in carried):
             raise UserError(
                 f"player '{self.player}': '{unit.name}' gets a tensor that was made by a function that torch does not "
-                f"see, such as an autograd.Function of your own; call that inside a block, or type --strategy "
-                f"{self.player}=zero3"
+                f"see, such as an autograd.Function of your own; call that inside a block, or type "
+                f"{instead(self.player, 'zero3')}"
             )
         self._check_attributes(unit)
         args, kwargs = pytree.tree_unflatten(carried, form)
@@ -264,8 +265,8 @@ class Program(TorchFunctionMode):
                 if isinstance(value, Tensor) and self.stage(value) not in (None, unit.stage):
                     raise UserError(
                         f"player '{self.player}': '{unit.name}' has in its attribute '{name}' what a block of another "
-                        f"stage has computed; pass that as an argument of its forward, or type --strategy "
-                        f"{self.player}=zero3"
+                        f"stage has computed; pass that as an argument of its forward, or type "
+                        f"{instead(self.player, 'zero3')}"
                     )
 
     @contextmanager
@@ -291,7 +292,7 @@ class Program(TorchFunctionMode):
         def refuse(_: Tensor) -> Tensor:
             raise UserError(
                 f"player '{self.player}': its forward adds up over the ranks (gan.ranks) between its blocks; do that "
-                f"inside a block, or type --strategy {self.player}=zero3"
+                f"inside a block, or type {instead(self.player, 'zero3')}"
             )
 
         self.several = ranks.more_than_one()

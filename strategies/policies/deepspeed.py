@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from gan.files.errors import UserError
+from strategies.advice import instead
 from strategies.amounts import Held, size
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.policies.deepspeed_config import settings
@@ -49,7 +50,7 @@ class DeepSpeed2(Policy):
             kinds = ", ".join(str(kind).removeprefix("torch.") for kind in odd)
             raise UserError(
                 f"player '{player.name}': strategy '{self.name}' computes in float32 and its weights are {kinds}; "
-                f"type --precision 32-true, or --strategy {player.name}=zero{self.stage},*={self.name}"
+                f"type --precision 32-true, or {instead(player.name, f'zero{self.stage}')}"
             )
         if world.size == 1 and "offload" in self.options:
             raise UserError(
@@ -91,8 +92,8 @@ class DeepSpeed2(Policy):
 
             raise UserError(
                 f"player '{self.player.name}': DeepSpeed {deepspeed.__version__} lays out '{engine.misplaced}' in a "
-                f"way that strategy '{self.name}' does not know; type pip install '.[deepspeed]', or --strategy "
-                f"{self.player.name}=zero{self.stage},*={self.name}"
+                f"way that strategy '{self.name}' does not know; type pip install '.[deepspeed]', or "
+                f"{instead(self.player.name, f'zero{self.stage}')}"
             )
         return engine
 
@@ -127,7 +128,7 @@ class DeepSpeed3(DeepSpeed2):
 
     def make_storage(self) -> Storage:
         everything, readers = self.belongings.parameters.values(), self.belongings.readers
-        refuse_compiled_by_author(self.player, readers, self.name, f"zero3+compile,*={self.name}")
+        refuse_compiled_by_author(self.player, readers, self.name, "zero3+compile")
         storage = super().make_storage()
         self.on_read = UnshardOnRead(everything, readers, storage, self.name)
         return storage

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gan.files.errors import UserError
 from gan.phase import Phase
 from strategies import private
+from strategies.advice import instead
 from strategies.amounts import size
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.options.recompute import Recompute
@@ -74,7 +75,7 @@ class Pipeline(Policy):
         if most < 2:
             raise UserError(
                 f"player '{self.player.name}': its {type(self.player.module).__name__} has no two layers between "
-                f"which a pipeline could cut it; type --strategy {self.player.name}=ddp,*={self.name}"
+                f"which a pipeline could cut it; type {instead(self.player.name, 'ddp')}"
             )
         each = 2 if self.options.get("schedule") == "interleaved" else 1  # stages of a rank, by default
         typed, name = self.options.get("stages"), self.player.name
@@ -84,13 +85,13 @@ class Pipeline(Policy):
         else:
             fitting = [n for n in sizes if (typed == n if each == 1 else typed % n == 0 and typed > n)]
         if (typed or 0) > most or not fitting:
-            possible = [n * each for n in sizes if n * each <= most]
-            advice = f"{name}={self.name}+stages:N with an N of {', '.join(map(str, possible))}" if possible else ""
+            possible = ", ".join(str(n * each) for n in sizes if n * each <= most)
+            advice = f"{name}={self.name}+stages:N with an N of {possible}" if possible else instead(name, "ddp")
             share = f"{'several' if each > 1 else 'one'}{f' of {typed}' if typed else ''}"
             raise UserError(
                 f"player '{name}': its {type(self.player.module).__name__} can be cut into {most} stages, and there "
                 f"are {ranks} ranks, so '{self.name}' cannot give each rank of a group {share}; type "
-                f"{advice or f'--strategy {name}=ddp,*={self.name}'}"
+                f"{advice}"
             )
         size = max(fitting)
         return size, typed or size * each
@@ -161,18 +162,18 @@ class Pipeline(Policy):
     def _refuse(self) -> None:
         """What a pipeline cannot do, by name."""
         name, module = self.player.name, self.player.module
-        refuse_compiled_by_author(self.player, self.belongings.readers, self.name, f"zero3+compile,*={self.name}")
+        refuse_compiled_by_author(self.player, self.belongings.readers, self.name, "zero3+compile")
         for phase in self.world.groups.phases:
             if phase.second_order and name in phase.learners:
                 raise UserError(
                     f"player '{name}': phase '{phase.name}' differentiates its gradient (second_order=True), which "
-                    f"does not go through a pipeline; type --strategy {name}=zero3,*={self.name}"
+                    f"does not go through a pipeline; type {instead(name, 'zero3')}"
                 )
         own = set(map(id, self.belongings.parameters.values()))
         if any(id(parameter) not in own for parameter in module.parameters()):
             raise UserError(
                 f"player '{name}' has parameters that another player has too, and a pipeline has them on one rank "
-                f"only; type --strategy {name}=zero3,*={self.name}"
+                f"only; type {instead(name, 'zero3')}"
             )
 
     def _tell(self, units: Sequence[Unit]) -> None:
@@ -230,7 +231,7 @@ class Pipeline(Policy):
                 raise UserError(
                     f"player '{self.player.name}': '{unit.name}' is called by itself, not by the forward of its "
                     f"{type(pipe.network).__name__}, and under policy '{self.name}' its weights are on one rank; type "
-                    f"--strategy {self.player.name}=zero3,*={self.name}"
+                    f"{instead(self.player.name, 'zero3')}"
                 )
             return plain(*args, **kwargs)
 

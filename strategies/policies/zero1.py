@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from gan.files.errors import UserError
+from strategies.advice import instead
 from strategies.amounts import size
 from strategies.optimizers import why_not_apart
 from strategies.policies.ddp import DdpReduction
@@ -55,14 +56,14 @@ class Zero1(Sharded):
         if "offload" in self.options:
             raise UserError(
                 f"player '{name}': {kind} looks at whole weights, and zero1+offload steps pieces of them; type "
-                f"--strategy {name}=zero1,*=zero1+offload"
+                f"{instead(name, without='offload')}"
             )
         for phase, kind in whole.items():
             why = why_not_apart(self.makers[phase], self.weights)
             if why is not None:
                 raise UserError(
                     f"player '{name}': policy 'zero1' gives each rank some of the weights, and that does not work with "
-                    f"{kind}: {why}; type --strategy {name}=ddp,*=zero1"
+                    f"{kind}: {why}; type {instead(name, 'ddp')}"
                 )
         return WholeWeights(self.weights, self.sharing)
 

@@ -254,7 +254,7 @@ def test_double_precision_is_refused(ranks):
     for message in refusals(ranks, "generator=deepspeed2,*=ddp", "64-true"):
         assert message == (
             "player 'generator': strategy 'deepspeed2' computes in float32 and its weights are float64; "
-            "type --precision 32-true, or --strategy generator=zero2,*=deepspeed2"
+            "type --precision 32-true, or --strategy generator=zero2,*=ddp"
         )
 
 

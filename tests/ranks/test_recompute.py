@@ -417,7 +417,10 @@ def test_named_blocks_inside_own_methods_train_the_same(hard_alone):
             "block '' is a ModuleList, which has no forward",
         ),
         (lambda: blocks(Outside(), blocks=["block", "block.first"]), "block 'block.first' is inside block 'block'"),
-        (lambda: blocks(TwoHeads()), r"finds no block of several layers in its TwoHeads; .*net=ddp,\*=ddp\+recompute"),
+        (
+            lambda: blocks(TwoHeads()),
+            r"finds no block of several layers in its TwoHeads; leave the option out for it, --strategy .*, or name",
+        ),
         (lambda: blocks(nn.Linear(2, 2)), "finds no block"),
         (lambda: blocks(mlp(2, 2), blocks=[]), "finds no block"),
     ],

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gan import Phase, Player, noise
+from gan import Phase, Player, noise, ranks
 from strategies.pipelining.stage_storage import StageReduction
 from tests.support.hard_games import BatchNorms, Micro4, Plain, mlp
 from tests.support.parity import vectors
@@ -236,6 +236,37 @@ class Centring(Chained):
         return x - x.mean(0)
 
 
+class Codebook(nn.Module):
+    """Has no weights, and learns from all samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        self.mean.lerp_(ranks.mean(x.detach().mean(0)), 0.1)
+        return x - self.mean
+
+
+class Quantizing(Chained):
+    def __init__(self):
+        super().__init__()
+        self.codebook = Codebook()
+
+    def between(self, x):
+        return self.codebook(x)
+
+
+class NamesCodebook(Painting):
+    def __init__(self):
+        super().__init__(Quantizing)
+
+    def configure_players(self):
+        generator, discriminator = super().configure_players()
+        yield replace(generator, blocks=["one", "codebook", "two"])
+        yield discriminator
+
+
 class Warming(Chained):
     """Counts its calls by a plain attribute, as a fade-in does."""
 
@@ -388,6 +419,7 @@ PIPELINES = {
             ),
         ),
     ),
+    "a block without weights": one(NamesCodebook, "+chunks:1"),
     "a number that a forward counts with": one(partial(Painting, Warming), "+chunks:4"),
     "a weight whose gradient is scaled": Scene(
         Scaled, policies={"zero3": 2}, often=("zero3",), mutants=(Mutant("without the hook", "zero3", game=Plain),),

@@ -212,8 +212,20 @@ STALE = {f"{BUCKETS}.{name}": nothing for name in ("shards_changed", "reshard")}
 APART = Mutant("batch norm of each rank", "ddp", settings={"sync_batchnorm": False})
 
 
+class Renamed(nn.Linear):
+    """Has its weight under another name in files, and asks for it when it loads."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}kernel"] = destination.pop(f"{prefix}weight")
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        state_dict[f"{prefix}weight"] = state_dict.pop(f"{prefix}kernel")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
 class Hooked(Plain):
-    """The older functions, which make a weight in each forward."""
+    """The older functions, which make a weight in each forward, and a layer that loads in its own way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,6 +233,7 @@ class Hooked(Plain):
             for layer in network:
                 if isinstance(layer, nn.Linear):
                     norm(layer)
+        self.generator.append(Renamed(6, 6))
 
 
 def weight_norm(layer: nn.Linear) -> None:

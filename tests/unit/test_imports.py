@@ -17,6 +17,7 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
     (
         *("strategies/processes", "strategies/sharding", "strategies/pipelining", "strategies/options"),
         *(
+            "strategies/advice.py",
             "strategies/amounts.py",
             "strategies/living.py",
             "strategies/private.py",
