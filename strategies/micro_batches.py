@@ -132,11 +132,10 @@ class Cut:
         if isinstance(first, (Tensor, np.ndarray)):
             if not first.ndim or len(first) != self.total:
                 return first
-            shapes = list(dict.fromkeys(tuple(node.shape[1:]) for node in nodes))
-            if len(shapes) > 1:
+            if len({node.shape[1:] for node in nodes}) > 1:
                 raise UserError(
-                    f"a sample of {path} has shape {shapes[0]} in one batch and {shapes[1]} in another, as where a "
-                    f"loader makes samples as long as the longest one of their batch; give all batches one length"
+                    f"samples of {path} have another shape on another rank, as where a loader makes samples as long as "
+                    f"the longest one of their batch; give all batches one length"
                 )
             if isinstance(first, np.ndarray):
                 return np.concatenate(nodes)

@@ -43,7 +43,7 @@ from gan.pool import ImagePool
 from nets.norm import rows_together, unsynchronised
 from strategies.check.trial import RanksDiffer, Snapshot, Trial
 from strategies.draws import BY_GENERATOR
-from strategies.micro_batches import first_rows, join_batches, rows
+from strategies.micro_batches import deal_batch, first_rows, join_batches, rows
 from strategies.policies.policy import Policy
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training
@@ -111,15 +111,21 @@ def check_step(
     tries = Tries(game, training, kept, play)
     tries.compare_answers(ready)
     fits = rows(own) < rows(batch) and training.world.size <= ROOM.get(training.world.device.type, 1)
+    dealt = None
     try:
         samples = join_batches(gather(own))
-    except UserError as error:
-        rank_zero_warn(f"the first step is not checked against one device, because {error}")
-        return
+    except UserError as error:  # a loader may make samples as long as the longest one of its batch
+        if (dealt := _dealt(game, training, batch)) is None:
+            rank_zero_warn(f"the first step is not checked against one device, because {error}")
+            return
+        own, samples = dealt
+        rank_zero_warn(
+            f"{error}. Else what is drawn for a batch, and what a network makes of padding, differ from one device"
+        )
 
     def with_more() -> tuple[Trial, dict[str, str]] | None:
         each = gather(_samples(game, training, batch, most=True))
-        if any(part is None for part in each):
+        if dealt or any(part is None for part in each):
             return None
         tries.whole = rows(each[training.world.rank]) == rows(batch)
         return tries.compare(each[training.world.rank], join_batches(each))
@@ -247,13 +253,30 @@ def _on_cpu(batch: Any) -> Any:
     return apply_to_collection(batch, Tensor, lambda x: x.detach().cpu().requires_grad_(x.requires_grad))
 
 
+def _together(game: GanModule, training: Training) -> int:
+    """A trial has so many samples on each rank, or a multiple."""
+    together = math.lcm(*(phase.micro_batches for phase in game.phases))
+    return together * math.lcm(*(rows_together(policy.player.module) for policy in training.policies.values()))
+
+
+def _dealt(game: GanModule, training: Training, batch: Any) -> tuple[Any, Any] | None:
+    """This rank's part of the first rank's samples, and these samples; None if there are too few for all ranks."""
+    world = training.world
+    try:
+        first = world.broadcast(_on_cpu(batch))
+        count = rows(first) // (world.size * (together := _together(game, training))) * world.size * together
+        samples = first_rows(first, count)
+        return (deal_batch(samples, world.rank, world.size), samples) if count else None
+    except UserError:
+        return None
+
+
 def _samples(game: GanModule, training: Training, batch: Any, most: bool = False) -> Any:
     """The first samples of this rank's batch, on the CPU: a few, or as many as one device has room for from all ranks.
 
     None, with a warning, if there can be no trial.
     """
-    together = math.lcm(*(phase.micro_batches for phase in game.phases))
-    together *= math.lcm(*(rows_together(policy.player.module) for policy in training.policies.values()))
+    together = _together(game, training)
     try:
         own_rows = rows(batch)
         room = ROOM.get(training.world.device.type, 1) * own_rows // training.world.size

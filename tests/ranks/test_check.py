@@ -797,9 +797,16 @@ class AsLongAsTheLongest(One):
         return self.net(nn.functional.pad(x, (0, 6 - x.shape[1]))).square().mean()
 
 
-def test_samples_of_another_length_on_each_rank_are_not_tried_and_that_is_said(ranks):
+class DividesByItsMask(AsLongAsTheLongest):
+    def play(self, batch):
+        return super().play(batch) * 50 / (batch["x"] > 0).sum()
+
+
+def test_where_ranks_have_samples_of_other_lengths_the_first_ranks_are_dealt_out(ranks):
     said = ranks(2).run(_warned, AsLongAsTheLongest, vectors, 2)[0]
-    assert "because a sample of batch['x'] has shape (6,) in one batch and (5,) in another, as where a loader" in said
+    assert "samples of batch['x'] have another shape on another rank, as where a loader" in said
+    for found in ranks(2).run(refused, DividesByItsMask, world=2, steps=1, check=True):
+        assert "In a trial of step 0, on a few samples of each rank, these differ:" in found
 
 
 # ---- phases that are played later, or only sometimes ----
