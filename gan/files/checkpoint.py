@@ -272,7 +272,7 @@ def load_module_state(
     rest = {key: value for key, value in found.items() if key not in sharded}
     rest |= {key: value for key, value in saved.items() if key not in own}
     state = OrderedDict(whole(rest) | {key: _on_meta(weight) for key, weight in sharded.items()})
-    # The versions of modules: without theirs torch.nn.utils.spectral_norm looks for the weights under other names.
+    # The versions of modules, by which some of them know what an older file has.
     vars(state).update(vars(own))
     with _aside(module, set(sharded.values())):
         missing, unexpected = module.load_state_dict(state, strict=False)

@@ -213,15 +213,18 @@ APART = Mutant("batch norm of each rank", "ddp", settings={"sync_batchnorm": Fal
 
 
 class Renamed(nn.Linear):
-    """Has its weight under another name in files, and asks for it when it loads."""
+    """Has its weight under another name in files, and asks for it when it loads, and for the file's version."""
+
+    _version = 2
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}kernel"] = destination.pop(f"{prefix}weight")
 
-    def _load_from_state_dict(self, state_dict, prefix, *args):
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+        assert local_metadata["version"] == 2
         state_dict[f"{prefix}weight"] = state_dict.pop(f"{prefix}kernel")
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
 
 class Hooked(Plain):
