@@ -27,7 +27,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ from nets.norm import rows_together, unsynchronised
 from strategies.check.trial import RanksDiffer, Snapshot, Trial
 from strategies.draws import BY_GENERATOR
 from strategies.micro_batches import deal_batch, first_rows, join_batches, rows
+from strategies.observers import Casts, OwnCollectives
 from strategies.policies.policy import Policy
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training
@@ -63,6 +64,7 @@ SMALL = 1e-2
 SMALL_LOSS = 1e-3  # smaller losses are taken as if they had this size
 
 THE_SAME_ON_ALL_RANKS = "Write what is the same on all ranks: gan.ranks.mean(x) or gan.ranks.sum(x) in place of x."
+WORDS = "Let gan.ranks.sum(x), gan.ranks.mean(x) and gan.ranks.gather(x) do that."
 REMEMBERED = (
     "What a loss remembers from earlier steps must be the same on all ranks: keep gan.ranks.mean(x), gan.ranks.sum(x) "
     "or gan.ranks.gather(x) in place of x. So must what hooks write to weights: draw for it from a torch.Generator "
@@ -228,8 +230,11 @@ class Tries:
         together.own = sorted({re.sub(r"(\.\d+)+$", "", name) for name in alike})  # without the numbers of items
         lines = comparison.lines({})
         if any(gather(bool(lines))):
-            shaken = [self(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
-            lines = comparison.lines(moved(alone, shaken))
+            with Casts() as casts, OwnCollectives(together.collectives.add):
+                shaken = [self(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
+            dtypes |= {dtype for each in gather(casts.dtypes) for dtype in each}
+            coarser = replace(comparison, rounding=max(ROUNDING.get(dtype, COARSE) for dtype in dtypes))
+            lines = coarser.lines(moved(alone, shaken))
         return together, dict(line for each in gather(lines) for line in each.items())
 
     def compare_answers(self, ready: Callable[[Phase], bool]) -> None:
@@ -445,6 +450,9 @@ def _said(lines: Mapping[str, str], which: str, training: Training, step: int, t
     advice = [*dict.fromkeys(lines.values()), *[DRAWS] * bool(draws - given), *[DRAWS_BY_GENERATOR] * bool(given)]
     if trial.drawn_alike:
         advice.insert(0, DRAWS_ALIKE)
+    if trial.collectives:
+        where = min(trial.collectives)
+        advice.insert(0, f"{where} calls torch.distributed, in the trial of one device too. {WORDS}")
     if any(unsynchronised(policy.player.module) for policy in training.policies.values()):
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
     before = " Weights, and checkpoints, may differ since the trial before this one." if step else ""

@@ -178,6 +178,7 @@ class Trial:
     drawn: ByPhase = field(default_factory=dict)  # by networks
     drawn_alike: bool = False  # whether a loss has drawn from NumPy or Python
     dtypes: set[torch.dtype] = field(default_factory=set)  # of losses: an author may cast by autocast
+    collectives: set[str] = field(default_factory=set)  # where the author's code calls torch.distributed
     unlike: set[str] = field(default_factory=set)  # phases with draws that differ by rank, which cannot be compared
     met: int = 0  # how often the ranks have met
 

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from gan.files.errors import UserError
 from strategies import private
 from strategies.advice import instead
+from strategies.observers import OwnCollectives
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, another_way, run
 from strategies.pipelining.pipe import PLAIN, ForwardRequest, Pipe
@@ -155,12 +156,20 @@ class Discovery:
             f"{instead(self.pipe.player, 'zero3')}"
         )
 
+    def _refuse_collective(self, where: str) -> None:
+        name = self.pipe.player
+        raise UserError(
+            f"player '{name}': its forward calls torch.distributed ({where}), and under policy 'pipeline' other ranks "
+            f"do not come there; take gan.ranks.sum(x), gan.ranks.mean(x) or gan.ranks.gather(x), or type "
+            f"{instead(name, 'zero3')}"
+        )
+
     def tried(self, chunk: int) -> tuple[list[Any], Program, dict[str, Tensor]]:
         """What the forward of a chunk returns, its program, and what it has written into buffers."""
         program = self.pipe.start(self.pipe.mine(), self)
         buffers = Buffers(self.pipe.network, dict(self.pipe.network.named_buffers()))
         try:
-            with buffers.chunk():
+            with buffers.chunk(), OwnCollectives(self._refuse_collective):
                 leaves, self.made.form, _ = self.request.run(program, self.request.inputs(), chunk)
             self._meet("returns")
         except UserError as error:

@@ -1,6 +1,7 @@
 """The first step is tried together and alone. What differs is named, and nothing else is."""
 
 import random
+import re
 import warnings
 from collections import deque
 from dataclasses import replace
@@ -255,11 +256,36 @@ class Better(Codebook):
         return out.square().mean()
 
 
+class Coarse(Codebook):
+    """The sum is rounded to float32 on the way, in a training in float64."""
+
+    def play(self, batch):
+        out = self.net(batch["x"])
+        self.net.seen.lerp_(all_ranks.sum(out.detach().float().sum(0)).to(self.net.seen), 0.5)
+        return (out - self.net.seen).square().mean()
+
+
+class PastRanks(Codebook):
+    """The sum over all ranks, past gan.ranks, as in libraries."""
+
+    def play(self, batch):
+        out = self.net(batch["x"])
+        total = out.detach().sum(0)
+        dist.all_reduce(total)
+        self.net.seen.lerp_(total, 0.5)
+        return out.square().mean()
+
+
+def test_a_collective_past_gan_ranks_is_named(ranks):
+    for found in ranks(2).run(refused, PastRanks, world=2, steps=1, check=True):
+        assert re.search(r"play in test_check\.py:\d+ calls torch\.distributed, in the trial of one device too", found)
+
+
 @pytest.mark.parametrize("policy", often(["ddp", "zero3", "zero2+bf16"]))
 def test_nothing_else_is_named(policy, ranks):
     """The other games and policies: parity under ddp in their own files, and the matrix."""
     precision = "bf16-mixed" if "bf16" in policy else "64-true"
-    for game in (HARD["BatchNorms"], HARD["Micro4"], HARD["Teacher"], Better):
+    for game in (HARD["BatchNorms"], HARD["Micro4"], HARD["Teacher"], Better, Coarse):
         found = ranks(2).run(refused, game, single, policy, 2, steps=1, check=True, precision=precision)
         assert found == [None, None]
 

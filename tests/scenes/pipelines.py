@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -248,6 +249,14 @@ class Codebook(nn.Module):
         return x - self.mean
 
 
+class PastRanks(Chained):
+    """A sum over ranks past gan.ranks, as in libraries."""
+
+    def between(self, x):
+        dist.all_reduce(total := x.detach().sum(0))
+        return x - total
+
+
 class Quantizing(Chained):
     def __init__(self):
         super().__init__()
@@ -416,6 +425,15 @@ PIPELINES = {
         refused=(
             Refused(
                 partial(Painting, Centring), "generator=pipeline,*=ddp", "2 ranks would not train as one device does"
+            ),
+        ),
+    ),
+    "a collective past gan.ranks": Scene(
+        partial(Painting, PastRanks), policies={}, often=(),
+        refused=(
+            Refused(
+                partial(Painting, PastRanks), "generator=pipeline,*=ddp",
+                "forward calls torch.distributed (between in pipelines.py:",
             ),
         ),
     ),

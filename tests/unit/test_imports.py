@@ -24,6 +24,7 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
             "strategies/accelerator.py",
             "strategies/hooks.py",
             "strategies/micro_batches.py",
+            "strategies/observers.py",
         ),
         *("strategies/random_state.py", "strategies/reachable.py", "strategies/draws.py"),
         *("strategies/optimizers.py", "strategies/world.py"),

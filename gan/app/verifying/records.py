@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from lightning import Callback, Trainer
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gan.files.checkpoint import checksum
 from gan.module import GanModule
@@ -18,6 +17,7 @@ from strategies import PhaseStrategy, random_state
 from strategies.check.one_device import both
 from strategies.check.trial import norms_by_name
 from strategies.micro_batches import tensors
+from strategies.observers import Casts
 from strategies.sharding.resharded_parameter import resharded
 from strategies.strategy import phase_strategy
 
@@ -59,27 +59,13 @@ def digest(tensor: Tensor) -> tuple[float, float]:
     return flat.norm().item(), torch.dot(flat, ramp).item()
 
 
-class Casts(TorchDispatchMode):
-    """Notes whether float64 becomes float32 inside, which rounds a training in float64 in its middle."""
-
-    def __init__(self, record: Record) -> None:
-        super().__init__()
-        self.record = record
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and made.dtype == torch.float32:
-            self.record.cast |= any(isinstance(each, Tensor) and each.dtype == torch.float64 for each in args)
-        return made
-
-
 class Recorder(Callback):
     """Records a training. `Recorded` tells it of each phase, Lightning of the rest."""
 
     def __init__(self, last_step: int, sees_casts: bool = False) -> None:
         """The training stops after `last_step`. `sees_casts`: note whether float64 is cast to float32 by hand."""
         self.last_step, self.record = last_step, Record()
-        self.watching = Casts(self.record) if sees_casts else nullcontext()
+        self.watching = Casts() if sees_casts else nullcontext()
         self.step = 0
         self.norms: dict[str, float] = {}  # of the gradients in this phase
 
@@ -145,8 +131,9 @@ class Recorded(PhaseStrategy):
 
     def run(self, phase: Phase, batch: Any) -> None:
         before = random_state.capture()
-        with self.recorder.watching:
+        with self.recorder.watching as casts:
             super().run(phase, batch)
+        self.recorder.record.cast |= casts is not None and torch.float32 in casts.dtypes
         if self.steps.trial is not None:
             return
         if random_state.changed(before):

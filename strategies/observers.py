@@ -1,0 +1,56 @@
+"""What the code of a game does, as torch's dispatcher sees it: collectives of its own, and casts to fewer bits."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Whoever calls torch.distributed does so through these modules.
+ENTRANCES = (
+    *("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger", "torch.distributed.nn"),
+    *("torch.distributed._functional_collectives", "torch.autograd", "torch._", "torch.overrides"),
+    *("strategies.pipelining.program", __name__),
+)
+NOT_THE_GAME = {"torch", "lightning", "deepspeed", "gan", "nets", "datasets", "strategies"}
+
+
+class OwnCollectives(TorchDispatchMode):
+    """Tells `found` of collectives that the game, or a library of its, calls past gan.ranks, before they run."""
+
+    def __init__(self, found: Callable[[str], object]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if function.namespace in ("c10d", "_c10d_functional"):
+            caller: FrameType | None = sys._getframe()
+            while caller is not None and _module(caller).startswith(ENTRANCES):
+                caller = caller.f_back
+            if caller is not None and _module(caller).partition(".")[0] not in NOT_THE_GAME:
+                self.found(f"{caller.f_code.co_name} in {Path(caller.f_code.co_filename).name}:{caller.f_lineno}")
+        return function(*args, **(kwargs or {}))
+
+
+def _module(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__") or ""
+
+
+class Casts(TorchDispatchMode):
+    """Notes the floating-point types in which a game computes after having had more bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.is_floating_point():
+            given = [each for each in args if isinstance(each, Tensor) and each.is_floating_point()]
+            if any(made.dtype.itemsize < each.dtype.itemsize for each in given):
+                self.dtypes.add(made.dtype)
+        return made
