@@ -143,7 +143,9 @@ class Discovery:
             plan.leaves.append(None if isinstance(leaf, Tensor) else leaf)
             if isinstance(leaf, Tensor):
                 if not leaf.dim() or len(leaf) != rows:
-                    raise self._refusal(f"a tensor of shape {tuple(leaf.shape)}, which has no row for each sample")
+                    several = leaf.dim() > 1 and not len(leaf) % rows
+                    advice = "return the rows of each batch apart" if several else "return a mean for each sample"
+                    raise self._refusal(f"a tensor of shape {tuple(leaf.shape)}, not a row for each sample; {advice}")
                 plan.outputs[number] = Transfer(program.stage(leaf) or 0, OUTSIDE, Meta.of(leaf), leaf.requires_grad)
         self._agree(list(written), program.whole_batch)
         if plan.written and self.request.chunks > 1 and not plan.whole_batch:
@@ -152,7 +154,7 @@ class Discovery:
 
     def _refusal(self, what: str) -> UserError:
         return UserError(
-            f"player '{self.pipe.player}': under policy 'pipeline' its network returns {what}; otherwise type "
+            f"player '{self.pipe.player}': under policy 'pipeline' its network returns {what}, or type "
             f"{instead(self.pipe.player, 'zero3')}"
         )
 

@@ -237,7 +237,13 @@ class Program(TorchFunctionMode):
             if (place := noise.here()) is not None:
                 place.calls += call.draws
             found = [leaf.stand_in() if isinstance(leaf, Meta) else leaf for leaf in call.leaves]
-            return self._marked(pytree.tree_unflatten(found, call.form), stage)
+            try:
+                return self._marked(pytree.tree_unflatten(found, call.form), stage)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise UserError(
+                    f"player '{self.player}': '{unit.name}' returns what cannot be made without its values, as a "
+                    f"PackedSequence; keep that inside a block, or type {instead(self.player, 'zero3')} ({error})"
+                ) from error
         if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in carried):
             raise UserError(
                 f"player '{self.player}': '{unit.name}' gets a tensor that was made by a function that torch does not "

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from lightning import Callback
 from torch import nn
 from torch.nn.functional import softplus
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from gan import Phase, Player, noise
 from gan import ranks as every_rank
@@ -226,6 +227,23 @@ class NoRows(Chained):
         return super().forward(z, codes).mean(0)
 
 
+class TwoRows(Chained):
+    def forward(self, z, codes):
+        return super().forward(torch.cat((z, -z)), codes)
+
+
+class Packs(Chained):
+    """A recurrent layer gets and gives sequences that are packed."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.GRU(4, 8, batch_first=True)
+
+    def forward(self, z, codes):
+        packed = pack_padded_sequence(z[:, None], torch.ones(len(z)), batch_first=True)
+        return self.two(pad_packed_sequence(self.one(packed)[0], batch_first=True)[0][:, 0])
+
+
 class Nonzero(Chained):
     def between(self, x):
         return x + x[x > 0].sum()
@@ -293,7 +311,13 @@ REFUSALS = [
     (partial(Painting, InPlace), "", "changes a tensor in place between its blocks"),
     (partial(Painting, Summed), "", r"adds up over the ranks \(gan.ranks\) between its blocks"),
     (partial(Painting, Changing), "", "its forward calls .one., where it called .two. before"),
-    (partial(Painting, NoRows), "", "which has no row for each sample"),
+    (
+        partial(Painting, NoRows),
+        "",
+        r"returns a tensor of shape \(6,\), not a row for each sample; return a mean for each",
+    ),
+    (partial(Painting, TwoRows), "", "not a row for each sample; return the rows of each batch apart"),
+    (partial(Painting, Packs), "", "'one' returns what cannot be made without its values, as a PackedSequence"),
     (partial(Painting, Nonzero), "", "whose result depends on values"),
     (partial(Painting, Sized), "+chunks:2", r"buffer 'one.center' looks at the whole batch.*pipeline\+chunks:1"),
     (Squared, "", r"phase 'generator' differentiates its gradient \(second_order=True\)"),
