@@ -125,7 +125,9 @@ class Reachable:
             yield "", content.read(value)
         elif isinstance(value, type | ModuleType):
             if self._own(value.__module__ if isinstance(value, type) else value.__name__):
-                yield from self._in_scope(name or value.__name__, Scope(value, lambda name: not name.startswith("__")))
+                own = vars(value)  # also methods such as __call__
+                scope = Scope(value, lambda name: not name.startswith("__") or isinstance(own.get(name), FunctionType))
+                yield from self._in_scope(name or value.__name__, scope)
                 yield from (("", base) for base in getattr(value, "__bases__", ()))
         elif not isinstance(value, APART) and not f"{type(value).__module__}.".startswith(MACHINERY):
             many = isinstance(value, list | tuple | set | frozenset | deque)

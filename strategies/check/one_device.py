@@ -163,9 +163,8 @@ def check_step(
         raise RanksDiffer(_said(lines, which, training, game.step, together))
     if together.own:
         rank_zero_warn(
-            f"a loss keeps other values in {', '.join(map(repr, together.own))} than one device would. That is right "
-            f"for a log, but what losses read must be the same on all ranks: keep gan.ranks.mean(x), "
-            f"gan.ranks.sum(x) or gan.ranks.gather(x) in place of x"
+            f"a loss keeps {_kept_otherwise(together)}. That is right for a log, but what losses read must be the same "
+            f"on all ranks: keep gan.ranks.mean(x), gan.ranks.sum(x) or gan.ranks.gather(x) in place of x"
         )
 
 
@@ -441,6 +440,10 @@ def _apart(one: float, other: float, room: float) -> bool:
     return not abs(one - other) <= room
 
 
+def _kept_otherwise(trial: Trial) -> str:
+    return f"other values in {', '.join(map(repr, trial.own))} than one device would"
+
+
 def _said(lines: Mapping[str, str], which: str, training: Training, step: int, trial: Trial) -> str:
     """The error: what differs, and what to type."""
     draws = {draw.name for of_phase in trial.drawn.values() for draw in of_phase.values()}
@@ -455,6 +458,8 @@ def _said(lines: Mapping[str, str], which: str, training: Training, step: int, t
         advice.insert(0, f"{where} calls torch.distributed, in the trial of one device too. {WORDS}")
     if any(unsynchronised(policy.player.module) for policy in training.policies.values()):
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
+    if trial.own:
+        advice.append(f"A loss also keeps {_kept_otherwise(trial)}.")
     before = " Weights, and checkpoints, may differ since the trial before this one." if step else ""
     return (
         f"{training.world.size} ranks would not train as one device does. In a trial of step {step}, on {which} "

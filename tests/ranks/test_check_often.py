@@ -149,6 +149,33 @@ class AdaptsAlike(Adapts):
     own = False
 
 
+TIMES = {"called": 0.0}
+
+
+class Ratio:
+    """EnCodec's mean: a sum of weighted values by a sum of weights, which are the rank's numbers of samples."""
+
+    def __init__(self):
+        self.total = self.weight = TIMES["called"] = 0.0
+
+    def __call__(self, value, weight):
+        TIMES["called"] += 1
+        self.total, self.weight = 0.9 * self.total + weight * value, 0.9 * self.weight + weight
+        return self.total / self.weight + TIMES["called"]
+
+
+class Balanced(One):
+    """What it keeps lies in an object that is called, and in a global."""
+
+    def __init__(self):
+        super().__init__()
+        self.ratio = Ratio()
+
+    def play(self, batch):
+        loss = self.net(batch["x"]).square().mean()
+        return loss / self.ratio(all_ranks.mean(loss.detach()).item(), len(batch["x"]))
+
+
 class Logs(One):
     """It keeps its own losses, and never reads them."""
 
@@ -200,6 +227,13 @@ def test_what_depends_on_the_number_of_samples_is_not_named(game, ranks):
 def test_what_a_loss_reads_later_and_differs_from_one_device_is_said(game, named, ranks):
     said = ranks(2).run(_warned, game)[0]
     assert re.findall(r"a loss keeps other values in (.*) than one device would", said) == named
+
+
+def test_what_an_object_keeps_that_is_called_is_named(ranks):
+    unchecked = ranks(2).run(train, Balanced, world=2, steps=1, check=False)
+    assert distance(ranks(2).run(train, Balanced, world=2, steps=1, check=True)[0], unchecked[0]) == 0
+    for found in ranks(2).run(refused, Balanced, world=2, steps=LATER, check=True):
+        assert "A loss also keeps other values in 'ratio.total', 'ratio.weight' than one device would." in found
 
 
 def test_what_ranks_remember_differently_is_said(ranks):
