@@ -66,6 +66,8 @@ class DdpReduction(GroupReduction):
 
     def __init__(self, storage: Storage, device: torch.device, network: nn.Module, group: dist.ProcessGroup) -> None:
         super().__init__(storage, device, group)
+        # Said of a weight with one row. Gradients of other layouts have been copied before the reducer sees them.
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         with warnings.catch_warnings():
             # Newer torch renames broadcast_buffers; torch 2.11 does not know the new name.
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
