@@ -90,6 +90,10 @@ def check_divides(batch: int, ranks: int, what: str, option: str) -> None:
         raise UserError(f"{what} {batch} is not divisible by {ranks} ranks; try {advice}")
 
 
+class OtherOrder(UserError):
+    """A run cannot go on: its samples, or their order, are not those of its checkpoint."""
+
+
 class ResumableLoader(Loader):
     """A loader of GlobalBatches whose position is saved in checkpoints.
 
@@ -147,11 +151,12 @@ class ResumableLoader(Loader):
         for name in ("epoch", "batch", "skipped", *self._order()):
             need(state, name, int, "the data loader's ")
         for name, value in self._order().items():
+            what, advice = f"a {name.replace('_', ' ')} of {state[name]}", f"resume with {state[name]}"
+            if name == "samples":
+                what = f"{state[name]} samples to train on"
+                advice = "take out what is new" if value > state[name] else "put back what is gone"
             if state[name] != value:
-                raise UserError(
-                    f"the checkpoint was made with {name.replace('_', ' ')} {state[name]}, this run has {value}; "
-                    f"resume with {state[name]}, or start a new run"
-                )
+                raise OtherOrder(f"the run began with {what}, and has {value} now; {advice}, or begin a new run")
         self.sampler.resume(state["epoch"], state["batch"], state["skipped"])
         self._position = state["epoch"], state["batch"]
 

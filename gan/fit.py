@@ -8,6 +8,7 @@ from jsonargparse import Namespace
 from gan.app.command import command, run_ranks, take_place, working
 from gan.app.outputs import run, say
 from gan.app.run import job, options
+from gan.files.system import quoted
 from gan.runs import RUNS, short_name
 from strategies.processes.launchers import launched
 from strategies.processes.rendezvous import Rendezvous
@@ -43,6 +44,7 @@ def main(argv: list[str]) -> None:
         script = job.script(argv, settings, strategy.is_dp)
         say(job.submit(script) if settings.submit else script)
         return
+    before.check_weights(settings.get("from_"))
     loggers.kinds(settings.logger)  # refuses what is not installed
     computer = machine(settings)
     before.allow_files(settings, computer.processes)
@@ -62,7 +64,7 @@ def start_ranks(settings: Namespace, computer: "Computer", out: Path, argv: list
         begun = start.begun_by(out, [launcher])
         if begun is None or begun.checkpoint is None:
             return ""
-        return f"Go on from its last checkpoint with\n  python -m gan.fit --resume {begun.folder.path}"
+        return f"Go on from its last checkpoint with\n  python -m gan.fit --resume {quoted(begun.folder.path)}"
 
     rendezvous = Rendezvous(settings.rendezvous or "", options.nodes(settings.nodes))
     run_ranks("gan.fit", argv, computer, rendezvous, settings.restarts, advice)

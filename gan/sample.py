@@ -13,6 +13,7 @@ from gan.app.outputs import run, say
 from gan.app.run import options
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError
+from gan.files.system import quoted
 
 if TYPE_CHECKING:
     from gan.app.painting.actions import Shown
@@ -140,7 +141,7 @@ def parse(argv: list[str]) -> Namespace:
     if action is not None and action not in ACTIONS:
         raise UserError(f"unknown action '{action}'; known: {', '.join(ACTIONS)}")
     if words and words[0] in ACTIONS and not Path(words[0]).exists():
-        raise UserError(f"say which run comes first: python -m gan.sample auto {' '.join(argv)}")
+        raise UserError(f"say which run comes first: python -m gan.sample auto {quoted(*argv)}")
     for place in [place for place, word in enumerate(argv[:-1]) if word == "--strength"]:
         argv = [*argv[:place], f"--strength={argv[place + 1]}", *argv[place + 2 :]]  # -4:4 looks like an option
     settings = _parser(action).parse_args(argv)

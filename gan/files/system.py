@@ -2,7 +2,9 @@
 
 import math
 import os
+import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -29,6 +31,11 @@ def lock(handle: int, shared: bool = False) -> None:
         return msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # pyrefly: ignore[unknown-name] - it is imported under Windows
     except PermissionError as error:
         raise BlockingIOError(*error.args) from error
+
+
+def quoted(*words: object) -> str:
+    """These words as a person types them in a shell: a folder with a space in its name is quoted."""
+    return (subprocess.list2cmdline if WINDOWS else shlex.join)([str(word) for word in words])
 
 
 def signals(*names: str) -> tuple[signal.Signals, ...]:

@@ -28,6 +28,7 @@ from gan.app.painting.reopen import SavedRun, has_numbers, in_turns, numbered, r
 from gan.app.painting.sheet import Columns, Sheet, ending, into, spare, video_suffix, writing
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
+from gan.files.system import quoted
 from nets.published.from_noise import ours, published
 from nets.published.pickles import read, write
 from nets.stylegan import StyleDiscriminator
@@ -94,7 +95,7 @@ class Drawings(Shown):
         drawer, listed = self.drawer, once(seeds)
         names = drawer.class_names or [f"class {number}" for number in range(drawer.classes)]
         if not names:
-            raise UserError(f"the network has no classes; type python -m gan.sample {drawer.title} draw")
+            raise UserError(f"the network has no classes; type python -m gan.sample {quoted(drawer.title)} draw")
         singles = {}
         for number, name in enumerate(names):
             images = drawer.images(listed, label=number, truncation=truncation, cutoff=cutoff)

@@ -32,6 +32,7 @@ from gan.app.painting.reopen import Numbered, SavedRun, has_numbers, open_run, s
 from gan.app.painting.styles import regions
 from gan.files.disk import read_text
 from gan.files.errors import UserError, reason
+from gan.files.system import quoted
 from gan.games.from_noise import FromNoise
 from gan.games.pix2pix import Pix2pix
 from gan.games.spade import Spade
@@ -321,7 +322,7 @@ def editor_of(shown: Shown) -> Editor:
         return LabelEditor(shown.saved, data)
     raise UserError(
         f"nothing can be edited of {shown.saved.folder.path}: {type(shown.game).__name__} paints no label maps and "
-        f"draws no pictures from noise; type python -m gan.sample {shown.saved.folder.path} show"
+        f"draws no pictures from noise; type python -m gan.sample {quoted(shown.saved.folder.path)} show"
     )
 
 

@@ -23,6 +23,7 @@ from gan.app.painting.styles import Styles, regions
 from gan.app.painting.translating import translate_folder, voice_folder, way
 from gan.files.disk import name_for
 from gan.files.errors import UserError
+from gan.files.system import quoted
 from gan.games.hifigan import HifiGan
 
 Words = str | int | Iterable[str | int] | None  # what is typed one after the other; in Python also a single one
@@ -295,7 +296,7 @@ class Paintings(Shown):
         if label is None:
             raise UserError(
                 "repaint needs the edited label map: type --label mine.png; a label map to edit is written by "
-                f"python -m gan.sample {self.saved.folder.path} save-labels --picture {which}"
+                f"python -m gan.sample {quoted(self.saved.folder.path)} save-labels --picture {quoted(which)}"
             )
         source = StyleSource(painter, which, missing, mean_of)
         edited = painter.picture(str(label))

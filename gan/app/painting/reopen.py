@@ -25,6 +25,7 @@ from gan.files.checkpoint import Share, averages_of, check_left_out, failing, lo
 from gan.files.contents import need
 from gan.files.errors import Damaged, UserError, reason
 from gan.files.finite import NotFinite, as_made, named, of_players
+from gan.files.system import quoted
 from gan.making import reopened
 from gan.runs import Run, build, full_name
 from gan.runs.run import made_to
@@ -100,7 +101,7 @@ def open_run(
         except UserError as error:
             if isinstance(error, NotFinite):
                 earlier = where.before(checkpoint)
-                advice = f"give an earlier one: type {earlier[0]}" if earlier else "the run has no earlier one"
+                advice = f"give an earlier one: type {quoted(earlier[0])}" if earlier else "the run has no earlier one"
                 raise UserError(f"{error}; {advice}") from error
             if isinstance(error, Damaged) and checkpoint.exists():
                 raise UserError(f"{error}; {instead(where, checkpoint)}") from error

@@ -12,6 +12,7 @@ from gan.app.run import options
 from gan.app.run.folder import RunFolder, is_checkpoint
 from gan.files.checkpoint import check, load
 from gan.files.errors import Damaged, UserError
+from gan.files.system import quoted
 from gan.runs import Run
 
 QUIET = 5.0  # seconds that a check takes without a word
@@ -52,7 +53,7 @@ def instead(folder: RunFolder, damaged: Path, option: str = "") -> str:
             check(path)
         except UserError:
             continue
-        return f"the newest whole checkpoint before it is {path}: type {option}{path}"
+        return f"the newest whole checkpoint before it is {path}: type {option}{quoted(path)}"
     return "no earlier checkpoint of the run is whole"
 
 
@@ -107,7 +108,7 @@ class Resumed:
         here = self.folder.path.absolute()
         if not Path(data).is_absolute() and here.parent.parts[-len(self.out.parts) :] == self.out.parts:
             start = here.parents[len(self.out.parts)]
-            advice = f"'{data}' is relative to {start}, where the run was started: type --data {start / data}"
+            advice = f"'{data}' is relative to {start}, where the run was started: type --data {quoted(start / data)}"
         return UserError(f"{error}; {advice}")
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 from jsonargparse import Namespace
 from lightning import Trainer
 
+from datasets.batches import OtherOrder
 from gan.app.outputs import say
 from gan.app.run import folder, options
 from gan.app.run.computer import Computer
@@ -27,8 +29,8 @@ from gan.app.training.scores import Scores, names_of, scorer_of
 from gan.app.training.start import Chosen
 from gan.files.errors import Damaged, UserError, this_rank
 from gan.files.finite import NotFinite
-from gan.files.system import signals
-from gan.runs import Run, build, short_name
+from gan.files.system import quoted, signals
+from gan.runs import RUNS, Run, build, find, short_name
 from strategies import PhaseStrategy
 from strategies.processes import agent, slurm
 from strategies.processes.launchers import Launched
@@ -145,7 +147,7 @@ def train(
     where, checkpoint = chosen.folder, chosen.checkpoint
     log = Record(where)
     strategy.lockstep.requeues = False
-    strategy.lockstep.advice = "" if agent.speaks() else f"{ON} --resume {where.path}"
+    strategy.lockstep.advice = "" if agent.speaks() else f"{ON} --resume {quoted(where.path)}"
     strategy.lockstep.saved = lambda: where.newest_checkpoint() is not None
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
     scorer = scorer_of(settings)
@@ -188,17 +190,39 @@ def train(
         if isinstance(error, Damaged):
             raise UserError(f"{checkpoint}: {error}; {instead(where, checkpoint, '--resume ')}") from error
         earlier = where.before(checkpoint)
-        advice = f"type --resume {earlier[0]}" if earlier else "the run has none, so begin a new run"
+        advice = f"type --resume {quoted(earlier[0])}" if earlier else "the run has none, so begin a new run"
         raise UserError(f"{checkpoint}: {error}; {advice}") from error
+    except OtherOrder as error:
+        raise UserError(f"{error}{with_its_weights(settings, run, where, checkpoint)}") from error
     except Stopped:
         keep.refuse_if_not_saved(trainer.is_global_zero)
         step = trainer.global_step
-        say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {where.resuming(step)}")
+        say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {quoted(where.resuming(step))}")
         if strategy.ending.signal == WARNING and slurm.started_by_srun():
             requeue(trainer.is_global_zero)
     else:
         finish(run, log, trainer, where, keep, step, time.monotonic() - started)
         keep.refuse_if_not_saved(trainer.is_global_zero)
+
+
+def with_its_weights(settings: Namespace, run: Run, where: RunFolder, checkpoint: Path | None) -> str:
+    """How to begin a new run with this run's weights; empty where it has no published form, or cannot begin so."""
+    chosen = options.run_settings(settings)
+    if checkpoint is None or settings.run not in RUNS or "from_" not in chosen:
+        return ""
+    try:
+        files: list[str] = [file.name for file in getattr(run.game, "published", list)()]
+    except UserError:
+        return ""
+    there = where.path / "export" / "-".join(checkpoint.stem.split("-")[:2])
+    start = there if len(files) > 1 else there / files[0]
+    again = [*("--config", where.settings, "--data", chosen["data"], "--from", start)]
+    for name in ("width", "mapping") if files == ["network-snapshot.pkl"] else ():  # which has sizes of its own
+        usual = signature(find(settings.run)).parameters[name].default if name in chosen else None
+        if chosen.get(name) != usual:
+            again += [f"--{name}", "null" if usual is None else f"{usual:g}"]
+    export = f"python -m gan.export {quoted(checkpoint)} --published"
+    return f". The new run can begin with the weights of this one:\n  {export}\n  {ON} {quoted(*again)}"
 
 
 def keeper(settings: Namespace, run: Run, where: RunFolder, every: int, made: Collection[str] = ()) -> Keep:
@@ -235,7 +259,7 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
     typed = checkpoint is not None and folder.is_checkpoint(Path(settings.resume or ""))
     step = folder.step_of(checkpoint) if typed else None
     if step is not None and (latest := max(where.steps(), default=step)) > step:
-        say(f"its checkpoints of later steps stay; --resume {where.path} would go on from step {latest}")
+        say(f"its checkpoints of later steps stay; --resume {quoted(where.path)} would go on from step {latest}")
 
 
 def finish(
@@ -253,13 +277,14 @@ def finish(
                 say(f"{words}: {first:.4f} at the start, {last:.4f} now ({100 * last / first:.0f} % of the start)")
     saved, best = where.checkpoint(step), keep.best_checkpoint()
     saved = saved if saved.exists() else where.newest_checkpoint()
+    go_on = f"{ON} --resume {quoted(where.resuming(step))} --max-steps {2 * max(step, run.max_steps)}"
     rows = (
         ("look at", next((grid for at, grid in reversed(where.grids().items()) if at <= step), None)),
         ("curves", where.curves if where.curves.exists() else None),
         ("metrics", where.metrics if where.metrics.exists() else None),
         ("checkpoint", saved),
         ("best", best and f"{best[0]} ({keep.score} {best[1]:.4f})"),
-        ("train on", saved and f"{ON} --resume {where.resuming(step)} --max-steps {2 * max(step, run.max_steps)}"),
+        ("train on", saved and go_on),
     )
     for title, value in rows:
         if value is not None:

@@ -126,9 +126,10 @@ def _sampler(epoch):
 @pytest.mark.parametrize(
     "length, batch, seed, message",
     [
-        (40, 8, 0, "batch size 4, this run has 8; resume with 4"),
-        (44, 4, 0, "samples 40, this run has 44"),
-        (40, 4, 1, "seed 0, this run has 1"),
+        (40, 8, 0, "began with a batch size of 4, and has 8 now; resume with 4"),
+        (44, 4, 0, "began with 40 samples to train on, and has 44 now; take out what is new, or begin a new"),
+        (36, 4, 0, "and has 36 now; put back what is gone"),
+        (40, 4, 1, "began with a seed of 0, and has 1 now"),
     ],
 )
 def test_another_order_is_not_resumed(length, batch, seed, message):
