@@ -1,6 +1,6 @@
 """R3GAN in its published configurations, on pictures of a person's own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,7 +45,10 @@ def preset(config: str, size: tuple[int, int], **typed: Any) -> Preset:
     widths = tuple(min(768, 768 * 32 // (4 * 2**stage)) for stage in range(stages))
     # FFHQ's 2 at 64 pixels and 150 at 256 lie on a power of the number of pixels a side.
     auto = Preset(widths, 2 * (4 * 2 ** (stages - 1) / 64) ** 3.1, 0.3, 500, 256, low=min(4, stages - 1))
-    found = preset_of({"auto": auto} | PRESETS, config, **typed)
+    presets = {"auto": auto} | PRESETS
+    found = preset_of(presets, config, **typed)
+    if typed.get("ema") is None:  # in a shorter training the average is as long a part of that as published
+        found = replace(found, ema=found.ema * min(1, found.kimg / presets[config].kimg))
     if max(size) > (side := 4 * 2 ** (len(found.widths) - 1)):
         raise UserError(f"config '{config}' is for {side} pixels, and pictures have {max(size)}; type --config auto")
     return found
@@ -81,7 +84,7 @@ def r3gan(
             to 150 (ffhq256).
         augment: Probability of each augmentation at the end, it grows from 0; 0 for none; published: 0.3 to 0.55.
         ema_kimg: Half-life of the generator's averaged weights at the end, in thousands of pictures; published: 500
-            (ffhq), 5,000 (cifar10), 50,000 (imagenet).
+            (ffhq), 5,000 (cifar10), 50,000 (imagenet); with a smaller kimg the same part of that.
         width: Channels are this times the published ones.
         bf16: Compute the sizes that the published code names in bfloat16, which is faster on GPUs.
         from_: Typed --from: a published file of R3GAN's networks (.pkl), to begin with these networks and weights.

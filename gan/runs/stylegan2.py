@@ -14,6 +14,8 @@ from gan.runs.run import preset as preset_of
 from nets.ada import PIPES, Ada
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 
+LONGEST = 0.05  # of a short training: the half-life of the averaged weights, as the published ramp has it
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -85,7 +87,7 @@ def stylegan2(
         width: Channels are this times 32,768 / size, and 512 at most; published: 1, paper256 and auto below 512 0.5.
         mapping: Layers from noise to styles; published: 8, auto and cifar 2.
         ema_kimg: Half-life of the generator's averaged weights, in thousands of pictures; published: 10 or 20,
-            cifar 500, auto batch_size * 10 / 32.
+            cifar 500, auto batch_size * 10 / 32; at most a twentieth of the training.
         augment: What the discriminator sees changed: blit (flips, quarter turns, whole pixels), geom, color, bg, bgc
             (these three, as published), bgcfnc (also filters, noise and cuts), or off.
         augment_target: It grows while the mean sign of the scores of real pictures is above this; published: 0.6. Its
@@ -102,6 +104,7 @@ def stylegan2(
     side = 1 << (max(found.size) - 1).bit_length()
     p = preset(config_, side, batch_size, kimg=kimg, gamma=gamma, rate=rate, width=width, mapping=mapping, ema=ema_kimg)
     steps = max_steps or max(1, round(1000 * p.kimg / p.batch))
+    average = 1000 * p.ema if ema_kimg is not None else min(1000 * p.ema, LONGEST * steps * p.batch)
 
     torch.manual_seed(pictures.seed)
     if from_ is None:
@@ -123,7 +126,7 @@ def stylegan2(
         path=p.path,
         mixing=p.mixing,
         # Weights that are good already need no quick average at the beginning.
-        ema=half_life(1000 * p.ema, p.batch, None if from_ else p.ramp_up),
+        ema=half_life(average, p.batch, None if from_ else p.ramp_up),
         ada=None if augment == "off" else Ada(augment_target, 100_000 if from_ else 500_000, augment),
         freeze=freeze_d,
     )

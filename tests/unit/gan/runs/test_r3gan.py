@@ -95,3 +95,18 @@ def test_schedules_end_with_the_pictures_that_are_typed(pictures):
     assert run.game.at(run.game.gamma, last) == pytest.approx(run.game.gamma[1])
     published = build("r3gan", data=pictures, size=16, **TINY).game
     assert published.rate == (2e-4, 5e-5) and published.images == 2e7
+
+
+@pytest.mark.parametrize(
+    ("typed", "half_life"),
+    [
+        ({}, 500_000),
+        ({"kimg": 20_000}, 500_000),
+        ({"kimg": 40_000}, 500_000),
+        ({"kimg": 8}, 200),
+        ({"kimg": 8, "config_": "cifar10"}, 2000),
+        ({"kimg": 8, "ema_kimg": 500}, 500_000),
+    ],
+)
+def test_an_average_is_as_long_a_part_of_a_short_training_as_of_the_published_one(typed, half_life, pictures):
+    assert build("r3gan", data=pictures, size=16, **TINY, **typed).game.ema == (0, half_life)

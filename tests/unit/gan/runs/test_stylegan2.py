@@ -69,6 +69,16 @@ def test_what_is_typed_comes_before_the_configuration(classes):
         build("stylegan2", data=classes, size=16, config_="cifar", **rules | {"freeze_d": 9})
 
 
+@pytest.mark.parametrize(
+    ("typed", "half_life"),
+    [({}, 20), ({"kimg": 8}, 400), ({"kimg": 8, "ema_kimg": 20}, 20_000), ({"max_steps": None}, 20_000)],
+)
+def test_the_average_of_a_short_training_is_at_most_a_twentieth_of_that(typed, half_life, classes):
+    rules = {**TINY, "max_steps": None if typed else 100, **typed}
+    game = build("stylegan2", data=classes, size=16, config_="paper256", **rules).game
+    assert game.ema(10**9) == pytest.approx(0.5 ** (4 / half_life), rel=1e-12)
+
+
 def test_a_published_file_is_trained_on(classes, tmp_path):
     torch.manual_seed(0)
     wide = dict(base=64, most=4)
