@@ -99,7 +99,7 @@ def parse(argv: list[str]) -> Namespace:
     )
     options.add_saved_run(parser)
     add = parser.add_argument
-    add("--weights", type=Literal["ema", "raw"], default="ema", help="averaged ones where a player has them, or raw")
+    options.add_weights(parser)
     add("--to", type=Path | None, default=None, help="a folder to write to; default: export/ in the run's folder")
     add("--published", action="store_true", help="also the files that the published code loads")
     what = "also a model card: README.md, config.json and pictures, as hubs of models expect them"

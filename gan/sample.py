@@ -104,6 +104,7 @@ def _sample(settings: Namespace, argv: list[str], device: str) -> None:
     from gan.app.painting.reopen import together
 
     where = {"out": settings.out, "data": settings.data, "name": settings.run}
+    where["exactly"] = "raw" if settings.weights == "raw" else None
     opened = together(
         lambda which: open(which, device, **where),
         settings.which,
@@ -130,7 +131,7 @@ def act(opened: "Shown", settings: Namespace, argv: list[str]) -> list[Path]:
         return made
     if made.suffix == ".gif" and not settings.file:
         say(NO_MP4)
-    path = settings.file or opened.path(made.name, made.suffix)
+    path = settings.file or opened.path(made.name + "-raw" * (settings.weights == "raw"), made.suffix)
     return made.save(path, settings.singles, settings.get("fps", 30))
 
 
@@ -160,7 +161,8 @@ def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown")
         hint = f". Its encoder finds a picture's styles without a search: {OF_SEAN}" if encoder else ""
         raise UserError(f"{opened.title}: {opened.about}, so there is no '{action}'; type {', '.join(known)}{hint}")
     names = options_of(opened.kind, action) or options_of("any", action)
-    everywhere = {"--device", "--file", "--standing", *(() if opened.run is None else ("--run", "--data", "--out"))}
+    of_runs = () if opened.run is None else ("--run", "--data", "--out", "--weights")
+    everywhere = {"--device", "--file", "--standing", *of_runs}
     typed = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
     if wrong := sorted(typed - everywhere - names.keys()):
         raise UserError(f"{opened.title}: {opened.about}, where {wrong[0]} does nothing; leave {wrong[0]} out")
@@ -281,6 +283,7 @@ def _parser(action: str | None) -> Parser:
         epilog=EXAMPLES.format(**described),
     )
     options.add_saved_run(parser)
+    options.add_weights(parser)
     add = parser.add_argument
     add("action", nargs="?", default=None, help="what to do, see below; by default draw, reconstruct or show")
     without = {"any": "show", "seeds": "draw", "styles": "reconstruct"}

@@ -9,6 +9,9 @@ from PIL import Image
 
 from gan import sample as sample
 from gan.sample import ACTIONS, OPTIONS
+from nets.published.from_noise import published
+from nets.published.pickles import write
+from nets.r3 import R3Generator
 from tests.support import opening
 
 
@@ -40,6 +43,17 @@ def test_where_to_write_may_be_said(here, tmp_path, capsys):
     assert sample.main(["auto", "show", "--count", "2", "--file", str(path)]) == 0
     with Image.open(path) as sheet:
         assert 2 * 128 < sheet.height < 3 * 128
+
+
+def test_raw_weights_draw_others_than_the_average_into_a_file_of_their_own(tmp_path, capsys):
+    run = opening.train(tmp_path, "r3gan-faces", size=16, width=4, latent=4, faces=8, held_out=4)
+    for more in ([], ["--weights", "ema"], ["--weights", "raw"]):
+        assert sample.main([str(run), "--seeds", "0-3", *more]) == 0
+    averaged, raw = (np.asarray(Image.open(run / "samples" / f"{name}.png")) for name in ("seeds", "seeds-raw"))
+    assert averaged.shape == raw.shape and (averaged != raw).any()
+    write(tmp_path / "nets.pkl", {"G_ema": published(R3Generator(4, (8, 8)))})
+    assert sample.main([str(tmp_path / "nets.pkl"), "--weights", "raw"]) == 2
+    assert "where --weights does nothing; leave --weights out" in capsys.readouterr().err
 
 
 def test_a_mask_is_not_written_over_by_what_is_painted_of_it(here, tmp_path, capsys):

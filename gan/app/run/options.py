@@ -221,6 +221,12 @@ def add_saved_run(parser: Parser) -> None:
     add("--out", metavar="FOLDER", type=Path, default=Path("runs"), help="where to look for the newest run")
 
 
+def add_weights(parser: Parser) -> None:
+    """Add the option that says which weights of a saved run are taken. gan.export and gan.sample have it."""
+    what = "averaged ones where a player has them, or raw"
+    parser.add_argument("--weights", type=Literal["ema", "raw"], default="ema", help=what)
+
+
 def add_checks(parser: Parser) -> None:
     """Add the options that say what a training checks. gan.verify has them too."""
     what = "try the first step on all ranks and on one, and compare"
