@@ -74,7 +74,7 @@ def parse(argv: list[str]) -> Namespace:
     what = "where to write the repeated edit; default in the run's samples/"
     add("-o", "--file", metavar="FILE", type=str | None, default=None, help=what)
     add("--device", type=str, default="auto", help="what to compute on: auto, cpu, cuda or another device here")
-    return parser.parse_args(argv)
+    return options.parse_saved_run(parser, argv)
 
 
 if __name__ == "__main__":

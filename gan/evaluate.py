@@ -90,7 +90,7 @@ def parse(argv: list[str] | None = None) -> Namespace:
     what = "processes; auto: all GPUs, or two on CPU; 0,2 (and 2, alone): these GPUs"
     add("--devices", type=PositiveInt | Literal["auto"] | options.Indices, default="auto", help=what)
     add("--accelerator", type=str, default="auto", help=options.ACCELERATOR)
-    request = parser.parse_args(options.arguments(argv))
+    request = options.parse_saved_run(parser, options.arguments(argv))
     request.scores, request.ignore_labels = _score_names(request.scores), _label_numbers(request.ignore_labels)
     return request
 

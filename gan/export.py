@@ -108,7 +108,7 @@ def parse(argv: list[str]) -> Namespace:
     add("--licence", type=str | None, default=None, metavar="TEXT", help=what)
     what = "also the generator as a program without our code: torch (.pt2), onnx or both, with a comma"
     add("--format", type=Formats | None, default=None, metavar="LIST", help=what)
-    return parser.parse_args(options.arguments(argv))
+    return options.parse_saved_run(parser, options.arguments(argv))
 
 
 def export(

@@ -145,7 +145,7 @@ def parse(argv: list[str]) -> Namespace:
         raise UserError(f"say which run comes first: python -m gan.sample auto {quoted(*argv)}")
     for place in [place for place, word in enumerate(argv[:-1]) if word == "--strength"]:
         argv = [*argv[:place], f"--strength={argv[place + 1]}", *argv[place + 2 :]]  # -4:4 looks like an option
-    settings = _parser(action).parse_args(argv)
+    settings = options.parse_saved_run(_parser(action), argv)
     if settings.action != action:
         raise UserError("the run and the action come first: python -m gan.sample RUN ACTION [options]")
     return settings

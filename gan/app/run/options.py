@@ -221,6 +221,19 @@ def add_saved_run(parser: Parser) -> None:
     add("--out", metavar="FOLDER", type=Path, default=Path("runs"), help="where to look for the newest run")
 
 
+def parse_saved_run(parser: Parser, argv: Sequence[str]) -> Namespace:
+    """What is typed for a command with `add_saved_run`. For a run that is named `--out` would do nothing: refused."""
+    settings = parser.parse_args(argv)
+    out = any(word.partition("=")[0] == "--out" for word in argv)
+    if out and settings.which != "auto" and not settings.get("inputs"):  # whose translations go there
+        ways = {"--to": ", or type --to FOLDER", "--file": ", or type -o FILE"}
+        other = "".join(way for option, way in ways.items() if option in parser._option_string_actions)
+        raise UserError(
+            f"--out is where to look for the newest run, and {settings.which} is named; leave --out out{other}"
+        )
+    return settings
+
+
 def add_weights(parser: Parser) -> None:
     """Add the option that says which weights of a saved run are taken. gan.export and gan.sample have it."""
     what = "averaged ones where a player has them, or raw"
