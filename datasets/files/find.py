@@ -34,10 +34,16 @@ HOME = "data"  # where sets by name lie, or are downloaded to
 UNLABELLED = ("celeba", "lsun")  # their numbers are no classes to train by
 
 
+def absent(data: str, forms: str = "") -> UserError:
+    """The error of data that are not there, which may be those that nobody has typed."""
+    data += ", which is taken where --data is not typed" if data == HOME else ""
+    return UserError(f"there is no folder {data}; type --data and the folder in which the data set lies{forms}")
+
+
 def check_there(data: str) -> None:
     """Refuse what is neither there nor a name, without looking into it."""
     if not Path(data).expanduser().exists() and _name(data) not in NAMED:
-        raise UserError(f"there is no folder {data}; give the folder in which the data set lies, or {FORMS}")
+        raise absent(data, f", or {FORMS}")
 
 
 def find_source(data: str, classes: bool | None = None) -> Source:

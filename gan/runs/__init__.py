@@ -7,6 +7,7 @@ typed as `path/to/my_game.py:my_run` or `package.module:my_run`.
 
 import re
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import cache
 
 from gan.files.errors import UserError
@@ -75,7 +76,10 @@ def find(name: str) -> Callable[..., Run]:
         return own.read(name).load()
     name = OLD_NAMES.get(name, name)
     if name not in RUNS:
-        raise UserError(f"unknown run '{name}'; known: {', '.join(RUNS)}; or your own: {own.FORM}")
+        close = get_close_matches(name, RUNS, 1)
+        known = f"known: {', '.join(RUNS)}; or your own: {own.FORM}"
+        meant = f"did you mean {close[0]}? Or see --list-runs" if close else known
+        raise UserError(f"unknown run '{name}'; {meant}")
     return RUNS[name]
 
 

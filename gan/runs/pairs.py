@@ -67,12 +67,14 @@ FOLDER = LAYOUTS[-1]
 
 def layout_of(data: str) -> Layout:
     """Which set with label maps lies in a folder. A plan without pictures is one of a folder's."""
+    from datasets.files.find import absent
+
     root = Path(data).expanduser()
     found = next((layout for layout in LAYOUTS if layout.lies_in(root)), None)
     if found is not None or is_planned():
         return found or FOLDER
     if not root.is_dir():
-        raise UserError(f"there is no folder {data}; give the folder in which the data set lies")
+        raise absent(data)
     known = ", ".join(f"{layout.marks[0]}/ ({layout.title})" for layout in LAYOUTS)
     raise UserError(f"there are no label maps in {data}; a set is known by its folder: {known}")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HELD_OUT = 1_000_000  # the number of the first face that no run trains on
 _MADE_TO: ContextVar[Literal["train", "plan", "look"]] = ContextVar("made to", default="train")
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
-Pixels = restricted_string_type("Pixels", r"^[1-9]\d{0,4}(x[1-9]\d{0,4})?$", docstring="128, or WIDTHxHEIGHT: 256x192")
+Pixels = restricted_string_type("Pixels", r"^[1-9]\d{0,4}(x[1-9]\d{0,4})?$", docstring="WIDTHxHEIGHT, such as 256x192")
 Share = restricted_number_type("Share", float, [(">=", 0), ("<=", 0.5)])
 Upsamplings = restricted_number_type("Upsamplings", int, [(">=", 2), ("<=", 6)])
 P = TypeVar("P")

@@ -1,6 +1,7 @@
 """The options of `python -m gan.fit`: those that every run has, and the settings of the chosen run."""
 
 import argparse
+import difflib
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -124,10 +125,14 @@ def _settings_in(path: Path, parser: Parser, run: str, before: Namespace | None 
         return parser.parse_object(found, before)
     except argparse.ArgumentError as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"'{path}' and run {run} do not fit together: {reason}; another version may have made it, see "
-            f"python -m gan.fit {run} --help"
-        ) from error
+        name, right = parser.wanted(reason)
+        if name:
+            raise UserError(f"'{path}' says {name}: {str(found[name])[:100]!r}; write {right}") from error
+        unknown = re.match(r"Option '(\w+)' is not accepted", reason)
+        close = difflib.get_close_matches(unknown[1], [each.dest for each in parser._actions], 1) if unknown else []
+        advice = f"another version may have made it, see python -m gan.fit {run} --help"
+        advice = f"did you mean {close[0]}?" if close else advice
+        raise UserError(f"'{path}' and run {run} do not fit together: {reason}; {advice}") from error
     finally:
         parser.exit_on_error = True
 
@@ -252,7 +257,10 @@ def early(argv: list[str], **defaults: Any) -> argparse.Namespace:
     """The values of some options, read before it is known which run's settings are options too. A list has all."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name, default in defaults.items():
-        parser.add_argument(f"--{name}", default=default, action="append" if default == [] else "store")
+        how: dict[str, Any] = {"action": "append"} if default == [] else {"const": default}
+        parser.add_argument(
+            f"--{name}", default=default, nargs="?", **how
+        )  # if nothing follows, the next parser says so
     return parser.parse_known_args(argv)[0]
 
 

@@ -5,7 +5,8 @@ import difflib
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from itertools import pairwise
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import jsonargparse
 from jsonargparse import DefaultHelpFormatter
@@ -14,6 +15,8 @@ from gan.app.run.settings_file import limit_typed_values
 from gan.files.errors import UserError, printable
 
 limit_typed_values()
+
+BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "at most"}
 
 
 class Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -44,13 +47,15 @@ class Parser(jsonargparse.ArgumentParser):
     a run would start from the beginning instead of being resumed.
     """
 
+    _typed: Sequence[str] = ()
+
     def __init__(self, prog: str = "", usage: str = "", description: str = "", epilog: str = "") -> None:
         texts = prog or None, usage or None, description or None, epilog or None
         super().__init__(*texts, formatter_class=Help, print_config=None, allow_abbrev=False)
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
         """Refuse empty values, then parse. Without `args` it parses the command line."""
-        args = sys.argv[1:] if args is None else args
+        self._typed = args = sys.argv[1:] if args is None else args
         option = None
         for arg in args:
             name, given, value = arg.partition("=")
@@ -71,8 +76,21 @@ class Parser(jsonargparse.ArgumentParser):
         about = f" ({action.help})" if action.help else ""
         raise UserError(f"{name} is empty; type a value, or leave {name} out{about}")
 
+    def wanted(self, message: str) -> tuple[str, str]:
+        """Of an error about a value: the name of its option, and what is right there. Empty for other errors."""
+        match = re.match(r'(?:Parser key "|argument --)(\w+)', message)
+        name = match[1] if match else ""
+        action = next((each for each in self._actions if each.dest == name), None)
+        *values, last = _values(getattr(action, "_typehint", None)) or [""]
+        return (name, ", ".join(values) + " or " * bool(values) + last) if last else ("", "")
+
     def error(self, message: str, *more: Any) -> NoReturn:
-        """Say what may have been meant: the closest known option to an unknown one, or the run."""
+        """Say what may have been meant: the closest known option to an unknown one, or the run; or which value."""
+        option, right = self.wanted(message)
+        for word, value in pairwise([*self._typed, ""]):
+            name, given, own = word.partition("=")
+            if option and name.replace("-", "_") == f"__{option}":
+                message = f"{_hyphens(name)} {own if given else value}".strip() + f": type {right}"
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
         known = [_hyphens(name) for name in self._option_string_actions if name.startswith("--")]
         if unknown:
@@ -84,6 +102,19 @@ class Parser(jsonargparse.ArgumentParser):
         if word and "--run" in known and all(action.option_strings for action in self._actions):
             message = f"'{word[1]}' belongs to no option; a run is named by the first word, before all options"
         return super().error(printable(message), *more)
+
+
+def _values(kind: Any) -> list[str]:
+    """What a value of this type may be, in words; nothing for a type that has none here, or needs none."""
+    if get_origin(kind) is Literal or not isinstance(kind, type):
+        parts = ([each] if isinstance(each, str) else _values(each) for each in get_args(kind))
+        return [word for part in parts for word in part]
+    if kind is bool:
+        return ["true", "false"]
+    if issubclass(kind, int | float):
+        bounds = [f"{BOUNDS[how.__name__]} {bound}" for how, bound in getattr(kind, "_restrictions", ())]
+        return [" ".join(["a whole number" if issubclass(kind, int) else "a number", " and ".join(bounds)]).strip()]
+    return ["text"] if kind is str else [kind.__doc__ or ""] if hasattr(kind, "_regex") else []
 
 
 def _hyphens(option: str) -> str:

@@ -92,7 +92,10 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(f"'{path}' names another file of settings (config); type --config for each of the two")
     if "run" in found and not (isinstance(found["run"], str) and found["run"]):
         raise _unread(path, "its run is no text; see --list-runs, or FILE.py:FUNCTION")
-    return found
+    named = {name.replace("-", "_"): value for name, value in found.items()}  # as an option may be typed
+    if len(named) < len(found):
+        raise _unread(path, "a name is there twice, with - and with _")
+    return named
 
 
 def _unread(path: Path, why: str) -> UserError:

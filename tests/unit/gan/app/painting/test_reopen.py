@@ -107,10 +107,13 @@ def test_what_only_training_needs_is_not_looked_for(folder_run):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"siz": 32}, "settings.yaml' and run sean-faces do not fit together: .*'siz' is not accepted"),
-        ({"size": -32}, "settings.yaml' and run sean-faces do not fit together: .*size.*-32"),
+        (
+            {"siz": 32},
+            "settings.yaml' and run sean-faces do not fit together: .*'siz' is not accepted; did you mean size",
+        ),
+        ({"size": -32}, "settings.yaml' says size: '-32'; write a whole number above 0"),
         ({"width": 2}, "step-000002.ckpt has other networks than the run's settings make: .*size mismatch"),
-        ({"run": "gone-faces"}, "unknown run 'gone-faces'; known: sean-faces"),
+        ({"run": "gone-faces"}, "unknown run 'gone-faces'; did you mean "),
         ({"run": None}, "settings.yaml': its run is no text"),
     ],
 )

@@ -62,7 +62,7 @@ def test_what_cannot_be_is_refused(typed, devices, words, check):
 
 
 def test_a_folder_that_is_not_there_is_refused(check):
-    with pytest.raises(UserError, match="there is no folder nowhere; give the folder"):
+    with pytest.raises(UserError, match="there is no folder nowhere; type --data and the folder"):
         check("sean-folder", "--data", "nowhere", "--labels", "3")
 
 
