@@ -12,6 +12,7 @@ from gan.app.run.parser import Parser
 from gan.files.errors import UserError
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+LEAST = 10**6  # bytes of a device; less is a number whose unit is missing
 
 EXAMPLES = """examples:
   python -m gan.plan r3gan-faces --strategy zero3 --devices 8
@@ -57,9 +58,10 @@ def parse(argv: list[str] | None = None) -> Namespace:
 
 def _bytes(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.strip().upper())
-    if not found or not float(found[1]):
-        raise UserError(f"cannot read --memory '{text}'; type the memory of one device, such as 80G or 512M")
-    return float(found[1]) * UNITS[found[2]]
+    memory = float(found[1]) * UNITS[found[2]] if found else 0
+    if memory < LEAST:
+        raise UserError(f"cannot read --memory '{text}'; type the memory of one device and its unit: 80G, or 512M")
+    return memory
 
 
 def _add_own(parser: Parser) -> None:
@@ -67,7 +69,7 @@ def _add_own(parser: Parser) -> None:
     add("--strategy", type=str, default="ddp", help="as for gan.fit, also auto")
     add("--nodes", type=PositiveInt, default=1, help="number of hosts")
     add("--devices", type=PositiveInt, default=8, help="devices on each host")
-    add("--memory", type=str, default="80G", help="the memory of one device")
+    add("--memory", type=str, default="80G", help="the memory of one device, with its unit")
     what = "samples a second of one device, as gan.fit prints them while it trains there: tells the hours"
     add("--speed", type=PositiveFloat | None, default=None, metavar="SAMPLES", help=what)
     add("--json", action="store_true", help="print one JSON object, in bytes, for programs")

@@ -52,9 +52,10 @@ class Loader(yaml.SafeLoader):
         """Refuse a key that is there twice: only one of the two values would count."""
         found = set()
         for key, _ in node.value:
-            if key.value in found and isinstance(key, yaml.ScalarNode):
+            name = key.value.replace("-", "_") if isinstance(key, yaml.ScalarNode) else key.value
+            if name in found:
                 raise yaml.MarkedYAMLError(None, None, "a name is there twice", key.start_mark)
-            found.update([key.value] if isinstance(key, yaml.ScalarNode) else [])
+            found.add(name)
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
@@ -92,10 +93,7 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(f"'{path}' names another file of settings (config); type --config for each of the two")
     if "run" in found and not (isinstance(found["run"], str) and found["run"]):
         raise _unread(path, "its run is no text; see --list-runs, or FILE.py:FUNCTION")
-    named = {name.replace("-", "_"): value for name, value in found.items()}  # as an option may be typed
-    if len(named) < len(found):
-        raise _unread(path, "a name is there twice, with - and with _")
-    return named
+    return {name.replace("-", "_"): value for name, value in found.items()}  # as an option may be typed
 
 
 def _unread(path: Path, why: str) -> UserError:
