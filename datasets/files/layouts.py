@@ -10,6 +10,7 @@ from torchvision.datasets import Cityscapes as Published
 
 from datasets.files.cache import MAX_PROBLEMS, cache_folder, raise_problems, remember
 from datasets.files.pairs import PICTURES, Column, Pairs, Size, look_up_split, read_map, unpacked_folder
+from datasets.files.pictures import drawn
 from gan.files.errors import UserError
 
 ADE20K_NAMES = """
@@ -147,9 +148,9 @@ class FolderPairs(Pairs):
     `flip_pairs` are pairs of labels that change places when a picture is mirrored, such as left and right eye. `void`
     are values in files, and the label that each stands for.
 
-    Split "val" is the last `held_out` pictures by name, "train" is the others, and "all" is all of them. If there are
-    folders `root/train` and `root/test`, each with images/ and labels/ (CelebA-HQ as prepared for SEAN), these are
-    "train" and "val".
+    Split "val" is the last `held_out` pictures by name, or if that is a share such as 0.02, the names decide which they
+    are. "train" is the others, and "all" is all of them. If there are folders `root/train` and `root/test`, each with
+    images/ and labels/ (CelebA-HQ as prepared for SEAN), these are "train" and "val".
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class FolderPairs(Pairs):
         flip_pairs: tuple[tuple[int, int], ...] = (),
         *,
         split: str = "all",
-        held_out: int = 16,
+        held_out: float = 16,
         void: Mapping[int, int] | None = None,
     ) -> None:
         if not 1 <= num_labels <= 65536:
@@ -216,10 +217,13 @@ class FolderPairs(Pairs):
             )
         return count + void, {VOID: count} if void else {}, odd
 
-    def _hold_out(self, held_out: int, split: str) -> None:
+    def _hold_out(self, held_out: float, split: str) -> None:
         if len(self) == 1:
             raise UserError(f"one picture in '{self.root}' is none to hold out; add a second")
-        if not 0 < held_out < len(self):
+        out = np.arange(len(self)) >= len(self) - held_out
+        if isinstance(held_out, float):
+            out = drawn(self._files[:, 0].tolist(), held_out)
+        if not 0 < out.sum() < len(self):
             found = f"{len(self)} pictures in '{self.root}'"
             raise UserError(f"{found}, {held_out} to hold out; type a --held-out of 1 to {len(self) - 1}")
-        self.keep_only(slice(-held_out) if split == "train" else slice(-held_out, None))
+        self.keep_only(out if split == "val" else ~out)

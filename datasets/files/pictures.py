@@ -73,7 +73,7 @@ class UsableSamples(Dataset):
 
         In small sets a few more are held out, or there would be nothing to look at.
         """
-        out = _drawn(self.source.names[self.entries].tolist(), held_out)
+        out = drawn(self.source.names[self.entries].tolist(), held_out)
         return self.part(~out), self.part(out)
 
     def part(self, rows: np.ndarray) -> Self:
@@ -177,11 +177,12 @@ class Pictures(UsableSamples):
 
 def few_of(names: Sequence[str], share: float) -> list[str]:
     """That share of the names, which they decide themselves; of few names a few more."""
-    out = _drawn([os.fsencode(name) for name in names], share)
+    out = drawn([os.fsencode(name) for name in names], share)
     return [name for name, drawn in zip(names, out, strict=True) if drawn]
 
 
-def _drawn(names: Sequence[bytes], share: float) -> np.ndarray:
+def drawn(names: Sequence[bytes], share: float) -> np.ndarray:
+    """Which of these names are in that share, as True."""
     draws = np.array([seed_for("held out", name.hex()) / 2**63 for name in names])
     few = min(FEWEST, len(names) // 4)
     return draws < (max(share, float(np.partition(draws, few)[few])) if share else 0.0)

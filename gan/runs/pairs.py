@@ -8,7 +8,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Run, Seed, Upsamplings, check_size, is_planned, say
+from gan.runs.run import Run, Seed, Share, Upsamplings, check_size, is_planned, say
 from nets.discriminator import MultiScaleDiscriminator
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
@@ -109,7 +109,8 @@ class Published:
         edges: Show the networks where one thing ends and the next begins; default: on Cityscapes, as published.
         crop: Enlarge pictures by 286/256 and crop a random part; default: as published, on all but Cityscapes.
         flip: Mirror half of the pictures and exchange labels of left and right; default: on published sets.
-        held_out: How many pictures to score on while training; default: 64, of a folder 16, which are the last by name.
+        held_out: The share of a folder's pictures that is not trained on, whose names decide which; or how many, the
+            last by name. Of a set with a split of its own: how many to score on, and by default 64.
         batch_size: Pictures a step, of all ranks together.
         epochs: Passes over the data; the learning rates fall to zero over the second half.
         max_steps: Steps of the whole training, in place of epochs.
@@ -135,7 +136,7 @@ class Published:
     edges: bool | None = None
     crop: bool | None = None
     flip: bool | None = None
-    held_out: PositiveInt | None = None
+    held_out: PositiveInt | Share | None = 0.02  # runs of before have null: the number of the layout
     batch_size: PositiveInt = 32
     epochs: PositiveInt = 100
     max_steps: PositiveInt | None = None
@@ -164,7 +165,8 @@ class Published:
         from datasets import GanData
 
         layout = layout_of(data)
-        held_out = self.held_out or layout.held_out
+        held_out = layout.held_out if self.held_out is None else self.held_out
+        scored = held_out if isinstance(held_out, int) else 64
         edges = layout.edges if self.edges is None else self.edges
         how: dict[str, Any] = {"size": (self.size, layout.wide * self.size)}
         if layout is FOLDER:
@@ -177,12 +179,13 @@ class Published:
         upsamplings = self.upsamplings or (6 if min(how["size"]) >= 512 else 5)
         check_size(how["size"], upsamplings)
         train, val = open_splits(layout, data, **how)
-        say(f"data {data}: {layout.title}, {len(train):,} pictures to train on, {train.num_labels} labels")
+        count = f"{len(train):,} to train on and {len(val):,} held out"
+        say(f"data {data}: {layout.title}, {count}, {train.num_labels} labels")
         pairs = GanData(
             train,
             val,
             batch_size=self.batch_size,
-            val_count=held_out,
+            val_count=scored,
             workers=self.workers,
             seed=self.seed,
             flip=layout.flip if self.flip is None else self.flip,

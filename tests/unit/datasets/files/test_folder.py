@@ -78,6 +78,21 @@ def test_the_last_by_name_are_held_out(tmp_path):
             FolderPairs(tmp_path, 4, 8, split="train", held_out=few)
 
 
+def test_a_share_is_held_out_by_names_and_stays_when_pictures_are_added(tmp_path):
+    def split():
+        return [{*names(FolderPairs(tmp_path, 4, 8, split=part, held_out=0.25))} for part in ("train", "val")]
+
+    good_pairs(tmp_path, *range(40))
+    train, val = split()
+    assert train | val == {f"labels/{number}" for number in range(40)} and not train & val
+    assert 4 < len(val) < 18 and val != {f"labels/{number}" for number in range(40 - len(val), 40)}
+    good_pairs(tmp_path, *range(100, 120))
+    more_train, more_val = split()
+    assert train < more_train and not more_val & train  # a set of 40 may hold out a few more than its share
+    with pytest.raises(UserError, match=r"60 pictures in .*, 0.0 to hold out; type a --held-out of 1 to 59"):
+        FolderPairs(tmp_path, 4, 8, split="val", held_out=0.0)
+
+
 def test_one_picture_cannot_be_split(tmp_path):
     assert len(FolderPairs(good_pairs(tmp_path, "a"), 4, 8)) == 1
     with pytest.raises(UserError, match=r"one picture .* is none to hold out; add a second"):

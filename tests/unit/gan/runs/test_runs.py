@@ -15,6 +15,7 @@ from PIL import Image
 
 from datasets import Faces, Tones
 from gan import runs
+from gan.app.run import options
 from gan.files.errors import UserError
 from gan.games.spade import Spade
 from gan.runs import OLD_NAMES, RUNS, Run, build, faces, pairs
@@ -340,6 +341,22 @@ def test_what_is_wrong_is_refused_before_networks_are_made(name, settings, messa
         settings = base | size | settings
     with pytest.raises(UserError, match=message):
         build(name, **settings)
+
+
+def test_a_share_of_a_folder_is_held_out_and_said_and_runs_of_before_keep_their_split(tmp_path, capsys):
+    """Settings of before have null, which meant the last 16 by name."""
+    layouts.pairs(tmp_path, *range(10, 50))
+    small_one = dict(size=16, upsamplings=2, width=4, hidden=4, style=4, batch_size=2, workers=0, perceptual="off")
+    (tmp_path / "old.yaml").write_text("run: sean\nheld_out: null\n")
+    (tmp_path / "new.yaml").write_text(options.dump(options.parse(["sean"])[0], "sean"))
+    held_out = {}
+    for age in ("old", "new"):
+        chosen = options.load(tmp_path / f"{age}.yaml").held_out
+        data = build("sean", data=str(tmp_path), labels=4, held_out=chosen, **small_one).data
+        held_out[age] = {data.val.paths(row)[0].stem for row in range(len(data.val))}
+        assert f"{len(data.train)} to train on and {len(data.val)} held out, 4 labels" in capsys.readouterr().err
+    assert held_out["old"] == {str(number) for number in range(34, 50)}
+    assert len(held_out["new"]) == 8 and not held_out["new"] <= held_out["old"]
 
 
 @pytest.mark.parametrize("width", [10**15, 10**25])
