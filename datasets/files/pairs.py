@@ -194,6 +194,8 @@ def why(error: Exception, formats: Sequence[str] = FORMATS) -> str:
     """What is wrong with a picture that Pillow does not read, in one line."""
     if isinstance(error, UnidentifiedImageError):
         return f"it is none of {', '.join(formats)}"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"it has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels, the most that is read; make it smaller"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -71,8 +71,8 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
     if halves:
         with source.opened(0) as picture:
             width, height = ImageOps.exif_transpose(picture).size
-            if width <= height:
-                raise UserError(f"{source.name(0)} is not wide enough to be two pictures side by side; give {FORMS}")
+        if width <= height:
+            raise UserError(f"{source.name(0)} is not wide enough to be two pictures side by side; give {FORMS}")
     splits = {split for split, _, _ in places} - set(TRAINED)
     held = next(({split} for split in ("val", "valid", "validation", "test") if split in splits), set())
     found: dict[tuple[bool, str], dict[str, int]] = {(out, side): {} for out in (False, True) for side in "ab"}

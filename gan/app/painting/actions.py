@@ -223,7 +223,6 @@ class Paintings(Shown):
         chosen = regions(words(region), painter.label_names) if region is not None else None
         name = file_name("transfer", ["from", *styled, "to", *shapes, *words(region)])
 
-        what = _what(painter, chosen)
         # The first row shows the styles' pictures, the first columns the pictures to paint; the rest is painted.
         columns: Columns = {
             "labels": [None, *(p.label for p in pictures)],
@@ -232,7 +231,7 @@ class Paintings(Shown):
         singles = {}
         for source in sources:
             made = [painter.paint(picture, source.on(picture, chosen)) for picture in pictures]
-            columns[unused(f"{what} of {source.title}", columns)] = [source.image, *made]
+            columns[unused(_head(painter, chosen, source), columns)] = [source.image, *made]
             singles |= zip((f"{picture.title}-in-{source.title}" for picture in pictures), made, strict=True)
         _tell(sources)
         return Sheet(name, columns, ["", *map(_row, pictures)], singles)
@@ -266,14 +265,13 @@ class Paintings(Shown):
             made.append([painter.paint(picture, first.towards(last, share)) for share in shares])
         _tell([start, end])
 
-        what = _what(painter, chosen)
         columns: Columns = {}
         if start.image is not None:
-            columns[f"{what} of {start.title}"] = [start.image]
+            columns[_head(painter, chosen, start)] = [start.image]
         for share, column in zip(shares, zip(*made, strict=True), strict=True):
             columns[unused(f"{100 * share:.0f} %", columns)] = list(column)
         if end.image is not None:
-            columns[unused(f"{what} of {end.title}", columns)] = [end.image]
+            columns[unused(_head(painter, chosen, end), columns)] = [end.image]
         name = file_name("interpolate", [*ends, *(["on", *words(on)] if on is not None else []), *words(region)])
         named = [(f"{picture.title}-{number:03d}" for number in range(frames)) for picture in shapes]
         singles = dict(zip(chain(*named), chain(*made), strict=True))
@@ -333,9 +331,10 @@ def _tell(sources: Sequence[StyleSource]) -> None:
     say(*dict.fromkeys(line for source in sources for line in source.notes()))
 
 
-def _what(painter: Painter, chosen: list[int] | None) -> str:
-    return "styles" if chosen is None else ", ".join(painter.label_names[region] for region in chosen)
+def _head(painter: Painter, chosen: list[int] | None, source: StyleSource) -> str:
+    names = ["styles"] if chosen is None else [painter.label_names[region] for region in chosen]
+    return f"{'region ' if names[0].isdecimal() else ''}{', '.join(names)} of {_row(source)}"
 
 
-def _row(picture: Picture) -> str:
+def _row(picture: Picture | StyleSource) -> str:
     return f"picture {picture.title}" if picture.title.isdecimal() else picture.title

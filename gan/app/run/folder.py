@@ -144,7 +144,8 @@ def find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | No
     if checkpoint is not None:
         raise _lost(folder)
     if not folder.settings.is_file():
-        raise UserError(f"'{which}' is not of a run: {folder.settings} is missing; give a run's folder, or auto")
+        why = "it is a file" if path.is_file() else f"{folder.settings} is missing"
+        raise UserError(f"'{which}' is not of a run: {why}; give a run's folder, or auto")
     raise UserError(f"'{which}' has no checkpoint yet; wait for its first, or give another run")
 
 

@@ -84,7 +84,8 @@ class Resumed:
         return f"the run was trained with {self._typed(self.before)}, and goes on with {self._typed(self.now)}"
 
     def _typed(self, settings: Mapping[str, Any]) -> str:
-        return " ".join(f"--{name.replace('_', '-')} {settings.get(name)}" for name in self.changed)
+        named = [(name.replace("_", "-"), settings.get(name)) for name in self.changed]
+        return " ".join(f"no --{name}" if value is None else f"--{name} {value}" for name, value in named)
 
     def check(self, run: Run, checkpoint: Path) -> None:
         """Refuse networks that the checkpoint's weights do not fit."""

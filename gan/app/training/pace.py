@@ -95,7 +95,7 @@ class Bar(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the bar at the step where training starts. For a resumed run this is not 0."""
-        terminal = sys.stderr.isatty()
+        terminal, self.unit = sys.stderr.isatty(), "sounds" if hasattr(pl_module, "voice") else "pictures"
         self.bar = tqdm(
             total=trainer.max_steps,
             initial=trainer.global_step,
@@ -134,7 +134,7 @@ class Bar(ProgressBar):
         assert self.bar is not None
         self.shown, left = time.monotonic(), self.pace.left()
         ends = "?" if left is None else tqdm.format_interval(left)
-        speed = f" | {self.speed(trainer):.0f} pictures/s" if self.batch_size is not None else ""
+        speed = f" | {self.speed(trainer):.0f} {self.unit}/s" if self.batch_size is not None else ""
         self.bar.set_description_str(f"{ends}] {_losses(phase_strategy(trainer).steps.losses)}{speed}", refresh=False)
 
     def speed(self, trainer: Trainer) -> float:
@@ -146,11 +146,11 @@ class Bar(ProgressBar):
         """How far the run is, how fast, and in how much memory."""
         step, left, parts = trainer.global_step, self.pace.left(), []
         if self.batch_size is not None:
-            speed = self.speed(trainer)
+            speed, thousand = self.speed(trainer), "kimg" if self.unit == "pictures" else f"thousand {self.unit}"
             parts += [
-                f"{step * self.batch_size / 1000:.3g} kimg",
-                f"{speed:.3g} pictures/s",
-                f"{1000 / speed:.3g} s/kimg",
+                f"{step * self.batch_size / 1000:.3g} {thousand}",
+                f"{speed:.3g} {self.unit}/s",
+                f"{1000 / speed:.3g} s/{thousand}",
             ]
         if (memory := peak_memory(trainer.strategy.root_device)) is not None:
             parts.append(f"{memory / 1e9:.2f} GB a rank")

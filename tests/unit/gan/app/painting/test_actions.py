@@ -1,6 +1,7 @@
 """Each action, by the pixels and files it makes."""
 
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 from datasets import Faces
 from gan import noise
 from gan.app.painting import grids
-from gan.app.painting.actions import Paintings
+from gan.app.painting.actions import Paintings, _head
 from gan.app.painting.painter import Painter
 from gan.app.painting.reopen import open_run
 from gan.app.painting.styles import Styles
@@ -130,14 +131,21 @@ def test_interpolation_of_a_region_moves_its_code_alone(act, opened):
     assert grid.name == "interpolate-0-3-hair.png"
 
 
+PAINTED = ["labels", "picture"]
+
+
 @pytest.mark.parametrize(
     ("words", "columns", "rows"),
     [
         ("reconstruct --picture 1 train:2", ["labels", "picture", "output"], ["picture 1", "train 2"]),
-        ("transfer --from 2 mean --to 0", ["labels", "picture", "styles of 2", "styles of mean"], ["", "picture 0"]),
-        ("transfer --from 2 --to 0 --region hair 1", ["labels", "picture", "hair, skin of 2"], ["", "picture 0"]),
-        ("interpolate --frames 3", ["styles of 0", "0 %", "50 %", "100 %", "styles of 1"], ["picture 0"]),
-        ("interpolate --between mean 1 --on 2 --frames 2", ["0 %", "100 %", "styles of 1"], ["picture 2"]),
+        ("transfer --from 2 mean --to 0", [*PAINTED, "styles of picture 2", "styles of mean"], ["", "picture 0"]),
+        ("transfer --from 2 --to 0 --region hair 1", [*PAINTED, "hair, skin of picture 2"], ["", "picture 0"]),
+        (
+            "interpolate --frames 3",
+            ["styles of picture 0", "0 %", "50 %", "100 %", "styles of picture 1"],
+            ["picture 0"],
+        ),
+        ("interpolate --between mean 1 --on 2 --frames 2", ["0 %", "100 %", "styles of picture 1"], ["picture 2"]),
     ],
 )  # fmt: skip
 def test_columns_and_rows_have_titles(words, columns, rows, act, monkeypatch):
@@ -146,6 +154,13 @@ def test_columns_and_rows_have_titles(words, columns, rows, act, monkeypatch):
     act(*words.split())
     ((cells, lines, titles),) = drawn
     assert (list(cells), list(titles), lines) == (columns, rows, len(rows))
+
+
+def test_a_region_without_a_name_is_called_a_region(opened):
+    painter, source = Painter(opened), SimpleNamespace(title="3")
+    painter.label_names = [str(number) for number in range(len(painter.label_names))]
+    assert _head(painter, [2], source) == "region 2 of picture 3"
+    assert _head(painter, None, SimpleNamespace(title="me")) == "styles of me"
 
 
 def test_repainting_with_the_pictures_own_labels_is_its_reconstruction(act, tmp_path):

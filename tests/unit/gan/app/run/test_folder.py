@@ -273,7 +273,7 @@ def test_what_has_changed_is_said_in_one_line(trained):
         ("", ""),
         (
             CHANGED,
-            "the run was trained with --data mine --batch-size 4 --max-steps None --generator-rate 0.0001, "
+            "the run was trained with --data mine --batch-size 4 no --max-steps --generator-rate 0.0001, "
             "and goes on with --data moved --batch-size 8 --max-steps 9 --generator-rate 0.1",
         ),
     ):

@@ -60,6 +60,15 @@ def test_the_bar_tells_losses_pictures_and_the_time_to_the_end(capsys):
     assert lines == [("2", "0.032"), ("4", "0.064")]
 
 
+def test_a_game_with_a_voice_is_paced_in_sounds(capsys):
+    game = Plain()
+    game.voice = None
+    trainer(PhaseStrategy("single"), 1, 5, callbacks=[Bar(16, 5)], enable_progress_bar=True).fit(game, parts(5))
+    said = capsys.readouterr()
+    assert re.search(r"^step 5 of 5: 0.08 thousand sounds, \S+ sounds/s, \S+ s/thousand sounds", said.out, re.MULTILINE)
+    assert said.err.splitlines()[-1].endswith(" sounds/s")
+
+
 class Stop(Callback):
     def on_train_batch_end(self, trainer, *_):
         trainer.should_stop = trainer.global_step == 3
