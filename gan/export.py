@@ -97,9 +97,8 @@ def parse(argv: list[str]) -> Namespace:
         description="Write each player's network as a safetensors file, which plain torch loads.",
         epilog=EXAMPLES,
     )
-    options.add_saved_run(parser)
+    options.add_saved_run(parser, weights=True)
     add = parser.add_argument
-    options.add_weights(parser)
     add("--to", type=Path | None, default=None, help="a folder to write to; default: export/ in the run's folder")
     add("--published", action="store_true", help="also the files that the published code loads")
     what = "also a model card: README.md, config.json and pictures, as hubs of models expect them"

@@ -282,8 +282,7 @@ def _parser(action: str | None) -> Parser:
         description=ACTIONS[action] if action else "Look at what a run's networks make.",
         epilog=EXAMPLES.format(**described),
     )
-    options.add_saved_run(parser)
-    options.add_weights(parser)
+    options.add_saved_run(parser, weights=True)
     add = parser.add_argument
     add("action", nargs="?", default=None, help="what to do, see below; by default draw, reconstruct or show")
     without = {"any": "show", "seeds": "draw", "styles": "reconstruct"}

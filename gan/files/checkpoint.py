@@ -21,7 +21,7 @@ import math
 import os
 import zlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -279,11 +279,8 @@ def load_module_state(
     unsaved = {id(own[key]) for key in left_out if key in own}
     missing = [key for key in missing if key not in own or id(own[key]) not in unsaved]
     if strict and (missing or unexpected):
-        raise RuntimeError(f"missing: {_first_of(missing)}; unexpected: {_first_of(unexpected)}")
-
-
-def _first_of(names: Sequence[str]) -> str:
-    return (", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")) or "none"
+        first = [", ".join([*each[:3], *["..."] * (len(each) > 3)]) or "none" for each in (missing, unexpected)]
+        raise RuntimeError(f"missing: {first[0]}; unexpected: {first[1]}")
 
 
 def _on_meta(weight: Tensor) -> Tensor:

@@ -214,8 +214,8 @@ def _add_own(parser: Parser) -> None:
     add_checks(parser)
 
 
-def add_saved_run(parser: Parser) -> None:
-    """Add the options of a command that opens a saved run: which one, and where its parts are."""
+def add_saved_run(parser: Parser, weights: bool = False) -> None:
+    """Add the options of a command that opens a saved run: which one, where its parts are, and which `weights`."""
     add = parser.add_argument
     what = "a run's folder, a checkpoint inside one, or auto: the newest run"
     add("which", metavar="RUN", nargs="?", default="auto", help=what)
@@ -224,6 +224,9 @@ def add_saved_run(parser: Parser) -> None:
     what = "where the run's pictures are now, if they have moved"
     add("--data", metavar="FOLDER", type=str | None, default=None, help=what)
     add("--out", metavar="FOLDER", type=Path, default=Path("runs"), help="where to look for the newest run")
+    if weights:
+        what = "averaged ones where a player has them, or raw"
+        add("--weights", type=Literal["ema", "raw"], default="ema", help=what)
 
 
 def parse_saved_run(parser: Parser, argv: Sequence[str]) -> Namespace:
@@ -237,12 +240,6 @@ def parse_saved_run(parser: Parser, argv: Sequence[str]) -> Namespace:
             f"--out is where to look for the newest run, and {settings.which} is named; leave --out out{other}"
         )
     return settings
-
-
-def add_weights(parser: Parser) -> None:
-    """Add the option that says which weights of a saved run are taken. gan.export and gan.sample have it."""
-    what = "averaged ones where a player has them, or raw"
-    parser.add_argument("--weights", type=Literal["ema", "raw"], default="ema", help=what)
 
 
 def add_checks(parser: Parser) -> None:

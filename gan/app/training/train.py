@@ -1,5 +1,6 @@
 """One training of `gan.fit`: what it begins with, the Trainer, and what is printed at its begin and end."""
 
+import json
 import time
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
@@ -215,12 +216,11 @@ def with_its_weights(settings: Namespace, run: Run, where: RunFolder, checkpoint
     except UserError:
         return ""
     there = where.path / "export" / "-".join(checkpoint.stem.split("-")[:2])
-    start = there if len(files) > 1 else there / files[0]
+    start = there / files[0] if len(files) == 1 else there
     again = [*("--config", where.settings, "--data", chosen["data"], "--from", start)]
-    for name in ("width", "mapping") if files == ["network-snapshot.pkl"] else ():  # which has sizes of its own
-        usual = signature(find(settings.run)).parameters[name].default if name in chosen else None
-        if chosen.get(name) != usual:
-            again += [f"--{name}", "null" if usual is None else f"{usual:g}"]
+    for name, own in signature(find(settings.run)).parameters.items():
+        if name in ("width", "mapping") and files == ["network-snapshot.pkl"] and chosen[name] != own.default:
+            again.append(f"--{name}={json.dumps(own.default)}")  # the file has sizes of its own
     export = f"python -m gan.export {quoted(checkpoint)} --published"
     return f". The new run can begin with the weights of this one:\n  {export}\n  {ON} {quoted(*again)}"
 
