@@ -169,7 +169,7 @@ def test_ranks_that_serve_a_player_have_a_plan_of_their_own(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["--memory", "much"], "cannot read --memory 'much'; type the memory of one device, such as 80G or 512M"),
+        (["--memory", "much"], "cannot read --memory 'much'; type the memory of one device and its unit: 80G, or 512M"),
         (["--strategy", "generator=dp,*=ddp"], "strategy dp is for all players together, and some have ddp; type"),
         (["--strategy", "zero2+bf16"], "gan.plan counts 32-bit numbers; leave bf16 out of --strategy zero2+bf16"),
         (["--strategy", "single"], "policy 'single' of all players trains on one device and there are 3 ranks"),
