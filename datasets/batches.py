@@ -90,10 +90,6 @@ def check_divides(batch: int, ranks: int, what: str, option: str) -> None:
         raise UserError(f"{what} {batch} is not divisible by {ranks} ranks; try {advice}")
 
 
-class OtherOrder(UserError):
-    """A run cannot go on: its samples, or their order, are not those of its checkpoint."""
-
-
 class ResumableLoader(Loader):
     """A loader of GlobalBatches whose position is saved in checkpoints.
 
@@ -110,7 +106,10 @@ class ResumableLoader(Loader):
         *,
         workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        new_data: bool = False,
     ) -> None:
+        """`new_data`: go on though there are more samples or fewer than before, at the same place in another order."""
+        self.new_data = new_data
         super().__init__(
             dataset,
             batch_size=sampler.batch_size // sampler.num_replicas,
@@ -151,12 +150,13 @@ class ResumableLoader(Loader):
         for name in ("epoch", "batch", "skipped", *self._order()):
             need(state, name, int, "the data loader's ")
         for name, value in self._order().items():
-            what, advice = f"a {name.replace('_', ' ')} of {state[name]}", f"resume with {state[name]}"
-            if name == "samples":
-                what = f"{state[name]} samples to train on"
-                advice = "take out what is new" if value > state[name] else "put back what is gone"
-            if state[name] != value:
-                raise OtherOrder(f"the run began with {what}, and has {value} now; {advice}, or begin a new run")
+            if state[name] != value and not (self.new_data and name == "samples"):
+                what = f"{name.replace('_', ' ')} {state[name]}"
+                advice = f"resume with {state[name]}, or begin a new run"
+                if name == "samples":
+                    what = f"{state[name]} samples"
+                    advice = "to go on with these, type --new-data true, or new_data=True in Python"
+                raise UserError(f"the run was trained with {what}, and has {value} now; {advice}")
         self.sampler.resume(state["epoch"], state["batch"], state["skipped"])
         self._position = state["epoch"], state["batch"]
 

@@ -19,7 +19,7 @@ class GanData(LightningDataModule):
     `val_count` of them, by default all.
 
     `workers` are processes of each rank that prepare training batches, and those of many held-out samples. With None
-    there are so many as the rank has CPUs, and at most 4.
+    there are so many as the rank has CPUs, and at most 4. `new_data`: a resumed run may have more samples or fewer.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class GanData(LightningDataModule):
         seed: int = 0,
         flip: bool = True,
         crop: bool = False,
+        new_data: bool = False,
     ) -> None:
         super().__init__()
         self.train, self.val = train, val
@@ -41,6 +42,7 @@ class GanData(LightningDataModule):
         self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
         self.val_count = min(val_count or len(val), len(val)) if val is not None else 0
         self.asked_workers, self.seed, self.flip, self.crop = workers, seed, flip, crop
+        self.new_data = new_data
 
     @property
     def workers(self) -> int:
@@ -84,7 +86,8 @@ class GanData(LightningDataModule):
     def _loader(self, dataset: Prepared, count: int, batch_size: int, training: bool) -> ResumableLoader:
         rank, ranks = self._rank_of_ranks()
         sampler = GlobalBatches(count, batch_size, ranks=ranks, rank=rank, seed=self.seed, training=training)
-        return ResumableLoader(dataset, sampler, workers=self.workers if training or count > FEW else 0)
+        workers = self.workers if training or count > FEW else 0
+        return ResumableLoader(dataset, sampler, workers=workers, new_data=self.new_data)
 
     def _rank_of_ranks(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)

@@ -27,7 +27,8 @@ class GlobalLoader(ResumableLoader):
 
     `batch_size` counts the samples of all ranks. In training the order is shuffled (not with `shuffle=False`) and an
     incomplete last batch is dropped. What the data set draws at random for a sample depends on (seed, epoch, index)
-    alone, also in workers. Checkpoints save the position. It may be made before the ranks are known.
+    alone, also in workers. Checkpoints save the position; a run whose data set has got or lost samples is not resumed,
+    but with `new_data=True`, in another order. It may be made before the ranks are known.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class GlobalLoader(ResumableLoader):
         seed: int = 0,
         workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        new_data: bool = False,
     ) -> None:
-        how: dict[str, Any] = dict(seed=seed, workers=workers, collate_fn=collate_fn)
-        self.again = partial(GlobalLoader, dataset, batch_size, training=training, shuffle=shuffle, **how)
+        how: dict[str, Any] = dict(workers=workers, collate_fn=collate_fn, new_data=new_data)
+        self.again = partial(GlobalLoader, dataset, batch_size, training=training, shuffle=shuffle, seed=seed, **how)
         rank, ranks = _rank_of_ranks()
         check_divides(batch_size, ranks, "batch", "batch_size=")
         if training and len(dataset) < batch_size:
@@ -50,7 +52,7 @@ class GlobalLoader(ResumableLoader):
         sampler = GlobalBatches(
             len(dataset), batch_size, ranks=ranks, rank=rank, seed=seed, training=training, shuffle=shuffle
         )
-        super().__init__(Seeded(dataset, seed), sampler, workers=workers, collate_fn=collate_fn)
+        super().__init__(Seeded(dataset, seed), sampler, **how)
 
 
 class GlobalStream(Loader):

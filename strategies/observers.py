@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Whoever calls torch.distributed does so through these modules.
-ENTRANCES = (
-    *("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger", "torch.distributed.nn"),
-    *("torch.distributed._functional_collectives", "torch.autograd", "torch._", "torch.overrides"),
-    *("strategies.pipelining.program", __name__),
+# Whoever calls torch.distributed does so through these modules. They may call each other, and modes in between.
+ENTRANCES = tuple(
+    f"torch.distributed.{name}" for name in ("distributed_c10d", "c10d_logger", "nn", "_functional_collectives")
 )
 NOT_THE_GAME = {"torch", "lightning", "deepspeed", "gan", "nets", "datasets", "strategies"}
 
@@ -28,9 +26,11 @@ class OwnCollectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if function.namespace in ("c10d", "_c10d_functional"):
-            caller: FrameType | None = sys._getframe()
-            while caller is not None and _module(caller).startswith(ENTRANCES):
-                caller = caller.f_back
+            frame: FrameType | None = sys._getframe()
+            caller: FrameType | None = None
+            while frame is not None:
+                caller = frame.f_back if _module(frame).startswith(ENTRANCES) else caller
+                frame = frame.f_back
             if caller is not None and _module(caller).partition(".")[0] not in NOT_THE_GAME:
                 self.found(f"{caller.f_code.co_name} in {Path(caller.f_code.co_filename).name}:{caller.f_lineno}")
         return function(*args, **(kwargs or {}))

@@ -438,8 +438,8 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        out = [leaf.nbytes for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.made = max([self.made, *out])
+        out = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.made = max([self.made, *(each.nbytes for each in out if not each.is_meta)])
         if str(function).startswith("c10d"):
             sizes = [leaf.nbytes for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             self.moved = max([self.moved, *sizes])

@@ -22,7 +22,6 @@ import yaml
 from PIL import Image
 
 from datasets import FolderPairs
-from gan import export as export
 from gan import fit as fit
 from gan.app.outputs import outputs
 from gan.app.run import folder
@@ -422,23 +421,25 @@ def paint(folder, numbers):
         Image.new("RGB", (16, 16), (number * 9, 99, 0)).save(folder / f"{number}.png")
 
 
-def test_a_folder_that_got_pictures_is_refused_with_commands_that_work_as_they_are_printed(here, capsys):
+@pytest.mark.parametrize("now", [range(20), range(7)])
+def test_a_folder_that_got_or_lost_pictures_goes_on_if_that_is_typed(now, here, capsys):
     paint(here / "my pictures", range(12))
-    small = dict(data="my pictures", width=0.01, batch_size=4, max_steps=1, devices=1, workers=0, held_out=0.25)
+    small = dict(data="my pictures", width=0.01, batch_size=4, max_steps=2, devices=1, workers=0, held_out=0)
     typed = ["stylegan2", "--out", "my runs", *opening.typed(small)]
     assert fit.main(typed) == 0
-    resume = re.search(r"train on +python -m gan\.fit (.*)", capsys.readouterr().out)[1]
-    paint(here / "my pictures", range(12, 20))
-    assert fit.main(shlex.split(resume)) == 2
-    said = capsys.readouterr().err
-    assert re.search(r"began with \d+ samples to train on, and has \d+ now; take out what is new, or begin", said)
-    to_export, to_begin = (shlex.split(line)[3:] for line in said.splitlines() if line.startswith("  python -m gan."))
-    assert export.main(to_export) == 0
-    for ours in ("", "/checkpoints/step-000001.ckpt", "/export/step-000001/generator.safetensors"):
+    resume = shlex.split(re.search(r"train on +python -m gan\.fit (.*)", capsys.readouterr().out)[1])
+    shutil.rmtree(here / "my pictures")
+    paint(here / "my pictures", now)
+    assert fit.main(resume) == 2
+    said = f"was trained with 12 samples, and has {len(now)} now; to go on with these, type --new-data true"
+    assert said in capsys.readouterr().err
+    assert fit.main([*resume, "--new-data", "true"]) == 0
+    assert (here / "my runs/001-stylegan2/checkpoints/step-000004.ckpt").is_dir()
+    assert fit.main([*typed, "--new-data", "true"]) == 2
+    assert "--new-data is for a run that goes on" in capsys.readouterr().err
+    for ours in ("", "/checkpoints/step-000004.ckpt"):
         assert fit.main([*typed, "--from", f"my runs/001-stylegan2{ours}"]) == 2
         assert "type python -m gan.export 'my runs/001-stylegan2' --published, and" in capsys.readouterr().err
-    assert fit.main(to_begin) == 0
-    assert (here / "my runs/002-stylegan2/checkpoints/step-000001.ckpt").is_dir()
 
 
 def test_a_last_checkpoint_that_was_not_saved_is_the_last_word_and_the_best_one_is_named(here, monkeypatch, capsys):

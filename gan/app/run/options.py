@@ -31,7 +31,7 @@ Loggers = restricted_string_type(
     docstring="csv, tensorboard, wandb or mlflow, or several with commas",
 )
 Indices = restricted_string_type("Indices", r"^\d+,(\d+(,\d+)*)?$", docstring="numbers of GPUs, such as 0,2")
-PASSING = ("resume", "dry_run", "list_runs", "debug", "config", "rendezvous", "slurm", "submit")
+PASSING = ("resume", "dry_run", "list_runs", "debug", "new_data", "config", "rendezvous", "slurm", "submit")
 
 INCEPTION = "FID's network: weights-inception-2015-12-05-6726825d.pth, or NVIDIA's .pt"
 
@@ -76,6 +76,8 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
         raise UserError(
             f"'{files[-1]}' says resume: {settings.resume}, and what to resume is typed: --resume {settings.resume}"
         )
+    if settings.new_data and not settings.resume:
+        raise UserError("--new-data is for a run that goes on; type --resume and the run, too")
     return settings, resumed
 
 
@@ -189,6 +191,8 @@ def _add_own(parser: Parser) -> None:
     add("--precision", type=kinds, default="32-true", help="number format in which the networks compute")
     add("--out", type=str, default="runs", help="folder in which the run's folder is made")
     add("--resume", type=str | None, default=None, help="continue: auto (the newest run), a run, or a checkpoint")
+    what = "with --resume: go on though pictures were added or removed, in another order"
+    add("--new_data", type=bool, default=False, help=what)
     what = "steps between grids and validations; default: a tenth of all steps"
     add("--sample_every", type=PositiveInt | None, default=None, help=what)
     what = "steps between checkpoints; default: as --sample-every"

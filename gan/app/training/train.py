@@ -1,11 +1,9 @@
 """One training of `gan.fit`: what it begins with, the Trainer, and what is printed at its begin and end."""
 
-import json
 import time
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import yaml
 from jsonargparse import Namespace
 from lightning import Trainer
 
-from datasets.batches import OtherOrder
+from datasets import GanData
 from gan.app.outputs import say
 from gan.app.run import folder, options
 from gan.app.run.computer import Computer
@@ -31,7 +29,7 @@ from gan.app.training.start import Chosen
 from gan.files.errors import Damaged, UserError, this_rank
 from gan.files.finite import NotFinite
 from gan.files.system import quoted, signals
-from gan.runs import RUNS, Run, build, find, short_name
+from gan.runs import Run, build, short_name
 from strategies import PhaseStrategy
 from strategies.processes import agent, slurm
 from strategies.processes.launchers import Launched
@@ -181,6 +179,10 @@ def train(
         ],
         default_root_dir=where.path,
     )
+    if isinstance(run.data, GanData):
+        run.data.new_data = settings.new_data
+    elif settings.new_data:
+        raise UserError("--new-data is for runs that have a GanData; give your loader new_data=True")
     begin(settings, run, computer, where, checkpoint)
     started = time.monotonic()
     try:
@@ -193,8 +195,6 @@ def train(
         earlier = where.before(checkpoint)
         advice = f"type --resume {quoted(earlier[0])}" if earlier else "the run has none, so begin a new run"
         raise UserError(f"{checkpoint}: {error}; {advice}") from error
-    except OtherOrder as error:
-        raise UserError(f"{error}{with_its_weights(settings, run, where, checkpoint)}") from error
     except Stopped:
         keep.refuse_if_not_saved(trainer.is_global_zero)
         step = trainer.global_step
@@ -204,25 +204,6 @@ def train(
     else:
         finish(run, log, trainer, where, keep, step, time.monotonic() - started)
         keep.refuse_if_not_saved(trainer.is_global_zero)
-
-
-def with_its_weights(settings: Namespace, run: Run, where: RunFolder, checkpoint: Path | None) -> str:
-    """How to begin a new run with this run's weights; empty where it has no published form, or cannot begin so."""
-    chosen = options.run_settings(settings)
-    if checkpoint is None or settings.run not in RUNS or "from_" not in chosen:
-        return ""
-    try:
-        files: list[str] = [file.name for file in getattr(run.game, "published", list)()]
-    except UserError:
-        return ""
-    there = where.path / "export" / "-".join(checkpoint.stem.split("-")[:2])
-    start = there / files[0] if len(files) == 1 else there
-    again = [*("--config", where.settings, "--data", chosen["data"], "--from", start)]
-    for name, own in signature(find(settings.run)).parameters.items():
-        if name in ("width", "mapping") and files == ["network-snapshot.pkl"] and chosen[name] != own.default:
-            again.append(f"--{name}={json.dumps(own.default)}")  # the file has sizes of its own
-    export = f"python -m gan.export {quoted(checkpoint)} --published"
-    return f". The new run can begin with the weights of this one:\n  {export}\n  {ON} {quoted(*again)}"
 
 
 def keeper(settings: Namespace, run: Run, where: RunFolder, every: int, made: Collection[str] = ()) -> Keep:

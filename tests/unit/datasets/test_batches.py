@@ -126,10 +126,9 @@ def _sampler(epoch):
 @pytest.mark.parametrize(
     "length, batch, seed, message",
     [
-        (40, 8, 0, "began with a batch size of 4, and has 8 now; resume with 4"),
-        (44, 4, 0, "began with 40 samples to train on, and has 44 now; take out what is new, or begin a new"),
-        (36, 4, 0, "and has 36 now; put back what is gone"),
-        (40, 4, 1, "began with a seed of 0, and has 1 now"),
+        (40, 8, 0, "was trained with batch size 4, and has 8 now; resume with 4"),
+        (44, 4, 0, "was trained with 40 samples, and has 44 now; to go on with these, type --new-data true"),
+        (40, 4, 1, "was trained with seed 0, and has 1 now"),
     ],
 )
 def test_another_order_is_not_resumed(length, batch, seed, message):
@@ -137,3 +136,13 @@ def test_another_order_is_not_resumed(length, batch, seed, message):
     other = ResumableLoader(Prepared(Numbers(length)), GlobalBatches(length, batch, seed=seed))
     with pytest.raises(UserError, match=message):
         other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("length", [36, 44])
+def test_new_data_go_on_at_the_same_place_in_an_order_of_their_own(length):
+    first = ResumableLoader(Prepared(Numbers(40)), GlobalBatches(40, 4))
+    state = {**first.state_dict(), "epoch": 2, "batch": 3}
+    other = ResumableLoader(Prepared(Numbers(length)), GlobalBatches(length, 4), new_data=True)
+    whole = epoch_of(ResumableLoader(Prepared(Numbers(length)), GlobalBatches(length, 4)), 2)
+    other.load_state_dict(state)
+    assert epoch_of(other, 2) == whole[3:] and other.state_dict()["samples"] == length
