@@ -96,24 +96,33 @@ class Slopes:
         return f"backward through player '{self.player}'"
 
 
+class _Pickler(pickle.Pickler):
+    """Leaves tensors out, and the device that each rank has of its own."""
+
+    def __init__(self, stream: io.BytesIO, device: torch.device) -> None:
+        super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
+        self.device, self.tensors = device, dict[int, tuple[int, Tensor]]()  # with their numbers, by their ids
+
+    def persistent_id(self, obj: Any) -> Any:
+        if not isinstance(obj, Tensor):
+            return HERE if isinstance(obj, torch.device) and obj == self.device else None
+        return self.tensors.setdefault(id(obj), (len(self.tensors), obj))[0]
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes, tensors: Sequence[Tensor], device: torch.device) -> None:
+        super().__init__(io.BytesIO(content))
+        self.tensors, self.device = tensors, device
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self.device if pid == HERE else self.tensors[pid]
+
+
 class Packed:
     """An object as bytes, and the tensors that were in it, wherever they were."""
 
     def __init__(self, value: Any, device: torch.device, what: str = "a message") -> None:
-        self.tensors: list[Tensor] = []
-        numbers: dict[int, int] = {}
-
-        def outside(each: Any) -> Any:
-            if not isinstance(each, Tensor):
-                return HERE if isinstance(each, torch.device) and each == device else None
-            if id(each) not in numbers:
-                numbers[id(each)] = len(self.tensors)
-                self.tensors.append(each)
-            return numbers[id(each)]
-
-        stream = io.BytesIO()
-        pickler = pickle.Pickler(stream, protocol=pickle.HIGHEST_PROTOCOL)
-        pickler.persistent_id = outside
+        pickler = _Pickler(stream := io.BytesIO(), device)
         try:
             pickler.dump(value)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -121,14 +130,12 @@ class Packed:
                 f"{what} cannot be sent to another rank: {error}; use tensors, values, and functions and classes that "
                 f"stand in a module"
             ) from error
-        self.content = stream.getvalue()
+        self.content, self.tensors = stream.getvalue(), [tensor for _, tensor in pickler.tensors.values()]
 
 
 def unpacked(content: bytes, tensors: Sequence[Tensor], device: torch.device) -> Any:
     """The object again, with these tensors in it."""
-    unpickler = pickle.Unpickler(io.BytesIO(content))
-    unpickler.persistent_load = lambda number: device if number == HERE else tensors[number]
-    return unpickler.load()
+    return _Unpickler(content, tensors, device).load()
 
 
 class Bridge:
