@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -21,13 +21,15 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import nn
+from torch import Tensor, nn
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from gan.files.disk import whole_file
 from gan.files.errors import RankLost, UserError
 from gan.files.system import LINUX
 from gan.making import aside
+from gan.module import GanModule
+from strategies import random_state
 from strategies.private import (
     FunctionLauncher,
     Launcher,
@@ -42,6 +44,7 @@ from strategies.private import (
 from strategies.processes.cluster import place_of
 from strategies.processes.launchers import number
 from strategies.processes.lost_ranks import Survivor
+from strategies.reachable import Reachable
 from strategies.sharding.resharded_parameter import resharded
 
 PARENT = "GAN_FIRST_PROCESS"  # an environment variable: the id of the process that started this rank
@@ -162,7 +165,8 @@ class Functions(FunctionLauncher):
             strategy.precision_plugin.convert_module(trainer.lightning_module)
         if self._start_method == "fork":
             end_openmp()
-        return super().launch(partial(_survive, strategy, function), *args, trainer=trainer, **kwargs)
+        function = partial(_apart, random_state.capture(), _survive, strategy, function)
+        return super().launch(function, *args, trainer=trainer, **kwargs)
 
     def _collect_rank_zero_results(self, trainer: Any, results: Any) -> Any:
         """Without the weights that are not on this rank: the starting process keeps its own."""
@@ -213,7 +217,8 @@ class OwnRanks(FunctionLauncher):
     def _launch(self, function: Callable[..., Any], *args: Any, trainer: Trainer, **kwargs: Any) -> Any:
         refused = self.folder / REFUSED
         try:
-            return super().launch(partial(self._train, trainer, function), *args, trainer=trainer, **kwargs)
+            function = partial(_apart, random_state.capture(), self._train, trainer, function)
+            return super().launch(function, *args, trainer=trainer, **kwargs)
         except (ProcessRaisedException, ProcessExitedException):
             if refused.exists():
                 raise UserError(refused.read_text("utf-8")) from None
@@ -338,6 +343,25 @@ def _parts(game: LightningModule | None) -> Iterator[tuple[Any, str]]:
         for name, value in vars(module).items():
             if not isinstance(value, Trainer | nn.Module) and name != "_modules":
                 yield value, f"'{place}.{name}'".replace("'.", "'")
+
+
+def _apart(state: Mapping[str, Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call it in a rank, which has memory of its own, and the random states of the process that has started it.
+
+    A tensor that is sent to a process shares its memory: all ranks would update the same weights. And a fork seeds
+    Python's generator anew.
+    """
+    random_state.restore(state)
+    shared: dict[int, torch.UntypedStorage] = {}
+    for game in (each for each in args if isinstance(each, GanModule)):
+        for _, tensor in Reachable([game]).objects.values():
+            if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and tensor.is_shared():
+                memory = tensor.untyped_storage()
+                if memory.data_ptr() not in shared:
+                    shared[memory.data_ptr()] = memory.clone()
+                where = shared[memory.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride()
+                tensor.data = torch.empty(0, dtype=tensor.dtype).set_(*where)
+    return function(*args, **kwargs)
 
 
 def _survive(

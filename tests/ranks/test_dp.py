@@ -4,6 +4,7 @@ import csv
 import gc
 import os
 import pickle
+import random
 import threading
 from functools import cache, partial
 from inspect import getattr_static
@@ -435,6 +436,38 @@ def test_ranks_that_get_what_can_be_pickled_train_the_same(start_method, hard_al
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
         trainer(strategy, 2, 10).fit(game, parts(10))
     assert distance(snapshot(game, strategy), hard_alone("Plain")) < EXACT
+
+
+class Banked(Plain):
+    """Draws from Python, and writes into a tensor that is no buffer, through another name of its memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.bank = torch.zeros(6, dtype=torch.float64)
+        self.part = self.bank[2:4]
+
+    def fool(self, batch):
+        self.part += random.random()
+        return super().fool(batch) * (1 + self.bank.sum())
+
+
+SLOW = [pytest.param(policy, "spawn", marks=pytest.mark.slow) for policy in ("ddp", "dp")]
+
+
+@pytest.mark.parametrize(("policy", "start_method"), [("ddp", "fork"), ("ddp", "forkserver"), ("dp", "fork"), *SLOW])
+def test_a_rank_has_memory_of_its_own_and_draws_as_the_process_that_started_it(policy, start_method):
+    def trained(policy, world):
+        random.seed(3)
+        torch.manual_seed(5)
+        game, strategy = Banked(), PhaseStrategy(policy, start_method=start_method)
+        data = [sample for step in range(4) for sample in vectors(step)["x"]]
+        loader = GlobalLoader([{"x": each} for each in data], batch_size=16, shuffle=False)
+        with mock.patch.dict(os.environ):
+            os.environ.pop("PL_GLOBAL_SEED", None)
+            trainer(strategy, world, 4).fit(game, loader)
+        return {name: value.clone() for name, value in game.state_dict().items()}
+
+    assert distance(trained(policy, 2), trained("single", 1)) < EXACT
 
 
 def test_ranks_that_somebody_else_has_started_train_as_they_are(monkeypatch):
