@@ -33,6 +33,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -59,12 +60,16 @@ def seed_for(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest(), "little") >> 1
 
 
+Site = tuple[str | int, ...]
+
+
 class Drawn(NamedTuple):
     """A draw of a network by torch's own functions.
 
     `rows` is how many samples were computed where it was drawn. `dim` is the dimension of the samples; None is one draw
     for the whole batch. `whole`: they were all, so the draw is the same whichever dimension is that of samples.
-    `beside`: several rows of one sample lie side by side, as the heads of attention do.
+    `beside`: several rows of one sample lie side by side, as the heads of attention do. `site` is the place in the code
+    that asked for it. `guessed`: no trial has shown a draw of this site.
     """
 
     name: str
@@ -73,6 +78,8 @@ class Drawn(NamedTuple):
     dim: int | None
     whole: bool = False
     beside: bool = False
+    site: Site = ()
+    guessed: bool = False
 
     def like(self, name: str, shape: Sequence[int]) -> bool:
         """Whether a draw is of this kind. What is before the samples is often a time, and varies."""
@@ -87,7 +94,8 @@ class Place:
     rows. `calls` counts the draws. A copy of a place continues at the same count, so it draws the same noise.
 
     The rest is for draws of networks by torch's own functions (strategies/draws.py). `follows`: they follow the sample
-    too. `known` are draws of which a trial has shown where their samples are, by call. `drawn` are those so far.
+    too. `known` are draws of which a trial has shown where their samples are, by call and site. `drawn` are those of
+    the phase so far. `made` are those of this place, for a forward that is run again.
     """
 
     key: tuple[int | str, ...]
@@ -98,8 +106,9 @@ class Place:
     others: Mapping[int, int] = field(default_factory=dict)
     calls: int = 0
     follows: bool = True
-    known: Mapping[int, Drawn] = field(default_factory=dict)
+    known: Mapping[tuple[int, Site], Drawn] = field(default_factory=dict)
     drawn: dict[int, Drawn] = field(default_factory=dict)
+    made: dict[int, Drawn] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._seed = seed_for(*self.key)
@@ -153,26 +162,43 @@ class Place:
         """How many rows a draw of n rows has in the whole global batch."""
         return self.total * n // self.rows
 
-    def drawn_by_network(self, call: int, name: str, shape: Sequence[int]) -> Drawn:
+    def drawn_by_network(self, call: int, name: str, shape: Sequence[int], site: Site = ()) -> Drawn:
         """A draw of a network: which dimension has the samples.
 
         A trial has seen a shape with few samples, and with all ranks' (strategies/draws.py). Without one, what
         looks like a row for each sample, or a few, is taken for it.
         """
-        n, known = shape[0] if shape else 0, self.known.get(call)
-        if (
-            known is None and self.known
-        ):  # a call that no trial has seen is like others that have their samples further back
-            known = next((each for each in self.known.values() if each.dim and each.like(name, shape)), None)
-        if known is not None and known.like(name, shape):
+        made = self.made.get(call)
+        if made is not None and (made.name, made.shape, made.rows) == (name, tuple(shape), self.samples):
+            self.drawn[call] = made
+            return made
+        known, guessed = self._known(call, name, shape, site)
+        n = shape[0] if shape else 0
+        if known is not None:
             n = 0 if known.dim is None else shape[known.dim]
             dim = known.dim if self._fits(n) or self.packs(n) else None
         else:
             dim = 0 if self._fits(n) and n <= COPIES * max(self.samples, *self.others, 1) else None
         beside = known is not None and known.beside and dim == 0
-        drawn = Drawn(name, tuple(shape), self.samples, dim, self.samples == self.total, beside)
-        self.drawn[call] = drawn
+        drawn = Drawn(name, tuple(shape), self.samples, dim, self.samples == self.total, beside, site, guessed)
+        self.drawn[call] = self.made[call] = drawn
         return drawn
+
+    def _known(self, call: int, name: str, shape: Sequence[int], site: Site) -> tuple[Drawn | None, bool]:
+        """What a trial has shown of this draw, or of one that is like it; and whether that is a guess.
+
+        The site decides: what a loss draws, and how often, may change from step to step. A network that torch has
+        compiled has no sites.
+        """
+        found = self.known.get((call, site))
+        if found is not None and found.like(name, shape):
+            return found, False
+        alike = [(at, where, each) for (at, where), each in self.known.items() if each.like(name, shape)]
+        here = [(abs(at - call), each) for at, where, each in alike if where == site]
+        if here:
+            return min(here, key=itemgetter(0))[1], False
+        guesses = [each for at, _, each in alike if at == call] or [each for _, _, each in alike if each.dim]
+        return (guesses[0] if guesses else None), True
 
     def parts_of(self, drawn: Drawn) -> list[range] | None:
         """The rows that a draw of a network has here. None stands for all, in their order."""

@@ -19,10 +19,12 @@ first step notices it by the generator's state.
 [Note: draws with a row for each sample]
 A draw of 8 rows, where a rank has 4 samples, may be two rows for each sample, or 8 numbers that have nothing to do with
 samples. A trial plays a phase with few samples and with many (check/one_device.py). The dimension that has grown with
-the samples is theirs, and what has not grown is one draw for the whole batch. Several rows for each sample may be
-copies of the batch, one after the other, as torch.cat makes them, or lie side by side, as the heads of attention do.
-If the trial differs with the first, it is played with the second. Fewer rows than samples that grow with them are one
-for each pack of neighbours (PacGAN).
+the samples is theirs, and what has not grown is one draw for the whole batch. That is known for the site: the place in
+the code that has asked for the draw. A site that comes later is guessed, and tried after its step.
+
+Several rows for each sample may be copies of the batch, one after the other, as torch.cat makes them, or lie side by
+side, as the heads of attention do. If the trial differs with the first, it is played with the second. Fewer rows than
+samples that grow with them are one for each pack of neighbours (PacGAN).
 
 [Note: a forward that is run again]
 torch.utils.checkpoint runs a forward again in backward, where no place is set. It saves torch's random state before
@@ -30,11 +32,13 @@ the first one, and restores it for the second. So the place and its count are pa
 the ranks that add up together. See [Note: the world of a forward] in gan/ranks.py.
 """
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
+from types import FrameType
 from typing import Any
 
 import torch
@@ -42,7 +46,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gan import noise, ranks
-from gan.noise import Drawn, Place
+from gan.noise import Drawn, Place, Site
 from gan.phase import Phase
 from gan.ranks import World
 from strategies import private
@@ -52,6 +56,7 @@ IN_PLACE = (
     *("exponential_", "cauchy_", "log_normal_", "geometric_"),
 )
 ByPhase = dict[str, dict[int, Drawn]]  # draws by the phase's name and the number of the draw in it
+Known = dict[str, dict[tuple[int, Site], Drawn]]  # and by its site
 Kernel = Callable[..., Any]
 BY_ROWS = {  # how many dimensions a single draw has
     **{"multinomial": 1, "_sample_dirichlet": 1, "rrelu_with_noise": 0, "rrelu_with_noise_": 0},
@@ -124,6 +129,16 @@ def _kernel(name: str, key: str, own: Kernel) -> Kernel:
     return kernel
 
 
+def _site() -> Site:
+    """The innermost code that is neither torch's nor ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("torch", "strategies"):
+            return frame.f_code.co_qualname, frame.f_lasti
+        frame = frame.f_back
+    return ()
+
+
 def _in_place(
     original: Kernel, place: Place, name: str, self: Tensor, *args: Any, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -132,7 +147,7 @@ def _in_place(
     dtype = torch.float32 if halved else self.dtype
     whole = self.is_contiguous() and not halved
     call = place.next_call()
-    drawn = place.drawn_by_network(call, name if generator is None else name + BY_GENERATOR, self.shape)
+    drawn = place.drawn_by_network(call, name if generator is None else name + BY_GENERATOR, self.shape, _site())
     dim, parts = drawn.dim, place.parts_of(drawn)
 
     def draw(part: Tensor, generator: torch.Generator) -> Tensor:
@@ -160,7 +175,7 @@ def _in_place(
 
 def _by_rows(original: Kernel, place: Place, name: str, self: Tensor, *args: Any) -> Tensor:
     call, device, n = place.next_call(), self.device, len(self) if self.dim() > BY_ROWS[name] else 0
-    drawn = place.drawn_by_network(call, name, self.shape if n else ())
+    drawn = place.drawn_by_network(call, name, self.shape if n else (), _site())
     parts = place.parts_of(drawn) if drawn.dim == 0 else None
     with noise.at(None):  # what it is made of draws by this generator
         if not n:
@@ -229,9 +244,13 @@ def _set_state(new_state: Tensor) -> None:
 class Draws:
     """The draws of a game's networks, and what trials have shown: see [Note: draws with a row for each sample]."""
 
-    def __init__(self, known: ByPhase | None = None) -> None:
-        self.known: ByPhase = {} if known is None else known
-        self.seen: ByPhase = {}
+    def __init__(self, known: Known | None = None) -> None:
+        self.known: Known = {} if known is None else known
+        self.proven: set[tuple[str, int, Site]] = set()  # those with which a trial agreed
+        self.seen: ByPhase = {}  # of the last time that a phase was played
+
+    def begin(self, phase: Phase) -> None:
+        self.seen[phase.name] = {}
 
     def of(self, phase: Phase) -> dict[str, Any]:
         """What a place of this phase must know."""
@@ -247,8 +266,9 @@ class Draws:
                 for call, dim in grown.items():
                     drawn = few[phase][call], many[phase][call]
                     wrong |= any(draw.dim != dim and not draw.whole for draw in drawn)
-                known = {call: few[phase][call]._replace(dim=dim) for call, dim in grown.items()}
-                self.known[phase] = self.known.get(phase, {}) | known
+                of_phase = self.known.setdefault(phase, {})
+                for call, dim in grown.items():
+                    of_phase[call, few[phase][call].site] = few[phase][call]._replace(dim=dim)
         return wrong
 
     def take_otherwise(self) -> bool:
@@ -257,12 +277,31 @@ class Draws:
         Returns whether there is such a draw.
         """
         changed = False
-        for known in self.known.values():
-            for call, draw in known.items():
-                if draw.dim == 0 and draw.shape[0] > draw.rows and not draw.name.endswith(BY_GENERATOR):
-                    known[call] = draw._replace(beside=not draw.beside)
+        for phase, known in self.known.items():
+            for key, draw in known.items():
+                several = draw.dim == 0 and draw.shape[0] > draw.rows and not draw.name.endswith(BY_GENERATOR)
+                if several and (phase, *key) not in self.proven:
+                    known[key] = draw._replace(beside=not draw.beside)
                     changed = True
         return changed
+
+    def agreed(self) -> None:
+        """What is known now was right in a trial."""
+        self.proven |= {(phase, *key) for phase, known in self.known.items() for key in known}
+
+    def guesses(self, phase: Phase) -> frozenset[Site]:
+        """The sites of what the phase has drawn that no trial has shown."""
+        return frozenset(draw.site for draw in self.seen[phase.name].values() if draw.guessed and not draw.whole)
+
+    def wrong_guesses(self) -> list[str]:
+        """What the last step has drawn otherwise than a trial after it has shown."""
+        wrong = []
+        for phase, drawn in self.seen.items():
+            for call, draw in drawn.items():
+                known = self.known.get(phase, {}).get((call, draw.site))
+                if draw.guessed and known and (known.dim, known.beside) != (draw.dim, draw.beside):
+                    wrong.append(f"phase '{phase}': {list(draw.shape)} ({draw.name})")
+        return wrong
 
     def wrong_in_parts(self, phase: Phase) -> list[str]:
         """Draws that one device, which has no trial, would not follow from one micro-batch to the next."""

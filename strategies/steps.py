@@ -16,7 +16,7 @@ from gan.module import GanModule
 from gan.phase import Phase
 from nets.norm import synchronised
 from strategies import private
-from strategies.check.one_device import check_step
+from strategies.check.one_device import check_guesses, check_step
 from strategies.check.replicas import compare_replicas
 from strategies.check.trial import Trial, Trials
 from strategies.draws import draws_follow
@@ -67,6 +67,7 @@ class Steps:
             output = self._pass(play, batch, *args, **kwargs)
             if self.forms is not None and self.forms.new_on_all():
                 check(partial(self._try, play, args, kwargs))
+                check_guesses(self.training, step)
             if not self.trials.played and any(phase.due(step, lambda _: False) for phase in game.phases):
                 raise UserError(
                     f"training_step() of {type(game).__name__} played no phase, so nothing has learned; call "

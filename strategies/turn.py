@@ -101,13 +101,14 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
     learners = [training.policies[name] for name in phase.learners]
     counts, parts = row_counts(batch), phase.micro_batches
     means: dict[str, Tensor] = {}
+    training.draws.begin(phase)
 
     # Accumulate gradients. Only during the last backward may a policy begin to reduce them.
     for index, part in enumerate(split_batch(batch, counts[0], parts, phase.name)):
         place = _place(phase, counts, index, step, training)
         losses = _losses(phase, part, place, training.precision)
         if training.forms is not None:
-            training.forms.saw(phase.name, losses)
+            training.forms.saw(phase.name, losses, training.draws.guesses(phase))
         total = _sum(losses.values(), scale / parts)
         for name, loss in losses.items():
             mean = loss.detach() / parts if parts > 1 else loss.detach()

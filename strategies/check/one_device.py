@@ -61,6 +61,7 @@ PATIENCE = 10.0  # seconds for all other ranks to fail as one has
 SHAKES, SPREAD = 3, 100.0
 # But a gradient of this part of the player's largest, and this part of a loss, are not made of rounding alone.
 SMALL = 1e-2
+LEAST = 1e-4  # gradients that differ by this part of the rounding of the largest one are equal: sums that cancel
 SMALL_LOSS = 1e-3  # smaller losses are taken as if they had this size
 
 THE_SAME_ON_ALL_RANKS = "Write what is the same on all ranks: gan.ranks.mean(x) or gan.ranks.sum(x) in place of x."
@@ -161,10 +162,23 @@ def check_step(
     if lines:
         which = "all" if tries.whole else "a few"
         raise RanksDiffer(_said(lines, which, training, game.step, together))
+    training.draws.agreed()
     if together.own:
         rank_zero_warn(
             f"a loss keeps {_kept_otherwise(together)}. That is right for a log, but what losses read must be the same "
             f"on all ranks: keep gan.ranks.mean(x), gan.ranks.sum(x) or gan.ranks.gather(x) in place of x"
+        )
+
+
+def check_guesses(training: Training, step: int) -> None:
+    """Raise if the step has taken draws for what they are not: a trial after it has shown what they are."""
+    wrong = [each for own in training.world.gather(training.draws.wrong_guesses()) for each in own]
+    if wrong:
+        raise RanksDiffer(
+            f"step {step} drew other numbers than one device, where the game drew something for the first time: "
+            f"{', '.join(dict.fromkeys(wrong))}. What so looks like rows of samples must be that, and what does not "
+            f"must be for the whole batch: draw it by gan.noise, with common=True for one draw of the whole batch. "
+            f"Weights and checkpoints differ since this step"
         )
 
 
@@ -408,15 +422,14 @@ class Comparison:
         found = {}
         for (phase, player), one in self.alone.norms.items():
             many = self.together.norms[phase, player]
-            small = SMALL * max([*one.values(), *many.values()], default=0.0)
+            largest = max([*one.values(), *many.values()], default=0.0)
+            small, least = SMALL * largest, LEAST * self.rounding * largest
+            measured = {key[-1]: gap for key, gap in allowed.items() if key[:-1] == ("gradient", phase, player)}
             pairs = {weight: (many.get(weight, 0.0), one.get(weight, 0.0)) for weight in one | many}
             apart = {
                 weight: pair
                 for weight, pair in pairs.items()
-                if _apart(
-                    *pair,
-                    max(self.rounding * max(pair), min(small, allowed.get(("gradient", phase, player, weight), 0.0))),
-                )
+                if _apart(*pair, max(least, self.rounding * max(pair), min(small, measured.get(weight, 0.0))))
             }
             if apart and phase not in self.unlike:
                 worst = max(apart, key=lambda weight: abs(apart[weight][0] - apart[weight][1]))

@@ -3,7 +3,7 @@
 With batches of other sizes the mean of the ranks' gradients is not the mean over the samples.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -75,7 +75,7 @@ NODES, FORMS = 16, 12  # first nodes of a graph; forms of a phase
 
 
 class Forms:
-    """Notices losses of a new form: with other names, or graphs that begin with other operations, than before.
+    """Notices losses of a new form: with other names, graphs that begin with other operations, or new draws.
 
     It asks no other rank while nothing is new. A rank with a new form writes that into torch's store before its
     backward. When gradients are reduced, every other rank has begun its backward too, and has written if the form is
@@ -88,13 +88,13 @@ class Forms:
         self.known: dict[str, set[int]] = {}
         self.new: list[str] = []  # keys of this step, without the rank
 
-    def saw(self, phase: str, losses: Mapping[str, Tensor]) -> None:
-        """These are the losses of a phase, before their backward."""
+    def saw(self, phase: str, losses: Mapping[str, Tensor], draws: Hashable = None) -> None:
+        """These are the losses of a phase, before their backward, and what it drew that no trial has shown."""
         nodes: list[Any] = [loss.grad_fn for loss in losses.values()]
         for node in nodes:
             if node is not None and len(nodes) < NODES:
                 nodes += [inner for inner, _ in node.next_functions]
-        known, form = self.known.setdefault(phase, set()), hash((*losses, *map(type, nodes)))
+        known, form = self.known.setdefault(phase, set()), hash((*losses, *map(type, nodes), draws))
         if form not in known and len(known) < FORMS:
             if known:
                 self.new.append(f"form of '{phase}', {self.rows.run}, {self.rows.steps}, rank ")

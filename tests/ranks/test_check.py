@@ -22,6 +22,8 @@ from gan import ranks as all_ranks
 from gan.pool import ImagePool
 from strategies import PhaseStrategy
 from strategies.check import one_device
+from strategies.check.trial import Trial
+from strategies.world import World
 from tests.support.hard_games import HARD, Plain
 from tests.support.parity import EXACT, distance, equals, often, refused, single, train, trainer, vectors
 
@@ -298,6 +300,15 @@ class Cancelling(One):
         return nn.functional.softplus(-real).mean() + nn.functional.softplus(fake).mean()
 
 
+@pytest.mark.parametrize(("bias", "named"), [(1.1e-16, False), (1e-6, True)])
+def test_a_sum_that_cancels_on_one_device_alone_is_not_named(bias, named):
+    """As of D's last bias in a relativistic loss: rounding moves its gradient of exactly 0 by nothing."""
+    together, alone = Trial(World(), 0, "many"), Trial(World(), 0, "one")
+    together.norms["play", "net"], alone.norms["play", "net"] = {"w": 1.0, "bias": bias}, {"w": 1.0, "bias": 0.0}
+    comparison = one_device.Comparison([{}], [{}], together, alone, one_device.ROUNDING[torch.float64], set())
+    assert bool(comparison.lines({("gradient", "play", "net", "bias"): 0.0})) == named
+
+
 def test_what_rounding_does_is_measured_and_not_named(ranks):
     for seed in range(5):
         assert ranks(2).run(_refused_of_seed, seed) == [None, None]
@@ -312,7 +323,7 @@ def _refused_of_seed(seed, spread=one_device.SPREAD):
     def batches(step):
         return single(1000 * seed + step)
 
-    with mock.patch.object(one_device, "SPREAD", spread):
+    with mock.patch.multiple(one_device, SPREAD=spread, LEAST=0.0):
         return refused(Cancelling, batches, world=2, steps=2, check=True, precision="32-true")
 
 

@@ -100,6 +100,38 @@ class BothWays(SideBySide):
         return super().fake(real) + torch.randn(2 * n, width, dtype=real.dtype).view(2, n, width).sum(0)
 
 
+class Frames(Plain):
+    """What is drawn, and how often, varies from step to step, as with the number of frames of a video."""
+
+    def fake(self, real):
+        n, frames = len(real), (3, 5, 2, 4)[self.step % 4]
+        z = sum(torch.randn(n, 4, dtype=real.dtype) for _ in range(frames))
+        z = z.repeat_interleave(frames, 0) + torch.randn(n * frames, 4, dtype=real.dtype)
+        return self.generator(z + self.of_all(real)).view(n, frames, 6).mean(1)
+
+    def of_all(self, real):
+        return torch.randn(8, 4, dtype=real.dtype).mean(0) if self.step % 2 else 0.0
+
+
+class LateFrames(Frames):
+    """What all samples share is drawn for the first time between two trials. It looks like a row for each sample."""
+
+    def of_all(self, real):
+        return torch.randn(8, 4, dtype=real.dtype).mean(0) if self.step == 2 else 0.0
+
+
+class JoinsSideBySide(Plain):
+    """A later phase draws several rows for each sample, side by side, as the first one does."""
+
+    def configure_phases(self):
+        yield Phase("discriminator", self.judge, "discriminator")
+        yield Phase("generator", self.fool, "generator", start=1)
+
+    def fake(self, real):
+        z = torch.randn(len(real) * 3, 4, dtype=real.dtype).view(len(real), 3, 4)
+        return self.generator(z).mean(1)
+
+
 class SideBySideInParts(SideBySide):
     micro_batches = 2
 
@@ -214,6 +246,11 @@ DRAWS = {
     "draws that may be of samples": Scene(Ambiguous, **BY_TRIAL),
     "samples in the second dimension": Scene(Recurrent, **BY_TRIAL),
     "samples side by side": Scene(SideBySide, **BY_TRIAL),
+    "later_side_by_side": Scene(JoinsSideBySide, **BY_TRIAL),
+    "varying_draws": Scene(
+        Frames, **BY_TRIAL,
+        refused=(Refused(LateFrames, "ddp", "step 2 drew other numbers than one device, where the game drew"),),
+    ),
     "draws by NumPy and Python": Scene(
         Unlike, policies={"ddp": 2}, checked=("ddp",), mutants=(Mutant("by torch's generator", "ddp", ByTorch),)
     ),

@@ -113,14 +113,14 @@ def test_other_draws_by_the_authors_generator_are_left_alone():
 
 
 def test_a_row_by_row_draw_that_all_share_is_one_devices_whatever_that_takes_it_for():
-    known = {0: noise.Drawn("poisson", (8,), 2, None)}
+    known = {(0, ()): noise.Drawn("poisson", (8,), 2, None)}
     with noise.at(noise.Place((1,), 4, 4, 8, known=known)):
         shared = torch.poisson(torch.full((8,), 5.0))
     assert torch.equal(shared, drawn(lambda x: torch.poisson(torch.full((8,), 5.0)), 0, 8))
 
 
 def test_samples_in_another_dimension_are_those_of_one_device():
-    known = {0: noise.Drawn("bernoulli_", (5, 2, 3), 2, 1)}
+    known = {(0, ()): noise.Drawn("bernoulli_", (5, 2, 3), 2, 1)}
 
     def dropped(first, rows, stride=1):
         with noise.at(noise.Place((1,), first, rows, 8, stride, known=known)):
