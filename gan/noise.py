@@ -169,7 +169,7 @@ class Place:
         looks like a row for each sample, or a few, is taken for it.
         """
         made = self.made.get(call)
-        if made is not None and (made.name, made.shape, made.rows) == (name, tuple(shape), self.samples):
+        if made is not None and made.shape == shape and (made.name, made.rows) == (name, self.samples):
             self.drawn[call] = made
             return made
         known, guessed = self._known(call, name, shape, site)

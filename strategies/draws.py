@@ -32,11 +32,12 @@ the first one, and restores it for the second. So the place and its count are pa
 the ranks that add up together. See [Note: the world of a forward] in gan/ranks.py.
 """
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from types import FrameType
 from typing import Any
@@ -64,6 +65,7 @@ BY_ROWS = {  # how many dimensions a single draw has
 }
 BY_GENERATOR = " with generator="  # ends the name of a draw
 SHOWN = 5  # shapes in a line
+FOLDERS = tuple(os.path.join(os.path.dirname(each), "") for each in (__file__, str(torch.__file__)))
 
 
 _torchs = torch.get_rng_state, torch.set_rng_state  # its own functions
@@ -129,14 +131,17 @@ def _kernel(name: str, key: str, own: Kernel) -> Kernel:
     return kernel
 
 
-def _site() -> Site:
-    """The innermost code that is neither torch's nor ours."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("torch", "strategies"):
-            return frame.f_code.co_qualname, frame.f_lasti
+def _site(place: Place) -> Site:
+    """The innermost code that is neither torch's nor ours. Where all samples are here nothing hangs on that."""
+    frame: FrameType | None = sys._getframe(1) if place.rows < place.total else None
+    while frame is not None and _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
-    return ()
+    return () if frame is None else (frame.f_code.co_qualname, frame.f_lasti)
+
+
+@cache
+def _is_ours(file: str) -> bool:
+    return file.startswith(FOLDERS)
 
 
 def _in_place(
@@ -147,7 +152,7 @@ def _in_place(
     dtype = torch.float32 if halved else self.dtype
     whole = self.is_contiguous() and not halved
     call = place.next_call()
-    drawn = place.drawn_by_network(call, name if generator is None else name + BY_GENERATOR, self.shape, _site())
+    drawn = place.drawn_by_network(call, name if generator is None else name + BY_GENERATOR, self.shape, _site(place))
     dim, parts = drawn.dim, place.parts_of(drawn)
 
     def draw(part: Tensor, generator: torch.Generator) -> Tensor:
@@ -175,7 +180,7 @@ def _in_place(
 
 def _by_rows(original: Kernel, place: Place, name: str, self: Tensor, *args: Any) -> Tensor:
     call, device, n = place.next_call(), self.device, len(self) if self.dim() > BY_ROWS[name] else 0
-    drawn = place.drawn_by_network(call, name, self.shape if n else (), _site())
+    drawn = place.drawn_by_network(call, name, self.shape if n else (), _site(place))
     parts = place.parts_of(drawn) if drawn.dim == 0 else None
     with noise.at(None):  # what it is made of draws by this generator
         if not n:
