@@ -33,7 +33,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -190,14 +189,16 @@ class Place:
         The site decides: what a loss draws, and how often, may change from step to step. A network that torch has
         compiled has no sites.
         """
+        kind = name, len(shape)
         found = self.known.get((call, site))
-        if found is not None and found.like(name, shape):
+        if found is not None and (found.name, len(found.shape)) == kind:
             return found, False
-        alike = [(at, where, each) for (at, where), each in self.known.items() if each.like(name, shape)]
-        here = [(abs(at - call), each) for at, where, each in alike if where == site]
+        everyone = [(at, where, each) for (at, where), each in self.known.items()]
+        here = [(at, each) for at, where, each in everyone if where == site and (each.name, len(each.shape)) == kind]
         if here:
-            return min(here, key=itemgetter(0))[1], False
-        guesses = [each for at, _, each in alike if at == call] or [each for _, _, each in alike if each.dim]
+            return min(here, key=lambda pair: abs(pair[0] - call))[1], False
+        alike = [(at, each) for at, _, each in everyone if each.like(name, shape)]
+        guesses = [each for at, each in alike if at == call] or [each for _, each in alike if each.dim]
         return (guesses[0] if guesses else None), True
 
     def parts_of(self, drawn: Drawn) -> list[range] | None:

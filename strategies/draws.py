@@ -65,6 +65,7 @@ BY_ROWS = {  # how many dimensions a single draw has
 }
 BY_GENERATOR = " with generator="  # ends the name of a draw
 SHOWN = 5  # shapes in a line
+LOSSES = os.path.join(os.path.dirname(__file__), "turn.py")  # where they are called
 FOLDERS = tuple(os.path.join(os.path.dirname(each), "") for each in (__file__, str(torch.__file__)))
 
 
@@ -132,11 +133,14 @@ def _kernel(name: str, key: str, own: Kernel) -> Kernel:
 
 
 def _site(place: Place) -> Site:
-    """The innermost code that is neither torch's nor ours. Where all samples are here nothing hangs on that."""
+    """The calls of a loss that have led here, without torch's and ours. Not where all samples are here."""
     frame: FrameType | None = sys._getframe(1) if place.rows < place.total else None
-    while frame is not None and _is_ours(frame.f_code.co_filename):
+    found: list[str | int] = []
+    while frame is not None and frame.f_code.co_filename != LOSSES:
+        if not _is_ours(frame.f_code.co_filename):
+            found += frame.f_code.co_qualname, frame.f_lasti
         frame = frame.f_back
-    return () if frame is None else (frame.f_code.co_qualname, frame.f_lasti)
+    return tuple(found)
 
 
 @cache
@@ -253,6 +257,7 @@ class Draws:
         self.known: Known = {} if known is None else known
         self.proven: set[tuple[str, int, Site]] = set()  # those with which a trial agreed
         self.seen: ByPhase = {}  # of the last time that a phase was played
+        self.compiled = False  # then sites are those of what torch has made of the code, which no trial plays
 
     def begin(self, phase: Phase) -> None:
         self.seen[phase.name] = {}
@@ -296,7 +301,16 @@ class Draws:
 
     def guesses(self, phase: Phase) -> frozenset[Site]:
         """The sites of what the phase has drawn that no trial has shown."""
-        return frozenset(draw.site for draw in self.seen[phase.name].values() if draw.guessed and not draw.whole)
+        return frozenset(draw.site for draw in self.seen[phase.name].values() if self._is_open(draw))
+
+    def _is_open(self, draw: Drawn) -> bool:
+        return draw.guessed and not draw.whole and not self.compiled
+
+    def unmet(self) -> bool:
+        """Whether the last step has drawn what a trial after it has not, as where the author's own dice decide that."""
+        shown = {(phase, site) for phase, known in self.known.items() for _, site in known}
+        drawn = ((phase, draw) for phase, calls in self.seen.items() for draw in calls.values())
+        return any(self._is_open(draw) and (phase, draw.site) not in shown for phase, draw in drawn)
 
     def wrong_guesses(self) -> list[str]:
         """What the last step has drawn otherwise than a trial after it has shown."""

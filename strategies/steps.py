@@ -47,6 +47,7 @@ class Steps:
         training = replace(training, forms=self.forms)
         self.game, self.training, self.lockstep, self.compared = game, training, lockstep, compared
         self.guard, self.policies = training.guard, training.policies
+        training.draws.compiled = any(each.compiled or each.compiled_by_author for each in self.policies.values())
         self.trials = Trials(game.phases if checked else (), check == "often")
         self.trial: Trial | None = None  # that is played now
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
@@ -65,9 +66,11 @@ class Steps:
                 check(partial(self._try, play, args, kwargs))
             self.losses = {}
             output = self._pass(play, batch, *args, **kwargs)
-            if self.forms is not None and self.forms.new_on_all():
-                check(partial(self._try, play, args, kwargs))
-                check_guesses(self.training, step)
+            if self.forms is not None:
+                if new := self.forms.new_on_all():
+                    check(partial(self._try, play, args, kwargs))
+                    check_guesses(self.training, step)
+                self.forms.end_step(forget=new and self.training.draws.unmet())
             if not self.trials.played and any(phase.due(step, lambda _: False) for phase in game.phases):
                 raise UserError(
                     f"training_step() of {type(game).__name__} played no phase, so nothing has learned; call "

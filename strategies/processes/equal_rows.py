@@ -3,7 +3,7 @@
 With batches of other sizes the mean of the ranks' gradients is not the mean over the samples.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -72,6 +72,7 @@ class EqualRows:
 
 
 NODES, FORMS = 16, 12  # first nodes of a graph; forms of a phase
+AGAIN = 10  # how often forms are new again, because a trial has not met them
 
 
 class Forms:
@@ -86,9 +87,10 @@ class Forms:
         assert rows.store is not None
         self.rows, self.store = rows, rows.store
         self.known: dict[str, set[int]] = {}
-        self.new: list[str] = []  # keys of this step, without the rank
+        self.new: dict[str, tuple[str, int]] = {}  # of this step, by keys without the rank
+        self.again = AGAIN
 
-    def saw(self, phase: str, losses: Mapping[str, Tensor], draws: Hashable = None) -> None:
+    def saw(self, phase: str, losses: Mapping[str, Tensor], draws: frozenset[Any] = frozenset()) -> None:
         """These are the losses of a phase, before their backward, and what it drew that no trial has shown."""
         nodes: list[Any] = [loss.grad_fn for loss in losses.values()]
         for node in nodes:
@@ -96,16 +98,24 @@ class Forms:
                 nodes += [inner for inner, _ in node.next_functions]
         known, form = self.known.setdefault(phase, set()), hash((*losses, *map(type, nodes), draws))
         if form not in known and len(known) < FORMS:
-            if known:
-                self.new.append(f"form of '{phase}', {self.rows.run}, {self.rows.steps}, rank ")
-                self.store.set(own := f"{self.new[-1]}{self.rows.world.rank}", "")
+            if known or draws:
+                key = f"form of '{phase}', {self.rows.run}, {self.rows.steps}, rank "
+                self.new[key] = phase, form
+                self.store.set(own := f"{key}{self.rows.world.rank}", "")
                 self.store.check([own])  # returns when the store has it
             known.add(form)
 
     def new_on_all(self) -> bool:
         """Whether a phase of this step had a new form on all ranks. Call it when its gradients are reduced."""
-        new, self.new = self.new, []
-        return any(self.store.check([f"{key}{rank}" for rank in range(self.rows.world.size)]) for key in new)
+        return any(self.store.check([f"{key}{rank}" for rank in range(self.rows.world.size)]) for key in self.new)
+
+    def end_step(self, forget: bool) -> None:
+        """`forget`: what was new is new again the next time."""
+        if forget and self.again:
+            self.again -= 1
+            for phase, form in self.new.values():
+                self.known[phase].discard(form)
+        self.new = {}
 
 
 def _refuse_unequal(sizes: Mapping[int, int], where: str = "") -> None:

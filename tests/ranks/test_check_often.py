@@ -1,5 +1,6 @@
 """What differs from one device only after the first step is named, because later steps are tried too."""
 
+import random
 import re
 import warnings
 from unittest import mock
@@ -13,7 +14,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.check import trial
 from strategies.check.trial import Trials
-from strategies.processes.equal_rows import EqualRows, Forms
+from strategies.processes.equal_rows import AGAIN, EqualRows, Forms
 from strategies.world import World
 from tests.ranks.test_check import One, Stateful, _warned
 from tests.support.hard_games import HARD
@@ -236,6 +237,26 @@ def test_what_an_object_keeps_that_is_called_is_named(ranks):
         assert "A loss also keeps other values in 'ratio.total', 'ratio.weight' than one device would." in found
 
 
+class Tosses(One):
+    """Dice of the game's own decide whether all samples share a draw. The trial after such a step throws them again."""
+
+    def __init__(self):
+        super().__init__()
+        self.dice = random.Random(5)
+
+    def play(self, batch):
+        x = batch["x"]
+        if self.dice.random() < 0.3:
+            x = x * torch.rand(8, 6, dtype=x.dtype).mean(0)
+        return self.net(x + torch.randn(len(x), 6, dtype=x.dtype)).square().mean()
+
+
+def test_a_guess_that_a_trial_did_not_meet_is_tried_again(ranks):
+    """Dice that the trials of step 0, 1, 3 and 10 and the first of those after a step throw without that draw."""
+    for found in ranks(2).run(refused, Tosses, world=2, steps=40, check=True):
+        assert "drew other numbers than one device, where the game drew something for the first time" in found
+
+
 def test_what_ranks_remember_differently_is_said(ranks):
     said = ranks(2).run(refused, Running, world=2, steps=LATER, check=True)[0]
     assert "on another, for the same samples" in said and "What a loss remembers" in said
@@ -306,14 +327,16 @@ def forms(size=2):
     return [Forms(each) for each in rows]
 
 
-def new_forms(*steps):
+def new_forms(*steps, forget=False, draws=frozenset()):
     """Whether each step, with these losses of two ranks, has a form that is new on both."""
     both, found = forms(), []
     for step in steps:
         for form, losses in zip(both, step, strict=True):
             form.rows.steps += 1
-            form.saw("play", losses)
+            form.saw("play", losses, draws)
         first, second = (form.new_on_all() for form in both)
+        for form in both:
+            form.end_step(forget)
         assert first == second
         found.append(first)
     return found
@@ -325,6 +348,9 @@ def test_a_form_of_a_loss_is_new_once_and_only_if_it_is_new_on_all_ranks():
     named, deep = {"other": x.mean()}, {"loss": (x * 2).exp().mean() + x.sum()}
     assert new_forms((mean, mean), (mean, mean), (total, total), (mean, mean), (total, total)) == [0, 0, 1, 0, 0]
     assert new_forms((mean, mean), (named, named), (deep, mean), (mean, deep), (deep, deep)) == [0, 1, 0, 0, 0]
+    many = [(mean, mean)] * (AGAIN + 3)  # draws that no trial has shown
+    assert new_forms(*many, draws=frozenset([("play", 1)])) == [1] + [0] * (AGAIN + 2)
+    assert new_forms(*many, draws=frozenset([("play", 1)]), forget=True) == [1] * (AGAIN + 1) + [0, 0]
 
 
 def test_often_each_phase_is_tried_at_least_every_tenth_time():

@@ -101,23 +101,25 @@ class BothWays(SideBySide):
 
 
 class Frames(Plain):
-    """What is drawn, and how often, varies from step to step, as with the number of frames of a video."""
+    """What is drawn, how often and of what size varies from step to step, as with the number of frames of a video."""
 
     def fake(self, real):
         n, frames = len(real), (3, 5, 2, 4)[self.step % 4]
-        z = sum(torch.randn(n, 4, dtype=real.dtype) for _ in range(frames))
-        z = z.repeat_interleave(frames, 0) + torch.randn(n * frames, 4, dtype=real.dtype)
-        return self.generator(z + self.of_all(real)).view(n, frames, 6).mean(1)
+        z = sum(self.drawn(n) for _ in range(frames)).repeat_interleave(frames, 0) + self.drawn(n * frames)
+        return self.generator(z + self.of_all()).view(n, frames, 6).mean(1)
 
-    def of_all(self, real):
-        return torch.randn(8, 4, dtype=real.dtype).mean(0) if self.step % 2 else 0.0
+    def drawn(self, rows):
+        return torch.randn(rows, 4, dtype=torch.float64)
+
+    def of_all(self):
+        return self.drawn((8, 16)[self.step // 2 % 2]).mean(0) if self.step % 2 else 0.0
 
 
 class LateFrames(Frames):
     """What all samples share is drawn for the first time between two trials. It looks like a row for each sample."""
 
-    def of_all(self, real):
-        return torch.randn(8, 4, dtype=real.dtype).mean(0) if self.step == 2 else 0.0
+    def of_all(self):
+        return self.drawn(8).mean(0) if self.step == 2 else 0.0
 
 
 class JoinsSideBySide(Plain):

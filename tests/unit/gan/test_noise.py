@@ -205,8 +205,8 @@ def test_what_belongs_to_no_sample_is_refused_on_several_ranks():
 # ---- draws of networks: what belongs to samples ----
 
 
-def of_network(place, shape, name="normal_"):
-    dim = place.drawn_by_network(place.next_call(), name, shape).dim
+def of_network(place, shape, name="normal_", site=()):
+    dim = place.drawn_by_network(place.next_call(), name, shape, site).dim
     assert place.drawn[place.calls - 1].dim == dim
     return dim
 
@@ -220,15 +220,18 @@ def test_without_a_trial_one_row_for_each_sample_or_a_few_are_the_samples(shape,
 
 
 def test_what_a_trial_has_shown_is_kept_where_the_draw_is_the_same():
-    known = {0: noise.Drawn("normal_", (512, 7), 1, 0), 1: noise.Drawn("normal_", (8, 3), 1, None)}
+    one, other = ("loss", 1), ("loss", 2)
+    known = {(0, one): noise.Drawn("normal_", (512, 7), 1, 0), (1, other): noise.Drawn("normal_", (8, 3), 1, None)}
     place = Place((1,), 0, 4, 8, known=known)
-    assert [of_network(place, shape) for shape in ((512, 7), (4, 3), (4, 3))] == [0, None, 0]
-    assert of_network(Place((1,), 0, 4, 8, known=known), (512, 8)) is None  # another draw than the trial's
-    assert of_network(Place((1,), 0, 4, 8, known=known), (512, 7), "uniform_") is None
+    asked = ((512, 7), one), ((4, 3), other), ((4, 3), ("loss", 3)), ((512, 8), one), ((16, 7), other)
+    assert [of_network(place, shape, site=site) for shape, site in asked] == [0, None, 0, 0, None]
+    assert [draw.guessed for draw in place.drawn.values()] == [False, False, True, False, False]
+    assert of_network(Place((1,), 0, 4, 8, known=known), (512, 8)) is None  # of no site, and another than the trial's
+    assert of_network(Place((1,), 0, 4, 8, known=known), (512, 7), "uniform_", one) is None
 
 
 def test_samples_further_back_are_so_at_any_time_and_in_later_calls():
-    place = Place((1,), 0, 4, 8, known={0: noise.Drawn("bernoulli_", (4, 2, 3), 2, 1)})
+    place = Place((1,), 0, 4, 8, known={(0, ()): noise.Drawn("bernoulli_", (4, 2, 3), 2, 1)})
     shapes = (4, 4, 3), (9, 4, 3), (5, 8, 7), (4, 3, 3), (4, 4)
     assert [of_network(place, shape, "bernoulli_") for shape in shapes] == [1, 1, 1, None, 0]
 
