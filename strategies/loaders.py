@@ -106,8 +106,11 @@ def check_loader(loader: Any, ranks: int, training: bool) -> None:
         if type(sampler) is DistributedSamplerWrapper:
             sampler.__class__ = SameOrder
         if training and ranks > 1 and type(sampler) in (DistributedSampler, SameOrder):
+            loader = "GlobalLoader(dataset"
+            if type(sampler) is SameOrder:  # of the author's own sampler, such as a WeightedRandomSampler
+                loader = "GlobalStream(the samples in your sampler's order"
             rank_zero_warn(
                 f"the training loader deals samples out one by one (rank 0 gets 0, {ranks}, {2 * ranks}, ...), so "
-                f"training differs from one device's; return GlobalLoader(dataset, batch_size=...) from "
-                f"train_dataloader(), with `from datasets import GlobalLoader`; batch_size counts all ranks' samples"
+                f"training differs from one device's; return {loader}, batch_size=...) from train_dataloader(), with "
+                f"`from datasets import {loader.partition('(')[0]}`; batch_size counts all ranks' samples"
             )

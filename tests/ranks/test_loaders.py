@@ -136,10 +136,15 @@ def test_the_control_lightnings_sampler_differs(ranks):
 
 def warned(make):
     """The first rank warns for all."""
-    words = r"the training loader deals samples out one by one \(rank 0 gets 0, 2, 4, ...\), .* GlobalLoader\(dataset"
+    advice = r"GlobalStream\(the samples in your sampler's order" if make is by_weights else r"GlobalLoader\(dataset"
+    words = rf"the training loader deals samples out one by one \(rank 0 gets 0, 2, 4, ...\), .* {advice}"
     first = torch.distributed.get_rank() == 0
     with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext():
         fit(make, 2, epochs=1)
+
+
+def by_weights():
+    return DataLoader(Own(), BATCH // 2, sampler=WeightedRandomSampler(torch.ones(len(Own())), len(Own())))
 
 
 def dealt():
@@ -147,7 +152,7 @@ def dealt():
 
 
 @pytest.mark.promise("noise for two loaders; Lightning's own sampler (a warning)")
-@pytest.mark.parametrize("make", [lightnings, dealt])
+@pytest.mark.parametrize("make", [lightnings, dealt, by_weights])
 def test_samples_that_are_dealt_out_one_by_one_are_named(make, ranks):
     ranks(2).run(warned, make)
 
