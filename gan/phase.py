@@ -31,8 +31,8 @@ class Player:
       floating-point numbers, such as running statistics, are averaged too; else averaged weights are used with the
       buffers of training, "copied".
     - `clip`: the largest norm of the player's whole gradient.
-    - `blocks`: names of sub-modules, as in `named_modules()`, that the option `recompute` computes again one by one.
-      Without them it chooses blocks itself.
+    - `blocks`: names of sub-modules, as in `named_modules()`. The option `recompute` computes them again one by one,
+      `fsdp` gathers them one by one, and `pipeline` cuts between them. Without `blocks` they are found.
     - `after`: a function that gets the module after each update, e.g. to clip weights or to give them a norm. All
       weights are whole then, under every policy, and what it writes to them is kept. It is called without gradients, on
       every rank, and must write the same on all of them. Averages see what it has written.
@@ -51,8 +51,8 @@ class Player:
       resumed run checks that it has not changed.
 
     A network that is too large for one device is made on `torch.device("meta")`, where weights need no memory. They
-    come from `weights`, or each module's `reset_parameters()` makes them (see gan/making.py). Under `zero3` and `fsdp`
-    no rank has all of them at once.
+    come from `weights`, or each module's `reset_parameters()` makes them (see gan/making.py). Under `zero3`, `fsdp` and
+    `pipeline` no rank has all of them at once.
 
     The module may be a part of a network, or some parameters of one: `nn.ParameterList(adapters)`. A parameter learns
     in one player only. One that does not learn may belong to several players (see `parameters_of`).
