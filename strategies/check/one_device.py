@@ -475,7 +475,7 @@ def _said(lines: Mapping[str, str], which: str, training: Training, step: int, t
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
     if trial.own:
         advice.append(f"A loss also keeps {_kept_otherwise(trial)}.")
-    before = " Weights, and checkpoints, may differ since the trial before this one." if step else ""
+    before = " Weights and checkpoints may differ since the trial before this one, so begin again." if step else ""
     return (
         f"{training.world.size} ranks would not train as one device does. In a trial of step {step}, on {which} "
         f"samples of each rank, these differ:{listed}\n{' '.join(advice)}{before} To train all the same, type "

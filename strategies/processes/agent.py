@@ -138,7 +138,8 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
             if history.ended:
                 say(history.last)
                 raise KeyboardInterrupt
-            raise UserError("\n".join(filter(None, (history.last, launch.advice(name())))))
+            advice = "" if history.untrue else launch.advice(name())
+            raise UserError("\n".join(filter(None, (history.last, advice))))
         except (RendezvousConnectionError, RendezvousTimeoutError, DistError) as error:
             if "EADDRINUSE" in str(error):
                 raise UserError(f"{meeting}: another program listens there already; take another port") from error
@@ -178,10 +179,12 @@ class History:
         self.left = self.allowed = restarts
         self.last = ""
         self.ended = False  # somebody has asked the run to end
+        self.untrue = False  # a trial has shown that the weights are not those of one device
         self._step, self._times = NEVER, 0
 
     def again(self, failure: Failure, step: int) -> bool:
         """Whether to start the ranks again after a failure at this step (NEVER: before their first step)."""
+        self.untrue = failure.error == "RanksDiffer"
         self._times = self._times + 1 if step == self._step else 1
         self._step = step
         where = f"step {step}" if step != NEVER else "before the first step"

@@ -361,6 +361,13 @@ def test_a_mistake_is_not_tried_again_but_a_kill_is_unless_it_comes_again_and_ag
     assert not history.again(failure(LOST), 9)
 
 
+@pytest.mark.parametrize(("error", "untrue"), [("RanksDiffer", True), ("UserError", False)])
+def test_weights_that_a_trial_has_found_wrong_are_nothing_to_go_on_from(error, untrue):
+    history = History(3)
+    assert not history.again(replace(failure(REFUSED), error=error), 5)
+    assert history.untrue == untrue
+
+
 def test_a_mistake_that_another_rank_has_found_is_not_tried_again_either():
     """A rank that follows may end before the rank that has found the mistake."""
     survivor, history = Survivor(1), History(3)
