@@ -54,15 +54,15 @@ ROOM = {"cpu": 4}  # a device may get so many times its own batch; a GPU once, b
 SHOWN = 6  # differences in the error
 
 # Two numbers are equal if they differ by less than this part of their size: sums in another order are rounded anew.
-ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-5}
-ON_DEVICE = {torch.float64: 1e-9, torch.float32: 2e-3}  # accelerators multiply float32 with fewer bits
+# With 2e-5 for float32 StyleGAN2 was refused on CPUs: rounding turns a sign now and then, before a leaky ReLU.
+ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-3}
 COARSE = 5e-2  # for bfloat16 and float16
 # What differs by more is compared with what rounding does to it. See [Note: rounding is measured].
 PATIENCE = 10.0  # seconds for all other ranks to fail as one has
 SHAKES, SPREAD = 3, 100.0
 # But a gradient of this part of the player's largest, and this part of a loss, are not made of rounding alone.
 SMALL = 1e-2
-LEAST = 1e-2  # gradients that differ by this part of the rounding of the largest one are equal: sums that cancel
+LEAST = 1e-4  # gradients that differ by this part of the rounding of the largest one are equal: sums that cancel
 SMALL_LOSS = 1e-3  # smaller losses are taken as if they had this size
 
 THE_SAME_ON_ALL_RANKS = "Write what is the same on all ranks: gan.ranks.mean(x) or gan.ranks.sum(x) in place of x."
@@ -236,8 +236,7 @@ class Tries:
         together.unlike = {name for each in gather(together.unlike) for name in each}
         learners = [policy for policy in training.policies.values() if policy.requiring_grad]
         dtypes = together.dtypes | {weight.dtype for policy in learners for weight in policy.requiring_grad.values()}
-        known = ROUNDING if training.world.device.type == "cpu" else ON_DEVICE
-        rounding = max(known.get(dtype, COARSE) for dtype in dtypes)
+        rounding = max(ROUNDING.get(dtype, COARSE) for dtype in dtypes)
         losses, repeated = gather(together.losses), gather(alone.losses)
         comparison = Comparison(losses, repeated, together, alone, rounding, together.unlike)
         first, *others = gather(comparison.kept())
@@ -248,7 +247,7 @@ class Tries:
             with Casts() as casts, OwnCollectives(together.collectives.add):
                 shaken = [self(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
             dtypes |= {dtype for each in gather(casts.dtypes) for dtype in each}
-            coarser = replace(comparison, rounding=max(known.get(dtype, COARSE) for dtype in dtypes))
+            coarser = replace(comparison, rounding=max(ROUNDING.get(dtype, COARSE) for dtype in dtypes))
             lines = coarser.lines(moved(alone, shaken))
         return together, dict(line for each in gather(lines) for line in each.items())
 
