@@ -186,8 +186,8 @@ class Place:
     def _known(self, call: int, name: str, shape: Sequence[int], site: Site) -> tuple[Drawn | None, bool]:
         """What a trial has shown of this draw, or of one that is like it; and whether that is a guess.
 
-        The site decides: what a loss draws, and how often, may change from step to step. A network that torch has
-        compiled has no sites.
+        The site decides: what a loss draws, and how often, may change from step to step. Where torch has compiled a
+        network, its draws have other sites than in a trial, so they are guessed.
         """
         kind = name, len(shape)
         found = self.known.get((call, site))

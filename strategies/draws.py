@@ -133,7 +133,7 @@ def _kernel(name: str, key: str, own: Kernel) -> Kernel:
 
 
 def _site(place: Place) -> Site:
-    """The calls of a loss that have led here, without torch's and ours. Not where all samples are here."""
+    """The calls of a loss that have led here, without torch's and ours. Empty on one device, which needs no site."""
     frame: FrameType | None = sys._getframe(1) if place.rows < place.total else None
     found: list[str | int] = []
     while frame is not None and frame.f_code.co_filename != LOSSES:

@@ -18,7 +18,7 @@ NOT_THE_GAME = {"torch", "lightning", "deepspeed", "gan", "nets", "datasets", "s
 
 
 class OwnCollectives(TorchDispatchMode):
-    """Tells `found` of collectives that the game, or a library of its, calls past gan.ranks, before they run."""
+    """Tells `found` of collectives that the game, or a library that it uses, calls past gan.ranks, before they run."""
 
     def __init__(self, found: Callable[[str], object]) -> None:
         super().__init__()

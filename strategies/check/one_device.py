@@ -177,9 +177,9 @@ def check_guesses(training: Training, step: int) -> None:
     if wrong:
         raise RanksDiffer(
             f"step {step} drew other numbers than one device, where the game drew something for the first time: "
-            f"{', '.join(dict.fromkeys(wrong))}. What so looks like rows of samples must be that, and what does not "
-            f"must be for the whole batch: draw it by gan.noise, with common=True for one draw of the whole batch. "
-            f"Weights and checkpoints differ since this step"
+            f"{', '.join(dict.fromkeys(wrong))}. Whether that has a row for each sample was guessed. Draw it by "
+            f"gan.noise, with common=True for one draw of the whole batch. Weights and checkpoints differ since this "
+            f"step, so begin again"
         )
 
 
