@@ -22,60 +22,34 @@ so a difference is only said, and only of what the author's code also reads.
 """
 
 import copy
-import math
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_warn
-from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor
 
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
 from gan.pool import ImagePool
-from nets.norm import rows_together, unsynchronised
+from nets.norm import unsynchronised
+from strategies.check.comparison import COARSE, ROUNDING, SHAKES, Comparison, moved, shake_weights
+from strategies.check.samples import deal, first_samples, has_room, on_cpu
 from strategies.check.trial import RanksDiffer, Snapshot, Trial
 from strategies.draws import BY_GENERATOR
-from strategies.micro_batches import deal_batch, first_rows, join_batches, rows
+from strategies.micro_batches import join_batches, rows
 from strategies.observers import Casts, OwnCollectives
-from strategies.policies.policy import Policy
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training
 
-SAMPLES = 2  # of each rank, at least
-ROOM = {"cpu": 4}  # a device may get so many times its own batch; a GPU once, because it may have no more memory
 SHOWN = 6  # differences in the error
-
-# Two numbers are equal if they differ by less than this part of their size: sums in another order are rounded anew.
-# With 2e-5 for float32 StyleGAN2 was refused on CPUs: rounding turns a sign now and then, before a leaky ReLU.
-ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-3}
-COARSE = 5e-2  # for bfloat16 and float16
-# What differs by more is compared with what rounding does to it. See [Note: rounding is measured].
 PATIENCE = 10.0  # seconds for all other ranks to fail as one has
-SHAKES, SPREAD = 3, 100.0
-# But a gradient of this part of the player's largest, and this part of a loss, are not made of rounding alone.
-SMALL = 1e-2
-LEAST = 1e-4  # gradients that differ by this part of the rounding of the largest one are equal: sums that cancel
-SMALL_LOSS = 1e-3  # smaller losses are taken as if they had this size
 
-THE_SAME_ON_ALL_RANKS = "Write what is the same on all ranks: gan.ranks.mean(x) or gan.ranks.sum(x) in place of x."
 WORDS = "Let gan.ranks.sum(x), gan.ranks.mean(x) and gan.ranks.gather(x) do that."
-REMEMBERED = (
-    "What a loss remembers from earlier steps must be the same on all ranks: keep gan.ranks.mean(x), gan.ranks.sum(x) "
-    "or gan.ranks.gather(x) in place of x. So must what hooks write to weights: draw for it from a torch.Generator "
-    "that is seeded alike on all ranks."
-)
-A_MEAN_OVER_SAMPLES = (
-    "A loss must be a mean over samples. Where it needs a number of the whole batch, take gan.ranks.mean(x), "
-    "gan.ranks.sum(x) or gan.ranks.gather(x). So must a batch norm that is written by hand, or call F.batch_norm."
-)
 DRAWS = (
     "The phase draws. A draw must have a row for each sample, or several: all draws of the game in blocks, as "
     "torch.cat makes them, or all side by side, as nn.MultiheadAttention drops its weights (not with "
@@ -102,53 +76,30 @@ def check_step(
 
     `ready`: whether a phase with a `when` is tried. `play(trial, batch)` plays the step for a trial.
     """
-    own, gather = _samples(game, training, batch), training.world.gather
+    own, gather = first_samples(game, training, batch), training.world.gather
     if len(set(gather(None if own is None else rows(own)))) > 1 or own is None:  # unequal rows are refused in the phase
         return
     kept = Snapshot(game, training.policies)
     if kept.iterators:
-        rank_zero_warn(
-            f"the first step is not checked against one device, because a trial would move on the iterator "
-            f"'{kept.iterators[0]}', which cannot be put back; let batches come from train_dataloader()"
+        _not_checked(
+            f"a trial would move on the iterator '{kept.iterators[0]}', which cannot be put back; let batches come "
+            f"from train_dataloader()"
         )
         return
-    tries = Tries(game, training, kept, play)
-    tries.compare_answers(ready)
-    fits = rows(own) < rows(batch) and training.world.size <= ROOM.get(training.world.device.type, 1)
-    dealt = None
     try:
-        samples = join_batches(gather(own))
+        samples, more = join_batches(gather(own)), batch
     except UserError as error:  # a loader may make samples as long as the longest one of its batch
-        if (dealt := _dealt(game, training, batch)) is None:
-            rank_zero_warn(f"the first step is not checked against one device, because {error}")
+        if (dealt := deal(game, training, batch)) is None:
+            _not_checked(error)
             return
-        own, samples = dealt
+        (own, samples), more = dealt, None
         rank_zero_warn(
             f"{error}. Else what is drawn for a batch, and what a network makes of padding, differ from one device"
         )
-
-    def with_more() -> tuple[Trial, dict[str, str]] | None:
-        each = gather(_samples(game, training, batch, most=True))
-        if dealt or any(part is None for part in each):
-            return None
-        tries.whole = rows(each[training.world.rank]) == rows(batch)
-        return tries.compare(each[training.world.rank], join_batches(each))
-
+    tries = Tries(game, training, kept, play)
+    tries.compare_answers(ready)
     try:
-        try:
-            together, lines = tries.compare(own, samples)
-            if lines and training.draws.take_otherwise():
-                _, lines = tries.compare(own, samples)
-        except TooFew:  # a loss may need a pack of ten samples, or take the best twelve of a batch
-            if (found := with_more()) is None:
-                raise
-            together, lines = found
-        if lines and game.step and not tries.whole:  # what takes each second sample goes otherwise through three
-            with suppress(TooFew):
-                together, lines = with_more() or (together, lines)
-        if fits and game.step == 0 and not (lines or tries.whole):
-            with suppress(TooFew):
-                _, lines = with_more() or (together, lines)
+        together, lines = tries.differences(own, samples, more)
     except TooFew as error:
         rank_zero_warn(f"no comparison with one device: {error}")
         return
@@ -171,6 +122,10 @@ def check_step(
         )
 
 
+def _not_checked(why: object) -> None:
+    rank_zero_warn(f"the first step is not checked against one device, because {why}")
+
+
 def check_guesses(training: Training, step: int) -> None:
     """Raise if the step has taken draws for what they are not: a trial after it has shown what they are."""
     wrong = [each for own in training.world.gather(training.draws.wrong_guesses()) for each in own]
@@ -183,6 +138,13 @@ def check_guesses(training: Training, step: int) -> None:
         )
 
 
+class TooFew(Exception):
+    """A loss fails on the samples of a trial, on all ranks. It may need more, or remember an earlier batch."""
+
+
+Found = tuple[Trial, dict[str, str]]  # the first trial, and what differs, with what to do
+
+
 class Tries:
     """Tries a step again and again, each time from what was kept."""
 
@@ -191,7 +153,7 @@ class Tries:
         self.whole = False  # whether the batches are whole: then one device may have no room for all
         # A trial deals the samples out otherwise, so each pool gets the images of all ranks.
         self.pools = [each for each in game.modules() if isinstance(each, ImagePool)]
-        everyone = training.world.gather((uuid.uuid4().hex, [_on_cpu(pool.own()) for pool in self.pools]))
+        everyone = training.world.gather((uuid.uuid4().hex, [on_cpu(pool.own()) for pool in self.pools]))
         self.images = [images for _, images in everyone]
         self.key, self.trials = f"trial {everyone[0][0]}", 0
 
@@ -210,7 +172,7 @@ class Tries:
                 self.play(trial, move_data_to_device(copy.deepcopy(samples), world.device))  # a loss may write into it
             except Exception as error:
                 tried = f"step {step} was tried on {rows(samples)} samples"
-                error.add_note(f"while {tried}; PhaseStrategy(check=False) leaves that out")
+                error.add_note(f"while {tried}; PhaseStrategy(check=False) leaves the trial out")
                 # A game may refuse a number of samples. Later trials have one that training has not.
                 refused = isinstance(error, UserError) and (not alone if self.whole else not step)
                 if refused or isinstance(error, RanksDiffer) or of_a_collective(error):  # another rank may be gone
@@ -224,7 +186,38 @@ class Tries:
             trial.state, trial.kept = self.kept.written(), self.kept.kept()
         return trial
 
-    def compare(self, own: Any, samples: Any) -> tuple[Trial, dict[str, str]]:
+    def differences(self, own: Any, samples: Any, batch: Any) -> Found:
+        """What differs on a few samples of each rank, or on as many as there is room for, where a few cannot tell.
+
+        `own` is this rank's part of `samples`. Without a `batch` there are no more.
+        """
+        draws, game = self.training.draws, self.game
+        try:
+            found = self.compare(own, samples)
+            if found[1] and draws.take_otherwise():
+                found = found[0], self.compare(own, samples)[1]
+        except TooFew:  # a loss may need a pack of ten samples, or take the best twelve of a batch
+            if (more := self._on_more(batch)) is None:
+                raise
+            return more
+        # A mask may be true for few samples only. Later, what takes each second sample goes otherwise through three.
+        again = bool(found[1]) if game.step else not found[1] and has_room(self.training, own, batch)
+        if again:
+            with suppress(TooFew):
+                found = self._on_more(batch) or found
+        return found
+
+    def _on_more(self, batch: Any) -> Found | None:
+        if batch is None:
+            return None
+        each = self.training.world.gather(first_samples(self.game, self.training, batch, most=True))
+        if any(part is None for part in each):
+            return None
+        own = each[self.training.world.rank]
+        self.whole = rows(own) == rows(batch)
+        return self.compare(own, join_batches(each))
+
+    def compare(self, own: Any, samples: Any) -> Found:
         """Try the step with all ranks together, and with each alone. Returns the first trial, and what differs.
 
         What differs on one rank is returned on all of them.
@@ -265,193 +258,6 @@ class Tries:
                     f"decides, and {not answers[0]} on others; let it read what is the same on all ranks, such as "
                     f"gan.ranks.mean(x)"
                 )
-
-
-def _on_cpu(batch: Any) -> Any:
-    """The batch without the graph of a loss, which may have asked for gradients of its samples."""
-    return apply_to_collection(batch, Tensor, lambda x: x.detach().cpu().requires_grad_(x.requires_grad))
-
-
-def _together(game: GanModule, training: Training) -> int:
-    """A trial has so many samples on each rank, or a multiple."""
-    together = math.lcm(*(phase.micro_batches for phase in game.phases))
-    return together * math.lcm(*(rows_together(policy.player.module) for policy in training.policies.values()))
-
-
-def _dealt(game: GanModule, training: Training, batch: Any) -> tuple[Any, Any] | None:
-    """This rank's part of the first rank's samples, and these samples; None if there are too few for all ranks."""
-    world = training.world
-    try:
-        first = world.broadcast(_on_cpu(batch))
-        count = rows(first) // (world.size * (together := _together(game, training))) * world.size * together
-        samples = first_rows(first, count)
-        return (deal_batch(samples, world.rank, world.size), samples) if count else None
-    except UserError:
-        return None
-
-
-def _samples(game: GanModule, training: Training, batch: Any, most: bool = False) -> Any:
-    """The first samples of this rank's batch, on the CPU: a few, or as many as one device has room for from all ranks.
-
-    None, with a warning, if there can be no trial.
-    """
-    together = _together(game, training)
-    try:
-        own_rows = rows(batch)
-        room = ROOM.get(training.world.device.type, 1) * own_rows // training.world.size
-        few = together * max(1, min(own_rows if most else SAMPLES, own_rows, room) // together)
-        samples = f"{few * training.world.size} samples, {few} of each rank"
-        why = f"which may have no memory for {samples}; check it once on fewer ranks"
-        counts = range(few, min(own_rows, room) + 1, together)
-        # A loss may keep what it made in an earlier step for as many samples as training has.
-        for count in sorted(counts, key=lambda count: game.step and own_rows in (count, count * training.world.size)):
-            own = _on_cpu(first_rows(batch, count))
-            try:
-                first_rows(own, count)
-                return own
-            except UserError as error:  # so few may look like something else: two rows in each item of a pair
-                why = f"because its first samples cannot be cut: {error}"
-    except UserError as error:
-        why = f"because its batch cannot be cut: {error}"
-    rank_zero_warn(f"the first step is not checked against one device, {why}")
-    return None
-
-
-@torch.no_grad()
-def shake_weights(policies: Iterable[Policy], seed: int) -> None:
-    """Change each learning weight by about its last two bits, up or down, alike on all ranks that have it."""
-    for policy in policies:
-        if policy.package is not None:  # its engine keeps copies of the weights
-            continue
-        policy.storage.keep_writes()
-        for number, weight in enumerate(policy.storage.owned.values()):
-            dice = torch.Generator().manual_seed(1000 * seed + number)
-            sign = torch.randint(0, 2, weight.shape, generator=dice) * 2 - 1
-            weight.mul_(1 + 4 * torch.finfo(weight.dtype).eps * sign.to(weight))
-        policy.storage.shards_changed()
-        policy.storage.reshard()
-
-
-def moved(one: Trial, shaken: Sequence[Trial]) -> dict[tuple[str, ...], float]:
-    """How far rounding alone moves each number and each tensor of a trial."""
-    found: dict[tuple[str, ...], float] = {}
-    for other in shaken:
-        gaps = {key: abs(number - one.numbers[key]) for key, number in other.numbers.items() if key in one.numbers}
-        gaps |= {("state", name): gap_of(tensor, one.state.get(name)) for name, tensor in other.state.items()}
-        found |= {key: max(gap, found.get(key, 0.0)) for key, gap in gaps.items() if math.isfinite(gap)}
-    return found
-
-
-def gap_of(one: Tensor | None, other: Tensor | None) -> float:
-    """The largest difference of an element."""
-    if one is None or other is None or one.shape != other.shape:
-        return math.inf
-    return (one.double() - other.double()).abs().max().item() if one.numel() else 0.0
-
-
-class TooFew(Exception):
-    """A loss fails on the samples of a trial, on all ranks. It may need more, or remember an earlier batch."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What the ranks together gave, and what each of them gave alone with the samples of all.
-
-    [Note: rounding is measured]
-    Some numbers are made of rounding alone: the gradient of a bias before a norm is a sum that cancels. So where a
-    number differs by more than a part of its size, the step is tried alone three times more, each time with the last
-    bits of the weights changed, and with another factor of the loss, so that all is rounded otherwise. A number may
-    differ by SPREAD times what that has moved it.
-    """
-
-    losses: Sequence[Mapping[tuple[str, str], float]]  # of each rank, in the trial of all together
-    repeated: Sequence[Mapping[tuple[str, str], float]]  # of each rank alone: the same samples on each
-    together: Trial
-    alone: Trial
-    rounding: float
-    unlike: set[str]  # phases that cannot be compared
-
-    def lines(self, moved: Mapping[tuple[str, ...], float]) -> dict[str, str]:
-        """What differs by more than rounding, with what to do. `moved` is how far rounding moves each number."""
-        allowed = {key: SPREAD * gap for key, gap in moved.items()}
-        return self._losses(allowed) | self._gradients(allowed) | self._states(allowed)
-
-    def kept(self) -> dict[str, Tensor]:
-        """What losses keep with other values than one device would. What has a row for each sample has other shapes."""
-        many, one = self.together.kept, self.alone.kept
-        names = (name for name in self._apart(many, one, {}) if name in many and name in one)
-        return {name: one[name] for name in names if many[name].shape == one[name].shape}
-
-    def _states(self, allowed: Mapping[tuple[str, ...], float]) -> dict[str, str]:
-        """One line for all: a wrong sample changes every batch norm after it."""
-        first, *more = self._apart(self.together.state, self.alone.state, allowed) or [""]
-        others = f", and so are {len(more)} others" if more else ""
-        text = f"{first} is written in a loss or forward, with other values than by one device{others}"
-        return {text: THE_SAME_ON_ALL_RANKS} if first else {}
-
-    def _apart(
-        self, many: Mapping[str, Tensor], one: Mapping[str, Tensor], allowed: Mapping[tuple[str, ...], float]
-    ) -> list[str]:
-        found = []
-        for name in () if self.unlike else sorted(many.keys() | one.keys()):
-            both = [each[name].double() for each in (many, one) if name in each and each[name].numel()]
-            size = max((each.abs().max().item() for each in both), default=0.0)
-            gap = gap_of(many.get(name), one.get(name))
-            if not gap <= max(self.rounding * size, allowed.get(("state", name), 0.0)):
-                found.append(name)
-        return found
-
-    def _losses(self, allowed: Mapping[tuple[str, ...], float]) -> dict[str, str]:
-        found = {}
-        for (phase, name), single in self.repeated[0].items():
-            each = [rank[phase, name] for rank in self.losses if (phase, name) in rank]
-            same = [rank.get((phase, name), math.nan) for rank in self.repeated]
-            mean, room = sum(each) / len(each) if each else math.nan, allowed.get(("loss", phase, name), 0.0)
-            if phase in self.unlike:
-                continue
-            if _apart(max(same), min(same), room):
-                text = f"is {max(same):.9g} on one rank and {min(same):.9g} on another, for the same samples"
-                found[f"phase '{phase}': loss '{name}' {text}"] = REMEMBERED
-                continue
-            size = max(abs(mean), abs(single))
-            if _apart(mean, single, max(self.rounding * size, min(room, SMALL * max(size, SMALL_LOSS)))):
-                found[f"phase '{phase}': loss '{name}' is {both(mean, single)}"] = A_MEAN_OVER_SAMPLES
-        return found
-
-    def _gradients(self, allowed: Mapping[tuple[str, ...], float]) -> dict[str, str]:
-        """One line for each phase and learner, with the weight that differs most."""
-        found = {}
-        for (phase, player), one in self.alone.norms.items():
-            many = self.together.norms[phase, player]
-            largest = max([*one.values(), *many.values()], default=0.0)
-            small, least = SMALL * largest, LEAST * self.rounding * largest
-            measured = {key[-1]: gap for key, gap in allowed.items() if key[:-1] == ("gradient", phase, player)}
-            pairs = {weight: (many.get(weight, 0.0), one.get(weight, 0.0)) for weight in one | many}
-            apart = {
-                weight: pair
-                for weight, pair in pairs.items()
-                if _apart(*pair, max(least, self.rounding * max(pair), min(small, measured.get(weight, 0.0))))
-            }
-            if apart and phase not in self.unlike:
-                worst = max(apart, key=lambda weight: abs(apart[weight][0] - apart[weight][1]))
-                found[
-                    f"phase '{phase}', player '{player}': the gradients of {len(apart)} of {len(pairs)} weights; that "
-                    f"of '{worst}' has norm {both(*apart[worst])}"
-                ] = A_MEAN_OVER_SAMPLES
-        return found
-
-
-def both(many: float, one: float) -> str:
-    """Two numbers, in so many digits that they differ."""
-    digits = next((digits for digits in (6, 9, 12) if f"{many:.{digits}g}" != f"{one:.{digits}g}"), 17)
-    return f"{many:.{digits}g}, on one device {one:.{digits}g}"
-
-
-def _apart(one: float, other: float, room: float) -> bool:
-    """Whether two numbers differ by more. Two that are not finite are equal: the guard sees to them."""
-    if not (math.isfinite(one) or math.isfinite(other)):
-        return False
-    return not abs(one - other) <= room
 
 
 def _kept_otherwise(trial: Trial) -> str:

@@ -21,7 +21,7 @@ from gan import GanModule, Phase, Player, noise
 from gan import ranks as all_ranks
 from gan.pool import ImagePool
 from strategies import PhaseStrategy
-from strategies.check import one_device
+from strategies.check import comparison, one_device, samples
 from strategies.check.trial import Trial
 from strategies.world import World
 from tests.support.hard_games import HARD, Plain
@@ -305,8 +305,8 @@ def test_a_sum_that_cancels_on_one_device_alone_is_not_named(bias, named):
     """As of D's last bias in a relativistic loss: rounding moves its gradient of exactly 0 by nothing."""
     together, alone = Trial(World(), 0, "many"), Trial(World(), 0, "one")
     together.norms["play", "net"], alone.norms["play", "net"] = {"w": 1.0, "bias": bias}, {"w": 1.0, "bias": 0.0}
-    comparison = one_device.Comparison([{}], [{}], together, alone, one_device.ROUNDING[torch.float64], set())
-    assert bool(comparison.lines({("gradient", "play", "net", "bias"): 0.0})) == named
+    both = comparison.Comparison([{}], [{}], together, alone, comparison.ROUNDING[torch.float64], set())
+    assert bool(both.lines({("gradient", "play", "net", "bias"): 0.0})) == named
 
 
 def test_what_rounding_does_is_measured_and_not_named(ranks):
@@ -319,11 +319,11 @@ def test_the_control_that_measures_nothing_names_rounding(ranks):
     assert any("'2.bias' has norm" in (each or "") for each in said)
 
 
-def _refused_of_seed(seed, spread=one_device.SPREAD):
+def _refused_of_seed(seed, spread=comparison.SPREAD):
     def batches(step):
         return single(1000 * seed + step)
 
-    with mock.patch.multiple(one_device, SPREAD=spread, LEAST=0.0):
+    with mock.patch.multiple(comparison, SPREAD=spread, LEAST=0.0):
         return refused(Cancelling, batches, world=2, steps=2, check=True, precision="32-true")
 
 
@@ -593,7 +593,7 @@ def _warned(game, batches=vectors, steps=1):
 
 
 def without_room():
-    with mock.patch("strategies.check.one_device.ROOM", {"cpu": 0}):
+    with mock.patch("strategies.check.samples.ROOM", {"cpu": 0}):
         return _warned(Plain)
 
 
@@ -733,7 +733,7 @@ def test_what_needs_more_samples_is_tried_with_as_many_as_there_is_room_for(game
 
 def _trained_and_warned(game, policy, room=4):
     """`room`: how many times its own batch a device has memory for; a GPU once."""
-    with warnings.catch_warnings(record=True) as caught, mock.patch.dict(one_device.ROOM, cpu=room):
+    with warnings.catch_warnings(record=True) as caught, mock.patch.dict(samples.ROOM, cpu=room):
         warnings.simplefilter("always")
         found = train(game, policy=policy, world=2, steps=4, check=True)
     return found, " ".join(str(each.message) for each in caught)

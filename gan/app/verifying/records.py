@@ -14,7 +14,7 @@ from gan.files.checkpoint import checksum
 from gan.module import GanModule
 from gan.phase import Phase
 from strategies import PhaseStrategy, random_state
-from strategies.check.one_device import both
+from strategies.check.comparison import both
 from strategies.check.trial import norms_by_name
 from strategies.micro_batches import tensors
 from strategies.observers import Casts

@@ -25,7 +25,7 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.runs import build
 from strategies import PhaseStrategy
-from strategies.check.one_device import A_MEAN_OVER_SAMPLES, THE_SAME_ON_ALL_RANKS, shake_weights
+from strategies.check.comparison import A_MEAN_OVER_SAMPLES, THE_SAME_ON_ALL_RANKS, shake_weights
 from strategies.check.trial import RanksDiffer
 from strategies.policies import POLICIES
 from strategies.processes.call_on_ranks import WorldFailed, WorldHangs, call

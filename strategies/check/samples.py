@@ -1,0 +1,73 @@
+"""The samples on which a step is tried: a few of each rank's batch, or all of them."""
+
+import math
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+
+from gan.files.errors import UserError
+from gan.module import GanModule
+from nets.norm import rows_together
+from strategies.micro_batches import deal_batch, first_rows, rows
+from strategies.turn import Training
+
+SAMPLES = 2  # of each rank, at least
+ROOM = {"cpu": 4}  # a device may get so many times its own batch; a GPU once, because it may have no more memory
+
+
+def on_cpu(batch: Any) -> Any:
+    """The batch without the graph of a loss, which may have asked for gradients of its samples."""
+    return apply_to_collection(batch, Tensor, lambda x: x.detach().cpu().requires_grad_(x.requires_grad))
+
+
+def deal(game: GanModule, training: Training, batch: Any) -> tuple[Any, Any] | None:
+    """This rank's part of the first rank's samples, and these samples; None if there are too few for all ranks."""
+    world = training.world
+    try:
+        first = world.broadcast(on_cpu(batch))
+        count = rows(first) // (world.size * (together := _together(game, training))) * world.size * together
+        samples = first_rows(first, count)
+        return (deal_batch(samples, world.rank, world.size), samples) if count else None
+    except UserError:
+        return None
+
+
+def first_samples(game: GanModule, training: Training, batch: Any, most: bool = False) -> Any:
+    """The first samples of this rank's batch, on the CPU: a few, or as many as one device has room for from all ranks.
+
+    None, with a warning, if there can be no trial.
+    """
+    together = _together(game, training)
+    try:
+        own_rows = rows(batch)
+        room = ROOM.get(training.world.device.type, 1) * own_rows // training.world.size
+        few = together * max(1, min(own_rows if most else SAMPLES, own_rows, room) // together)
+        samples = f"{few * training.world.size} samples, {few} of each rank"
+        why = f"which may have no memory for {samples}; check it once on fewer ranks"
+        counts = range(few, min(own_rows, room) + 1, together)
+        # A loss may keep what it made in an earlier step for as many samples as training has.
+        for count in sorted(counts, key=lambda count: game.step and own_rows in (count, count * training.world.size)):
+            own = on_cpu(first_rows(batch, count))
+            try:
+                first_rows(own, count)
+                return own
+            except UserError as error:  # so few may look like something else: two rows in each item of a pair
+                why = f"because its first samples cannot be cut: {error}"
+    except UserError as error:
+        why = f"because its batch cannot be cut: {error}"
+    rank_zero_warn(f"the first step is not checked against one device, {why}")
+    return None
+
+
+def has_room(training: Training, own: Any, batch: Any) -> bool:
+    """Whether the whole batch has more samples than `own`, and one device has room for those of all ranks."""
+    room = training.world.size <= ROOM.get(training.world.device.type, 1)
+    return room and batch is not None and rows(own) < rows(batch)
+
+
+def _together(game: GanModule, training: Training) -> int:
+    """A trial has so many samples on each rank, or a multiple."""
+    together = math.lcm(*(phase.micro_batches for phase in game.phases))
+    return together * math.lcm(*(rows_together(policy.player.module) for policy in training.policies.values()))
