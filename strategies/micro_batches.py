@@ -172,8 +172,9 @@ class Cut:
 
     def _refusal(self, path: str, found: str, advice: str = "") -> UserError:
         advice = advice or (
-            "give it one row for each sample; what all samples share can be an attribute of the game, and loaders of "
-            "one batch need the same batch size"
+            "give it one row for each sample; what all samples share can be an attribute of the game, parts of samples "
+            "(nodes of graphs) belong into a list with a tensor for each sample, and loaders of one batch need the "
+            "same batch size"
         )
         return UserError(
             f"{self.what}: the batch has {self.total} samples and {path} is {found}, so it is not clear how to cut it; "

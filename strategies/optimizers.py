@@ -1,7 +1,7 @@
 """What updates a player's weights: what its functions have made is checked and tried, and its loss may have a scale."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from inspect import Parameter as Argument
 from inspect import signature
 from typing import Any, Protocol, runtime_checkable
@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils._pytree import tree_leaves
 
 from gan.files.errors import UserError
 from gan.phase import MakeOptimizer, Player
+from strategies import private
 from strategies.advice import instead
 from strategies.random_state import untouched
+from strategies.sharding.resharded_parameter import resharded
 
 # Optimizers that treat each element by itself. For them, a step on pieces of weights equals a step on the weights.
 ELEMENTWISE = {
@@ -22,7 +25,7 @@ ELEMENTWISE = {
     for name in ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "Rprop")
 }
 
-STEPS = 3
+STEPS = 20  # some, such as those that warm up, look at other weights after a few steps only
 ROUNDING = 1e-6  # of what a weight moves; in float64, so it is far above what another order of sums gives
 
 
@@ -33,11 +36,15 @@ class Updater:
     optimizer: Optimizer
     groups: list[list[str]]
     schedule: LRScheduler | None = None
+    elementwise: bool = field(init=False)  # whether it can step pieces of weights in place of the weights
 
-    @property
-    def elementwise(self) -> bool:
-        """Whether the optimizer can step pieces of weights in place of the weights."""
-        return type(self.optimizer) in ELEMENTWISE and not self.optimizer.state
+    def __post_init__(self) -> None:
+        self.elementwise = elementwise(self.optimizer) and not self.optimizer.state
+
+
+def elementwise(optimizer: Optimizer) -> bool:
+    """Whether an optimizer treats each element by itself. Hooks, and a `step` put in place of its own, may not."""
+    return type(optimizer) in ELEMENTWISE and not private.altered(optimizer)
 
 
 def check_optimizer(player: Player, optimizer: Any, weights: Mapping[str, nn.Parameter], phase: str) -> None:
@@ -74,11 +81,54 @@ def check_pieces(player: Player, updater: Updater, policy: str) -> None:
     """Refuse an optimizer whose step on pieces of weights may differ from its step on the weights."""
     if not updater.elementwise:
         known, kind = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE)), _kind(updater.optimizer)
+        if type(updater.optimizer) in ELEMENTWISE:
+            kind = f"{kind} with hooks, a `step` or a state of your own"
         raise UserError(
             f"player '{player.name}': policy '{policy}' cuts weights into pieces, and {kind} may not give "
             f"the same result on pieces as on whole weights; type {instead(player.name, 'zero1')}, or use "
             f"one of {known}"
         )
+
+
+def check_unaltered(player: Player, updaters: Iterable[Updater], policy: str) -> None:
+    """Refuse what was changed of an optimizer of pieces after `check_pieces`."""
+    for updater in updaters:
+        if updater.elementwise and not elementwise(updater.optimizer):
+            raise UserError(
+                f"player '{player.name}': its {_kind(updater.optimizer)} has got a hook or another `step` since it was "
+                f"made, and policy '{policy}' cuts weights into pieces; do that in the function that makes it"
+            )
+
+
+def check_saved(player: Player, updaters: Iterable[Updater]) -> None:
+    """Refuse, after its first step, an optimizer with a state that a checkpoint would not have."""
+    for updater in updaters:
+        optimizer = updater.optimizer
+        parts = [(name, part) for name, each in vars(optimizer).items() for part in tree_leaves(each)]
+        apart = [name for name, part in parts if isinstance(part, Optimizer) and part.state is not optimizer.state]
+        if apart or not {"state", "param_groups"} <= optimizer.state_dict().keys():
+            what = f"in '{apart[0]}', which has a state of its own" if apart else "in the form of its own state_dict()"
+            raise UserError(
+                f"player '{player.name}': a checkpoint would not have what {_kind(optimizer)} keeps {what}; call "
+                f"super().__init__(groups, {{}}) in it, keep what belongs to a weight in self.state[weight], give "
+                f"optimizers inside of it the same state (inner.state = self.state), and leave state_dict() as it is"
+            )
+
+
+def check_apart(
+    player: Player,
+    updaters: Mapping[str, Updater],
+    makers: Mapping[str, MakeOptimizer],
+    weights: Mapping[str, nn.Parameter],
+    policy: str,
+) -> None:
+    """Refuse an optimizer whose step on some of the weights may differ from its step on all."""
+    for phase, updater in updaters.items():
+        if not updater.elementwise and (why := why_not_apart(makers[phase], weights)) is not None:
+            raise UserError(
+                f"player '{player.name}': policy '{policy}' gives each rank some of the weights, and that does not "
+                f"work with {_kind(updater.optimizer)}: {why}; type {instead(player.name, 'ddp')}"
+            )
 
 
 def updaters_of(
@@ -143,11 +193,16 @@ def why_not_apart(make: MakeOptimizer, weights: Mapping[str, nn.Parameter]) -> s
     """Why the weights cannot be stepped apart from each other, on several ranks; None if they can.
 
     [Note: a trial of the optimizer]
-    zero1 may give each rank some of the weights, whole. It is exact only if the step on a weight does not depend on the
-    other weights, as it would by a norm over all of them. Its class does not say so. So a few of the weights are
-    stepped together, and then each of them alone, with the same gradients. The result must be the same. Gradients of
-    different sizes make a dependence show. The weights get their values back.
+    zero1 may give each rank some of the weights, whole, and a pipeline does. That is exact only if the step on a weight
+    does not depend on the other weights, as it would by a norm over all of them. Its class does not say so. So a few of
+    the weights are stepped together, and then each of them alone, with the same gradients. The result must be the same.
+    Gradients of different sizes make a dependence show. The weights get their values back. Where they have none yet,
+    others take their place.
     """
+    weights = {
+        name: nn.Parameter(torch.ones(weight.shape, dtype=weight.dtype)) if resharded(weight) else weight
+        for name, weight in weights.items()
+    }
     made = [make(list(weights.values())) for _ in range(2)]
     if made[0] is made[1]:
         return "its function returns the same optimizer twice, and must make a new one each time"

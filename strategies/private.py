@@ -34,6 +34,7 @@ from torch._C import _DisableFuncTorch as outside_transforms
 from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.distributed import _broadcast_coalesced as broadcast_coalesced
+from torch.optim import Optimizer
 
 __all__ = [
     "FunctionLauncher",
@@ -75,6 +76,13 @@ def count_step(trainer: Trainer) -> None:
     progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
     progress.increment_ready()
     progress.increment_completed()
+
+
+def altered(optimizer: Optimizer) -> bool:
+    """Whether its steps have hooks, or are no longer its class's. A schedule wraps `step`, and adds nothing."""
+    own = vars(optimizer).get("step")
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(hooks) or not (own is None or hasattr(own, "_wrapped_by_lr_sched"))
 
 
 def end_by(trainer: Trainer, wish: Callable[..., None]) -> None:

@@ -22,6 +22,7 @@ from strategies.check.trial import Trial, Trials
 from strategies.draws import draws_follow
 from strategies.hooks import GameFirst
 from strategies.lockstep import Lockstep
+from strategies.optimizers import check_saved, check_unaltered
 from strategies.processes import heap
 from strategies.processes.equal_rows import Forms
 from strategies.turn import Training, play
@@ -47,9 +48,13 @@ class Steps:
         training = replace(training, forms=self.forms)
         self.game, self.training, self.lockstep, self.compared = game, training, lockstep, compared
         self.guard, self.policies = training.guard, training.policies
+        for policy in self.policies.values():
+            if policy.storage.cut:
+                check_unaltered(policy.player, policy.updaters.values(), policy.name)
         training.draws.compiled = any(each.compiled or each.compiled_by_author for each in self.policies.values())
         self.trials = Trials(game.phases if checked else (), check == "often")
         self.trial: Trial | None = None  # that is played now
+        self.stepped = False  # once
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
 
     def step(self, play: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +82,10 @@ class Steps:
                     f"super().training_step(batch) in it, or leave it out"
                 )
             for policy in self.policies.values():
+                if not self.stepped:
+                    check_saved(policy.player, policy.updaters.values())
                 policy.end_step(game.trainer.is_last_batch)
+            self.stepped = True
             self.lockstep.places.end_step()
             self._log()
         private.count_step(game.trainer)

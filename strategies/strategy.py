@@ -14,6 +14,7 @@ from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
@@ -104,6 +105,7 @@ class PhaseStrategy(RanksStrategy):
         self.background = Background()
         self.lockstep.settle = self.background.settle
         self.saving: State  # made in set-up
+        self.began = False
         self.steps: Steps  # made when training begins
 
     restore_checkpoint_after_setup = True  # averages exist only after the policies have adopted the players in `setup`
@@ -214,6 +216,7 @@ class PhaseStrategy(RanksStrategy):
         """What the game remembers comes back only here, after the game's own on_train_start."""
         super().on_train_start()
         game, world = self.game, self.world
+        self.began = True
         self.lockstep.begin()
         self.saving.resume(game.trainer)
         hooks, equal_rows = Hooks(game.trainer, game), self.lockstep.equal_rows
@@ -260,7 +263,8 @@ class PhaseStrategy(RanksStrategy):
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """This rank's shares of a player's optimizer state."""
-        optimizer = getattr(optimizer, "optimizer", optimizer)
+        if isinstance(optimizer, LightningOptimizer):
+            optimizer = optimizer.optimizer
         updaters = ((policy, each) for policy in self.policies.values() for each in policy.updaters.values())
         return optimizer_state(*next(pair for pair in updaters if pair[1].optimizer is optimizer))
 
@@ -350,6 +354,12 @@ class PhaseStrategy(RanksStrategy):
     def teardown(self) -> None:
         """Take the policies away, with hooks, process groups and shards. What training has changed stays."""
         self.until_teardown.close()
+        trainer = self.game.trainer
+        fitted = trainer.state.fn == TrainerFn.FITTING and trainer.state.status == TrainerStatus.RUNNING
+        if fitted and not self.began:  # nothing was left to train, so Lightning has called no hook of a training
+            self.saving.resume(trainer)
+            self.players.give_back()
+        self.began = False
         self.players.release()
         self.background.close()
         self.lockstep.end()

@@ -61,7 +61,7 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
             # What a hook, an optimizer or `after` draws is for all ranks.
             with noise.at(noise.Place((training.seed, step, phase.name, learner.player.name), 0, 1, 1)):
                 if "on_before_optimizer_step" in training.hooks.wanted:
-                    norms = see_gradients(learner, training.hooks)
+                    norms = see_gradients(learner, phase, training)
                     values = norms.tolist()
                 norm = torch.linalg.vector_norm(norms)
                 finite = all(map(math.isfinite, values))
@@ -164,15 +164,44 @@ def finish(
     return found
 
 
-def see_gradients(learner: Policy, hooks: Hooks) -> Tensor:
+def see_gradients(learner: Policy, phase: Phase, training: Training) -> Tensor:
     """Let a person's hook see, and change, whole gradients. Returns the norm of each after that."""
     updater = learner.learners_updater
     with ExitStack() as stack:
         if learner.storage.sharded:
             stack.enter_context(learner.gathered())
             stack.enter_context(whole_gradients(learner.reduction, updater.optimizer, updater.groups))
-        hooks.call("on_before_optimizer_step", updater.optimizer)
-        return Reduction.norms(learner.reduction)
+        before = _gradients_of(learner)
+        training.hooks.call("on_before_optimizer_step", updater.optimizer)
+        norms = Reduction.norms(learner.reduction)
+        if training.forms is not None:
+            _check_that_hooks_agree(learner, phase, before, norms, training.world)
+        return norms
+
+
+def _gradients_of(learner: Policy) -> list[tuple[Tensor, int]]:
+    """Each gradient, and how often it has been written."""
+    gradients = (weight.grad for weight in learner.storage.weights.values())
+    return [(gradient, gradient._version) for gradient in gradients if gradient is not None]
+
+
+def _check_that_hooks_agree(
+    learner: Policy, phase: Phase, before: list[tuple[Tensor, int]], norms: Tensor, world: World
+) -> None:
+    """Raise if a hook has left other gradients on each rank.
+
+    Later nothing could show that: each rank updates its own shards, and all gather the same weights.
+    """
+    now = _gradients_of(learner)
+    written = [(id(each), version) for each, version in now] != [(id(each), version) for each, version in before]
+    sums = [gradient.sum() for gradient, _ in now]  # norms alone are alike where a hook has made them so
+    left = torch.cat([norms, torch.stack(sums)]).tolist() if written and sums else written
+    if not agree(left, world.device).item():
+        raise UserError(
+            f"phase '{phase.name}', player '{learner.player.name}': on_before_optimizer_step has left other gradients "
+            f"on each rank. They are averaged over the ranks already; what the hook puts in their place must be so "
+            f"too: gan.ranks.mean(x) in place of x"
+        )
 
 
 @contextmanager

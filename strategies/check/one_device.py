@@ -46,6 +46,7 @@ from strategies.observers import Casts, OwnCollectives
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training
 
+HALF = 0.5  # of the loss as one device: it rounds nothing, and shows hooks that clip gradients, also in a pipeline
 SHOWN = 6  # differences in the error
 PATIENCE = 10.0  # seconds for all other ranks to fail as one has
 
@@ -160,7 +161,8 @@ class Tries:
     def __call__(self, samples: Any, alone: bool = False, shake: int = 0) -> Trial:
         step, world = self.game.step, self.training.world
         self.trials += 1
-        trial = Trial(world, step, f"{self.key}/{self.trials}", alone, scale=1 + 2 * shake)
+        scale = 1 + 2 * shake if shake or not alone else HALF
+        trial = Trial(world, step, f"{self.key}/{self.trials}", alone, scale=scale)
         with self.kept.aside():
             for number, pool in enumerate(self.pools):
                 for of_rank in self.images:

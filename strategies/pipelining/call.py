@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
@@ -61,8 +60,17 @@ class _Piped(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+        with torch.no_grad():
+            found = _Piped._slopes(ctx, *slopes)
+        if not torch.is_grad_enabled():
+            return found
+        # torch's once_differentiable says nothing where only the network has a part in the second derivative.
+        anchor = torch.zeros((), requires_grad=True)
+        return tuple(None if each is None else _Constant.apply(ctx.request.pipe.player, anchor, each) for each in found)
+
+    @staticmethod
+    def _slopes(ctx, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN001
         request, pipe = ctx.request, ctx.request.pipe
         if not ctx.pieces:
             raise UserError(
@@ -77,6 +85,22 @@ class _Piped(torch.autograd.Function):
             return (None,) * (2 + len(request.weights))
         waiting.run()
         return None, None, *waiting.slopes()
+
+
+class _Constant(torch.autograd.Function):
+    """A gradient that has come through a pipeline. It cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx, player: str, anchor: Tensor, slope: Tensor) -> Tensor:  # noqa: ANN001
+        ctx.player = player
+        return slope.view_as(slope)
+
+    @staticmethod
+    def backward(ctx, slope: Tensor) -> tuple[None, ...]:  # noqa: ANN001
+        raise UserError(
+            f"player '{ctx.player}': a loss differentiates a gradient that has come through its network "
+            f"(create_graph=True), which does not go through a pipeline; type {instead(ctx.player, 'zero3')}"
+        )
 
 
 # ---- what goes from stage to stage ----

@@ -56,10 +56,10 @@ def units_of(player: Player, path: str, network: nn.Module) -> list[Unit]:
 
     [Note: what is a unit]
     A block is a unit (see [Note: what is a block] in options/blocks.py), and so is every module outside of blocks that
-    has weights. A module with buffers alone, such as a quantizer, is a unit if the player names it. A Sequential or a
-    list is not a unit, but each of its elements is; nor is the network itself. Their order is that in which the network
-    has them. If the player names its blocks, a stage begins with one of them, and they come in the order in which they
-    are named; otherwise a stage may begin with any unit.
+    has weights or running statistics. Another module with buffers alone, such as a quantizer, is a unit if the player
+    names it. A Sequential or a list is not a unit, but each of its elements is; nor is the network itself. Their order
+    is that in which the network has them. If the player names its blocks, a stage begins with one of them, and they
+    come in the order in which they are named; otherwise a stage may begin with any unit that has weights.
     """
     blocks = set(modules_of_blocks(player))
     names = {id(parameter): name for name, parameter in player.module.named_parameters()}
@@ -70,8 +70,10 @@ def units_of(player: Player, path: str, network: nn.Module) -> list[Unit]:
         if descends:
             for inner, child in module.named_children():
                 yield from walk(f"{name}.{inner}".lstrip("."), child)
-        elif (parameters := {names[id(p)]: p for p in module.parameters()}) or module in blocks:
-            yield Unit(name, module, parameters, player.blocks is None or module in blocks)
+            return
+        parameters = {names[id(p)]: p for p in module.parameters()}
+        if parameters or module in blocks or getattr(module, "track_running_stats", False):
+            yield Unit(name, module, parameters, bool(parameters) if player.blocks is None else module in blocks)
 
     units = list(walk(path, network))
     _refuse_tied(player, units)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from gan.phase import MakeOptimizer, Player
 from strategies.amounts import Held, size
 from strategies.living import Living
-from strategies.optimizers import ELEMENTWISE, Modes
+from strategies.optimizers import Modes, elementwise
 from strategies.policies.belongings import Belongings
 from strategies.world import World
 
@@ -51,7 +51,7 @@ def optimizer_cost(make: MakeOptimizer) -> OptimizerCost:
     other = make(uneven)
     _step(other, uneven, foreach=False)
     one = _step(other, uneven, foreach=False) / large
-    return OptimizerCost(type(optimizer) in ELEMENTWISE, state, round(one, 1), round(both - one, 1), round(all_, 1))
+    return OptimizerCost(elementwise(optimizer), state, round(one, 1), round(both - one, 1), round(all_, 1))
 
 
 def _weights(*sides: int) -> list[nn.Parameter]:

@@ -5,7 +5,7 @@ from torch import Tensor
 from gan.files.errors import UserError
 from strategies.advice import instead
 from strategies.amounts import size
-from strategies.optimizers import why_not_apart
+from strategies.optimizers import check_apart
 from strategies.policies.ddp import DdpReduction
 from strategies.policies.sharded import Sharded
 from strategies.sharding.reduction import Reduction
@@ -49,22 +49,15 @@ class Zero1(Sharded):
 
     def make_storage(self) -> Storage:
         """See [Note: whole weights]."""
-        whole = {phase: type(each.optimizer).__name__ for phase, each in self.updaters.items() if not each.elementwise}
+        whole = [type(each.optimizer).__name__ for each in self.updaters.values() if not each.elementwise]
         if not whole:
             return super().make_storage()
-        name, kind = self.player.name, next(iter(whole.values()))
         if "offload" in self.options:
             raise UserError(
-                f"player '{name}': {kind} looks at whole weights, and zero1+offload steps pieces of them; type "
-                f"{instead(name, without='offload')}"
+                f"player '{self.player.name}': {whole[0]} looks at whole weights, and zero1+offload steps pieces of "
+                f"them; type {instead(self.player.name, without='offload')}"
             )
-        for phase, kind in whole.items():
-            why = why_not_apart(self.makers[phase], self.weights)
-            if why is not None:
-                raise UserError(
-                    f"player '{name}': policy 'zero1' gives each rank some of the weights, and that does not work with "
-                    f"{kind}: {why}; type {instead(name, 'ddp')}"
-                )
+        check_apart(self.player, self.updaters, self.makers, self.weights, self.name)
         return WholeWeights(self.weights, self.sharing)
 
     def make_reduction(self) -> Reduction:

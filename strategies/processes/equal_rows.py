@@ -124,5 +124,7 @@ def _refuse_unequal(sizes: Mapping[int, int], where: str = "") -> None:
             raise UserError(
                 f"{where}rank {rank}'s batch has {size} rows and rank 0's {sizes[0]}, so the mean over ranks is not "
                 f"the mean over samples; give all ranks equally many rows: datasets.GanData does, and in a loader of "
-                f"your own type drop_last=True, and leave out no samples on one rank alone"
+                f"your own type drop_last=True, and leave out no samples on one rank alone. Where rows are parts of "
+                f"samples, such as nodes of graphs, let collate_fn return a dict of lists with a tensor for each "
+                f"sample, and pack them in the loss"
             )

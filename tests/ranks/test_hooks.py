@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import (
 from torch.optim import Adam
 
 from gan.files.errors import UserError
+from gan.ranks import mean
 from strategies import PhaseStrategy
 from strategies.hooks import INSTEAD, NO_HOOKS
 from tests.scenes.writing import Adaptive, ClipsByNorm, ClipsNetworks, Loose
@@ -156,6 +157,35 @@ def test_a_hook_sees_gradients_that_are_reduced(policy, ranks):
     alone = looked("single")
     for seen in ranks(2).run(looked, policy, 2):
         assert seen == pytest.approx(alone, abs=1e-12)
+
+
+class Surgery(Plain):
+    """PCGrad and its kind: the hook puts gradients that the loss has made in place of the reduced ones."""
+
+    of_all = staticmethod(lambda gradient: gradient)
+
+    def judge(self, batch):
+        losses = super().judge(batch)
+        made = torch.autograd.grad(losses["real"], list(self.discriminator.parameters()), retain_graph=True)
+        self.made = [self.of_all(each) for each in made]
+        return losses
+
+    def on_before_optimizer_step(self, optimizer):
+        if self.player_of(optimizer).name == "discriminator":
+            for weight, gradient in zip(self.discriminator.parameters(), self.made, strict=True):
+                weight.grad = gradient / gradient.norm()
+
+
+class SurgeryOfAll(Surgery):
+    of_all = staticmethod(mean)
+
+
+@pytest.mark.parametrize("policy", often(["ddp", "zero2", "zero3", "fsdp"]))
+def test_gradients_of_one_ranks_samples_in_place_of_the_reduced_ones_are_refused(policy, ranks):
+    for said in ranks(2).run(refused, Surgery, policy=policy, world=2, steps=1, check=True):
+        assert said is not None
+        assert "'discriminator': on_before_optimizer_step has left other gradients on each rank" in said
+    assert ranks(2).run(refused, SurgeryOfAll, policy=policy, world=2, steps=1, check=True) == [None, None]
 
 
 # ---- what nobody calls ----

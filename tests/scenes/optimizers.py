@@ -301,6 +301,10 @@ OPTIMIZERS = {
                 NormedTogether, "zero1", "does not work with NormedTogether: its step on weight '",
                 "generator=ddp,*=zero1",
             ),
+            refused(
+                NormedTogether, "generator=pipeline,*=ddp", "'pipeline' gives each rank some of the weights",
+                "generator=ddp,*=ddp",
+            ),
             refused(Drawing, "zero1", "depends on other weights, or on random numbers", "generator=ddp,*=zero1"),
             refused(
                 SHAMPOO, "zero1+offload", "Shampoo looks at whole weights", "generator=zero1,*=zero1+offload"
@@ -324,7 +328,7 @@ OPTIMIZERS = {
     ),
     "weights that are stepped together": Scene(
         optimized(PLAIN, partial(NormedTogether, lr=1e-2)), policies={"ddp": 2}, often=(),
-        mutants=(Mutant("dealt blindly", "zero1", replaced={"strategies.policies.zero1.why_not_apart": nothing}),),
+        mutants=(Mutant("dealt blindly", "zero1", replaced={"strategies.optimizers.why_not_apart": nothing}),),
     ),
     "whole weights that are saved": Scene(
         Saved, policies={"zero1": 2}, often=("zero1",), bucket=SMALL, mutants=(NOT_SENT,), saved=("zero1",),
