@@ -48,6 +48,7 @@ class Ema:
         self.average = list(clones if average is None else average)
         self.decay = decay
         self.updates = 0
+        self.used: float | None = None  # the decay of the last update
         self.network = network
         self.of_buffers = {n: b.detach().clone() for n, b in self.buffers.items()} if averages is None else averages
 
@@ -59,7 +60,7 @@ class Ema:
     @torch.no_grad()
     def update(self) -> None:
         """Move the average: average = decay * average + (1 - decay) * weights. Buffers of whole numbers are copied."""
-        decay = self.decay(self.updates)
+        decay = self.used = self.decay(self.updates)
         blend = get_ema_multi_avg_fn(decay)
         if self.average:  # a rank may own no element
             blend(self.average, list(self.parameters.values()), None)

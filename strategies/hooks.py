@@ -1,6 +1,7 @@
 """Lightning's hooks around backward and update: called where they belong, or refused by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
@@ -12,10 +13,16 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     WeightAveraging,
 )
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from gan.files.errors import UserError
 from gan.module import GanModule
+from gan.phase import Phase
 from strategies import private
+from strategies.policies.policy import Policy
+from strategies.sharding.reduction import Reduction, whole_gradients
+from strategies.world import World, alike
 
 HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
 
@@ -77,6 +84,86 @@ class Hooks:
 
 
 NO_HOOKS = Hooks()
+
+
+# ---- gradients that a hook sees ----
+
+
+def see_gradients(learner: Policy, phase: Phase, hooks: Hooks, world: World, compared: bool) -> Tensor:
+    """Let a person's hook see, and change, whole gradients. Returns the norm of each after that.
+
+    `compared`: what the hook leaves must be the same on all ranks.
+    """
+    updater = learner.learners_updater
+    with ExitStack() as stack:
+        if learner.storage.sharded:
+            stack.enter_context(learner.gathered())
+            stack.enter_context(whole_gradients(learner.reduction, updater.optimizer, updater.groups))
+        before = _gradients_of(learner)
+        hooks.call("on_before_optimizer_step", updater.optimizer)
+        if compared:
+            _check_that_hooks_agree(learner, phase, before, world)
+        return Reduction.norms(learner.reduction)
+
+
+def _gradients_of(learner: Policy) -> list[tuple[Tensor, int]]:
+    """Each gradient, and how often it has been written."""
+    gradients = (weight.grad for weight in learner.storage.weights.values())
+    return [(gradient, gradient._version) for gradient in gradients if gradient is not None]
+
+
+def _check_that_hooks_agree(learner: Policy, phase: Phase, before: list[tuple[Tensor, int]], world: World) -> None:
+    """Raise if a hook has left other gradients on each rank.
+
+    Later nothing could show that: each rank updates its own shards, and all gather the same weights.
+    """
+    now = _gradients_of(learner)
+    written = [(id(each), version) for each, version in now] != [(id(each), version) for each, version in before]
+    if not alike([gradient for gradient, _ in now] if written else [], world.device):
+        raise UserError(
+            f"phase '{phase.name}', player '{learner.player.name}': on_before_optimizer_step has left other gradients "
+            f"on each rank. They are averaged over the ranks already; what the hook puts in their place must be so "
+            f"too: gan.ranks.mean(x) in place of x"
+        )
+
+
+@contextmanager
+def whole_gradients_alone(learners: Sequence[Policy], last: bool, world: World) -> Iterator[None]:
+    """Inside the `with`, code that reads or writes a gradient which is not whole is an error.
+
+    A hook of published code would find None, and leave it alone without a word.
+    """
+    policies = [each for each in learners if world.size > 1 and not (last and each.reduction.reduces_in_backward)]
+    owners: dict[int, Policy] = {}
+    for policy in policies:
+        for weight in (*policy.storage.weights.values(), *policy.storage.owned.values()):
+            owners[id(weight)] = policy
+    with GradientsApart(owners) if owners else nullcontext():
+        yield
+
+
+# pyrefly: ignore[missing-attribute]  # torch declares `grad` for tensors, and its descriptor not
+GRADIENT = (Tensor.grad.__get__, Tensor.grad.__set__)
+
+
+class GradientsApart(TorchFunctionMode):
+    """Refuses to read or write the gradients of these weights."""
+
+    def __init__(self, owners: Mapping[int, Policy]) -> None:
+        super().__init__()
+        self.owners = owners
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in GRADIENT and (policy := self.owners.get(id(args[0]))):
+            raise UserError(
+                f"player '{policy.player.name}': on_after_backward uses gradients, and under policy '{policy.name}' or "
+                f"with micro-batches they are not whole there; write on_before_optimizer_step(self, optimizer), where "
+                f"they are the means over all ranks"
+            )
+        return function(*args, **(kwargs or {}))
+
+
+# ---- what is refused ----
 
 
 def overrides(instance: Any, name: str, base: type) -> bool:

@@ -17,7 +17,7 @@ from gan.phase import Phase
 from nets.norm import synchronised
 from strategies import private
 from strategies.check.one_device import check_guesses, check_step
-from strategies.check.replicas import compare_replicas
+from strategies.check.replicas import compare_replicas, compare_settings
 from strategies.check.trial import Trial, Trials
 from strategies.draws import draws_follow
 from strategies.hooks import GameFirst
@@ -61,13 +61,14 @@ class Steps:
         """One pass over the phases: `play(batch, *args, **kwargs)`. Lightning counts it as one step."""
         game, step = self.game, self.game.step
         self.guard.raise_if_hopeless()
+        tried = self.trials.due(game.phases, step)
         for policy in self.policies.values():
-            policy.begin_step(step)
+            policy.begin_step(step, tried)
         self.lockstep.equal_rows.begin(batch)
         self.lockstep.places.begin_step(game.step)
         with self.lockstep.places.named():
             check = partial(check_step, game, self.training, batch, self.trials.ready)
-            if self.trials.due(game.phases, step):
+            if tried:
                 check(partial(self._try, play, args, kwargs))
             self.losses = {}
             output = self._pass(play, batch, *args, **kwargs)
@@ -86,6 +87,8 @@ class Steps:
                     check_saved(policy.player, policy.updaters.values())
                 policy.end_step(game.trainer.is_last_batch)
             self.stepped = True
+            if tried:
+                compare_settings(self.policies, self.training.world, step)
             self.lockstep.places.end_step()
             self._log()
         private.count_step(game.trainer)

@@ -13,16 +13,21 @@ from torch import Tensor
 from gan import later, noise
 from gan.files.errors import UserError
 from gan.phase import Losses, Phase
+from strategies import private
 from strategies.draws import Draws
 from strategies.guard import Guard
-from strategies.hooks import NO_HOOKS, Hooks
+from strategies.hooks import NO_HOOKS, Hooks, see_gradients, whole_gradients_alone
 from strategies.micro_batches import row_counts, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
 from strategies.processes.equal_rows import EqualRows, Forms
-from strategies.sharding.reduction import Reduction, whole_gradients
 from strategies.sharding.unshard_on_read import other_order
 from strategies.world import World, agree
+
+LEFT_ELSEWHERE = (
+    "What a forward hook leaves in an object is on the rank of the layer only: let the network's forward return that, "
+    "or type another policy, such as zero3, for the network"
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
             # What a hook, an optimizer or `after` draws is for all ranks.
             with noise.at(noise.Place((training.seed, step, phase.name, learner.player.name), 0, 1, 1)):
                 if "on_before_optimizer_step" in training.hooks.wanted:
-                    norms = see_gradients(learner, phase, training)
+                    norms = see_gradients(learner, phase, training.hooks, training.world, training.forms is not None)
                     values = norms.tolist()
                 norm = torch.linalg.vector_norm(norms)
                 finite = all(map(math.isfinite, values))
@@ -106,7 +111,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
     # Accumulate gradients. Only during the last backward may a policy begin to reduce them.
     for index, part in enumerate(split_batch(batch, counts[0], parts, phase.name)):
         place = _place(phase, counts, index, step, training)
-        losses = _losses(phase, part, place, training.precision)
+        losses = _losses(phase, part, place, training)
         if training.forms is not None:
             training.forms.saw(phase.name, losses, training.draws.guesses(phase))
         total = _sum(losses.values(), scale / parts)
@@ -116,8 +121,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
         if total.is_meta and any(policy.name == "pipeline" for policy in training.policies.values()):
             raise UserError(
                 f"phase '{phase.name}': its loss has no value on this rank, because it uses what a layer of a pipeline "
-                f"has left elsewhere, as by a forward hook; let the network's forward return that, or type another "
-                f"policy, such as zero3, for the network"
+                f"has left elsewhere. {LEFT_ELSEWHERE}"
             )
         if not total.requires_grad:
             raise UserError(
@@ -136,7 +140,8 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
                 f"phase '{phase.name}': backward goes a second time through its loss; let the loss not call backward() "
                 f"itself, and compute again what another phase has computed, or in both by self.shared(...)"
             ) from error
-        training.hooks.call("on_after_backward")
+        with whole_gradients_alone(learners, index == parts - 1, training.world):
+            training.hooks.call("on_after_backward")
     return means
 
 
@@ -164,46 +169,6 @@ def finish(
     return found
 
 
-def see_gradients(learner: Policy, phase: Phase, training: Training) -> Tensor:
-    """Let a person's hook see, and change, whole gradients. Returns the norm of each after that."""
-    updater = learner.learners_updater
-    with ExitStack() as stack:
-        if learner.storage.sharded:
-            stack.enter_context(learner.gathered())
-            stack.enter_context(whole_gradients(learner.reduction, updater.optimizer, updater.groups))
-        before = _gradients_of(learner)
-        training.hooks.call("on_before_optimizer_step", updater.optimizer)
-        norms = Reduction.norms(learner.reduction)
-        if training.forms is not None:
-            _check_that_hooks_agree(learner, phase, before, norms, training.world)
-        return norms
-
-
-def _gradients_of(learner: Policy) -> list[tuple[Tensor, int]]:
-    """Each gradient, and how often it has been written."""
-    gradients = (weight.grad for weight in learner.storage.weights.values())
-    return [(gradient, gradient._version) for gradient in gradients if gradient is not None]
-
-
-def _check_that_hooks_agree(
-    learner: Policy, phase: Phase, before: list[tuple[Tensor, int]], norms: Tensor, world: World
-) -> None:
-    """Raise if a hook has left other gradients on each rank.
-
-    Later nothing could show that: each rank updates its own shards, and all gather the same weights.
-    """
-    now = _gradients_of(learner)
-    written = [(id(each), version) for each, version in now] != [(id(each), version) for each, version in before]
-    sums = [gradient.sum() for gradient, _ in now]  # norms alone are alike where a hook has made them so
-    left = torch.cat([norms, torch.stack(sums)]).tolist() if written and sums else written
-    if not agree(left, world.device).item():
-        raise UserError(
-            f"phase '{phase.name}', player '{learner.player.name}': on_before_optimizer_step has left other gradients "
-            f"on each rank. They are averaged over the ranks already; what the hook puts in their place must be so "
-            f"too: gan.ranks.mean(x) in place of x"
-        )
-
-
 @contextmanager
 def all_learning(policies: Mapping[str, Policy], second_order: bool = False) -> Iterator[None]:
     """Inside the `with`, every player that can learn requires gradients: for a fake that several phases use.
@@ -220,11 +185,16 @@ def all_learning(policies: Mapping[str, Policy], second_order: bool = False) -> 
         yield
 
 
-def _losses(phase: Phase, part: Any, place: noise.Place, precision: Precision) -> dict[str, Tensor]:
+def _losses(phase: Phase, part: Any, place: noise.Place, training: Training) -> dict[str, Tensor]:
     """The named losses of one micro-batch, in the run's precision."""
     try:
-        with noise.at(place), precision.forward_context():
+        with noise.at(place), training.precision.forward_context():
             losses: Losses = phase.loss(part)
+    except AttributeError as error:
+        for name, policy in training.policies.items():
+            if policy.name == "pipeline" and any(map(private.module_hooks, policy.player.module.modules())):
+                error.add_note(f"player '{name}' has layers with forward hooks. {LEFT_ELSEWHERE}")
+        raise
     except RuntimeError as error:
         if "not require grad" not in str(error):
             raise

@@ -118,8 +118,9 @@ def check_step(
     training.draws.agreed()
     if together.own:
         rank_zero_warn(
-            f"a loss keeps {_kept_otherwise(together)}. That is right for a log, but what losses read must be the same "
-            f"on all ranks: keep gan.ranks.mean(x), gan.ranks.sum(x) or gan.ranks.gather(x) in place of x"
+            f"a loss keeps {_kept_otherwise(together)}. That is right for a log, but what losses, schedules and hooks "
+            f"read must be the same on all ranks: keep gan.ranks.mean(x), gan.ranks.sum(x) or gan.ranks.gather(x) in "
+            f"place of x"
         )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gan.ema import Ema
 from gan.files.checkpoint import Checksum, checksum
 from gan.files.errors import UserError
 from gan.module import GanModule
@@ -31,6 +32,29 @@ def compare_replicas(game: GanModule, policies: Mapping[str, Policy], world: Wor
             f"{when}, {what} differs between ranks; does it depend on the rank's own samples or random numbers? "
             f"Take sums over all ranks with gan.ranks, and noise from gan.noise"
         )
+
+
+def compare_settings(policies: Mapping[str, Policy], world: World, step: int) -> None:
+    """Raise if an update took something else on each rank, such as another rate.
+
+    Under sharded policies no weight shows that: each rank updates its own, and all ranks gather them.
+    """
+    own: dict[str, str] = {}
+    for name, policy in policies.items():
+        for updater in policy.updaters.values():
+            for number, group in enumerate(updater.optimizer.param_groups):
+                settings = {key: value for key, value in group.items() if isinstance(value, int | float | tuple)}
+                settings |= {k: v.item() for k, v in group.items() if isinstance(v, Tensor) and v.numel() == 1}
+                own |= {f"player '{name}': '{k}' of group {number} is": repr(v) for k, v in settings.items()}
+        if isinstance(policy.average, Ema):
+            own[f"player '{name}': the decay of its average is"] = repr(policy.average.used)
+    everyone = world.gather(own)
+    for what, value in own.items():
+        if other := next((each[what] for each in everyone if each.get(what, value) != value), None):
+            raise UserError(
+                f"after step {step}, {what} {value} on one rank and {other} on another; what schedules, hooks and ema= "
+                f"read must be the same on all ranks: keep gan.ranks.mean(x) in place of x"
+            )
 
 
 class Writes:

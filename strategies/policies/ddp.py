@@ -63,6 +63,7 @@ class DdpReduction(GroupReduction):
     """
 
     norms = Reduction.norms  # gradients are whole
+    reduces_in_backward = True
 
     def __init__(self, storage: Storage, device: torch.device, network: nn.Module, group: dist.ProcessGroup) -> None:
         super().__init__(storage, device, group)

@@ -32,7 +32,7 @@ from strategies.sharding.reduction import Reduction
 from strategies.sharding.saved_tensors import kept_as_places
 from strategies.sharding.storage import Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead
-from strategies.world import World
+from strategies.world import World, alike
 
 
 class Policy(Costs):
@@ -92,6 +92,7 @@ class Policy(Costs):
         self.recompute: Recompute | None = None
         self.skipped = 0
         self.released = False  # after training
+        self.tried = False
         self.switch = Switch(player, self.requiring_grad)
 
     # ---- once ----
@@ -211,9 +212,10 @@ class Policy(Costs):
 
     # ---- around a step ----
 
-    def begin_step(self, step: int) -> None:
-        """Before the phases of a step."""
+    def begin_step(self, step: int, tried: bool = False) -> None:
+        """Before the phases of a step. `tried`: it is checked, and so is what `Player(after=...)` writes."""
         self.switch.begin_step(step)
+        self.tried = tried
 
     def end_step(self, epoch_ended: bool) -> None:
         """After the phases of a step. `epoch_ended`: it was the last step of an epoch."""
@@ -266,6 +268,11 @@ class Policy(Costs):
                 for policy in (self, *self.lenders):
                     stack.enter_context(policy.gathered())
                 self.player.after(self.player.module)
+                if self.tried and not alike(list(self.player.module.parameters()), self.world.device):
+                    raise UserError(
+                        f"player '{self.player.name}': after= has left other weights on each rank; what it reads must "
+                        f"be the same on all ranks: keep gan.ranks.mean(x) in place of x"
+                    )
         self._count("update")
 
     # ---- whole weights, between phases ----

@@ -16,6 +16,8 @@ from strategies.sharding.storage import Storage
 class Reduction:
     """One player's gradients in a phase: `arm` before each backward, `finish` after the last one."""
 
+    reduces_in_backward = True  # the weights have their whole gradients after the last backward
+
     def __init__(self, storage: Storage, device: torch.device) -> None:
         self.storage, self.device = storage, device
         self.unreached: set[str] = set()  # by the loss of any rank; plain torch has no gradient for them anyway
@@ -71,6 +73,8 @@ class GroupReduction(Reduction):
     there was a zero when the phase was last played, ranks do not read the norms first: what they tell each other is
     read together with the norms, and the CPU waits once for the device.
     """
+
+    reduces_in_backward = False
 
     def __init__(self, storage: Storage, device: torch.device, group: dist.ProcessGroup) -> None:
         super().__init__(storage, device)

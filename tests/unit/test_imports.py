@@ -22,7 +22,6 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
             "strategies/living.py",
             "strategies/private.py",
             "strategies/accelerator.py",
-            "strategies/hooks.py",
             "strategies/micro_batches.py",
             "strategies/observers.py",
         ),
@@ -31,7 +30,13 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
     ),
     ("strategies/policies",),
     (
-        *("strategies/turn.py", "strategies/placing", "strategies/checkpoint", "strategies/choice.py"),
+        *(
+            "strategies/turn.py",
+            "strategies/hooks.py",
+            "strategies/placing",
+            "strategies/checkpoint",
+            "strategies/choice.py",
+        ),
         *("strategies/guard.py", "strategies/first_weights.py", "strategies/loaders.py"),
     ),
     ("strategies/check", "strategies/cost", "strategies/assignment.py"),
