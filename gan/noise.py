@@ -93,8 +93,9 @@ class Place:
     rows. `calls` counts the draws. A copy of a place continues at the same count, so it draws the same noise.
 
     The rest is for draws of networks by torch's own functions (strategies/draws.py). `follows`: they follow the sample
-    too. `known` are draws of which a trial has shown where their samples are, by call and site. `drawn` are those of
-    the phase so far. `made` are those of this place, for a forward that is run again.
+    too. `seeded`: the author has seeded torch here, so torch's own generator draws. `known` are draws of which a trial
+    has shown where their samples are, by call and site. `drawn` are those of the phase so far. `made` are those of this
+    place, for a forward that is run again.
     """
 
     key: tuple[int | str, ...]
@@ -105,6 +106,7 @@ class Place:
     others: Mapping[int, int] = field(default_factory=dict)
     calls: int = 0
     follows: bool = True
+    seeded: bool = False
     known: Mapping[tuple[int, Site], Drawn] = field(default_factory=dict)
     drawn: dict[int, Drawn] = field(default_factory=dict)
     made: dict[int, Drawn] = field(default_factory=dict)
@@ -241,11 +243,11 @@ def at(place: Place | None) -> Iterator[None]:
         _place.reset(token)
 
 
-def go_to(place: Place | None, calls: int) -> None:
-    """Set the place, and how many draws it has made, for the rest of the innermost `at`."""
+def go_to(place: Place | None, calls: int, seeded: bool = False) -> None:
+    """Set the place, and how it draws its next number, for the rest of the innermost `at`."""
     _place.set(place)
     if place is not None:
-        place.calls = calls
+        place.calls, place.seeded = calls, seeded
 
 
 # ---- blocks ----

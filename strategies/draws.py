@@ -13,6 +13,7 @@ they call torch's. Nothing else in torch is slower for it.
 Where samples are not the first dimension (the dropout of nn.LSTM draws [time, samples, features]), and where the
 author passes a generator, which must be the same on all ranks, each rank draws for the samples of all ranks and takes
 its own. So the author's generator moves on alike everywhere. Other draws from it, such as randperm's, are left alone.
+After torch.manual_seed in a loss it is torch's generator that draws so, until the loss ends or a saved state returns.
 What torch draws inside larger kernels, such as the dropout of attention on a GPU, cannot be followed; a trial of the
 first step notices it by the generator's state.
 
@@ -69,7 +70,7 @@ LOSSES = os.path.join(os.path.dirname(__file__), "turn.py")  # where they are ca
 FOLDERS = tuple(os.path.join(os.path.dirname(each), "") for each in (__file__, str(torch.__file__)))
 
 
-_torchs = torch.get_rng_state, torch.set_rng_state  # its own functions
+_torchs = torch.get_rng_state, torch.set_rng_state, torch.manual_seed  # its own functions
 _running = 0  # trainings of this process, which share the kernels
 _put_back = ExitStack()
 
@@ -81,14 +82,14 @@ def draws_follow(device: torch.device) -> Iterator[None]:
     if _running == 0:
         _put_back.callback(_library({"CPU", private.dispatch_key(device)})._destroy)
         _put_back.enter_context(private.draw_as_eager())
-        torch.get_rng_state, torch.set_rng_state = _state, _set_state
+        torch.get_rng_state, torch.set_rng_state, torch.manual_seed = _state, _set_state, _manual_seed
     _running += 1
     try:
         yield
     finally:
         _running -= 1
         if _running == 0:
-            torch.get_rng_state, torch.set_rng_state = _torchs
+            torch.get_rng_state, torch.set_rng_state, torch.manual_seed = _torchs
             _put_back.close()
 
 
@@ -122,6 +123,10 @@ def _kernel(name: str, key: str, own: Kernel) -> Kernel:
         given = kwargs.get("generator") is not None or any(type(arg) is torch.Generator for arg in args)
         if place is None or not place.follows:
             return original.call_boxed(keyset, *args, **kwargs)
+        if place.seeded and not given:
+            given = own is not _dropout  # which is made of another draw
+            if own in (_in_place, _normal):
+                kwargs["generator"] = private.default_generator(next(a.device for a in args if isinstance(a, Tensor)))
         if given and own not in (_in_place, _normal, _counted):
             place.drawn[place.next_call()] = Drawn(short + BY_GENERATOR, (), place.samples, None, whole=True)
             return original.call_boxed(keyset, *args, **kwargs)
@@ -229,20 +234,28 @@ def _counted(original: Kernel, place: Place, name: str, self: Tensor, *args: Any
 
 # ---- torch's random state: see [Note: a forward that is run again] ----
 
-_places: MutableMapping[Tensor, tuple[Place | None, int, World | None]] = WeakTensorKeyDictionary()
+_places: MutableMapping[Tensor, tuple[Place | None, int, bool, World | None]] = WeakTensorKeyDictionary()
+
+
+def _manual_seed(seed: int) -> torch.Generator:
+    place = noise.here()
+    if place is not None:
+        place.seeded = True
+    return _torchs[2](seed)
 
 
 def _state() -> Tensor:
     state, place = _torchs[0](), noise.here()
-    _places[state] = place, 0 if place is None else place.calls, ranks.here()
+    calls, seeded = (0, False) if place is None else (place.calls, place.seeded)
+    _places[state] = place, calls, seeded, ranks.here()
     return state
 
 
 def _set_state(new_state: Tensor) -> None:
     _torchs[1](new_state)
     if new_state in _places:
-        place, calls, world = _places[new_state]
-        noise.go_to(place, calls)
+        place, calls, seeded, world = _places[new_state]
+        noise.go_to(place, calls, seeded)
         if private.in_backward():
             ranks.go_to(world)
 

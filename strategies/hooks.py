@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     GradientAccumulationScheduler,
@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     WeightAveraging,
 )
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -24,6 +25,7 @@ from strategies.policies.policy import Policy
 from strategies.sharding.reduction import Reduction, whole_gradients
 from strategies.world import World, alike
 
+OF_BATCHES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
 
 # Methods of a LightningModule that nobody calls here, and what to write instead.
@@ -76,6 +78,14 @@ class Hooks:
         if trainer is not None:
             pairs = [(game, GanModule), *((each, Callback) for each in private.callbacks(trainer))]
         self.wanted = [name for name in HOOKS if any(overrides(each, name, base) for each, base in pairs)]
+        owners = [(game, GanModule), (private.datamodule(trainer), LightningDataModule)] if trainer is not None else []
+        changed = {name for owner, base in owners for name in OF_BATCHES if owner and overrides(owner, name, base)}
+        self.of_batches = bool(changed - {"on_before_batch_transfer"})
+        if trainer is not None and trainer.world_size > 1 and "on_before_batch_transfer" in changed:
+            rank_zero_warn(
+                "what on_before_batch_transfer draws or computes is each rank's own, and no trial sees it; write "
+                "on_after_batch_transfer(batch, dataloader_idx) in its place, or do it in the loss"
+            )
 
     def call(self, name: str, *args: Any) -> None:
         """In Lightning's order: the callbacks, then the game."""

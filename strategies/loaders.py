@@ -6,7 +6,14 @@ from typing import Any
 
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities import rank_zero_warn
-from torch.utils.data import DistributedSampler, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from datasets import GlobalLoader, GlobalStream, ResumableLoader
 from gan.files.errors import UserError
@@ -85,6 +92,13 @@ def prepared(loader: Any, world: World, training: bool, is_dp: bool) -> Any:
     return loader
 
 
+def _reads_all(loader: Any) -> bool:
+    """Whether a loader's batches are of torch's own samplers, which know no ranks, as where Lightning may put none."""
+    batches = getattr(loader, "batch_sampler", None)
+    samplers = RandomSampler, SequentialSampler
+    return type(loader) is DataLoader and type(batches) is BatchSampler and type(batches.sampler) in samplers
+
+
 def check_loader(loader: Any, ranks: int, training: bool) -> None:
     """Make the order of a loader the same on all ranks. Refuse or name what would differ from one device."""
     if isinstance(loader, (ResumableLoader, GlobalStream)) and loader.ranks != ranks:
@@ -99,6 +113,13 @@ def check_loader(loader: Any, ranks: int, training: bool) -> None:
             f"each of the {ranks} ranks reads the stream {type(loader.dataset).__name__} by itself, so training "
             f"differs from one device's, and a sample is trained on {ranks} times if all read the same ones; return "
             f"GlobalStream(stream, batch_size=...) from train_dataloader(), with `from datasets import GlobalStream`; "
+            f"batch_size counts all ranks' samples"
+        )
+    if training and ranks > 1 and _reads_all(loader):
+        rank_zero_warn(
+            f"each of the {ranks} ranks reads the {type(loader.dataset).__name__} by itself, so training differs from "
+            f"one device's, and a sample is trained on {ranks} times if all read the same ones; return "
+            f"GlobalLoader(dataset, batch_size=...) from train_dataloader(), with `from datasets import GlobalLoader`; "
             f"batch_size counts all ranks' samples"
         )
     for holder in (loader, getattr(loader, "batch_sampler", None)):

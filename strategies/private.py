@@ -176,6 +176,11 @@ def callbacks(trainer: Trainer) -> list[Callback]:
     return vars(trainer)["callbacks"]
 
 
+def datamodule(trainer: Trainer) -> Any:
+    """The trainer's data module, which Lightning declares nowhere."""
+    return vars(trainer).get("datamodule")
+
+
 def set_callbacks(trainer: Trainer, callbacks: list[Callback]) -> None:
     """Replace a trainer's callbacks."""
     vars(trainer)["callbacks"] = callbacks
@@ -232,6 +237,14 @@ def group_in(arguments: Sequence[Any]) -> dist.ProcessGroup:
 def dispatch_key(device: torch.device) -> str:
     """By which torch finds the kernels of a device, such as CUDA."""
     return torch._C._dispatch_key_for_device(device.type)
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that draws on this device where none is given."""
+    if device.type == "cpu":
+        return torch.default_generator
+    generators = getattr(torch.get_device_module(device), "default_generators")  # noqa: B009 - of CUDA and XPU
+    return generators[torch.accelerator.current_device_index() if device.index is None else device.index]
 
 
 def weight_hooks(weight: Tensor) -> list[Callable[..., Any]]:

@@ -25,6 +25,7 @@ from strategies.lockstep import Lockstep
 from strategies.optimizers import check_saved, check_unaltered
 from strategies.processes import heap
 from strategies.processes.equal_rows import Forms
+from strategies.transfer import Transfer
 from strategies.turn import Training, play
 
 
@@ -42,11 +43,13 @@ class Steps:
         lockstep: Lockstep,
         check: bool | Literal["often"],
         compared: bool,
+        transfer: Transfer | None = None,
     ) -> None:
         checked = bool(check) and training.world.size > 1
         self.forms = Forms(training.equal_rows) if checked and training.equal_rows.store is not None else None
         training = replace(training, forms=self.forms)
         self.game, self.training, self.lockstep, self.compared = game, training, lockstep, compared
+        self.transfer = transfer  # where the author has hooks around it
         self.guard, self.policies = training.guard, training.policies
         for policy in self.policies.values():
             if policy.storage.cut:
@@ -67,9 +70,10 @@ class Steps:
         self.lockstep.equal_rows.begin(batch)
         self.lockstep.places.begin_step(game.step)
         with self.lockstep.places.named():
-            check = partial(check_step, game, self.training, batch, self.trials.ready)
+            raw = batch if self.transfer is None else self.transfer.raw
+            check = partial(check_step, game, self.training, raw, self.trials.ready)
             if tried:
-                check(partial(self._try, play, args, kwargs))
+                check(partial(self._try, play, args, kwargs), first=step == 0)
             self.losses = {}
             output = self._pass(play, batch, *args, **kwargs)
             if self.forms is not None:
@@ -131,6 +135,8 @@ class Steps:
         """Play the step for a trial."""
         self.trial = trial
         try:
+            if self.transfer is not None:
+                batch = self.transfer(batch, self.game.step, trial.alone)
             self._pass(play, batch, *args, **kwargs)
         finally:
             self.trial = None

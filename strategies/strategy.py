@@ -2,6 +2,7 @@
 
 import os
 import signal
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
@@ -17,6 +18,7 @@ from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities import rank_zero_warn
 
 from gan.files.errors import DiskError, UserError
 from gan.module import GanModule
@@ -26,7 +28,7 @@ from strategies.accelerator import correct, same_parameters
 from strategies.assignment import Auto
 from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.folders import remove
-from strategies.checkpoint.player_state import optimizer_state
+from strategies.checkpoint.player_state import Averages, optimizer_state, show_averages, whole_averages
 from strategies.checkpoint.state import State, opened
 from strategies.checkpoint.writing import (
     Background,
@@ -46,6 +48,7 @@ from strategies.processes.stopping import SIGNALS, Stopped
 from strategies.ranks_strategy import RanksStrategy
 from strategies.serving import part_of
 from strategies.steps import Steps, while_training
+from strategies.transfer import Transfer
 from strategies.turn import Training, all_learning
 from strategies.world import world_of_thread
 
@@ -105,6 +108,7 @@ class PhaseStrategy(RanksStrategy):
         self.background = Background()
         self.lockstep.settle = self.background.settle
         self.saving: State  # made in set-up
+        self.trained: tuple[Callable[[], object], Averages] | None = None  # a game, and the averages that are left
         self.began = False
         self.steps: Steps  # made when training begins
 
@@ -183,6 +187,8 @@ class PhaseStrategy(RanksStrategy):
         if training or resumed:
             self.saving.left_out.note_files(first_of_host=self.local_rank == 0)
         self.players.adopt(first, training)
+        if self.trained is not None and self.trained[0]() is game and not (training or resumed):
+            show_averages(self.policies, self.trained[1])
         self.optimizers = self.players.optimizers()
         self.lr_scheduler_configs = self.players.schedules()
         self.setup_precision_plugin()
@@ -203,6 +209,7 @@ class PhaseStrategy(RanksStrategy):
 
     def take_back(self, loops: dict[str, Any]) -> None:
         """In the process that has started the ranks of dp."""
+        self.trained = weakref.ref(self.game), {}
         self.saving.take_back(loops)
 
     # ---- train ----
@@ -221,7 +228,15 @@ class PhaseStrategy(RanksStrategy):
         self.saving.resume(game.trainer)
         hooks, equal_rows = Hooks(game.trainer, game), self.lockstep.equal_rows
         training = Training(self.policies, self.precision_plugin, world, self.saving.seed, hooks, equal_rows)
-        self.steps = Steps(game, training, self.lockstep, self.check, self.check_replicas)
+        move = super().batch_to_device if hooks.of_batches else None
+        transfer = Transfer(move, self.saving.seed, world) if move else None
+        self.steps = Steps(game, training, self.lockstep, self.check, self.check_replicas, transfer)
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """A batch of the training goes the way of `Transfer`."""
+        if self.game.trainer.training and self.began and self.steps.transfer is not None:
+            return self.steps.transfer.next(batch, self.game.step)
+        return super().batch_to_device(batch, device, dataloader_idx)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """End here if any rank got a signal. If that is because a save has failed, raise that."""
@@ -252,6 +267,7 @@ class PhaseStrategy(RanksStrategy):
         super().on_train_end()
         self.background.wait()
         self.lockstep.places.compare()
+        self.trained = weakref.ref(self.game), whole_averages(self.policies)
         self.players.give_back()
         self.steps.guard.raise_if_hopeless()
 
@@ -273,6 +289,11 @@ class PhaseStrategy(RanksStrategy):
 
         Every rank writes its shares, to the path that the first rank gives. All machines must share this file system.
         """
+        if not any(policy.updaters for policy in self.policies.values()) and self.game.step:
+            rank_zero_warn(
+                f"{filepath} has no optimizers, because a validation, test or prediction came after the training; no "
+                f"training can go on from it: save before, or let ModelCheckpoint save"
+            )
         self.background.wait()
         self.lockstep.places.compare()
         path, name = self.saving.complete(checkpoint, filepath)

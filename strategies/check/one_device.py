@@ -72,10 +72,12 @@ def check_step(
     batch: Any,
     ready: Callable[[Phase], bool],
     play: Callable[[Trial, Any], None],
+    first: bool = True,
 ) -> None:
     """Raise if the ranks together would not train as one device does.
 
-    `ready`: whether a phase with a `when` is tried. `play(trial, batch)` plays the step for a trial.
+    `ready`: whether a phase with a `when` is tried. `play(trial, batch)` plays the step for a trial. `first`: it plays
+    its losses for the first time, or in a new way.
     """
     own, gather = first_samples(game, training, batch), training.world.gather
     if len(set(gather(None if own is None else rows(own)))) > 1 or own is None:  # unequal rows are refused in the phase
@@ -100,7 +102,7 @@ def check_step(
     tries = Tries(game, training, kept, play)
     tries.compare_answers(ready)
     try:
-        together, lines = tries.differences(own, samples, more)
+        together, lines = tries.differences(own, samples, more, first)
     except TooFew as error:
         rank_zero_warn(f"no comparison with one device: {error}")
         return
@@ -189,12 +191,12 @@ class Tries:
             trial.state, trial.kept = self.kept.written(), self.kept.kept()
         return trial
 
-    def differences(self, own: Any, samples: Any, batch: Any) -> Found:
+    def differences(self, own: Any, samples: Any, batch: Any, first: bool) -> Found:
         """What differs on a few samples of each rank, or on as many as there is room for, where a few cannot tell.
 
         `own` is this rank's part of `samples`. Without a `batch` there are no more.
         """
-        draws, game = self.training.draws, self.game
+        draws = self.training.draws
         try:
             found = self.compare(own, samples)
             if found[1] and draws.take_otherwise():
@@ -204,7 +206,7 @@ class Tries:
                 raise
             return more
         # A mask may be true for few samples only. Later, what takes each second sample goes otherwise through three.
-        again = bool(found[1]) if game.step else not found[1] and has_room(self.training, own, batch)
+        again = has_room(self.training, own, batch) if first and not found[1] else bool(found[1] and self.game.step)
         if again:
             with suppress(TooFew):
                 found = self._on_more(batch) or found

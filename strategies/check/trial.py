@@ -197,7 +197,7 @@ class Trial:
         training = replace(training, precision=_exact(training), hooks=NO_HOOKS, draws=draws, forms=None)
         if any(policy.compiled for policy in policies.values()):
             phase = replace(phase, second_order=True)  # then all play eagerly: nothing is compiled for a few samples
-        before = random_state.capture()
+        before, seed = random_state.capture(), torch.initial_seed()
         with ExitStack() as stack:
             if self.alone:
                 training = replace(training, world=replace(training.world, size=1, rank=0))
@@ -212,7 +212,7 @@ class Trial:
         self.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
         self.dtypes |= {loss.dtype for loss in losses.values()}
         self.drawn |= draws.seen
-        if random_state.changed(before):
+        if random_state.changed(before) and torch.initial_seed() == seed:  # else the author has seeded all ranks alike
             self.unlike.add(phase.name)
         self.drawn_alike |= random_state.changed_alike(before)
 

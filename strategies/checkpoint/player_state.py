@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -50,6 +51,27 @@ def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> Non
         if missing := shares.keys() - saved.keys():
             raise UserError(f"player '{policy.player.name}': the checkpoint has no average of '{min(missing)}'")
         read({saved[name]: share for name, share in shares.items()})
+
+
+Averages = dict[str, dict[str, Tensor]]
+
+
+def whole_averages(policies: Mapping[str, Policy]) -> Averages:
+    """The averages that this rank has whole, by player: what a validation after the training shows."""
+    whole = {name: each for name, each in policies.items() if each.storage.owned is each.storage.weights}
+    return {name: each.ema.state_dict() for name, each in whole.items() if isinstance(each.ema, Ema)}
+
+
+def show_averages(policies: Mapping[str, Policy], kept: Averages) -> None:
+    """After a training: validate with its averages. Warn of those that have ended with it."""
+    for name, policy in policies.items():
+        if isinstance(policy.ema, Ema) and name in kept:
+            policy.ema.load_state_dict(kept[name])
+        elif policy.ema is not None:
+            rank_zero_warn(
+                f"player '{name}' has its last weights now, and not its average, of which each rank had a part until "
+                f"the training ended; to see the average type ckpt_path=..., or validate while it trains"
+            )
 
 
 # ---- optimizers ----

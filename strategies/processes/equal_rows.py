@@ -72,6 +72,7 @@ class EqualRows:
 
 
 NODES, FORMS = 16, 12  # first nodes of a graph; forms of a phase
+OF_SIZES = {"TopkBackward0", "SliceBackward0"}  # how many they take may change from step to step, as in Top-k GAN
 AGAIN = 10  # how often forms are new again, because a trial has not met them
 
 
@@ -96,7 +97,8 @@ class Forms:
         for node in nodes:
             if node is not None and len(nodes) < NODES:
                 nodes += [inner for inner, _ in node.next_functions]
-        known, form = self.known.setdefault(phase, set()), hash((*losses, *map(type, nodes), draws))
+        sizes = [node._input_metadata[0].shape for node in nodes if type(node).__name__ in OF_SIZES]
+        known, form = self.known.setdefault(phase, set()), hash((*losses, *map(type, nodes), *sizes, draws))
         if form not in known and len(known) < FORMS:
             if known or draws:
                 key = f"form of '{phase}', {self.rows.run}, {self.rows.steps}, rank "

@@ -1,7 +1,9 @@
 """How a learner's gradients are averaged over the ranks. This class is for one device, with nothing to average."""
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gan import later
+from gan.files.errors import UserError
 from strategies.sharding.storage import Storage
 
 
@@ -142,7 +145,8 @@ def whole_gradients(reduction: Reduction, optimizer: Optimizer, names: Sequence[
     apart = storage.gradients_apart
     gathered = {name: w for name, w in storage.weights.items() if id(w) in there and (apart or w.grad is None)}
     _gather(storage, gathered)
-    pieces = [parameters["params"] for parameters in optimizer.param_groups]
+    pieces, state = [parameters["params"] for parameters in optimizer.param_groups], optimizer.state
+    optimizer.state = PiecesOfState(state, storage) if storage.cut else state
     for parameters, members in zip(optimizer.param_groups, names, strict=True):
         parameters["params"] = [storage.weights[name] for name in members]
     try:
@@ -150,10 +154,49 @@ def whole_gradients(reduction: Reduction, optimizer: Optimizer, names: Sequence[
     finally:
         for parameters, own in zip(optimizer.param_groups, pieces, strict=True):
             parameters["params"] = own
+        if optimizer.state is not state:
+            left = dict(optimizer.state)
+            state.clear()
+            state.update(left)
+            optimizer.state = state
+        for name in storage.weights.keys() - storage.owned.keys():  # of another rank, where the hook does the same
+            state.pop(storage.weights[name], None)
     _keep(storage)
     for name, weight in gathered.items():
         if storage.owned.get(name) is not weight:
             weight.grad = None
+
+
+class PiecesOfState(defaultdict):
+    """An optimizer's state where a hook sees whole weights. To ask it for a weight is an error, because it has pieces.
+
+    Without that a hook would find nothing, and pass on without a word.
+    """
+
+    def __init__(self, state: Mapping[Any, Any], storage: Storage) -> None:
+        super().__init__(dict, state)
+        self.wholes = {id(weight) for name, weight in storage.weights.items() if storage.owned.get(name) is not weight}
+
+    def _checked(self, weight: Any) -> Any:
+        if id(weight) in self.wholes:
+            raise UserError(
+                "on_before_optimizer_step uses optimizer.state of a weight, of which this rank's optimizer has a "
+                "piece; optimizer.state.clear(), and what is done to all of optimizer.state.values() alike, are right; "
+                "else type ddp for this player"
+            )
+        return weight
+
+    def __getitem__(self, weight: Any) -> Any:
+        return super().__getitem__(self._checked(weight))
+
+    def __setitem__(self, weight: Any, value: Any) -> None:
+        super().__setitem__(self._checked(weight), value)
+
+    def __contains__(self, weight: object) -> bool:
+        return super().__contains__(self._checked(weight))
+
+    def get(self, weight: Any, default: Any = None) -> Any:
+        return super().get(self._checked(weight), default)
 
 
 def _gather(storage: Storage, weights: dict[str, nn.Parameter]) -> None:

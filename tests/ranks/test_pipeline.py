@@ -393,6 +393,37 @@ def test_a_derivative_of_a_derivative_is_an_error(ranks):
         assert "backward goes a second time through one call of its network" in message
 
 
+class Penalised(Plain):
+    """WGAN-GP's: what is differentiated is not used in the loss otherwise, so autograd itself has nothing to say."""
+
+    def judge(self, batch):
+        mix = batch["x"].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(self.discriminator(mix).sum(), mix, create_graph=True)
+        return {**super().judge(batch), "penalty": (slope.norm(dim=1) - 1).square().mean()}
+
+
+def test_a_gradient_through_stages_cannot_be_differentiated(ranks):
+    for message in ranks(2).run(refusal, Penalised, "discriminator=pipeline,*=ddp"):
+        assert "player 'discriminator': a loss differentiates a gradient that has come through its network" in message
+        assert "type --strategy discriminator=zero3,*=ddp" in message
+
+
+def clamped(weight):
+    weight.grad.clamp_(-1e-3, 1e-3)
+
+
+class ClampsGradients(Plain):
+    def __init__(self):
+        super().__init__()
+        for weight in self.generator.parameters():
+            weight.register_post_accumulate_grad_hook(clamped)
+
+
+def test_a_hook_that_clips_the_gradient_of_a_stage_is_refused(ranks):
+    for message in ranks(2).run(refusal, ClampsGradients):
+        assert "player 'generator': the gradients of" in message and "belongs into on_before_optimizer_step" in message
+
+
 def broken_by_autograd():
     try:
         trainer(PhaseStrategy("generator=pipeline,*=ddp", check=False), 2, 2).fit(Sloped(), parts(2, 2))

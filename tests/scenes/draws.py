@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gan import Phase, noise
 from tests.support.hard_games import Plain
-from tests.support.scene import DEAF, Mutant, Refused, Scene
+from tests.support.scene import DEAF, Mutant, Refused, Scene, nothing
 
 
 class Draws(Plain):
@@ -212,6 +212,32 @@ class AllDraws(Plain):
         return noise.dropout(self.generator(mixed + noise.randn((len(real), 4), like=real)), 0.1)
 
 
+class Seeded(Plain):
+    """Noise that is the same in each step: the loss seeds torch."""
+
+    seed = staticmethod(lambda: torch.manual_seed(7))
+
+    def fake(self, real):
+        with torch.random.fork_rng():
+            self.seed()
+            z = torch.randn(len(real), 4, dtype=real.dtype) + torch.randn(4, dtype=real.dtype)
+            z = F.dropout(z, 0.3)
+        return self.generator(z + torch.randn(len(real), 4, dtype=real.dtype))
+
+
+class Unseeded(Seeded):
+    seed = staticmethod(nothing)
+
+
+class SeededByGenerator(Plain):
+    def fake(self, real):
+        how = {"dtype": real.dtype, "generator": torch.Generator().manual_seed(7)}
+        z = torch.randn(len(real), 4, **how) + torch.randn(4, **how)
+        kept = torch.empty(z.shape, dtype=torch.bool).bernoulli_(0.7, generator=how["generator"])
+        noise.here().calls = 0  # as after the fork
+        return self.generator(z * kept / 0.7 + torch.randn(len(real), 4, dtype=real.dtype))
+
+
 # ---- the table ----
 
 
@@ -252,6 +278,10 @@ DRAWS = {
     "varying_draws": Scene(
         Frames, **BY_TRIAL,
         refused=(Refused(LateFrames, "ddp", "step 2 drew other numbers than one device, where the game drew"),),
+    ),
+    "draws after a seed by hand": Scene(
+        Seeded, alone=SeededByGenerator, policies={"single": 1, "ddp": 2, "zero3+recompute": 2},
+        often=("single", "ddp"), checked=("ddp",), mutants=(Mutant("unseeded", game=Unseeded),),
     ),
     "draws by NumPy and Python": Scene(
         Unlike, policies={"ddp": 2}, checked=("ddp",), mutants=(Mutant("by torch's generator", "ddp", ByTorch),)

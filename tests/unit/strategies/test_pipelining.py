@@ -69,6 +69,7 @@ def units(module, **kwargs):
         (Tower(), None, "start blocks.0 blocks.1 blocks.2 blocks.3 end"),
         (nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))), None, "0 2.0 2.1"),
         (Tower(), ["blocks.2", "blocks.0"], "start blocks.2 blocks.3 end blocks.0 blocks.1"),
+        (nn.Sequential(nn.Linear(2, 2), nn.InstanceNorm1d(2, track_running_stats=True), nn.Tanh()), None, "0 1"),
     ],
 )
 def test_blocks_and_layers_outside_of_them_are_units_in_the_order_of_names(network, blocks, names):

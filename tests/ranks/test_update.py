@@ -1,0 +1,249 @@
+"""What an update takes beside its gradients is the same on all ranks, or it is refused by name."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from gan import Player
+from gan.ranks import mean
+from strategies import PhaseStrategy
+from tests.support.hard_games import Micro2, Plain
+from tests.support.parity import Whole, distance, often, parts, refused, single, train, trainer, weights
+
+SAME = "must be the same on all ranks: keep gan.ranks.mean(x) in place of x"
+
+
+class Reads(Plain):
+    """Its updates read a number of this rank's own samples, or (`of_all`) of all ranks'."""
+
+    of_all, seen = staticmethod(lambda number: number), 1.0
+
+    def judge(self, batch):
+        self.seen = float(self.of_all(batch["x"].detach().abs().mean()))
+        return super().judge(batch)
+
+    def configure_players(self):
+        generator, _ = super().configure_players()
+        return [generator, Player("discriminator", self.discriminator, partial(SGD, lr=1e-2), **self.more())]
+
+
+class Rated(Reads):
+    def more(self):
+        return {"schedule": partial(LambdaLR, lr_lambda=lambda _: 1 / self.seen)}
+
+
+class Averaged(Reads):
+    def more(self):
+        return {"ema": lambda _: min(1.0, self.seen / 10)}
+
+
+class Written(Reads):
+    def more(self):
+        return {"after": self.shrink}
+
+    def shrink(self, module):
+        for weight in module.parameters():
+            weight.mul_(1 - self.seen / 100)
+
+
+READ = {
+    Rated: "player 'discriminator': 'lr' of group 0 is",
+    Averaged: "player 'discriminator': the decay of its average is",
+    Written: "player 'discriminator': after= has left other weights on each rank",
+}
+
+
+@pytest.mark.parametrize("game", READ)
+@pytest.mark.parametrize("policy", often(["ddp", "zero1", "zero2", "zero3", "fsdp"]))
+def test_what_an_update_reads_of_one_ranks_samples_is_refused(policy, game, ranks):
+    for said in ranks(2).run(refused, game, policy=policy, world=2, steps=1, check=True):
+        assert said is not None and READ[game] in said and SAME in said
+    assert ranks(2).run(refused_of_all, game, policy) == [None, None]
+
+
+def refused_of_all(game, policy):
+    of_all = type("OfAll", (game,), {"of_all": staticmethod(mean)})
+    return refused(of_all, policy=policy, world=2, steps=2, check=True)
+
+
+# ---- on_after_backward ----
+
+
+class Clips(Plain):
+    def on_after_backward(self):
+        nn.utils.clip_grad_norm_(self.discriminator.parameters(), 1e-3)
+
+
+class ClipsInParts(Clips, Micro2):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("policy", "game"), [("zero2", Clips), ("zero3", Clips), ("fsdp", Clips), ("ddp", ClipsInParts)]
+)
+def test_gradients_that_are_not_whole_are_not_left_to_on_after_backward(policy, game, ranks):
+    for said in ranks(2).run(refused, game, policy=policy, world=2, steps=1):
+        assert said is not None and "write on_before_optimizer_step(self, optimizer), where they are the means" in said
+
+
+def test_ddp_has_them_whole_there(ranks):
+    alone = weights(train(Clips, policy="single"))
+    assert distance(weights(ranks(2).run(train, Clips, policy="ddp", world=2)[0]), alone) < 1e-12
+    assert distance(weights(train(Plain, policy="single")), alone) > 1e-6
+
+
+class Forgetting(Plain):
+    """As ReDo and warm restarts: the hook changes the moments of a weight, if there are any."""
+
+    def on_before_optimizer_step(self, optimizer):
+        for weight in optimizer.param_groups[0]["params"]:
+            if "exp_avg" in optimizer.state[weight]:
+                optimizer.state[weight]["exp_avg"].mul_(0.5)
+
+
+@pytest.mark.parametrize("policy", ["zero1", "zero3"])
+def test_a_hook_that_changes_the_moments_of_a_weight_is_refused_where_there_are_pieces(policy, ranks):
+    for said in ranks(2).run(refused, Forgetting, policy=policy, world=2, steps=1):
+        assert said is not None and "of which this rank's optimizer has a piece" in said
+
+
+def test_a_pipeline_has_whole_moments(ranks):
+    alone = weights(train(Forgetting, policy="single"))
+    assert (
+        distance(weights(ranks(2).run(train, Forgetting, policy="generator=pipeline,*=ddp", world=2)[0]), alone) < 1e-12
+    )
+    assert distance(weights(train(Plain, policy="single")), alone) > 1e-6
+
+
+# ---- hooks of a batch ----
+
+
+class Augments(Plain):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return {**batch, "x": batch["x"] + 0.1 * torch.randn_like(batch["x"])} if self.trainer.training else batch
+
+
+class Normalises(Plain):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return {**batch, "x": batch["x"] - self.middle(batch["x"].mean(0))}
+
+    middle = staticmethod(lambda own: own)
+
+
+class NormalisesByAll(Normalises):
+    middle = staticmethod(mean)
+
+
+@pytest.mark.parametrize("game", [Augments, NormalisesByAll])
+def test_what_a_hook_does_to_a_batch_follows_the_samples(game, ranks):
+    alone = weights(train(game, policy="single"))
+    assert distance(weights(ranks(2).run(train, game, policy="ddp", world=2, check=True)[0]), alone) < 1e-12
+    assert distance(weights(train(Plain, policy="single")), alone) > 1e-6
+
+
+def test_a_hook_that_looks_at_one_ranks_batch_is_refused(ranks):
+    for said in ranks(2).run(refused, Normalises, policy="ddp", world=2, steps=1, check=True):
+        assert said is not None and "would not train as one device does" in said
+
+
+# ---- optimizers that are not what their class says ----
+
+
+def centred(parameters):
+    optimizer = SGD(parameters, lr=1e-2)
+
+    def centre(optimizer, *_):
+        for weight in optimizer.param_groups[0]["params"]:
+            if weight.grad is not None:
+                weight.grad -= weight.grad.mean()
+
+    optimizer.register_step_pre_hook(centre)
+    return optimizer
+
+
+class Hooked(Plain):
+    make = staticmethod(centred)
+
+    def configure_players(self):
+        generator, _ = super().configure_players()
+        return [generator, Player("discriminator", self.discriminator, self.make)]
+
+
+class Unhooked(Hooked):
+    make = partial(SGD, lr=1e-2)
+
+
+class HookedLate(Unhooked):
+    def on_train_start(self):
+        for optimizer in self.trainer.optimizers:
+            optimizer.register_step_post_hook(lambda *_: None)
+
+
+def test_a_hook_of_an_optimizer_sees_whole_weights_or_is_refused(ranks):
+    alone = weights(train(Hooked, policy="single"))
+    assert distance(weights(ranks(2).run(train, Hooked, policy="zero1", world=2)[0]), alone) < 1e-12
+    assert (
+        distance(weights(train(type("Unhooked", (Hooked,), {"make": HookedLate.make}), policy="single")), alone) > 1e-6
+    )
+    said = ranks(2).run(refused, Hooked, policy="zero3", world=2, steps=1)[0]
+    assert "SGD with hooks, a `step` or a state of your own may not give the same result on pieces" in said
+    assert (
+        "do that in the function that makes it"
+        in ranks(2).run(refused, HookedLate, policy="zero3", world=2, steps=1)[0]
+    )
+
+
+class Lookahead(Optimizer):
+    """Published ones call the optimizer inside of them `optimizer`, as Lightning's wrapper does."""
+
+    shared = True
+
+    def __init__(self, weights, lr=1e-2):
+        self.optimizer = Adam(weights, lr=lr)
+        super().__init__(self.optimizer.param_groups, {})
+
+    def step(self):
+        if self.shared:
+            self.optimizer.state = self.state
+        self.optimizer.step()
+
+
+class LooksAhead(Hooked):
+    make = Lookahead
+
+
+def test_an_optimizer_with_another_one_inside_is_saved_whole_or_refused(tmp_path):
+    path = str(tmp_path / "two.ckpt")
+    first = trainer(PhaseStrategy("single"), 1, 2)
+    first.fit(LooksAhead(), Whole(4))
+    first.save_checkpoint(path)
+    unbroken, resumed = LooksAhead(), LooksAhead()
+    trainer(PhaseStrategy("single"), 1, 4).fit(unbroken, Whole(4))
+    trainer(PhaseStrategy("single"), 1, 4).fit(resumed, Whole(4), ckpt_path=path)
+    assert all(map(torch.equal, unbroken.parameters(), resumed.parameters()))
+    apart = type("Apart", (Lookahead,), {"shared": False})
+    said = refused(type("LooksApart", (Hooked,), {"make": apart}), single, policy="single", steps=1)
+    assert "a checkpoint would not have what Apart keeps in 'optimizer', which has a state of its own" in said
+
+
+# ---- a training that has nothing left to do ----
+
+
+def again(policy, path):
+    first, done = trainer(PhaseStrategy(policy), 2, 2), Plain()
+    first.fit(done, parts(2, 2))
+    first.save_checkpoint(path)
+    game = Plain()
+    trainer(PhaseStrategy(policy), 2, 2).fit(game, parts(2, 2), ckpt_path=path)
+    return [tensor.detach().clone() for each in (done, game) for tensor in each.parameters()]
+
+
+@pytest.mark.parametrize("policy", ["zero3", "generator=pipeline,*=ddp"])
+def test_a_run_that_is_resumed_at_its_end_gives_its_weights_back(policy, ranks, tmp_path):
+    for found in ranks(2).run(again, policy, str(tmp_path / "done.ckpt")):
+        half = len(found) // 2
+        assert all(map(torch.equal, found[:half], found[half:]))
