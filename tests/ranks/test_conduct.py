@@ -18,16 +18,12 @@ from tests.ranks.test_contract import POLICY, WORLDS, Play, loader, single
 from tests.support.doubled import doubled
 from tests.support.hard_games import Plain
 from tests.support.journey import Journey
-from tests.support.parity import BROKEN, EXACT, Whole, distance, snapshot, trainer, vectors
+from tests.support.parity import BROKEN, EXACT, Whole, distance, often, snapshot, trainer, vectors
 
-EACH = [each for each in WORLDS if each.values[1] != 4]
+DIFFERENT = ("single", "ddp", "zero3", "fsdp", "pipeline")  # `make test` tries these, `make matrix` all
+EACH = often([each for each in WORLDS if each.values[1] != 4], DIFFERENT)
 OFFLOADED = [
-    pytest.param(
-        f"{each.values[0]}+offload",
-        each.values[1],
-        marks=[*each.marks, *([pytest.mark.slow] if each.values[0] != "zero3" else [])],
-        id=f"{each.id}-offload",
-    )
+    pytest.param(f"{each.values[0]}+offload", each.values[1], marks=[*each.marks, pytest.mark.slow])
     for each in EACH
     if "offload" in POLICIES[each.values[0]].takes
 ]
@@ -131,9 +127,10 @@ def outdated(policy, world):
 CALLED_BY_METHODS = [each for each in EACH if each.values[0] != "pipeline"]  # test_pipeline.py has games of its own
 
 
-@pytest.mark.parametrize(
-    ("policy", "world"), [*CALLED_BY_METHODS, *((f"{name}+recompute", 2) for name in ("ddp", "zero1", "zero3"))]
-)
+RECOMPUTED = often([(f"{name}+recompute", 2) for name in ("ddp", "zero1", "zero3")], ["zero3+recompute"])
+
+
+@pytest.mark.parametrize(("policy", "world"), [*CALLED_BY_METHODS, *RECOMPUTED])
 def test_a_graph_older_than_its_weights_is_an_error_as_in_plain_torch(policy, world, play):
     for said in play(outdated, policy, world):
         assert "modified by an inplace operation" in said

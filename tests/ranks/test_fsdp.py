@@ -4,7 +4,6 @@ import copy
 from functools import partial
 from unittest import mock
 
-import pytest
 import torch
 from lightning import Callback
 from torch import nn
@@ -15,9 +14,8 @@ from strategies import PhaseStrategy
 from strategies.sharding.fsdp_bucket import FsdpBucket
 from strategies.sharding.unshard_on_read import UnshardOnRead
 from tests.scenes.policies import WIDTH, Block, Named, Odd
-from tests.support.hard_games import HARD
 from tests.support.parity import distance, equals, parts, single, train, trainer, vectors
-from tests.support.watch import watched
+from tests.support.watch import WatchedStrategy
 
 # ---- units ----
 
@@ -45,10 +43,10 @@ class AtEnd(Callback):
         self.seen = self.look(trainer.strategy, game)
 
 
-def look(function, game=Odd, policy="fsdp", steps=2, batches=vectors, **settings):
+def look(function, game=Odd, batches=vectors, **settings):
     callback = AtEnd(function)
-    made = trainer(PhaseStrategy(policy, check=False), 2, steps, callbacks=[callback], **settings)
-    made.fit(game(), parts(steps, 2, batches))
+    made = trainer(PhaseStrategy("fsdp", check=False), 2, 1, callbacks=[callback], **settings)
+    made.fit(game(), parts(1, 2, batches))
     return callback.seen
 
 
@@ -73,22 +71,6 @@ def test_a_player_may_name_its_blocks(ranks):
     assert "blocks.2.gain" in root
 
 
-def collectives(policy, steps=3):
-    *_, trace = watched(Once, policy, 2, steps)[-1]
-    kinds = {"_allgather_base_": "gather", "_reduce_scatter_base_": "reduce"}
-    return [kinds[name] for name, _ in trace.collectives if name in kinds]
-
-
-def test_a_phase_gathers_for_forward_and_backward_and_reduces_once(ranks):
-    """A unit that nobody reads is not gathered, but reduced with zeros. Backward begins with two that are there."""
-    found = ranks(2).run(collectives, "fsdp")[0]
-    assert found.count("reduce") == 1 + 4
-    assert found.count("gather") == 1 + 3 + 3 - 1
-    assert found.index("reduce") < len(found) - found[::-1].index("gather")  # reduced while backward gathers on
-    whole = ranks(2).run(collectives, "fsdp+whole")[0]
-    assert whole.count("gather") == whole.count("reduce") == 1 + 4
-
-
 class Peak(Callback):
     """How many units of the judge were whole at once in the last step."""
 
@@ -104,21 +86,30 @@ class Peak(Callback):
         self.most = max(self.most, sum(unit.unsharded for unit in self.units))
 
 
-def peak(policy):
-    watch, unshard = Peak(), FsdpBucket.unshard
+def gathered(policy):
+    """How many units were whole at once in the last step, and the order of its collectives."""
+    watch, unshard, strategy = Peak(), FsdpBucket.unshard, WatchedStrategy(policy, check=False)
 
     def unshards(unit, *args):
         unshard(unit, *args)
         watch.count()
 
     with mock.patch.object(FsdpBucket, "unshard", unshards):
-        trainer(PhaseStrategy(policy, check=False), 2, 2, callbacks=[watch]).fit(Once(), parts(2, 2))
-    return watch.most
+        trainer(strategy, 2, 2, callbacks=[watch]).fit(Once(), parts(2, 2))
+    kinds = {"_allgather_base_": "gather", "_reduce_scatter_base_": "reduce"}
+    return watch.most, [kinds[name] for name, _ in strategy.traces[-1][2].collectives if name in kinds]
 
 
-def test_a_player_is_never_whole_while_a_phase_reads_it(ranks):
-    assert ranks(2).run(peak, "fsdp") == [2, 2]  # the root's, and one block's
-    assert ranks(2).run(peak, "fsdp+whole") == [5, 5]
+def test_a_phase_gathers_for_forward_and_backward_and_a_player_is_never_whole(ranks):
+    """A unit that nobody reads is not gathered, but reduced with zeros. Backward begins with two that are there."""
+    (most, found), (others, _) = ranks(2).run(gathered, "fsdp")
+    assert most == others == 2  # the root's, and one block's
+    assert found.count("reduce") == 1 + 4
+    assert found.count("gather") == 1 + 3 + 3 - 1
+    assert found.index("reduce") < len(found) - found[::-1].index("gather")  # reduced while backward gathers on
+    (most, whole), (others, _) = ranks(2).run(gathered, "fsdp+whole")
+    assert most == others == 5
+    assert whole.count("gather") == whole.count("reduce") == 1 + 4
 
 
 class Mixture(nn.Module):
@@ -198,11 +189,11 @@ def numbered(step):
     return {**vectors(step), "number": torch.arange(len(vectors(step)["x"]))}
 
 
-@pytest.mark.parametrize("game", [SomeBlocks, Hooked])
-def test_a_block_that_one_rank_alone_reads_keeps_its_update(game, ranks):
+def test_a_block_that_one_rank_alone_reads_keeps_its_update(ranks):
     """With `whole` its gather is still on its way on the other rank when the shards are stepped."""
-    found = ranks(2).run(train, game, numbered, "fsdp+whole", 2)
-    equals(found, ranks(2).run(train, game, numbered, "ddp", 2)[0])
+    expected = ranks(2).run(train, SomeBlocks, numbered, "ddp", 2, 3)[0]
+    for game in (SomeBlocks, Hooked):
+        equals(ranks(2).run(train, game, numbered, "fsdp+whole", 2, 3), expected)
 
 
 # ---- the author's network ----
@@ -222,7 +213,7 @@ def conduct(strategy, game):
 
 def conduct_and_after():
     game, fresh, callback = Odd(), Odd(), AtEnd(conduct)
-    trainer(PhaseStrategy("fsdp", check=False), 2, 2, callbacks=[callback]).fit(game, parts(2, 2))
+    trainer(PhaseStrategy("fsdp", check=False), 2, 1, callbacks=[callback]).fit(game, parts(1, 2))
     same, kinds, there = callback.seen
     assert same
     assert kinds == [type(module).__name__ for module in fresh.judge.modules()]
@@ -256,17 +247,12 @@ class TwoKinds(Odd):
 
 
 def test_a_block_may_have_weights_of_two_kinds(ranks):
-    arguments = TwoKinds, single
-    alone = train(*arguments, policy="single", precision="32-true")
-    found = ranks(2).run(train, *arguments, policy="fsdp", world=2, precision="32-true")
+    alone = train(TwoKinds, single, "single", steps=3, precision="32-true")
+    found = ranks(2).run(train, TwoKinds, single, "fsdp", 2, 3, precision="32-true")
     assert distance(found[0], alone) < 1e-6
-    kinds = ranks(2).run(look, kinds_of, TwoKinds, precision="32-true", batches=single)[0]
+    kinds = ranks(2).run(look, kinds_of, TwoKinds, single, precision="32-true")[0]
     assert kinds.count("torch.float64") == 4
 
 
 def kinds_of(strategy, _):
     return [str(unit.dtype) for unit in strategy.policies["judge"].storage.buckets]
-
-
-def test_one_process_is_one_device(hard_alone):
-    assert distance(train(HARD["Plain"], policy="fsdp"), hard_alone("Plain")) == 0
