@@ -81,28 +81,25 @@ def learned(found: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in found.items() if "teacher" not in name and "eye" not in name}
 
 
-EXACTLY = [
-    (Distil, "teacher=zero3@2-3,eye=ddp@2-3,*=ddp@0-1", 2, 4),
-    *(
-        pytest.param(*case, marks=pytest.mark.slow)
-        for case in [
-            (Distil, "teacher=zero3@1-2,*=ddp", 1, 3),
-            (Distil, "teacher=ddp@1,eye=zero2@1,*=ddp", 1, 2),
-            (Distil, "teacher=zero3@2,eye=ddp@3,*=zero3", 2, 4),
-            (Distil, "teacher=zero3+recompute@2-3,eye=zero3+offload@2-3,*=fsdp", 2, 4),
-            (Distil, "teacher=fsdp@2-3,*=zero2", 2, 4),
-            (Distil, "teacher=zero3+whole@1-3,*=ddp", 1, 4),
-            (AsAWhole, "teacher=zero3@2-3,generator=pipeline,*=zero1", 2, 4),
-            (Distil, "teacher=zero3@4-6,*=zero3", 4, 7),
-            (AsAWhole, "teacher=pipeline@2-3,*=ddp", 2, 4),
-            (AsAWhole, "teacher=pipeline@1-3,eye=zero3@1-3,*=ddp", 1, 4),
-        ]
-    ),
-]
-
-
-@pytest.mark.parametrize(("game", "policy", "training", "total"), EXACTLY)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("game", "policy", "training", "total"),
+    [
+        (Distil, "teacher=zero3@2-3,eye=ddp@2-3,*=ddp@0-1", 2, 4),
+        (Distil, "teacher=zero3@1-2,*=ddp", 1, 3),
+        (Distil, "teacher=ddp@1,eye=zero2@1,*=ddp", 1, 2),
+        (Distil, "teacher=zero3@2,eye=ddp@3,*=zero3", 2, 4),
+        (Distil, "teacher=zero3+recompute@2-3,eye=zero3+offload@2-3,*=fsdp", 2, 4),
+        (Distil, "teacher=fsdp@2-3,*=zero2", 2, 4),
+        (Distil, "teacher=zero3+whole@1-3,*=ddp", 1, 4),
+        (AsAWhole, "teacher=zero3@2-3,generator=pipeline,*=zero1", 2, 4),
+        (Distil, "teacher=zero3@4-6,*=zero3", 4, 7),
+        (AsAWhole, "teacher=pipeline@2-3,*=ddp", 2, 4),
+        (AsAWhole, "teacher=pipeline@1-3,eye=zero3@1-3,*=ddp", 1, 4),
+    ],
+)
 def test_it_is_what_one_device_does(folder, game, policy, training, total):
+    """`make test` has the same in `test_checkpoints_travel`, and in test_rehearsal.py."""
     one = fit(partial(game, folder), "single")
     equals([learned(each) for each in placed(policy, training, total, partial(game, folder))], learned(one))
 
@@ -127,7 +124,7 @@ def holds_nothing(made: Any, module: Distil) -> None:
     def look(*_: Any) -> None:
         parameters = list(module.teacher.parameters())
         assert all(each.untyped_storage().nbytes() <= 8 for each in parameters), "the teacher has memory here"
-        with pytest.raises(UserError, match="the weights of player 'teacher' are on ranks 1-2"):
+        with pytest.raises(UserError, match="the weights of player 'teacher' are on ranks 2-3"):
             module.teacher.start.weight.sum()
 
     module.on_train_batch_end = look
@@ -137,7 +134,7 @@ def test_checkpoints_travel(folder, tmp_path):
     """From ranks that are served to others and to one device. Ranks that train hold nothing of the teacher."""
     game, half = partial(Distil, folder), str(tmp_path / "half.ckpt")
     one = fit(game, "single")
-    placed("teacher=zero3@1-2,*=ddp", 1, 3, game, steps=HALF, save=half, around=holds_nothing)
+    placed("teacher=zero3@2-3,eye=ddp@2-3,*=ddp", 2, 4, game, steps=HALF, save=half, around=holds_nothing)
     assert not any("teacher.blocks" in name for name in os.listdir(half)), "the teacher's weights are in its file"
     for found in (fit(game, "single", resume=half), *placed("teacher=zero3@2,*=zero3", 2, 3, game, resume=half)[:1]):
         names = learned(one).keys() - {"score"}
@@ -263,7 +260,11 @@ Changed.teacher_of = Odd
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("learns", "player 'eye' is on ranks of its own (1), and only frozen players can be"),
+        pytest.param(
+            "learns",
+            "player 'eye' is on ranks of its own (1), and only frozen players can be",
+            marks=pytest.mark.slow,  # tests/system/test_plan.py has it too
+        ),
         ("no file", "weights='eye.safetensors'"),
         pytest.param("tied", "player 'judge' has some of its weights too", marks=pytest.mark.slow),
         pytest.param(
@@ -278,7 +279,11 @@ Changed.teacher_of = Odd
         pytest.param("written", "'shift' of its network was changed after the set-up", marks=pytest.mark.slow),
         pytest.param("swap", "'blocks.0' of its network was changed after the set-up", marks=pytest.mark.slow),
         pytest.param("patch", "'forward' of its network was changed after the set-up", marks=pytest.mark.slow),
-        ("keeps", "'keeping' of player 'teacher' changes 'last' of its network, which is on another rank; return it"),
+        pytest.param(
+            "keeps",
+            "'keeping' of player 'teacher' changes 'last' of its network, which is on another rank; return it",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("counts", "changes 'shift' of its network", marks=pytest.mark.slow),
         pytest.param("lambda", "cannot be sent to another rank", marks=pytest.mark.slow),
     ],
