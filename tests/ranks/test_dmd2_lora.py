@@ -39,6 +39,7 @@ def test_two_ranks_train_the_same(policy, ranks, alone):
     equals(ranks(2).run(run, policy, 2), alone)
 
 
+@pytest.mark.slow
 def test_the_control_without_synchronisation(ranks, alone):
     assert distance(ranks(2).run(run, Deaf, 2)[0], alone) > BROKEN
 

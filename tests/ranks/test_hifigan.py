@@ -2,17 +2,14 @@
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.nn import functional as F
 
-from datasets import GanData, Tones
 from gan.games.hifigan import HifiGan
 from gan.sound import Sound
 from strategies import PhaseStrategy
 from tests.ranks.test_games import hifigan, pictures
-from tests.support.parity import BROKEN, EXACT, distance, equals, in_buckets, often, parts, snapshot, train, trainer
+from tests.support.parity import BROKEN, distance, equals, in_buckets, often, parts, train, trainer
 
-STEPS = 4  # make matrix trains ten
+STEPS = 2  # make matrix trains ten
 PIECE = 2048  # bytes of a bucket: weights are gathered when they are read
 
 
@@ -43,56 +40,13 @@ def own_mean() -> HifiGan:
 
 
 def test_the_check_hears_a_loss_that_looks_at_the_ranks_own_sounds(ranks):
-    single = train(own_mean, pictures, "single", steps=STEPS)
-    assert distance(train(own_mean, pictures, "dp", steps=STEPS, devices=2), single) > BROKEN
+    single = train(own_mean, pictures, "single", steps=1)
+    assert distance(ranks(2).run(train, own_mean, pictures, "ddp", 2, 1)[0], single) > BROKEN
     with pytest.raises(Exception, match=r"phase 'generator': loss 'mel' is"):
-        ranks(2).run(train, own_mean, pictures, "ddp", 2, check=True)
-
-
-# ---- resuming ----
-
-
-def resumed(policy, world, folder, steps=6, resume=None):
-    """Train on drawn sounds in epochs of two steps; the rate falls after each. Step 3 is in the middle of one."""
-    game, strategy = hifigan(), PhaseStrategy(policy, check=False)
-    keep = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=3, save_top_k=-1)
-    engine = trainer(strategy, world, steps, callbacks=[keep], enable_checkpointing=True)
-    engine.fit(game, datamodule=GanData(Tones(8, 256), batch_size=4, flip=False), ckpt_path=resume)
-    return snapshot(game, strategy)
-
-
-@pytest.mark.slow
-def test_it_resumes_to_the_last_bit_and_travels(ranks, tmp_path):
-    whole = ranks(2).run(resumed, "zero3", 2, str(tmp_path / "whole"), 6)
-    path = str(tmp_path / "whole" / "step=3.ckpt")
-    again = ranks(2).run(resumed, "zero3", 2, str(tmp_path / "again"), 6, path)
-    assert distance(again[0], whole[0]) == 0
-    assert whole[0]["rate generator"] == pytest.approx(1e-3 * 0.999**3)
-    assert distance(resumed("single", 1, tmp_path / "one", 6, path), whole[0]) < EXACT
-    assert distance(resumed("single", 1, tmp_path / "fresh", 2), whole[0]) > BROKEN
+        ranks(2).run(train, own_mean, pictures, "ddp", 2, 1, check=True)
 
 
 # ---- the game ----
-
-
-def test_the_losses_are_those_of_the_paper():
-    """Written out: sums over the judges, least squares without a half, features of all layers and scores."""
-    game, batch = hifigan().eval(), pictures(0, torch.float32)
-    wave = batch["wave"]
-    fake = game.voice(batch)
-    ours, theirs = (game.discriminators(each) for each in (fake, wave))
-    judged = game.judge(batch)
-    for name in ("mpd", "msd"):
-        pairs = zip(theirs[name], ours[name], strict=True)
-        wanted = sum((real[-1] - 1).square().mean() + made[-1].square().mean() for real, made in pairs)
-        torch.testing.assert_close(judged[name], wanted)
-    losses = game.fool(batch)
-    for name in ("mpd", "msd"):
-        adversarial = sum((made[-1] - 1).square().mean() for made in ours[name])
-        torch.testing.assert_close(losses[f"adversarial_{name}"], adversarial)
-        layers = [pair for k in range(2) for pair in zip(ours[name][k], theirs[name][k], strict=True)]
-        torch.testing.assert_close(losses[f"matching_{name}"], 2 * sum((a - b).abs().mean() for a, b in layers))
-    torch.testing.assert_close(losses["mel"], 45 * F.l1_loss(game.mel(fake), game.mel(wave)))
 
 
 def test_the_fake_is_made_once_a_step_and_the_judges_learn_first(monkeypatch):

@@ -111,10 +111,10 @@ def test_the_control_that_compares_a_ranks_own_samples_differs(ranks, four_steps
 
 
 def save_and_go_on(folder: str, world: int) -> dict:
-    """Stop after three steps, between two looks at the augmentation, and go on for three more, from the file."""
+    """Stop after three steps, between two looks at the augmentation, and go on for another one, from the file."""
     saver = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=3)
     ada_trained(world, 3, enable_checkpointing=True, callbacks=[saver])
-    return ada_trained(world, 6, 3, ckpt_path=f"{folder}/step=3.ckpt")
+    return ada_trained(world, 4, 3, ckpt_path=f"{folder}/step=3.ckpt")
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -130,7 +130,7 @@ def test_a_resumed_run_equals_the_unbroken_one(world, ranks, unbroken, tmp_path)
 # ---- adaptive augmentation ----
 
 
-def ada_trained(world: int, steps: int = 6, first: int = 0, **kwargs) -> dict:
+def ada_trained(world: int, steps: int = 4, first: int = 0, **kwargs) -> dict:
     game = stylegan_ada()
     game.ada.target, game.ada.images = -0.95, 128  # between the mean signs of these steps
     return played(game, steps, world, first, **kwargs)
@@ -144,7 +144,7 @@ def unbroken() -> dict:
 @pytest.mark.promise("statistics kept by hand")
 def test_the_probability_follows_the_scores_of_all_ranks(ranks, unbroken):
     assert 0 < unbroken["weight ada.p"] < 1
-    for found in ranks(2).run(ada_trained, 2):
+    for found in ranks(2).run(ada_trained, 2, check=False):
         assert found["weight ada.p"] == unbroken["weight ada.p"]
 
 

@@ -6,15 +6,12 @@ from unittest import mock
 
 import pytest
 import torch
-from lightning import Callback, seed_everything
+from lightning import Callback
 
 from gan.games.vqgan import VqGan
-from gan.losses import hinge_generator
 from strategies import PhaseStrategy
 from tests.ranks.test_games import pictures, vqgan
-from tests.support.parity import BROKEN, EXACT, Whole, distance, parts, refused, snapshot, train, trainer
-
-CODEBOOK = [f"weight autoencoder.quantize.{name}" for name in ("counts", "sums")]
+from tests.support.parity import BROKEN, distance, parts, refused, train, trainer
 
 
 @pytest.fixture(scope="module")
@@ -46,41 +43,14 @@ def test_the_control_without_the_other_ranks_it_differs_and_is_named(where, name
     assert named in ranks(2).run(without_ranks, where, refused, vqgan, pictures, "ddp", 2, check=True)[0]
 
 
-def test_the_codebook_moves_in_every_step_once_and_is_the_same_on_all_ranks(ranks, alone):
-    one, other = ranks(2).run(train, vqgan, pictures, "ddp", 2)
-    for name in CODEBOOK:
-        assert torch.equal(one[name], other[name])
+def test_the_codebook_moves_in_every_step_once():
+    """That it is the same on all ranks: test_scenes.py."""
     game = vqgan()
     moved = []
     follow = game.autoencoder.quantize.follow
     game.autoencoder.quantize.follow = lambda *rows: moved.append(game.step) or follow(*rows)
-    trainer(PhaseStrategy("single"), 1, 6).fit(game, parts(6, batches=pictures))
-    assert moved == list(range(6))
-
-
-# ---- saved and resumed ----
-
-
-def played(policy: str, world: int, steps: int, save: str | None = None, resume: str | None = None) -> dict[str, Any]:
-    rank = torch.distributed.get_rank() if world > 1 else 0
-    seed_everything(11, verbose=False)
-    game, strategy = vqgan(), PhaseStrategy(policy)
-    made = trainer(strategy, world, steps)
-    made.fit(game, Whole(20, rank, world, pictures), ckpt_path=resume)
-    if save is not None:
-        made.save_checkpoint(save)
-    return snapshot(game, strategy)
-
-
-@pytest.mark.slow
-def test_it_is_resumed_bit_for_bit_and_under_another_policy(ranks, tmp_path):
-    path = str(tmp_path / "half.ckpt")
-    unbroken = ranks(2).run(played, "zero3", 2, 8)[0]
-    ranks(2).run(played, "zero3", 2, 5, save=path)
-    assert distance(ranks(2).run(played, "zero3", 2, 8, resume=path)[0], unbroken) == 0
-    assert distance(played("single", 1, 8, resume=path), unbroken) < EXACT
-    with mock.patch("nets.vqgan.Codebook.follow", lambda *_: None):  # the control: codes that stand still
-        assert distance(played("single", 1, 8, resume=path), unbroken) > BROKEN
+    trainer(PhaseStrategy("single"), 1, 5).fit(game, parts(5, batches=pictures))
+    assert moved == list(range(5))
 
 
 # ---- the game ----
@@ -102,21 +72,6 @@ def test_the_discriminator_joins_at_its_step():
     made.callbacks.append(Watch())
     made.fit(game, parts(5, batches=pictures))
     assert moved == [False] * 3 + [True] * 2
-
-
-def test_at_the_last_layer_the_discriminator_pulls_as_its_weight_says(monkeypatch):
-    """Esser et al. 2021, equation 7, with the published delta of 1e-4."""
-    monkeypatch.setattr(VqGan, "joined", True)
-    game, batch = vqgan().double(), pictures(0)
-    losses, last = game.paint(batch), game.autoencoder.decoder.conv_out.weight
-    score = hinge_generator(game.discriminator(game.autoencoder(batch["image"], follow=False)[0]))
-
-    def pull(loss):
-        return torch.autograd.grad(loss, last, retain_graph=True)[0].norm()
-
-    # The codes have moved between the two forwards of a game in training, so the score's pull is that of the loss.
-    assert pull(losses["adversarial"]) / pull(losses["pixels"]) == pytest.approx(0.8, rel=1e-2)
-    assert pull(score) > 0
 
 
 def test_the_turn_goes_back_through_the_discriminator_once(monkeypatch):
