@@ -46,12 +46,11 @@ def differences(ranks, policy, world, plan=None, what=DISTILLATION):
 
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter")
-QUICK = [("zero3", 2)]  # `make test` tries these, `make matrix` all
 WORLDS = [(policy, world) for world in (2, 4) for policy in EIGHT] + [(policy, 2) for policy in MORE]
-MARKED = [pytest.param(*each, marks=[] if each in QUICK else [pytest.mark.slow]) for each in WORLDS]
 
 
-@pytest.mark.parametrize(("policy", "world"), MARKED)
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "world"), WORLDS)
 def test_memory_and_bytes_are_as_planned(policy, world, ranks):
     found = differences(ranks, policy, world)
     print(f"\n{world} {policy:36}", *(f"{' '.join(key)} {100 * by:+.1f} %" for key, by in found.items()), sep=" | ")
@@ -70,11 +69,15 @@ def test_so_they_are_with_an_optimizer_for_a_phase(policy, ranks):
     assert {key: by for key, by in found.items() if abs(by) > WITHIN} == {}
 
 
-@pytest.mark.parametrize("policy", often(["single", *EIGHT], EIGHT[:5]))
-def test_so_they_are_on_one_rank_where_all_policies_do_the_same(policy, ranks):
-    if policy not in ("single", "zero3+offload", MIX):
-        assert planned(small, policy, 1, pictures(0), BUCKET) == planned(small, "single", 1, pictures(0), BUCKET)
-        return
+def test_on_one_rank_all_policies_do_the_same():
+    alone = planned(Sized, "single", 1, single(0), 2**18)
+    for policy in EIGHT[:5]:
+        assert planned(Sized, policy, 1, single(0), 2**18) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["single", "zero3+offload", MIX])
+def test_so_they_are_on_one_rank(policy, ranks):
     found = differences(ranks, policy, 1)
     assert {key: by for key, by in found.items() if abs(by) > WITHIN} == {}
 
