@@ -47,9 +47,8 @@ def without_cpp(function, *args, **kwargs):
 # ---- parity ----
 
 
-@pytest.mark.parametrize(
-    "name", often(["TwoForwards", "BatchNorms", "SometimesReached", "TwoPhases", "Teacher"], ["TwoPhases"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["TwoForwards", "BatchNorms", "SometimesReached", "TwoPhases", "Teacher"])
 def test_one_device_trains_the_same(name, hard_alone):
     assert distance(train(HARD[name], policy="single+compile"), hard_alone(name)) < EXACT
 
@@ -120,10 +119,9 @@ def test_the_control_weights_that_are_not_gathered_before_the_call_are_an_error(
         assert "player 'generator'" in found and "is sharded: its values are not on this rank" in found
 
 
-@pytest.mark.parametrize("policy", ["ddp", "zero3"])
-def test_the_same_bytes_are_moved(policy, ranks):
-    expected, found = (ranks(2).run(without_cpp, moved, Plain, each, 2, 3) for each in (policy, f"{policy}+compile"))
-    assert [each[-2:] for each in found] == [each[-2:] for each in expected]  # both phases of the third step
+def test_the_same_bytes_are_moved(ranks):
+    expected, found = (ranks(2).run(without_cpp, moved, Plain, each, 2, 2) for each in ("zero3", "zero3+compile"))
+    assert [each[-2:] for each in found] == [each[-2:] for each in expected]  # both phases of the second step
 
 
 # ---- what is compiled, and when ----
@@ -219,7 +217,8 @@ class SharedPenalty(Penalised):
 
 
 def test_what_phases_share_may_be_differentiated_twice():
-    assert distance(train(SharedPenalty, policy="single+compile"), train(SharedPenalty, policy="single")) < EXACT
+    expected = train(SharedPenalty, policy="single", steps=3)
+    assert distance(train(SharedPenalty, policy="single+compile", steps=3), expected) < EXACT
 
 
 # ---- the author's modules stay what they are ----
