@@ -164,7 +164,7 @@ def test_so_is_that_of_a_pipeline(ranks, tmp_path):
     assert [distance(unbroken, resumed) for unbroken, resumed, _ in found] == [0, 0]
 
 
-@pytest.mark.parametrize("policy", ["ddp", "zero3"])
+@pytest.mark.parametrize("policy", often(["ddp", "zero3"], ["zero3"]))
 def test_a_control_without_the_copies_has_later_weights(policy, ranks, tmp_path):
     on_ranks(ranks, policy, tmp_path, False)
     now, later = contents(tmp_path / "now.ckpt"), contents(tmp_path / "later.ckpt")
@@ -187,6 +187,9 @@ def test_the_copies_are_given_back(tmp_path):
         gate.set()
         background.wait()
     gc.collect()
+    until = time.monotonic() + 10
+    while any(each() is not None for each in alive) and time.monotonic() < until:  # `wait` returns before its thread
+        time.sleep(0.01)
     assert [each() for each in alive] == [None, None]
 
 
@@ -263,7 +266,6 @@ def failing(folder, who, what):
     ("who", "what", "said"),
     [
         (0, "disk", ["DiskError: cannot write checkpoint {path}: rank 0: No space left on device"] * 2),
-        (1, "disk", ["DiskError: cannot write checkpoint {path}: rank 1: No space left on device"] * 2),
         (1, "ours", ["RuntimeError: rank 1: ZeroDivisionError: a mistake", "ZeroDivisionError: a mistake"]),
     ],
 )

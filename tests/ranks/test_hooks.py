@@ -23,17 +23,7 @@ from strategies.hooks import INSTEAD, NO_HOOKS
 from tests.scenes.writing import Adaptive, ClipsByNorm, ClipsNetworks, Loose
 from tests.support.doubled import doubled
 from tests.support.hard_games import Micro2, Plain
-from tests.support.parity import (
-    BROKEN,
-    distance,
-    often,
-    parts,
-    refused,
-    single,
-    train,
-    trainer,
-    weights,
-)
+from tests.support.parity import BROKEN, distance, often, parts, refused, single, train, trainer, weights
 
 ORDER = ["on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"]
 
@@ -51,11 +41,10 @@ def noting(base, notes):
     return type("Noting", (base,), {name: hook(name) for name in ORDER})
 
 
-def called(policy, world=1, game=Plain, devices=None):
+def called(policy, world=1, game=Plain):
     notes = []
-    trainer(PhaseStrategy(policy), devices or world, 1, callbacks=[noting(Callback, notes)()]).fit(
-        noting(game, notes)(), parts(1, world)
-    )
+    made = trainer(PhaseStrategy(policy), world, 1, callbacks=[noting(Callback, notes)()])
+    made.fit(noting(game, notes)(), parts(1, world))
     return notes
 
 
@@ -68,7 +57,7 @@ EXPECTED = [
 
 
 @pytest.mark.promise("Lightning's hooks of backward and update", "the training of one device, or a refusal by name")
-@pytest.mark.parametrize("policy", often(["single", "ddp", "zero1", "zero2", "zero3"]))
+@pytest.mark.parametrize("policy", often(["single", "ddp", "zero1", "zero2", "zero3"], ["zero3"]))
 def test_they_are_called_in_lightnings_order_for_each_learner(policy, ranks):
     expected = [(who, name, args) for name, args in EXPECTED for who in ("Callback", "Plain")] * 2
     for notes in [called("single")] if policy == "single" else ranks(2).run(called, policy, 2):
@@ -87,17 +76,16 @@ class Serves(Plain):
         assert self.player_of(optimizer) is self.players[self.served[-1]]
 
 
-def served(policy, world=1, devices=None):
+def served(policy, world=1):
     game = Serves()
     with doubled() if "deepspeed" in policy else nullcontext():
-        trainer(PhaseStrategy(policy), devices or world, 2).fit(game, parts(2, world))
+        trainer(PhaseStrategy(policy, check=False), world, 2).fit(game, parts(2, world))
     return game.served
 
 
-@pytest.mark.parametrize("policy", often(["single", "ddp", "zero1", "zero2", "zero3", "fsdp", "deepspeed2"]))
+@pytest.mark.parametrize("policy", often(["single", "ddp", "zero1", "zero2", "zero3", "fsdp", "deepspeed2"], ["zero3"]))
 def test_a_hook_knows_which_player_it_serves(policy, ranks):
-    alone = {"single": 1, "dp": 2}.get(policy)
-    for found in [served(policy, devices=alone)] if alone else ranks(2).run(served, policy, 2):
+    for found in [served(policy)] if policy == "single" else ranks(2).run(served, policy, 2):
         assert found == ["discriminator", "generator"] * 2
 
 
@@ -133,7 +121,7 @@ class Notes(Callback):
 
 def looked(policy, world=1):
     notes = Notes()
-    trainer(PhaseStrategy(policy), world, 3, callbacks=[notes]).fit(Plain(), parts(3, world))
+    trainer(PhaseStrategy(policy, check=False), world, 3, callbacks=[notes]).fit(Plain(), parts(3, world))
     return notes.seen
 
 
@@ -152,7 +140,7 @@ def test_it_does_so_under_deepspeed(policy, game, ranks):
     assert distance(rounded(Loose, "single"), alone) > 1e-4
 
 
-@pytest.mark.parametrize("policy", often(["ddp", "zero1", "zero2", "zero3", "fsdp"]))
+@pytest.mark.parametrize("policy", often(["ddp", "zero1", "zero2", "zero3", "fsdp"], ["zero3"]))
 def test_a_hook_sees_gradients_that_are_reduced(policy, ranks):
     alone = looked("single")
     for seen in ranks(2).run(looked, policy, 2):
@@ -263,13 +251,8 @@ def test_training_by_hand_is_refused(call):
     assert "configure_phases()" in str(said.value)
 
 
-def by_hand(policy, world):
-    return refused(ByHand, policy=policy, world=world, steps=1)
-
-
-@pytest.mark.parametrize("policy", ["ddp", "zero3"])
-def test_it_is_refused_on_all_ranks(policy, ranks):
-    for said in ranks(2).run(by_hand, policy, 2):
+def test_it_is_refused_on_all_ranks(ranks):
+    for said in ranks(2).run(refused, ByHand, policy="zero3", world=2, steps=1):
         assert said is not None and "ByHand calls self.optimizers()" in said
 
 

@@ -38,7 +38,7 @@ def trained(folder: str, policy: str, world: int = 1, measured: bool = True, cou
     return snapshot(run.game, strategy), log.rows
 
 
-@pytest.mark.parametrize("policy", often(["ddp", "zero3", "zero2", "fsdp", "zero1"], ("ddp", "zero3")))
+@pytest.mark.parametrize("policy", often(["ddp", "zero3", "zero2", "fsdp", "zero1"], ["zero3"]))
 def test_scores_and_health_are_the_same_on_two_ranks_and_change_no_training(policy, ranks, tmp_path):
     (plain, _), (made, rows) = trained(str(tmp_path / "0"), "single", measured=False), trained(str(tmp_path), "single")
     assert distance(plain, made) == 0

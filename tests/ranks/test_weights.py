@@ -25,7 +25,7 @@ from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, in_buck
 from tests.support.saved import read_checkpoint
 
 SMALL = 64  # bytes of a bucket, so that every weight has one of its own
-HALF = 3
+HALF = 2
 NETWORKS = ("generator", "judge", "teacher")
 
 
@@ -125,7 +125,7 @@ def one_reads(policy: str, paths: dict[str, str]) -> dict[str, Any]:
         return fit(partial(Filed, device="cpu", **paths), policy, 2)
 
 
-@pytest.mark.parametrize("policy", ["zero3", "fsdp"])
+@pytest.mark.parametrize("policy", often(["zero3", "fsdp"]))
 def test_the_control_where_one_rank_reads_differs(policy, ranks, paths, alone):
     assert distance(ranks(2).run(one_reads, policy, paths)[0], alone) > BROKEN
 
