@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import SGD, Adafactor, Adam
 
 from gan import Player
-from strategies import PhaseStrategy, assignment
+from strategies import assignment
 from strategies.amounts import Held
 from strategies.assignment import LEVELS, choose_levels, levels_of, memory, told
 from strategies.choice import Choice, choices
@@ -208,7 +208,3 @@ def test_what_it_chooses_trains_as_one_device(policy, free, levels, ranks):
 def test_options_that_all_policies_take_are_handed_on():
     (decision,) = choose_levels({"large": LARGE}, 0, GB)
     assert decision.choice(Choice("auto", {"more": 3})) == Choice("zero3", {"offload": None, "more": 3})
-
-
-def test_it_is_typed_like_a_policy():
-    assert PhaseStrategy("auto").choice == {"*": Choice("auto")}

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from lightning import Callback
 
 from gan.files import disk
-from gan.files.errors import UserError
 from gan.files.tensors import pieces
 from gan.pool import ImagePool
 from strategies import PhaseStrategy
@@ -276,12 +275,6 @@ def test_if_one_rank_cannot_write_all_say_so_after_the_same_step_and_the_older_o
     assert [first, second] == [each.format(path=tmp_path / "b.ckpt") for each in said]
     assert step == other < 200
     assert names(tmp_path) == ["a.ckpt"]
-
-
-def test_values_that_cannot_be_saved_are_refused_before_training_goes_on(tmp_path):
-    with pytest.raises(UserError, match="'function' is a function"):
-        prepare(tmp_path / "x.ckpt", {"function": failing}, copied=True)
-    assert names(tmp_path) == []
 
 
 # ---- kills ----

@@ -31,7 +31,6 @@ from strategies.world import World
 from tests.ranks.test_zero import Lopsided
 from tests.support.parity import often, parts, trainer
 from tests.support.saved import names, number_of, numbered, read_checkpoint
-from tests.support.worlds import Ranks as Processes
 
 KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
 
@@ -401,33 +400,6 @@ def test_a_disk_that_the_machines_do_not_share_is_refused(ranks, tmp_path):
     assert names(tmp_path / "disk0") == names(tmp_path / "disk1") == []
 
 
-def dies_while_saving(path, who):
-    rank = dist.get_rank()
-    save(path, numbered(1), World(2, rank))
-    real = writing._write_file
-
-    def die(*rest):
-        if rank == who:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*rest)
-
-    with mock.patch.object(writing, "_write_file", die):
-        save(path, numbered(2), World(2, rank))
-
-
-@pytest.mark.parametrize("who", [0, 1])
-def test_a_rank_that_is_killed_while_it_writes_leaves_the_old_checkpoint(who, tmp_path):
-    processes = Processes(2)
-    try:
-        with pytest.raises((RuntimeError, EOFError, ConnectionError)):
-            processes.run(dies_while_saving, tmp_path / "x.ckpt", who)
-    finally:
-        processes.close()
-    assert number_of(tmp_path / "x.ckpt") == 1
-    save(tmp_path / "y.ckpt", numbered(2))
-    assert names(tmp_path) == ["x.ckpt", "y.ckpt"]
-
-
 # ---- nothing of a sharded player is gathered ----
 
 
@@ -498,9 +470,3 @@ def test_no_rank_makes_or_moves_a_players_tensors_to_save_or_load_it(policy, ran
 def test_the_control_gathering_is_seen(ranks, tmp_path):
     for saving, *_, weight, _ in ranks(4).run(weighed, "zero2", tmp_path, True):
         assert saving.moved > weight
-
-
-def test_one_process_needs_no_process_group(tmp_path):
-    assert not dist.is_initialized()
-    save(tmp_path / "x.ckpt", numbered(5))
-    assert number_of(tmp_path / "x.ckpt") == 5

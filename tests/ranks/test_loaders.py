@@ -94,7 +94,7 @@ def together(ranks, *args, **kwargs):
     return seen, [each[1] for each in found]
 
 
-@pytest.mark.parametrize(("make", "policy"), [(own, "ddp"), (own, "zero3"), (unshuffled, "ddp"), (streamed, "ddp")])
+@pytest.mark.parametrize(("make", "policy"), [(own, "zero3"), (unshuffled, "ddp"), (streamed, "ddp")])
 def test_ranks_train_on_ones_own_data_as_one_device_does(make, policy, ranks):
     alone, expected = fit(make, 1, "single")
     seen, found = together(ranks, make, 2, policy)
@@ -112,11 +112,11 @@ def test_a_run_of_one_device_goes_on_inside_an_epoch_on_two_ranks(ranks, tmp_pat
 
 
 @pytest.mark.parametrize("after", [False, True])  # saved in a callback of the last step, or after training
-@pytest.mark.parametrize("stops", [(1, 4), (2, 3, 6), (3, 4, 5, 6)])  # inside epochs of two steps, and at their ends
-def test_a_run_that_is_resumed_again_and_again_is_one_run(stops, after, tmp_path):
+def test_a_run_that_is_resumed_again_and_again_is_one_run(after, tmp_path):
+    """Inside epochs of two steps, and at their ends."""
     path, resume = tmp_path / "stopped.ckpt", None
-    alone, expected = fit(own, 1, "single", epochs=stops[-1] // 2)
-    for steps in stops:
+    alone, expected = fit(own, 1, "single", epochs=4)
+    for steps in (1, 4, 5, 6, 8):
         game, strategy, callback = Recorded(own), PhaseStrategy("single"), Saved(path, steps)
         made = trainer(strategy, 1, steps, use_distributed_sampler=True, callbacks=[callback])
         with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):

@@ -77,17 +77,6 @@ def test_the_control_ranks_that_seed_everything_seeded_draw_alike(ranks):
     assert one == other
 
 
-def seed_left(seed=None):
-    before = os.environ.get("PL_GLOBAL_SEED")
-    if seed is not None:
-        seed_everything(seed, verbose=False)
-    return before
-
-
-def test_the_ranks_of_tests_forget_the_seed_of_the_test_before(ranks):
-    assert [ranks(2).run(seed_left, seed) for seed in (3, None)] == [[None, None]] * 2
-
-
 def test_a_single_rank_draws_what_it_was_seeded_for():
     drawn, _ = seeded(1)
     seed_everything(3, verbose=False)

@@ -38,10 +38,28 @@ def trained(folder: str, policy: str, world: int = 1, measured: bool = True, cou
     return snapshot(run.game, strategy), log.rows
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What one device has made, its rows and its folder; and how many true pictures have been looked at."""
+    folder = tmp_path_factory.mktemp("alone")
+    with mock.patch.object(distances.Known, "of", side_effect=distances.Known.of) as counted:
+        return *trained(str(folder), "single"), folder, [len(call.args[0]) for call in counted.call_args_list]
+
+
+def test_measured_on_one_device_it_trains_the_same_and_knows_its_best_checkpoint(alone, tmp_path):
+    made, rows, folder, looked_at = alone
+    assert distance(trained(str(tmp_path), "single", measured=False)[0], made) == 0
+    assert sorted(step for step in rows if "score/precision" in rows[step]) == [0, 1, 3]
+    assert looked_at == [40, 37, 37, 37]  # the true pictures once
+    assert json.loads((folder / "best.json").read_text()) == {
+        "score": "score/feature_distance",
+        "steps": {"4": pytest.approx(rows[3]["score/feature_distance"], rel=1e-12)},
+    }
+
+
 @pytest.mark.parametrize("policy", often(["ddp", "zero3", "zero2", "fsdp", "zero1"], ["zero3"]))
-def test_scores_and_health_are_the_same_on_two_ranks_and_change_no_training(policy, ranks, tmp_path):
-    (plain, _), (made, rows) = trained(str(tmp_path / "0"), "single", measured=False), trained(str(tmp_path), "single")
-    assert distance(plain, made) == 0
+def test_scores_and_health_are_the_same_on_two_ranks_and_change_no_training(policy, alone, ranks, tmp_path):
+    made, rows, *_ = alone
     (found, again), *_ = ranks(2).run(trained, str(tmp_path / "two"), policy, 2)
     assert distance(found, made) < 1e-10
     measured = [name for name in rows[STEPS - 1] if name.startswith(("score/", "health/"))]
@@ -49,19 +67,3 @@ def test_scores_and_health_are_the_same_on_two_ranks_and_change_no_training(poli
     for step, row in rows.items():
         for name in set(measured) & row.keys():
             assert again[step][name] == pytest.approx(row[name], rel=1e-5, abs=1e-9), (step, name)
-    assert sorted(step for step in rows if "score/precision" in rows[step]) == [0, 1, 3]
-
-
-def test_what_is_known_of_the_true_pictures_is_computed_once(tmp_path):
-    with mock.patch.object(distances.Known, "of", side_effect=distances.Known.of) as counted:
-        trained(str(tmp_path), "single")
-    assert [len(call.args[0]) for call in counted.call_args_list] == [40, 37, 37, 37]
-
-
-def test_the_checkpoint_of_the_best_score_is_known(tmp_path):
-    _, rows = trained(str(tmp_path), "single")
-    found = json.loads((tmp_path / "best.json").read_text())
-    assert found == {
-        "score": "score/feature_distance",
-        "steps": {"4": pytest.approx(rows[3]["score/feature_distance"], rel=1e-12)},
-    }

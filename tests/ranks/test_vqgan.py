@@ -1,9 +1,5 @@
 """What is particular to VQGAN; that it learns, shows and scores, and is the same on ranks: see test_games.py."""
 
-from types import SimpleNamespace
-from typing import Any
-from unittest import mock
-
 import pytest
 import torch
 from lightning import Callback
@@ -11,36 +7,7 @@ from lightning import Callback
 from gan.games.vqgan import VqGan
 from strategies import PhaseStrategy
 from tests.ranks.test_games import pictures, vqgan
-from tests.support.parity import BROKEN, distance, parts, refused, train, trainer
-
-
-@pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
-    return train(vqgan, pictures, "single")
-
-
-# ---- the codebook and the adaptive weight need the samples of all ranks ----
-
-
-def without_ranks(where: str, called: Any, *args: Any, **kwargs: Any) -> Any:
-    """A call in which one module knows of no other rank."""
-    own = SimpleNamespace(sum=lambda values: values, mean=lambda values: values, gather=lambda rows: rows)
-    with mock.patch(f"{where}.ranks", own):
-        return called(*args, **kwargs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("where", "named"),
-    [
-        ("nets.vqgan", "buffer 'autoencoder.quantize.sums' is written in a loss or forward, with other values"),
-        ("gan.games.vqgan", "phase 'autoencoder': loss 'adversarial' is"),
-    ],
-)
-def test_the_control_without_the_other_ranks_it_differs_and_is_named(where, named, ranks, alone):
-    for found in ranks(2).run(without_ranks, where, train, vqgan, pictures, "ddp", 2):
-        assert distance(found, alone) > BROKEN
-    assert named in ranks(2).run(without_ranks, where, refused, vqgan, pictures, "ddp", 2, check=True)[0]
+from tests.support.parity import parts, trainer
 
 
 def test_the_codebook_moves_in_every_step_once():
@@ -51,9 +18,6 @@ def test_the_codebook_moves_in_every_step_once():
     game.autoencoder.quantize.follow = lambda *rows: moved.append(game.step) or follow(*rows)
     trainer(PhaseStrategy("single"), 1, 5).fit(game, parts(5, batches=pictures))
     assert moved == list(range(5))
-
-
-# ---- the game ----
 
 
 def test_the_discriminator_joins_at_its_step():

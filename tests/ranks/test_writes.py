@@ -9,14 +9,8 @@ from lightning import Callback
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain
-from tests.support.parity import (
-    parts,
-    trainer,
-)
-from tests.support.writing_games import (
-    Writing,
-    WritingAlone,
-)
+from tests.support.parity import parts, trainer
+from tests.support.writing_games import Writing, WritingAlone
 
 # ---- ranks that write different values ----
 
@@ -149,9 +143,3 @@ def test_a_write_that_cannot_be_kept_is_refused(what, policies, message, ranks):
         for found in ranks(2).run(said, what, policy, 2):
             assert found is not None
             assert re.search(message, found), found
-
-
-# ---- together with averaged() ----
-
-
-# ---- saved and resumed ----
