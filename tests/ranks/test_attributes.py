@@ -19,7 +19,8 @@ from gan.files.checkpoint import load
 from strategies import PhaseStrategy
 from strategies.checkpoint.attributes import Attributes
 from tests.ranks.test_check import One, Reaching
-from tests.support.parity import EXACT, Whole, distance, equals, often, snapshot, trainer
+from tests.support import duel
+from tests.support.parity import EXACT, Whole, distance, equals, often, trainer
 from tests.support.saved import Saves
 
 VARIABLE = ContextVar("variable", default=0.0)
@@ -81,16 +82,10 @@ class Remembering(Reaching):
 
 
 def fit(game, policy, world, steps, path=None, resume=None):
-    rank = torch.distributed.get_rank() if world > 1 else 0
     for name in {"made"} & vars(game).keys():
         delattr(game, name)
     VARIABLE.set(0.0)
-    module, strategy = game(), PhaseStrategy(policy, check=False)
-    fitting = trainer(strategy, world, steps)
-    fitting.fit(module, Whole(6, rank, world), ckpt_path=resume)
-    if path is not None:
-        fitting.save_checkpoint(path)
-    return snapshot(module, strategy)
+    return duel.fit(game, policy, world, steps, path, resume)
 
 
 @pytest.mark.parametrize("policy", often(["ddp", "zero3", "zero1", "fsdp"], ["ddp"]))

@@ -131,7 +131,7 @@ def test_the_control_without_one_part_differs(name, broken, ranks, hard_alone):
 
 
 @installed
-@pytest.mark.parametrize("policy", STAGES)
+@pytest.mark.parametrize("policy", often(STAGES, STAGES[1:]))
 def test_a_phase_moves_only_its_learners_bytes_and_each_once(policy, ranks):
     """A collective's bytes here are those of what it reads and what it fills: a whole, and a share of it."""
     for _, phase, collectives in ranks(2).run(moved, Plain, policy, 2, 3, single, precision="32-true")[0][-2:]:

@@ -22,8 +22,9 @@ def alone():
 
 
 @pytest.mark.parametrize("policy", often(["zero1", "zero2", "zero3"]))
-def test_two_ranks_train_as_one_and_the_check_is_silent(policy, ranks, alone):
-    equals(ranks(2).run(in_buckets, PIECE, train, hifigan, pictures, policy, 2, STEPS, check=True), alone)
+def test_two_ranks_train_as_one(policy, ranks, alone):
+    """`make matrix` tries its first step too."""
+    equals(ranks(2).run(in_buckets, PIECE, train, hifigan, pictures, policy, 2, STEPS), alone)
 
 
 class OwnMean(HifiGan):

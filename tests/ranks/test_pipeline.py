@@ -1,6 +1,5 @@
 """pipeline: what it refuses, holds and moves. tests/scenes/pipelines.py has that it trains as one device does."""
 
-import os
 import re
 import time
 from functools import partial
@@ -21,8 +20,9 @@ from strategies import PhaseStrategy
 from strategies.pipelining import passes
 from tests.scenes.pipelines import Chained, Painting
 from tests.support.composite import WIDTH, SizedEvenly
+from tests.support.duel import fit
 from tests.support.hard_games import Micro4, Plain
-from tests.support.parity import EXACT, Whole, distance, parts, snapshot, train, trainer, vectors
+from tests.support.parity import EXACT, distance, parts, train, trainer, vectors
 from tests.support.planned import payload, planned
 from tests.support.staged_games import Staged
 from tests.support.watch import watched
@@ -77,22 +77,12 @@ def test_1f1b_runs_a_backward_beside_the_next_forward(schedule, ranks):
         assert (first, last) == ("ff" + "fbfb" * 3 + "bb", "ff" + "bfbf" * 3 + "bb")
 
 
-def journey(policy, world, steps, save=None, resume=None):
-    module, strategy = Staged(), PhaseStrategy(policy, check=False)
-    made = trainer(strategy, world, steps)
-    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
-        made.fit(module, Whole(8, dist.get_rank() if world > 1 else 0, world), ckpt_path=resume)
-        if save is not None:
-            made.save_checkpoint(save)
-    return snapshot(module, strategy)
-
-
 @pytest.mark.slow
 def test_checkpoints_go_from_policy_to_policy(ranks, tmp_path):
-    unbroken, path, staged = journey("single", 1, 6), None, "encoder=ddp,*=pipeline"
+    unbroken, path, staged = fit(Staged, "single", 1, 6), None, "encoder=ddp,*=pipeline"
     for step, policy in enumerate([staged, "zero3", f"{staged}+stages:2", "fsdp", "ddp", staged], 1):
         world, before, path = 4 if "stages:2" in policy else 2, path, str(tmp_path / f"{step}.ckpt")
-        arrived = ranks(world).run(journey, policy, world, step, path, before)[0]
+        arrived = ranks(world).run(fit, Staged, policy, world, step, path, before)[0]
     assert distance(arrived, unbroken) < EXACT
 
 
@@ -170,12 +160,6 @@ def refusal(game, policy="generator=pipeline,*=ddp", world=2):
     except UserError as error:
         return str(error)
     return None
-
-
-class OwnMethod(Painting):
-    def fake(self, real):
-        x = self.generator.start(noise.randn((len(real), 4), like=real))
-        return self.generator.end(x)
 
 
 class ReadsValue(Chained):
@@ -279,12 +263,6 @@ class Sloped(Plain):
         return softplus(self.discriminator(fake)).mean() + slope.square().mean()
 
 
-class Tied(Painting):
-    def __init__(self):
-        super().__init__()
-        self.generator.end.bias = self.generator.blocks[0].second.bias = nn.Parameter(torch.zeros(6))
-
-
 class Shared(Plain):
     """The teacher is the generator's base, without its own gradients."""
 
@@ -298,7 +276,6 @@ class Shared(Plain):
 
 
 REFUSALS = [
-    (OwnMethod, "", "'start' is called by itself, not by the forward of its Tower"),
     (partial(Painting, ReadsValue), "", r"its forward reads a value \(__bool__\) between its blocks"),
     (partial(Painting, Backwards), "", "its forward calls 'one' of stage 0 after a block of stage 1"),
     (partial(Painting, Unseen), "", "'two' gets a tensor that was made by a function that torch does not see"),
@@ -315,7 +292,6 @@ REFUSALS = [
     (partial(Painting, Nonzero), "", "whose result depends on values"),
     (partial(Painting, Sized), "+chunks:2", r"buffer 'one.center' looks at the whole batch.*pipeline\+chunks:1"),
     (Squared, "", r"phase 'generator' differentiates its gradient \(second_order=True\)"),
-    (Tied, "", "weight 'blocks.0.second.bias' is in 'blocks.0' and in 'end'"),
     (Plain, "+stages:3", r"can be cut into 2 stages, .* of 3; type generator=pipeline\+stages:N with an N of 2"),
     (Plain, "+schedule:interleaved", "can be cut into 2 stages, .* several; type --strategy generator=ddp"),
     (Plain, "+chunks:3", r"the 16 samples of a pipeline's ranks do not divide into 3 chunks; .* N of 1, 2, 4, 8, 16,"),

@@ -186,15 +186,6 @@ def test_gradients_of_every_order_and_buffers_are_the_same(order):
         assert all(map(torch.equal, found, expected))
 
 
-def test_a_backward_may_be_repeated():
-    net, x = two_layers(), torch.randn(4, 6, dtype=torch.float64)
-    made, _ = recomputing_copy(net)
-    loss = made(x).square().sum()
-    weights = list(made.parameters())
-    one = torch.autograd.grad(loss, weights, retain_graph=True)
-    assert all(map(torch.equal, torch.autograd.grad(loss, weights), one))
-
-
 def test_modes_and_number_kind_of_the_forward_come_back():
     class Kinds(nn.Module):
         def __init__(self):

@@ -8,14 +8,13 @@ from contextlib import ExitStack
 from unittest import mock
 
 import pytest
-import torch.distributed as dist
 
-from gan import ranks
 from strategies import PhaseStrategy
 from strategies.processes import watch
 from strategies.processes.places import Places
 from strategies.processes.stopping import Signals, Stopped
 from strategies.processes.watch import Watch
+from tests.ranks.test_places import Alone
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer
 from tests.support.worlds import Ranks
@@ -30,15 +29,6 @@ def pair():
     yield world
     for process in world.processes:
         process.kill()
-
-
-class Alone(Plain):
-    """In step 2, rank 1 asks the other ranks for something that they do not ask for."""
-
-    def judge(self, batch):
-        if self.step == 2 and dist.get_rank() == 1:
-            ranks.mean(batch["x"])
-        return super().judge(batch)
 
 
 class Slow(Plain):
@@ -82,7 +72,7 @@ def test_a_rank_that_waits_in_vain_ends_when_it_is_told(who, number, pair):
     pair.processes[who].join(10)
     assert pair.processes[who].exitcode == 2
     assert f"RankLost: {signal.Signals(number).name} asked this run to end, but rank {who} plays phase" in said
-    assert "plays phase 'discriminator' of step 2, in gan.ranks.mean (test_watch.py, line" in said
+    assert "plays phase 'discriminator' of step 2, in gan.ranks.mean (test_places.py, line" in said
 
 
 @pytest.mark.slow

@@ -19,13 +19,13 @@ from gan.games.dmd2 import Dmd2
 from gan.pretrained import WeightFiles
 from strategies import PhaseStrategy
 from strategies.first_weights import FirstWeights
-from tests.support import opening
+from tests.support import duel, opening
 from tests.support.meta_games import OnMeta, weights_of, write_file, write_index
-from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, in_buckets, often, refused, snapshot, trainer
+from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, in_buckets, often, refused, trainer
 from tests.support.saved import read_checkpoint
+from tests.support.scene import SMALL
 
-SMALL = 64  # bytes of a bucket, so that every weight has one of its own
-HALF = 2
+HALF, STEPS = 2, 4
 NETWORKS = ("generator", "judge", "teacher")
 
 
@@ -54,25 +54,7 @@ class Loaded(OnMeta):
             getattr(self, name).load_state_dict(weights_of(getattr(self, name)), strict=name != "judge")
 
 
-def fit(
-    game: Any,
-    policy: str,
-    world: int,
-    steps: int = 2 * HALF,
-    save: str | None = None,
-    resume: str | None = None,
-    strict: bool = True,
-    check: bool = False,
-) -> dict[str, Any]:
-    module, strategy = game(), PhaseStrategy(policy, check=check)
-    module.strict_loading = strict
-    made = trainer(strategy, world, steps, sync_batchnorm=True)
-    loader = Whole(40, dist.get_rank() if world > 1 else 0, world)
-    with mock.patch.dict("os.environ", PL_GLOBAL_SEED="3"), mock.patch("strategies.sharding.bucket.SIZE", SMALL):
-        made.fit(module, loader, ckpt_path=resume)
-        if save is not None:
-            made.save_checkpoint(save)
-    return snapshot(module, strategy)
+fit = partial(duel.fit, steps=STEPS, sync_batchnorm=True)
 
 
 def told(*args: Any, **kwargs: Any) -> str | None:
@@ -139,7 +121,7 @@ def bytes_read(policy: str, world: int, paths: dict[str, str]) -> int:
         fill(piece, file, offset, content)
 
     with mock.patch.object(Piece, "_fill", counted):
-        fit(partial(Filed, generator=paths["generator"], teacher=paths["teacher"]), policy, world, 1)
+        fit(partial(Filed, generator=paths["generator"], teacher=paths["teacher"]), policy, world, steps=1)
     return sum(found)
 
 
@@ -162,7 +144,7 @@ def test_each_rank_reads_only_what_it_keeps(policy, ranks, paths):
 def test_a_frozen_players_weights_are_left_out_and_it_resumes(policy, world, ranks, paths, alone, tmp_path):
     half, game = str(tmp_path / "half.ckpt"), partial(Filed, **paths)
     run = ranks(world).run if world > 1 else lambda function, *args, **more: [function(*args, **more)]
-    run(fit, game, policy, world, HALF, save=half)
+    run(fit, game, policy, world, steps=HALF, save=half)
     saved = read_checkpoint(half)
     names = [name for name, _ in game().named_parameters() if name.startswith("teacher.")]
     assert not saved["state_dict"].keys() & set(names)
@@ -181,7 +163,7 @@ def half(paths, tmp_path) -> tuple[str, dict[str, str]]:
     own["teacher"] = str(write_file(tmp_path / "teacher.safetensors", weights_of(game.teacher)))
     own["generator"] = str(write_file(tmp_path / "generator.safetensors", weights_of(game.generator)))
     path = str(tmp_path / "half.ckpt")
-    fit(partial(Filed, **own), "single", 1, HALF, save=path)
+    fit(partial(Filed, **own), "single", 1, steps=HALF, save=path)
     return path, own
 
 
@@ -192,8 +174,8 @@ def test_a_changed_file_is_refused_at_resume(half, ranks, alone):
     for words in (told(game, "single", 1, resume=path), *ranks(2).run(told, game, "zero3", 2, resume=path)):
         assert f"{own['teacher']} has other content now (sha256 " in words
         assert "checkpoints leave the weights of player 'teacher' out" in words
-    found = fit(game, "single", 1, resume=path, strict=False)
-    assert distance(found, alone) > BROKEN
+    lax = type("Filed", (Filed,), {"strict_loading": False})
+    assert distance(fit(partial(lax, **own), "single", 1, resume=path), alone) > BROKEN
     with pytest.raises(UserError, match="has other content now"):
         Filed.load_from_checkpoint(path, **own)
 
@@ -249,15 +231,11 @@ def test_a_game_that_does_not_name_the_file_any_more_is_refused(half):
 def test_a_checkpoint_of_before_is_compared_with_the_file(paths, ranks, alone, tmp_path):
     path, others = str(tmp_path / "half.ckpt"), {name: paths[name] for name in ("generator", "judge")}
     game = partial(Filed, **paths)
-    fit(named_filed(Loaded), "single", 1, HALF, save=path)
+    fit(type("Filed", (Loaded,), {}), "single", 1, steps=HALF, save=path)
     equals(ranks(2).run(fit, game, "zero3", 2, resume=path), alone)
-    fit(partial(Filed, **others), "single", 1, HALF, save=path)
+    fit(partial(Filed, **others), "single", 1, steps=HALF, save=path)
     words = told(game, "single", 1, resume=path), *ranks(2).run(told, game, "zero3", 2, resume=path)
     assert all("the checkpoint has other values of 'teacher.0.weight' than" in each for each in words[:2])
-
-
-def named_filed(game):
-    return type("Filed", (game,), {})
 
 
 def test_a_game_is_loaded_with_the_weights_of_its_file(half):
