@@ -91,7 +91,7 @@ def test_a_game_on_meta_is_loaded_from_a_checkpoint(tmp_path):
 
 # ---- memory ----
 
-LAYERS, WIDTH = 32, 24
+LAYERS, WIDTH = 64, 24
 
 
 class Deep(Vectors):
@@ -162,8 +162,9 @@ def bound(game: Any, kept: int) -> float:
 @pytest.mark.parametrize("game", often([Deep, DeepLearner], [Deep]))
 def test_set_up_needs_no_more_than_a_tenth_above_what_training_holds(game, policy, ranks):
     bytes_ = sum(weight.numel() * 8 for weight in game().parameters())
-    for most, kept in ranks(2).run(in_small_buckets, peak, game, policy, 2):
-        assert kept > (4 if game is DeepLearner else 1) * bytes_ / 2
+    world = 4 if policy == "pipeline" else 2
+    for most, kept in ranks(world).run(in_small_buckets, peak, game, policy, world):
+        assert kept > (4 if game is DeepLearner else 1) * bytes_ / world
         assert most < bound(game, kept)
 
 
@@ -176,13 +177,13 @@ def test_the_control_that_makes_networks_whole_needs_more(ranks):
 def begun_whole(game: Any) -> tuple[int, int]:
     """The control: set-up makes all stages on each rank, and then each keeps its own."""
     with mock.patch.object(Pipeline, "begins_sharded", False):
-        return in_small_buckets(peak, game, "pipeline", 2)
+        return in_small_buckets(peak, game, "pipeline", 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("game", [Deep, DeepLearner])
 def test_the_control_of_a_pipeline_that_begins_whole_needs_more(game, ranks):
-    for most, kept in ranks(2).run(begun_whole, game):
+    for most, kept in ranks(4).run(begun_whole, game):
         assert most > 1.5 * bound(game, kept)
 
 
