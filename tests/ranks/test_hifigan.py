@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from gan.games.hifigan import HifiGan
 from gan.sound import Sound
@@ -48,6 +49,26 @@ def test_the_check_hears_a_loss_that_looks_at_the_ranks_own_sounds(ranks):
 
 
 # ---- the game ----
+
+
+def test_the_losses_are_those_of_the_paper():
+    """Written out: sums over the judges, least squares without a half, features of all layers and scores."""
+    game, batch = hifigan().eval(), pictures(0, torch.float32)
+    wave = batch["wave"]
+    fake = game.voice(batch)
+    ours, theirs = (game.discriminators(each) for each in (fake, wave))
+    judged = game.judge(batch)
+    for name in ("mpd", "msd"):
+        pairs = zip(theirs[name], ours[name], strict=True)
+        wanted = sum((real[-1] - 1).square().mean() + made[-1].square().mean() for real, made in pairs)
+        torch.testing.assert_close(judged[name], wanted)
+    losses = game.fool(batch)
+    for name in ("mpd", "msd"):
+        adversarial = sum((made[-1] - 1).square().mean() for made in ours[name])
+        torch.testing.assert_close(losses[f"adversarial_{name}"], adversarial)
+        layers = [pair for k in range(2) for pair in zip(ours[name][k], theirs[name][k], strict=True)]
+        torch.testing.assert_close(losses[f"matching_{name}"], 2 * sum((a - b).abs().mean() for a, b in layers))
+    torch.testing.assert_close(losses["mel"], 45 * F.l1_loss(game.mel(fake), game.mel(wave)))
 
 
 def test_the_fake_is_made_once_a_step_and_the_judges_learn_first(monkeypatch):

@@ -5,6 +5,7 @@ import torch
 from lightning import Callback
 
 from gan.games.vqgan import VqGan
+from gan.losses import hinge_generator
 from strategies import PhaseStrategy
 from tests.ranks.test_games import pictures, vqgan
 from tests.support.parity import parts, trainer
@@ -36,6 +37,21 @@ def test_the_discriminator_joins_at_its_step():
     made.callbacks.append(Watch())
     made.fit(game, parts(5, batches=pictures))
     assert moved == [False] * 3 + [True] * 2
+
+
+def test_at_the_last_layer_the_discriminator_pulls_as_its_weight_says(monkeypatch):
+    """Esser et al. 2021, equation 7, with the published delta of 1e-4."""
+    monkeypatch.setattr(VqGan, "joined", True)
+    game, batch = vqgan().double(), pictures(0)
+    losses, last = game.paint(batch), game.autoencoder.decoder.conv_out.weight
+    score = hinge_generator(game.discriminator(game.autoencoder(batch["image"], follow=False)[0]))
+
+    def pull(loss):
+        return torch.autograd.grad(loss, last, retain_graph=True)[0].norm()
+
+    # The codes have moved between the two forwards of a game in training, so the score's pull is that of the loss.
+    assert pull(losses["adversarial"]) / pull(losses["pixels"]) == pytest.approx(0.8, rel=1e-2)
+    assert pull(score) > 0
 
 
 def test_the_turn_goes_back_through_the_discriminator_once(monkeypatch):
