@@ -160,17 +160,13 @@ def test_shares_are_cut_differently_for_another_number_of_ranks(ranks, tmp_path)
             assert 4 * 103 <= read_in_all < 4 * 103 + 5 * 2 * 16  # whole chunks, at both ends of up to 5 ranges
 
 
-def test_what_all_ranks_have_is_written_once_and_by_all_in_turn(ranks, tmp_path):
+def test_what_all_ranks_have_is_written_once_by_all_in_turn_and_a_share_that_is_missing_is_noticed(ranks, tmp_path):
     ranks(4).run(save_shares, tmp_path / "x.ckpt")
     sizes = [path.stat().st_size for path in (tmp_path / "x.ckpt").glob("shard-*")]
     assert len(sizes) == 4
     content = 4 * (8 * 1000 + 50 + 103 + 6)
     assert content < sum(sizes) < content + 4 * 2000  # headers
     assert max(sizes) < 1.2 * sum(sizes) / 4
-
-
-def test_a_share_that_is_missing_is_noticed(ranks, tmp_path):
-    ranks(4).run(save_shares, tmp_path / "x.ckpt")
     next((tmp_path / "x.ckpt").glob("shard-00001-*")).unlink()
     with pytest.raises(UserError, match=r"shard-00001-model-00001-of-00001.safetensors is missing"):
         read_checkpoint(tmp_path / "x.ckpt")

@@ -327,7 +327,7 @@ def plainly(found):
     return {name.replace("_orig_mod.", ""): value for name, value in found.items()}
 
 
-@pytest.mark.parametrize("game", [InPlace, Wrapped])
+@pytest.mark.parametrize("game", [pytest.param(InPlace, marks=pytest.mark.slow), Wrapped])
 @pytest.mark.parametrize("policy", often(["single", "ddp", "zero2"], ["ddp"]))
 def test_the_games_own_compile_trains_the_same(policy, game, ranks, hard_alone):
     torch._dynamo.reset()
