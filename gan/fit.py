@@ -1,5 +1,6 @@
 """`python -m gan.fit`: train a run, on one device or many, and write pictures, curves and checkpoints."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,8 @@ def main(argv: list[str]) -> None:
             say(f"{name:16} {(function.__doc__ or '').partition(chr(10))[0]}")
         return
     take_place(place)
-    if place is None and not (settings.slurm or settings.submit or settings.dry_run):
+    first = place is None and os.environ.get("NODE_RANK", "0") == "0"
+    if first and not (settings.slurm or settings.submit or settings.dry_run):
         say(f"{short_name(settings.run)}: loading Lightning, then the data")  # which takes a busy machine a minute
     with working():
         from lightning import seed_everything

@@ -225,14 +225,16 @@ class State:
         self._resumed = {}
         if states is None:
             if size > 1:
-                # Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all of them alike.
-                torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))
+                # Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all of them alike. The
+                # first one goes on as one device would, so that others may take what it draws.
+                if number > 0:
+                    torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))
                 random_state.restore_alike(self.world.broadcast(random_state.capture()))
             return
         if remembered and self.attributes is not None:
             with failing(Path(trainer.ckpt_path or "")):
                 self.attributes.load(remembered[number] if len(remembered) == size else remembered[0])
-        if len(states) == size:
+        if len(states) == size or number == 0:
             random_state.restore(states[number])
         else:
             torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))

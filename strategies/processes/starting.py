@@ -52,7 +52,13 @@ _parent = os.environ.pop(PARENT, None)
 REFUSED, TRAINED = "refused", "trained"  # the words of a UserError, and the checkpoint after fit
 OMP_PAUSE_HARD = 2  # of OpenMP's omp.h
 METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
-_folder = os.getcwd()  # where the program was started, wherever it goes later
+_imported_in = os.getcwd()
+
+
+def _folder() -> str:
+    """Where the program was started, wherever it went later. LightningCLI imports us while it is in a file's folder."""
+    now = os.getcwd()
+    return now if os.environ.get("PWD") == now or not Path(_imported_in, sys.argv[0]).exists() else _imported_in
 
 
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
@@ -128,11 +134,11 @@ class Scripts(ScriptLauncher):
             LOCAL_RANK="0",
             WORLD_SIZE=str(self.num_processes * self.num_nodes),
         )
-        with contextlib.chdir(_folder):
+        with contextlib.chdir(_folder()):
             command = same_command()
         for local_rank in range(1, self.num_processes):
             variables = {**os.environ, "LOCAL_RANK": str(local_rank)}
-            self.procs.append(subprocess.Popen(command, env=variables, cwd=_folder))
+            self.procs.append(subprocess.Popen(command, env=variables, cwd=_folder()))
 
 
 class SingleProcess(Launcher):

@@ -34,6 +34,7 @@ class ReduceScatter(GroupReduction):
         self.buckets, self.what, self.on_read = storage.learning, what, on_read
         self.in_turn: list[int] = []  # the numbers of the buckets, in the order of reduction
         self._missing: list[set[str]] = []  # for each bucket, the weights that have no gradient yet
+        self._came: set[str] = set()  # the weights that have one of this backward
         self._pending: list[PendingReduction] = []
         self._reducing = False
         self.hooks = [
@@ -45,6 +46,7 @@ class ReduceScatter(GroupReduction):
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         """Only the last backward communicates."""
         self._reducing, count = last, len(self.buckets)
+        self._came.clear()
         self.in_turn = list(reversed(range(count))) if self.on_read is None else self.on_read.in_turn(count)
         with torch._C.DisableTorchFunctionSubclass():
             self._missing = [
@@ -57,10 +59,15 @@ class ReduceScatter(GroupReduction):
         if not self._reducing:
             return
         if name not in self._missing[number]:
-            raise UserError(
-                f"weight '{name}' of {self.what} got a gradient twice in one backward, and the first is reduced "
-                f"already; with torch.utils.checkpoint type use_reentrant=False"
-            )
+            if name in self._came or number in self.in_turn[: len(self._pending)]:
+                raise UserError(
+                    f"weight '{name}' of {self.what} got a gradient when it was reduced already: twice in one backward "
+                    f"(with torch.utils.checkpoint type use_reentrant=False), or because the loss has frozen it last; "
+                    f"leave requires_grad_(False) out, for only learners require gradients"
+                )
+            self._reducing = False  # the loss has frozen its weights when it was done, so none was expected
+            return
+        self._came.add(name)
         self._missing[number].remove(name)
         while len(self._pending) < len(self.buckets) and not self._missing[self._next]:
             self._start_next()

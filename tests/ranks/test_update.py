@@ -119,6 +119,27 @@ def test_a_pipeline_has_whole_moments(ranks):
     assert distance(weights(train(Plain, policy="single")), alone) > 1e-6
 
 
+class Toggles(Plain):
+    """As e4e's: the loss freezes the network again when it is done."""
+
+    def judge(self, batch):
+        losses = super().judge(batch)
+        self.discriminator.requires_grad_(False)
+        return losses
+
+    def configure_phases(self):
+        return [phase for phase in super().configure_phases() if phase.name == "discriminator"]
+
+    def on_train_batch_start(self, *_):
+        self.discriminator.requires_grad_(True)
+
+
+@pytest.mark.parametrize("policy", often(["zero2", "zero3", "fsdp"]))
+def test_a_loss_may_freeze_the_weights_that_it_is_done_with(policy, ranks):
+    alone = weights(train(Toggles, policy="single"))
+    assert distance(weights(ranks(2).run(train, Toggles, policy=policy, world=2)[0]), alone) < 1e-12
+
+
 # ---- hooks of a batch ----
 
 
