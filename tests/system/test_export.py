@@ -1,10 +1,9 @@
 """Networks as files: what they hold, that plain torch loads them, and what the command says."""
 
 import json
+import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,12 @@ from gan import GanModule, Phase, Player
 from gan import export as command
 from gan.app.exporting import card, programs
 from gan.app.painting.reopen import open_run
-from gan.export import _published, export, main, networks, parse
+from gan.export import _published, export, main, networks
 from gan.files.errors import UserError
 from gan.runs import build
 from nets.published import load_discriminator, load_generator
 from nets.published.pickles import read
-from tests.support import opening
+from tests.support import commands, opening
 from tests.support.saved import read_checkpoint, write_checkpoint
 
 
@@ -33,6 +32,13 @@ from tests.support.saved import read_checkpoint, write_checkpoint
 def sean(sean_run, tmp_path):
     """The trained SEAN, to write into."""
     return shutil.copytree(sean_run, tmp_path / "runs" / sean_run.name)
+
+
+@pytest.fixture(scope="module")
+def written(sean_run, tmp_path_factory):
+    """The trained SEAN, written once: its folder, and the files' paths."""
+    run = shutil.copytree(sean_run, tmp_path_factory.mktemp("written") / "runs" / sean_run.name)
+    return run, export(str(run))
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +57,7 @@ def averaged(averaged_run, tmp_path):
 def published_run(tmp_path_factory):
     """A SEAN in the published form."""
     root = tmp_path_factory.mktemp("published")
-    settings = {**opening.SMALL, "upsamplings": 5, "held_out": 2, "perceptual": "off"}
+    settings = {**opening.SMALL, "upsamplings": 5, "held_out": 2, "perceptual": "off", "max_steps": 1, "save_every": 1}
     return opening.train(root / "runs", "sean-folder", data=opening.drawn(root / "data", 6, 32), **settings)
 
 
@@ -91,51 +97,45 @@ def outputs(game, player):
         return torch.cat([each.flatten() for scale in network(torch.cat([mask, image], 1)) for each in scale])
 
 
-def test_every_players_file_loads_in_plain_torch_and_gives_the_same(sean):
-    written = export(str(sean))
+def test_every_players_file_loads_in_plain_torch_and_gives_the_same(written):
+    sean, paths = written
     folder = sean / "export" / "step-000002"
-    assert written == [folder / f"{name}.safetensors" for name in ("encoder", "generator", "discriminator")] + [
-        folder / "README.txt"
-    ]
-    trained, others = open_run(str(sean)).run.game, fresh(sean)
-    for player in ("encoder", "generator", "discriminator"):
-        before = outputs(others, player)
-        others.players[player].module.load_state_dict(load_file(folder / f"{player}.safetensors"))
-        expected = outputs(trained, player)
-        assert torch.equal(outputs(others, player), expected)
+    names = ("encoder", "generator", "discriminator")
+    assert paths == [*(folder / f"{name}.safetensors" for name in names), folder / "README.txt"]
+    saved, trained, others = checkpoint(sean)["state_dict"], open_run(str(sean)).run.game, fresh(sean)
+    for name in names:
+        network, state = others.players[name].module, load_file(folder / f"{name}.safetensors")
+        before, expected = outputs(others, name), outputs(trained, name)
+        assert state.keys() == network.state_dict().keys()  # every key, and none besides
+        assert all(torch.equal(tensor, saved[f"{name}.{key}"]) for key, tensor in state.items())
+        network.load_state_dict(state)
+        assert torch.equal(outputs(others, name), expected)
         assert not torch.equal(before, expected)
 
 
-def test_a_file_has_every_key_of_the_network_and_none_besides(sean):
-    export(str(sean))
-    saved, game = checkpoint(sean)["state_dict"], fresh(sean)
-    for name, player in game.players.items():
-        state = load_file(sean / "export" / "step-000002" / f"{name}.safetensors")
-        assert state.keys() == player.module.state_dict().keys()
-        assert all(torch.equal(tensor, saved[f"{name}.{key}"]) for key, tensor in state.items())
-
-
-def test_its_metadata_say_where_it_is_from(sean, averaged):
-    export(str(sean), sean / "there")
-    said = about(sean / "there" / "discriminator.safetensors")
+def test_its_metadata_say_where_it_is_from(written):
+    sean, (*_, path, _) = written
+    said = about(path)
     assert said["run"] == sean.name and said["recipe"] == "sean-faces" and said["game"] == "Sean"
     assert said["player"] == "discriminator" and said["step"] == "2" and said["weights"] == "raw"
     assert said["network"] == "nets.discriminator.MultiScaleDiscriminator" and said["torch"] == torch.__version__
     assert said["coordinated-gans"] and said["format"] == "pt"
-    export(str(averaged), averaged / "there")
-    kinds = {name: about(averaged / "there" / f"{name}.safetensors")["weights"] for name in fresh(averaged).players}
-    assert kinds == {"generator": "ema", "discriminator": "raw"}
 
 
 def test_averaged_weights_are_those_of_the_checkpoint_and_raw_ones_differ(averaged):
     saved = checkpoint(averaged)
     names = [name for name, _ in fresh(averaged).generator.named_parameters()]
+    found, said = {}, {}
     for weights, folder in (("ema", "step-000002"), ("raw", "step-000002-raw")):
-        export(str(averaged), weights=weights)
-        assert about(averaged / "export" / folder / "generator.safetensors")["weights"] == weights
-    ema, raw = (
-        load_file(averaged / "export" / f / "generator.safetensors") for f in ("step-000002", "step-000002-raw")
-    )
+        *_, readme = export(str(averaged), weights=weights)
+        said[weights] = {line.partition(".safetensors: ")[0]: line for line in readme.read_text().splitlines()}
+        path = averaged / "export" / folder / "generator.safetensors"
+        found[weights] = load_file(path)
+        assert about(path)["weights"] == weights
+        assert about(path.with_name("discriminator.safetensors"))["weights"] == "raw"
+    assert said["ema"]["generator"].endswith("averaged weights (EMA)")
+    assert said["ema"]["discriminator"].endswith("raw weights, as they were trained")
+    ema, raw = found["ema"], found["raw"]
     assert all(torch.equal(ema[name], saved["players"]["generator"]["ema"][name]) for name in names)
     assert all(torch.equal(raw[name], saved["state_dict"][f"generator.{name}"]) for name in names)
     assert any(not torch.equal(ema[name], raw[name]) for name in names)
@@ -208,8 +208,8 @@ def test_what_is_no_tensor_is_refused():
         networks(game, ())
 
 
-def test_the_readme_says_how_to_load_them_and_that_is_so(sean):
-    *_, readme = export(str(sean))
+def test_the_readme_says_how_to_load_them_and_that_is_so(written):
+    sean, (*_, readme) = written
     text = readme.read_text()
     assert text.startswith(f"{sean.name}, step 2: one file a player. To read the weights takes torch")
     lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
@@ -226,13 +226,6 @@ def test_the_readme_says_how_to_load_them_and_that_is_so(sean):
     assert bool(has) == ("discriminator: keys with `parametrizations`" in text)
 
 
-def test_the_readme_says_which_are_averaged(averaged):
-    *_, readme = export(str(averaged))
-    lines = {line.partition(".safetensors: ")[0]: line for line in readme.read_text().splitlines()}
-    assert lines["generator"].endswith("averaged weights (EMA)")
-    assert lines["discriminator"].endswith("raw weights, as they were trained")
-
-
 def test_exported_again_it_is_written_over_and_nothing_else_is_left(sean):
     written = export(str(sean))
     for path in written:
@@ -243,32 +236,28 @@ def test_exported_again_it_is_written_over_and_nothing_else_is_left(sean):
     assert load_file(written[0]).keys() == fresh(sean).encoder.state_dict().keys()
 
 
-def test_published_files_hold_the_same_networks(published_run, tmp_path):
-    written = export(str(published_run), tmp_path, published=True)
-    assert [path.name for path in written][3:] == ["latest_net_G.pth", "latest_net_D.pth", "README.txt"]
-    encoder, generator = load_generator(torch.load(tmp_path / "latest_net_G.pth", weights_only=True))
-    discriminator = load_discriminator(torch.load(tmp_path / "latest_net_D.pth", weights_only=True))
-    for name, network in (("encoder", encoder), ("generator", generator), ("discriminator", discriminator)):
-        state = load_file(tmp_path / f"{name}.safetensors")
-        ours = network.state_dict()
-        assert ours.keys() == state.keys()
-        assert all(torch.equal(ours[key], tensor) for key, tensor in state.items())
-    said = (tmp_path / "README.txt").read_text()
-    assert "latest_net_G.pth" in said and "discriminator: keys with `parametrizations`" in said
-
-
-def test_published_files_hold_the_weights_that_were_asked_for(published_run, tmp_path):
+def test_published_files_hold_the_same_networks_with_the_weights_that_were_asked_for(published_run, tmp_path):
     run = shutil.copytree(published_run, tmp_path / "runs" / published_run.name)
     (path,) = run.glob("checkpoints/*.ckpt")
     saved = read_checkpoint(path)
     names = [name for name, _ in open_run(str(run)).run.game.generator.named_parameters()]
     saved["players"]["generator"]["ema"] = {name: saved["state_dict"][f"generator.{name}"] + 1 for name in names}
     write_checkpoint(path, saved)
+    files, found = ["latest_net_G.pth", "latest_net_D.pth"], {}
     for weights in ("ema", "raw"):
-        export(str(run), tmp_path / weights, weights, published=True)
-    ema, raw = (torch.load(tmp_path / kind / "latest_net_G.pth", weights_only=True) for kind in ("ema", "raw"))
+        written = export(str(run), tmp_path / weights, weights, published=True)
+        assert [path.name for path in written][3:] == [*files, "README.txt"]
+        found[weights] = [torch.load(tmp_path / weights / name, weights_only=True) for name in files]
+    (ema, _), (raw, judge) = found["ema"], found["raw"]
     assert torch.equal(ema["conv_img.weight"], raw["conv_img.weight"] + 1)
     assert torch.equal(ema["Zencoder.model.1.weight"], raw["Zencoder.model.1.weight"])
+    encoder, generator = load_generator(raw)
+    for name, network in dict(encoder=encoder, generator=generator, discriminator=load_discriminator(judge)).items():
+        state, ours = load_file(tmp_path / "raw" / f"{name}.safetensors"), network.state_dict()
+        assert ours.keys() == state.keys()
+        assert all(torch.equal(ours[key], tensor) for key, tensor in state.items())
+    said = (tmp_path / "raw" / "README.txt").read_text()
+    assert "latest_net_G.pth" in said and "discriminator: keys with `parametrizations`" in said
 
 
 def test_a_run_of_r3gan_is_written_as_a_published_file(averaged, tmp_path):
@@ -340,14 +329,6 @@ def test_a_disk_that_is_full_is_said_and_no_half_file_stays(sean, monkeypatch, c
     assert not list((sean / "export" / "step-000002").iterdir())
 
 
-def test_options_that_are_none_are_refused(capsys):
-    for argv in (["--weights", "mean"], ["--publish-it"]):
-        with pytest.raises(SystemExit):
-            parse(argv)
-    assert "publish" in capsys.readouterr().err
-    assert parse(["--weights", "raw"]).weights == "raw" and parse([]).which == "auto"
-
-
 def test_code_in_a_checkpoint_is_never_run(sean, tmp_path):
     (path,) = sean.glob("checkpoints/*.ckpt")
     saved = read_checkpoint(path)
@@ -388,10 +369,12 @@ def test_a_card_says_how_plain_torch_loads_the_networks_and_so_it_does(averaged,
     torch.save(opened := outputs_of(averaged), tmp_path / "wanted.pt")
     more = f"\nz, wanted = torch.load({str(tmp_path / 'wanted.pt')!r})\nprint(float((network(z) - wanted).abs().max()))"
     load = "\nfrom safetensors.torch import load_file; print(sorted(load_file('generator.safetensors')))"
-    # Then, in the same interpreter, with nets and gan: the weights of the file.
+    # Then, in the same process, with nets and gan: the weights of the file.
     code = program + more + load + check + f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n" + by_class + more
-    ran = subprocess.run([sys.executable, "-I", "-c", code + check], cwd=made, capture_output=True)
-    size, far, keys, others, own_size, own_far, own_others = ran.stdout.decode().splitlines()
+    code = "import sys; [sys.modules.pop(name) for name in [*sys.modules] if name.startswith('lightning')]\n" + code
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = commands.run("-c", code + check, cwd=made, env=plain)
+    size, far, keys, others, own_size, own_far, own_others = ran.stdout.splitlines()
     assert size == own_size == "torch.Size([2, 3, 16, 16])" and float(far) < 1e-5 and float(own_far) == 0
     assert others == "[]" and own_others == "['gan', 'nets']" and opened[1].std() > 0
     assert keys == str(sorted(fresh(averaged).generator.state_dict()))
@@ -418,7 +401,10 @@ def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp
 
 @pytest.mark.parametrize(
     ("name", "part", "shape"),
-    [("cyclegan-faces", "generators.to_a", (2, 3, 32, 32)), ("byol-faces", "online.encoder", (2, 32))],
+    [
+        ("cyclegan-faces", "generators.to_a", (2, 3, 32, 32)),
+        pytest.param("byol-faces", "online.encoder", (2, 32), marks=pytest.mark.slow),
+    ],
 )
 def test_a_card_loads_the_parts_of_a_player_that_the_game_calls(name, part, shape, tmp_path, monkeypatch):
     small = dict(size=32, faces=4, held_out=2, batch_size=2, width=8, workers=0, max_steps=1)
@@ -445,18 +431,10 @@ def outputs_of(run):
         return z, game.drawer(z)
 
 
-def test_sean_is_a_program_of_masks_and_codes(sean_run, tmp_path):
-    opened = open_run(str(sean_run))
-    called = programs.calls(opened)
+def test_sean_is_a_program_of_masks_and_codes(sean_run):
+    """tests/unit/gan/app/exporting/test_programs.py writes such programs."""
+    called = programs.calls(open_run(str(sean_run)))
     assert list(called) == ["encoder", "generator"] and list(called["generator"].given) == ["onehot", "codes"]
-    program, game = opening.program(called["generator"], tmp_path / "generator.pt2"), opened.run.game
-    opening.set_grain(game, 0.0)  # a program adds no noise
-    for count in (1, 2, 5):
-        mask, codes = torch.zeros(count, 19, 32, 32), torch.randn(count, 19, 8)
-        mask[:, 1, :16], mask[:, 2, 16:] = 1, 1
-        with torch.no_grad():
-            wanted = game.generator(mask, codes)
-        assert len(wanted) == count and (program(mask, codes) - wanted).abs().max() < 1e-4 < 1e-2 < wanted.std()
 
 
 def test_a_program_that_differs_is_refused(averaged, tmp_path, capsys, monkeypatch):
@@ -466,9 +444,8 @@ def test_a_program_that_differs_is_refused(averaged, tmp_path, capsys, monkeypat
     assert not list(tmp_path.glob("*.pt2"))
 
 
-def test_a_card_names_the_licence_that_lies_with_the_data(folder_run, tmp_path):
-    run = shutil.copytree(folder_run, tmp_path / "runs" / folder_run.name)
-    data = shutil.copytree(folder_run.parent.parent / "data", tmp_path / "data")
+def test_a_card_names_the_licence_that_lies_with_the_data(published_run, tmp_path):
+    data = shutil.copytree(published_run.parent.parent / "data", tmp_path / "data")
     (data / "LICENSE.txt").write_text("\nODbL 1.0\nmore\n")
-    export(str(run), tmp_path / "out", card=True, data=str(data))
+    export(str(published_run), tmp_path / "out", card=True, data=str(data))
     assert "| licence of the data | ODbL 1.0 |" in (tmp_path / "out" / "README.md").read_text()
