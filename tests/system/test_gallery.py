@@ -14,6 +14,7 @@ from gan.app.painting.reopen import open_run
 from gan.files.errors import UserError
 from samples import gallery
 from tests.support import browser, opening
+from tests.support.parity import often
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERY_PICTURE = "[...document.images]"
@@ -201,9 +202,7 @@ def test_it_is_a_command_of_its_own(tmp_path):
     assert told.stderr.startswith("error: there is no 'nowhere'")
 
 
-@pytest.mark.parametrize(
-    "name", ["pix2pix-faces", pytest.param("cyclegan-faces", marks=pytest.mark.slow), "r3gan-faces"]
-)
+@pytest.mark.parametrize("name", often(["pix2pix-faces", "cyclegan-faces", "r3gan-faces"], ["r3gan-faces"]))
 def test_games_without_styles_leave_those_sections_out(name, tmp_path, page):
     size = {"size": 16} if name == "r3gan-faces" else {"size": 32}
     run = opening.train(tmp_path, name, faces=8, held_out=4, width=4, **size)

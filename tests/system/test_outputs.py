@@ -14,7 +14,6 @@ COMMANDS = {
     "gan.evaluate {run} --devices 2 --accelerator cpu --count 2": 0,
     "gan.plan r3gan-faces --faces 16 --size 16 --width 8 --batch-size 8 --memory 1M": 1,
     "gan.verify --help": 0,
-    "samples.gallery {run}": 0,
 }
 
 
@@ -33,4 +32,4 @@ def test_a_command_whose_output_is_lost_ends_as_it_should(to, sean_run, tmp_path
         said = process.communicate()[1]
         assert (process.returncode, "Traceback" in said, "Exception" in said) == (COMMANDS[words], False, False), said
     assert list((run / "export").rglob("*.safetensors")) and list(run.glob("evaluation-*.json"))
-    assert list((run / "samples").glob("reconstruct*.png")) and (run / "gallery.html").is_file()
+    assert list((run / "samples").glob("reconstruct*.png"))

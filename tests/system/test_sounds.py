@@ -21,12 +21,12 @@ from gan.sound import PAUSE
 from samples import gallery
 from tests.support import opening
 
-SECONDS, HELD_OUT = 1.6, 4  # long enough for wide spectrograms
+SECONDS, HELD_OUT = 1.6, 2  # long enough for wide spectrograms
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    sizes = dict(width=16, bands=8, segment=512, clips=8, held_out=HELD_OUT, seconds=SECONDS)
+    sizes = dict(width=16, bands=8, segment=512, clips=6, held_out=HELD_OUT, seconds=SECONDS)
     return opening.train(tmp_path_factory.mktemp("sounds") / "runs", "hifigan-tones", **sizes)
 
 
@@ -105,7 +105,7 @@ def test_the_page_plays_the_sounds(run):
 def test_the_tables_speak_of_sounds(run):
     opened = open_run(str(run))
     known = {row.title: row.cells[0].words for row in run_tables.facts(opened).rows}
-    assert known["sounds"] == "8 to train on, 4 held out, 1.6 seconds at 8,000 Hz"
+    assert known["sounds"] == "6 to train on, 2 held out, 1.6 seconds at 8,000 Hz"
     assert known["trained"] == "2 of 2 steps, 4 sounds a step"
     assert "generator" in known["parameters"]
     moments = run_tables.over_time(opened)
