@@ -22,10 +22,12 @@ class Echo:
         return len(self.argv)
 
 
-def test_the_benchmark_of_that_name_gets_the_rest(monkeypatch):
+def test_the_benchmark_of_that_name_gets_the_rest_and_what_a_user_can_mend_is_one_line(monkeypatch, capsys):
     monkeypatch.setitem(bench.BENCHMARKS, "sean", Echo)
     assert bench.main(["sean", "--size", "8"]) == 2
     assert bench.main(["sean", "--size"]) == 1
+    assert bench.main(["sean"]) == 2
+    assert capsys.readouterr().err == "error: no\n"
 
 
 @pytest.mark.parametrize(("argv", "code"), [(["--help"], 0), ([], 2)])
@@ -40,12 +42,6 @@ def test_it_says_what_there_is(argv, code, capsys):
 def test_a_name_that_there_is_not_is_refused(capsys):
     assert bench.main(["seen"]) == 2
     assert "there is no benchmark 'seen'" in capsys.readouterr().err
-
-
-def test_what_a_user_can_mend_is_one_line(monkeypatch, capsys):
-    monkeypatch.setitem(bench.BENCHMARKS, "sean", Echo)
-    assert bench.main(["sean"]) == 2
-    assert capsys.readouterr().err == "error: no\n"
 
 
 # ---- saving ----
@@ -89,12 +85,6 @@ def test_it_prints_a_figure_for_every_step_and_number_of_workers(capsys, monkeyp
         assert int(rate) > 0 and rate == each
     assert len(re.findall(r"^(?:first|second) start +[\d.]+ +\d+$", said, re.MULTILINE)) == 2
     assert torch.get_num_threads() == threads
-
-
-def test_an_option_that_is_none_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        loading.LoadingBenchmark(["--sise", "16"])
-    assert "--sise" in capsys.readouterr().err
 
 
 # ---- grid ----

@@ -1,14 +1,14 @@
 """The benchmark of SEAN: its tables, its masks, and that it counts bytes as it says."""
 
-import os
 import re
 
 import pytest
 import torch
 
 from gan.bench import sean
-from gan.bench.sean import Kept, SeanBenchmark, Way
+from gan.bench.sean import Kept, SeanBenchmark
 from gan.files.errors import UserError
+from tests.support.parity import often
 
 TINY = ["--size", "32", "--batches", "2", "--repeats", "1", "--width", "2", "--hidden", "3", "--style", "4"]
 
@@ -28,7 +28,7 @@ def test_every_kind_of_mask_is_painted_in_every_way(capsys):
         assert ratio == 1
 
 
-@pytest.mark.parametrize("kind", sean.MASKS)
+@pytest.mark.parametrize("kind", often(sean.MASKS, ["random"]))
 def test_what_is_kept_is_at_most_half(kind):
     """Bytes do not depend on the machine. It has a quarter of the published widths, half the size and two pictures."""
     sizes = {"size": 128, "labels": 19, "width": 16, "hidden": 32, "style": 128}
@@ -96,18 +96,6 @@ def test_without_a_checkout_the_reference_is_named_and_ours_is_measured(monkeypa
     assert "sean_reference.py, which only a checkout of this project has" in said
     assert re.search(r"^blocks +2  the plain reference +see \(1\)$", said, re.MULTILINE)
     assert re.search(r"^blocks +2  ours +[\d.]+ +\d+$", said, re.MULTILINE)  # seconds, and what it keeps
-
-
-def dies(*_):
-    os._exit(1)
-
-
-def test_a_way_that_dies_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(sean, "train_ours", dies)
-    benchmark = SeanBenchmark(["--whole", "--repeats", "1"])
-    benchmark.cells = lambda: [Way("faces", 1, "ours")]
-    assert benchmark.main() == 1
-    assert "fails: rank 0 ended with status 1; see what it said; is there too little memory?" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -186,64 +186,50 @@ def test_image_pools_of_all_ranks_resume(ranks, tmp_path):
 
 
 def test_a_run_leaves_settings_metrics_curves_pictures_and_checkpoints(here, curves, capsys):
-    assert fit.main(options("sean-faces", max_steps=4, sample_every=2, strategy="single")) == 0
-    run = here / "runs" / "001-sean-faces"
+    """The last step is scored and drawn wherever it falls."""
+    assert fit.main(options("r3gan-faces", max_steps=5, sample_every=3, strategy="single")) == 0
+    run = here / "runs" / "001-r3gan-faces"
     settings = yaml.safe_load((run / "settings.yaml").read_text())
-    assert settings["run"] == "sean-faces"
+    assert settings["run"] == "r3gan-faces"
     assert settings["batch_size"] == 4
     assert "resume" not in settings
     assert "discriminator: teaches discriminator" in (run / "game.txt").read_text()
     rows = metrics.read(run / "metrics.csv")
-    assert {"generator/pixels", "discriminator/hinge", "generator/encoder_grad_norm"} <= rows[3].keys()
-    assert [step for step, row in rows.items() if "val/transfer_error" in row] == [0, 1, 3]
+    assert {"generator/relativistic", "discriminator/r1", "generator/generator_grad_norm"} <= rows[4].keys()
+    assert [step for step, row in rows.items() if "val/distance" in row] == [0, 2, 4]
     pictures = sorted(path.name for path in (run / "samples").iterdir())
-    assert pictures == ["reals.png", "step-000000.png", "step-000002.png", "step-000004.png"]
+    assert pictures == ["reals.png", "step-000000.png", "step-000003.png", "step-000005.png"]
     for path in [run / "curves.png", *(run / "samples").iterdir()]:
         with Image.open(path) as image:
             assert len(image.getcolors(1 << 24)) > 20
-    assert (run / "checkpoints" / "step-000004.ckpt").is_dir()
+    assert (run / "checkpoints" / "step-000005.ckpt").is_dir()
     said = capsys.readouterr().out
-    for name, words in build("sean-faces").scores.items():
+    for name, words in build("r3gan-faces").scores.items():
         found = re.search(rf"^{words}: (\S+) at the start, (\S+) now \(\d+ % of the start\)$", said, re.MULTILINE)
-        assert [float(value) for value in found.groups()] == pytest.approx([rows[0][name], rows[3][name]], abs=1e-4)
-    for path in ("samples/step-000004.png", "curves.png", "metrics.csv", "checkpoints/step-000004.ckpt"):
-        assert f"runs/001-sean-faces/{path}" in said
-
-
-def test_the_last_step_is_scored_and_drawn_wherever_it_falls(here):
-    assert fit.main(options("r3gan-faces", max_steps=5, sample_every=3)) == 0
-    rows = metrics.read(here / "runs" / "001-r3gan-faces" / "metrics.csv")
-    assert [step for step, row in rows.items() if "val/distance" in row] == [0, 2, 4]
-    assert (here / "runs" / "001-r3gan-faces" / "samples" / "step-000005.png").is_file()
+        assert [float(value) for value in found.groups()] == pytest.approx([rows[0][name], rows[4][name]], abs=1e-4)
+    for path in ("samples/step-000005.png", "curves.png", "metrics.csv", "checkpoints/step-000005.ckpt"):
+        assert f"runs/001-r3gan-faces/{path}" in said
 
 
 def test_saved_settings_make_the_same_run_again_another_seed_another_and_debug_one_alike(here):
-    assert fit.main(options("pix2pix-faces", max_steps=2)) == 0
-    assert fit.main(["--config", "runs/001-pix2pix-faces/settings.yaml"]) == 0
-    same(final("runs/001-pix2pix-faces"), final("runs/002-pix2pix-faces"))
+    assert fit.main(options("r3gan-faces", max_steps=2)) == 0
+    assert fit.main(["--config", "runs/001-r3gan-faces/settings.yaml"]) == 0
+    same(final("runs/001-r3gan-faces"), final("runs/002-r3gan-faces"))
     # The control of all that compares checkpoints.
-    assert fit.main(options("pix2pix-faces", max_steps=2, seed=1)) == 0
+    assert fit.main(options("r3gan-faces", max_steps=2, seed=1)) == 0
     with pytest.raises(AssertionError, match="checkpoint"):
-        same(final("runs/001-pix2pix-faces"), final("runs/003-pix2pix-faces"))
-    assert fit.main([*options("pix2pix-faces", max_steps=2), "--debug"]) == 0
+        same(final("runs/001-r3gan-faces"), final("runs/003-r3gan-faces"))
+    assert fit.main([*options("r3gan-faces", max_steps=2), "--debug"]) == 0
     torch.use_deterministic_algorithms(False)
     torch.autograd.set_detect_anomaly(False)
-    one, other = (final(f"runs/00{number}-pix2pix-faces")["state_dict"] for number in (1, 4))
+    one, other = (final(f"runs/00{number}-r3gan-faces")["state_dict"] for number in (1, 4))
     assert all(torch.allclose(one[key], other[key], atol=1e-5) for key in one)
-
-
-def test_auto_without_a_run_starts_one_and_then_trains_it_on(here, capsys):
-    assert fit.main([*options("r3gan-faces", max_steps=2), "--resume", "auto"]) == 0
-    assert "no run with a checkpoint in 'runs' yet; starting a new one" in capsys.readouterr().out
-    assert fit.main(["--resume", "auto", "--max-steps", "4"]) == 0
-    assert "4 steps of 4 samples, from runs/001-r3gan-faces/checkpoints/step-000002.ckpt" in capsys.readouterr().out
-    assert list(metrics.read(here / "runs" / "001-r3gan-faces" / "metrics.csv")) == [0, 1, 2, 3]
-    assert not (here / "runs" / "002-r3gan-faces").exists()
 
 
 def test_going_on_from_an_earlier_step_leaves_the_later_one_and_names_its_own(here, capsys):
     checkpoints = here / "runs" / "001-r3gan-faces" / "checkpoints"
-    assert fit.main(options("r3gan-faces", max_steps=4, save_every=2)) == 0
+    assert fit.main([*options("r3gan-faces", max_steps=4, save_every=2), "--resume", "auto"]) == 0
+    assert "no run with a checkpoint in 'runs' yet; starting a new one" in capsys.readouterr().out
     (checkpoints / "step-000004.ckpt").rename(checkpoints / "step-000100.ckpt")
     assert fit.main(["--resume", str(checkpoints / "step-000002.ckpt"), "--max-steps", "3"]) == 0
     said = capsys.readouterr().out
@@ -304,15 +290,11 @@ def test_help_is_short_and_has_examples_and_the_settings_of_the_run(capsys):
     ("arguments", "message"),
     [
         (["--strategy", "painter=ddp,*=ddp"], "names no player of this game: painter; known: encoder, generator"),
-        (["--accelerator", "gpu"], "there is no GPU here; type --accelerator cpu"),
-        (["--precision", "16-mixed"], "16-mixed needs a GPU; type --precision bf16-mixed"),
-        (["--batch-size", "100"], "--batch-size"),
         (["--out", "file/inside"], "cannot write to 'file/inside'"),
+        (["--devices", "2", "--batch-size", "5"], "batch 5 is not divisible by 2 ranks; try --batch-size 4 or"),
     ],
 )
 def test_a_mistake_gets_one_clear_message(arguments, message, here, capsys):
-    if {"gpu", "16-mixed"} & set(arguments) and torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
     (here / "file").write_text("not a folder")
     assert fit.main([*options("sean-faces", max_steps=1), *arguments]) == 2
     said = capsys.readouterr()
@@ -324,21 +306,14 @@ def test_a_mistake_gets_one_clear_message(arguments, message, here, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--max-steps", "many"],
-        ["--nothing", "1"],
-        ["--precision", "8-mixed"],
-        ["--devices", "0"],
-        ["--sample-every", "0"],
-    ],
+    "typed", ["--max-steps many", "--nothing 1", "--precision 8-mixed", "--devices 0", "--sample-every 0"]
 )
-def test_an_option_that_cannot_be_read_names_itself(arguments, capsys):
+def test_an_option_that_cannot_be_read_names_itself(typed, capsys):
     with pytest.raises(SystemExit) as ended:
-        fit.main(arguments)
+        fit.main(typed.split())
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert f"{arguments[0]} {arguments[1]}: type " in said or f"unknown option {arguments[0]}" in said
+    assert f"{typed}: type " in said or f"unknown option {typed.split()[0]}" in said
     assert "Traceback" not in said
 
 
@@ -361,31 +336,26 @@ def one_step(trained_once, here):
 
 
 @pytest.mark.promise("a refused or dry command", "the run stays as it was, to the byte")
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (
-            ["--width", "8", "--max-steps", "2"],
-            2,
-            "was trained with --max-steps 1 --width 4, and goes on with --max-steps 2",
-        ),
-        (["--run", "sean-faces"], 2, "is a run of r3gan-faces, not of sean-faces"),
-        (["--precision", "16-mixed"], 2, "16-mixed needs a GPU"),
-        (["--max-steps", "7", "--width", "8", "--dry-run"], 0, "a dry run: runs/001-r3gan-faces stays as it is"),
-    ],
-)
-def test_a_refused_or_dry_command_leaves_a_run_as_it_was(arguments, code, message, one_step, here, capsys):
-    if "16-mixed" in arguments and torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
+def test_a_refused_or_dry_command_leaves_a_run_as_it_was(one_step, here, capsys):
     before = contents("runs/001-r3gan-faces")
-    assert fit.main(["--resume", "runs/001-r3gan-faces", *arguments]) == code
-    said = capsys.readouterr()
-    assert message in said.out + said.err
-    assert contents("runs/001-r3gan-faces") == before
+    for typed, code, message in (
+        ("--width 8 --max-steps 2", 2, "was trained with --max-steps 1 --width 4, and goes on with --max-steps 2"),
+        ("--run sean-faces", 2, "is a run of r3gan-faces, not of sean-faces"),
+        ("--precision 16-mixed", 2, "16-mixed needs a GPU"),
+        ("--max-steps 7 --width 8 --dry-run", 0, "a dry run: runs/001-r3gan-faces stays as it is"),
+    ):
+        if "16-mixed" in typed and torch.cuda.is_available():
+            continue
+        assert fit.main(["--resume", "runs/001-r3gan-faces", *typed.split()]) == code
+        said = capsys.readouterr()
+        assert message in said.out + said.err
+        assert contents("runs/001-r3gan-faces") == before
     assert fit.main(["--resume", "auto", "--max-steps", "2"]) == 0
     settings = yaml.safe_load((here / "runs" / "001-r3gan-faces" / "settings.yaml").read_text())
     assert (settings["max_steps"], settings["width"]) == (2, 4)
+    assert list(metrics.read(here / "runs" / "001-r3gan-faces" / "metrics.csv")) == [0, 1]
     assert not list((here / "runs" / "001-r3gan-faces").glob("*.part"))
+    assert not (here / "runs" / "002-r3gan-faces").exists()
 
 
 def test_a_run_that_another_process_trains_is_refused_and_left_as_it_is(one_step, here, monkeypatch, capsys):
@@ -421,23 +391,23 @@ def paint(folder, numbers):
         Image.new("RGB", (16, 16), (number * 9, 99, 0)).save(folder / f"{number}.png")
 
 
-@pytest.mark.parametrize("now", [range(20), range(7)])
-def test_a_folder_that_got_or_lost_pictures_goes_on_if_that_is_typed(now, here, capsys):
+def test_a_folder_that_got_or_lost_pictures_goes_on_if_that_is_typed(here, capsys):
     paint(here / "my pictures", range(12))
-    small = dict(data="my pictures", width=0.01, batch_size=4, max_steps=2, devices=1, workers=0, held_out=0)
+    small = dict(data="my pictures", width=0.01, mapping=1, batch_size=4, max_steps=1, devices=1, workers=0, held_out=0)
     typed = ["stylegan2", "--out", "my runs", *opening.typed(small)]
     assert fit.main(typed) == 0
     resume = shlex.split(re.search(r"train on +python -m gan\.fit (.*)", capsys.readouterr().out)[1])
-    shutil.rmtree(here / "my pictures")
-    paint(here / "my pictures", now)
-    assert fit.main(resume) == 2
-    said = f"was trained with 12 samples, and has {len(now)} now; to go on with these, type --new-data true"
-    assert said in capsys.readouterr().err
+    for now in (20, 7):
+        shutil.rmtree(here / "my pictures")
+        paint(here / "my pictures", range(now))
+        assert fit.main(resume) == 2
+        said = f"was trained with 12 samples, and has {now} now; to go on with these, type --new-data true"
+        assert said in capsys.readouterr().err
     assert fit.main([*resume, "--new-data", "true"]) == 0
-    assert (here / "my runs/001-stylegan2/checkpoints/step-000004.ckpt").is_dir()
+    assert (here / "my runs/001-stylegan2/checkpoints/step-000002.ckpt").is_dir()
     assert fit.main([*typed, "--new-data", "true"]) == 2
     assert "--new-data is for a run that goes on" in capsys.readouterr().err
-    for ours in ("", "/checkpoints/step-000004.ckpt"):
+    for ours in ("", "/checkpoints/step-000002.ckpt"):
         assert fit.main([*typed, "--from", f"my runs/001-stylegan2{ours}"]) == 2
         assert "type python -m gan.export 'my runs/001-stylegan2' --published, and" in capsys.readouterr().err
 
@@ -501,14 +471,6 @@ def on_folder(**more):
     return opening.typed({**FOLDER, **more})
 
 
-def test_a_folder_of_pairs_trains(pairs, here):
-    assert fit.main(on_folder()) == 0
-    rows = metrics.read(here / "runs" / "001-sean-folder" / "metrics.csv")
-    assert rows[1]["val/transfer_error"] > 0
-    with Image.open(here / "runs" / "001-sean-folder" / "samples" / "step-000002.png") as image:
-        assert image.height < 3 * (128 + 10)  # two held-out pictures, two rows
-
-
 def test_a_run_is_counted_in_epochs_and_its_perceptual_loss_resumes(pairs, here, capsys):
     """Six pictures to train on: one batch of four an epoch, and settings.yaml has everything."""
     vgg = narrow_vgg.save(here / "vgg.pth")
@@ -523,6 +485,9 @@ def test_a_run_is_counted_in_epochs_and_its_perceptual_loss_resumes(pairs, here,
     assert settings["data"] == str(here / "mine")  # from whatever folder it is opened
     rows = metrics.read(run / "metrics.csv")
     assert {"generator/perceptual", "generator/matching", "discriminator/hinge"} <= rows[2].keys()
+    assert rows[2]["val/transfer_error"] > 0
+    with Image.open(run / "samples" / "step-000003.png") as image:
+        assert image.height < 3 * (128 + 10)  # two held-out pictures, two rows
     assert fit.main(["--resume", "runs/001-sean-folder", "--max-steps", "4"]) == 0
     assert "4 steps of 4 samples, from runs/001-sean-folder/checkpoints/step-000003.ckpt" in capsys.readouterr().out
     assert list(metrics.read(run / "metrics.csv")) == [0, 1, 2, 3]
@@ -540,10 +505,6 @@ def test_weights_that_are_not_to_be_had_are_asked_for_by_name(pairs, here, monke
     assert not (here / "runs").exists()
 
 
-def cut_off(path):
-    path.write_bytes(path.read_bytes()[:200])
-
-
 def labelled(path, value):
     with Image.open(path) as label:
         label.putpixel((3, 4), value)
@@ -555,11 +516,7 @@ def labelled(path, value):
     ("spoil", "words"),
     [
         (lambda root: labelled(root / "labels" / "3.png", 77), ["labels/3.png", "77", "18"]),
-        (lambda root: Image.new("L", (9, 9)).save(root / "labels" / "3.png"), ["24x24", "9x9", "labels/3.png"]),
-        (lambda root: cut_off(root / "images" / "3.png"), ["images/3.png", "cannot be read"]),
         (lambda root: shutil.rmtree(root), ["mine"]),
-        (lambda root: [path.unlink() for path in (root / "images").iterdir()], ["mine"]),
-        (lambda root: (root / "labels" / "3.png").unlink(), ["3"]),
     ],
 )
 def test_a_file_or_folder_that_is_wrong_is_named_before_anything_is_trained(spoil, words, pairs, here, capsys):
@@ -713,12 +670,3 @@ def test_two_nodes_make_one_run(here):
     assert "r3gan-faces on 2 CPU processes" in out0
     assert out1 == ""
     assert [path.name for path in (here / "runs").iterdir()] == ["001-r3gan-faces"]
-
-
-@pytest.mark.slow
-def test_two_processes_say_a_mistake_once_and_leave_nothing(here):
-    code, _, err = wait(start(*options("pix2pix-faces", devices=2, batch_size=5), cwd=here), 60)
-    assert code == 2
-    assert err.count("batch 5 is not divisible by 2 ranks; try --batch-size 4 or --batch-size 6") == 1
-    assert "Traceback" not in err
-    assert not (here / "runs").exists()
