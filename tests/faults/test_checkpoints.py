@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from tests.faults import case
 from tests.faults.case import Player
-from tests.faults.kinds.checkpoints import give, read_header, write_header
+from tests.faults.kinds.checkpoints import give
 from tests.faults.known import _bits
 
 RIGHT, OTHER = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([1.0, 2.0000002])}
@@ -79,11 +79,3 @@ def test_a_whole_checkpoint_that_is_gone_is_reported(wrong):
 
 def test_an_end_without_a_result_is_reported(wrong):
     assert any("made nothing that can be compared" in line for line in wrong(lambda: 0))
-
-
-def test_a_header_that_is_read_and_written_again_is_the_same_file(tmp_path):
-    save_file(RIGHT, tmp_path / "a.safetensors", metadata={"a": "b"})
-    before = (tmp_path / "a.safetensors").read_bytes()
-    write_header(tmp_path / "a.safetensors", *read_header(tmp_path / "a.safetensors"))
-    header, rest = read_header(tmp_path / "a.safetensors")
-    assert header["__metadata__"] == {"a": "b"} and rest == before[-8:]

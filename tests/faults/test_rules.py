@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import child
-from tests.faults.__main__ import kind_of, play, table, told
+from tests.faults.__main__ import play, table, told
 from tests.faults.case import Player
 from tests.faults.kinds import KINDS
 
@@ -166,9 +166,3 @@ def test_what_is_printed_plays_the_case_again(tmp_path, monkeypatch):
     assert told(again, 5)[0].endswith("again: make faults ARGS='--seed 5 --kind words --case 3'")
     assert "! the dice say" in told(again, 5)[1]
     assert table([*found.values()])[1].split()[:3] == ["words", "6", "6"]
-
-
-def test_the_kinds_come_in_their_shares():
-    kinds = [kind_of(1, number) for number in range(1000)]
-    assert all(share / 2 < kinds.count(name) / 10 < 2 * share for name, (_, share) in KINDS.items())
-    assert sum(share for _, share in KINDS.values()) == 100

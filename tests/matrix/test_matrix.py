@@ -312,9 +312,3 @@ def test_a_cell_sees_every_rank_and_what_is_not_a_number(alone):
     for place in wrong:
         nothing = {**one, place: one[place] * math.nan}
         assert deviation(one, [nothing]) == math.inf
-
-
-def test_mixes_are_fitted_to_the_players():
-    assert fitted("zero1", ["net"]) == "zero1"
-    assert fitted(MIXES[2], ["encoder", "generator", "discriminator"]) == MIXES[2]
-    assert fitted(MIXES[2], ["student", "fake_score", "head"]) == "student=ddp,fake_score=zero2,*=zero3"

@@ -82,19 +82,15 @@ def killed(process):
 
 
 def test_who_goes_without_a_word_is_named_to_all_others():
+    """The control too: a lost rank is never quiet."""
     with world(3) as (lines, (port, token)):
         with someone(port, hello(token, 3)) as hears:
             assert json.loads(hears.readline())["process"] == os.getpid()  # rank 0 has answered
-        for line in lines:
-            assert str(line.learns()) == f"rank 3 (process 4321 on far) {lifeline.GONE}"
-
-
-def test_the_control_a_lost_rank_is_never_quiet():
-    with world(3) as (lines, (port, token)):
-        with someone(port, hello(token, 3)) as hears:
-            assert hears.readline() and quiet(*lines)
+            assert quiet(*lines)
         assert not quiet(*lines)
         assert [line.ends.qsize() for line in lines] == [1, 1, 1]
+        for line in lines:
+            assert str(line.learns()) == f"rank 3 (process 4321 on far) {lifeline.GONE}"
 
 
 def test_a_killed_rank_0_is_named_by_all():
