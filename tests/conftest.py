@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from gan.app.training.callbacks import Pictures
 from gan.files.system import WINDOWS, signals
-from tests.support import commands, opening, worlds
+from tests.support import browser, commands, opening, worlds
 from tests.support.counted import forget
 from tests.support.hard_games import HARD
 from tests.support.journey import leg, travel
@@ -162,6 +162,20 @@ def sean_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny sean-folder run on 8 pairs of pictures in data/ beside runs/, 2 of them held out."""
     return opening.folder_run(tmp_path_factory.mktemp("folder"))
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
+    with browser.page(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def screen(chromium: browser.Page) -> Iterator[browser.Page]:
+    """A browser's page, for files and addresses; a test after which it has something to complain of fails."""
+    chromium.problems.clear()
+    yield chromium
+    assert chromium.problems == []
 
 
 @pytest.fixture(autouse=True)

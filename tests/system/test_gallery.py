@@ -13,7 +13,7 @@ from gan.app.page import run_tables
 from gan.app.painting.reopen import open_run
 from gan.files.errors import UserError
 from samples import gallery
-from tests.support import browser, opening
+from tests.support import opening
 from tests.support.parity import often
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,104 +28,92 @@ def made(sean_run, tmp_path_factory) -> Path:
     return out
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    program = browser.installed()
-    if program is None:
-        pytest.skip("there is no Chromium here to open the page in; install Debian's package chromium")
-    with browser.page(program, tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
-def test_a_browser_shows_every_picture_and_has_nothing_to_complain(made, page):
-    page.open(made)
-    pictures = page.evaluate(
+def test_a_browser_shows_every_picture_and_has_nothing_to_complain(made, screen):
+    screen.open(made)
+    pictures = screen.evaluate(
         f"{EVERY_PICTURE}.map(each => [each.complete && each.naturalWidth, each.alt, each.closest('section').id])"
     )
     assert len(pictures) > 60
     assert all(width > 0 for width, *_ in pictures)
     assert all(alt for _, alt, _ in pictures)
     assert len({(alt, section) for _, alt, section in pictures}) == len(pictures)
-    assert page.problems == []
 
 
-def test_problems_are_heard_of(tmp_path, page):
+def test_problems_are_heard_of(tmp_path, screen):
     bad = tmp_path / "bad.html"
     bad.write_text("<img src='missing.png'><script>console.error('x'); nothing.here</script>")
-    page.open(bad)
-    assert page.evaluate(f"{EVERY_PICTURE}.map(each => each.naturalWidth)") == [0]
-    heard, page.problems[:] = " ".join(page.problems), []
+    screen.open(bad)
+    assert screen.evaluate(f"{EVERY_PICTURE}.map(each => each.naturalWidth)") == [0]
+    heard, screen.problems[:] = " ".join(screen.problems), []
     assert "ERR_FILE_NOT_FOUND" in heard
     assert "nothing is not defined" in heard
     assert '"value":"x"' in heard
 
 
-def test_the_slider_goes_through_training(made, page):
-    page.open(made)
+def test_the_slider_goes_through_training(made, screen):
+    screen.open(made)
     seen = "[...document.querySelectorAll('.moving')].map(cell => [...cell.children].findIndex(each => !each.hidden))"
     shown = "document.querySelector('.moments output').textContent"
-    last = page.evaluate(seen)
+    last = screen.evaluate(seen)
     assert set(last) == {2}
     assert len(last) == 2 * 4  # what it makes of four held-out faces
-    assert page.evaluate(shown) == "step 2"
-    page.evaluate(
+    assert screen.evaluate(shown) == "step 2"
+    screen.evaluate(
         "{const s = document.querySelector('.moments input'); s.value = 0; s.dispatchEvent(new Event('input'))}"
     )
-    assert set(page.evaluate(seen)) == {0}
-    assert page.evaluate(shown) == "step 0"
+    assert set(screen.evaluate(seen)) == {0}
+    assert screen.evaluate(shown) == "step 0"
 
     # It also plays to the end.
-    page.evaluate("document.querySelector('.moments button').click()")
+    screen.evaluate("document.querySelector('.moments button').click()")
     play = "document.querySelector('.moments button').textContent"
-    assert page.evaluate(play) == "Pause"
-    page.evaluate("new Promise(done => setTimeout(done, 1500))")
-    assert page.evaluate(play) == "Play"
-    assert page.evaluate(shown) == "step 2"
-    assert page.problems == []
+    assert screen.evaluate(play) == "Pause"
+    screen.evaluate("new Promise(done => setTimeout(done, 1500))")
+    assert screen.evaluate(play) == "Play"
+    assert screen.evaluate(shown) == "step 2"
 
 
-def test_a_click_enlarges_and_keys_go_on(made, page):
-    page.open(made)
+def test_a_click_enlarges_and_keys_go_on(made, screen):
+    screen.open(made)
     words = "document.querySelector('dialog[open] p')?.textContent"
-    page.evaluate("document.querySelectorAll('#styles img')[1].click()")
-    assert page.evaluate(words) == page.evaluate("document.querySelectorAll('#styles img')[1].alt")
-    size = page.evaluate(
+    screen.evaluate("document.querySelectorAll('#styles img')[1].click()")
+    assert screen.evaluate(words) == screen.evaluate("document.querySelectorAll('#styles img')[1].alt")
+    size = screen.evaluate(
         "(({width, height}) => [width, height])(document.querySelector('dialog img').getBoundingClientRect())"
     )
     assert size[0] == size[1] > 300
-    page.press("ArrowLeft")
-    assert page.evaluate(words) == page.evaluate("document.querySelectorAll('#styles img')[0].alt")
-    page.press("Escape")
-    assert page.evaluate(words) is None
+    screen.press("ArrowLeft")
+    assert screen.evaluate(words) == screen.evaluate("document.querySelectorAll('#styles img')[0].alt")
+    screen.press("Escape")
+    assert screen.evaluate(words) is None
 
     # It also works without a mouse.
-    page.evaluate("document.querySelector('#masks img').focus()")
-    page.press("Enter")
-    assert page.evaluate(words) == "picture, picture 0"
-    page.evaluate("document.querySelector('dialog').click()")
-    assert page.evaluate(words) is None
-    assert page.problems == []
+    screen.evaluate("document.querySelector('#masks img').focus()")
+    screen.press("Enter")
+    assert screen.evaluate(words) == "picture, picture 0"
+    screen.evaluate("document.querySelector('dialog').click()")
+    assert screen.evaluate(words) is None
 
 
-def test_a_phone_scrolls_tables_and_not_the_page(made, page):
-    page.resize(360, 740)
-    page.open(made)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    assert page.evaluate("document.querySelector('#styles .scroll').scrollWidth") > 360
-    assert page.evaluate(
+def test_a_phone_scrolls_tables_and_not_the_page(made, screen):
+    screen.resize(360, 740)
+    screen.open(made)
+    assert screen.evaluate("document.documentElement.scrollWidth") <= 360
+    assert screen.evaluate("document.querySelector('#styles .scroll').scrollWidth") > 360
+    assert screen.evaluate(
         "[...document.querySelectorAll('#run .table:not(details *) td')].every(e => e.offsetWidth > 250)"
     )
-    page.call("Emulation.clearDeviceMetricsOverride")
+    screen.call("Emulation.clearDeviceMetricsOverride")
 
 
-def test_without_scripts_the_last_step_is_shown(made, page):
-    page.call("Emulation.setScriptExecutionDisabled", value=True)
-    page.open(made)
-    page.call("Emulation.setScriptExecutionDisabled", value=False)
-    assert page.evaluate("document.querySelector('.moments').offsetHeight") == 0
+def test_without_scripts_the_last_step_is_shown(made, screen):
+    screen.call("Emulation.setScriptExecutionDisabled", value=True)
+    screen.open(made)
+    screen.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert screen.evaluate("document.querySelector('.moments').offsetHeight") == 0
     shown = "[...document.querySelectorAll('.moving img')].filter(each => each.offsetHeight).map(each => each.alt)"
-    assert all(alt.endswith("step 2") for alt in page.evaluate(shown))
-    assert len(page.evaluate(shown)) == 2 * 4
+    assert all(alt.endswith("step 2") for alt in screen.evaluate(shown))
+    assert len(screen.evaluate(shown)) == 2 * 4
 
 
 def test_the_page_is_whole_in_one_file(made):
@@ -203,15 +191,14 @@ def test_it_is_a_command_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("name", often(["pix2pix-faces", "cyclegan-faces", "r3gan-faces"], ["r3gan-faces"]))
-def test_games_without_styles_leave_those_sections_out(name, tmp_path, page):
+def test_games_without_styles_leave_those_sections_out(name, tmp_path, screen):
     size = {"size": 16} if name == "r3gan-faces" else {"size": 32}
     run = opening.train(tmp_path, name, faces=8, held_out=4, width=4, **size)
     assert gallery.main([str(run)]) == 0
-    page.open(run / "gallery.html")
-    links = page.evaluate("[...document.querySelectorAll('section')].map(each => each.id)")
+    screen.open(run / "gallery.html")
+    links = screen.evaluate("[...document.querySelectorAll('section')].map(each => each.id)")
     masks = ["masks"] if name == "pix2pix-faces" else []
     assert links == ["training", *masks, "copies", "scores", "curves", "run"]
     opened = open_run(str(run))
     assert run_tables.exchange(opened).note == run_tables.NO_STYLES
-    assert page.evaluate(f"{EVERY_PICTURE}.every(each => each.naturalWidth > 0)")
-    assert page.problems == []
+    assert screen.evaluate(f"{EVERY_PICTURE}.every(each => each.naturalWidth > 0)")
