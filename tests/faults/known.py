@@ -11,7 +11,6 @@ import os
 import pickle
 import re
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from tests.faults.case import COMMANDS
 from tests.faults.child import Ended, Running, adopt
 from tests.support.opening import drawn
 from tests.support.saved import tensors
+from tests.support.worlds import free_port
 
 ONE = ("--devices", "1", "--strategy", "single", "--accelerator", "cpu")
 SMALL = ("--size", "16", "--width", "2", "--latent", "2", "--faces", "6", "--held-out", "2", "--batch-size", "4")
@@ -74,10 +74,7 @@ def _sharded(folder: Path) -> None:
 
 def _two_ranks(words: list[str]) -> int:
     """As torchrun would start them. The second one is a fork of the first."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    second = os.fork()
+    port, second = free_port(), os.fork()
     rank = int(not second)
     place = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2, GROUP_RANK=0, NODE_RANK=0)
     os.environ.update({name: str(value) for name, value in place.items()})

@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -36,7 +35,7 @@ from strategies.processes.lost_ranks import Survivor
 from tests.support.parity import snapshot
 from tests.support.trained_on import ON_GPUS
 from tests.support.watch import Trace
-from tests.support.worlds import context
+from tests.support.worlds import context, free_port
 
 ALONE = 240  # seconds after which a run that nobody disturbs is said to hang
 LIMIT = 30  # seconds in which the others must have ended
@@ -80,9 +79,7 @@ def train(
     as soon as they learn of an error. A process that has imported everything itself may take the `method` "fork".
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     made = context() if method == "forkserver" else mp.get_context(method)
     ranks: list[BaseProcess] = []
     pipes: list[Connection] = []

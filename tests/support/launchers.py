@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -74,9 +73,3 @@ def alone(folder: Path, part: slice = slice(None)) -> dict[str, Tensor]:
         launched.play(launched.Noted(part))
     ((_, weights),) = [torch.load(path) for path in folder.glob("*.pt")]
     return weights
-
-
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -46,15 +46,19 @@ def context() -> BaseContext:
     return made
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Ranks:
     """A world of ranks on this machine; `run` calls a module-level function on every one."""
 
     def __init__(self, size: int, limit: timedelta | None = None, backend: str = BACKEND) -> None:
         """`limit`: how long a collective waits for the other ranks."""
         self.size = size
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(size):

@@ -36,6 +36,7 @@ from tests.support import commands, narrow_vgg, opening
 from tests.support.parity import trainer
 from tests.support.saved import read_checkpoint
 from tests.support.trained_on import ON_GPUS
+from tests.support.worlds import free_port
 
 TINY = {
     "sean-faces": dict(size=32, width=4, hidden=8, style=8),
@@ -660,9 +661,7 @@ def test_torchruns_ranks_are_joined_and_resume_with_other_settings_or_leave_thos
 
 @pytest.mark.slow
 def test_two_nodes_make_one_run(here):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     arguments = [*options("r3gan-faces", max_steps=2), "--num-nodes", "2"]
     nodes = [start(*arguments, cwd=here, **address, NODE_RANK=str(rank)) for rank in (1, 0)]
     (code1, out1, err1), (code0, out0, err0) = (wait(node) for node in nodes)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from nbclient import NotebookClient
 
-from tests.support.launchers import LAUNCH, ROOT, RUN, SCRIPT, TORCHRUN, Command, alone, port, start
+from tests.support.launchers import LAUNCH, ROOT, RUN, SCRIPT, TORCHRUN, Command, alone, start
 from tests.support.parity import BROKEN, EXACT, distance
+from tests.support.worlds import free_port
 
 TWO = ("--nproc-per-node", "2")
 MPIRUN = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2", sys.executable)
@@ -104,14 +105,14 @@ def check(notes, one_device, local_size=2):
 
 @pytest.mark.parametrize("launcher", [*map(marked, ON_ONE_HOST)])
 def test_two_ranks_of_one_host(launcher, one_device, tmp_path):
-    check(start(ON_ONE_HOST[launcher](tmp_path, str(port())), tmp_path), one_device)
+    check(start(ON_ONE_HOST[launcher](tmp_path, str(free_port())), tmp_path), one_device)
     if launcher in ("spawn", "fork"):
         assert distance(torch.load(tmp_path / "handed-over"), one_device) <= EXACT
 
 
 @pytest.mark.parametrize("launcher", [*map(marked, ON_TWO)])
 def test_a_rank_on_each_of_two_nodes(launcher, one_device, tmp_path):
-    check(start(ON_TWO[launcher](str(port())), tmp_path), one_device, local_size=1)
+    check(start(ON_TWO[launcher](str(free_port())), tmp_path), one_device, local_size=1)
 
 
 @pytest.mark.parametrize("part", [slice(0, 8), slice(8, 16)])

@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from gan.app.run.folder import RunFolder
 from tests.support import commands
 from tests.support.parity import BROKEN, EXACT, distance
 from tests.support.saved import tensors
+from tests.support.worlds import free_port
 
 ROOT = Path(__file__).parents[2]
 GAME = '''
@@ -143,10 +143,8 @@ def test_the_third_failure_at_one_step_is_the_last(launcher, tmp_path):
 @pytest.mark.slow
 def test_a_host_that_comes_later_takes_part(one_device, tmp_path):
     """The ranks of the first host have been started again before, those of the other have not."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
-    words = ("--dies", "1-0", "--waits", "true", "--devices", "1", "--nodes", "1:2", "--rendezvous", meeting)
+    words = ("--dies", "1-0", "--waits", "true", "--devices", "1", "--nodes", "1:2")
+    words = (*words, "--rendezvous", f"127.0.0.1:{free_port()}")
     with start(tmp_path, *words) as first:
         try:
             until = time.monotonic() + 150

@@ -2,14 +2,13 @@
 
 import importlib
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.worlds import PRELOAD, context
+from tests.support.worlds import PRELOAD, context, free_port
 
 LIMIT = 120.0  # seconds
 
@@ -31,10 +30,7 @@ def run(folder: Path, name: str, *words: object, ranks: int = 1, **variables: st
 
 
 def start(folder: Path, name: str, words: Sequence[object], ranks: int, variables: dict[str, str]) -> list[Ended]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = []
+    port, processes = free_port(), []
     for rank in range(ranks):
         own = {**variables, "OMP_NUM_THREADS": "1"}
         if ranks > 1:
