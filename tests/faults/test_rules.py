@@ -127,34 +127,6 @@ def test_a_case_that_fails_itself_is_a_failure(tmp_path):
     assert result.wrong == ["the case itself: its process ended with -9"]
 
 
-def test_nothing_goes_on_when_the_fuzz_itself_is_killed(tmp_path):
-    def kind(case):
-        (tmp_path / "case").write_text(str(os.getpid()))
-        case.start("sample", main=lambda _: (tmp_path / "command").write_text(str(os.getpid())) and time.sleep(60))
-        time.sleep(60)
-
-    fuzz = os.fork()
-    if not fuzz:
-        Player(kind, "control", 0, 0, tmp_path / "known").end()
-    command = tmp_path / "command"
-    while not (command.exists() and command.read_text()):
-        time.sleep(0.01)
-    os.kill(fuzz, signal.SIGKILL)
-    os.waitpid(fuzz, 0)
-    until = time.monotonic() + 20
-    processes = [Path("/proc") / path.read_text() for path in (tmp_path / "case", command)]
-    while any(_runs(process) for process in processes):
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def _runs(process):
-    try:
-        return (process / "stat").read_text().rpartition(") ")[2][0] != "Z"
-    except OSError:
-        return False
-
-
 def test_what_is_printed_plays_the_case_again(tmp_path, monkeypatch):
     def kind(case):
         case.result.wrong.append(f"the dice say {case.chance.random()}")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import shutil
 from functools import cache
 
@@ -179,8 +178,6 @@ def test_two_processes_of_the_command_get_the_same_scores(sean_run, tmp_path):
     ("options", "message"),
     [
         (("--scores", "ssim,beauty"), f"there is no score 'beauty'; known: {', '.join(NEEDS)}"),
-        (("--scores", "fid"), "score fid: FID and KID need the Inception weights, and there is no"),
-        (("--scores", "miou"), "score miou: mIoU needs a segmentation network: type --segmenter"),
         (("--inception", "mine.pth"), f"there is no mine.pth; bring {features.INCEPTION}"),
         (("--ignore-labels", "none"), "--ignore-labels none: type numbers with commas"),
         (("--ignore-labels", "19"), "--ignore-labels 19: the labels are 0 to 18"),
@@ -217,10 +214,3 @@ def test_a_count_takes_the_first_so_many(sean_run):
     assert (few["pictures"], few["held_out"]) == (2, 5)
     assert few["scores"] == scoring.evaluate(opened(sean_run, held_out=5), scores=("rmse",), count=2)["scores"]
     assert scoring.evaluate(found, scores=("rmse",), count=50)["pictures"] == 5
-
-
-def test_what_json_has_no_number_for_becomes_a_word(tmp_path):
-    command.save({"psnr": math.inf, "iou": [math.nan, 0.5], "path": tmp_path, "on": True}, tmp_path / "scores.json")
-    saved = json.loads((tmp_path / "scores.json").read_text())
-    assert saved == {"psnr": "inf", "iou": ["nan", 0.5], "path": str(tmp_path), "on": True}
-    assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]

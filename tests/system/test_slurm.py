@@ -69,16 +69,8 @@ class PlacedAndTaught(Taught, Placed):
 def taught(max_steps: int = 8) -> Run:
     return Run(PlacedAndTaught(), None, max_steps)
 '''
-OPTIONS = (
-    "--run",
-    "../placed_run.py:placed",
-    "--accelerator",
-    "cpu",
-    "--precision",
-    "64-true",
-    "--sample-every",
-    "100",
-)
+ON_CPU = "--accelerator", "cpu", "--precision", "64-true"
+OPTIONS = "--run", "../placed_run.py:placed", *ON_CPU, "--sample-every", "100"
 
 
 @pytest.fixture(scope="module")

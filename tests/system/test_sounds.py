@@ -9,10 +9,8 @@ from base64 import b64decode
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 from gan import evaluate as evaluate
-from gan import export as export
 from gan import sample as sample
 from gan.app.page import run_tables
 from gan.app.painting import grids
@@ -59,11 +57,6 @@ def test_sample_writes_a_grid_and_the_sounds(run, tmp_path, capsys):
     assert heard((tmp_path / "mine" / "1-generated.wav").read_bytes()) == pytest.approx(SECONDS, abs=0.01)
 
 
-def test_what_needs_pictures_is_refused_by_name(run, capsys):
-    assert sample.main([str(run), "reconstruct"]) == 2
-    assert "so there is no 'reconstruct'; type show" in capsys.readouterr().err
-
-
 def test_evaluate_gives_the_score_of_training(run, capsys):
     assert evaluate.main([str(run), "--devices", "1"]) == 0
     assert "error of log mel spectrograms" in capsys.readouterr().out
@@ -73,22 +66,6 @@ def test_evaluate_gives_the_score_of_training(run, capsys):
     batch = {"wave": torch.stack([item["wave"] for item in (opened.run.data.val[k] for k in range(HELD_OUT))])}
     expected = opened.run.game.mel_error(opened.run.game.voice(batch), batch["wave"])
     assert found["mel_error"] == pytest.approx(expected.item(), rel=1e-5)
-    assert evaluate.main([str(run), "--devices", "1", "--scores", "ssim"]) == 2
-    assert "score ssim: it needs a truth to compare each picture with" in capsys.readouterr().err
-
-
-def test_export_writes_networks_that_plain_torch_loads(run, tmp_path):
-    assert export.main([str(run), "--to", str(tmp_path)]) == 0
-    game = open_run(str(run)).run.game
-    for name in ("generator", "discriminators"):
-        network = getattr(game, name)
-        before = {key: value.clone() for key, value in network.state_dict().items()}
-        with torch.no_grad():
-            for weight in network.parameters():
-                weight.zero_()
-        network.load_state_dict(load_file(tmp_path / f"{name}.safetensors"))
-        assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
-    assert "parametrizations" in (tmp_path / "README.txt").read_text()
 
 
 def test_the_page_plays_the_sounds(run):
