@@ -62,8 +62,8 @@ class Tied(GanModule):
 def trained(make, accelerator):
     torch.manual_seed(0)
     game = make()
-    loader = DataLoader([vectors(step) for step in range(5)], batch_size=None)
-    trainer(PhaseStrategy(), 1, 5, accelerator=accelerator).fit(game.double(), loader)
+    loader = DataLoader([vectors(step) for step in range(3)], batch_size=None)
+    trainer(PhaseStrategy(), 1, 3, accelerator=accelerator).fit(game.double(), loader)
     return game
 
 
