@@ -31,11 +31,12 @@ from tests.support.guides import ROOT, guides
 PAGE = (ROOT / "docs/guide/questions.md").read_text()
 LINES = list(dict.fromkeys(map(shlex.join, guides.commands(PAGE))))
 OWN = [line for line in LINES if "answers.py" in line]
-TYPED = [  # what begins another line is typed with it, in `make test`
-    pytest.param(line, marks=pytest.mark.slow) if any(other.startswith(f"{line} ") for other in LINES) else line
+TYPED = [  # what begins another line is typed with it in `make test`, and loggers have a file of their own
+    pytest.param(line, marks=[pytest.mark.slow] * ("wandb" in line or any(f"{line} " in other for other in LINES)))
     for line in LINES
     if line not in OWN and line != "gan.edit"
 ]
+
 
 ONE = ["--devices", "1", "--accelerator", "cpu"]
 PICTURES = ["--size", "32", "--batch-size", "4", "--max-steps", "1", "--workers", "0", "--held-out", "0.25"]
