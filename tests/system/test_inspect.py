@@ -86,33 +86,21 @@ def test_it_starts_anywhere_in_the_checkout(notebook, folder, monkeypatch):
     assert Path.cwd() == SAMPLES.parent and sys.path == [str(SAMPLES.parent)]
 
 
-def test_every_cell_shows_something(executed):
+def test_every_cell_shows_what_the_run_is_and_makes(executed, sean_run):
     for name in ("which", "settings", "curves", "time", "masks", "legend", "exchange", "nearest"):
         assert html(executed[name])
-
-
-def test_it_says_what_the_run_is(executed, sean_run):
     facts = html(executed["which"])
     assert sean_run.name in facts and "2 of 2 steps" in facts and "transfer error" in facts
     assert "batch_size" in html(executed["settings"])
-
-
-def test_curves_are_drawn(executed):
     titles = re.findall(r'alt="curves of ([^"]*?) over', html(executed["curves"]))
     assert set(titles) == {"generator", "discriminator", "held-out scores", "gradient norms"}
-
-
-def test_pictures_are_pictures(executed):
     grid = images(executed["time"])
     assert len(grid) % 4 == 0 and {image.size for image in grid} == {(32, 32)}
     assert "step 0" in html(executed["time"]) and "step 2" in html(executed["time"])
     assert len(images(executed["masks"])) == 3 * 4
     assert len(images(executed["nearest"])) == 4 * 4
     assert "hair" in html(executed["legend"])
-
-
-def test_it_shows_what_gan_sample_draws(executed):
-    (output,) = executed["sample"]
+    (output,) = executed["sample"]  # as gan.sample draws it
     sheet = Image.open(BytesIO(base64.b64decode(output.data["image/png"])))
     assert sheet.height == TITLE + MARGIN + 4 * (128 + MARGIN)  # of four held-out pictures
 

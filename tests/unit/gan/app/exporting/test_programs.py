@@ -61,7 +61,7 @@ NETWORKS = {
 @pytest.mark.parametrize("name", sorted(NETWORKS.keys() - {"sean"}))
 @torch.no_grad()
 def test_a_program_of_torch_takes_any_number_of_samples(name, tmp_path):
-    """That of a SEAN does too, in tests/system/test_export.py."""
+    """A SEAN is written as one of ONNX, below."""
     make, inputs = NETWORKS[name]
     network = make().eval()
     program = opening.program(programs.Call(network, inputs(2)), tmp_path / "network.pt2")
