@@ -400,14 +400,14 @@ def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp
 
 
 @pytest.mark.parametrize(
-    ("name", "part", "shape"),
+    ("name", "part", "shape", "more"),
     [
-        ("cyclegan-faces", "generators.to_a", (2, 3, 32, 32)),
-        pytest.param("byol-faces", "online.encoder", (2, 32), marks=pytest.mark.slow),
+        ("cyclegan-faces", "generators.to_a", (2, 3, 32, 32), {"width": 4, "blocks": 1}),
+        pytest.param("byol-faces", "online.encoder", (2, 32), {"width": 8}, marks=pytest.mark.slow),
     ],
 )
-def test_a_card_loads_the_parts_of_a_player_that_the_game_calls(name, part, shape, tmp_path, monkeypatch):
-    small = dict(size=32, faces=4, held_out=2, batch_size=2, width=8, workers=0, max_steps=1)
+def test_a_card_loads_the_parts_of_a_player_that_the_game_calls(name, part, shape, more, tmp_path, monkeypatch):
+    small = dict(size=32, faces=4, held_out=2, batch_size=2, workers=0, max_steps=1, **more)
     run = opening.train(tmp_path / "runs", name, **small)
     export(str(run), tmp_path / "hub", card=True, formats="torch")
     monkeypatch.chdir(tmp_path / "hub")

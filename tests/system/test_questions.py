@@ -31,9 +31,10 @@ from tests.support.guides import ROOT, guides
 PAGE = (ROOT / "docs/guide/questions.md").read_text()
 LINES = list(dict.fromkeys(map(shlex.join, guides.commands(PAGE))))
 OWN = [line for line in LINES if "answers.py" in line]
-TYPED = [  # what begins another line is typed with it in `make test`, and loggers have a file of their own
-    pytest.param(line, marks=[pytest.mark.slow] * ("wandb" in line or any(f"{line} " in other for other in LINES)))
+TYPED = [  # what begins another line is typed with it in `make test`; loggers and programs have files of their own
+    pytest.param(line, marks=[pytest.mark.slow] * (apart or any(f"{line} " in other for other in LINES)))
     for line in LINES
+    for apart in ["wandb" in line or "--format" in line]
     if line not in OWN and line != "gan.edit"
 ]
 
