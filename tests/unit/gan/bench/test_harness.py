@@ -1,5 +1,6 @@
 """How rounds are timed."""
 
+from functools import cache
 from operator import truediv
 
 import pytest
@@ -141,7 +142,8 @@ def test_multiplications_are_counted_also_where_a_gradient_is_differentiated():
     assert both.total > forward.total
 
 
-def test_a_run_is_counted_and_timed_in_the_same_steps():
+def test_a_run_is_counted_and_timed_in_the_same_steps(monkeypatch):
+    monkeypatch.setattr(speed, "convolution_rate", cache(speed.convolution_rate))  # which takes seconds
     settings = {"batch_size": 4, "faces": 8, "held_out": 2, "size": 16, "width": 2}
     ways = Way("32-true"), Way("32-true", "channels last")
     found = [speed.measure("r3gan-faces", settings, way, 1) for way in ways]
