@@ -214,14 +214,6 @@ def test_regions_are_named_or_numbered():
         faces.draw(0, style={19: 3})
 
 
-def test_one_region_can_take_its_style_from_elsewhere():
-    faces = Faces(1)
-    label = np.array(faces.label(4))
-    changed = (pixels(faces.draw(4, style={"cloth": 9})) != pixels(faces.draw(4))).any(-1)
-    assert changed[label == Region.CLOTH].any()
-    assert not changed[(label != Region.CLOTH) & ~border(label)].any()
-
-
 # Looks.
 
 

@@ -33,18 +33,13 @@ def test_items_are_those_of_faces(root):
     assert (item["label"].numpy() == labels()).all()
 
 
-def test_pairs_are_sorted_and_may_lie_in_folders(tmp_path):
-    pairs = FolderPairs(good_pairs(tmp_path, "z/1", "b", "a/2", "a/1", suffix="jpg"), 4, 8)
-    assert names(pairs) == ["labels/a/1", "labels/a/2", "labels/b", "labels/z/1"]
-    assert pairs[3]["image"].shape == (3, 8, 8)
-
-
-@pytest.mark.parametrize("suffix", ["jpg", "JPEG", "png", "webp", "bmp", "tif"])
-def test_kinds_of_pictures(tmp_path, suffix):
-    good_pairs(tmp_path, "ä", suffix=suffix)
+def test_kinds_of_pictures(tmp_path):
+    kinds = ["jpg", "JPEG", "png", "webp", "bmp", "tif"]
+    for suffix in kinds:
+        good_pairs(tmp_path, f"ä-{suffix}", suffix=suffix)
     (tmp_path / "images" / "notes.txt").write_text("not a picture")
     (tmp_path / "images" / "._ä.jpg").write_text("left by a file manager")
-    assert FolderPairs(tmp_path, 4, 8)[0]["image"].shape == (3, 8, 8)
+    assert [item["image"].shape for item in FolderPairs(tmp_path, 4, 8)] == [(3, 8, 8)] * len(kinds)
 
 
 @not_on_windows
@@ -53,16 +48,6 @@ def test_a_folder_may_be_a_link(root, tmp_path):
     (root / "images").rename(elsewhere)
     (root / "images").symlink_to(elsewhere)
     assert len(FolderPairs(root, 4, 8)) == 2
-
-
-@not_on_windows
-def test_a_link_to_nothing_is_named(root, tmp_path):
-    (root / "images" / "b.png").unlink()
-    (root / "images" / "b.png").symlink_to(tmp_path / "gone.png")
-    with pytest.raises(
-        UserError, match=r"images.b\.png cannot be read \(No such file or directory\); replace or remove"
-    ):
-        FolderPairs(root, 4, 8)
 
 
 # Splits.
@@ -146,16 +131,6 @@ def test_numbers_of_labels_that_no_map_can_hold(root, number):
 # What is wrong with a file.
 
 
-@pytest.mark.parametrize("folder", ["images", "labels"])
-@pytest.mark.parametrize("damage", ["text", "half", "nothing"])
-def test_a_file_that_cannot_be_read(root, folder, damage):
-    path = root / folder / "b.png"
-    whole = path.read_bytes()
-    path.write_bytes({"text": b"this is no picture", "half": whole[: len(whole) // 2], "nothing": b""}[damage])
-    with pytest.raises(UserError, match=rf"{folder}.b\.png cannot be read as a picture .*; replace or remove it"):
-        FolderPairs(root, 4, 8)
-
-
 def test_a_wrong_label_is_seen_even_where_resizing_would_drop_it(root):
     values = labels(64, 64)
     values[0, 0] = 255
@@ -163,15 +138,6 @@ def test_a_wrong_label_is_seen_even_where_resizing_would_drop_it(root):
     put(root / "labels" / "b.png", values)
     with pytest.raises(UserError, match="the label 255"):
         FolderPairs(root, 4, 4)
-
-
-def test_more_labels_make_a_label_right(root):
-    values = labels()
-    values[3, 3] = 4
-    put(root / "labels" / "b.png", values)
-    with pytest.raises(UserError, match=r"b\.png has the label 4; with 4 labels the allowed range is 0\.\.3$"):
-        FolderPairs(root, 4, 8)
-    assert FolderPairs(root, 5, 8)[1]["label"].max() == 4
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])

@@ -178,11 +178,10 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize("packed", [in_a_folder, in_a_zip])
 @pytest.mark.parametrize("case", LABELS)
-def test_a_dataset_json_that_is_wrong_is_named(packed, case, tmp_path):
+def test_a_dataset_json_that_is_wrong_is_named(case, tmp_path):
     text, message = LABELS[case]
-    path = packed(tmp_path, {"a.png": picture(), "dataset.json": text.encode()})
+    path = in_a_zip(tmp_path, {"a.png": picture(), "dataset.json": text.encode()})
     with pytest.raises(UserError, match=message):
         find_source(str(path))
     assert find_source(str(path), classes=False).labels is None

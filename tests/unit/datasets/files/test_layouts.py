@@ -9,8 +9,10 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
-from datasets.files.pairs import Pairs, as_size, read_map
+from datasets import ADE20K, Cityscapes, CocoStuff, Facades
+from datasets.files.pairs import Pairs, as_size, edge_map, read_map
 from gan.files.errors import UserError
+from tests.support import layouts
 from tests.support.layouts import LAYOUTS, colours, put
 
 STORED = [name for name in LAYOUTS if name != "celebamask"]  # whose label maps are there, not made
@@ -194,3 +196,74 @@ def test_a_pair_of_two_shapes(stored):
         stored.open()
     message = f"{stored.pictures[1]} is {width}x{height} and {stored.labels[1]} is {width - 1}x{height}; make them the"
     assert str(error.value).startswith(message)
+
+
+# What one set has of its own.
+
+
+NAMES = {
+    ADE20K: (151, {0: "other", 1: "wall", 3: "sky", 13: "person", 21: "car", 93: "apparel", 150: "flag"}),
+    Facades: (13, {0: "none", 1: "background", 2: "facade", 3: "window", 12: "shop"}),
+    # The published list is that of the numbers plus one: 1 person ... 92 banner ... 182 wood.
+    CocoStuff: (
+        183,
+        {0: "person", 1: "bicycle", 39: "baseball glove", 90: "hair brush", 91: "banner", 93: "branch"}
+        | {156: "sky-other", 181: "wood", 182: "void"},
+    ),
+    # The ids, and the licence plate comes last.
+    Cityscapes: (35, {0: "unlabeled", 7: "road", 23: "sky", 26: "car", 33: "bicycle", 34: "license plate"}),
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_labels_are_numbered_as_published(kind):
+    count, names = NAMES[kind]
+    assert kind.num_labels == count == len(set(kind.label_names))
+    assert {number: kind.label_names[number] for number in names} == names
+
+
+def test_ade20k_opens_from_its_folder_and_from_above(tmp_path):
+    written = layouts.ade20k(tmp_path)
+    above, inside = written.open(), ADE20K(tmp_path / "ADEChallengeData2016", "train", 8)
+    assert len(above) == len(inside) == 3 and torch.equal(above[2]["label"], inside[2]["label"])
+    val = written.open(split="val")
+    assert [path.name for path in val.paths(1)] == ["ADE_val_00000002.jpg", "ADE_val_00000002.png"]
+
+
+def test_splits_of_facades_take_turns_through_both_folders(tmp_path):
+    written, names = layouts.facades(tmp_path), {}
+    for split in ("train", "val", "test"):
+        data = written.open(split=split)
+        names[split] = [data.paths(k)[0].stem for k in range(len(data))]
+    assert names["val"] == ["cmp_b0005", "cmp_x0003"] and names["test"] == ["cmp_b0006", "cmp_x0004"]
+    assert names["train"] == [*(f"cmp_b000{k}" for k in (1, 2, 3, 4, 7, 8)), "cmp_x0001", "cmp_x0002"]
+    assert len(list((tmp_path / "gan-cache").glob("checked-*.jsonl"))) == 1, "one index for all"
+
+
+def test_pictures_of_coco_may_lie_where_their_archive_puts_them(tmp_path):
+    written = layouts.coco(tmp_path)
+    (tmp_path / "images" / "train2017").rename(tmp_path / "train2017")
+    data = written.open()
+    assert len(data) == 3 and data.paths(0)[0].parent == tmp_path / "train2017"
+
+
+@pytest.mark.parametrize(("layout", "size"), [(layouts.coco, (10, 12)), (layouts.cityscapes, (8, 16))])
+def test_edges_are_those_of_the_instances(layout, size, tmp_path):
+    written = layout(tmp_path)
+    data, plain = (written.open(size=size, edges=edges) for edges in (True, False))
+    for k in range(len(data)):
+        assert (data[k]["edges"].numpy() == edge_map(read_map(data.paths(k)[2]))).all()
+    assert set(plain[0]) == {"image", "label"} and torch.equal(plain[0]["label"], data[0]["label"])
+    assert len(plain.paths(0)) == 2
+
+
+def test_cityscapes_has_edges_and_is_twice_as_wide_as_high_unless_said_otherwise(tmp_path):
+    written = layouts.cityscapes(tmp_path)
+    data, item = written.open(), Cityscapes(tmp_path)[0]
+    kinds = ["leftImg8bit.png", "labelIds.png", "instanceIds.png"]
+    assert [path.name.split("_")[-1] for path in data.paths(0)] == kinds
+    assert read_map(data.paths(0)[2]).max() > 255
+    assert item["image"].shape == (3, 256, 512) and item["label"].shape == item["edges"].shape == (256, 512)
+    assert "edges" not in layouts.coco(tmp_path).open()[0]
+    with pytest.raises(UserError, match="split 'test' is not known; try one of train, val"):
+        Cityscapes(tmp_path, "test")
