@@ -154,7 +154,7 @@ def test_another_step_of_a_run_is_another_source(run, monkeypatch):
 
 def test_a_picture_is_projected_by_lpips_with_weights_in_the_layout_of_torchvision(files, capsys):
     torch.save(narrow_vgg.state16(64), "vgg16.pth")
-    typed = ["project", "--picture", str(files / "me.png"), "--steps", "40", "--perceptual", "vgg16.pth"]
+    typed = ["project", "--picture", str(files / "me.png"), "--steps", "12", "--perceptual", "vgg16.pth"]
     assert sample.main([str(files / "alone.pkl"), *typed, "-o", "me.pt", "--device", "cpu"]) == 0
     said = re.search(r"distance by LPIPS: (\S+) at the mean of w, (\S+) projected", capsys.readouterr().out)
     drawings = gan.open(files / "alone.pkl", device="cpu")

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shutil
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -26,10 +27,10 @@ from nets.r3 import R3Generator
 from nets.stylegan import StyleGenerator
 
 
-@pytest.fixture
-def files(tmp_path, monkeypatch):
-    """Published files in the current folder, and their networks: with transparency, with classes."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A folder of published files, and their networks: with transparency, with classes."""
+    folder = tmp_path_factory.mktemp("published")
     torch.manual_seed(0)
     nets = {
         "style": StyleGenerator(16, latent=5, style=6, mapping=2, base=64, most=8),
@@ -39,8 +40,16 @@ def files(tmp_path, monkeypatch):
     }
     nets["style"].mapping.w_avg.normal_()
     for name, net in nets.items():
-        write(tmp_path / f"{name}.pkl", {"G_ema": published(net.eval())})
-    return nets
+        write(folder / f"{name}.pkl", {"G_ema": published(net.eval())})
+    return folder, nets
+
+
+@pytest.fixture
+def files(written, tmp_path, monkeypatch):
+    """The networks, whose files are in the current folder."""
+    shutil.copytree(written[0], tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return written[1]
 
 
 def pixels(path):
@@ -221,15 +230,14 @@ def test_a_wrong_keyword_is_an_error(files):
             list(draw(truncatoin=0.5))
 
 
-@pytest.mark.parametrize("name", ["style.pkl", "both.pkl"])
-def test_the_lines_of_the_guide_for_python_run(files, tmp_path, name):
+def test_the_lines_of_the_guide_for_python_run(files):
     guide = (Path(gan.__file__).parents[1] / "docs/guide/look.md").read_text()
     (program,) = re.findall(r"```py\n(import gan.*?)```", guide, re.DOTALL)
-    program = program.replace("runs/001-stylegan2", name).replace("frames=60", "frames=2").replace("4-7", "4-5")
+    program = program.replace("runs/001-stylegan2", "both.pkl").replace("frames=60", "frames=2").replace("4-7", "4-5")
     exec(program, names := {})
     assert names["first"].size == (16, 16) and len(names["others"]) == 2
     assert len(repr(names["opened"].sample([3]))) < 100  # what a prompt of Python shows
-    assert all((tmp_path / name).stat().st_size > 1000 for name in ("mix.png", "walk.mp4"))
+    assert all(Path(name).stat().st_size > 1000 for name in ("mix.png", "walk.mp4"))
     assert Image.open("edit.png").size == (16, 16)
     assert names["w"].shape == (1, 6, 6)
 

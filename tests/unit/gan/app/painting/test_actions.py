@@ -228,14 +228,6 @@ def test_files_of_ones_own_are_painted(act, tmp_path, opened):
     assert set(singles(folder)) == {"mine-in-2"}
 
 
-def test_the_same_again_is_the_same_to_the_bit_whatever_was_drawn_before(act, run):
-    (grid,) = act("transfer", "--from", 0, 1, "--to", 2, 3)
-    before = grid.read_bytes()
-    torch.manual_seed(99)
-    act("transfer", "--from", 0, 1, "--to", 2, 3)
-    assert grid.read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "columns"),
     [

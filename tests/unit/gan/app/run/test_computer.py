@@ -78,8 +78,6 @@ def test_dp_is_a_task_for_each_device_of_one_machine(capsys):
     text = script(capsys, *SIX, "--strategy", "dp")
     assert (asks(text)["ntasks-per-node"], asks(text)["gres"]) == ("6", "gpu:6")
     assert "--devices" not in runs(text)
-    assert command.main([*SIX, "--strategy", "dp", "--slurm", "--nodes", "2"]) == 2
-    assert "dp trains on one machine, and there are 2" in capsys.readouterr().err
 
 
 def test_what_is_resumed_is_resumed_by_the_job_and_paths_with_spaces_stay_whole(capsys, tmp_path, monkeypatch):

@@ -174,20 +174,15 @@ LAUGHS = "a: &a [x, x, x]\n" + "".join(
 
 FAULTS = {
     "aliases": (LAUGHS, "in line 2, an alias (*) is not read; write the value itself"),
-    "an endless list": ("a: &a [*a]\n", "an alias (*) is not read"),
-    "lists in lists": ("a: " + "[" * 50_000, "nested more than 20 deep"),
     "mappings in mappings": ("a: " + "{b: " * 20_000, "nested more than 20 deep"),
     "lines in lines": ("a:\n  " + "- " * 40_000, "nested more than 20 deep"),
     "digits": ("seed: " + "9" * 90_000, "in line 1, a number is too large"),
-    "hexadecimal digits": ("seed: 0x" + "f" * 90_000, "a number is too large"),
     "digits of base 60": ("seed: 1" + ":1" * 40_000, "a number is too large"),
     "a large number": ("seed: 9223372036854775808", "a number is too large"),
     "a tab": ("seed: 1\n\tsize: 32", r"in line 2, found character '\t' that cannot start any token"),
     "no text": (b"\x7fELF\x00\x01", "it has characters that no text has"),
     "not UTF-8": (b"out: r\xe4n", "it is no text in UTF-8"),
-    "a key twice": ("seed: 1\nsize: 32\nseed: 2\n", "in line 3, a name is there twice"),
     "a list": (f"- {SECRET}\n", "it does not consist of lines such as batch_size: 16"),
-    "a text": (f"{SECRET}\n", "it does not consist of lines such as"),
     "nothing": ("", "it does not consist of lines such as"),
     "passwords": (f"root:${SECRET}:20228:0:99999:7::\nbin:*:20228:0:99999:7::\n", "it does not consist of lines"),
     "a list as a key": (f"? [{SECRET}]\n: 1\n", "it has a value that cannot be read"),
@@ -196,9 +191,7 @@ FAULTS = {
     "an open bracket": (f"a: [1, {SECRET}\n", "it is no YAML of plain values"),
     "two documents": ("a: 1\n---\nb: 2\n", "it is no YAML of plain values"),
     "too much": ("a: 1\n" + "#" * MOST, "it is larger than 100,000 bytes"),
-    "a list of runs": ("run: [a]", "its run is no text; see --list-runs, or FILE.py:FUNCTION"),
-    "no run": ("run: null", "its run is no text"),
-    "a number as run": ("run: 3", "its run is no text"),
+    "no run": ("run: null", "its run is no text; see --list-runs, or FILE.py:FUNCTION"),
     "an empty run": ("run: ''", "its run is no text"),
 }
 
@@ -250,13 +243,11 @@ def test_a_date_is_text_and_so_is_what_is_no_value_in_the_command_line(here):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("out: null", "out is null; it needs a value"),
         ("seed: null", "seed is null; it needs a value"),
         ("debug: 3", "debug is 3; it must be true or false"),
         ("strategy: [ddp]", """says strategy: "['ddp']"; write text"""),
         ("max_steps: {a: 1}", """says max_steps: "{'a': 1}"; write a whole number above 0"""),
         ("nodes: [1]", "says nodes: '[1]'; write text or a whole number"),
-        ("colour: red", "Option 'colour' is not accepted"),
         (
             f"devices: '{'[' * 500}'",
             f"says devices: '{'[' * 100}'; write a whole number above 0, auto or numbers of GPUs",

@@ -104,12 +104,6 @@ def test_each_checkpoint_is_noted(tmp_path):
     assert json.loads(folder.launch.read_text())["launchers"] == ["a", "b"]
 
 
-def test_a_checkpoint_that_did_not_become_whole_is_left_out(tmp_path):
-    folder = begun(tmp_path, "001-mine", ["a"], checkpoint=8)
-    start.note(folder, folder.checkpoint(12))
-    assert start.begun_by(tmp_path, ["a"]).checkpoint == folder.checkpoint(8)
-
-
 def test_saves_that_failed_do_not_push_out_the_last_one_that_was_whole(tmp_path):
     folder = begun(tmp_path, "001-mine", ["a"], checkpoint=8)
     for step in (10, 12, 14, 16):
