@@ -11,10 +11,11 @@ from datasets import Faces
 from gan import GanModule
 from gan import fit as fit
 from gan.app.exporting import programs
-from gan.app.painting.reopen import _load
+from gan.app.painting.reopen import SavedRun, _load
+from gan.app.run.folder import RunFolder
 from gan.export import Exported, networks
 from gan.files.checkpoint import load
-from gan.runs import Run
+from gan.runs import Run, build
 from tests.support import narrow_vgg
 
 WIDTHS = dict(size=32, width=4, hidden=8, style=8)
@@ -54,6 +55,14 @@ def folder_run(root: Path) -> Path:
     run = train(root / "runs", "sean-folder", data=data, perceptual=vgg, held_out=2, **SMALL)
     vgg.unlink()
     return run
+
+
+def untrained(name: str, **settings) -> SavedRun:
+    """A run that is open, with its networks as they were made."""
+    run = build(name, **settings)
+    run.game.eval().requires_grad_(False)
+    folder = RunFolder(Path("nowhere"))
+    return SavedRun(name, folder, folder.checkpoint(0), 0, {}, run, frozenset())
 
 
 def exported(game: GanModule, checkpoint: Path, weights: str) -> list[Exported]:

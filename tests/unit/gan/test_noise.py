@@ -69,7 +69,7 @@ def test_draws_of_rows_calls_seeds_steps_and_phases_are_unrelated():
     assert (control[0] * control[1]).mean() > 0.9, "the same place draws the same"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # float64 has the numbers of float32
 def test_they_have_the_right_distributions(dtype):
     """Of small draws, of many blocks, and of the first numbers of many seeds."""
     like = torch.zeros(0, dtype=dtype)

@@ -360,7 +360,7 @@ def test_edges_of_instances_are_shown_beside_masks(tmp_path):
     assert run_tables.nearest(run).rows and run_tables.over_time(run).moments
 
 
-def test_spade_paints_masks_without_styles(tmp_path):
-    run = open_run(str(opening.train(tmp_path, "spade-faces", faces=8, held_out=4, size=32, width=4, hidden=8)))
+def test_spade_paints_masks_without_styles():
+    run = opening.untrained("spade-faces", faces=8, held_out=4, size=32, width=4, hidden=8)
     assert [each.title for each in run_tables.masks(run).rows] == ["picture", "mask", "output"]
     assert run_tables.exchange(run).note == run_tables.NO_STYLES

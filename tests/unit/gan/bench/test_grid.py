@@ -168,8 +168,7 @@ def test_a_cell_is_planned_as_it_is_played():
     settings = {"generator_blocks": 4, "width": 64}
     plans = {
         (strategy, parts): planned(grid.BLOCKS, settings, Cell(8, parts, strategy, 1 + (strategy != ONE)))
-        for strategy in (ONE, "ddp", MIXED)
-        for parts in (1, 4)
+        for strategy, parts in ((ONE, 1), (ONE, 4), ("ddp", 1), (MIXED, 1))
     }
     peaks, payloads = ({cell: plan[f"planned {what}"] for cell, plan in plans.items()} for what in ("peak", "payload"))
     assert peaks[ONE, 4] < peaks[ONE, 1] and payloads[ONE, 1] == 0

@@ -4,8 +4,7 @@ import base64
 import io
 import json
 import shutil
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
@@ -18,15 +17,14 @@ from gan.app.editing import editors as module
 from gan.app.editing.editors import LabelEditor, NoiseEditor, StyleEditor, editor_of, in_bytes
 from gan.app.painting.actions import Paintings, Shown
 from gan.app.painting.grids import picture
-from gan.app.painting.reopen import SavedRun, open_run
-from gan.app.run.folder import RunFolder
+from gan.app.painting.reopen import open_run
 from gan.files.errors import UserError
 from gan.games.from_noise import noise_of
-from gan.runs import build
 from nets.stylegan import StyleGenerator
 from tests.support import opening
 
 SKIN = 1
+SMALL = dict(faces=16, held_out=4, size=32, width=4)
 
 
 @pytest.fixture(scope="module")
@@ -211,16 +209,9 @@ def test_a_label_map_is_uploaded_and_others_are_refused(editor, monkeypatch):
         upload(saved)
 
 
-@cache
-def untrained(name, folder, **settings):
-    run = build(name, faces=16, held_out=4, **settings)
-    run.game.eval().requires_grad_(False)
-    return SavedRun(name, RunFolder(folder), folder / "none.ckpt", 0, {}, run, frozenset())
-
-
 @pytest.mark.parametrize("name", ["pix2pix-faces", "spade-faces"])
 def test_games_that_paint_label_maps_paint_edited_ones(name):
-    opened = untrained(name, Path("nowhere"), size=32, width=4)
+    opened = opening.untrained(name, **SMALL)
     editor = LabelEditor(opened, opened.run.data)
     own, notes = editor.draw({"seed": 3})
     assert own.tobytes() == drawn(Shown(opened).show(count=1, seed=3).singles["0-output"])
@@ -266,6 +257,6 @@ def test_sliders_draw_what_the_drawer_draws(noise_editor):
 
 def test_what_can_be_edited_is_found_by_the_game(opened):
     assert editor_of(Paintings(opened)).kind == "styles"
-    assert editor_of(Shown(untrained("pix2pix-faces", Path("nowhere"), size=32, width=4))).kind == "labels"
+    assert editor_of(Shown(opening.untrained("pix2pix-faces", **SMALL))).kind == "labels"
     with pytest.raises(UserError, match=r"nothing can be edited of .*: VqGan paints no label maps"):
-        editor_of(Shown(untrained("vqgan-faces", Path("nowhere"), size=16)))
+        editor_of(Shown(opening.untrained("vqgan-faces", **SMALL | {"size": 16})))

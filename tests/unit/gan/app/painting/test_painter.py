@@ -153,8 +153,7 @@ def test_label_maps_of_a_folders_run_go_by_its_own_rules(folder_run, tmp_path):
 def test_edges_of_instances_are_shown_to_the_generator_alone(tmp_path):
     layouts.cityscapes(tmp_path / "data")
     settings = {**opening.SMALL, "size": 16, "batch_size": 1, "held_out": 1, "perceptual": "off"}
-    run = opening.train(tmp_path / "runs", "sean-cityscapes", data=tmp_path / "data", max_steps=1, **settings)
-    painter = Painter(open_run(str(run)))
+    painter = Painter(opening.untrained("sean-cityscapes", data=str(tmp_path / "data"), max_steps=1, **settings))
     picture = painter.picture("0")
     assert picture.edges.shape == picture.label.shape == (16, 32) and 0 < picture.edges.float().mean() < 1
     styles = painter.styles(picture)

@@ -1,5 +1,8 @@
 """`gan.sample RUN --inputs`: every picture of a folder is translated, in its own size and under its name."""
 
+import re
+from functools import partial
+
 import numpy
 import pytest
 import torch
@@ -8,6 +11,7 @@ from PIL import Image
 from gan import export, sample
 from gan.app.editing.editors import open as opened
 from gan.app.painting.translating import translated
+from gan.files.errors import UserError
 from gan.games.translation import Translation
 from tests.support import opening
 from tests.unit.gan.runs.test_pictures import put
@@ -116,7 +120,7 @@ def codebook(tmp_path_factory):
     root = tmp_path_factory.mktemp("codes")
     for number in range(8):
         put(root / "data" / f"{number}.png", (32, 32))
-    sizes = dict(size=32, width=32, blocks=1, codes=8, config="f4", workers=0, perceptual="off")
+    sizes = dict(size=32, width=32, blocks=1, codes=8, config="f4", workers=0, perceptual="off", max_steps=1)
     return opening.train(root / "runs", "vqgan", data=root / "data", **sizes)
 
 
@@ -136,27 +140,19 @@ def test_codes_are_written_and_painted_again(codebook, tmp_path, capsys):
     assert Image.open(tmp_path / "pictures" / "b.png").size == (12, 16)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
+def test_what_are_no_codes_is_named(codebook, tmp_path):
+    translate = partial(opened(str(codebook), "cpu").translate, str(tmp_path), tmp_path / "out", direction="pictures")
+    for content, said in (
+        (None, "there are no maps of codes in"),
         (numpy.array([[0, 8]]), "it has numbers from 0 to 8, and the codes are 0 to 7"),
         (numpy.array([[-1, 0]]), "it has numbers from -1 to 0"),
         (numpy.array([0, 1]), "it is int64 [2] and not whole numbers [height, width]"),
         (numpy.array([[0.5]]), "it is float64 [1, 1] and not whole numbers"),
         (numpy.array([[{}]], object), "a.npy"),
-        (None, "there are no maps of codes in"),
-    ],
-)
-def test_what_are_no_codes_is_named(codebook, content, said, tmp_path, capsys):
-    (tmp_path / "codes").mkdir()
-    if content is not None:
-        numpy.save(tmp_path / "codes" / "a.npy", content)
-    typed = ["--inputs", str(tmp_path / "codes"), "--direction", "pictures", "-o", str(tmp_path / "out")]
-    assert sample.main([str(codebook), *typed]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_maps_of_codes_have_no_size_to_change(codebook, tmp_path, capsys):
-    typed = ["--inputs", str(tmp_path), "--direction", "pictures", "--largest", "8"]
-    assert sample.main([str(codebook), *typed]) == 2
-    assert "maps of codes have no size to change; leave --largest out" in capsys.readouterr().err
+    ):
+        if content is not None:
+            numpy.save(tmp_path / "a.npy", content)
+        with pytest.raises(UserError, match=re.escape(said)):
+            translate()
+    with pytest.raises(UserError, match="maps of codes have no size to change; leave --largest out"):
+        translate(largest=8)

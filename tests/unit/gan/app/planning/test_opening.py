@@ -11,7 +11,7 @@ from gan.runs import Run
 from strategies import private
 from tests.support.hard_games import Plain
 
-ROWS = 4000
+ROWS = 1000
 
 
 class Fed(Plain):

@@ -1,6 +1,6 @@
 """What the search takes, and in which order."""
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -41,6 +41,7 @@ class Whole(Two):
     optimizer = Adafactor
 
 
+@cache
 def budget(game=Two, ranks=8, local=4, rows=2048):
     with torch.device("meta"):
         made, batch = game(), torch.empty(rows, WIDTH)

@@ -9,9 +9,6 @@ from unittest import mock
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import settings as settings_of_hypothesis
-from hypothesis import strategies as st
 from torch.distributed.run import get_args_parser
 
 from gan import evaluate as evaluate
@@ -287,8 +284,15 @@ def test_several_files_count_in_their_order_and_what_is_typed_counts_last(here):
     assert (settings.run, settings.latent, settings.seed, settings.max_steps) == ("r3gan-faces", 3, 2, 1)
 
 
-@settings_of_hypothesis(max_examples=10)
-@given(out=st.text(st.characters(codec="utf-8"), min_size=1), rate=st.floats(1e-300, 1e300), seed=st.integers(0, 2**31))
+@pytest.mark.parametrize(
+    ("out", "rate", "seed"),
+    [
+        (" \\ # 'a': \"b\"", 1e-300, 0),
+        ("null", 1e300, 2**31),
+        ("\x00\x1b\x85\u2028\ufeff", 0.1 + 0.2, 7),
+        ("1e-4\n- [日本 \U0001f600]\t", 5e-5, 1),
+    ],
+)
 def test_settings_are_read_as_they_were_written(out, rate, seed, here):
     settings = options.parse(["r3gan-faces"])[0]
     settings.out, settings.rate, settings.seed = out, rate, seed
