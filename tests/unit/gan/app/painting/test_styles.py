@@ -141,28 +141,6 @@ def lacks(artist, picture, *regions):
     return source
 
 
-def test_it_may_be_a_picture_a_file_or_the_mean(artist, tmp_path):
-    picture = StyleSource(artist, "2")
-    assert picture.title == "2" and picture.image is picture.picture.image
-    picture.styles.save(tmp_path / "a.pt")
-    saved = StyleSource(artist, str(tmp_path / "a.pt"))
-    assert (saved.title, saved.picture, saved.image) == ("a", None, None)
-    assert torch.equal(saved.styles.codes, picture.styles.codes)
-    mean = StyleSource(artist, "mean", among=4)
-    assert mean.title == "mean" and torch.equal(mean.styles.codes, artist.mean(4).codes)
-
-
-def test_all_of_its_styles_are_used_or_those_of_some_regions(artist):
-    source, target = StyleSource(artist, "2", "zero"), artist.picture("0")
-    own = artist.styles(target)
-    assert torch.equal(source.on(target).codes, source.styles.codes)
-    mixed = source.on(target, [HAIR])
-    assert torch.equal(mixed.codes[HAIR], source.styles.codes[HAIR])
-    rest = [region for region in range(19) if region != HAIR]
-    assert torch.equal(mixed.codes[rest], own.codes[rest])
-    assert not torch.equal(mixed.codes[HAIR], own.codes[HAIR])
-
-
 @pytest.mark.parametrize("missing", ["mean", "own", "zero"])
 def test_what_it_lacks_is_filled_in_as_asked(missing, artist):
     target = artist.picture("0")

@@ -10,6 +10,7 @@ from PIL import Image
 
 from gan.app.run.folder import RunFolder
 from gan.app.training import metrics
+from gan.app.training.metrics import Spare
 from gan.files.errors import UserError
 
 
@@ -152,3 +153,31 @@ def test_rows_that_could_not_be_written_are_when_there_is_room_again(tmp_path, m
     assert said == f"\nwarning: {folder.metrics} cannot be written (No space left on device); training goes on\n"
     log.finalize("success")
     assert metrics.read(folder.metrics) == {step: {"x": step} for step in range(5)}
+
+
+# ---- what cannot be written ----
+
+
+def full(name):
+    raise OSError(errno.ENOSPC, "No space left on device", name)
+
+
+def test_each_kind_of_file_is_said_once(capsys, tmp_path):
+    spare = Spare()
+    for step in (1, 2):
+        with spare.trying(tmp_path / f"{step}.png", "pictures"):
+            full("x")
+        with spare.trying(tmp_path / "curves.png"):
+            full("y")
+    assert capsys.readouterr().err.split("\n") == [
+        "",
+        f"warning: {tmp_path}/1.png cannot be written (No space left on device: x); training goes on",
+        "",
+        f"warning: {tmp_path}/curves.png cannot be written (No space left on device: y); training goes on",
+        "",
+    ]
+
+
+def test_a_mistake_is_none_of_it(tmp_path):
+    with pytest.raises(ZeroDivisionError), Spare().trying(tmp_path):
+        raise ZeroDivisionError
