@@ -18,9 +18,6 @@ def test_on_one_device_everything_is_what_was_given():
     assert ranks.sum(values) is ranks.mean(values) is ranks.gather(values) is values
     assert ranks.gather(values, own=True) == (values, slice(0, 4))
     assert ranks.sum(torch.tensor([True, False])).tolist() == [1, 0]  # a count, as on several
-
-
-def test_one_rank_is_alone_and_records_nothing():
     sums = []
     with ranks.recording(sums):
         assert not ranks.more_than_one()

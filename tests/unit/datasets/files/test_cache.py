@@ -59,6 +59,8 @@ def test_work_is_done_once(tmp_path):
     assert done(file, at=stamps(1, 9, 3, 4)) == ([], [])
     assert done(file, keys=KEYS[:3], at=stamps(1, 9, 3)) == ([], []), "one fewer"
     assert done(file, keys=[*KEYS[:3], "d"], at=stamps(1, 9, 3, 5)) == (["d"], []), "new"
+    assert done(file, at=stamps(1, 9, 3, 5), good=lambda text: text != "b") == (["b"], []), "its result is lost"
+    assert done(file, at=np.ones((4, 2), np.int64)) == (KEYS, []), "another kind of stamp"
 
 
 def test_a_problem_is_looked_at_again(tmp_path):
@@ -66,13 +68,6 @@ def test_a_problem_is_looked_at_again(tmp_path):
     assert done(file, bad="bd") == (KEYS, ["b is bad", "d is bad"])
     assert done(file, bad="d") == (["b", "d"], ["d is bad"])
     assert done(file) == (["d"], [])
-
-
-def test_a_lost_result_is_made_again(tmp_path):
-    file = tmp_path / "known.jsonl"
-    done(file)
-    assert done(file, good=lambda text: text != "b") == (["b"], [])
-    assert done(file) == ([], [])
 
 
 @pytest.mark.promise("a damaged cache of a data set", "it is made again")
@@ -83,12 +78,6 @@ def test_a_damaged_file_is_made_again(tmp_path, damage):
     file.write_bytes(damage)
     assert done(file) == (KEYS, [])
     assert done(file) == ([], [])
-
-
-def test_another_kind_of_stamp_is_another_state(tmp_path):
-    file = tmp_path / "known.jsonl"
-    done(file)
-    assert done(file, at=np.ones((4, 2), np.int64)) == (KEYS, [])
 
 
 class Elsewhere:
@@ -290,8 +279,10 @@ def test_changed_and_added_and_removed_files_are_noticed(root, monkeypatch):
         read(root, monkeypatch)
 
 
-def test_a_change_of_the_same_size_is_noticed_by_its_time(root, monkeypatch):
+def test_a_set_that_moves_is_known_and_a_change_of_the_same_size_is_noticed_by_its_time(root, monkeypatch):
     read(root, monkeypatch)
+    root = root.rename(root.with_name("moved"))
+    assert read(root, monkeypatch) == []
     state = (root / "images" / "c.png").stat()
     os.utime(root / "images" / "c.png", ns=(state.st_atime_ns, state.st_mtime_ns + 1))
     assert read(root, monkeypatch) == ["c"]
@@ -302,13 +293,6 @@ def test_another_number_of_labels_is_checked_again(root, monkeypatch):
     with pytest.raises(UserError, match=r"the allowed range is 0\.\.2"):
         read(root, monkeypatch, labels=3)
     assert read(root, monkeypatch) == [], "and spoils nothing"
-
-
-def test_a_set_that_moves_is_known(root, monkeypatch, tmp_path):
-    read(root, monkeypatch)
-    moved = root.with_name("moved")
-    root.rename(moved)
-    assert read(moved, monkeypatch) == []
 
 
 # Small things.

@@ -6,7 +6,6 @@ import re
 import shutil
 from dataclasses import replace
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from gan.app.training import metrics
 from gan.files.errors import UserError
 from gan.sound import Sound
 from tests.support import layouts, opening
-from tests.support.tables import picture_of, row
 
 # ---- table ----
 
@@ -37,6 +35,16 @@ def decoded(uri: str) -> Image.Image:
 
 def noise(size: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8))
+
+
+def row(table: Table, title: str) -> list[Cell]:
+    (found,) = (row for row in table.rows if row.title == title)
+    return found.cells
+
+
+def picture_of(sample) -> bytes:
+    """The bytes of a sample, as a cell shows it."""
+    return grids.picture(sample).tobytes()
 
 
 MOVING = [Row("output", [Cell(pictures=(RED, BLUE))])]
@@ -110,6 +118,12 @@ def run(sean_run):
     return open_run(str(sean_run))
 
 
+@pytest.fixture
+def copy(sean_run, tmp_path):
+    """A copy of the run, to write into."""
+    return shutil.copytree(sean_run, tmp_path / sean_run.name)
+
+
 @pytest.fixture(scope="module")
 def lively(sean_run):
     """The run with changed weights: after two steps styles make hardly a difference yet."""
@@ -173,8 +187,8 @@ def test_facts_say_what_the_run_is(run):
     assert known["opened"] == "step-000002.ckpt"
 
 
-def test_facts_count_the_pictures_up_to_the_checkpoint_while_a_run_trains_on(run, sean_run, tmp_path):
-    there = RunFolder(Path(shutil.copytree(sean_run, tmp_path / sean_run.name)))
+def test_facts_count_the_pictures_up_to_the_checkpoint_while_a_run_trains_on(run, copy):
+    there = RunFolder(copy)
     there.metrics.write_text("step,seconds,pictures\n1,60,8000\n9,600,80000\n")
     assert words(run_tables.facts(replace(run, folder=there)))["time"] == "8 kimg in 01:00"
 
@@ -188,56 +202,48 @@ def test_scores_are_the_first_and_the_last_and_settings_those_of_the_file(run, s
     assert known["run"] == "sean-faces" and known["held_out"] == "4" and known["save_every"] == "2"
 
 
-def test_a_chart_a_phase_and_health_has_one_of_its_own(sean_run, tmp_path):
-    well = tmp_path / "001-sean-faces"
-    shutil.copytree(sean_run, well)
-    head, *rows = (well / "metrics.csv").read_text().splitlines()
+def test_a_chart_a_phase_and_health_has_one_of_its_own(copy):
+    head, *rows = (copy / "metrics.csv").read_text().splitlines()
     more = [f"{head},health/told_apart", *(f"{row},0.7" for row in rows)]
-    (well / "metrics.csv").write_text("\n".join(more) + "\n")
-    run = open_run(str(well))
+    (copy / "metrics.csv").write_text("\n".join(more) + "\n")
+    run = open_run(str(copy))
     assert list(run_tables.health(run).drawings) == ["health"]
     charts = run_tables.curves(run)
     assert list(charts.drawings) == ["discriminator", "generator", "gradient norms", "held-out scores"]
     assert all("</svg>" in drawing for drawing in charts.drawings.values())
 
 
-def test_every_score_says_how_it_was_computed(sean_run, tmp_path):
-    scored = tmp_path / "001-sean-faces"
-    shutil.copytree(sean_run, scored)
+def test_every_score_says_how_it_was_computed(copy):
     how = {"network": "Inception", "flips": False, "pictures made": 16}
     found = {"score/fid": 12.345678, "score/output: kid": 0.5}
-    (scored / "scores.json").write_text(json.dumps({"step": 2, "scores": found, "how": how}))
+    (copy / "scores.json").write_text(json.dumps({"step": 2, "scores": found, "how": how}))
     about = {"ssim": {"window": "gaussian"}, "features": {"network": "VGG-19"}}
     figures = {"output": {"ssim": 0.25, "rmse": "nan", "recall": 0.75, "unknown": 3}}
-    (scored / "evaluation-step-000002.json").write_text(
+    (copy / "evaluation-step-000002.json").write_text(
         json.dumps({"step": 2, "pictures": 4, "scores": figures, "about": about})
     )
-    rows = {
-        row.title: [cell.words for cell in row.cells] for row in compared.scores([open_run(str(scored))], [""]).rows
-    }
+    rows = {row.title: [cell.words for cell in row.cells] for row in compared.scores([open_run(str(copy))], [""]).rows}
     assert rows["FID"] == ["12.35", "step 2; network Inception; flips no; pictures made 16"]
     assert rows["output: kid"] == ["0.5", "the same"]
     assert rows["SSIM, data range 1"] == ["0.25", "gan.evaluate, step 2, 4 samples; window gaussian"]
     assert rows["recall, share of what is real that is made"][1].endswith("network VGG-19")
-    (scored / "scores.json").write_text("{}")
+    (copy / "scores.json").write_text("{}")
     with pytest.raises(UserError, match=r"scores.json' is damaged"):
-        compared.scores([open_run(str(scored))], [""])
+        compared.scores([open_run(str(copy))], [""])
 
 
-def test_videos_of_the_samples_are_shown(sean_run, tmp_path):
-    run = tmp_path / "001-sean-faces"
-    shutil.copytree(sean_run, run)
-    assert not run_tables.videos(open_run(str(run)))
-    RED.save(run / "samples" / "walk.gif", save_all=True, append_images=[BLUE])
-    (run / "samples" / "walk.mp4").write_bytes(b"\0\0\0\x18ftypmp42")
-    text = run_tables.videos(open_run(str(run))).html()
+def test_videos_of_the_samples_are_shown(copy):
+    assert not run_tables.videos(open_run(str(copy)))
+    RED.save(copy / "samples" / "walk.gif", save_all=True, append_images=[BLUE])
+    (copy / "samples" / "walk.mp4").write_bytes(b"\0\0\0\x18ftypmp42")
+    text = run_tables.videos(open_run(str(copy))).html()
     assert text.count('<img src="data:image/gif;base64,') == 1 and 'title="walk.mp4"></video>' in text
 
 
-def test_a_run_that_has_logged_and_drawn_nothing_is_said(sean_run, tmp_path):
-    bare = tmp_path / "001-sean-faces"
-    shutil.copytree(sean_run, bare, ignore=shutil.ignore_patterns("samples", "metrics.csv"))
-    run = open_run(str(bare))
+def test_a_run_that_has_logged_and_drawn_nothing_is_said(copy):
+    (copy / "metrics.csv").unlink()
+    shutil.rmtree(copy / "samples")
+    run = open_run(str(copy))
     assert run_tables.over_time(run).note == "This run has drawn no grids yet."
     assert run_tables.curves(run).note == "This run has logged nothing yet."
     assert words(run_tables.facts(run))["scores"] == "none yet"
@@ -257,17 +263,15 @@ def test_grids_over_time_are_those_that_training_drew(run):
         assert all(len(cell.pictures) == 3 for cell in row(table, title))
 
 
-def test_a_long_run_shows_some_of_its_steps_and_grids_of_another_shape_whole(sean_run, tmp_path):
-    long = tmp_path / "001-sean-faces"
-    shutil.copytree(sean_run, long)
+def test_a_long_run_shows_some_of_its_steps_and_grids_of_another_shape_whole(copy):
     for step in (*range(3, 2000, 7), 1_000_000):
-        shutil.copy(long / "samples" / "step-000002.png", long / "samples" / f"step-{step:06d}.png")
-    moments = run_tables.over_time(open_run(str(long)), most=5).moments
+        shutil.copy(copy / "samples" / "step-000002.png", copy / "samples" / f"step-{step:06d}.png")
+    moments = run_tables.over_time(open_run(str(copy)), most=5).moments
     assert len(moments) == 5 and moments[0] == "step 0" and moments[-1] == "step 1,000,000"
     sheet = Image.new("RGB", (333, 222), "red")
-    for path in long.glob("samples/step-*.png"):
+    for path in copy.glob("samples/step-*.png"):
         path.unlink() if int(path.stem[5:]) > 2 else sheet.save(path)
-    (only,) = run_tables.over_time(open_run(str(long))).rows
+    (only,) = run_tables.over_time(open_run(str(copy))).rows
     assert [picture.tobytes() for picture in only.cells[0].pictures] == [sheet.tobytes()] * 3
 
 

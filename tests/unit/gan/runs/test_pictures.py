@@ -20,6 +20,13 @@ def put(path, size=(12, 8), mode="RGB", colour=None):
     return path
 
 
+def two_classes(root):
+    """A folder with two folders of small pictures, wider than high."""
+    for number in range(16):
+        put(root / "ab"[number % 2] / f"{number}.png", (16, 12), colour=(16 * number,) * 3)
+    return str(root)
+
+
 def found(path, **settings):
     return OnPictures(data=str(path), workers=0, **settings).find()
 

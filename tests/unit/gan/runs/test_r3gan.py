@@ -1,11 +1,7 @@
 """The run on pictures: its configurations are the published ones, and it begins with published weights."""
 
-from pathlib import Path
-
-import numpy
 import pytest
 import torch
-from PIL import Image
 
 from gan.files.errors import UserError
 from gan.runs import build
@@ -14,6 +10,7 @@ from nets.published.from_noise import published
 from nets.published.pickles import write
 from nets.r3 import R3Discriminator, R3Generator
 from tests.support import families
+from tests.unit.gan.runs.test_pictures import two_classes
 
 TINY = dict(batch_size=4, width=0.02, workers=0, held_out=0.25, max_steps=4)
 NAMES = {"CIFAR10": "cifar10", "FFHQ-64": "ffhq64", "FFHQ-256": "ffhq256"} | {
@@ -50,13 +47,8 @@ def test_other_sizes_are_between_the_published_ones():
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> str:
-    """Two folders of small pictures, wider than high."""
-    for number in range(16):
-        path = tmp_path / "data" / "ab"[number % 2] / f"{number}.png"
-        path.parent.mkdir(exist_ok=True, parents=True)
-        Image.fromarray(numpy.full((12, 16, 3), 16 * number, dtype=numpy.uint8)).save(path)
-    return str(tmp_path / "data")
+def pictures(tmp_path):
+    return two_classes(tmp_path / "data")
 
 
 def test_class_folders_of_any_shape_are_trained_on(pictures):

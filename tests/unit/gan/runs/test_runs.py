@@ -294,14 +294,11 @@ def test_the_teacher_of_dmd2_knows_the_faces_that_the_head_is_shown():
     ("name", "settings", "message"),
     [
         ("sean-faces", dict(size=60), "a size of 60 x 60 cannot be halved 3 times; type --size 64, or fewer"),
-        ("spade-faces", dict(size=20), "a size of 20 x 20 cannot be halved 3 times; type --size 16, or fewer"),
         ("vqgan-faces", dict(size=30), "a size of 30 x 30 cannot be halved 2 times; type --size 32, or fewer"),
         ("sean-folder", dict(size=250), "a size of 250 x 250 cannot be halved 5 times; type --size 256, or fewer"),
         ("sean-cityscapes", dict(size=400), "a size of 400 x 800 cannot be halved 5 times; type --size 384, or fewer"),
         ("sean-coco", dict(size=544), "a size of 544 x 544 cannot be halved 6 times; type --size 512, or fewer"),
         ("hifigan-tones", dict(segment=2000), "segment=2000 is not a multiple of 64 from 256 up; try segment=2048"),
-        ("hifigan-tones", dict(segment=64), "segment=64 is not a multiple of 64 from 256 up; try segment=256"),
-        ("dmd2-faces", dict(sigma_min=2.0, sigma_max=1.0), "is not below sigma_max"),
         ("dmd2-lora-faces", dict(sigma_min=2.0, sigma_max=1.0), "dmd2-lora-faces: sigma_min=.* is not below sigma_max"),
         *(
             (name, dict(size=48), r"^size=48 is not 4 doubled; try size=32")

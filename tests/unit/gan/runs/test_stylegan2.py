@@ -1,9 +1,7 @@
 """StyleGAN2 on pictures of a person's own, in the published configurations."""
 
-import numpy
 import pytest
 import torch
-from PIL import Image
 
 from gan.app.run.options import arguments
 from gan.files.errors import UserError
@@ -13,6 +11,7 @@ from nets.published.from_noise import published
 from nets.published.pickles import write
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 from tests.support import families
+from tests.unit.gan.runs.test_pictures import two_classes
 
 CONFIGS = ["auto, 1 device", *PRESETS]
 TINY = dict(width=0.005, mapping=1, batch_size=4, max_steps=1, workers=0, held_out=0.25)
@@ -40,12 +39,7 @@ def test_a_configuration_sets_what_the_published_one_sets(config):
 
 @pytest.fixture
 def classes(tmp_path):
-    """Two folders of small pictures, wider than high."""
-    for number in range(16):
-        path = tmp_path / "ab"[number % 2] / f"{number}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(numpy.full((12, 16, 3), 16 * number, dtype=numpy.uint8)).save(path)
-    return str(tmp_path)
+    return two_classes(tmp_path)
 
 
 def test_class_folders_of_any_shape_are_trained_on(classes):
@@ -117,21 +111,7 @@ def test_what_is_unknown_is_answered_with_what_is_known(typed, words, classes):
 
 
 def test_words_that_are_also_others_can_be_typed():
-    typed = ["--config", "paper256", "--config=auto", "--config", "settings.yaml", "--from", "a.pkl", "--from=b.pkl"]
-    typed += ["--config", "f16-16384", "--config=imagenet128-ch64", "--config", "--debug"]
-    named = [
-        "--config_",
-        "paper256",
-        "--config_=auto",
-        "--config",
-        "settings.yaml",
-        "--from_",
-        "a.pkl",
-        "--from_=b.pkl",
-        "--config_",
-        "f16-16384",
-        "--config_=imagenet128-ch64",
-        "--config",
-        "--debug",
-    ]
-    assert arguments(typed) == named
+    typed = "--config paper256 --config=auto --config settings.yaml --from a.pkl --from=b.pkl --config f16-16384"
+    named = "--config_ paper256 --config_=auto --config settings.yaml --from_ a.pkl --from_=b.pkl --config_ f16-16384"
+    more, same = "--config=imagenet128-ch64 --config --debug", "--config_=imagenet128-ch64 --config --debug"
+    assert arguments(f"{typed} {more}".split()) == f"{named} {same}".split()

@@ -88,7 +88,6 @@ GOOD = {**vars(make()), "label_names": list(NAMES)}
         (b"PK nothing", r"a.pt' cannot be read as styles"),
         ({"codes": Evil()}, r"a.pt' cannot be read as styles"),
         ({"a": 1}, r"a.pt' holds no styles"),
-        ([1], r"a.pt' holds no styles"),
         ({**GOOD, "codes": torch.zeros(4)}, r"a.pt' holds no styles"),
         ({**GOOD, "present": torch.ones(4)}, r"a.pt' holds no styles"),
         ({**GOOD, "label_names": ["skin"]}, r"a.pt' is damaged: it has 4 codes and 1 names"),

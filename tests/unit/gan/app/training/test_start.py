@@ -70,10 +70,7 @@ def test_a_slurm_job_is_known_by_its_step(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     assert start.launcher_of(place("slurm")) == "slurm 7.0"
-
-
-def test_ranks_that_a_person_started_have_no_launcher():
-    assert start.launcher_of(place("environment")) is None
+    assert start.launcher_of(place("environment")) is None  # a person has started these ranks
 
 
 def test_the_run_of_the_same_launch_goes_on_from_its_own_checkpoint(tmp_path):
@@ -85,15 +82,10 @@ def test_the_run_of_the_same_launch_goes_on_from_its_own_checkpoint(tmp_path):
     assert start.begun_by(tmp_path, []) is None
 
 
-def test_an_attempt_that_ended_before_its_first_checkpoint_begins_the_same_run_again(tmp_path):
-    folder = begun(tmp_path, "001-mine", ["a"])
-    assert start.begun_by(tmp_path, ["a"]) == Chosen(folder, None, again=True)
-
-
-def test_the_newest_of_several_runs_of_one_launch_goes_on(tmp_path):
+def test_the_newest_of_several_runs_of_one_launch_goes_on_or_begins_where_it_has_saved_nothing(tmp_path):
     begun(tmp_path, "009-first", ["a"], age=60)
     second = begun(tmp_path, "002-resumed", ["a"])
-    assert start.begun_by(tmp_path, ["a"]).folder == second
+    assert start.begun_by(tmp_path, ["a"]) == Chosen(second, None, again=True)
 
 
 def test_each_checkpoint_is_noted(tmp_path):
@@ -111,12 +103,7 @@ def test_saves_that_failed_do_not_push_out_the_last_one_that_was_whole(tmp_path)
     folder = begun(tmp_path, "001-mine", ["a"], checkpoint=8)
     for step in (10, 12, 14, 16):
         start.note(folder, folder.checkpoint(step))
-    assert start.begun_by(tmp_path, ["a"]).checkpoint == folder.checkpoint(8)
-
-
-def test_checkpoints_of_later_steps_that_this_launch_did_not_write_are_left_alone(tmp_path):
-    folder = begun(tmp_path, "001-mine", ["a"], checkpoint=8)
-    folder.checkpoint(100).mkdir()
+    folder.checkpoint(100).mkdir()  # which this launch did not write
     assert start.begun_by(tmp_path, ["a"]).checkpoint == folder.checkpoint(8)
 
 
