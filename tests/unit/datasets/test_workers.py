@@ -69,11 +69,7 @@ def die(number):
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        (
-            "SIGKILL",
-            WorkerLost,
-            r"process \d+ was ended by signal: Killed \(out of memory, .*\); try fewer --workers$",
-        ),
+        ("SIGKILL", WorkerLost, r"process \d+ was ended by signal: Killed \(out of memory, .*\); try fewer --workers$"),
         ("SIGBUS", UserError, ROOM),
     ],
 )

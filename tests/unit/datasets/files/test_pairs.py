@@ -175,10 +175,7 @@ NO_PICTURES = {
     "nothing": (b"", "it is none of JPEG, PNG"),
     "text": (b"<html>", "it is none of JPEG, PNG"),
     "no pixels": (header(8, 8), "truncated|broken|not enough"),
-    "a bomb": (
-        header(100_000, 100_000),
-        r"it has more than 178,956,970 pixels, the most that is read; make",
-    ),
+    "a bomb": (header(100_000, 100_000), r"it has more than 178,956,970 pixels, the most that is read; make"),
     "a program of PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n", "it is none of"),
     "half a header": (header(8, 8)[:20], "it is none of|cannot be|Truncated|unpack"),
 }

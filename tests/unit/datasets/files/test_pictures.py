@@ -67,8 +67,7 @@ def halves():
 
 
 @pytest.mark.parametrize(
-    ("fit", "corners"),
-    [("crop", ("red", "lime")), ("stretch", ("red", "lime")), ("pad", ("blue", "blue"))],
+    ("fit", "corners"), [("crop", ("red", "lime")), ("stretch", ("red", "lime")), ("pad", ("blue", "blue"))]
 )
 def test_a_picture_of_another_shape_is_fitted(fit, corners):
     pixels = Frame(8, 8, 3, fit, "blue").pixels(halves()).permute(1, 2, 0).numpy()

@@ -93,10 +93,7 @@ def test_without_any_figures_it_fails():
     ("error", "said"),
     [
         (WorldHangs(3, {}), "hangs: no end within 3 s"),
-        (
-            WorldFailed(failed(0, UserError("9\n stages"), "x")),
-            "refused: 9 stages",
-        ),
+        (WorldFailed(failed(0, UserError("9\n stages"), "x")), "refused: 9 stages"),
         (WorldFailed(failed(1, RuntimeError("no paint"), "x")), "fails: RuntimeError: no paint"),
         (
             WorldFailed(ended(0, 7, "host", -11)),

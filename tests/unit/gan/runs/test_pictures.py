@@ -104,10 +104,7 @@ def test_a_plan_needs_no_pictures(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"channels": 2}, "2 channels are not known"),
-        ({"background": "purplish"}, "there is no colour 'purplish'"),
-    ],
+    [({"channels": 2}, "2 channels are not known"), ({"background": "purplish"}, "there is no colour 'purplish'")],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path, settings, message):
     put(tmp_path / "a.png")

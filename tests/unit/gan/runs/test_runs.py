@@ -356,8 +356,7 @@ def test_networks_that_no_memory_holds_are_refused_in_one_line(width, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "labels"),
-    [("sean", {}, 19), ("spade", {"labels": 7, "perceptual": "off"}, 7)],
+    ("name", "more", "labels"), [("sean", {}, 19), ("spade", {"labels": 7, "perceptual": "off"}, 7)]
 )
 def test_a_plan_needs_no_pictures_and_no_file_of_vgg(name, more, labels, tmp_path, monkeypatch):
     monkeypatch.setattr("torchvision.models.vgg19", lambda: SimpleNamespace(state_dict=narrow_vgg.state))

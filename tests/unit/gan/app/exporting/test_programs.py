@@ -47,14 +47,8 @@ NETWORKS = {
         lambda: BigGenerator((16, 16), 1, 8, classes=2),
         lambda count: {"z": torch.randn(count, 8), "label": label(count)},
     ),
-    "sean": (
-        lambda: sean(8),
-        lambda count: {"onehot": masks(count), "codes": torch.randn(count, 3, 8)},
-    ),
-    "spade": (
-        lambda: sean(None, edges=True),
-        lambda count: {"onehot": masks(count, edges=True)},
-    ),
+    "sean": (lambda: sean(8), lambda count: {"onehot": masks(count), "codes": torch.randn(count, 3, 8)}),
+    "spade": (lambda: sean(None, edges=True), lambda count: {"onehot": masks(count, edges=True)}),
 }
 
 

@@ -21,11 +21,8 @@ def test_a_picture_is_what_the_tensor_says():
     assert picture.getpixel((0, 0)) == (0, 128, 255)
     assert picture.getpixel((1, 0)) == (255, 255, 0)
     assert grids.picture(torch.zeros(1, 2, 2)).getpixel((0, 0)) == (128, 128, 128)
-
-
-def test_what_is_transparent_is_shown_on_gray():
     sample = torch.tensor([[[1.0, 1.0]], [[-1.0, -1.0]], [[-1.0, -1.0]], [[1.0, -1.0]]])
-    picture = grids.picture(sample)
+    picture = grids.picture(sample)  # what is transparent is shown on gray
     assert picture.getpixel((0, 0)) == (255, 0, 0)
     assert picture.getpixel((1, 0)) == (178, 178, 178)
 

@@ -145,11 +145,8 @@ def test_what_it_lacks_is_filled_in_as_asked(missing, artist):
     target = artist.picture("0")
     source = lacks(artist, "2", HAIR)
     source.missing = missing
-    expected = {
-        "mean": artist.mean().codes[HAIR],
-        "own": artist.styles(target).codes[HAIR],
-        "zero": torch.zeros(8),
-    }[missing]
+    codes = {"mean": artist.mean().codes[HAIR], "own": artist.styles(target).codes[HAIR], "zero": torch.zeros(8)}
+    expected = codes[missing]
     assert torch.equal(source.on(target).codes[HAIR], expected)
     assert torch.equal(source.on(target, [HAIR]).codes[HAIR], expected)
     assert torch.equal(source.on(target).codes[0], source.styles.codes[0])

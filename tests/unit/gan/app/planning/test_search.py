@@ -92,19 +92,12 @@ def test_where_nothing_fits_it_says_what_needs_least():
     assert not found.fits
     assert "recompute" in as_typed(found.chosen)
     assert found.cost.peak.bytes <= needs(budget(), "zero3+offload")
-
-
-def test_what_looks_at_whole_weights_stays_whole():
-    found = search(budget(Whole), 1.0)
-    assert found.chosen["painter"].policy == "ddp"
+    assert search(budget(Whole), 1.0).chosen["painter"].policy == "ddp"  # which looks at whole weights
 
 
 @pytest.mark.parametrize(
     ("texts", "said"),
-    [
-        ({"a": "ddp", "b": "ddp"}, "ddp"),
-        ({"a": "zero3+hybrid", "b": "ddp", "c": "ddp"}, "a=zero3+hybrid,*=ddp"),
-    ],
+    [({"a": "ddp", "b": "ddp"}, "ddp"), ({"a": "zero3+hybrid", "b": "ddp", "c": "ddp"}, "a=zero3+hybrid,*=ddp")],
 )
 def test_choices_are_told_as_they_are_typed(texts, said):
     chosen = {name: choices(text, POLICIES)["*"] for name, text in texts.items()}

@@ -184,8 +184,7 @@ FAULTS = {
 
 
 @pytest.mark.promise(
-    "a file of settings that is none, has no end, or names another file",
-    "one line; nothing of another file is shown",
+    "a file of settings that is none, has no end, or names another file", "one line; nothing of another file is shown"
 )
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_file_that_has_no_settings_is_refused_in_one_line(fault, here):

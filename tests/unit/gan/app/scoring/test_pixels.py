@@ -40,10 +40,7 @@ def test_ssim_of_flat_pictures_is_the_quotient_of_their_means(name, data_range):
 def test_rmse_and_psnr_by_hand():
     assert pixels.rmse(flat(0.25), flat(0.75)).item() == pytest.approx(0.5)
     assert pixels.psnr(flat(0.25), flat(0.75)).item() == pytest.approx(-20 * math.log10(0.5))
-
-
-def test_values_outside_are_clipped_as_when_they_are_saved():
-    assert pixels.rmse(flat(1.5), flat(1.0)).item() == 0
+    assert pixels.rmse(flat(1.5), flat(1.0)).item() == 0, "clipped as when they are saved"
     assert pixels.ssim(flat(-0.3), flat(0.0))["ssim"].item() == pytest.approx(1)
 
 
@@ -95,15 +92,12 @@ LABEL = torch.tensor([[[0, 0, 1], [1, 2, 2]]])
 FOUND = torch.tensor([[[0, 1, 1], [1, 2, 0]]])
 
 
-def test_confusion_counts_what_each_label_was_taken_for():
+def test_confusion_counts_what_each_label_was_taken_for_where_it_is_not_ignored():
     counts = pixels.confusion(BySeries(), painted(FOUND), LABEL, 4)
     assert counts.tolist() == [[1, 1, 0, 0], [0, 2, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]]
     assert pixels.intersection_over_union(counts).tolist()[:3] == pytest.approx([1 / 3, 2 / 3, 1 / 2])
     assert math.isnan(pixels.intersection_over_union(counts)[3])  # neither painted nor found
     assert pixels.accuracy(counts) == pytest.approx(4 / 6)
-
-
-def test_pixels_of_ignored_labels_count_nowhere():
     counts = pixels.confusion(BySeries(), painted(FOUND), LABEL, 4, ignore=(2,))
     assert counts.tolist() == [[1, 1, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
 

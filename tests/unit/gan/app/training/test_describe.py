@@ -34,12 +34,9 @@ def test_a_player_that_is_not_saved():
     assert "teacher: 54 parameters, frozen, not in checkpoints" in describe(Unsaved())
 
 
-def test_a_phase_with_an_optimizer_of_its_own():
+def test_phases_in_their_order_and_with_optimizers_of_their_own():
     said = "  inform: teaches generator, judge; every 2 steps; by Adam(lr=0.01, betas=(0.5, 0.999))"
     assert said in describe(Informed())
-
-
-def test_phases_in_their_order():
     lines = describe(Every()).splitlines()
     assert lines[-2:] == ["  discriminator: teaches discriminator", "  generator: teaches generator; every 3 steps"]
     assert "  generator: teaches generator; in 2 micro-batches" in describe(Micro2())

@@ -203,14 +203,11 @@ def kept_slowly(tmp_path, slow, in_background=True):
 
 def test_training_goes_on_meanwhile_and_older_ones_stay_until_it_is_whole(tmp_path):
     slow = Slow(6)
-    assert kept_slowly(tmp_path, slow) == ([2, 4], [6, 8])
+    assert kept_slowly(tmp_path / "back", slow) == ([2, 4], [6, 8])
     assert slow.threads == [False, False, False, True]  # the last one is whole before the run ends
-
-
-def test_in_the_foreground_it_is_there_at_once(tmp_path):
     slow = Slow(6)
     slow.may.set()
-    assert kept_slowly(tmp_path, slow, in_background=False) == ([4, 6], [6, 8])
+    assert kept_slowly(tmp_path / "front", slow, in_background=False) == ([4, 6], [6, 8]), "there at once"
     assert slow.threads == [True] * 4
 
 
@@ -239,10 +236,7 @@ def kept_when_full(folder, full, in_background, steps=8, ranks=1, **choices):
     return keep, made.global_step
 
 
-@pytest.mark.parametrize(
-    ("kind", "in_background"),
-    [(errno.ENOSPC, True), (errno.EACCES, False)],
-)
+@pytest.mark.parametrize(("kind", "in_background"), [(errno.ENOSPC, True), (errno.EACCES, False)])
 def test_training_goes_on_past_a_full_disk_and_no_older_checkpoint_is_removed(kind, in_background, tmp_path, capsys):
     keep, steps = kept_when_full(tmp_path, Full(4, 6, kind=kind), in_background)
     assert steps == 8
@@ -316,12 +310,7 @@ VALUES = {1: 0.5, 2: 0.3, 3: 0.4, 4: 0.2, 5: float("nan"), 6: 0.6}
 @pytest.mark.promise("older checkpoints", "the newest `--keep` stay, and the `--keep-best` best, also after a restart")
 @pytest.mark.parametrize(
     ("best", "newest", "kept", "in_background"),
-    [
-        (0, 2, [5, 6], True),
-        (1, 1, [4, 6], False),
-        (2, 1, [2, 4, 6], True),
-        (9, 1, [1, 2, 3, 4, 6], True),
-    ],
+    [(0, 2, [5, 6], True), (1, 1, [4, 6], False), (2, 1, [2, 4, 6], True), (9, 1, [1, 2, 3, 4, 6], True)],
 )
 def test_the_newest_and_the_best_are_kept(best, newest, kept, in_background, tmp_path):
     found, name = kept_best(tmp_path, VALUES, 6, best, newest, in_background)

@@ -33,13 +33,6 @@ def test_a_row_a_step_and_new_columns_keep_old_rows(tmp_path):
     }
 
 
-def test_rows_are_on_disk_while_the_run_goes_on(tmp_path):
-    log = metrics.Record(RunFolder(tmp_path))
-    for step in range(5):
-        log.log_metrics({"x": step}, step)
-    assert list(metrics.read(tmp_path / "metrics.csv")) == [0, 1, 2, 3]
-
-
 def test_a_resumed_run_continues_from_its_checkpoint(tmp_path):
     folder = RunFolder(tmp_path)
     write(folder, [(step, {"x": step}) for step in range(0, 50, 10)])
@@ -76,11 +69,6 @@ def test_panels_are_the_phases_then_gradient_norms_then_scores():
     assert panels["generator"] == {"hinge": [(0, 3.0), (1, 2.0)]}
     assert panels["gradient norms"] == {"generator: encoder": [(1, 4.0)]}
     assert metrics.panels({}) == {} and metrics.clock({}) == (0, "")
-
-
-def test_a_panel_is_drawn_by_itself_as_lines_too(tmp_path):
-    metrics.draw_panels({"losses": {"hinge": [(0, 1.0), (1, 2.0)]}}, tmp_path / "losses.svg")
-    assert "<svg" in (tmp_path / "losses.svg").read_text()
 
 
 def test_curves_survive_infinities(tmp_path):
