@@ -38,10 +38,15 @@ def test_every_kind_of_picture_becomes_rgb_as_pillow_has_it(tmp_path, mode, suff
     assert (read_picture(path).permute(1, 2, 0).numpy() == expected).all()
 
 
-def test_a_kind_of_picture_is_known_by_its_bytes(tmp_path):
+def test_a_picture_is_known_by_its_bytes_and_its_orientation_is_ignored_as_labels_have_none(tmp_path):
     path = put(tmp_path / "a.png", colours())
     path.rename(tmp_path / "a.jpg")
     assert (read_picture(tmp_path / "a.jpg").permute(1, 2, 0).numpy() == colours()).all()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    for suffix in ("png", "jpg"):
+        path = put(tmp_path / f"b.{suffix}", colours(8, 12), exif=exif)
+        assert read_picture(path).shape == (3, 8, 12)
 
 
 def test_pictures_are_resized_as_pillow_does_to_a_shade(tmp_path):
@@ -62,14 +67,6 @@ def test_label_maps_may_be_half_as_large_as_pictures(tmp_path):
     put(tmp_path / "labels" / "a.png", labels(8, 4))
     with pytest.raises(UserError, match=r"16x16 and .* is 4x8"):
         FolderPairs(tmp_path, 4, 8)
-
-
-def test_orientation_is_ignored_as_labels_have_none(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turned by 90 degrees
-    for suffix in ("png", "jpg"):
-        path = put(tmp_path / f"a.{suffix}", colours(8, 12), exif=exif)
-        assert read_picture(path).shape == (3, 8, 12)
 
 
 def test_a_picture_of_sixteen_bits_is_refused(tmp_path):

@@ -35,14 +35,11 @@ def test_a_page_has_its_pictures_row_by_row():
     assert reds[:10] == sorted(reds[:10]) and reds[0] == 0 and reds[9:] == [255, 255, 255]
 
 
-def test_labels_keep_their_colour_whatever_else_is_in_the_map():
+def test_colours_of_labels_can_be_told_apart_and_stay_whatever_else_is_in_the_map():
     table = grids.palette(19)
     one = grids.picture(torch.tensor([[3, 5]])).getpixel((0, 0))
     other = grids.picture(torch.tensor([[18, 3]])).getpixel((1, 0))
     assert one == other == tuple(table[3].tolist())
-
-
-def test_colours_of_labels_can_be_told_apart():
     table = grids.palette(40).int()
     distances = (table[:, None] - table[None]).abs().sum(2) + 1000 * torch.eye(40, dtype=torch.int)
     assert distances.min() > 15

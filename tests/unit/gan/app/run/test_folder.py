@@ -113,18 +113,15 @@ def test_a_run_or_one_of_its_checkpoints_is_found_by_path(tmp_path, monkeypatch)
     assert found.settings.is_file() and checkpoint.is_dir()
 
 
-def test_a_refused_run_leaves_nothing_but_one_with_a_checkpoint_stays(tmp_path):
+def test_a_run_that_is_refused_or_cannot_be_filled_leaves_nothing_but_one_with_a_checkpoint_stays(tmp_path):
     gone, kept = make(tmp_path, "gone"), make(tmp_path, "kept", "step-000001.ckpt")
     gone.discard()
     kept.discard()
     assert not gone.path.exists()
     assert kept.path.exists()
-
-
-def test_a_new_folder_that_cannot_be_filled_is_removed(tmp_path):
     run = folder.create(tmp_path, "sean")
     run.game.mkdir()
-    with pytest.raises(UserError, match=r"cannot write to '.*001-sean': Is a directory; choose a folder with --out"):
+    with pytest.raises(UserError, match=r"cannot write to '.*-sean': Is a directory; choose a folder with --out"):
         run.fill({run.settings: "run: sean", run.game: "players"})
     assert not run.path.exists()
 

@@ -116,17 +116,12 @@ def test_byol_makes_no_pictures_and_says_where_its_score_is():
         made_of("byol-faces")
 
 
-def test_a_game_that_is_not_known_says_what_to_do():
+def test_a_game_of_ones_own_is_not_known_before_it_is_registered():
     class Mine(GanModule):
         pass
 
     with pytest.raises(UserError, match="what Mine makes is not known here; register a function for it"):
         makes(Mine(), {}, NUMBERS)
-
-
-def test_a_game_of_ones_own_can_be_registered():
-    class Mine(GanModule):
-        pass
 
     @makes.register
     def _mine(game: Mine, batch, numbers):
