@@ -1,5 +1,7 @@
 """Tiny data sets on disk, each in the exact layout of the published one."""
 
+import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,15 @@ def put(path, values, mode=None, **options):
         picture = picture.convert(mode)
     picture.save(path, **options)
     return path
+
+
+def hollow_png(width, height, content=b""):
+    """A PNG that says that it is so large, and has these bytes for its pixels."""
+    size = struct.pack(">II", width, height) + b"\x08\x02\x00\x00\x00"
+    chunks = []
+    for name, data in ((b"IHDR", size), (b"IDAT", zlib.compress(content)), (b"IEND", b"")):
+        chunks += [struct.pack(">I", len(data)), name + data, struct.pack(">I", zlib.crc32(name + data))]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 def pairs(root, *names, suffix="png"):

@@ -36,14 +36,6 @@ def test_ranks_together_get_the_tensors_of_one_device(which):
                 assert torch.equal(whole[name], torch.cat([share[name] for share in shares])), name
 
 
-def test_workers_change_nothing():
-    alone, helped = faces_data().train_dataloader(), faces_data(workers=2).train_dataloader()
-    for epoch in (0, 1):
-        alone.sampler.set_epoch(epoch), helped.sampler.set_epoch(epoch)
-        for one, other in zip(alone, helped, strict=True):
-            assert torch.equal(one["image"], other["image"]) and torch.equal(one["label"], other["label"])
-
-
 def test_without_a_word_ranks_share_the_cpus_and_few_samples_are_read_without_workers(monkeypatch):
     monkeypatch.setattr(workers, "cores", lambda: 6)
     data = faces_data(workers=None)

@@ -7,7 +7,6 @@ import pickle
 import struct
 import tarfile
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from datasets.files.find import find_source
 from datasets.files.pictures import Headers, Pictures
 from gan.files.errors import UserError
 from gan.runs.pictures import OnPictures
+from tests.support.layouts import hollow_png
 
 KINDS = {"png": "PNG", "jpg": "JPEG", "gif": "GIF", "bmp": "BMP", "tiff": "TIFF", "webp": "WEBP", "ppm": "PPM"}
 
@@ -35,17 +35,6 @@ class Runs:
 
     def __reduce__(self):
         return Path.touch, (Path("has-run"),)
-
-
-def huge_png(width, height):
-    """A PNG of a few bytes that says it is very large."""
-
-    def chunk(kind, content):
-        body = kind + content
-        return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(10**6))) + chunk(b"IEND", b"")
 
 
 DAMAGES = {
@@ -66,8 +55,8 @@ BROKEN = {
     for suffix, kind in KINDS.items()
 }
 BROKEN |= {
-    "huge.png": huge_png(100_000, 100_000),
-    "wide.png": huge_png(2**31 - 1, 1),
+    "huge.png": hollow_png(100_000, 100_000, bytes(10**6)),
+    "wide.png": hollow_png(2**31 - 1, 1, bytes(10**6)),
     "tiny.gif": picture("GIF", (1, 1)),
 }
 GOOD = {f"good/{number}.{suffix}": picture(kind) for number, (suffix, kind) in enumerate(KINDS.items())}
@@ -88,7 +77,7 @@ def in_a_zip(root, files):
 
 
 def in_a_tar(root, files):
-    with tarfile.open(root / "set.tar", "w") as file:
+    with tarfile.open(root / "set.tar", "w", format=tarfile.GNU_FORMAT) as file:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
@@ -244,12 +233,7 @@ def test_names_of_no_text_in_an_archive_are_names(packed, tmp_path, capsys):
         path = in_a_zip(tmp_path, {**GOOD, "AAAA.png": picture(), "BBBB.png": b"broken"})
         path.write_bytes(path.read_bytes().replace(b"AAAA", b"\xff\xfe\x1b[").replace(b"BBBB", b"\xc3\x28\x80\n"))
     else:
-        path = tmp_path / "set.tar"
-        with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as file:
-            for name, content in {**GOOD, "\udcff\udcfe\x1b[.png": picture(), "\udc80\n.png": b"broken"}.items():
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                file.addfile(member, io.BytesIO(content))
+        path = in_a_tar(tmp_path, {**GOOD, "\udcff\udcfe\x1b[.png": picture(), "\udc80\n.png": b"broken"})
     with pytest.raises(UserError, match=r"1 of 9 pictures") as error:
         OnPictures(data=str(path), held_out=0.0, workers=0).find()
     assert len(str(error.value).splitlines()) == 2, "a new line in a name begins no line"

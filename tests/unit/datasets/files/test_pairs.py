@@ -1,8 +1,6 @@
 """Pairs in files: how they are read, cropped and turned into edges, and what is said of many problems."""
 
 import os
-import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from torch.utils.data import DataLoader
 from datasets import FolderPairs
 from datasets.files.pairs import Column, Pairs, edge_map, read_picture
 from gan.files.errors import UserError, refuse
-from tests.support.layouts import colours, folder, labels, put
+from tests.support.layouts import colours, folder, hollow_png, labels, put
 from tests.support.posix import not_on_windows, where_case_counts
 
 # Reading.
@@ -158,23 +156,13 @@ def test_a_worker_names_the_file_too(open_set, capsys):
 # Files that are no pictures.
 
 
-def header(width, height):
-    """A PNG that says that it is so large, and has not a pixel."""
-    size = struct.pack(">II", width, height) + b"\x08\x02\x00\x00\x00"
-    chunks = [(b"IHDR", size), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
-    parts = (
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
 NO_PICTURES = {
     "nothing": (b"", "it is none of JPEG, PNG"),
     "text": (b"<html>", "it is none of JPEG, PNG"),
-    "no pixels": (header(8, 8), "truncated|broken|not enough"),
-    "a bomb": (header(100_000, 100_000), r"it has more than 178,956,970 pixels, the most that is read; make"),
+    "no pixels": (hollow_png(8, 8), "truncated|broken|not enough"),
+    "a bomb": (hollow_png(100_000, 100_000), r"it has more than 178,956,970 pixels, the most that is read; make"),
     "a program of PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n", "it is none of"),
-    "half a header": (header(8, 8)[:20], "it is none of|cannot be|Truncated|unpack"),
+    "half a header": (hollow_png(8, 8)[:20], "it is none of|cannot be|Truncated|unpack"),
 }
 
 

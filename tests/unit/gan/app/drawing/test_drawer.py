@@ -110,12 +110,6 @@ def test_what_cannot_be_drawn_is_said(runs, tmp_path):
         drawer.w(drawer.z([0]))
 
 
-def test_games_are_opened_as_what_they_can_do(runs, sean_run):
-    (picture,) = gan.open(runs["wgan-gp"], device="cpu").sample([3])
-    assert picture.size == (16, 16)
-    assert gan.open(sean_run, device="cpu").painter.size == (32, 32)
-
-
 # ---- BigGAN's files ----
 
 SHARED = dict(size=(64, 64), latent=25, classes=3, shared=4, hierarchical=True, attention=[16], channels=4)

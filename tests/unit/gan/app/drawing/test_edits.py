@@ -80,11 +80,8 @@ def test_a_held_out_picture_is_projected_and_drawn_again(run, capsys):
 def test_a_picture_of_a_person_is_cut_to_the_size_of_a_published_file(files, capsys):
     typed = ["project", "--picture", str(files / "me.png"), "--steps", "3", "--device", "cpu"]
     assert sample.main([str(files / "style.pkl"), *typed]) == 0
-    first = capsys.readouterr().out
-    assert "style-project-me.pt" in first
+    assert "style-project-me.pt" in capsys.readouterr().out
     assert cell("style-project-me.png", 0).mean() == pytest.approx(127.5, abs=2)
-    assert sample.main([str(files / "style.pkl"), *typed]) == 0
-    assert capsys.readouterr().out == first  # the same distances
 
 
 @pytest.mark.parametrize(

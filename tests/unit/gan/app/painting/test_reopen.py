@@ -99,11 +99,6 @@ def test_data_that_have_moved_are_named_by_their_setting(folder_run, tmp_path):
     assert len(found.run.data.val) == 2
 
 
-def test_what_only_training_needs_is_not_looked_for(folder_run):
-    perceptual = Path(open_run(str(folder_run)).settings["perceptual"])
-    assert perceptual.name == "vgg.pth" and not perceptual.exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
