@@ -372,14 +372,18 @@ class PhaseStrategy(RanksStrategy):
         self.lockstep.places.tell()
         self.background.settle()
 
+    def _end_without_a_step(self) -> None:
+        """If there was nothing left to train, Lightning has called no hook of a training."""
+        trainer = self.game.trainer
+        if trainer.state.fn == TrainerFn.FITTING and trainer.state.status == TrainerStatus.RUNNING:
+            self.saving.resume(trainer)
+            self.players.give_back()
+
     def teardown(self) -> None:
         """Take the policies away, with hooks, process groups and shards. What training has changed stays."""
         self.until_teardown.close()
-        trainer = self.game.trainer
-        fitted = trainer.state.fn == TrainerFn.FITTING and trainer.state.status == TrainerStatus.RUNNING
-        if fitted and not self.began:  # nothing was left to train, so Lightning has called no hook of a training
-            self.saving.resume(trainer)
-            self.players.give_back()
+        if not (self.began or self.is_starter):
+            self._end_without_a_step()
         self.began = False
         self.players.release()
         self.background.close()

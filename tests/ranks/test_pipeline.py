@@ -22,7 +22,7 @@ from tests.scenes.pipelines import Chained, Painting
 from tests.support.composite import WIDTH, SizedEvenly
 from tests.support.duel import fit
 from tests.support.hard_games import Micro4, Plain
-from tests.support.parity import EXACT, distance, parts, train, trainer, vectors
+from tests.support.parity import EXACT, distance, parts, refused, train, trainer, vectors
 from tests.support.planned import payload, planned
 from tests.support.staged_games import Staged
 from tests.support.watch import watched
@@ -359,7 +359,7 @@ def test_ranks_that_call_other_networks_of_a_player_are_refused_together(ranks):
 
 def test_a_derivative_of_a_derivative_is_an_error(ranks):
     for message in ranks(2).run(broken_by_autograd):
-        assert "backward goes a second time through one call of its network" in message
+        assert "player 'generator': a loss differentiates a gradient that has come through its network" in message
 
 
 class Penalised(Plain):
@@ -389,7 +389,9 @@ class ClampsGradients(Plain):
 
 
 def test_a_hook_that_clips_the_gradient_of_a_stage_is_refused(ranks):
-    for message in ranks(2).run(refusal, ClampsGradients):
+    for message in ranks(2).run(
+        refused, ClampsGradients, policy="generator=pipeline,*=ddp", world=2, steps=1, check=True
+    ):
         assert "player 'generator': the gradients of" in message and "belongs into on_before_optimizer_step" in message
 
 
