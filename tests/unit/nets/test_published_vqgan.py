@@ -35,8 +35,7 @@ def state_of(net, judge):
     return published_state(net) | {f"{JUDGE}{name}": value for name, value in published_state(judge.model).items()}
 
 
-@pytest.mark.parametrize("norm", ["batch", "act"])
-@pytest.mark.parametrize("learning", ["learned", "ema"])
+@pytest.mark.parametrize(("norm", "learning"), [("batch", "learned"), ("act", "ema")])
 def test_a_file_gives_the_networks_back(tmp_path, norm, learning):
     net, judge = networks(norm, learning)
     picture = torch.rand(2, 1, 16, 16)

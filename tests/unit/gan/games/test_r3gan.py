@@ -17,7 +17,7 @@ def figures():
     return families.load("r3gan.pt")
 
 
-@pytest.fixture(params=["cifar", "ffhq"])
+@pytest.fixture(params=["cifar", pytest.param("ffhq", marks=pytest.mark.slow)])  # without classes, and larger
 def golden(request, figures):
     return figures[request.param]
 
