@@ -15,7 +15,7 @@ from nets.wgan import DownBlock, WganCritic, WganGenerator
 # ---- from noise ----
 
 
-WIDTHS, WIDE = (8, 8, 4), (64, 64, 64, 32)
+NARROW, WIDE = (8, 8, 4), (64, 64, 64, 32)
 SMALL = {
     "r3": (partial(R3Generator, 5), R3Discriminator),
     "wgan": (partial(WganGenerator, 5), WganCritic),
@@ -25,7 +25,7 @@ SMALL = {
 @pytest.fixture(params=SMALL)
 def pair(request):
     torch.manual_seed(0)
-    return [make(widths=WIDTHS) for make in SMALL[request.param]]
+    return [make(widths=NARROW) for make in SMALL[request.param]]
 
 
 def test_every_weight_learns_once_the_last_layers_are_off_zero(pair):
@@ -39,26 +39,17 @@ def test_every_weight_learns_once_the_last_layers_are_off_zero(pair):
         assert all(parameter.grad.abs().sum() > 0 for parameter in net.parameters())
 
 
-@pytest.mark.parametrize(
-    ("generator", "discriminator", "spread", "largest"),
-    [
-        (partial(R3Generator, 32), R3Discriminator, 5, torch.inf),
-        (partial(WganGenerator, 32), WganCritic, 0.9, 1),
-    ],
-)
-def test_the_first_pictures_and_scores_have_a_sensible_size(generator, discriminator, spread, largest):
+def test_the_first_pictures_and_scores_of_a_wgan_have_a_sensible_size():
+    """Those of R3GAN have the published one: see test_r3.py."""
     torch.manual_seed(0)
-    images = generator(widths=WIDE)(torch.randn(64, 32))
-    assert 0.2 < images.std() < spread
-    assert images.abs().max() <= largest
-    scores = discriminator(widths=WIDE)(torch.randn(64, 3, 32, 32))
+    images = WganGenerator(32, WIDE)(torch.randn(64, 32))
+    assert 0.2 < images.std() < 0.9
+    assert images.abs().max() <= 1
+    scores = WganCritic(WIDE)(torch.randn(64, 3, 32, 32))
     assert 0.01 < scores.std() < 5
 
 
 # ---- wgan ----
-
-
-NARROW = (8, 8, 4)
 
 
 def test_the_critic_has_no_norm_and_samples_keep_to_themselves():

@@ -25,7 +25,7 @@ OURS |= {"idt_A": "identity_b", "idt_B": "identity_a"}
 CANCELLED = 1e-12  # the norm of a gradient that is zero but for rounding
 
 
-@pytest.fixture(params=[6, 9])
+@pytest.fixture(params=[6, pytest.param(9, marks=pytest.mark.slow)])
 def case(request):
     """The figures, and a game with the recipe's weights and batch."""
     figures, blocks = families.load("pix2pix.pt"), request.param

@@ -33,7 +33,7 @@ def total(numbers):
     mine = torch.tensor(float(dist.get_rank() + number))
     dist.all_reduce(mine)
     if dist.get_rank() == 1:
-        time.sleep(1)
+        time.sleep(0.3)
         default_store().add("late", 1)  # which the first rank serves, and has returned
     return dist.get_rank(), mine.item()
 
@@ -98,7 +98,6 @@ def test_every_rank_returns_its_result():
 @pytest.mark.parametrize(
     ("how", "what"),
     [
-        ("raises", "ended with RuntimeError: no more"),
         ("refuses", "too many colours;\ntype fewer"),
         ("ends with the other", "ended with RuntimeError: no more"),
         ("dies", "ended with status 7; see what it said"),
@@ -132,7 +131,7 @@ def test_a_world_that_hangs_is_ended_and_says_where_its_ranks_were(monkeypatch):
 # ---- heap ----
 
 
-LARGE = 256 * 2**20
+LARGE = 64 * 2**20
 VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES")
 SCRIPT = """
 import ctypes, json, pathlib, runpy, sys
@@ -180,7 +179,6 @@ def test_what_is_freed_is_kept_until_it_is_given_back():
 @pytest.mark.parametrize(
     ("name", "value", "kept"),
     [
-        ("MALLOC_TRIM_THRESHOLD_", "1000", False),
         ("MALLOC_ARENA_MAX", "1", False),
         ("GLIBC_TUNABLES", "glibc.malloc.mmap_max=9", False),
         ("GLIBC_TUNABLES", "glibc.pthread.rseq=0", True),  # no choice of memory
