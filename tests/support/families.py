@@ -5,6 +5,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,20 @@ def drawing(draws: Sequence[Tensor]) -> Iterator[None]:
         patch.setattr(noise, "randn", given)
         yield
         assert not left
+
+
+def recorded(game: Any, *phases: str) -> list[dict[str, float]]:
+    """The losses of these phases, as they are computed in a training that comes."""
+    seen = []
+
+    def recording(loss: Callable[..., Any], batch: Any) -> dict[str, Tensor]:
+        losses = loss(batch)
+        seen.append({name: value.item() for name, value in losses.items()})
+        return losses
+
+    for phase in phases:
+        setattr(game, phase, partial(recording, getattr(game, phase)))
+    return seen
 
 
 def size(x: Tensor) -> list[float]:

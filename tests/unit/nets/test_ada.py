@@ -123,16 +123,6 @@ def test_pictures_in_half_precision_are_changed_in_full(pictures):
         assert placed(Augmentation("bgcfnc", 0.5), pictures.bfloat16()).dtype == torch.float32
 
 
-def test_it_can_be_differentiated_twice(pictures):
-    small = pictures[:2, :, :3, :2].clone().requires_grad_()
-
-    def changed(x):
-        return placed(Augmentation("bgcfnc", 0.9), x).square()
-
-    assert torch.autograd.gradcheck(changed, small)
-    assert torch.autograd.gradgradcheck(changed, small)
-
-
 def test_what_it_cannot_change_is_refused(pictures):
     with pytest.raises(UserError, match="blit"):
         Augmentation("all")

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 from gan.files.errors import UserError
 from nets.biggan import BigDiscriminator, BigGenerator
-from nets.spectral import spectral_norm
 from tests.support import families
 
 
@@ -104,14 +103,3 @@ def test_what_does_not_fit_is_refused():
         BigDiscriminator(size=(200, 300))
     with pytest.raises(UserError, match="type --shared 128 too"):
         BigGenerator(hierarchical=True)
-
-
-def test_evaluation_iterates_and_keeps_nothing_unlike_torchs_spectral_norm():
-    torch.manual_seed(0)
-    layer = BigDiscriminator(width=2).linear
-    before, iterated = layer.u0.clone(), layer.eval().normalised()
-    assert torch.equal(before, layer.u0)
-    trained = layer.train().normalised()
-    assert torch.equal(trained, iterated) and not torch.equal(before, layer.u0)
-    torchs = spectral_norm(torch.nn.Linear(8, 1)).eval()
-    assert torch.equal(torchs.weight, torchs.weight)

@@ -166,9 +166,6 @@ def test_refusals_name_what_fits():
         UNet(5, 3, 2, depth=1)
 
 
-# ---- resnet ----
-
-
 # ---- lora ----
 
 

@@ -74,16 +74,6 @@ def test_a_judge_of_periods_sees_each_column_by_itself(period):
     assert moved.tolist() == [column == 1 for column in range(period)]
 
 
-def test_there_is_a_judge_for_each_period_and_each_scale():
-    wave = torch.rand(3, 210)
-    periods, scales = PeriodJudges(widths=(4, 8)), ScaleJudges(3, (4, 8), (4,), groups=4)
-    assert [found[0].shape[-1] for found in periods(wave)] == [2, 3, 5, 7, 11]
-    assert [found[0].shape[-1] for found in scales(wave)] == [210, 106, 54]
-    for found in periods(wave) + scales(wave):
-        assert all(len(each) == 3 for each in found)
-        assert found[-1].shape[1] == 1
-
-
 def test_the_first_judge_of_scales_has_spectral_norm_and_all_else_has_weight_norm():
     def norms(network):
         kinds = {type(layer.parametrizations.weight[0]).__name__ for layer in network.modules() if _is_normed(layer)}

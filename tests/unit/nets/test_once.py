@@ -18,18 +18,6 @@ class Made:
     """Something that can be asked whether it still lives."""
 
 
-def test_it_is_made_once_for_a_tensor_and_a_name_until_it_is_written():
-    source, other = torch.zeros(3), torch.zeros(3)
-    first = once(source, "a", Made)
-    assert once(source, "a", Made) is first
-    assert once(source, "b", Made) is not first
-    assert once(other, "a", Made) is not first  # equal, but another tensor
-    assert once(source.detach(), "a", Made) is not first
-    source[1] = 1
-    second = once(source, "a", Made)
-    assert second is not first and once(source, "a", Made) is second
-
-
 def test_it_dies_with_its_tensor():
     source = torch.zeros(3)
     made = weakref.ref(once(source, "a", Made))

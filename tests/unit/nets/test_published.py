@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from nets.published import export_discriminator, export_generator, load_discrimi
 from nets.published.sean import discriminator_entries, encoder_entries, generator_entries
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
-from tests.support import golden, oracle
+from tests.support import families, oracle
 
 TOLERANCE, ZERO = 1e-9, 1e-12
 
@@ -24,17 +25,49 @@ TOLERANCE, ZERO = 1e-9, 1e-12
 
 @pytest.fixture(scope="module")
 def wanted() -> dict[str, Any]:
-    return golden.load()
+    return families.load("sean_small.pt")
+
+
+def recipe(shapes: dict[str, list[int]], seed: int) -> dict[str, Tensor]:
+    """A published state dict, each tensor of its key alone."""
+    return {key: value(key, shape, seed) for key, shape in shapes.items()}
+
+
+def value(key: str, shape: list[int], seed: int) -> Tensor:
+    last = key.split(".")[-1]
+    if last in ("num_batches_tracked", "noise_var"):
+        return torch.zeros(shape, dtype=torch.float64 if last == "noise_var" else torch.int64)
+    x = families.Recipe(seed).normal(key, *shape)
+    if last == "running_var":
+        return 0.5 + x.abs()
+    if last in ("weight_u", "weight_v"):
+        return x / x.norm()
+    if last in ("blending_gamma", "blending_beta"):
+        return x
+    if last != "running_mean" and x.dim() > 1:
+        return x / x[0].numel() ** 0.5
+    return 0.1 * x
+
+
+def inputs(settings: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Picture and label map; region 7 is absent everywhere."""
+    rng = numpy.random.default_rng(settings["seed"] + 2)
+    batch, crop = settings["batch"], settings["crop"]
+    cells = rng.integers(0, 19, (batch, crop // 16, crop // 16))
+    cells[cells == 7] = 3
+    label = numpy.kron(cells, numpy.ones((1, 16, 16), dtype=numpy.int64))
+    image = rng.uniform(-1, 1, (batch, 3, crop, crop))
+    return torch.from_numpy(image), torch.from_numpy(label)
 
 
 @pytest.fixture(scope="module")
 def figures(wanted) -> dict[str, Any]:
     """What our networks make of the recipe, under the golden keys."""
     settings = wanted["settings"]
-    image, label = golden.inputs(settings)
+    image, label = inputs(settings)
     mask = onehot(label, settings["labels"], image)
-    weights = golden.weights(wanted["generator_keys"], settings["seed"])
-    judge_weights = golden.weights(wanted["discriminator_keys"], settings["seed"] + 1)
+    weights = recipe(wanted["generator_keys"], settings["seed"])
+    judge_weights = recipe(wanted["discriminator_keys"], settings["seed"] + 1)
     encoder, generator = load_generator(weights, settings["upsampling"])
     discriminator = load_discriminator(judge_weights)
     found: dict[str, Any] = {}
@@ -172,10 +205,9 @@ def test_a_discriminator_goes_out_and_comes_back():
     assert same(export_discriminator(back), state)
 
 
-def test_the_names_are_the_published_ones():
+def test_the_names_are_the_published_ones(wanted):
     """As listed with the golden figures, in their shapes."""
-    listed = golden.load()
-    settings = listed["settings"]
+    settings = wanted["settings"]
     with torch.device("meta"):
         nets = StyleEncoder(512, 32), SeanGenerator(settings["labels"], 512, settings["ngf"])
         judge = MultiScaleDiscriminator(settings["labels"] + 3, settings["ndf"])
@@ -183,7 +215,7 @@ def test_the_names_are_the_published_ones():
         (export_generator(*nets), "generator_keys"),
         (export_discriminator(judge), "discriminator_keys"),
     ):
-        assert {key: list(tensor.shape) for key, tensor in state.items()} == listed[name]
+        assert {key: list(tensor.shape) for key, tensor in state.items()} == wanted[name]
 
 
 # ---- what is refused ----

@@ -152,13 +152,6 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "hub" / "checkpoints" / NAME
 
 
-def test_weights_in_the_cache_need_no_network(cache):
-    cache.parent.mkdir(parents=True)
-    narrow_vgg.save(cache)
-    assert len(load_vgg19("torchvision")(torch.zeros(1, 3, 16, 16))) == 5
-    assert [path.name for path in cache.parent.iterdir()] == [NAME]  # and no lock
-
-
 @pytest.mark.parametrize("reason", ["no network", "Not a directory"])
 def test_without_cache_and_network_the_message_says_what_to_do(reason, cache):
     if reason != "no network":

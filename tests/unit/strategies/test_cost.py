@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adafactor, Adam
 
 from gan import Phase
-from strategies.amounts import Collective, Group, Held, Moved, bubble, moved, readable
+from strategies.amounts import Collective, Group, Held, Moved, moved, readable
 from strategies.cost import trace as kinds
 from strategies.cost.budget import Cost, PhaseCost
 from strategies.cost.tracing import FusedAttention, steps, traces
@@ -57,15 +57,6 @@ def test_a_ring_sends_its_part_on_each_link(group, local, expected):
 
 
 @pytest.mark.parametrize(
-    ("stages", "chunks", "interleaved", "expected"),
-    [(1, 8, 1, 0), (4, 1, 1, 3 / 4), (4, 4, 1, 3 / 7), (4, 12, 1, 3 / 15), (4, 4, 3, 1 / 5)],
-)
-def test_the_bubble_of_a_pipeline(stages, chunks, interleaved, expected):
-    """test_pipelining.py plays the schedules, and finds the same."""
-    assert bubble(stages, chunks, interleaved) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
     ("amount", "said"),
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (25 * 2**20, "26.2 MB"), (1.234e9, "1.23 GB"), (1.037e12, "1,037 GB")],
 )
@@ -94,15 +85,6 @@ def test_what_training_would_send_twice_is_planned_twice(policy, kind, method):
     with mock.patch.object(Bucket, method, twice):
         found = payload(planned(Sized, policy, 2, *SIZED))
     assert {name: each[kind] for name, each in found.items()} == {name: 2 * each[kind] for name, each in once.items()}
-
-
-@pytest.mark.parametrize("policy", ["zero3", "fsdp"])
-def test_each_phase_moves_the_weights_that_it_reads(policy):
-    """Whole weights are gathered once where they stay whole, and nothing is allocated for them on this machine."""
-    bytes_ = 4 * sum(parameter.numel() for parameter in Sized().first.parameters())
-    found = payload(planned(Sized, policy, 2, *SIZED))["first"]
-    assert found["all-gather"] == pytest.approx(2 * bytes_, rel=0.01)
-    assert found["reduce-scatter"] == pytest.approx(bytes_, rel=0.01)
 
 
 # ---- optimizer ----

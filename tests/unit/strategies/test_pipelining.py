@@ -46,14 +46,11 @@ def test_it_says_what_to_type():
         ({"a": 0, "b": 1}, {"a": 0.002, "b": 0.002}),
         ({"a": 0, "b": 1}, {"a": 0.0024, "b": 0.0020}),
         ({"a": 0, "b": 1, "c": 1}, {"a": 0.001, "b": 0.001}),  # c is not called
+        ({"pretrained": 0, "scratch": 1}, {}),  # containers whose parts are called one by one
     ],
 )
 def test_even_stages_are_left_as_they_are(stage_of, seconds):
     assert advise("generator", stage_of, seconds) is None
-
-
-def test_containers_whose_parts_are_called_one_by_one_have_no_times_and_no_advice():
-    assert advise("generator", {"pretrained": 0, "scratch": 1}, {}) is None
 
 
 # ---- cutting ----
@@ -195,11 +192,6 @@ def test_every_chunk_passes_every_stage_once_and_in_order(ranks, each, chunks):
     if chunks % ranks == 0:
         busy = chunks * each
         assert 1 - busy / rounds == pytest.approx(bubble(ranks, chunks, each))
-
-
-def test_the_reverse_is_an_order_of_the_backwards():
-    orders = [forwards(rank, 3, 6, 6)[::-1] for rank in range(3)]
-    play(orders, lambda action: {Action(action.stage + 1, action.chunk)} if action.stage < 5 else set())
 
 
 @given(ranks=st.integers(2, 5), chunks=st.integers(1, 8), before=st.integers(1, 8))

@@ -15,6 +15,7 @@ from nets.patch import PatchGan
 from nets.resnet import ResnetGenerator
 from strategies import PhaseStrategy
 from tests.support import families
+from tests.support.families import recorded
 from tests.support.parity import trainer
 from tests.unit.nets.test_resnet import pictures
 
@@ -52,35 +53,6 @@ def gradients(net):
 
 def without_noise(grads):
     return {name: [0.0, 0.0] if norm < CANCELLED else [norm, total] for name, (norm, total) in grads.items()}
-
-
-def recorded(game, *phases):
-    """The losses of these phases, as they are computed in a training that comes."""
-    seen = []
-
-    def recording(loss, batch):
-        losses = loss(batch)
-        seen.append({name: value.item() for name, value in losses.items()})
-        return losses
-
-    for phase in phases:
-        setattr(game, phase, partial(recording, getattr(game, phase)))
-    return seen
-
-
-def test_pictures_and_scores_equal_the_published_ones(case):
-    golden, game, batch = case
-    a, b = batch["a"], batch["b"]
-    to_b, to_a = game.generators["to_b"], game.generators["to_a"]
-    with torch.no_grad():
-        fake_b, fake_a = game.translate(a, b)
-        images = {"fake_B": fake_b, "fake_A": fake_a, "rec_A": to_a(fake_b), "rec_B": to_b(fake_a)}
-        images |= {"idt_A": to_b(b), "idt_B": to_a(a)}
-        scores = {"D_A real_B": game.score("of_b", b), "D_A fake_B": game.score("of_b", fake_b)}
-        scores |= {"D_B real_A": game.score("of_a", a), "D_B fake_A": game.score("of_a", fake_a)}
-    assert (
-        families.difference({"images": images, "scores": scores}, {k: golden[k] for k in ("images", "scores")}) < 1e-9
-    )
 
 
 def test_losses_and_gradients_equal_the_published_ones(case):

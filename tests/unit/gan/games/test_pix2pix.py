@@ -6,7 +6,7 @@ import torch
 from torch.optim import SGD, Adam
 
 from gan.files.errors import UserError
-from gan.games.pix2pix import LOSSES, Pix2pix, epoch_decay, linear_decay
+from gan.games.pix2pix import Pix2pix, epoch_decay, linear_decay
 from nets.patch import PatchGan
 from nets.published.files import read_published
 from nets.unet import UNet
@@ -62,15 +62,9 @@ def test_losses_gradients_and_statistics_equal_the_published_ones(made, golden):
     loss.backward()
     found = {"d": loss.item(), "d_grads": gradients(game.discriminator)}
     found |= {"d_buffers_after": buffers(game.discriminator), "g_buffers_after": buffers(game.generator)}
-    assert families.difference(found, {name: figures[name] for name in found}) < 1e-9
-
-
-def test_the_generators_losses_and_gradients_equal_the_published_ones(made, golden):
-    (game, batch), figures = made, golden["pix2pix"]
-    game.shared = lambda name, make, *given: make(*given)
-    found = game.fool(batch)
-    sum(found.values()).backward()
-    found = {"g_gan": found["gan"].item(), "g_l1": found["pixels"].item(), "g": sum(found.values()).item()}
+    losses = game.fool(batch)
+    sum(losses.values()).backward(inputs=list(game.generator.parameters()))
+    found |= {"g_gan": losses["gan"].item(), "g_l1": losses["pixels"].item(), "g": sum(losses.values()).item()}
     found["g_grads"] = gradients(game.generator)
     assert families.difference(found, {name: figures[name] for name in found}) < 1e-9
 
@@ -109,41 +103,6 @@ def test_the_rate_of_each_epoch_is_the_published_one(golden):
             optimizer.step()
             schedule.step()
     assert families.difference(rates, golden["lr_per_epoch"]) < 1e-12
-
-
-def test_each_loss_prefers_real_pictures():
-    real, fake = torch.full((2, 1, 3, 3), 0.9), torch.full((2, 1, 3, 3), 0.1)
-    for judge, fool in LOSSES.values():
-        assert judge(real, fake) < judge(fake, real)
-        assert fool(real) < fool(fake)
-    half = 0.5 * (torch.nn.functional.binary_cross_entropy_with_logits(real, torch.ones_like(real)) + 0.7444)
-    assert LOSSES["vanilla"][0](real, fake).item() == pytest.approx(half.item(), abs=1e-4)
-
-
-def test_wgangp_penalises_the_judges_slope():
-    torch.manual_seed(0)
-    game = Pix2pix(UNet(1, 3, 2, 2), PatchGan(4, 2, 1, norm="instance"), linear_decay(4), loss="wgangp")
-    game.shared = lambda name, make, *given: make(*given)
-    torch.nn.init.zeros_(game.discriminator.model[-1].weight)  # so it has no slope, which should be one
-    losses = game.judge({"a": torch.randn(2, 1, 8, 8), "b": torch.randn(2, 3, 8, 8)})
-    assert losses["penalty"].item() == pytest.approx(10)
-    assert [phase.second_order for phase in game.configure_phases()] == [True, False]
-
-
-class Bowl(torch.nn.Module):
-    """A judge whose slope at a picture is the picture."""
-
-    def forward(self, x):
-        return x.square().flatten(1).sum(1) / 2
-
-
-def test_wgangp_looks_at_the_slope_between_pictures_and_fakes():
-    torch.manual_seed(0)
-    game = Pix2pix(UNet(1, 3, 2, 2), Bowl(), linear_decay(4), loss="wgangp")
-    game.shared = lambda name, make, *given: torch.zeros(2, 3, 8, 8)
-    picture = torch.nn.functional.normalize(torch.randn(2, 192)).view(2, 3, 8, 8)
-    penalty = game.judge({"a": torch.zeros(2, 1, 8, 8), "b": picture})["penalty"].item()
-    assert 0.1 < penalty < 9.9  # at the pictures themselves it would be 0, and at the fakes 10
 
 
 # ---- published files ----

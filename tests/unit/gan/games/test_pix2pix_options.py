@@ -71,6 +71,7 @@ def learned(network):
 def played(generator, judge, norm, loss, *, stale=False):
     """The figures of a case, from ours. `stale`: the generator learns from the judge as it was before its turn."""
     game = Pix2pix(generator(norm=norm), judge(norm=norm), linear_decay(100), loss=loss).double()
+    assert [phase.second_order for phase in game.configure_phases()] == [loss == "wgangp", False]
     networks = game.generator, game.discriminator
     for seed, network in enumerate(networks, SEED):
         shapes = {name: list(value.shape) for name, value in network.state_dict().items()}

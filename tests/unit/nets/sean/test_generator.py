@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from gan.files.errors import UserError
 from nets.blocks import onehot
@@ -147,23 +146,6 @@ def test_the_generator_is_the_plain_one(seed, upsampling, training, way, monkeyp
 
 
 FOUR = 4
-
-
-@pytest.mark.parametrize("normalise", [True, False])
-def test_codes_are_the_means_of_features_under_the_mask(normalise):
-    torch.manual_seed(0)
-    net = StyleEncoder(5, 2, normalise, gain=1.0).double()
-    image = torch.rand(3, 3, 16, 12, dtype=torch.float64)
-    label = torch.randint(0, 3, (3, 16, 12))
-    codes = net(image, onehot(label, FOUR, image))
-    assert codes.shape == (3, FOUR, 5)
-    features = net.layers(image)
-    assert features.shape == (3, 5, 8, 6)
-    small = F.interpolate(label[:, None].double(), (8, 6), mode="nearest")[:, 0]
-    for picture in range(3):
-        for region in range(3):
-            mean = features[picture, :, small[picture] == region].mean(1)
-            torch.testing.assert_close(codes[picture, region], mean)
 
 
 @pytest.mark.parametrize("seed", range(2))

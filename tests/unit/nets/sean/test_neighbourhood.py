@@ -46,19 +46,6 @@ def test_pixels_share_a_row_when_and_only_when_all_around_them_is_the_same(label
         assert [rows[row] for row in found.pixels[number, 0].tolist()] == picture
 
 
-def test_the_mask_around_each_kind_is_what_is_there():
-    label = regions(4)
-    found = find_neighbourhoods(planes(label, 4), 4)
-    wanted = set()
-    for picture in F.pad(label, (1,) * 4, value=-1):
-        wanted |= {kind for kinds in around(picture.unsqueeze(0), 1) for kind in kinds}
-    # A kind is known by its one-hot cells; outside of the picture all of them are zero.
-    cells = found.onehot_3x3.unflatten(1, (9, 4))
-    kinds = torch.where(cells.amax(2) == 1, cells.argmax(2), -1)
-    assert {tuple(kind) for kind in kinds.tolist()} == wanted
-    assert len(kinds) == len(wanted)
-
-
 @pytest.mark.parametrize("edges", [False, True])
 def test_sums_of_rows_are_the_convolutions(edges):
     """Two convolutions of the mask, and one with kernels of each picture's own."""
