@@ -134,6 +134,11 @@ def size(x: Tensor) -> list[float]:
     return [x.norm().item(), x.sum().item()]
 
 
+def gradients(network: torch.nn.Module) -> dict[str, list[float]]:
+    """[norm, sum] of each, after a backward."""
+    return {name: size(weight.grad) for name, weight in network.named_parameters()}
+
+
 def difference(found: Any, wanted: Any) -> float:
     """How far a figure is from the golden one: against its largest value, or its norm. See FAMILIES-stylegan.md."""
     if isinstance(wanted, Tensor):

@@ -9,7 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from gan import later, noise
 from gan.files.errors import UserError
-from nets.blocks import Dropout, NormedConvTranspose2d, conv, conv_doubling, onehot, resize_nearest
+from nets.blocks import Dropout, NormedConvTranspose2d, conv, conv_doubling, onehot
 from nets.byol import Online, ResnetEncoder, perceptron
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
 from nets.lora import LowRank, adapted, adapters
@@ -46,12 +46,6 @@ def test_a_label_out_of_range_is_refused_in_words(wrong, message):
         onehot(torch.tensor([[[0, wrong]]]), 4, torch.zeros(()))
         passed = True
     assert passed
-
-
-def test_resized_planes_are_one_hot_still():
-    planes = onehot(torch.randint(0, 4, (2, 9, 7)), 4, torch.zeros(()))
-    assert torch.equal(resize_nearest(planes, (4, 5)).sum(1), torch.ones(2, 4, 5))
-    assert resize_nearest(planes, (9, 7)) is planes
 
 
 def test_dropout_keeps_the_mean_and_stays_on_in_evaluation():

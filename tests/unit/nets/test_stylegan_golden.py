@@ -176,37 +176,22 @@ def labelled(game: StyleGan, wanted: Wanted, c: Tensor, real_c: Tensor) -> None:
     game.labels_of_fakes = lambda batch: c if wanted.classes else None
 
 
-def played(phase: str, game: StyleGan, image: Tensor) -> Tensor:
+def played(phase: str, game: StyleGan, image: Tensor) -> tuple[float, dict[str, list[float]]]:
+    """Its loss, and the learner's gradients."""
     loss = sum(getattr(game, PHASES[phase])({"image": image}).values())
     learner = game.generator if phase[0] == "G" else game.discriminator
     loss.backward(inputs=[*learner.parameters()])
-    return loss.detach()
+    return loss.item(), families.gradients(learner)
 
 
-def gradients(game: StyleGan, phase: str) -> dict[str, list[float]]:
-    learner = game.generator if phase[0] == "G" else game.discriminator
-    return {name: size(weight.grad) for name, weight in learner.named_parameters()}
-
-
-@pytest.fixture
-def computed(request):
-    """On a CPU, or as on a GPU: by nets/convolution.py and nets/fused.py."""
-    if request.param == "as on a GPU":
-        pytest.importorskip("triton", reason="comes with torch on Linux")
-    with as_on_a_gpu(block=2**17) if request.param == "as on a GPU" else nullcontext():
-        yield
-
-
-PLAYED = (*PHASES, "Gmain_augmented", "Dreg_augmented")
-# Triton's interpreter takes its time, so `make test` plays a smaller game as on a GPU.
-ON_A_GPU = [pytest.param(key, nullcontext, id=key) for key in PLAYED]
-ON_A_GPU += [
+PLAYED = [pytest.param(key, nullcontext, id=key) for key in (*PHASES, "Gmain_augmented", "Dreg_augmented")]
+PLAYED += [  # Triton's interpreter takes its time, so `make test` plays a smaller game as on a GPU: see below
     pytest.param(key, partial(as_on_a_gpu, block=2**17), marks=pytest.mark.slow, id=f"{key} as on a GPU")
     for key in ("Greg", "Dmain", "Dreg_augmented")
 ]
 
 
-@pytest.mark.parametrize(("key", "computed"), ON_A_GPU)
+@pytest.mark.parametrize(("key", "computed"), PLAYED)
 def test_a_phase_equals_the_published_one(wanted, key, computed):
     phase, _, augmented = key.partition("_")
     if phase == "Greg" and not wanted.s["pl_weight"]:
@@ -220,11 +205,11 @@ def test_a_phase_equals_the_published_one(wanted, key, computed):
     game.path_every = game.r1_every = 1  # gain 1
     labelled(game, wanted, wanted.c, wanted.real_c)
     with computed(), families.drawing(wanted.of_phase(phase, ada)):
-        loss = played(phase, game, wanted.real)
-    check(gradients(game, phase), figure["grads"])
+        loss, slopes = played(phase, game, wanted.real)
+    check(slopes, figure["grads"])
     check(game.generator.mapping.w_avg, figure["w_avg_after"])
     per_sample = figure["reports"][f"Loss/{phase[0]}/{'reg' if phase[1:] == 'reg' else 'loss'}"]
-    check(loss.item(), sum(per_sample) / len(per_sample))
+    check(loss, sum(per_sample) / len(per_sample))
     if phase == "Greg":
         check(game._means[0].item(), figure["pl_mean"])
 
@@ -243,9 +228,9 @@ def test_a_phase_is_as_on_a_cpu_by_what_a_gpu_computes(phase):
         for noise in (name for name, _ in generator.named_parameters() if name.endswith("noise_strength")):
             torch.nn.init.ones_(generator.get_parameter(noise))
         with computed():
-            loss = played(phase, game, torch.rand(4, 3, 8, 8, dtype=torch.float64))
-        found.append({"loss": loss.item(), "gradients": gradients(game, phase)})
-    check(*found)
+            found.append(played(phase, game, torch.rand(4, 3, 8, 8, dtype=torch.float64)))
+    for ours, theirs in zip(*found, strict=True):
+        check(ours, theirs)
     assert families.DEVICE != "cpu" or found[0] != found[1]  # the control: sums are in another order
 
 

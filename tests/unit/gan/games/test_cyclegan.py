@@ -15,7 +15,7 @@ from nets.patch import PatchGan
 from nets.resnet import ResnetGenerator
 from strategies import PhaseStrategy
 from tests.support import families
-from tests.support.families import recorded
+from tests.support.families import gradients, recorded
 from tests.support.parity import trainer
 from tests.unit.nets.test_resnet import pictures
 
@@ -44,11 +44,6 @@ def case(request):
         net.load_state_dict(families.weights(keys, seed))
     a, b = pictures(settings["seed"] + 14, settings["cycle_batch"], settings["cycle_crop"])
     return golden, game, {"a": a, "b": b}
-
-
-def gradients(net):
-    """[norm, sum] of each; that of a bias before a norm is exactly zero here."""
-    return {name: families.size(parameter.grad) for name, parameter in net.named_parameters()}
 
 
 def without_noise(grads):

@@ -35,19 +35,20 @@ def sizes(tensors):
     return {f"Model.{name}": families.size(value.detach()) for name, value in tensors.items()}
 
 
-@pytest.mark.parametrize("name", ["G", "D", "G_augmented", "D_augmented"])
-def test_phases_equal_the_published_ones(golden, name):
-    settings, given, which = golden["settings"], inputs(golden), name[0]
-    augment = Augmentation("r3gan", settings["augment_p"]).double() if "augmented" in name else None
+@pytest.mark.parametrize("which", ["G", "D"])
+def test_augmented_phases_equal_the_published_ones(golden, which):
+    """The training is without augmentation."""
+    settings, given, wanted = golden["settings"], inputs(golden), golden[f"{which}_augmented"]
+    augment = Augmentation("r3gan", settings["augment_p"]).double()
     game = game_of(golden, gamma=(settings["gamma"], 0), augment=augment)
     kinds = ("fake", "real") if which == "G" else ("real", "fake")
     recipe = families.Recipe(settings["seed"] + 2)
     draws = [each for kind in kinds for each in recipe.augmentation(f"{which}.{kind}.", settings["batch"])]
-    with families.drawing([given["z"], *(draws if augment is not None else [])]):
+    with families.drawing([given["z"], *draws]):
         losses = {"G": game.fool, "D": game.judge}[which](batch_of(given))
     net = {"G": game.generator, "D": game.discriminator}[which]
     grads = torch.autograd.grad(sum(losses.values()), list(net.parameters()))
-    wanted, mean = golden[name], lambda key: sum(golden[name]["reports"][key]) / settings["batch"]
+    mean = lambda key: sum(wanted["reports"][key]) / settings["batch"]  # noqa: E731
     found = [losses["relativistic"].item(), *(losses[slope].item() for slope in ("r1", "r2") if which == "D")]
     slopes = [settings["gamma"] / 2 * mean(f"Loss/{slope}_penalty") for slope in ("r1", "r2") if which == "D"]
     assert families.difference(found, [mean(f"Loss/{which}/loss"), *slopes]) < 1e-9
