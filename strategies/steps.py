@@ -52,7 +52,7 @@ class Steps:
         self.transfer = transfer  # where the author has hooks around it
         self.guard, self.policies = training.guard, training.policies
         for policy in self.policies.values():
-            if policy.storage.cut:
+            if checked and policy.storage.cut:
                 check_unaltered(policy.player, policy.updaters.values(), policy.name)
         training.draws.compiled = any(each.compiled or each.compiled_by_author for each in self.policies.values())
         self.trials = Trials(game.phases if checked else (), check == "often")

@@ -1,5 +1,6 @@
 """The option recompute (activation checkpointing): backward runs the forwards of a player's blocks again."""
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -7,6 +8,7 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -36,6 +38,7 @@ class Recompute:
 
         buffers      copies from before the forward: u and v of spectral norms, running statistics
         noise        losses draw for the same place and call again, also in a thread of autograd
+        dice         NumPy and Python's random draw again what they drew
         ranks        sums over ranks are recorded, so ranks need not recompute their blocks in the same order; what is
                      added up for gradients is so among the same ranks, also in a thread of autograd
         flags        training mode, requires_grad (a fake of `GanModule.shared` outlives its phase), default dtype
@@ -136,6 +139,7 @@ class ForwardState:
         place = noise.here()
         self.place = None if place is None else replace(place)
         self.world = ranks.here()
+        self.dice = np.random.get_state(), random.getstate()
         self.dtype = torch.get_default_dtype()
         self.modes = [module.training for module in modules]
         self.requires_grad = [weight.requires_grad for weight in weights]
@@ -156,6 +160,7 @@ class ForwardState:
         others = self._buffers([module for module in self.owner.player.module.modules() if module not in own])
         before = [version_of(tensor) for tensor in inputs], [version_of(buffer) for _, _, buffer in others]
         unwritten = [version_of(weight) for weight in self.weights]
+        numbers = self._numbers()
         with ranks.recording(self.sums):
             yield
         if before[0] != [version_of(tensor) for tensor in inputs]:
@@ -170,6 +175,12 @@ class ForwardState:
                     f"write it again in backward; leave recompute out for this player, or write the weight between "
                     f"phases, inside trainer.strategy.gathered(write=True)"
                 )
+        if changed := dict(self._numbers() - numbers):
+            (kind, name), *_ = changed
+            raise UserError(
+                f"{self.what} changes the attribute '{name}' of a {kind} in forward, and recompute would change it "
+                f"again in backward; keep it in a buffer, or change it in the loss"
+            )
         for (module, name, buffer), version in zip(others, before[1], strict=True):
             if version_of(buffer) != version:
                 raise UserError(
@@ -177,6 +188,11 @@ class ForwardState:
                     f"recompute would change it twice; name the blocks that hold both: Player(..., blocks=[...])"
                 )
         self.stamp = self._stamp()
+
+    def _numbers(self) -> set[tuple[tuple[str, str], Any]]:
+        """Plain numbers in attributes, such as a counter."""
+        found = ((module, name, value) for module in self.modules for name, value in vars(module).items())
+        return {((type(m).__name__, name), (id(m), v)) for m, name, v in found if type(v) in (int, float)}
 
     def _stamp(self) -> Any:
         return self.owner.updates, [version_of(weight) for weight in self.weights]
@@ -195,7 +211,9 @@ class ForwardState:
         dtype = torch.get_default_dtype()
         copies = {key: buffer.clone() for key, buffer in self.buffers.items()}
         place = None if self.place is None else replace(self.place)
+        dice = np.random.get_state(), random.getstate()
         try:
+            _set_dice(self.dice)
             torch.set_default_dtype(self.dtype)
             self._set(self.modes, self.requires_grad, [(module, name, copies[key]) for module, name, key in self.slots])
             with noise.at(place), ranks.at(self.world), ranks.replaying(self.sums):
@@ -203,6 +221,7 @@ class ForwardState:
         finally:
             self._set(modes, requires_grad, buffers)
             torch.set_default_dtype(dtype)
+            _set_dice(dice)
 
     def _set(
         self, modes: list[bool], requires_grad: list[bool], buffers: Sequence[tuple[nn.Module, str, Tensor | None]]
@@ -214,6 +233,11 @@ class ForwardState:
                 weight.requires_grad_(value)
         for module, name, buffer in buffers:
             module._buffers[name] = buffer
+
+
+def _set_dice(states: tuple[Any, Any]) -> None:
+    np.random.set_state(states[0])
+    random.setstate(states[1])
 
 
 def _in_turn(layers: Sequence[nn.Module], x: Any) -> Any:

@@ -1,10 +1,12 @@
 """A network's own forward, run for the stages of one rank."""
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -86,6 +88,12 @@ class Carrier(Protocol):
 
     def told(self, unit: Unit, call: UnitCall | None) -> UnitCall:
         """The call of a unit: this rank's own, or that of the rank of its stage. Raises if it is another unit's."""
+
+
+def _dice() -> tuple[Any, ...]:
+    """The states of NumPy and Python's random, which are the same on all ranks."""
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), kind, np.asarray(keys).tobytes(), *rest
 
 
 class Program(TorchFunctionMode):
@@ -255,7 +263,13 @@ class Program(TorchFunctionMode):
         place = noise.here()
         before = 0 if place is None else place.calls
         with self._natively(unit):
+            dice = _dice()
             found = forward(*args, **kwargs)
+        if _dice() != dice:
+            raise UserError(
+                f"player '{self.player}': '{unit.name}' draws by NumPy or Python's random, which only the rank of its "
+                f"stage would do; draw by torch, such as torch.rand(1), or between the blocks"
+            )
         drawn = 0 if place is None else place.calls - before
         leaves, form = pytree.tree_flatten(found)
         told = [Meta.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]

@@ -97,7 +97,7 @@ class Forms:
         for node in nodes:
             if node is not None and len(nodes) < NODES:
                 nodes += [inner for inner, _ in node.next_functions]
-        sizes = [node._input_metadata[0].shape for node in nodes if type(node).__name__ in OF_SIZES]
+        sizes = [tuple(node._input_metadata[0].shape) for node in nodes if type(node).__name__ in OF_SIZES]
         known, form = self.known.setdefault(phase, set()), hash((*losses, *map(type, nodes), *sizes, draws))
         if form not in known and len(known) < FORMS:
             if known or draws:

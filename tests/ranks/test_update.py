@@ -1,7 +1,10 @@
 """What an update takes beside its gradients is the same on all ranks, or it is refused by name."""
 
+import random
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -140,6 +143,57 @@ def test_a_loss_may_freeze_the_weights_that_it_is_done_with(policy, ranks):
     assert distance(weights(ranks(2).run(train, Toggles, policy=policy, world=2)[0]), alone) < 1e-12
 
 
+# ---- a forward that runs again, or on one rank only ----
+
+
+class Tosses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(6, 6), 0
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x) * (0.5 + random.random() + np.random.rand()))
+
+
+class Counts(Tosses):
+    def forward(self, x):
+        self.calls += 1
+        return torch.tanh(self.layer(x) * self.calls)
+
+
+class Tossing(Plain):
+    block = Tosses
+
+    def __init__(self):
+        super().__init__()
+        random.seed(3)
+        np.random.seed(3)
+        self.generator = nn.Sequential(nn.Linear(4, 6), self.block(), self.block())
+
+    def configure_players(self):
+        generator, discriminator = super().configure_players()
+        yield replace(generator, blocks=["1", "2"])
+        yield discriminator
+
+
+class Counting(Tossing):
+    block = Counts
+
+
+def test_recompute_draws_again_what_a_block_drew():
+    assert distance(*(weights(train(Tossing, policy=policy)) for policy in ("single", "single+recompute"))) == 0
+
+
+def test_recompute_refuses_a_block_that_counts():
+    said = refused(Counting, single, policy="single+recompute", steps=1)
+    assert "changes the attribute 'calls' of a Counts in forward, and recompute would change it again" in said
+
+
+def test_a_stage_that_draws_what_other_ranks_do_not_is_refused(ranks):
+    for said in ranks(2).run(refused, Tossing, policy="generator=pipeline,*=ddp", world=2, steps=1, check=True):
+        assert said is not None and "draws by NumPy or Python's random, which only the rank of its stage" in said
+
+
 # ---- hooks of a batch ----
 
 
@@ -207,15 +261,11 @@ class HookedLate(Unhooked):
 def test_a_hook_of_an_optimizer_sees_whole_weights_or_is_refused(ranks):
     alone = weights(train(Hooked, policy="single"))
     assert distance(weights(ranks(2).run(train, Hooked, policy="zero1", world=2)[0]), alone) < 1e-12
-    assert (
-        distance(weights(train(type("Unhooked", (Hooked,), {"make": HookedLate.make}), policy="single")), alone) > 1e-6
-    )
-    said = ranks(2).run(refused, Hooked, policy="zero3", world=2, steps=1)[0]
+    assert distance(weights(train(Unhooked, policy="single")), alone) > 1e-6
+    both = (ranks(2).run(refused, game, policy="zero3", world=2, steps=1, check=True) for game in (Hooked, HookedLate))
+    said, late = (of_ranks[0] for of_ranks in both)
     assert "SGD with hooks, a `step` or a state of your own may not give the same result on pieces" in said
-    assert (
-        "do that in the function that makes it"
-        in ranks(2).run(refused, HookedLate, policy="zero3", world=2, steps=1)[0]
-    )
+    assert "do that in the function that makes it" in late
 
 
 class Lookahead(Optimizer):

@@ -185,7 +185,7 @@ def by_norms(game: Any, *more: Mutant, **policies: int) -> Scene:
     )  # fmt: skip
 
 
-PIECES = Mutant("pieces are clipped", "zero3", replaced={"strategies.turn.whole_gradients": as_they_are})
+PIECES = Mutant("pieces are clipped", "zero3", replaced={"strategies.hooks.whole_gradients": as_they_are})
 
 
 def kept(*policies: str, name: str = "keep_writes") -> tuple[Mutant, ...]:
