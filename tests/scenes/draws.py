@@ -279,7 +279,7 @@ DRAWS = {
         Frames, **BY_TRIAL,
         refused=(Refused(LateFrames, "ddp", "step 2 drew other numbers than one device, where the game drew"),),
     ),
-    "draws after a seed by hand": Scene(
+    "seeded_by_hand": Scene(
         Seeded, alone=SeededByGenerator, policies={"single": 1, "ddp": 2, "zero3+recompute": 2},
         often=("single", "ddp"), checked=("ddp",), mutants=(Mutant("unseeded", game=Unseeded),),
     ),
