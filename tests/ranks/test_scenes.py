@@ -22,8 +22,6 @@ from tests.support.parity import BROKEN, EXACT, Deaf, Whole, distance, snapshot,
 from tests.support.saved import Saves, read_checkpoint, write_checkpoint
 from tests.support.scene import PROMISED, Mutant
 
-HALF = 5
-
 
 def play(
     name: str,
@@ -44,7 +42,7 @@ def play(
     several = world > 1 and policy != "dp"
     batches = mutant.batches or scene.batches
     loader = Whole(40, dist.get_rank() if several else 0, world if several else 1, batches)
-    callbacks = [*(mutant.callbacks or scene.callbacks)(), *([Saves(save, HALF)] if save else [])]
+    callbacks = [*(mutant.callbacks or scene.callbacks)(), *([Saves(save, scene.steps // 2)] if save else [])]
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(POLICIES, {Deaf.name: Deaf}))
         stack.enter_context(mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"))
@@ -96,8 +94,8 @@ def expected() -> Callable[[str], dict[str, Any]]:
 
     @cache
     def get(name: str) -> dict[str, Any]:
-        by_hand = SCENES[name].by_hand
-        return by_hand() if by_hand else play(name, "single", 1, alone=True)
+        scene = SCENES[name]
+        return scene.by_hand(scene.steps) if scene.by_hand else play(name, "single", 1, alone=True)
 
     return get
 

@@ -1,7 +1,6 @@
 """What networks and losses draw, by gan.noise, torch, NumPy and random."""
 
 import random
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gan import Phase, noise
 from tests.support.hard_games import Plain
-from tests.support.scene import DEAF, Mutant, Refused, Scene, nothing
+from tests.support.scene import RARELY_DEAF, Mutant, Refused, Scene, nothing
 
 
 class Draws(Plain):
@@ -252,13 +251,13 @@ class Unlike(OfNumPy):
 
 
 DRAWN = {"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "fsdp": 2, "zero3+recompute": 2}
-BY_TRIAL = {"policies": {"ddp": 2}, "checked": ("ddp",), "mutants": (Mutant("without a trial", "ddp"),)}
+BY_TRIAL = {"policies": {"ddp": 2}, "checked": ("ddp",), "steps": 3, "mutants": (Mutant("without a trial", "ddp"),)}
 PROMISE = ("torch's own noise or dropout in a loss",)
 ALONE = "would not train as one device does"
 
 DRAWS = {
     "draws": Scene(
-        Draws, policies=DRAWN, four=("ddp",), checked=("ddp", "zero3"), promises=PROMISE,
+        Draws, policies=DRAWN, often=("ddp",), four=("ddp",), checked=("ddp", "zero3"), promises=PROMISE,
         mutants=(Mutant("by torch's generator", "ddp", ByTorch),),
         refused=(
             Refused(OfEachRank, "ddp", (ALONE, "seed the generator alike on all ranks")),
@@ -268,7 +267,7 @@ DRAWS = {
         ),
     ),
     "draws in micro-batches": Scene(
-        InParts, alone=Draws, policies={"single": 1, "ddp": 2}, checked=("ddp",),
+        InParts, alone=Draws, policies={"single": 1, "ddp": 2}, often=("ddp",), checked=("ddp",), steps=3,
         mutants=(Mutant("by torch", game=ByTorch),)
     ),
     "draws that may be of samples": Scene(Ambiguous, **BY_TRIAL),
@@ -276,7 +275,7 @@ DRAWS = {
     "samples side by side": Scene(SideBySide, **BY_TRIAL),
     "later_side_by_side": Scene(JoinsSideBySide, **BY_TRIAL),
     "varying_draws": Scene(
-        Frames, **BY_TRIAL,
+        Frames, **{**BY_TRIAL, "steps": 10},
         refused=(Refused(LateFrames, "ddp", "step 2 drew other numbers than one device, where the game drew"),),
     ),
     "seeded_by_hand": Scene(
@@ -284,24 +283,23 @@ DRAWS = {
         often=("single", "ddp"), checked=("ddp",), mutants=(Mutant("unseeded", game=Unseeded),),
     ),
     "draws by NumPy and Python": Scene(
-        Unlike, policies={"ddp": 2}, checked=("ddp",), mutants=(Mutant("by torch's generator", "ddp", ByTorch),)
+        Unlike, policies={"ddp": 2}, checked=("ddp",), steps=3,
+        mutants=(Mutant("by torch's generator", "ddp", ByTorch),)
     ),
     "draws of a forward that runs again": Scene(
-        Again, alone=Draws, policies={"single": 1, "ddp": 2}, checked=("ddp",),
+        Again, alone=Draws, policies={"single": 1, "ddp": 2}, often=("ddp",), checked=("ddp",), steps=3,
         mutants=(Mutant("it forgets", game=Forgetful),)
     ),
     "draws of a reentrant forward": Scene(
-        Reentrant, alone=Draws, policies={"single": 1, "zero3": 2, "fsdp": 2},
+        Reentrant, alone=Draws, policies={"single": 1, "zero3": 2, "fsdp": 2}, often=("zero3",),
         mutants=(Mutant("it forgets", game=Forgetful),),
         refused=(Refused(Reentrant, "ddp", "use_reentrant=False"),),
     ),
     "draws of a compiled network": Scene(
-        Compiled, policies={"ddp+compile": 2}, often=(), checked=("ddp+compile",), mutants=(replace(DEAF, slow=True),)
+        Compiled, policies={"ddp+compile": 2}, often=(), checked=("ddp+compile",), mutants=(RARELY_DEAF,)
     ),
     "draws of a network compiled by its author": Scene(
-        ByAuthor, alone=Compiled, policies={"single": 1}, often=(), mutants=(replace(DEAF, slow=True),)
+        ByAuthor, alone=Compiled, policies={"single": 1}, often=(), mutants=(RARELY_DEAF,)
     ),
-    "gan.noise": Scene(
-        AllDraws, policies={**DRAWN, "fsdp+recompute": 2}, mutants=(DEAF,)
-    ),
+    "gan.noise": Scene(AllDraws, policies={**DRAWN, "fsdp+recompute": 2}, mutants=(RARELY_DEAF,)),
 }  # fmt: skip

@@ -1,20 +1,19 @@
 """Built-in games that are quick, or look at the whole batch; `make matrix` has all under every policy, and `deaf`."""
 
-from dataclasses import replace
 from typing import Any
 
 from tests.ranks.test_games import byol, pictures, r3gan, vqgan
-from tests.support.scene import DEAF, Scene
-
-SLOW = (replace(DEAF, slow=True),)
+from tests.support.scene import DEAF, RARELY_DEAF, Scene
 
 
 def built_in(game: Any, **more: Any) -> Scene:
-    return Scene(game, batches=pictures, steps=6, **more)
+    return Scene(game, batches=pictures, **more)
 
 
 BUILT_IN = {
     "r3gan": built_in(r3gan, policies={"ddp": 2}, mutants=(DEAF,)),
-    "vqgan": built_in(vqgan, policies={"ddp": 2, "zero3": 2}, checked=("zero3",), mutants=SLOW),
-    "byol": built_in(byol, policies={"zero3": 2}, checked=("zero3",), mutants=SLOW),
+    "vqgan": built_in(
+        vqgan, policies={"ddp": 2, "zero3": 2}, often=("ddp",), steps=6, checked=("zero3",), mutants=(RARELY_DEAF,)
+    ),
+    "byol": built_in(byol, policies={"ddp": 2, "zero3": 2}, often=("zero3",), checked=("ddp",), mutants=(RARELY_DEAF,)),
 }

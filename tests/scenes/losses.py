@@ -19,7 +19,7 @@ from tests.support import forward_games
 from tests.support.forward_games import Derived, Slopes, joined
 from tests.support.hard_games import BatchNorms, Plain
 from tests.support.parity import BATCH, vectors
-from tests.support.scene import DEAF, POLICIES, SMALL, Mutant, Refused, Scene
+from tests.support.scene import DEAF, POLICIES, RARELY_DEAF, SMALL, Mutant, Refused, Scene
 from tests.support.sharing_games import Adapters, FollowingAdapters, OneModule, SharedBase, by_hand
 
 # ---- gan.ranks ----
@@ -379,7 +379,6 @@ BY_HAND = "2 ranks would not train as one device does", "a batch norm that is wr
 NORMS = {
     "policies": {**dict.fromkeys(("ddp", "zero3", "zero2", "ddp+recompute", "fsdp", "generator=pipeline,*=ddp"), 2)},
     "promises": ("a batch norm with a forward of its own",),
-    "checked": ("ddp",),
 }
 LISTS = "micro-batches of lists and captions"
 LOADERS = "noise for two loaders; Lightning's own sampler (a warning)"
@@ -395,8 +394,9 @@ MIXED = ("student=ddp,*=zero3", 2), ("single", 1)
 def derived(name: str) -> Scene:
     more = RECOMPUTED if name in ("MeanFlow", "Duals", "Slopes") else {}
     return Scene(
-        forward_games.GAMES[name], bucket=SMALL, policies={**AS_ONE, **more}, often=("zero3", "zero3+recompute"),
-        mutants=(DEAF, Mutant("without its derivative", game=Still))[: 2 if name == "MeanFlow" else 1],
+        forward_games.GAMES[name], bucket=SMALL, policies={**AS_ONE, **more},
+        often=("zero3", "zero3+recompute") if name == "MeanFlow" else ("zero3",),
+        mutants=(DEAF, Mutant("without its derivative", game=Still)) if name == "MeanFlow" else (RARELY_DEAF,),
         refused=(
             Refused(
                 FirstOrder, "zero3", ("phase 'net' differentiates by torch.func", "second_order=True)"), check=False,
@@ -409,7 +409,7 @@ LOSSES = {
     "instance norms that keep statistics": Scene(
         InstanceNorms,
         policies={**POLICIES, "zero3+recompute": 2, "generator=pipeline,*=ddp": 2, "ddp+compile": 2},
-        often=("ddp", "zero3+recompute", "generator=pipeline,*=ddp"), checked=("ddp", "zero3"),
+        often=("ddp", "zero3+recompute", "generator=pipeline,*=ddp"), checked=("zero3",),
         mutants=(Mutant("statistics of each rank", "ddp", replaced={"nets.norm.instance_norm": F.instance_norm}),),
         refused=(
             Refused(
@@ -418,7 +418,7 @@ LOSSES = {
             ),
         ),
     ),
-    "fakes made in inference mode": Scene(Inferred, often=("zero3", "fsdp"), mutants=(DEAF,)),
+    "fakes made in inference mode": Scene(Inferred, often=("zero3", "fsdp"), mutants=(RARELY_DEAF,)),
     "gan.ranks": Scene(
         Contrast, policies={"ddp": 2, "ddp+recompute": 2, "zero3": 2}, checked=("ddp",), promises=WHOLE_BATCH,
         mutants=tuple(
@@ -427,8 +427,8 @@ LOSSES = {
         ),
     ),
     "gan.ranks in micro-batches": Scene(
-        ContrastInTwo, policies={"ddp": 2, "zero3": 2, "zero2": 2}, four=("ddp", "zero3"), promises=WHOLE_BATCH,
-        mutants=(DEAF,),
+        ContrastInTwo, policies={"ddp": 2, "zero3": 2, "zero2": 2}, often=("ddp",), four=("ddp", "zero3"),
+        promises=WHOLE_BATCH, mutants=(DEAF,),
     ),
     "batch norms in micro-batches": Scene(
         MicroBatchNorms, policies={"ddp": 2}, four=("ddp",),
@@ -440,11 +440,13 @@ LOSSES = {
         ),
     ),
     "batch norms of one's own": Scene(
-        Own, **NORMS, mutants=(Mutant("not synchronised", "ddp", settings={"sync_batchnorm": False}),),
+        Own, **NORMS, checked=("ddp",),
+        mutants=(Mutant("not synchronised", "ddp", settings={"sync_batchnorm": False}),),
         refused=tuple(Refused(game, "ddp", BY_HAND, unsaid="Synchronise batch norms") for game in (ByHand, Imported)),
     ),
     "batch norms in groups": Scene(
-        Grouped, **NORMS, mutants=(Mutant("other groups", "ddp", partial(Grouped, 2)),),
+        Grouped, **NORMS, often=("ddp",), checked=("zero2",),
+        mutants=(Mutant("other groups", "ddp", partial(Grouped, 2)),),
         refused=(
             Refused(
                 Grouped, "generator=pipeline+chunks:2,*=ddp",
@@ -455,15 +457,16 @@ LOSSES = {
     ),
     "lists and captions": Scene(
         DescribedInTwo, alone=Described, batches=described, policies={"single": 1, "dp": 2, **AS_ONE},
-        often=("single", "dp", "ddp", "zero3"), promises=(LISTS,),
+        often=("single", "zero3"), promises=(LISTS,),
         mutants=(Mutant("lists are not cut", replaced={"strategies.micro_batches.Cut.__call__": images_alone}),),
     ),
     "captions alone": Scene(
-        Spoken, batches=spoken, policies={"zero3": 2, "dp": 2}, often=("zero3", "dp"),
+        Spoken, batches=spoken, policies={"zero3": 2, "dp": 2}, often=("dp",),
         mutants=(Mutant("other captions", batches=lambda step: spoken(step + 1)),),
     ),
     "two loaders": Scene(
-        TwoLoaders, batches=two_loaders, policies={"ddp": 2, "zero3": 2}, four=("ddp",), promises=(LOADERS,),
+        TwoLoaders, batches=two_loaders, policies={"ddp": 2, "zero3": 2}, often=("ddp",), four=("ddp",),
+        promises=(LOADERS,),
         refused=(
             Refused(
                 TwoLoaders, "ddp", "noise of 4 rows in a phase whose batch has 8", check=False,
@@ -475,13 +478,17 @@ LOSSES = {
     **{name: derived(name) for name in forward_games.GAMES},
     **{
         f"{name}, whole for the phase": Scene(
-            forward_games.GAMES[name], policies={"zero3": 2}, mutants=(DEAF,), checked=("zero3",)
+            forward_games.GAMES[name], policies={"zero3": 2}, mutants=(RARELY_DEAF,),
+            checked=("zero3",) * (name == "MeanFlow"),
         )
         for name in ("MeanFlow", "Slopes")
     },
-    "a graph of second order for a later phase": Scene(Handed, policies={"zero3": 2}, bucket=SMALL, mutants=(DEAF,)),
+    "a graph of second order for a later phase": Scene(
+        Handed, policies={"zero3": 2}, bucket=SMALL, mutants=(RARELY_DEAF,)
+    ),
     "adapters": Scene(
-        Adapters, lambda: by_hand(Adapters()), policies=SHARED, checked=("ddp",), bucket=SMALL, mutants=(DEAF,),
+        Adapters, lambda steps: by_hand(Adapters(), steps), policies=SHARED, checked=("zero2",), bucket=SMALL,
+        mutants=(RARELY_DEAF,),
         saved=("zero3",), arrives=MIXED, travels_often=False,
         refused=(
             Refused(
@@ -495,12 +502,13 @@ LOSSES = {
         ),
     ),
     "a shared base": Scene(
-        SharedBase, lambda: by_hand(SharedBase()), policies=SHARED, bucket=SMALL, often=("student=ddp,*=zero3",),
+        SharedBase, lambda steps: by_hand(SharedBase(), steps), policies=SHARED, bucket=SMALL,
+        often=("student=ddp,*=zero3",), steps=10,
         mutants=(DEAF, Mutant("after does nothing", game=type("Careless", (SharedBase,), {"after": None}))),
         saved=("student=ddp,*=zero3", "zero3", "ddp"), arrives=(("zero3", 2), ("single", 1)),
     ),
     "adapters that follow": Scene(
         FollowingAdapters, policies={"zero3": 2, "student=ddp,*=zero3": 2}, bucket=SMALL,
-        often=("zero3", "student=ddp,*=zero3"), mutants=(DEAF,), saved=("zero3",), arrives=MIXED, travels_often=False,
+        often=("student=ddp,*=zero3",), mutants=(RARELY_DEAF,), saved=("zero3",), arrives=MIXED, travels_often=False,
     ),
 }  # fmt: skip

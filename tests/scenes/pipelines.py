@@ -14,7 +14,7 @@ from gan import Phase, Player, noise, ranks
 from strategies.pipelining.stage_storage import StageReduction
 from tests.support.hard_games import BatchNorms, Micro4, Plain, mlp
 from tests.support.parity import vectors
-from tests.support.scene import DEAF, POLICIES, Mutant, Refused, Scene
+from tests.support.scene import POLICIES, RARELY_DEAF, Mutant, Refused, Scene
 from tests.support.staged_games import Staged, StagedMicro, Tower
 
 # ---- games ----
@@ -348,16 +348,17 @@ def noise_of_the_first(self):
 
 
 def staged(often: tuple[str, ...], policies: dict[str, int], **more) -> Scene:
-    return Scene(Staged, policies=policies, often=often, checked=tuple(policies), steps=4, **more)
+    checked = tuple(each for each in policies if each not in often)
+    return Scene(Staged, policies=policies, often=often, checked=checked, steps=3, **more)
 
 
 def one(game, options: str = "", checked: bool = True, **more) -> Scene:
     """A generator in stages on two ranks."""
     policy = f"generator=pipeline{options},*=ddp"
-    return Scene(game, policies={policy: 2}, often=(policy,), checked=(policy,) * checked, mutants=(SLOW,), **more)
+    more |= {"policies": {policy: 2}, "often": (policy,), "checked": (policy,) * checked}
+    return Scene(game, steps=3, mutants=(RARELY_DEAF,), **more)
 
 
-SLOW = replace(DEAF, slow=True)
 STAGES, DDP = "encoder=ddp,*=pipeline", "encoder=ddp,discriminator=ddp,*=pipeline"
 BY_TWO, OFTEN = f"{STAGES}+stages:2", "encoder=ddp,discriminator=zero3,*=pipeline+schedule:interleaved"
 FORTH_AND_BACK = "+stages:2+chunks:2+schedule:1f1b"
@@ -389,33 +390,34 @@ PIPELINES = {
             DDP: 3, "encoder=ddp,discriminator=fsdp,*=pipeline+chunks:1": 3,
             f"{DDP}+chunks:2+recompute+schedule:1f1b": 3,
         },
-        batches=twelve, mutants=(replace(SLOW, ranks=3),),
+        batches=twelve, mutants=(replace(RARELY_DEAF, ranks=3),),
     ),
     "micro-batches in stages": Scene(
-        StagedMicro, policies={DDP: 2, f"{DDP}+schedule:1f1b": 4}, often=(), mutants=(SLOW,)
+        StagedMicro, policies={DDP: 2, f"{DDP}+schedule:1f1b": 4}, often=(), mutants=(RARELY_DEAF,)
     ),
     "micro-batches and chunks, forth and back": one(
         Micro4, FORTH_AND_BACK, checked=False, four=(f"generator=pipeline{FORTH_AND_BACK},*=ddp",)
     ),
     "hooks after gradients are added up": Scene(
-        Masked, policies={**POLICIES, "dp": 2, "pipeline": 2}, often=("zero3", "pipeline"), mutants=(DEAF,),
+        Masked, policies={**POLICIES, "dp": 2, "pipeline": 2, "generator=pipeline,*=ddp": 2},
+        often=("zero3", "generator=pipeline,*=ddp"), mutants=(RARELY_DEAF,),
         refused=(
             Refused(Masked, f"pipeline{FORTH_AND_BACK}", "schedule:1f1b adds up later; leave +schedule:1f1b out"),
         ),
     ),
     "stages with words and hooks": Scene(
-        Conducted, policies={STAGES: 2}, often=(), mutants=(SLOW,)
+        Conducted, policies={STAGES: 2}, often=(), mutants=(RARELY_DEAF,)
     ),
     "stages_and_shared": Scene(
         SharesWithFrozen, policies={"zero3": 2, "pipeline": 2, "discriminator=pipeline,*=ddp": 2},
-        often=("discriminator=pipeline,*=ddp",), mutants=(DEAF,),
+        often=("discriminator=pipeline,*=ddp",), mutants=(RARELY_DEAF,),
     ),
     "stages that are made later": one(MadeLater, checked=False),
     "stages that look at the whole batch": one(
         BatchNorms, checked=False, refused=(Refused(BatchNorms, TWO_CHUNKS, CUT),)
     ),
     "norms_in_checkpoints": Scene(
-        RemadeNorms, policies=POLICIES, often=("ddp",), mutants=(DEAF,),
+        RemadeNorms, policies=POLICIES, often=("ddp",), mutants=(RARELY_DEAF,),
         refused=(Refused(RemadeNorms, "generator=pipeline,*=ddp", "backward writes buffer '0.1.running_mean'"),),
     ),
     "stages with a batch norm of one pixel": one(OnePixel),
@@ -448,7 +450,7 @@ PIPELINES = {
         refused=(Refused(Hooked, "features=pipeline,*=ddp", "its loss has no value on this rank, because it uses"),),
     ),
     "a scripted layer": Scene(
-        Scripted, policies={"ddp": 2, "zero1": 2, "zero2": 2}, often=("zero2",), mutants=(SLOW,),
+        Scripted, policies={"ddp": 2, "zero1": 2, "zero2": 2}, often=("zero2",), mutants=(RARELY_DEAF,),
         refused=(
             *(
                 Refused(Scripted, policy, ("torch.jit.script", "type --strategy generator=zero2,*="))
@@ -474,6 +476,6 @@ PIPELINES = {
         Endings, policies={"zero3": 2}, often=(),
         refused=(Refused(Endings, "generator=pipeline,*=ddp", "shared' is called by itself, not by the forward"),),
     ),
-    "a table for all samples": one(WithTable),
+    "a table for all samples": one(WithTable, checked=False),
     "a table of as many rows as samples": one(WithFewerRows),
 }  # fmt: skip

@@ -18,13 +18,13 @@ from tests.support.word_games import on_odd_rank
 
 # ---- freeze, and requires_grad ----
 
-# The trunk learns in steps 0 to 2, and from step 6 on again; the generator's last layer from step 4 on.
-THAWED = [0, 1, 2, 6, 7, 8, 9]
+# Of six steps. The trunk learns in steps 0 and 1, and from step 4 on again; the generator's last layer from step 3 on.
+THAWED = [0, 1, 4, 5]
 
 
 class Freezing(Duel):
     of_judge: ClassVar = {"freeze": lambda step: [] if step in THAWED else ["trunk"], "clip": 0.05}
-    of_generator: ClassVar = {"freeze": lambda step: "2" if step < 4 else ()}
+    of_generator: ClassVar = {"freeze": lambda step: "2" if step < 3 else ()}
 
 
 class ByAuthor(Duel):
@@ -33,10 +33,10 @@ class ByAuthor(Duel):
     of_judge: ClassVar = {"clip": 0.05}
 
     def on_train_batch_start(self, batch, index):
-        if index in (3, 6):
-            self.judge["trunk"].requires_grad_(index == 6)
-        if index in (0, 4):
-            self.generator[2].requires_grad_(index == 4)
+        if index in (2, 4):
+            self.judge["trunk"].requires_grad_(index == 4)
+        if index in (0, 3):
+            self.generator[2].requires_grad_(index == 3)
 
 
 class InTheLoss(Freezing):
@@ -51,7 +51,7 @@ class InTheLoss(Freezing):
 
     def fooling(self, batch):
         self.generator.requires_grad_(True)
-        self.generator[2].requires_grad_(self.step >= 4)
+        self.generator[2].requires_grad_(self.step >= 3)
         self.judge.requires_grad_(False)
         self.judge["head"].requires_grad_(True)
         return super().fooling(batch)
@@ -62,7 +62,7 @@ class FreezingByHand(ByHand):
 
     def before(self, step):
         self.judge["trunk"].requires_grad_(step in THAWED)
-        self.generator[2].requires_grad_(step >= 4)
+        self.generator[2].requires_grad_(step >= 3)
 
 
 def undone(self, on):
@@ -212,9 +212,7 @@ class NormedByHand(ByHand):
 
 # ---- what averages and schedules count ----
 
-EPOCH = 4
-
-
+EPOCH = 2
 EPOCHS = {"limit_train_batches": EPOCH, "max_epochs": 10}
 
 
@@ -349,7 +347,7 @@ class FollowingByHand(AfterByHand):
 
 class Turns(Duel):
     def configure_phases(self):
-        yield Phase("judge", self.judging, "judge", until=7, when=lambda: self.step % 3 == on_odd_rank())
+        yield Phase("judge", self.judging, "judge", until=5, when=lambda: self.step % 3 == on_odd_rank())
         yield Phase("fool", self.fooling, "generator", start=2, every=3)
         yield Phase("again", self.judging, "judge", start=4, until=6)
 
@@ -359,8 +357,8 @@ class TurnsByHand(ByHand):
 
     def due(self, turn, step):
         if turn == "judge":
-            return step < 7 and step % 3 == self.remainder
-        return step in ((2, 5, 8) if turn == "fool" else (4, 5))
+            return step < 5 and step % 3 == self.remainder
+        return step in ((2, 5) if turn == "fool" else (4, 5))
 
 
 def asking_the_last(self, question):
@@ -394,15 +392,10 @@ RESUMED: dict[str, Any] = {"saved": ("zero3", "single"), "arrives": (("ddp", 2),
 UNDONE = {f"{SWITCH}.begin_step": nothing, f"{SWITCH}.turn": undone}
 
 
-def freezing(game: Any, *refused: Refused) -> Scene:
-    mutants = (
-        *(Mutant(f"a turn undoes it, {policy}", policy, replaced=UNDONE) for policy in ("single", "ddp")),
-        Mutant("nothing is frozen", game=Clipped),
-    )
+def freezing(game: Any, often: tuple[str, ...], *mutants: Mutant, **more: Any) -> Scene:
     return Scene(
-        game, FreezingByHand().run, policies=DUEL, bucket=SMALL, promises=(FREEZE,),
-        refused=refused, checked=("ddp",) * (game is InTheLoss),
-        mutants=mutants[game is InTheLoss and 2 :],
+        game, FreezingByHand().run, policies=DUEL, often=often, steps=6, bucket=SMALL, promises=(FREEZE,),
+        mutants=mutants, **more,
     )  # fmt: skip
 
 
@@ -425,17 +418,22 @@ def words(game: Any, *names: str) -> tuple[Mutant, ...]:
 
 WORDS = {
     "freeze": freezing(
-        Freezing,
-        Refused(Misspelt, "single", "player 'judge': freeze names 'trnk' at step 3, and its ModuleDict has no such"),
-        Refused(Everything, "single", "phase 'judge': its loss depends on no weight of judge; is something detached"),
+        Freezing, ("single", "zero3"), Mutant("a turn undoes it", replaced=UNDONE),
+        refused=(
+            Refused(Misspelt, "single", "player 'judge': freeze names 'trnk' at step 3, and its ModuleDict has no"),
+            Refused(Everything, "single", "phase 'judge': its loss depends on no weight of judge; is something detach"),
+        ),
     ),
     "frozen by the author": freezing(
-        ByAuthor, Refused(Thawing, "single", "player 'judge': weight 'trunk.0.weight' requires a gradient at step 2, ")
+        ByAuthor, ("single", "ddp"), Mutant("a turn undoes it", "ddp", replaced=UNDONE),
+        refused=(Refused(Thawing, "single", "player 'judge': weight 'trunk.0.weight' requires a gradient at step 2"),),
     ),
-    "frozen in the loss": freezing(InTheLoss),
+    "frozen in the loss": freezing(
+        InTheLoss, ("ddp", "zero3"), Mutant("nothing is frozen", game=Clipped), checked=("ddp",)
+    ),
     "after": Scene(
-        After, AfterByHand().run, policies={**DUEL, **OFFLOADED}, bucket=SMALL, checked=("ddp",), saved=("zero3",),
-        arrives=(("zero3", 2),),
+        After, AfterByHand().run, policies={**DUEL, **OFFLOADED}, often=("single", "zero3"), bucket=SMALL,
+        checked=("ddp",), saved=("zero3",), arrives=(("zero3", 2),), travels_often=False,
         mutants=(
             Mutant("without it", game=type("Unchanged", (After,), {"of_judge": {"ema": 0.7}, "of_generator": {}})),
             Mutant("shards do not take it", "zero3", replaced={f"{BUCKET}.keep_writes": nothing}),
@@ -443,12 +441,13 @@ WORDS = {
         ),
     ),
     "ema_buffers": Scene(
-        Normed, NormedByHand().run, policies=DUEL, bucket=SMALL, checked=("ddp",),
+        Normed, NormedByHand().run, policies=DUEL, often=("single", "zero3"), bucket=SMALL, checked=("ddp",),
         mutants=(Mutant("buffers are copied", game=Copied),),
         saved=("zero3",), arrives=(("ddp", 2), ("ddp", 4)),
     ),
     "ema_per and schedule_per": Scene(
-        Counting, CountingByHand().run, policies=DUEL, bucket=SMALL, settings=EPOCHS, **RESUMED, forgets=forget_counts,
+        Counting, CountingByHand().run, policies=DUEL, often=("single", "zero3"), bucket=SMALL, steps=6,
+        settings=EPOCHS, **RESUMED, forgets=forget_counts,
         mutants=(
             Mutant("a fixed decay", game=changed("of_judge", ema=0.8)),
             Mutant("an average by updates", game=changed("of_generator", ema_per="update")),
@@ -458,27 +457,25 @@ WORDS = {
         ),
     ),
     "follows": Scene(
-        Following, FollowingByHand().run, bucket=SMALL, checked=("ddp",), **RESUMED,
-        policies={**DUEL, **OFFLOADED, "judge=zero3,*=ddp": 2, "judge=ddp,*=zero3": 2},
-        mutants=tuple(
-            Mutant(f"it stays as it was, {policy}", policy, replaced={f"{FOLLOWER}.update": nothing})
-            for policy in ("ddp", "zero3")
-        ),
+        Following, FollowingByHand().run, bucket=SMALL, steps=6, checked=("ddp",), **RESUMED,
+        often=("single", "zero3"), policies={**DUEL, **OFFLOADED, "judge=zero3,*=ddp": 2, "judge=ddp,*=zero3": 2},
+        mutants=(Mutant("it stays as it was", replaced={f"{FOLLOWER}.update": nothing}),),
         refused=(
             Refused(Following, "teacher=ddp,*=single", "'teacher' follows 'judge', so it has the same policy; leave"),
         ),
     ),
     "start, until, every, when": Scene(
-        Turns, TurnsByHand().run, bucket=SMALL, checked=("ddp",),
+        Turns, TurnsByHand().run, often=("single", "ddp"), bucket=SMALL, steps=8, checked=("zero3",),
         mutants=(Mutant("the last rank is asked", "ddp", replaced={"strategies.world.World.answer": asking_the_last}),),
     ),
     "several words of phases": Scene(
-        word_games.Turns, bucket=SMALL, policies={"zero3": 2, "single": 1}, **RESUMED,
+        word_games.Turns, bucket=SMALL, policies={"zero3": 2, "single": 1}, often=("zero3",), steps=10, **RESUMED,
         forgets=forget_turns, travels_often=False,
         mutants=words(word_games.Turns, "start", "until", "every", "when", "freeze", "after", "clip"),
     ),
     "several words of players": Scene(
-        word_games.Followed, bucket=SMALL, policies={}, settings={"limit_train_batches": word_games.EPOCH},
+        word_games.Followed, policies={"ddp": 2}, checked=("ddp",), steps=6,
+        settings={"limit_train_batches": word_games.EPOCH},
         mutants=words(word_games.Followed, "ema_per", "schedule_per"),
     ),
 }  # fmt: skip

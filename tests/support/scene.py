@@ -1,11 +1,11 @@
 """What a scene is: a game, and what is true of it. The scenes are in tests/scenes/."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from strategies.sharding import bucket
-from tests.support.parity import OFTEN, STEPS, vectors
+from tests.support.parity import OFTEN, vectors
 
 SMALL = 64  # bytes of a bucket: every weight has one of its own
 POLICIES = {"single": 1, "ddp": 2, "zero1": 4, "zero2": 2, "zero3": 2, "fsdp": 2}  # and the ranks of each
@@ -29,6 +29,7 @@ class Mutant:
 
 
 DEAF = Mutant("nothing is synchronised", "deaf")
+RARELY_DEAF = replace(DEAF, slow=True)
 
 
 def nothing(*_: Any) -> None:
@@ -55,13 +56,13 @@ class Scene:
 
     `by_hand`: a loop in plain torch, whose weights and averages have the names of a snapshot; else the game itself (or
     `alone`) is trained on one device. `checked`: under these policies the first step is tried, and nothing is said.
-    `saved`: under these policies a checkpoint is made on the way, and training goes on from it to the last bit.
+    `saved`: under these policies a checkpoint is made half way, and training goes on from it to the last bit.
     `arrives`: under these policies and ranks training goes on from the first of these checkpoints, as one device would.
     `forgets`: changes a checkpoint so that training must arrive elsewhere.
     """
 
     game: Callable[[], Any]
-    by_hand: Callable[[], dict[str, Any]] | None = None
+    by_hand: Callable[[int], dict[str, Any]] | None = None  # of so many steps
     alone: Callable[[], Any] | None = None
     policies: dict[str, int] = field(default_factory=lambda: POLICIES)
     often: tuple[str, ...] = OFTEN  # the policies that `make test` plays
@@ -74,7 +75,7 @@ class Scene:
     forgets: Callable[[dict[str, Any]], object] | None = None
     promises: tuple[str, ...] = ()
     batches: Callable[[int], Any] = vectors
-    steps: int = STEPS
+    steps: int = 4
     bucket: int = bucket.SIZE
     settings: dict[str, Any] = field(default_factory=dict)  # of the Trainer
     callbacks: Callable[[], list[Any]] = list
