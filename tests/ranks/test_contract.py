@@ -32,7 +32,7 @@ from tests.support.planned import payload, planned
 from tests.support.saved import Saves, without_optimizers
 from tests.support.watch import WatchedStrategy
 
-STEPS, HALF = 6, 3
+STEPS, HALF = 5, 3
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ POLICY = [
     for name in NAMES
 ]
 RARELY = {"deepspeed1", "deepspeed2", "deepspeed3"}  # `make test` tries them in tests/ranks/test_deepspeed.py only
-WORLDS = [  # `make test` tries one policy on four ranks, `make matrix` all
+WORLDS = [  # `make test` weighs one policy on four ranks, `make matrix` all
     pytest.param(
         name,
         world,
@@ -109,6 +109,9 @@ WORLDS = [  # `make test` tries one policy on four ranks, `make matrix` all
     for each, name in zip(POLICY, NAMES, strict=True)
     for world in ((1,) if POLICIES[name].max_ranks == 1 else (2, 4))
 ]
+
+ON_TWO, ON_FOUR = ([each for each in WORLDS if (each.values[1] == 4) == four] for four in (False, True))
+SLOW = pytest.mark.slow
 
 
 # ---- playing ----
@@ -164,20 +167,18 @@ def alone() -> dict[str, Any]:
 # ---- the same training, saved and resumed ----
 
 
-def check_training(
-    play: Play, policy: str, world: int, alone: dict[str, Any], ddps: str, path: str, check: bool = False
-) -> None:
+def check_training(play: Play, policy: str, world: int, alone: dict[str, Any], ddps: str, path: str) -> None:
     """Parity with one device, also through a checkpoint that is made on the way and that ddp goes on from.
 
-    The policy goes on from it bit for bit, and from ddp's checkpoint.
+    The policy goes on from it bit for bit, and from ddp's checkpoint, where its first step is tried.
     """
-    unbroken = play(trained, policy, world, save=path, check=check)
+    unbroken = play(trained, policy, world, save=path)
     equals(unbroken, alone)
     equals(Play(play.ranks)(trained, "ddp", 2, resume=path), alone)
     if world != 4:
         for one, other in zip(play(trained, policy, world, resume=path), unbroken, strict=True):
             assert distance(one, other) == 0
-        equals(play(trained, policy, world, resume=ddps), alone)
+        equals(play(trained, policy, world, resume=ddps, check=True), alone)
 
 
 @pytest.fixture(scope="module")
@@ -188,11 +189,11 @@ def ddps(ranks, tmp_path_factory) -> str:
     return path
 
 
-@pytest.mark.parametrize(("policy", "world"), WORLDS)
+@pytest.mark.parametrize(("policy", "world"), [*ON_TWO, *(pytest.param(*each.values, marks=SLOW) for each in ON_FOUR)])
 def test_it_trains_as_one_device_and_goes_on_from_its_own_checkpoint_and_ddps(
     policy, world, play, alone, ddps, tmp_path
 ):
-    check_training(play, policy, world, alone, ddps, str(tmp_path / "half.ckpt"), check=True)
+    check_training(play, policy, world, alone, ddps, str(tmp_path / "half.ckpt"))
 
 
 MORE = {  # and the ranks that each is tried on
@@ -212,7 +213,7 @@ def needing(policies: Iterable[Any]) -> list[Any]:
     return [pytest.param(each, marks=[deepspeed] * ("deepspeed" in str(each)), id=str(each)) for each in policies]
 
 
-@pytest.mark.parametrize("policy", often(needing(MORE), [*MIXES, "zero3+offload", "fsdp+offload"]))
+@pytest.mark.parametrize("policy", often(needing(MORE), [*MIXES[1:], "zero3+offload", "fsdp+offload"]))
 def test_mixes_and_options_train_as_one_device(policy, play, alone):
     equals(play(trained, policy, MORE[policy]), alone)
 
@@ -221,8 +222,7 @@ def test_mixes_and_options_train_as_one_device(policy, play, alone):
     "policies",
     needing(
         [
-            ("single", "ddp", "zero1", "zero2", "zero3", "generator=zero3,*=zero1"),
-            ("ddp", "fsdp", "single", "zero3", "fsdp", "zero2"),
+            ("zero1", "fsdp", "single", "zero3", "zero2", "generator=zero3,*=zero1"),
             ("deepspeed1", "zero3", "deepspeed2", "single", "deepspeed3", "ddp"),
         ]
     ),
@@ -236,6 +236,7 @@ def test_a_checkpoint_goes_from_policy_to_policy(policies, ranks, unbroken, tmp_
     assert distance(arrived, unbroken) < EXACT
 
 
+@SLOW
 @pytest.mark.parametrize("policies", needing([("zero3", "zero2"), ("deepspeed2", "deepspeed3")]))
 def test_the_control_a_journey_without_its_optimizers_arrives_elsewhere(policies, saved, unbroken, ranks, tmp_path):
     one, other = policies
@@ -320,11 +321,10 @@ def test_a_phase_moves_what_it_promises_and_a_rank_keeps_it_between_phases_and_n
 PLANNED = {"allreduce_": "all-reduce", GATHER: "all-gather", REDUCE: "reduce-scatter"}
 
 
-@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("name", [name for name in NAMES if POLICIES[name].max_ranks is None])
-def test_it_is_planned_as_it_promises(name, world):
+def test_it_is_planned_as_it_promises(name):
     """So a new policy cannot forget to say what it costs. No engine is made, so DeepSpeed need not be there."""
-    said = promise(name)
+    said, world = promise(name), 4
     cost = planned(said.sized, name, world, single_batch())
     kept = sum(held.bytes for held in cost.held.values()) / whole(name)
     assert kept == pytest.approx(2 * (said.keeps(world) + said.fixed / P) + said.keeps_frozen(world), abs=0.05)
@@ -336,7 +336,7 @@ def test_it_is_planned_as_it_promises(name, world):
 @pytest.mark.parametrize(("name", "other"), [("zero3", "zero2"), ("zero2", "ddp")])
 def test_the_control_that_is_planned_as_another_policy_does_not_pass(name, other):
     with mock.patch.dict(POLICIES, {name: POLICIES[other]}), pytest.raises(AssertionError):
-        test_it_is_planned_as_it_promises(name, 2)
+        test_it_is_planned_as_it_promises(name)
 
 
 def single_batch() -> dict[str, torch.Tensor]:
@@ -383,7 +383,7 @@ def check_refusals(play: Play, policy: str, world: int) -> None:
         assert set(play(refusal, f"discriminator=zero1,*={policy}", world)) == {None}
 
 
-@pytest.mark.parametrize(("policy", "world"), [each for each in WORLDS if each.values[1] != 4])
+@pytest.mark.parametrize(("policy", "world"), ON_TWO)
 def test_it_refuses_what_it_does_not_know_or_cannot_do(policy, world, play):
     check_refusals(play, policy, world)
 
@@ -409,11 +409,11 @@ class Unscheduled(POLICIES["ddp"]):
 
 
 @pytest.mark.parametrize("broken", [Deaf, Unclipped, Averaging, Unscheduled])
-def test_the_control_that_trains_otherwise_does_not_pass(broken, ranks, alone, ddps, tmp_path):
-    entered = Play(ranks, {"ddp": broken})
+def test_the_control_that_trains_otherwise_does_not_pass(broken, ranks, alone):
+    found = Play(ranks, {"ddp": broken})(trained, "ddp", 2)
     with pytest.raises(AssertionError):
-        check_training(entered, "ddp", 2, alone, ddps, str(tmp_path / "half.ckpt"))
-    assert distance(entered(trained, "ddp", 2)[0], alone) > BROKEN
+        equals(found, alone)
+    assert distance(found[0], alone) > BROKEN
 
 
 def test_the_control_that_forgets_in_a_checkpoint_does_not_pass(play, alone, ddps, tmp_path):
@@ -421,7 +421,7 @@ def test_the_control_that_forgets_in_a_checkpoint_does_not_pass(play, alone, ddp
     assert distance(play(trained, "zero2", 2, resume=damaged)[0], alone) > BROKEN
 
 
-@pytest.mark.parametrize(("name", "other"), [("zero3", "zero2"), ("fsdp", "zero2"), ("zero2", "ddp")])
+@pytest.mark.parametrize(("name", "other"), [("zero3", "zero2"), ("zero2", "ddp")])
 def test_the_control_that_is_not_what_it_is_called_does_not_pass(name, other, ranks):
     entered = Play(ranks, {name: POLICIES[other]})
     for moved, kept in entered(weighed, name, 2):

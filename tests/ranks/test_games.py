@@ -254,12 +254,12 @@ FEATURES, STYLES = [16, 8192, 8192], [64]
 
 
 @pytest.mark.parametrize(
-    ("name", "learners", "asked"),
+    ("name", "steps", "learners", "asked"),
     [
-        ("dmd2", {"guidance": ("fake_score", "head"), "student": ("student",)}, {}),
-        ("dmd2_lora", {"guidance": ("fake_score", "head"), "student": ("student",)}, {}),
+        ("dmd2_lora", 10, {"guidance": ("fake_score", "head"), "student": ("student",)}, {}),
         (
             "stylegan",
+            5,
             {
                 "generator": ["generator"],
                 "path": ["generator"],
@@ -275,9 +275,9 @@ FEATURES, STYLES = [16, 8192, 8192], [64]
         ),
     ],
 )
-def test_a_phase_of_several_networks_moves_its_learners_gradients_alone(name, learners, asked, ranks):
+def test_a_phase_of_several_networks_moves_its_learners_gradients_alone(name, steps, learners, asked, ranks):
     """Once each, and a byte for each weight where one is out of reach."""
-    found, sizes = ranks(2).run(moved, GAMES[name], "ddp", 2, 10, pictures)[0], sizes_of(GAMES[name])
+    found, sizes = ranks(2).run(moved, GAMES[name], "ddp", 2, steps, pictures)[0], sizes_of(GAMES[name])
     last = {phase: collectives for _, phase, collectives in found}  # where the reducers have agreed on their order
     for phase, names in learners.items():
         expected = sorted(sizes[learner] for learner in names) + asked.get(phase, [])
@@ -522,12 +522,12 @@ def test_a_checkpoint_has_no_vgg_in_it_and_goes_on_all_the_same(tmp_path):
         engine.save_checkpoint(tmp_path / f"{steps}.ckpt")
         return snapshot(module, strategy)
 
-    unbroken = run(4)
-    run(2)
-    saved = read_checkpoint(tmp_path / "2.ckpt")
+    unbroken = run(2)
+    run(1)
+    saved = read_checkpoint(tmp_path / "1.ckpt")
     assert not [key for key in saved["state_dict"] if "vgg" in key]
     assert list(saved["players"]) == ["encoder", "generator", "discriminator"]
-    resumed = run(4, ckpt_path=str(tmp_path / "2.ckpt"))
+    resumed = run(2, ckpt_path=str(tmp_path / "1.ckpt"))
     assert distance(unbroken, resumed) < 1e-10
 
 
