@@ -149,10 +149,8 @@ def loader(policy: str, world: int, steps: int = STEPS) -> Whole:
 def trained(
     policy: str, world: int, save: str | None = None, resume: str | None = None, check: bool = False
 ) -> dict[str, Any]:
-    game, strategy = (
-        Composite(),
-        PhaseStrategy(PROMISES.get(policy, Promise({}, float)).composite or policy, check=check),
-    )
+    typed = PROMISES[policy].composite if policy in PROMISES else ""
+    game, strategy = Composite(), PhaseStrategy(typed or policy, check=check)
     with doubled() if "deepspeed" in policy else nullcontext(), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
         made = trainer(strategy, world, STEPS, sync_batchnorm=True, callbacks=[Saves(save, HALF)] if save else [])
         made.fit(game, loader(policy, world), ckpt_path=resume)

@@ -192,12 +192,8 @@ def told(policy, devices, folder):
             average = sum(weight.sum().item() for weight in game.parameters())
         metrics = {name: value.item() for name, value in made.callback_metrics.items() if name != "rows"}
         found[what] = {**metrics, "average": average, "score": float(saving.best_model_score)}
-        found[what] |= {
-            "step": made.global_step,
-            "epoch": made.current_epoch,
-            "count": game.count,
-            "seen": game.seen[-1],
-        }
+        found[what] |= {"step": made.global_step, "epoch": made.current_epoch}
+        found[what] |= {"count": game.count, "seen": game.seen[-1]}
         found[what]["best"] = Path(saving.best_model_path).name
 
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):

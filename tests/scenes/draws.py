@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gan import Phase, noise
 from tests.support.hard_games import Plain
-from tests.support.scene import RARELY_DEAF, Mutant, Refused, Scene, nothing
+from tests.support.scene import Mutant, Refused, Scene, nothing
 
 
 class Draws(Plain):
@@ -295,11 +295,7 @@ DRAWS = {
         mutants=(Mutant("it forgets", game=Forgetful),),
         refused=(Refused(Reentrant, "ddp", "use_reentrant=False"),),
     ),
-    "draws of a compiled network": Scene(
-        Compiled, policies={"ddp+compile": 2}, often=(), checked=("ddp+compile",), mutants=(RARELY_DEAF,)
-    ),
-    "draws of a network compiled by its author": Scene(
-        ByAuthor, alone=Compiled, policies={"single": 1}, often=(), mutants=(RARELY_DEAF,)
-    ),
-    "gan.noise": Scene(AllDraws, policies={**DRAWN, "fsdp+recompute": 2}, mutants=(RARELY_DEAF,)),
+    "draws of a compiled network": Scene(Compiled, policies={"ddp+compile": 2}, often=(), checked=("ddp+compile",)),
+    "draws of a network compiled by its author": Scene(ByAuthor, alone=Compiled, policies={"single": 1}, often=()),
+    "gan.noise": Scene(AllDraws, policies={**DRAWN, "fsdp+recompute": 2}),
 }  # fmt: skip

@@ -418,7 +418,7 @@ LOSSES = {
             ),
         ),
     ),
-    "fakes made in inference mode": Scene(Inferred, often=("zero3", "fsdp"), mutants=(RARELY_DEAF,)),
+    "fakes made in inference mode": Scene(Inferred, often=("zero3", "fsdp")),
     "gan.ranks": Scene(
         Contrast, policies={"ddp": 2, "ddp+recompute": 2, "zero3": 2}, checked=("ddp",), promises=WHOLE_BATCH,
         mutants=tuple(
@@ -478,17 +478,14 @@ LOSSES = {
     **{name: derived(name) for name in forward_games.GAMES},
     **{
         f"{name}, whole for the phase": Scene(
-            forward_games.GAMES[name], policies={"zero3": 2}, mutants=(RARELY_DEAF,),
+            forward_games.GAMES[name], policies={"zero3": 2},
             checked=("zero3",) * (name == "MeanFlow"),
         )
         for name in ("MeanFlow", "Slopes")
     },
-    "a graph of second order for a later phase": Scene(
-        Handed, policies={"zero3": 2}, bucket=SMALL, mutants=(RARELY_DEAF,)
-    ),
+    "a graph of second order for a later phase": Scene(Handed, policies={"zero3": 2}, bucket=SMALL),
     "adapters": Scene(
         Adapters, lambda steps: by_hand(Adapters(), steps), policies=SHARED, checked=("zero2",), bucket=SMALL,
-        mutants=(RARELY_DEAF,),
         saved=("zero3",), arrives=MIXED, travels_often=False,
         refused=(
             Refused(
@@ -509,6 +506,6 @@ LOSSES = {
     ),
     "adapters that follow": Scene(
         FollowingAdapters, policies={"zero3": 2, "student=ddp,*=zero3": 2}, bucket=SMALL,
-        often=("student=ddp,*=zero3",), mutants=(RARELY_DEAF,), saved=("zero3",), arrives=MIXED, travels_often=False,
+        often=("student=ddp,*=zero3",), saved=("zero3",), arrives=MIXED, travels_often=False,
     ),
 }  # fmt: skip

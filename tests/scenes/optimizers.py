@@ -14,7 +14,7 @@ from tests.support.duel import ByHand, Duel, fooling, judging
 from tests.support.hard_games import HARD
 from tests.support.matrix_optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
 from tests.support.parity import STEPS, vectors
-from tests.support.scene import DEAF, ENGINES, POLICIES, RARELY_DEAF, SMALL, Mutant, Refused, Scene, nothing
+from tests.support.scene import DEAF, ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, nothing
 from tests.support.schedule_free import ScheduleFree
 
 PLAIN = HARD["Plain"]
@@ -260,18 +260,16 @@ OPTIMIZERS = {
         ),
     ),
     "sparse gradients": Scene(
-        SPARSE_GAME, policies={"single": 1}, often=(),
+        SPARSE_GAME, policies={"single": 1}, often=(), mutants=(),
         refused=tuple(
             Refused(SPARSE_GAME, policy, SPARSE, slow=policy in ("zero2", "fsdp", "dp"))
             for policy in ("ddp", "zero1", "zero2", "zero3", "fsdp", "dp")
         ),
     ),
-    "complex weights": Scene(
-        Complex, policies={**POLICIES, "dp": 2}, often=("zero3",), saved=("zero3", "ddp"), mutants=(RARELY_DEAF,)
-    ),
+    "complex weights": Scene(Complex, policies={**POLICIES, "dp": 2}, often=("zero3",), saved=("zero3", "ddp")),
     "an optimizer of two kinds of weights": Scene(
         Free, FreeByHand().run, policies={"single": 1, "ddp": 2, "zero1": 2, "generator=zero1,*=ddp": 2},
-        four=("zero1",), often=("single", "zero1"), bucket=SMALL, mutants=(RARELY_DEAF,),
+        four=("zero1",), often=("single", "zero1"), bucket=SMALL,
         saved=("zero1", "ddp", "single"), arrives=(("single", 1), ("ddp", 2), ("zero1", 4)),
         refused=(
             Refused(Averaged, "ddp", "player 'judge': ScheduleFree keeps an average itself, which its eval() shows"),
@@ -318,14 +316,13 @@ OPTIMIZERS = {
     ),
     "whole weights that are reached sometimes": Scene(
         optimized(HARD["SometimesReached"], SHAMPOO), policies={"zero1": 2}, often=("zero1",), four=("zero1",),
-        steps=6, mutants=(RARELY_DEAF,),
+        steps=6,
     ),
     "whole weights beside a teacher": Scene(
         optimized(HARD["Teacher"], SHAMPOO), policies={"generator=zero1,*=ddp": 2}, often=("generator=zero1,*=ddp",),
-        mutants=(RARELY_DEAF,),
     ),
     "whole weights behind a method": Scene(
-        optimized(HARD["OwnMethods"], partial(Adagrad, lr=1e-2)), policies={"zero1": 2}, mutants=(RARELY_DEAF,)
+        optimized(HARD["OwnMethods"], partial(Adagrad, lr=1e-2)), policies={"zero1": 2}
     ),
     "weights that are stepped together": Scene(
         optimized(PLAIN, partial(NormedTogether, lr=1e-2)), policies={"ddp": 2}, often=(),

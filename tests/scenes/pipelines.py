@@ -356,7 +356,7 @@ def one(game, options: str = "", checked: bool = True, **more) -> Scene:
     """A generator in stages on two ranks."""
     policy = f"generator=pipeline{options},*=ddp"
     more |= {"policies": {policy: 2}, "often": (policy,), "checked": (policy,) * checked}
-    return Scene(game, steps=3, mutants=(RARELY_DEAF,), **more)
+    return Scene(game, steps=3, **more)
 
 
 STAGES, DDP = "encoder=ddp,*=pipeline", "encoder=ddp,discriminator=ddp,*=pipeline"
@@ -392,32 +392,28 @@ PIPELINES = {
         },
         batches=twelve, mutants=(replace(RARELY_DEAF, ranks=3),),
     ),
-    "micro-batches in stages": Scene(
-        StagedMicro, policies={DDP: 2, f"{DDP}+schedule:1f1b": 4}, often=(), mutants=(RARELY_DEAF,)
-    ),
+    "micro-batches in stages": Scene(StagedMicro, policies={DDP: 2, f"{DDP}+schedule:1f1b": 4}, often=()),
     "micro-batches and chunks, forth and back": one(
         Micro4, FORTH_AND_BACK, checked=False, four=(f"generator=pipeline{FORTH_AND_BACK},*=ddp",)
     ),
     "hooks after gradients are added up": Scene(
         Masked, policies={**POLICIES, "dp": 2, "pipeline": 2, "generator=pipeline,*=ddp": 2},
-        often=("zero3", "generator=pipeline,*=ddp"), mutants=(RARELY_DEAF,),
+        often=("zero3", "generator=pipeline,*=ddp"),
         refused=(
             Refused(Masked, f"pipeline{FORTH_AND_BACK}", "schedule:1f1b adds up later; leave +schedule:1f1b out"),
         ),
     ),
-    "stages with words and hooks": Scene(
-        Conducted, policies={STAGES: 2}, often=(), mutants=(RARELY_DEAF,)
-    ),
+    "stages with words and hooks": Scene(Conducted, policies={STAGES: 2}, often=()),
     "stages_and_shared": Scene(
         SharesWithFrozen, policies={"zero3": 2, "pipeline": 2, "discriminator=pipeline,*=ddp": 2},
-        often=("discriminator=pipeline,*=ddp",), mutants=(RARELY_DEAF,),
+        often=("discriminator=pipeline,*=ddp",),
     ),
     "stages that are made later": one(MadeLater, checked=False),
     "stages that look at the whole batch": one(
         BatchNorms, checked=False, refused=(Refused(BatchNorms, TWO_CHUNKS, CUT),)
     ),
     "norms_in_checkpoints": Scene(
-        RemadeNorms, policies=POLICIES, often=("ddp",), mutants=(RARELY_DEAF,),
+        RemadeNorms, policies=POLICIES, often=("ddp",),
         refused=(Refused(RemadeNorms, "generator=pipeline,*=ddp", "backward writes buffer '0.1.running_mean'"),),
     ),
     "stages with a batch norm of one pixel": one(OnePixel),
@@ -431,7 +427,7 @@ PIPELINES = {
         ),
     ),
     "a collective past gan.ranks": Scene(
-        partial(Painting, PastRanks), policies={}, often=(),
+        partial(Painting, PastRanks), policies={}, often=(), mutants=(),
         refused=(
             Refused(
                 partial(Painting, PastRanks), "generator=pipeline,*=ddp",
@@ -450,7 +446,7 @@ PIPELINES = {
         refused=(Refused(Hooked, "features=pipeline,*=ddp", "its loss has no value on this rank, because it uses"),),
     ),
     "a scripted layer": Scene(
-        Scripted, policies={"ddp": 2, "zero1": 2, "zero2": 2}, often=("zero2",), mutants=(RARELY_DEAF,),
+        Scripted, policies={"ddp": 2, "zero1": 2, "zero2": 2}, often=("zero2",),
         refused=(
             *(
                 Refused(Scripted, policy, ("torch.jit.script", "type --strategy generator=zero2,*="))

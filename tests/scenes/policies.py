@@ -13,8 +13,8 @@ from gan import GanModule, Phase, Player
 from strategies.sharding.bucket import PendingReduction
 from strategies.world import Groups
 from tests.support.composite import Composite
-from tests.support.hard_games import BatchNormPenalty, BatchNorms, Micro4, Plain, SometimesReached, Teacher, TwoPhases
-from tests.support.scene import DEAF, ENGINES, POLICIES, RARELY_DEAF, Mutant, Refused, Scene, nothing
+from tests.support.hard_games import BatchNormPenalty, Micro4, Plain, TwoPhases
+from tests.support.scene import DEAF, ENGINES, POLICIES, Mutant, Refused, Scene, nothing
 
 WIDTH = 8
 
@@ -33,11 +33,9 @@ class Network(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.stem, self.blocks, self.head = (
-            nn.Linear(6, WIDTH),
-            nn.ModuleList(Block() for _ in range(4)),
-            nn.Linear(8, 1),
-        )
+        self.stem = nn.Linear(6, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(8, 1)
         self.picture = nn.Conv2d(1, 2, 3, padding=1).to(memory_format=torch.channels_last)
         self.blocks[3].linear.weight = self.blocks[0].linear.weight
 
@@ -248,11 +246,6 @@ def weight_norm(layer: nn.Linear) -> None:
 # ---- the table ----
 
 
-def ddp(game: Any, *mutants: Mutant, checked: bool = False, **more: Any) -> Scene:
-    """A game under ddp; `make matrix` has it under every policy."""
-    return Scene(game, policies={"ddp": 2}, checked=("ddp",) * checked, mutants=mutants or (RARELY_DEAF,), **more)
-
-
 def read_otherwise(game: Any) -> tuple[Refused, ...]:
     said = "phase 'judge' read weights in another order on another rank"
     return tuple(
@@ -264,21 +257,20 @@ def read_otherwise(game: Any) -> tuple[Refused, ...]:
     )  # fmt: skip
 
 
-FSDP = dict(policies={"fsdp": 2}, often=("fsdp",), mutants=(RARELY_DEAF,))
+DDP = {"ddp": 2}
+FSDP = dict(policies={"fsdp": 2}, often=("fsdp",))
 BLOCKS = {"fsdp": 2, **dict.fromkeys(["fsdp+whole", "fsdp+offload", "fsdp+recompute"], 2), "fsdp+hybrid:2": 4}
 BLOCKS |= dict.fromkeys(["maker=fsdp,*=zero3", "judge=fsdp+whole,*=ddp"], 2)
 PIECES = dict.fromkeys(["zero1", "zero2", "zero3+whole", "critic=zero3+whole,*=zero3"], 2)
 
 POLICY_GAMES = {
-    "a plain game": ddp(Plain, DEAF),
-    "four micro-batches of a mean over samples": ddp(Micro4, alone=Plain),
-    "batch norms": ddp(BatchNorms, often=()),
-    "a penalty through batch norms": ddp(BatchNormPenalty, APART, checked=True),
-    "weights that are reached sometimes": ddp(SometimesReached, checked=True, steps=6),
-    "a teacher": ddp(Teacher),
+    # `make matrix` has these under every policy.
+    "a plain game": Scene(Plain, policies=DDP, mutants=(DEAF,)),
+    "four micro-batches of a mean over samples": Scene(Micro4, alone=Plain, policies=DDP),
+    "a penalty through batch norms": Scene(BatchNormPenalty, policies=DDP, mutants=(APART,)),
     "norms_by_hooks": Scene(
         Hooked, saved=("zero3", "ddp"), arrives=(("pipeline", 2), ("fsdp", 2), ("single", 1)),
-        policies={**POLICIES, **ENGINES, "dp": 2, "pipeline": 2}, often=("zero3",), mutants=(RARELY_DEAF,),
+        policies={**POLICIES, **ENGINES, "dp": 2, "pipeline": 2}, often=("zero3",),
     ),
     "two that learn together": Scene(
         Crossed, policies=dict.fromkeys(["ddp", "zero1", "zero2"], 2), often=("ddp", "zero2"),
@@ -301,7 +293,6 @@ POLICY_GAMES = {
     # Under zero3 as for players of many buckets: gathered when they are read, let go, gathered again.
     "in_buckets": Scene(
         Composite, policies=PIECES, four=tuple(PIECES), often=("zero2", "zero3+whole"), bucket=100,
-        mutants=(RARELY_DEAF,),
         refused=(*read_otherwise(Chosen), *read_otherwise(Fewer)),
     ),
     "blocks": Scene(

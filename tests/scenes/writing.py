@@ -10,15 +10,7 @@ from lightning import Callback
 from tests.support.hard_games import Plain
 from tests.support.parity import EXACT, distance, train
 from tests.support.scene import Mutant, Refused, Scene, nothing
-from tests.support.writing_games import (
-    WRITES,
-    Writing,
-    WritingData,
-    WritingFrozen,
-    WritingLate,
-    WritingOther,
-    write,
-)
+from tests.support.writing_games import WRITES, Writing, WritingData, WritingFrozen, WritingLate, WritingOther, write
 
 # ---- Lightning's hooks ----
 

@@ -68,7 +68,7 @@ class Scene:
     often: tuple[str, ...] = OFTEN  # the policies that `make test` plays
     four: tuple[str, ...] = ()  # those that `make matrix` plays on four ranks too
     checked: tuple[str, ...] = ()
-    mutants: tuple[Mutant, ...] = ()
+    mutants: tuple[Mutant, ...] = (RARELY_DEAF,)
     refused: tuple[Refused, ...] = ()
     saved: tuple[str, ...] = ()
     arrives: tuple[tuple[str, int], ...] = ()
