@@ -75,10 +75,15 @@ def test_the_first_of_a_node_starts_the_others_and_knows_them_by_rank(monkeypatc
     assert PARENT not in os.environ  # what else this process starts is no rank
 
 
-def test_the_others_start_where_the_first_was_started(monkeypatch, tmp_path):
-    """The program may have gone elsewhere, as Hydra's do, so the path in its command would be another one."""
+@pytest.mark.parametrize(("imported", "now"), [(".", "later"), ("config", ".")])
+def test_the_others_start_where_the_first_was_started(imported, now, monkeypatch, tmp_path):
+    """The program may have gone elsewhere, as Hydra's do, or have imported us elsewhere, as LightningCLI does."""
     (tmp_path / "program.py").write_text("from pathlib import Path; Path('here').write_text('')")
-    monkeypatch.setattr(starting, "_folder", str(tmp_path))
+    for folder in {imported, now} - {"."}:
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr(starting, "_imported_in", str(tmp_path / imported))
+    monkeypatch.setenv("PWD", str(tmp_path))
+    monkeypatch.chdir(tmp_path / now)
     monkeypatch.setattr(sys, "argv", ["program.py"])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     two = scripts(2)
