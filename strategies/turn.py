@@ -140,8 +140,9 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
                 f"phase '{phase.name}': backward goes a second time through its loss; let the loss not call backward() "
                 f"itself, and compute again what another phase has computed, or in both by self.shared(...)"
             ) from error
-        with whole_gradients_alone(learners, index == parts - 1, training.world):
-            training.hooks.call("on_after_backward")
+        if "on_after_backward" in training.hooks.wanted:
+            with whole_gradients_alone(learners, index == parts - 1, training.world):
+                training.hooks.call("on_after_backward")
     return means
 
 

@@ -1,6 +1,7 @@
 """The option recompute (activation checkpointing): backward runs the forwards of a player's blocks again."""
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,14 +40,16 @@ class Recompute:
         buffers      copies from before the forward: u and v of spectral norms, running statistics
         noise        losses draw for the same place and call again, also in a thread of autograd
         dice         NumPy and Python's random draw again what they drew
+        attributes   what modules keep in them, such as a counter
         ranks        sums over ranks are recorded, so ranks need not recompute their blocks in the same order; what is
                      added up for gradients is so among the same ranks, also in a thread of autograd
         flags        training mode, requires_grad (a fake of `GanModule.shared` outlives its phase), default dtype
 
     Weights are not restored. If they have changed since the first forward, the error is that of plain torch.
 
-    It cannot restore random numbers of Python and numpy, or a module's state that is not a buffer. A block that
-    changes a buffer outside itself, writes its own weights, or overwrites its input, is refused when it does so.
+    It cannot restore what a block writes into a list or tensor of its own, its generators, or globals. A block that
+    does the first or second, changes a buffer outside itself, writes its own weights, or overwrites its input, is
+    refused when it does so.
 
     A backward that is itself differentiated is exact too; each of the two backwards runs the forward again.
     """
@@ -121,7 +124,9 @@ class Recompute:
             with state.recorded(tensors) if state.first else state.restored():
                 return forward(*args, **kwargs)
 
-        return checkpoint(once, *leaves, use_reentrant=False)
+        # torch stops the second forward at the last tensor that backward needs, and RReLU has not filled its own then.
+        whole = any(isinstance(module, nn.RReLU) for module in modules)
+        return checkpoint(once, *leaves, use_reentrant=False, early_stop=not whole)
 
     def release(self) -> None:
         """Restore every module's own forward."""
@@ -140,6 +145,7 @@ class ForwardState:
         self.place = None if place is None else replace(place)
         self.world = ranks.here()
         self.dice = np.random.get_state(), random.getstate()
+        self.attributes = self._attributes()
         self.dtype = torch.get_default_dtype()
         self.modes = [module.training for module in modules]
         self.requires_grad = [weight.requires_grad for weight in weights]
@@ -160,7 +166,7 @@ class ForwardState:
         others = self._buffers([module for module in self.owner.player.module.modules() if module not in own])
         before = [version_of(tensor) for tensor in inputs], [version_of(buffer) for _, _, buffer in others]
         unwritten = [version_of(weight) for weight in self.weights]
-        numbers = self._numbers()
+        kept = self._kept()
         with ranks.recording(self.sums):
             yield
         if before[0] != [version_of(tensor) for tensor in inputs]:
@@ -175,12 +181,13 @@ class ForwardState:
                     f"write it again in backward; leave recompute out for this player, or write the weight between "
                     f"phases, inside trainer.strategy.gathered(write=True)"
                 )
-        if changed := dict(self._numbers() - numbers):
-            (kind, name), *_ = changed
-            raise UserError(
-                f"{self.what} changes the attribute '{name}' of a {kind} in forward, and recompute would change it "
-                f"again in backward; keep it in a buffer, or change it in the loss"
-            )
+        for key, (state, _) in self._kept().items():
+            if key in kept and kept[key][0] != state:
+                kind, name, *_ = key
+                raise UserError(
+                    f"{self.what} changes the attribute '{name}' of a {kind} in forward, and recompute would change it "
+                    f"again in backward; keep it in a buffer, draw without a generator, or do it in the loss"
+                )
         for (module, name, buffer), version in zip(others, before[1], strict=True):
             if version_of(buffer) != version:
                 raise UserError(
@@ -189,10 +196,21 @@ class ForwardState:
                 )
         self.stamp = self._stamp()
 
-    def _numbers(self) -> set[tuple[tuple[str, str], Any]]:
-        """Plain numbers in attributes, such as a counter."""
-        found = ((module, name, value) for module in self.modules for name, value in vars(module).items())
-        return {((type(m).__name__, name), (id(m), v)) for m, name, v in found if type(v) in (int, float)}
+    def _attributes(self) -> list[tuple[nn.Module, dict[str, Any]]]:
+        """What modules keep in attributes: numbers, say, and tensors, but not what they have computed last."""
+        return [
+            (module, {name: value for name, value in vars(module).items() if name not in OF_MODULES and _stays(value)})
+            for module in self.modules
+        ]
+
+    def _kept(self) -> dict[tuple[str, str, int], tuple[Any, Any]]:
+        """The states of what may be changed in place, and the objects, so that their ids stay theirs."""
+        return {
+            (type(module).__name__, name, id(value)): (state, value)
+            for module, attributes in self._attributes()
+            for name, value in attributes.items()
+            if (state := _state_of(value)) is not None
+        }
 
     def _stamp(self) -> Any:
         return self.owner.updates, [version_of(weight) for weight in self.weights]
@@ -211,9 +229,10 @@ class ForwardState:
         dtype = torch.get_default_dtype()
         copies = {key: buffer.clone() for key, buffer in self.buffers.items()}
         place = None if self.place is None else replace(self.place)
-        dice = np.random.get_state(), random.getstate()
+        dice, attributes = (np.random.get_state(), random.getstate()), self._attributes()
         try:
             _set_dice(self.dice)
+            _set_attributes(self.attributes)
             torch.set_default_dtype(self.dtype)
             self._set(self.modes, self.requires_grad, [(module, name, copies[key]) for module, name, key in self.slots])
             with noise.at(place), ranks.at(self.world), ranks.replaying(self.sums):
@@ -222,6 +241,7 @@ class ForwardState:
             self._set(modes, requires_grad, buffers)
             torch.set_default_dtype(dtype)
             _set_dice(dice)
+            _set_attributes(attributes)
 
     def _set(
         self, modes: list[bool], requires_grad: list[bool], buffers: Sequence[tuple[nn.Module, str, Tensor | None]]
@@ -233,6 +253,35 @@ class ForwardState:
                 weight.requires_grad_(value)
         for module, name, buffer in buffers:
             module._buffers[name] = buffer
+
+
+OF_MODULES = frozenset(vars(nn.Module()))
+
+
+def _stays(value: Any) -> bool:
+    return not (isinstance(value, Tensor) and value.grad_fn is not None)
+
+
+def _set_attributes(attributes: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    for module, values in attributes:
+        vars(module).update(values)
+
+
+def _state_of(value: Any) -> Any:
+    """What changes when a container, a tensor or a generator is written or drawn from; None for others."""
+    if isinstance(value, list | set | deque):
+        return tuple(map(id, value))
+    if isinstance(value, dict):
+        return tuple(map(id, value.values()))
+    if isinstance(value, Tensor):
+        return version_of(value)
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    return value.getstate() if isinstance(value, random.Random) else None
 
 
 def _set_dice(states: tuple[Any, Any]) -> None:

@@ -127,14 +127,15 @@ class Program(TorchFunctionMode):
         carrier: Carrier,
         device: torch.device,
         copies: ranks.World,
+        trying: bool = False,
     ) -> None:
         """`stage_of` has the stages of the network's parameters, by their ids.
 
-        `copies` are the ranks that have the same stages in other pipelines.
+        `copies` are the ranks that have the same stages in other pipelines. `trying`: it is a trial.
         """
         super().__init__()
         self.player, self.mine, self.stage_of, self.carrier, self.device = player, mine, stage_of, carrier, device
-        self.copies = copies
+        self.copies, self.trying = copies, trying
         # What has been carried, by id and target, in the order of transfers: the tensor, and what is there of it.
         self.carried: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
         self.running = False  # a unit of this rank: torch works as usual
@@ -263,9 +264,9 @@ class Program(TorchFunctionMode):
         place = noise.here()
         before = 0 if place is None else place.calls
         with self._natively(unit):
-            dice = _dice()
+            dice = _dice() if self.trying else None
             found = forward(*args, **kwargs)
-        if _dice() != dice:
+        if self.trying and _dice() != dice:
             raise UserError(
                 f"player '{self.player}': '{unit.name}' draws by NumPy or Python's random, which only the rank of its "
                 f"stage would do; draw by torch, such as torch.rand(1), or between the blocks"

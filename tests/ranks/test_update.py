@@ -180,13 +180,28 @@ class Counting(Tossing):
     block = Counts
 
 
-def test_recompute_draws_again_what_a_block_drew():
-    assert distance(*(weights(train(Tossing, policy=policy)) for policy in ("single", "single+recompute"))) == 0
+class Keeps(Tosses):
+    def __init__(self):
+        super().__init__()
+        self.past = []
+
+    def forward(self, x):
+        self.past.append(1)
+        return torch.tanh(self.layer(x) * len(self.past))
 
 
-def test_recompute_refuses_a_block_that_counts():
-    said = refused(Counting, single, policy="single+recompute", steps=1)
-    assert "changes the attribute 'calls' of a Counts in forward, and recompute would change it again" in said
+class Keeping(Tossing):
+    block = Keeps
+
+
+@pytest.mark.parametrize("game", [Tossing, Counting])
+def test_a_block_that_runs_again_has_the_dice_and_attributes_of_the_first_time(game):
+    assert distance(*(weights(train(game, policy=policy)) for policy in ("single", "single+recompute"))) == 0
+
+
+def test_recompute_refuses_a_block_that_writes_into_a_list():
+    said = refused(Keeping, single, policy="single+recompute", steps=1)
+    assert "changes the attribute 'past' of a Keeps in forward, and recompute would change it again" in said
 
 
 def test_a_stage_that_draws_what_other_ranks_do_not_is_refused(ranks):
