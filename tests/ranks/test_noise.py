@@ -93,11 +93,12 @@ def test_a_resumed_run_draws_what_the_unbroken_one_does(ranks, tmp_path):
     for (drawn, found), (all_drawn, expected) in zip(ranks(2).run(seeded, 2, resume=path), unbroken, strict=True):
         assert drawn == all_drawn  # the game remembers what it drew before
         assert distance(found, expected) == 0
-    # The control: a run on another number of ranks draws other numbers from torch, but not from NumPy and Python.
+    # The control: a run on another number of ranks draws other numbers from torch, but not from NumPy and Python. The
+    # first rank goes on as it was.
     tree = read_checkpoint(path)
     write_checkpoint(tmp_path / "anew.ckpt", {**tree, "random_states": tree["random_states"][:1]})
-    for (drawn, _), (all_drawn, _) in zip(
-        ranks(2).run(seeded, 2, resume=str(tmp_path / "anew.ckpt")), unbroken, strict=True
-    ):
-        assert not {each[0] for each in drawn[6:]} & {each[0] for each in all_drawn}
+    anew = ranks(2).run(seeded, 2, resume=str(tmp_path / "anew.ckpt"))
+    assert anew[0][0] == unbroken[0][0]
+    assert not {each[0] for each in anew[1][0][6:]} & {each[0] for each in unbroken[1][0]}
+    for (drawn, _), (all_drawn, _) in zip(anew, unbroken, strict=True):
         assert [each[1:3] for each in drawn] == [each[1:3] for each in all_drawn]  # NumPy, Python

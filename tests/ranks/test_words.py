@@ -35,7 +35,7 @@ class Flags(Callback):
 
 def seen_flags(game, policy, world):
     flags = Flags()
-    fit(game, policy, 1 if policy == "single" else world, 5, callbacks=[flags])
+    fit(game, policy, 1 if policy == "single" else world, 4, callbacks=[flags])
     return flags.seen[-1]
 
 
