@@ -37,9 +37,23 @@ class Updater:
     groups: list[list[str]]
     schedule: LRScheduler | None = None
     elementwise: bool = field(init=False)  # whether it can step pieces of weights in place of the weights
+    members: list[list[int]] = field(init=False)  # the ids of what each group has: weights, or a rank's parts of them
 
     def __post_init__(self) -> None:
         self.elementwise = elementwise(self.optimizer) and not self.optimizer.state
+        self.members = self.members_now()
+
+    def members_now(self) -> list[list[int]]:
+        return [[id(weight) for weight in group["params"]] for group in self.optimizer.param_groups]
+
+    def check_members(self, player: Player) -> None:
+        """Refuse groups that a hook has changed, by identity perhaps, which a rank's parts of weights have not."""
+        if self.members != self.members_now():
+            raise UserError(
+                f"player '{player.name}': a hook has changed which weights are in optimizer.param_groups, by which "
+                f"ranks and checkpoints know them; make the groups in the player's function for the optimizer, or type "
+                f"Player(freeze=...)"
+            )
 
 
 def elementwise(optimizer: Optimizer) -> bool:
@@ -161,6 +175,7 @@ def step_owned(updater: Updater, weights: Mapping[str, nn.Parameter], owned: Map
         group["params"] = [owned[name] for name in members if name in owned]
     for name in weights.keys() - owned.keys():
         updater.optimizer.state.pop(weights[name], None)
+    updater.members = updater.members_now()
 
 
 @runtime_checkable

@@ -197,9 +197,9 @@ class ForwardState:
         self.stamp = self._stamp()
 
     def _attributes(self) -> list[tuple[nn.Module, dict[str, Any]]]:
-        """What modules keep in attributes: numbers, say, and tensors, but not what they have computed last."""
+        """What modules keep in attributes: a counter, or what another network has computed for them, as in MUNIT."""
         return [
-            (module, {name: value for name, value in vars(module).items() if name not in OF_MODULES and _stays(value)})
+            (module, {name: value for name, value in vars(module).items() if name not in OF_MODULES})
             for module in self.modules
         ]
 
@@ -256,10 +256,6 @@ class ForwardState:
 
 
 OF_MODULES = frozenset(vars(nn.Module()))
-
-
-def _stays(value: Any) -> bool:
-    return not (isinstance(value, Tensor) and value.grad_fn is not None)
 
 
 def _set_attributes(attributes: list[tuple[nn.Module, dict[str, Any]]]) -> None:

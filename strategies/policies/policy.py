@@ -260,6 +260,7 @@ class Policy(Costs):
         """Clip, step the optimizer, call `Player(after=...)`. Then move what counts updates: a schedule, averages."""
         if self.player.clip is not None:
             nn.utils.clip_grads_with_norm_(self.storage.owned.values(), self.player.clip, norm)
+        self.learners_updater.check_members(self.player)
         self.storage.step(self.learners_updater.optimizer, self.reduction.stepped)
         if self.recompute is not None:
             self.recompute.updates += 1

@@ -58,8 +58,8 @@ class ReshardedParameter(nn.Parameter):
             f"a weight{f' of shape {shapes[0]}' if shapes else ''} is sharded: its values are not on this rank now. "
             f"Read weights inside `with trainer.strategy.gathered():`, on all ranks; write them inside "
             f"gathered(write=True), the same on all ranks; save them with trainer.save_checkpoint(path), or on all "
-            f"ranks, inside gathered(), by torch.save. After a training, load a checkpoint. A loss reads weights under "
-            f"every policy but pipeline; type zero3 for such a player"
+            f"ranks, inside gathered(), by torch.save. After a training, load a checkpoint. In a loss every policy but "
+            f"pipeline gathers them: there type zero3 in place of pipeline"
         )
 
     def __repr__(self) -> str:

@@ -180,6 +180,32 @@ class Counting(Tossing):
     block = Counts
 
 
+class Assigned(Tosses):
+    """As AdaIN in MUNIT: the network gives its layers what they scale with."""
+
+    gain = 1.0
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x) * self.gain)
+
+
+class Assigns(nn.Sequential):
+    def forward(self, x):
+        found = 0
+        for gain in (x.mean(1, keepdim=True), 2.0):
+            self[1].gain = self[2].gain = gain
+            found = found + super().forward(x)
+        return found
+
+
+class Assigning(Tossing):
+    block = Assigned
+
+    def __init__(self):
+        super().__init__()
+        self.generator = Assigns(*self.generator)
+
+
 class Keeps(Tosses):
     def __init__(self):
         super().__init__()
@@ -194,7 +220,7 @@ class Keeping(Tossing):
     block = Keeps
 
 
-@pytest.mark.parametrize("game", [Tossing, Counting])
+@pytest.mark.parametrize("game", [Tossing, Counting, Assigning])
 def test_a_block_that_runs_again_has_the_dice_and_attributes_of_the_first_time(game):
     assert distance(*(weights(train(game, policy=policy)) for policy in ("single", "single+recompute"))) == 0
 
@@ -271,6 +297,24 @@ class HookedLate(Unhooked):
     def on_train_start(self):
         for optimizer in self.trainer.optimizers:
             optimizer.register_step_post_hook(lambda *_: None)
+
+
+class Regroups(Unhooked):
+    """Layers of rates of their own, found by the weights' identity."""
+
+    def on_train_start(self):
+        (optimizer,) = (each for each in self.trainer.optimizers if isinstance(each, SGD))
+        first, mine = optimizer.param_groups[0], set(map(id, self.discriminator[2].parameters()))
+        chosen = [weight for weight in first["params"] if id(weight) in mine]
+        first["params"] = [weight for weight in first["params"] if id(weight) not in mine]
+        optimizer.add_param_group({"params": chosen, "lr": 1e-3})
+
+
+@pytest.mark.parametrize("policy", ["single", "zero3"])
+def test_groups_that_a_hook_makes_are_refused(policy, ranks):
+    said = ranks(2).run(refused, Regroups, policy="zero3", world=2, steps=1)[0] if policy == "zero3" else None
+    said = said or refused(Regroups, single, policy=policy, steps=1)
+    assert "player 'discriminator': a hook has changed which weights are in optimizer.param_groups" in said
 
 
 def test_a_hook_of_an_optimizer_sees_whole_weights_or_is_refused(ranks):
