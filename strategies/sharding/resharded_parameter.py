@@ -55,11 +55,12 @@ class ReshardedParameter(nn.Parameter):
                 f"network, a part of it, or a method of it, which other ranks answer"
             )
         raise UserError(
-            f"a weight{f' of shape {shapes[0]}' if shapes else ''} is sharded: its values are not on this rank now. "
-            f"Read weights inside `with trainer.strategy.gathered():`, on all ranks; write them inside "
-            f"gathered(write=True), the same on all ranks; save them with trainer.save_checkpoint(path), or on all "
-            f"ranks, inside gathered(), by torch.save. After a training, load a checkpoint. In a loss every policy but "
-            f"pipeline gathers them: there type zero3 in place of pipeline"
+            f"a weight{f' of shape {shapes[0]}' if shapes else ''} is sharded: its values are not on this rank now. In "
+            f"a loss a module gathers its weights when it reads them, under every policy but pipeline (type zero3); "
+            f"where a network keeps them in a list, type zero3+whole. Elsewhere read weights inside `with "
+            f"trainer.strategy.gathered():`, on all ranks; write them inside gathered(write=True), the same on all "
+            f"ranks; save them with trainer.save_checkpoint(path), or on all ranks, inside gathered(), by torch.save. "
+            f"After a training, load a checkpoint"
         )
 
     def __repr__(self) -> str:

@@ -446,7 +446,7 @@ def test_weights_that_are_not_there_cannot_be_read_or_saved(policy, refusals, ra
     """They were not-a-numbers before, also on the disk. Inside gathered() they are the weights."""
     for said, difference in ranks(2).run(read_between_phases, policy, tmp_path):
         assert len(said) == refusals
-        assert all("Read weights inside `with trainer.strategy.gathered():`" in each for each in said)
+        assert all("read weights inside `with trainer.strategy.gathered():`" in each for each in said)
         assert difference == 0
 
 
