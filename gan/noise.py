@@ -60,6 +60,7 @@ def seed_for(*parts: int | str) -> int:
 
 
 Site = tuple[str | int, ...]
+OF_SEED = 1 << 32  # the numbers of draws after a seed of the author's begin here
 
 
 class Drawn(NamedTuple):
@@ -93,9 +94,9 @@ class Place:
     rows. `calls` counts the draws. A copy of a place continues at the same count, so it draws the same noise.
 
     The rest is for draws of networks by torch's own functions (strategies/draws.py). `follows`: they follow the sample
-    too. `seeded`: the author has seeded torch here, so torch's own generator draws. `known` are draws of which a trial
-    has shown where their samples are, by call and site. `drawn` are those of the phase so far. `made` are those of this
-    place, for a forward that is run again.
+    too. `seeded`: the author has seeded torch here, so torch's own generator draws; `of_seed` counts that. `known` are
+    draws of which a trial has shown where their samples are, by call and site. `drawn` are those of the phase so far.
+    `made` are those of this place, for a forward that is run again.
     """
 
     key: tuple[int | str, ...]
@@ -107,6 +108,7 @@ class Place:
     calls: int = 0
     follows: bool = True
     seeded: bool = False
+    of_seed: int = 0
     known: Mapping[tuple[int, Site], Drawn] = field(default_factory=dict)
     drawn: dict[int, Drawn] = field(default_factory=dict)
     made: dict[int, Drawn] = field(default_factory=dict)
@@ -115,6 +117,9 @@ class Place:
         self._seed = seed_for(*self.key)
 
     def next_call(self) -> int:
+        if self.seeded:  # numbers of their own, because a fork of torch's state ends where it began
+            self.of_seed += 1
+            return OF_SEED + self.of_seed - 1
         self.calls += 1
         return self.calls - 1
 

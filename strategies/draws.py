@@ -82,15 +82,20 @@ def draws_follow(device: torch.device) -> Iterator[None]:
     if _running == 0:
         _put_back.callback(_library({"CPU", private.dispatch_key(device)})._destroy)
         _put_back.enter_context(private.draw_as_eager())
-        torch.get_rng_state, torch.set_rng_state, torch.manual_seed = _state, _set_state, _manual_seed
+        _give_torch(_state, _set_state, _manual_seed)
     _running += 1
     try:
         yield
     finally:
         _running -= 1
         if _running == 0:
-            torch.get_rng_state, torch.set_rng_state, torch.manual_seed = _torchs
+            _give_torch(*_torchs)
             _put_back.close()
+
+
+def _give_torch(*functions: Callable[..., Any]) -> None:
+    for module in (torch, torch.random):
+        module.get_rng_state, module.set_rng_state, module.manual_seed = functions
 
 
 # ---- torch's kernels ----
@@ -253,7 +258,10 @@ def _state() -> Tensor:
 
 def _set_state(new_state: Tensor) -> None:
     _torchs[1](new_state)
-    if new_state in _places:
+    if new_state not in _places:  # one of the author's, from a file, say
+        if (place := noise.here()) is not None:
+            place.seeded = True
+    else:
         place, calls, seeded, world = _places[new_state]
         noise.go_to(place, calls, seeded)
         if private.in_backward():

@@ -377,6 +377,7 @@ class PhaseStrategy(RanksStrategy):
         trainer = self.game.trainer
         if trainer.state.fn == TrainerFn.FITTING and trainer.state.status == TrainerStatus.RUNNING:
             self.saving.resume(trainer)
+            self.trained = weakref.ref(self.game), whole_averages(self.policies)
             self.players.give_back()
 
     def teardown(self) -> None:

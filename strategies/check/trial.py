@@ -17,6 +17,7 @@ from torch import Tensor
 from gan import ranks
 from gan.files.errors import UserError
 from gan.module import GanModule
+from gan.noise import OF_SEED
 from gan.phase import Phase
 from strategies import random_state
 from strategies.draws import ByPhase, Draws
@@ -212,7 +213,8 @@ class Trial:
         self.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
         self.dtypes |= {loss.dtype for loss in losses.values()}
         self.drawn |= draws.seen
-        if random_state.changed(before) and torch.initial_seed() == seed:  # else the author has seeded all ranks alike
+        by_seed = torch.initial_seed() != seed or any(call >= OF_SEED for call in draws.seen[phase.name])
+        if random_state.changed(before) and not by_seed:  # a seed of the author's is the same on all ranks
             self.unlike.add(phase.name)
         self.drawn_alike |= random_state.changed_alike(before)
 
