@@ -57,7 +57,7 @@ class Steps:
         training.draws.compiled = any(each.compiled or each.compiled_by_author for each in self.policies.values())
         self.trials = Trials(game.phases if checked else (), check == "often")
         self.trial: Trial | None = None  # that is played now
-        self.stepped = False  # once
+        self.stepped, self.playing = False, False  # once; now
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
 
     def step(self, play: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +100,11 @@ class Steps:
 
     def _pass(self, play: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         self.game.forget_shared()
-        output = play(batch, *args, **kwargs)
+        self.playing = True
+        try:
+            output = play(batch, *args, **kwargs)
+        finally:
+            self.playing = False
         self.game.forget_shared()
         return output
 

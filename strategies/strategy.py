@@ -274,7 +274,12 @@ class PhaseStrategy(RanksStrategy):
     # ---- save a checkpoint ----
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """This rank's shares of the weights, and the other state of the modules."""
+        """This rank's shares of the weights, and the other state of the modules: the first that Lightning asks for."""
+        if self.began and self.steps.playing:
+            raise UserError(
+                "a checkpoint is saved while a step is played, and no training could go on from it; save in "
+                "on_train_batch_end"
+            )
         return self.saving.networks()
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:

@@ -360,6 +360,18 @@ def test_an_optimizer_with_another_one_inside_is_saved_whole_or_refused(tmp_path
     assert "a checkpoint would not have what Apart keeps in 'optimizer', which has a state of its own" in said
 
 
+class SavesTooEarly(Plain):
+    def on_before_zero_grad(self, optimizer):
+        self.trainer.save_checkpoint("early.ckpt")
+
+
+def test_a_checkpoint_in_the_midst_of_a_step_is_refused():
+    said = refused(SavesTooEarly, single, policy="single", steps=1)
+    assert said == (
+        "a checkpoint is saved while a step is played, and no training could go on from it; save in on_train_batch_end"
+    )
+
+
 # ---- a training that has nothing left to do ----
 
 
