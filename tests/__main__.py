@@ -22,7 +22,7 @@ FIRST = (
     *("games", "export", "evaluate", "some", "names", "hifigan"),
 )
 TIERS = {"together": "not slow and not alone", "alone": "alone and not slow"}
-PROCESSES = 4  # on two cores: ranks, jobs and commands wait a lot, and what is `alone` waits nearly all the time
+PROCESSES = 3  # on two cores: ranks, jobs and commands wait a lot, and what is `alone` waits nearly all the time
 SLOWEST = 10  # tests whose time is told
 ENDS = (0, 1, 5)  # of pytest: all is well, tests have failed, the last file had no test of its tier
 
