@@ -28,7 +28,7 @@ from strategies.accelerator import correct, same_parameters
 from strategies.assignment import Auto
 from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.folders import remove
-from strategies.checkpoint.player_state import Averages, optimizer_state, show_averages, whole_averages
+from strategies.checkpoint.player_state import Averages, optimizer_state, show_averages, versions, whole_averages
 from strategies.checkpoint.state import State, opened
 from strategies.checkpoint.writing import (
     Background,
@@ -108,7 +108,7 @@ class PhaseStrategy(RanksStrategy):
         self.background = Background()
         self.lockstep.settle = self.background.settle
         self.saving: State  # made in set-up
-        self.trained: tuple[Callable[[], object], Averages] | None = None  # a game, and the averages that are left
+        self.trained: tuple[Callable[[], object], Averages, list[int]] | None = None  # see _remember
         self.began = False
         self.steps: Steps  # made when training begins
 
@@ -169,6 +169,7 @@ class PhaseStrategy(RanksStrategy):
             synchronise = several and self._layer_sync is not None
             self.until_teardown.enter_context(while_training(trainer, self.root_device, synchronise))
         self.division.leave_to_others(game, self.choice)
+        written = versions(game)
         move(game, self.root_device, self.precision_plugin, everywhere=several)
         game.assemble()
         attributes = Attributes(game, self.root_device) if training else None
@@ -188,7 +189,7 @@ class PhaseStrategy(RanksStrategy):
             self.saving.left_out.note_files(first_of_host=self.local_rank == 0)
         self.players.adopt(first, training)
         if self.trained is not None and self.trained[0]() is game and not (training or resumed):
-            show_averages(self.policies, self.trained[1])
+            show_averages(self.policies, self.trained[1] if self.trained[2] == written else {})
         self.optimizers = self.players.optimizers()
         self.lr_scheduler_configs = self.players.schedules()
         self.setup_precision_plugin()
@@ -209,7 +210,7 @@ class PhaseStrategy(RanksStrategy):
 
     def take_back(self, loops: dict[str, Any]) -> None:
         """In the process that has started the ranks of dp."""
-        self.trained = weakref.ref(self.game), {}
+        self._remember({})
         self.saving.take_back(loops)
 
     # ---- train ----
@@ -267,8 +268,9 @@ class PhaseStrategy(RanksStrategy):
         super().on_train_end()
         self.background.wait()
         self.lockstep.places.compare()
-        self.trained = weakref.ref(self.game), whole_averages(self.policies)
+        averages = whole_averages(self.policies)
         self.players.give_back()
+        self._remember(averages)
         self.steps.guard.raise_if_hopeless()
 
     # ---- save a checkpoint ----
@@ -382,8 +384,13 @@ class PhaseStrategy(RanksStrategy):
         trainer = self.game.trainer
         if trainer.state.fn == TrainerFn.FITTING and trainer.state.status == TrainerStatus.RUNNING:
             self.saving.resume(trainer)
-            self.trained = weakref.ref(self.game), whole_averages(self.policies)
+            averages = whole_averages(self.policies)
             self.players.give_back()
+            self._remember(averages)
+
+    def _remember(self, averages: Averages) -> None:
+        """For a validation of the game after its training."""
+        self.trained = weakref.ref(self.game), averages, versions(self.game)
 
     def teardown(self) -> None:
         """Take the policies away, with hooks, process groups and shards. What training has changed stays."""

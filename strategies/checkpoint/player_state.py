@@ -22,6 +22,7 @@ from gan.module import GanModule
 from gan.pretrained import WeightFiles, check_files
 from strategies.optimizers import Updater
 from strategies.policies.policy import Policy
+from strategies.sharding.resharded_parameter import version_of
 from strategies.world import World
 
 # ---- averages ----
@@ -56,6 +57,11 @@ def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> Non
 Averages = dict[str, dict[str, Tensor]]
 
 
+def versions(game: GanModule) -> list[int]:
+    """How often each weight was written: averages are not those of weights that a person has loaded since."""
+    return [version_of(weight) for weight in game.parameters()]
+
+
 def whole_averages(policies: Mapping[str, Policy]) -> Averages:
     """The averages that this rank has whole, by player: what a validation after the training shows."""
     whole = {name: each for name, each in policies.items() if each.storage.owned is each.storage.weights}
@@ -69,8 +75,8 @@ def show_averages(policies: Mapping[str, Policy], kept: Averages) -> None:
             policy.ema.load_state_dict(kept[name])
         elif policy.ema is not None:
             rank_zero_warn(
-                f"player '{name}' has its last weights now, and not its average, of which each rank had a part until "
-                f"the training ended; to see the average type ckpt_path=..., or validate while it trains"
+                f"player '{name}' is shown with its weights as they are now: its average has ended with the training, "
+                f"or weights were written since; to see the average type ckpt_path=..., or validate while it trains"
             )
 
 

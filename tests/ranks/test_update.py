@@ -389,3 +389,24 @@ def test_a_run_that_is_resumed_at_its_end_gives_its_weights_back(policy, ranks, 
     for found in ranks(2).run(again, policy, str(tmp_path / "done.ckpt")):
         half = len(found) // 2
         assert all(map(torch.equal, found[:half], found[half:]))
+
+
+# ---- validation after the training ----
+
+
+class Validated(Plain):
+    def validation_step(self, batch, _):
+        self.shown = [weight.detach().clone() for weight in self.generator.parameters()]
+
+
+def test_a_validation_after_the_training_shows_the_averages_until_weights_are_written():
+    game, made = Validated(), trainer(PhaseStrategy("single"), 1, 3)
+    made.fit(game, parts(3, 1), parts(1, 1))
+    inside = game.shown
+    made.validate(game, parts(1, 1), verbose=False)
+    assert all(map(torch.equal, inside, game.shown))
+    assert not all(map(torch.equal, inside, game.generator.parameters()))
+    game.load_state_dict(Validated().state_dict())
+    with pytest.warns(UserWarning, match="player 'generator' is shown with its weights as they are now"):
+        made.validate(game, parts(1, 1), verbose=False)
+    assert all(map(torch.equal, game.shown, game.generator.parameters()))
