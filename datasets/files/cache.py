@@ -17,7 +17,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,10 +113,6 @@ def remember(
     (texts, _), problems = _texts(file, entries, good), []
     if None not in texts:
         return texts, []
-
-    def line(entry: int) -> bytes:
-        return _signed(json.dumps([*entries[entry], texts[entry]]).encode()) + b"\n"
-
     with _explained_write_errors(file.parent), _one_process_at_a_time(file.with_suffix(".lock")):
         for unfinished in file.parent.glob(f"{file.stem}.*.part"):  # files that killed work has begun
             unfinished.unlink()
@@ -126,17 +122,10 @@ def remember(
             if lost or not file.is_file():  # else the note of a lost text could become true for other work
                 file.unlink()
         begin(todo)
-        with file.open("ab") as notes, ExitStack() as at_last:
-            lines, noted = [b"\n"], time.monotonic()  # after what a killed process has begun
-            lines += [line(entry) for entry, text in enumerate(texts) if lost and text is not None]
-
-            def note() -> None:
-                saving()
-                notes.writelines(lines)
-                notes.flush()
-                lines.clear()
-
-            at_last.callback(note)
+        with _Notes(file, saving) as notes:
+            for entry, text in enumerate(texts):
+                if lost and text is not None:
+                    notes.add(entries[entry], text)
             for results in _results(work, todo, title):
                 for entry, problem, made in results:
                     if problem is not None:
@@ -145,10 +134,8 @@ def remember(
                     if isinstance(made, OSError):
                         raise made
                     texts[entry] = made
-                    lines.append(line(entry))
-                if time.monotonic() - noted > NOTE_EVERY:
-                    note()
-                    noted = time.monotonic()
+                    notes.add(entries[entry], made)
+                notes.write(NOTE_EVERY)
                 if len(problems) >= most:
                     break
     return texts, problems
@@ -182,6 +169,34 @@ def _texts(file: Path, entries: Sequence[tuple[str, list[int]]], good: Callable[
     there = {key: state for key, state in known.items() if good(state[1])}
     found = [(stamp, *there.get(key, ([], ""))) for key, stamp in entries]
     return [text if stamp == then else None for stamp, then, text in found], len(there) < len(known)
+
+
+class _Notes:
+    """Lines that are added to a file: some seconds later, and at the end."""
+
+    def __init__(self, file: Path, saving: Callable[[], None]) -> None:
+        self.file, self.saving, self.written = file.open("ab"), saving, time.monotonic()
+        self.lines = [b"\n"]  # after what a killed process has begun
+
+    def add(self, entry: tuple[str, list[int]], text: str) -> None:
+        self.lines.append(_signed(json.dumps([*entry, text]).encode()) + b"\n")
+
+    def write(self, after: float = 0.0) -> None:
+        """Write what was added, if the last time is so many seconds ago."""
+        if time.monotonic() - self.written < after:
+            return
+        self.saving()
+        self.file.writelines(self.lines)
+        self.file.flush()
+        self.lines.clear()
+        self.written = time.monotonic()
+
+    def __enter__(self) -> "_Notes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.file:
+            self.write()
 
 
 def _signed(line: bytes) -> bytes:

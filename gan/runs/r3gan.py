@@ -94,8 +94,6 @@ def r3gan(
     pictures = OnPictures(**settings)
     found = pictures.find()
     p = preset(config_, found.size, kimg=kimg, batch=batch_size, rate=rate, gamma=gamma, p=augment, ema=ema_kimg)
-    steps = max_steps or max(2, 2 * round(1000 * p.kimg / p.batch))
-
     torch.manual_seed(pictures.seed)
     if from_ is None:
         generator, discriminator = _networks(p, found, width, bf16)
@@ -114,7 +112,7 @@ def r3gan(
         images=1000 * p.kimg,
         augment=Augmentation("r3gan") if p.p else None,
     )
-    return found.run(game, p.batch, steps, DISTANCE)
+    return found.run(game, p.batch, max_steps or max(2, 2 * round(1000 * p.kimg / p.batch)), DISTANCE)
 
 
 def _networks(p: Preset, found: Found, width: float, bf16: bool) -> tuple[R3Generator, R3Discriminator]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -12,6 +12,9 @@ from gan.runs.pictures import OnPictures
 from gan.runs.run import Run, begin_with, is_planned, preset
 from nets.patch import PatchGan
 from nets.vqgan import Learning, VqAutoencoder
+
+if TYPE_CHECKING:
+    from nets.lpips import Lpips
 
 
 @dataclass(frozen=True)
@@ -85,41 +88,47 @@ def vqgan(
         perceptual_weight: Weight of LPIPS; published: 1.
         from_: Typed --from: a published last.ckpt, to begin with its networks and weights; sizes are then the file's.
     """
-    from torchvision.models import vgg16
-
     from gan.games.vqgan import VqGan
-    from nets.lpips import load_lpips
-    from nets.published.files import weights_in
-    from nets.published.vqgan import networks
 
     p = preset(PRESETS, config_, codes=codes, start=start, adversarial=adversarial, batch=batch_size)
-    if width % 32:
-        raise UserError(
-            f"--width {width} is no multiple of 32, the norms' groups; type --width {32 + width // 32 * 32}"
-        )
-    lpips = None
-    if perceptual != "off":
-        lpips = load_lpips(vgg16().state_dict() if is_planned() else perceptual)
+    lpips = _lpips(perceptual)
     pictures = OnPictures(**settings)
     found = pictures.find()
     torch.manual_seed(pictures.seed)
-    shape = width, p.mult, blocks, p.attention, p.code, p.code, p.codes
-    autoencoder = VqAutoencoder(found.channels, *shape, learning=codebook)
+    autoencoder = _autoencoder(p, found.channels, width, blocks, codebook)
     judge = PatchGan(found.channels, judge_width, norm="act" if actnorm else "batch")
     if from_ is not None:
-        autoencoder, of_file = networks(weights_in(Path(from_).expanduser()), codebook)
+        autoencoder, of_file = _published(from_, codebook, found.channels)
         judge = of_file or judge
-        if autoencoder.channels != found.channels:
-            raise UserError(f"{from_} paints {autoencoder.channels} channels; type --channels {autoencoder.channels}")
-    game = VqGan(
-        autoencoder,
-        judge,
-        lpips,
-        rate=rate or 4.5e-6 * p.batch,
-        start=p.start,
-        adversarial=p.adversarial,
-        loss=judge_loss,
-        perceptual_weight=perceptual_weight,
-    )
+    rules: dict[str, Any] = dict(start=p.start, adversarial=p.adversarial, rate=rate or 4.5e-6 * p.batch)
+    game = VqGan(autoencoder, judge, lpips, loss=judge_loss, perceptual_weight=perceptual_weight, **rules)
     begin_with(from_, game)
     return found.run(game, p.batch, max_steps, SCORES)
+
+
+def _autoencoder(p: Preset, channels: int, width: int, blocks: int, codebook: Learning) -> VqAutoencoder:
+    if width % 32:
+        typed = 32 + width // 32 * 32
+        raise UserError(f"--width {width} is no multiple of 32, the norms' groups; type --width {typed}")
+    return VqAutoencoder(channels, width, p.mult, blocks, p.attention, p.code, p.code, p.codes, learning=codebook)
+
+
+def _lpips(perceptual: str) -> "Lpips | None":
+    from torchvision.models import vgg16
+
+    from nets.lpips import load_lpips
+
+    if perceptual == "off":
+        return None
+    return load_lpips(vgg16().state_dict() if is_planned() else perceptual)
+
+
+def _published(file: str, codebook: Learning, channels: int) -> tuple[VqAutoencoder, PatchGan | None]:
+    """The networks of a published file. Not every file has a discriminator."""
+    from nets.published.files import weights_in
+    from nets.published.vqgan import networks
+
+    autoencoder, judge = networks(weights_in(Path(file).expanduser()), codebook)
+    if autoencoder.channels != channels:
+        raise UserError(f"{file} paints {autoencoder.channels} channels; type --channels {autoencoder.channels}")
+    return autoencoder, judge

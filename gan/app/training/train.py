@@ -31,6 +31,7 @@ from gan.files.finite import NotFinite
 from gan.files.system import quoted, signals
 from gan.runs import Run, build, short_name
 from strategies import PhaseStrategy
+from strategies.lockstep import Lockstep
 from strategies.processes import agent, slurm
 from strategies.processes.launchers import Launched
 from strategies.processes.stopping import WARNING, Signals, Stopped
@@ -145,16 +146,23 @@ def train(
     """Make the Trainer, train, and print how it ended."""
     where, checkpoint = chosen.folder, chosen.checkpoint
     log = Record(where)
-    strategy.lockstep.requeues = False
-    strategy.lockstep.advice = "" if agent.speaks() else f"{ON} --resume {quoted(where.path)}"
-    strategy.lockstep.saved = lambda: where.newest_checkpoint() is not None
+    tell(strategy.lockstep, where)
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
     scorer = scorer_of(settings)
     keep = keeper(settings, run, where, every, names_of(scorer))
-    every_score = settings.score_every, keep, settings.score_count
-    scored = [] if scorer is None else [Scores(where, run, scorer, *every_score)]
+    scores = [] if scorer is None else [Scores(where, run, scorer, settings.score_every, keep, settings.score_count)]
     step = None if checkpoint is None else folder.step_of(checkpoint)
     beside = loggers.made(settings.logger, where, step) if this_rank() == 0 else []
+    callbacks = [
+        Bar(run.batch_size, every, log),
+        Pictures(where, log, every),
+        Score(run.scores),
+        Health(run.max_steps),
+        keep,
+        *scores,
+        loggers.Track(where, run, computer.words, log, yaml.safe_load(texts[where.settings])),
+        WriteSettings(texts),
+    ]
     trainer = trainer_of(
         settings,
         strategy,
@@ -167,22 +175,10 @@ def train(
         val_check_interval=every,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=-1 if checkpoint is None else 0,
-        callbacks=[
-            Bar(run.batch_size, every, log),
-            Pictures(where, log, every),
-            Score(run.scores),
-            Health(run.max_steps),
-            keep,
-            *scored,
-            loggers.Track(where, run, computer.words, log, yaml.safe_load(texts[where.settings])),
-            WriteSettings(texts),
-        ],
+        callbacks=callbacks,
         default_root_dir=where.path,
     )
-    if isinstance(run.data, GanData):
-        run.data.new_data = settings.new_data
-    elif settings.new_data:
-        raise UserError("--new-data is for runs that have a GanData; give your loader new_data=True")
+    take_new_data(run, settings.new_data)
     begin(settings, run, computer, where, checkpoint)
     started = time.monotonic()
     try:
@@ -190,20 +186,38 @@ def train(
     except (NotFinite, Damaged) as error:
         if checkpoint is None:  # the game has read another file
             raise
-        if isinstance(error, Damaged):
-            raise UserError(f"{checkpoint}: {error}; {instead(where, checkpoint, '--resume ')}") from error
-        earlier = where.before(checkpoint)
-        advice = f"type --resume {quoted(earlier[0])}" if earlier else "the run has none, so begin a new run"
-        raise UserError(f"{checkpoint}: {error}; {advice}") from error
+        raise UserError(f"{checkpoint}: {error}; {_in_place_of(checkpoint, where, error)}") from error
     except Stopped:
         keep.refuse_if_not_saved(trainer.is_global_zero)
-        step = trainer.global_step
-        say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {quoted(where.resuming(step))}")
+        say_stopped(trainer.global_step, where)
         if strategy.ending.signal == WARNING and slurm.started_by_srun():
             requeue(trainer.is_global_zero)
     else:
         finish(run, log, trainer, where, keep, step, time.monotonic() - started)
         keep.refuse_if_not_saved(trainer.is_global_zero)
+
+
+def _in_place_of(checkpoint: Path, where: RunFolder, error: NotFinite | Damaged) -> str:
+    """What to type where a checkpoint is of no use."""
+    if isinstance(error, Damaged):
+        return instead(where, checkpoint, "--resume ")
+    earlier = where.before(checkpoint)
+    return f"type --resume {quoted(earlier[0])}" if earlier else "the run has none, so begin a new run"
+
+
+def tell(lockstep: Lockstep, where: RunFolder) -> None:
+    """What is said after a rank was lost, and what this command does itself."""
+    lockstep.requeues = False
+    lockstep.advice = "" if agent.speaks() else f"{ON} --resume {quoted(where.path)}"
+    lockstep.saved = lambda: where.newest_checkpoint() is not None
+
+
+def take_new_data(run: Run, wanted: bool) -> None:
+    """--new-data."""
+    if isinstance(run.data, GanData):
+        run.data.new_data = wanted
+    elif wanted:
+        raise UserError("--new-data is for runs that have a GanData; give your loader new_data=True")
 
 
 def keeper(settings: Namespace, run: Run, where: RunFolder, every: int, made: Collection[str] = ()) -> Keep:
@@ -241,6 +255,11 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
     step = folder.step_of(checkpoint) if typed else None
     if step is not None and (latest := max(where.steps(), default=step)) > step:
         say(f"its checkpoints of later steps stay; --resume {quoted(where.path)} would go on from step {latest}")
+
+
+def say_stopped(step: int, where: RunFolder) -> None:
+    """Print how a run that was stopped goes on."""
+    say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {quoted(where.resuming(step))}")
 
 
 def finish(
