@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from gan.module import GanModule
 from strategies.assignment import USABLE, assign, memory
 from strategies.check.replicas import Writes
+from strategies.checkpoint.player_state import keep_averages, whole_averages
 from strategies.choice import Choice
 from strategies.first_weights import FirstWeights
 from strategies.optimizers import LossScale
@@ -120,10 +121,12 @@ class Players:
     # ---- the end ----
 
     def give_back(self) -> None:
-        """Make the author's weights whole again, where they fit on this rank."""
-        if not self.first.begin_sharded:
-            self._unshard(self.policies.values())
-            return
+        """Make the author's weights whole again, where they fit on this rank. A validation may show the averages."""
+        averages = whole_averages(self.policies)
+        self._unshard(self._that_fit() if self.first.begin_sharded else self.policies.values())
+        keep_averages(self.first.game, averages)
+
+    def _that_fit(self) -> list[Policy]:
         device = self.world.device
         free = torch.tensor(memory(device, self.world.per_node), dtype=torch.float64).to(device)
         free = self.world.smallest(free).item() * USABLE
@@ -139,7 +142,7 @@ class Players:
             else:
                 small.append(policy)
                 free -= self.first.bytes_of(policy)
-        self._unshard(small)
+        return small
 
     def _unshard(self, policies: Iterable[Policy]) -> None:
         for policy in policies:

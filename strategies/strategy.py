@@ -2,7 +2,6 @@
 
 import os
 import signal
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
@@ -18,7 +17,6 @@ from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from lightning.pytorch.utilities import rank_zero_warn
 
 from gan.files.errors import DiskError, UserError
 from gan.module import GanModule
@@ -28,7 +26,7 @@ from strategies.accelerator import correct, same_parameters
 from strategies.assignment import Auto
 from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.folders import remove
-from strategies.checkpoint.player_state import Averages, optimizer_state, show_averages, versions, whole_averages
+from strategies.checkpoint.player_state import show_averages, versions
 from strategies.checkpoint.state import State, opened
 from strategies.checkpoint.writing import (
     Background,
@@ -46,7 +44,6 @@ from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
 from strategies.processes.stopping import SIGNALS, Stopped
 from strategies.ranks_strategy import RanksStrategy
-from strategies.serving import part_of
 from strategies.steps import Steps, while_training
 from strategies.transfer import Transfer
 from strategies.turn import Training, all_learning
@@ -108,7 +105,6 @@ class PhaseStrategy(RanksStrategy):
         self.background = Background()
         self.lockstep.settle = self.background.settle
         self.saving: State  # made in set-up
-        self.trained: tuple[Callable[[], object], Averages, list[int]] | None = None  # see _remember
         self.began = False
         self.steps: Steps  # made when training begins
 
@@ -132,11 +128,7 @@ class PhaseStrategy(RanksStrategy):
             assert trainer.state.fn is not None
             private.call_module(trainer, "setup", stage=trainer.state.fn.value)
             private.call_module(trainer, "configure_model")
-            chosen, world = self.division.served_here(game, self.choice), self.world
-            part = part_of(game, chosen)
-            move(part, self.root_device, self.precision_plugin)
-            self.players.assign(part, chosen, world, self.precision_plugin, {})
-            self.players.adopt(FirstWeights(part, world, seed=0, resumed=False), training)
+            self.division.set_up(game, self.choice, self.players, self.world, self.precision_plugin, training)
             self.division.serve(self.policies, lambda: self.ending.noted)
         finally:
             self.players.release()
@@ -188,8 +180,8 @@ class PhaseStrategy(RanksStrategy):
         if training or resumed:
             self.saving.left_out.note_files(first_of_host=self.local_rank == 0)
         self.players.adopt(first, training)
-        if self.trained is not None and self.trained[0]() is game and not (training or resumed):
-            show_averages(self.policies, self.trained[1] if self.trained[2] == written else {})
+        if not (training or resumed):
+            show_averages(game, self.policies, written)
         self.optimizers = self.players.optimizers()
         self.lr_scheduler_configs = self.players.schedules()
         self.setup_precision_plugin()
@@ -210,7 +202,6 @@ class PhaseStrategy(RanksStrategy):
 
     def take_back(self, loops: dict[str, Any]) -> None:
         """In the process that has started the ranks of dp."""
-        self._remember({})
         self.saving.take_back(loops)
 
     # ---- train ----
@@ -268,9 +259,7 @@ class PhaseStrategy(RanksStrategy):
         super().on_train_end()
         self.background.wait()
         self.lockstep.places.compare()
-        averages = whole_averages(self.policies)
         self.players.give_back()
-        self._remember(averages)
         self.steps.guard.raise_if_hopeless()
 
     # ---- save a checkpoint ----
@@ -286,21 +275,13 @@ class PhaseStrategy(RanksStrategy):
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """This rank's shares of a player's optimizer state."""
-        if isinstance(optimizer, LightningOptimizer):
-            optimizer = optimizer.optimizer
-        updaters = ((policy, each) for policy in self.policies.values() for each in policy.updaters.values())
-        return optimizer_state(*next(pair for pair in updaters if pair[1].optimizer is optimizer))
+        return self.saving.optimizer(optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Lightning's checkpoint, with the players' averages and scales and every rank's random states.
 
         Every rank writes its shares, to the path that the first rank gives. All machines must share this file system.
         """
-        if not any(policy.updaters for policy in self.policies.values()) and self.game.step:
-            rank_zero_warn(
-                f"{filepath} has no optimizers, because a validation, test or prediction came after the training; no "
-                f"training can go on from it: save before, or let ModelCheckpoint save"
-            )
         self.background.wait()
         self.lockstep.places.compare()
         path, name = self.saving.complete(checkpoint, filepath)
@@ -384,13 +365,7 @@ class PhaseStrategy(RanksStrategy):
         trainer = self.game.trainer
         if trainer.state.fn == TrainerFn.FITTING and trainer.state.status == TrainerStatus.RUNNING:
             self.saving.resume(trainer)
-            averages = whole_averages(self.policies)
             self.players.give_back()
-            self._remember(averages)
-
-    def _remember(self, averages: Averages) -> None:
-        """For a validation of the game after its training."""
-        self.trained = weakref.ref(self.game), averages, versions(self.game)
 
     def teardown(self) -> None:
         """Take the policies away, with hooks, process groups and shards. What training has changed stays."""

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -55,6 +56,7 @@ def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> Non
 
 
 Averages = dict[str, dict[str, Tensor]]
+_kept: WeakKeyDictionary[GanModule, tuple[Averages, list[int]]] = WeakKeyDictionary()  # of games that were trained
 
 
 def versions(game: GanModule) -> list[int]:
@@ -68,8 +70,20 @@ def whole_averages(policies: Mapping[str, Policy]) -> Averages:
     return {name: each.ema.state_dict() for name, each in whole.items() if isinstance(each.ema, Ema)}
 
 
-def show_averages(policies: Mapping[str, Policy], kept: Averages) -> None:
-    """After a training: validate with its averages. Warn of those that have ended with it."""
+def keep_averages(game: GanModule, averages: Averages) -> None:
+    """At the end of a training, when the weights are whole again."""
+    _kept[game] = averages, versions(game)
+
+
+def show_averages(game: GanModule, policies: Mapping[str, Policy], written: list[int]) -> None:
+    """After a training: validate with its averages. Warn of those that have ended with it.
+
+    `written` are the versions of the weights before they were moved.
+    """
+    if game not in _kept:
+        return
+    averages, then = _kept[game]
+    kept = averages if then == written else {}
     for name, policy in policies.items():
         if isinstance(policy.ema, Ema) and name in kept:
             policy.ema.load_state_dict(kept[name])
@@ -114,6 +128,12 @@ def load_optimizer_state(policy: Policy, updater: Updater, saved: Mapping[str, A
         groups.append({**group, "params": list(range(first, first + len(own["params"])))})
         first += len(own["params"])
     updater.optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
+    stepped = (weight for group in updater.optimizer.param_groups for weight in group["params"])
+    for number, weight in enumerate(stepped):
+        own = updater.optimizer.state.get(weight, {})
+        for key, value in state.get(number, {}).items():
+            if isinstance(value, Tensor) and isinstance(own.get(key), Tensor) and own[key].dtype != value.dtype:
+                own[key] = value.to(own[key].device)  # torch has given it the type of the weight
 
 
 def _stepped(policy: Policy, updater: Updater) -> list[str]:

@@ -24,6 +24,7 @@ from lightning import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from gan import noise
@@ -38,16 +39,19 @@ from gan.pool import ImagePool
 from gan.pretrained import WeightFiles
 from strategies import random_state
 from strategies.checkpoint.attributes import Attributes
-from strategies.checkpoint.attributes import alike as same
 from strategies.checkpoint.player_state import (
     LeftOut,
     average_state,
+    keep_averages,
     load_average,
     load_optimizer_state,
     load_rest,
+    optimizer_state,
     rest_of_state,
 )
+from strategies.optimizers import Updater
 from strategies.policies.policy import Policy
+from strategies.reachable import alike as same
 from strategies.world import World
 
 
@@ -91,6 +95,13 @@ class State:
                 }
         return state
 
+    def optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
+        """This rank's shares of the state of a player's optimizer."""
+        return optimizer_state(*next(pair for pair in self._updaters() if pair[1].optimizer is optimizer))
+
+    def _updaters(self) -> list[tuple[Policy, Updater]]:
+        return [(policy, each) for policy in self.policies.values() for each in policy.updaters.values()]
+
     def _weights(self, buffers: bool) -> dict[str, Any]:
         """A tensor that has two names is saved under the first. What checkpoints leave out is not in it."""
         state: dict[str, Any] = {}
@@ -114,6 +125,11 @@ class State:
 
         Every rank must call it. Returns the first rank's path, and a name for this save.
         """
+        if not any(policy.updaters for policy in self.policies.values()) and self.game.step:
+            rank_zero_warn(
+                f"{path} has no optimizers, because a validation, test or prediction came after the training; no "
+                f"training can go on from it: save before, or let ModelCheckpoint save"
+            )
         if self._loops is not None:
             checkpoint["loops"]["fit_loop"] = copy.deepcopy(self._loops)
         _back_into_the_epoch(checkpoint.get("loops", {}).get("fit_loop", {}))
@@ -178,8 +194,8 @@ class State:
                 load_module_state(self.game, state, self._shares(), strict, unsaved)
             except RuntimeError as error:
                 raise UserError(
-                    f"the checkpoint's networks are of other sizes than this run's; resume with the settings it was "
-                    f"trained with. {error}"
+                    f"the checkpoint's networks are not this run's; resume with the settings it was trained with, and "
+                    f"make all weights and buffers in __init__. {error}"
                 ) from error
 
         def load_averages() -> None:
@@ -197,7 +213,7 @@ class State:
 
     def load_training(self, checkpoint: Mapping[str, Any]) -> None:
         """Everything else that training needs to resume: optimizers, loss scales, counts."""
-        updaters = [(policy, each) for policy in self.policies.values() for each in policy.updaters.values()]
+        updaters = self._updaters()
         states = checkpoint["optimizer_states"]
 
         def load_optimizers() -> None:
@@ -246,6 +262,7 @@ class State:
             self.attributes.load(self._resumed["attributes"][0])
         random_state.restore(self._resumed["random_states"][0])
         self._resumed, self._loops = {}, loops
+        keep_averages(self.game, {})  # they have ended with the ranks
 
     # ---- a validation disturbs no training ----
 
