@@ -14,6 +14,7 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from copy import deepcopy
 from functools import cache, partial
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -34,6 +35,7 @@ OURS = {"gan", "nets", "strategies", "datasets"}
 INSTALLED = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 MACHINERY = ("lightning.", "strategies.", "datasets.", "torch.distributed.", "torch._", "logging.", "threading.")
 APART = (Tensor, DataLoader, Dataset, Optimizer, LRScheduler)  # nothing is searched in them
+PLAIN = (bool, int, float, str, bytes, type(None))
 SIMPLE = (int, float, complex, str, bytes, range, slice, Path, torch.dtype, torch.device, np.generic, type(None))
 LIGHTNINGS = vars(GanModule()).keys() - vars(nn.Module()).keys()  # attributes that every game has
 INNER = {"_modules", "_buffers", "_parameters"}  # left out of names
@@ -205,6 +207,21 @@ def differs(tensor: Tensor, before: Tensor) -> bool:
     return not torch.equal(tensor.detach().cpu(), before)
 
 
+def alike(one: Any, other: Any) -> bool:
+    """Whether two contents are the same: equal numbers and text, and of all else the same objects."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(copied(one), copied(other))
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else isinstance(one, PLAIN) and one == other
+
+
 def _filler(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     def fill(value: Any, before: Any) -> None:
         now = list(value)
@@ -247,6 +264,11 @@ def _state(name: str) -> Content:
     )
 
 
+def _fill_state(value: Any, before: Any) -> None:
+    if not alike(value.state_dict(), before):
+        value.load_state_dict(deepcopy(before))
+
+
 CONTENTS: dict[type | tuple[type, ...], Content] = {
     Scope: Content(Scope.read, Scope.fill),
     Tensor: Content(copied, _fill_tensor),
@@ -263,6 +285,7 @@ CONTENTS: dict[type | tuple[type, ...], Content] = {
     deque: Content(list, _filler(deque.extend)),
     set: Content(list, _filler(set.update)),
     CACHE: Content(lambda kept: kept.cache_info().misses, _fill_cache),
+    (Optimizer, LRScheduler): Content(lambda value: deepcopy(value.state_dict()), _fill_state),  # not a player's
     (StringIO, BytesIO): Content(lambda file: file.__getstate__(), lambda file, state: file.__setstate__(state)),
     ContextVar: Content(_value_of, lambda var, before: before is EMPTY or var.set(before)),
     CellType: Content(lambda cell: EMPTY if cell == EMPTY else cell.cell_contents, _fill_cell),

@@ -39,7 +39,7 @@ from gan.pool import ImagePool
 from nets.norm import unsynchronised
 from strategies.check.comparison import COARSE, ROUNDING, SHAKES, Comparison, moved, shake_weights
 from strategies.check.samples import deal, first_samples, has_room, on_cpu
-from strategies.check.trial import RanksDiffer, Snapshot, Trial
+from strategies.check.trial import RanksDiffer, Snapshot, Trial, full_precision
 from strategies.draws import BY_GENERATOR
 from strategies.micro_batches import join_batches, rows
 from strategies.observers import Casts, OwnCollectives
@@ -155,6 +155,7 @@ class Tries:
     def __init__(self, game: GanModule, training: Training, kept: Snapshot, play: Callable[[Trial, Any], None]) -> None:
         self.game, self.training, self.kept, self.play = game, training, kept, play
         self.whole = False  # whether the batches are whole: then one device may have no room for all
+        self.precision = full_precision(training)
         # A trial deals the samples out otherwise, so each pool gets the images of all ranks.
         self.pools = [each for each in game.modules() if isinstance(each, ImagePool)]
         everyone = training.world.gather((uuid.uuid4().hex, [on_cpu(pool.own()) for pool in self.pools]))
@@ -165,7 +166,7 @@ class Tries:
         step, world = self.game.step, self.training.world
         self.trials += 1
         scale = 1 + 2 * shake if shake or not alone else HALF
-        trial = Trial(world, step, f"{self.key}/{self.trials}", alone, scale=scale)
+        trial = Trial(world, step, f"{self.key}/{self.trials}", alone, scale, self.precision)
         with self.kept.aside():
             for number, pool in enumerate(self.pools):
                 for of_rank in self.images:
@@ -192,6 +193,16 @@ class Tries:
         return trial
 
     def differences(self, own: Any, samples: Any, batch: Any, first: bool) -> Found:
+        """What differs: in full precision, or in that of the run, where a loss casts its input by itself."""
+        try:
+            return self._differences(own, samples, batch, first)
+        except TooFew:
+            if self.precision is self.training.precision:
+                raise
+            self.precision = self.training.precision
+            return self._differences(own, samples, batch, first)
+
+    def _differences(self, own: Any, samples: Any, batch: Any, first: bool) -> Found:
         """What differs on a few samples of each rank, or on as many as there is room for, where a few cannot tell.
 
         `own` is this rank's part of `samples`. Without a `batch` there are no more.

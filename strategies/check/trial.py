@@ -45,7 +45,9 @@ class Snapshot:
         stored = [tensor for each in storages for tensor in each.tensors()]
         tensors = [each for each in dict.fromkeys([*self.names, *stored]) if content_of(each) is not None]
         self.values = {tensor: copied(tensor) for tensor in tensors}
-        known, objects = set(map(id, tensors)), reachable.objects.values()
+        updaters = [each for policy in policies.values() for each in policy.updaters.values()]
+        of_players = [part for each in updaters for part in (each.optimizer, each.schedule)]
+        known, objects = set(map(id, [*tensors, *of_players])), reachable.objects.values()
         kinds = [(name, content_of(value), value) for name, value in objects if id(value) not in known]
         self.contents = [(name, kind, value, kind.read(value)) for name, kind, value in kinds if kind is not None]
         functions = [value for _, value in objects if isinstance(value, FunctionType)]
@@ -163,7 +165,8 @@ class Trial:
     """Plays the phases of a step without an update, and has what they gave on this rank.
 
     `step` is the step that is tried. `alone`: as one device does, with the samples of all ranks. `scale`: the loss is
-    multiplied by so much, and the gradients are divided. `key` is the same on all ranks, and no other trial's.
+    multiplied by so much, and the gradients are divided. `precision` is that of the trial. `key` is the same on all
+    ranks, and no other trial's.
     """
 
     world: World
@@ -171,6 +174,7 @@ class Trial:
     key: str
     alone: bool = False
     scale: float = 1.0
+    precision: Precision = field(default_factory=Precision)
     losses: dict[tuple[str, str], float] = field(default_factory=dict)  # by phase and name
     norms: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # of gradients, by phase and player
     state: dict[str, Tensor] = field(default_factory=dict)  # buffers, and weights that were written
@@ -192,10 +196,10 @@ class Trial:
         return norms | {("loss", *key): loss for key, loss in self.losses.items()}
 
     def play(self, phase: Phase, batch: Any, training: Training) -> None:
-        """What `turn.play` does, but without the update, without torch.compile and in full precision."""
+        """What `turn.play` does, but without the update and without torch.compile."""
         self.meet(f"plays phase '{phase.name}'")
         policies, draws = training.policies, Draws(training.draws.known)
-        training = replace(training, precision=_exact(training), hooks=NO_HOOKS, draws=draws, forms=None)
+        training = replace(training, precision=self.precision, hooks=NO_HOOKS, draws=draws, forms=None)
         if any(policy.compiled for policy in policies.values()):
             phase = replace(phase, second_order=True)  # then all play eagerly: nothing is compiled for a few samples
         before, seed = random_state.capture(), torch.initial_seed()
@@ -212,6 +216,8 @@ class Trial:
                 learner.reduction.drop()
         self.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
         self.dtypes |= {loss.dtype for loss in losses.values()}
+        if isinstance(self.precision, MixedPrecision):
+            self.dtypes.add(torch.bfloat16)  # it rounds as this or float16 do
         self.drawn |= draws.seen
         by_seed = torch.initial_seed() != seed or any(call >= OF_SEED for call in draws.seen[phase.name])
         if random_state.changed(before) and not by_seed:  # a seed of the author's is the same on all ranks
@@ -251,8 +257,10 @@ def norms_by_name(learner: Policy, norms: Tensor) -> dict[str, float]:
     return dict(zip(names, norms.tolist(), strict=True))
 
 
-def _exact(training: Training) -> Precision:
-    """Mixed precision is left out, because it rounds; but weights in bfloat16 (the option bf16) need it."""
+def full_precision(training: Training) -> Precision:
+    """Mixed precision is left out, because it rounds; but weights of another type than their input need it."""
+    modules = [policy.player.module for policy in training.policies.values()]
+    tensors = [each for module in modules for each in (*module.parameters(), *module.buffers())]
+    halves = any(each.dtype in (torch.bfloat16, torch.float16) for each in tensors)
     mixed = isinstance(training.precision, MixedPrecision)
-    halves = any("bf16" in policy.options for policy in training.policies.values())
     return Precision() if mixed and not halves else training.precision

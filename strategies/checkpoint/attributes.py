@@ -22,7 +22,7 @@ from gan.files.checkpoint import checksum
 from gan.files.errors import reading
 from gan.files.values import VALUES
 from gan.module import GanModule
-from strategies.reachable import CACHE, Reachable, Scope, content_of, copied, kind_of
+from strategies.reachable import CACHE, PLAIN, Reachable, Scope, alike, content_of, copied, kind_of
 
 TORCHS = vars(nn.Module()).keys() - {"training"}  # attributes of modules that torch saves or makes again
 CODE = (nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
@@ -30,14 +30,13 @@ COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deq
 DICTS: dict[str, type[dict[Any, Any]]] = {kind.__name__: kind for kind in (dict, OrderedDict, Counter, defaultdict)}
 FACTORIES = {kind.__name__: kind for kind in (list, tuple, set, dict, int, float, str, bool)}  # of a defaultdict
 LEARNING = "requires_grad"  # the name of what parameters require, beside those of objects
-PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 class Attributes:
     """The objects of a game, and what has changed in them. See [Note: objects that change]."""
 
     def __init__(self, game: GanModule, device: torch.device) -> None:
-        self.device, self.warned = device, False
+        self.device, self.named = device, set[str]()
         self.new: dict[int, tuple[int | None, Any]] = {}  # what training has made: numbers by ids
         self.made: dict[int, Any] = {}  # the same, made again from a checkpoint
         reachable = Reachable([game])
@@ -55,8 +54,9 @@ class Attributes:
         self.game, self.learned = game, _learning(game)
 
     def state(self) -> dict[str, Any]:
-        """What has changed since training began. What cannot be saved is named once."""
-        turned = {name: now for name, now in _learning(self.game).items() if now != self.learned[name]}
+        """What has changed since training began. Each thing that cannot be saved is named once."""
+        now = _learning(self.game)
+        turned = {name: each for name, each in now.items() if each != self.learned.get(name, each)}
         found: dict[str, Any] = {LEARNING: turned} if turned else {}
         unsaved = self.iterators[:]
         self.new = {}
@@ -68,14 +68,23 @@ class Attributes:
                 except _Unsaved:
                     self.new = before
                     unsaved.append(f"{name.rpartition(':')[0]}.{inner}".strip("."))
-        if unsaved and not self.warned:
-            self.warned = True
-            rank_zero_warn(
-                f"training changes {', '.join(map(repr, unsaved))}, and checkpoints cannot have that: a resumed run "
-                f"begins with what the constructor makes. They have numbers, text, tensors, arrays, random generators, "
-                f"lists and dicts of them, and the attributes of objects that the constructor makes"
-            )
+        self._name(
+            unsaved,
+            "training changes {}, and checkpoints cannot have that: a resumed run begins with what the constructor "
+            "makes. They have numbers, text, tensors, arrays, and lists and dicts of them; of objects that __init__ "
+            "makes, also random generators, optimizers, schedules, and attributes",
+        )
+        self._name(
+            [name for name in now if name not in self.learned],
+            "training has made the weights {}, and a resumed run has no place for them: make them in __init__",
+        )
         return found
+
+    def _name(self, what: list[str], words: str) -> None:
+        """Warn of what was not named before."""
+        if new := [each for each in what if each not in self.named]:
+            self.named.update(new)
+            rank_zero_warn(words.format(", ".join(map(repr, new))))
 
     def _changed(self, name: str, value: Any) -> dict[str, Any]:
         """What has changed in an object: in a scope some names; else its whole content, under no name."""
@@ -183,18 +192,3 @@ def _noted(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return value.shape, checksum(torch.from_numpy(value))
     return kind_of(value).read(value)
-
-
-def alike(one: Any, other: Any) -> bool:
-    """Whether two contents are the same: equal numbers and text, and of all else the same objects."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, Tensor):
-        return one.dtype == other.dtype and torch.equal(copied(one), copied(other))
-    return np.array_equal(one, other) if isinstance(one, np.ndarray) else isinstance(one, PLAIN) and one == other

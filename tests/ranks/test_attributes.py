@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from gan.files.checkpoint import load
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.checkpoint.attributes import Attributes
 from tests.ranks.test_check import One, Reaching
@@ -207,6 +208,47 @@ def test_what_each_rank_remembers_is_its_own(ranks, tmp_path):
     assert [each[:2] for each in after] == before and before[0] != before[1] and len(after[0]) == 4
 
 
+class Multiplier(One):
+    """What the author trains by hand, with an optimizer and a schedule that no player has."""
+
+    def __init__(self):
+        super().__init__()
+        self.alpha = torch.ones((), dtype=torch.float64)
+        self.own = torch.optim.SGD([self.alpha], lr=0.3, momentum=0.9)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.own, 2, 0.5)
+
+    def play(self, batch):
+        return (self.net(batch["x"]) - self.alpha).square().mean()
+
+    def on_train_batch_end(self, *_):
+        self.alpha.grad = 0.1 * self.alpha
+        self.own.step()
+        self.schedule.step()
+
+
+def test_optimizers_and_schedules_of_the_author_go_on(ranks, tmp_path):
+    straight = fit(Multiplier, "single", 1, 6)
+    ranks(2).run(fit, Multiplier, "ddp", 2, 3, tmp_path / "three.ckpt")
+    assert distance(fit(Multiplier, "single", 1, 6, resume=tmp_path / "three.ckpt"), straight) < EXACT
+
+
+class Grows(One):
+    def play(self, batch):
+        return self.net(batch["x"]).square().mean()
+
+    def on_train_batch_end(self, *_):
+        self.old = copy.deepcopy(self.net)
+
+
+def test_weights_that_training_makes_are_named_at_the_save_and_the_resume(tmp_path):
+    with pytest.warns(UserWarning, match="has made the weights 'old.0.weight', .* no place for them: make them in"):
+        fit(Grows, "single", 1, 2, tmp_path / "two.ckpt")
+    with pytest.raises(
+        UserError, match=r"networks are not this run's; .* in __init__\. missing: none; unexpected: old"
+    ):
+        fit(Grows, "single", 1, 4, resume=tmp_path / "two.ckpt")
+
+
 class Thing:
     pass
 
@@ -221,18 +263,21 @@ class Things(One):
     def play(self, batch):
         self.things.append(Thing())
         self.numbers = iter([1, 2])
+        if self.step > 1:
+            self.late = Thing()
         return self.net(batch["x"]).square().mean()
 
 
 def test_what_cannot_be_saved_is_named_once(tmp_path):
-    fitting = trainer(PhaseStrategy("single"), 1, 2)
+    fitting = trainer(PhaseStrategy("single"), 1, 4, callbacks=[Saves(tmp_path / "a.ckpt", 2)])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fitting.fit(Things(), Whole(2))
+        fitting.fit(Things(), Whole(4))
         for _ in range(2):
             fitting.save_checkpoint(tmp_path / "a.ckpt")
     said = [str(each.message) for each in caught if "checkpoints cannot have that" in str(each.message)]
-    assert len(said) == 1 and all(f"'{name}'" in said[0] for name in ("count", "things", "numbers"))
+    assert len(said) == 2 and all(f"'{name}'" in said[0] for name in ("count", "things", "numbers"))
+    assert said[1].startswith("training changes 'late', and checkpoints")
 
 
 def test_a_game_that_remembers_nothing_has_nothing_in_its_checkpoints(tmp_path):

@@ -336,6 +336,34 @@ def test_a_loss_in_bfloat16_is_compared_as_coarsely_as_that_rounds(ranks):
     assert "phase 'play': loss 'loss' is " in ranks(2).run(refused, CastsASum, **how)[0]
 
 
+class CastsItsInput(CastsASum):
+    """As one may under mixed precision, without which it fails."""
+
+    def play(self, batch):
+        return nn.functional.softplus(-self.net(batch["x"].bfloat16())).mean() * len(batch["x"])
+
+
+class HalfTeacher(CastsASum):
+    """In half precision, as teachers of billions of weights are."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = nn.Linear(6, 6).bfloat16()
+
+    def configure_players(self):
+        yield from super().configure_players()
+        yield Player("teacher", self.teacher)
+
+    def play(self, batch):
+        return self.net(self.teacher(batch["x"])).square().mean() * len(batch["x"])
+
+
+@pytest.mark.parametrize("game", [CastsItsInput, HalfTeacher])
+def test_what_needs_mixed_precision_is_tried_in_it(game, ranks):
+    how = dict(world=2, steps=1, check=True, batches=single, precision="bf16-mixed")
+    assert "phase 'play': loss 'loss' is " in ranks(2).run(refused, game, **how)[0]
+
+
 class WritesItsBatch(One):
     def play(self, batch):
         batch["x"].mul_(2)
@@ -585,7 +613,7 @@ def tries(monkeypatch):
     monkeypatch.setattr(one_device, "PATIENCE", 0.1)
     monkeypatch.setattr("strategies.check.trial.default_store", lambda: made.store)
     world = mock.Mock(size=2, rank=0, device=torch.device("cpu"), **{"gather.return_value": [("key", [])] * 2})
-    made = one_device.Tries(mock.MagicMock(step=0), mock.Mock(world=world), mock.MagicMock(), mock.Mock())
+    made = one_device.Tries(mock.MagicMock(step=0), mock.MagicMock(world=world), mock.MagicMock(), mock.Mock())
     made.store, world.gather.return_value = torch.distributed.HashStore(), ["the same"] * 2
     return made
 

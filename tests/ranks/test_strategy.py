@@ -181,7 +181,7 @@ def test_a_checkpoint_of_another_game_is_refused(tmp_path):
     Wider.__name__ = "Plain"
     game = Wider()
     game.generator = nn.Linear(4, 6)
-    with pytest.raises(UserError, match="of other sizes"):
+    with pytest.raises(UserError, match="networks are not this run's"):
         trainer(PhaseStrategy("single"), 1, 3).fit(game, parts(3), ckpt_path=str(tmp_path / "plain.ckpt"))
     with pytest.raises(UserError, match="no checkpoint at"):
         trainer(PhaseStrategy("single"), 1, 3).fit(Plain(), parts(3), ckpt_path=str(tmp_path / "absent.ckpt"))

@@ -360,6 +360,36 @@ def test_an_optimizer_with_another_one_inside_is_saved_whole_or_refused(tmp_path
     assert "a checkpoint would not have what Apart keeps in 'optimizer', which has a state of its own" in said
 
 
+class Masters(Optimizer):
+    """It has whole weights for those in bfloat16, a mask, and a count."""
+
+    def __init__(self, weights, lr=1e-2):
+        super().__init__(weights, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            if not state:
+                state.update(master=weight.float(), mask=torch.ones_like(weight) > 0, count=torch.zeros((), dtype=int))
+            state["count"] += 1
+            state["master"][state["mask"]] -= 1e-3 * weight.grad.float()[state["mask"]] / state["count"]
+            weight.copy_(state["master"])
+
+
+@pytest.mark.parametrize(("make", "precision"), [(Masters, "bf16-true"), (torch.optim.NAdam, "64-true")])
+def test_an_optimizers_state_keeps_its_types(make, precision, tmp_path):
+    """torch gives all of a loaded state the type of the weight."""
+    path, game = str(tmp_path / "four.ckpt"), type("Made", (Hooked,), {"make": make})
+    unbroken, resumed = game(), game()
+    first = trainer(PhaseStrategy("single"), 1, 4, precision=precision)
+    first.fit(game(), Whole(8))
+    first.save_checkpoint(path)
+    trainer(PhaseStrategy("single"), 1, 8, precision=precision).fit(unbroken, Whole(8))
+    trainer(PhaseStrategy("single"), 1, 8, precision=precision).fit(resumed, Whole(8), ckpt_path=path)
+    assert all(map(torch.equal, unbroken.parameters(), resumed.parameters()))
+
+
 class SavesTooEarly(Plain):
     def on_before_zero_grad(self, optimizer):
         self.trainer.save_checkpoint("early.ckpt")
