@@ -123,16 +123,17 @@ class StyleGan(FromNoise):
     def even(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Path length: a step in style space changes every picture by as much. Karras et al. 2020, equation 4."""
         image, wanted = batch["image"], self.labels_of_fakes(batch)
-        count, left = divmod(len(image), self.path_shrink)
-        if left:
+        place, (count, left) = noise.here(), divmod(len(image), self.path_shrink)
+        count = max(1, count)
+        if left and place is not None and place.rows < place.total:
+            whole = place.total // place.rows * (place.rows + self.path_shrink - left)
             raise UserError(
                 f"path lengths are of one in {self.path_shrink} samples, and a rank (or micro-batch) has {len(image)}; "
-                f"take a batch size that can be divided, or StyleGan(path_shrink=1)"
+                f"take a batch size of {whole} (--batch-size {whole}), or one rank"
             )
-        place = noise.here()
         with nullcontext() if place is None else noise.at(sparse(place, self.path_shrink)):
             pictures, lengths = path_lengths(
-                lambda z: self.styled(z, None if wanted is None else wanted[:: self.path_shrink]),
+                lambda z: self.styled(z, None if wanted is None else wanted[:: self.path_shrink][:count]),
                 self.latents(image[:count]),
             )
         # The gradient goes through the new mean, too.
@@ -171,7 +172,7 @@ class StyleGan(FromNoise):
 
 def sparse(place: noise.Place, shrink: int) -> noise.Place:
     """The place of one in `shrink` samples: on any number of ranks they are the same ones."""
-    return replace(place, rows=place.rows // shrink, stride=place.stride * shrink)
+    return replace(place, rows=max(1, place.rows // shrink), stride=place.stride * shrink)
 
 
 def lazy_adam(rate: float, every: int) -> partial:

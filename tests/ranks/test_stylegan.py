@@ -8,6 +8,7 @@ from lightning import seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
+from gan import noise
 from gan.files.errors import UserError
 from gan.games import stylegan as stylegan_game
 from gan.games.stylegan import StyleGan, lazy_adam
@@ -72,9 +73,12 @@ def means_alone() -> dict:
 
 
 def test_path_lengths_are_those_of_one_in_two_samples_on_any_number_of_ranks():
-    game = stylegan().double()
-    with pytest.raises(UserError, match="path lengths are of one in 2 samples, and a rank"):
-        game.even({"image": pictures(0)["image"][:3]})
+    game, three = stylegan().double(), {"image": pictures(0)["image"][:3]}
+    words = r"path lengths are of one in 2 samples, .* has 3; take a batch size of 8 \(--batch-size 8\)"
+    with pytest.raises(UserError, match=words), noise.at(noise.Place((0,), 3, 3, 6)):
+        game.even(three)
+    with noise.at(noise.Place((0,), 0, 3, 3)):
+        assert game.even(three)["path"].isfinite(), "one device has any number of samples"
 
 
 def test_frozen_layers_do_not_learn():
