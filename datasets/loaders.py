@@ -1,6 +1,6 @@
 """Loaders for data sets and streams of one's own, whose batches are the same at any number of ranks."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -13,9 +13,9 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from datasets.augment import Samples, as_item, to_tensors
 from datasets.batches import GlobalBatches, ResumableLoader, check_divides
-from datasets.workers import Loader
+from datasets.workers import Loader, as_in_no_worker
 from gan.files.errors import UserError
-from gan.making import drawing_from
+from gan.making import drawing_from, seed_generators
 from gan.noise import seed_for
 
 _ALONE: ContextVar[bool] = ContextVar("alone", default=False)
@@ -58,8 +58,9 @@ class GlobalLoader(ResumableLoader):
 class GlobalStream(Loader):
     """The same for a stream: an iterable of samples, such as an IterableDataset, with or without an end.
 
-    Each rank, and each of its workers, reads the whole stream and keeps its own rows of the global batches. What the
-    stream draws at random is the same for all of them. An incomplete last batch is dropped. Checkpoints save no
+    Each rank, and each of its workers, reads the whole stream and keeps its own rows of the global batches; so a stream
+    must not share its samples out by rank, and its get_worker_info() is None. What the stream draws at random is the
+    same for all of them. An incomplete last batch is dropped. Checkpoints save no
     position: a resumed run reads the stream from its beginning.
     """
 
@@ -99,8 +100,16 @@ class Seeded(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, which: tuple[int, int]) -> Any:
-        with drawing_from(seed_for("sample", self.seed, *which)):
-            sample = self.dataset[which[1]]
+        return self.__getitems__([which])[0]
+
+    def __getitems__(self, many: Sequence[tuple[int, int]]) -> list[Any]:
+        """torch asks for a whole batch: to put the generators' states aside takes 30 times as long as to seed them."""
+        with drawing_from(self.seed):
+            return [self._seeded(which) for which in many]
+
+    def _seeded(self, which: tuple[int, int]) -> Any:
+        seed_generators(seed_for("sample", self.seed, *which))
+        sample = self.dataset[which[1]]
         parts = sample if isinstance(sample, tuple | list) else [sample]
         if any(isinstance(part, Image.Image) for part in parts):  # which no batch can be made of
             return to_tensors(as_item(sample))
@@ -119,26 +128,34 @@ class Rows(IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         helper = get_worker_info()
         worker, workers = (0, 1) if helper is None else (helper.id, helper.num_workers)
-        rows: list[Any] = []
-        for number, sample in enumerate(self._samples()):
-            batch, row = divmod(number, self.batch_size)
+        with drawing_from(seed_for("stream", self.seed, self.passes)), as_in_no_worker():
+            samples = iter(self.stream)
+        for batch in count():
+            rows, number = self._batch(samples, batch)
+            if number < self.batch_size:
+                break
             if batch % workers == worker:
+                yield from rows
+        if batch == 0:
+            once = iter(self.stream) is self.stream
+            why = "it can be read only once: give an object whose __iter__ begins anew" if once else "make that smaller"
+            raise UserError(
+                f"pass {self.passes} over the {type(self.stream).__name__} gave {number} samples, and batch_size= "
+                f"is {self.batch_size}; {why}"
+            )
+
+    def _batch(self, samples: Iterator[Any], batch: int) -> tuple[list[Any], int]:
+        """This rank's rows of a batch, and how many samples the stream still has for it."""
+        rows = []
+        with drawing_from(self.seed), as_in_no_worker():
+            for row in range(self.batch_size):
+                seed_generators(seed_for("stream", self.seed, self.passes, batch * self.batch_size + row))
+                sample = next(samples, END)
+                if sample is END:
+                    return rows, row
                 if row in self.own:
                     rows.append(sample)
-                if row == self.batch_size - 1:
-                    yield from rows
-                    rows = []
-
-    def _samples(self) -> Iterator[Any]:
-        """The stream. The global generators are seeded for its beginning and for each sample."""
-        with drawing_from(seed_for("stream", self.seed, self.passes)):
-            samples = iter(self.stream)
-        for number in count():
-            with drawing_from(seed_for("stream", self.seed, self.passes, number)):
-                sample = next(samples, END)
-            if sample is END:
-                return
-            yield sample
+        return rows, self.batch_size
 
 
 @contextmanager

@@ -41,6 +41,17 @@ def start_method(workers: int) -> str | None:
     return "fork" if workers and get_start_method() == "forkserver" else None
 
 
+@contextmanager
+def as_in_no_worker() -> Iterator[None]:
+    """Inside the `with`, a stream gives all its samples: by get_worker_info() many would give each worker a part."""
+    torchs = torch.utils.data._utils.worker
+    info, torchs._worker_info = torchs._worker_info, None
+    try:
+        yield
+    finally:
+        torchs._worker_info = info
+
+
 class Loader(DataLoader):
     """A DataLoader whose workers leave signals to the trainer, and whose dead or silent workers are noticed.
 

@@ -285,18 +285,23 @@ def _closed(module: nn.Module) -> Iterator[None]:
             each._parameters, each._buffers = parameters, buffers
 
 
+def seed_generators(seed: int) -> None:
+    """Those of torch, NumPy and Python, on the CPU. For one sample after the other, inside of `drawing_from`."""
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
 @contextmanager
 def drawing_from(seed: int, device: torch.device = CPU) -> Iterator[None]:
     """Inside the `with`, torch, NumPy and Python draw from this seed. Afterwards they draw on as if nothing was."""
     before = random.getstate(), np.random.get_state()
     own = [device] if device.type not in ("cpu", "meta") else []
     with torch.random.fork_rng(own, device_type=device.type if own else "cpu"):
-        torch.default_generator.manual_seed(seed)
         if own:
             with torch.accelerator.device_index(device.index):  # else the current device would be seeded
                 torch.get_device_module(device).manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
+        seed_generators(seed)
         try:
             yield
         finally:

@@ -6,16 +6,9 @@ from typing import Any
 
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities import rank_zero_warn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from datasets import GlobalLoader, GlobalStream, ResumableLoader
+from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
 from gan.files.errors import UserError
 from gan.noise import seed_for
 from strategies import random_state
@@ -87,16 +80,32 @@ def prepared(loader: Any, world: World, training: bool, is_dp: bool) -> Any:
         if made_for != world.size:  # it was not made for this rank, as by GlobalLoader in `train_dataloader()`
             loader = DealtLoader(loader, world.rank, world.size, draws)
     check_loader(loader, world.size, training)
+    if isinstance(loader, ResumableLoader) and world.size > 1:
+        _compare_data(world.each(loader.signs))
     if isinstance(loader, ResumableLoader | GlobalStream):
         loader.pin_memory = pins(world.device)
     return loader
 
 
-def _reads_all(loader: Any) -> bool:
-    """Whether a loader's batches are of torch's own samplers, which know no ranks, as where Lightning may put none."""
-    batches = getattr(loader, "batch_sampler", None)
-    samplers = RandomSampler, SequentialSampler
-    return type(loader) is DataLoader and type(batches) is BatchSampler and type(batches.sampler) in samplers
+def _compare_data(signs: list[tuple[int, list[int]]]) -> None:
+    """A data set whose files are in another order on each rank is common: sets and `random` differ from rank to rank.
+
+    What a data set draws anew each time would differ too, so other samples are no error.
+    """
+    length, samples = signs[0]
+    for rank, (other, others) in enumerate(signs):
+        if other != length:
+            raise UserError(
+                f"rank {rank} has {other} samples, and rank 0 {length}: all ranks read the same data set. Does each "
+                f"look for the files itself, or split them by dice of its own?"
+            )
+        if others != samples:
+            rank_zero_warn(
+                f"rank {rank}'s data set has other samples than rank 0's at the same places, so training differs from "
+                f"one device's: sort the files, and seed what shuffles or splits them (random, NumPy) alike on all "
+                f"ranks"
+            )
+            return
 
 
 def check_loader(loader: Any, ranks: int, training: bool) -> None:
@@ -106,32 +115,35 @@ def check_loader(loader: Any, ranks: int, training: bool) -> None:
             f"a {type(loader).__name__} was made for {loader.ranks} rank(s), and there are {ranks}; make it in "
             f"train_dataloader() of the game or its data module, where the ranks are known"
         )
-    streams = isinstance(getattr(loader, "dataset", None), IterableDataset)
-    streams = streams and not isinstance(loader, GlobalStream | DealtLoader)
-    if training and ranks > 1 and streams:
-        rank_zero_warn(
-            f"each of the {ranks} ranks reads the stream {type(loader.dataset).__name__} by itself, so training "
-            f"differs from one device's, and a sample is trained on {ranks} times if all read the same ones; return "
-            f"GlobalStream(stream, batch_size=...) from train_dataloader(), with `from datasets import GlobalStream`; "
-            f"batch_size counts all ranks' samples"
-        )
-    if training and ranks > 1 and _reads_all(loader):
-        rank_zero_warn(
-            f"each of the {ranks} ranks reads the {type(loader.dataset).__name__} by itself, so training differs from "
-            f"one device's, and a sample is trained on {ranks} times if all read the same ones; return "
-            f"GlobalLoader(dataset, batch_size=...) from train_dataloader(), with `from datasets import GlobalLoader`; "
-            f"batch_size counts all ranks' samples"
-        )
-    for holder in (loader, getattr(loader, "batch_sampler", None)):
-        sampler = getattr(holder, "sampler", None)
+    batches = getattr(loader, "batch_sampler", None)
+    samplers = [getattr(holder, "sampler", None) for holder in (loader, batches)]
+    for sampler in samplers:
         if type(sampler) is DistributedSamplerWrapper:
             sampler.__class__ = SameOrder
-        if training and ranks > 1 and type(sampler) in (DistributedSampler, SameOrder):
-            loader = "GlobalLoader(dataset"
-            if type(sampler) is SameOrder:  # of the author's own sampler, such as a WeightedRandomSampler
-                loader = "GlobalStream(the samples in your sampler's order"
-            rank_zero_warn(
-                f"the training loader deals samples out one by one (rank 0 gets 0, {ranks}, {2 * ranks}, ...), so "
-                f"training differs from one device's; return {loader}, batch_size=...) from train_dataloader(), with "
-                f"`from datasets import {loader.partition('(')[0]}`; batch_size counts all ranks' samples"
-            )
+    known = isinstance(loader, DealtLoader) or any(isinstance(sampler, GlobalBatches) for sampler in samplers)
+    known = known or getattr(loader, "ranks", None) == ranks
+    if not training or ranks == 1 or known:
+        return
+    if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+        reads = f"the training loader deals samples out one by one (rank 0 gets 0, {ranks}, {2 * ranks}, ...)"
+        differs = "so training differs from one device's"
+    else:
+        data = getattr(loader, "dataset", None)
+        what = f"stream {type(data).__name__}" if isinstance(data, IterableDataset) else type(loader).__name__
+        reads = f"each of the {ranks} ranks reads the {what} by itself"
+        differs = (
+            f"so training differs from one device's, unless they read the parts of one batch; a sample is trained on "
+            f"{ranks} times if all read the same ones"
+        )
+    maps = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+    theirs = (SequentialSampler, RandomSampler, DistributedSampler)
+    if maps and all(type(sampler) in theirs for sampler in samplers):
+        ours = "GlobalLoader(dataset"
+    elif maps:  # such as a WeightedRandomSampler
+        ours = "GlobalStream(an object in whose __iter__ your sampler's samples are yielded"
+    else:
+        ours = "GlobalStream(stream"
+    rank_zero_warn(
+        f"{reads}, {differs}; return {ours}, batch_size=...) from train_dataloader(), with `from datasets import "
+        f"{ours.partition('(')[0]}`; batch_size counts all ranks' samples"
+    )

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import random
+import warnings
 from functools import partial
 from unittest import mock
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 from lightning import Callback
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, WeightedRandomSampler
 
 from datasets import GlobalLoader, GlobalStream
 from datasets.loaders import alone
@@ -61,10 +63,10 @@ class Saved(Callback):
             trainer.save_checkpoint(self.path)
 
 
-def fit(make, world, policy="ddp", epochs=2, save=None, resume=None):
+def fit(make, world, policy="ddp", epochs=2, save=None, resume=None, deals=True):
     game, strategy = Recorded(make), PhaseStrategy(policy, check=False)
     callbacks = [] if save is None else [Saved(save)]
-    made = trainer(strategy, world, -1, max_epochs=epochs, use_distributed_sampler=True, callbacks=callbacks)
+    made = trainer(strategy, world, -1, max_epochs=epochs, use_distributed_sampler=deals, callbacks=callbacks)
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):  # every process draws the same noise
         made.fit(game, ckpt_path=resume)
     return game.seen, snapshot(game, strategy)
@@ -136,7 +138,7 @@ def test_the_control_lightnings_sampler_differs(ranks):
 
 def warned(make):
     """The first rank warns for all."""
-    advice = r"GlobalStream\(the samples in your sampler's order" if make is by_weights else r"GlobalLoader\(dataset"
+    advice = r"GlobalStream\(an object in whose" if make is by_weights else r"GlobalLoader\(dataset"
     words = rf"the training loader deals samples out one by one \(rank 0 gets 0, 2, 4, ...\), .* {advice}"
     first = torch.distributed.get_rank() == 0
     with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext():
@@ -162,15 +164,65 @@ class Endless(IterableDataset):
         return map(Own().__getitem__, range(SAMPLES))
 
 
-def warned_of_a_stream():
+class Derived(DataLoader):
+    pass
+
+
+class Batches:
+    """No loader of torch's."""
+
+    def __iter__(self):
+        return iter(lightnings())
+
+
+ALONE = {
+    "stream Endless": (lambda: DataLoader(Endless(), BATCH // 2), r"GlobalStream\(stream"),
+    "Batches": (Batches, r"GlobalStream\(stream"),
+    "Derived": (lambda: Derived(Own(), BATCH // 2), r"GlobalLoader\(dataset"),
+    "DataLoader": (lambda: DataLoader(Own(), batch_sampler=[[0, 1], [2, 3]]), r"GlobalStream\(an object in whose"),
+}
+
+
+def warned_of_a_loader(what):
+    make, advice = ALONE[what]
     first = torch.distributed.get_rank() == 0
-    words = "each of the 2 ranks reads the stream Endless by itself, so training differs .* return GlobalStream"
+    words = f"each of the 2 ranks reads the {what} by itself, so training differs .* return {advice}"
     with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext():
-        fit(lambda: DataLoader(Endless(), BATCH // 2), 2, epochs=1)
+        fit(make, 2, epochs=1, deals=False)
 
 
-def test_a_stream_that_each_rank_reads_by_itself_is_named(ranks):
-    ranks(2).run(warned_of_a_stream)
+@pytest.mark.parametrize("what", ALONE)
+def test_what_each_rank_reads_by_itself_is_named(what, ranks):
+    ranks(2).run(warned_of_a_loader, what)
+
+
+def silent(make):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*training differs from one device")
+        fit(make, 2, epochs=1)
+
+
+def test_our_own_loaders_are_not_named(ranks):
+    for make in (own, streamed):
+        ranks(2).run(silent, make)
+
+
+def by_dice(rows):
+    order = list(range(SAMPLES))
+    random.Random(1 + torch.distributed.get_rank()).shuffle(order)
+    return GlobalLoader(Subset(Own(), order[: rows()]), BATCH)
+
+
+def other_data():
+    first = torch.distributed.get_rank() == 0
+    with pytest.warns(UserWarning, match="rank 1's data set has other samples") if first else contextlib.nullcontext():
+        fit(partial(by_dice, lambda: SAMPLES), 2, epochs=1)
+    with pytest.raises(UserError, match="rank 1 has 24 samples, and rank 0 32: all ranks read the same data set"):
+        fit(partial(by_dice, lambda: 24 if torch.distributed.get_rank() else 32), 2, epochs=1)
+
+
+def test_a_data_set_that_each_rank_has_otherwise_is_named(ranks):
+    ranks(2).run(other_data)
 
 
 class Subclass(GlobalLoader):

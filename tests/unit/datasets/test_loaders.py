@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, RandomSampler
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, get_worker_info
 
 from datasets import GlobalLoader, GlobalStream, loaders
 from gan.files.errors import UserError
@@ -26,11 +26,15 @@ class Own(Dataset):
 
 
 class Stream(IterableDataset):
+    """As torch's page has it: the workers of a plain DataLoader share its samples out."""
+
     def __init__(self, length=22):
         self.length = length
 
     def __iter__(self):
-        order = torch.randperm(self.length).tolist()
+        order, worker = torch.randperm(self.length).tolist(), get_worker_info()
+        if worker is not None:
+            order = order[worker.id :: worker.num_workers]
         return (
             (torch.tensor(number), torch.rand(2), np.random.rand(), random.random(), str(number)) for number in order
         )
@@ -120,6 +124,24 @@ def test_ranks_together_get_the_stream_of_one_device(ranks, workers):
 def test_a_stream_that_is_a_plain_iterable_and_a_collation_of_ones_own():
     assert list(GlobalStream(range(7), 3, collate_fn=sum)) == [3, 12]
     assert list(GlobalLoader(Own(6), 3, shuffle=False, collate_fn=len)) == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("stream", "size", "words"),
+    [
+        (
+            (number for number in range(7)),
+            3,
+            "generator gave 0 samples, .* can be read only once: give an object whose",
+        ),
+        (range(2), 3, "pass 1 over the range gave 2 samples, and batch_size= is 3; make that smaller"),
+    ],
+)
+def test_a_pass_over_a_stream_that_fills_no_batch_is_named(stream, size, words):
+    """Lightning would read a stream without a batch for ever."""
+    loader = GlobalStream(stream, size)
+    with pytest.raises(UserError, match=words):
+        list(loader), list(loader)
 
 
 @pytest.mark.parametrize("kind", [GlobalLoader, GlobalStream])
