@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -46,7 +47,7 @@ class GlobalBatches(DistributedSampler):
         # pyrefly: ignore[bad-argument-type] - torch asks for the length alone
         super().__init__(range(length), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed, drop_last=True)
         assert batch_size % ranks == 0, "checked by the loaders"
-        self.length, self.batch_size = length, batch_size
+        self.length, self.batch_size, self.training = length, batch_size, training
         self.used = length - length % (batch_size if training else ranks)
         self.first_batch = 0  # where the next pass begins
         self.skipped = 0  # how many epochs the caller of set_epoch is ahead of us
@@ -94,6 +95,14 @@ def check_divides(batch: int, ranks: int, what: str, option: str) -> None:
         devices = f"{'--devices ' if option.startswith('--') else 'devices='}{batch}"
         advice = f"{option}{below} or {option}{above}" if below else f"{option}{above} or {devices}"
         raise UserError(f"{what} {batch} is not divisible by {ranks} ranks; try {advice}")
+
+
+def check_held_out(count: int, ranks: int) -> None:
+    """Refuse, or name, what ranks cannot share equally of the samples that are not trained on."""
+    if count < ranks:
+        raise UserError(f"{count} held-out samples are too few for {ranks} ranks; hold out {ranks} or more")
+    if left := count % ranks:
+        rank_zero_warn(f"{left} of {count} held-out samples are left out, so that {ranks} ranks get equally many")
 
 
 class ResumableLoader(Loader):

@@ -1,10 +1,9 @@
 """The one DataModule: any data set, in batches that are the same at any number of ranks."""
 
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_warn
 
 from datasets.augment import Augment, Prepared, Samples
-from datasets.batches import GlobalBatches, ResumableLoader, check_divides
+from datasets.batches import GlobalBatches, ResumableLoader, check_divides, check_held_out
 from datasets.workers import usual
 from gan.files.errors import UserError
 
@@ -63,14 +62,7 @@ class GanData(LightningDataModule):
             raise UserError("overfit_batches would replace the sampler; try limit_train_batches, or a smaller data set")
         if self.val is not None:
             check_divides(self.val_batch_size, ranks, "validation batch", "--val-batch-size ")
-            if self.val_count < ranks:
-                raise UserError(
-                    f"{self.val_count} held-out samples are too few for {ranks} ranks; hold out {ranks} or more"
-                )
-            if left := self.val_count % ranks:
-                rank_zero_warn(
-                    f"{left} of {self.val_count} held-out samples are left out, so that {ranks} ranks get equally many"
-                )
+            check_held_out(self.val_count, ranks)
 
     def train_dataloader(self) -> ResumableLoader:
         """This rank's part of the training batches, in another order in every epoch."""

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from datasets.augment import Samples, as_item, to_tensors
-from datasets.batches import GlobalBatches, ResumableLoader, check_divides
+from datasets.batches import GlobalBatches, ResumableLoader, check_divides, check_held_out
 from datasets.workers import Loader, as_in_no_worker
 from gan.files.errors import UserError
 from gan.making import drawing_from, seed_generators
@@ -49,6 +49,8 @@ class GlobalLoader(ResumableLoader):
         check_divides(batch_size, ranks, "batch", "batch_size=")
         if training and len(dataset) < batch_size:
             raise UserError(f"{len(dataset)} samples do not fill a batch of {batch_size}; make batch_size smaller")
+        if not training:
+            check_held_out(len(dataset), ranks)
         sampler = GlobalBatches(
             len(dataset), batch_size, ranks=ranks, rank=rank, seed=seed, training=training, shuffle=shuffle
         )

@@ -80,6 +80,12 @@ def prepared(loader: Any, world: World, training: bool, is_dp: bool) -> Any:
         if made_for != world.size:  # it was not made for this rank, as by GlobalLoader in `train_dataloader()`
             loader = DealtLoader(loader, world.rank, world.size, draws)
     check_loader(loader, world.size, training)
+    sampler = getattr(loader, "sampler", None)
+    if training and isinstance(sampler, GlobalBatches) and not sampler.training and sampler.length % world.size:
+        raise UserError(
+            f"{sampler.length} samples cannot be dealt out to {world.size} ranks, and this loader leaves none out; "
+            f"train with GlobalLoader(training=True), which leaves out an incomplete last batch"
+        )
     if isinstance(loader, ResumableLoader) and world.size > 1:
         _compare_data(world.each(loader.signs))
     if isinstance(loader, ResumableLoader | GlobalStream):

@@ -52,6 +52,10 @@ class Comparison:
     rounding: float
     unlike: set[str]  # phases that cannot be compared
 
+    @property
+    def _small(self) -> float:
+        return max(SMALL, self.rounding)
+
     def lines(self, moved: Mapping[tuple[str, ...], float]) -> dict[str, str]:
         """What differs by more than rounding, with what to do. `moved` is how far rounding moves each number."""
         allowed = {key: SPREAD * gap for key, gap in moved.items()}
@@ -95,7 +99,7 @@ class Comparison:
                 found[f"phase '{phase}': loss '{name}' {text}"] = REMEMBERED
                 continue
             size = max(abs(mean), abs(single))
-            if _apart(mean, single, max(self.rounding * size, min(room, SMALL * max(size, SMALL_LOSS)))):
+            if _apart(mean, single, max(self.rounding * size, min(room, self._small * max(size, SMALL_LOSS)))):
                 found[f"phase '{phase}': loss '{name}' is {both(mean, single)}"] = A_MEAN_OVER_SAMPLES
         return found
 
@@ -105,7 +109,7 @@ class Comparison:
         for (phase, player), one in self.alone.norms.items():
             many = self.together.norms[phase, player]
             largest = max([*one.values(), *many.values()], default=0.0)
-            small, least = SMALL * largest, LEAST * self.rounding * largest
+            small, least = self._small * largest, LEAST * self.rounding * largest
             measured = {key[-1]: gap for key, gap in allowed.items() if key[:-1] == ("gradient", phase, player)}
             pairs = {weight: (many.get(weight, 0.0), one.get(weight, 0.0)) for weight in one | many}
             apart = {

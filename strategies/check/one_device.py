@@ -80,8 +80,9 @@ def check_step(
     its losses for the first time, or in a new way.
     """
     own, gather = first_samples(game, training, batch), training.world.gather
-    if len(set(gather(None if own is None else rows(own)))) > 1 or own is None:  # unequal rows are refused in the phase
-        return
+    everyone = gather(own)
+    if own is None or len({None if each is None else rows(each) for each in everyone}) > 1:
+        return  # unequal rows are refused in the phase
     kept = Snapshot(game, training.policies)
     if kept.iterators:
         _not_checked(
@@ -90,7 +91,7 @@ def check_step(
         )
         return
     try:
-        samples, more = join_batches(gather(own)), batch
+        samples, more = join_batches(everyone), batch
     except UserError as error:  # a loader may make samples as long as the longest one of its batch
         if (dealt := deal(game, training, batch)) is None:
             _not_checked(error)
@@ -242,22 +243,23 @@ class Tries:
         together, alone = self(own), self(samples, alone=True)
         if training.draws.learn(gather((together.drawn, alone.drawn))):
             together, alone = self(own), self(samples, alone=True)
-        together.unlike = {name for each in gather(together.unlike) for name in each}
+        unlike, losses, repeated = zip(*gather((together.unlike, together.losses, alone.losses)), strict=True)
+        together.unlike = {name for each in unlike for name in each}
         learners = [policy for policy in training.policies.values() if policy.requiring_grad]
         dtypes = together.dtypes | {weight.dtype for policy in learners for weight in policy.requiring_grad.values()}
         rounding = max(ROUNDING.get(dtype, COARSE) for dtype in dtypes)
-        losses, repeated = gather(together.losses), gather(alone.losses)
         comparison = Comparison(losses, repeated, together, alone, rounding, together.unlike)
         first, *others = gather(comparison.kept())
         alike = [name for name in first if all(first[name].equal(each.get(name, first[name])) for each in others)]
         together.own = sorted({re.sub(r"(\.\d+)+$", "", name) for name in alike})  # without the numbers of items
         lines = comparison.lines({})
-        if any(gather(bool(lines))):
-            with Casts() as casts, OwnCollectives(together.collectives.add):
-                shaken = [self(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
-            dtypes |= {dtype for each in gather(casts.dtypes) for dtype in each}
-            coarser = replace(comparison, rounding=max(ROUNDING.get(dtype, COARSE) for dtype in dtypes))
-            lines = coarser.lines(moved(alone, shaken))
+        if not any(gather(bool(lines))):
+            return together, {}
+        with Casts() as casts, OwnCollectives(together.collectives.add):
+            shaken = [self(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
+        dtypes |= {dtype for each in gather(casts.dtypes) for dtype in each}
+        coarser = replace(comparison, rounding=max(ROUNDING.get(dtype, COARSE) for dtype in dtypes))
+        lines = coarser.lines(moved(alone, shaken))
         return together, dict(line for each in gather(lines) for line in each.items())
 
     def compare_answers(self, ready: Callable[[Phase], bool]) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
 from types import CodeType, FunctionType
 from typing import Any
@@ -26,7 +27,7 @@ from strategies.policies.policy import Policy
 from strategies.private import default_store
 from strategies.reachable import Reachable, content_of, copied, differs, kind_of
 from strategies.turn import Training, finish, gradients, ready
-from strategies.world import World
+from strategies.world import World, agree
 
 
 class Snapshot:
@@ -106,14 +107,14 @@ def _attribute(path: str) -> str:
     return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
 
 
-def _reads(code: CodeType) -> Iterator[str]:
+@cache
+def _reads(code: CodeType) -> frozenset[str]:
     """The names of attributes, globals and cells from which a function takes values."""
-    for order, then in pairwise(dis.get_instructions(code)):
-        if order.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL")) and then.argval not in APPENDS:
-            yield str(order.argval)
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _reads(inner)
+    loads = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL")
+    orders = [(order, then) for order, then in pairwise(dis.get_instructions(code)) if order.opname.startswith(loads)]
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    own = frozenset(str(order.argval) for order, then in orders if then.argval not in APPENDS)
+    return own.union(*map(_reads, inner))
 
 
 TIMES = 10  # a phase is played so often from trial to trial
@@ -237,11 +238,11 @@ class Trial:
             if time.monotonic() > until:
                 return False
             time.sleep(0.02)
-        everyone = self.world.gather(what)
+        alike = bool(agree(what, self.world.device))
         if self.world.rank == 0:
             store.delete_key(key)
-        if len(set(everyone)) > 1:
-            parts = "; ".join(f"rank {rank} {each}" for rank, each in enumerate(everyone))
+        if not alike:
+            parts = "; ".join(f"rank {rank} {each}" for rank, each in enumerate(self.world.gather(what)))
             raise RanksDiffer(
                 f"in step {self.step} the ranks go different ways: {parts}. Which phases are due must not depend on a "
                 f"rank's own samples; decide by what all ranks know, e.g. Phase(every=...) or gan.ranks.mean(...)"

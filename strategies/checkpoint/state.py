@@ -318,13 +318,13 @@ def _go_on_in_the_epoch(trainer: Trainer) -> None:
 
 
 def _back_into_the_epoch(loops: dict[str, Any]) -> None:
-    """Let a checkpoint that is saved after training say what one after its last step says.
+    """Let a checkpoint that is saved after training, or at an epoch's end, say what one after the last step says.
 
     When training stops inside an epoch, Lightning counts the epoch as complete, and a resumed run would leave out the
-    rest of it.
+    rest of it. With max_steps, one from the end of an epoch would leave out all of the next epoch but a batch.
     """
     epoch, batch = loops.get("epoch_progress"), loops.get("epoch_loop.batch_progress")
-    if epoch and batch and 0 < epoch["current"]["ready"] == epoch["current"]["completed"]:
+    if epoch and batch and 0 < epoch["current"]["ready"] == epoch["current"]["processed"]:
         for part in ("current", "total"):
             epoch[part]["processed"] = epoch[part]["completed"] = epoch[part]["ready"] - 1
             batch[part]["completed"] = batch[part]["processed"] - 1

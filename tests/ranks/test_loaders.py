@@ -130,6 +130,29 @@ def test_a_run_that_is_resumed_again_and_again_is_one_run(after, tmp_path):
     equals([snapshot(game, strategy)], expected)
 
 
+class AtTheEnd(Saved):
+    """Where Lightning's ModelCheckpoint saves, if nobody says otherwise."""
+
+    def on_train_batch_end(self, *_):
+        pass
+
+    def on_train_epoch_end(self, trainer, *_):
+        super().on_train_batch_end(trainer)
+
+
+def test_a_run_goes_on_after_an_epochs_end_also_by_steps(tmp_path):
+    path = str(tmp_path / "epoch.ckpt")
+
+    def seen(resume=None):
+        game = Recorded(own)
+        trainer(PhaseStrategy("single"), 1, 5, callbacks=[AtTheEnd(path, 2)]).fit(game, ckpt_path=resume)
+        return game.seen
+
+    unbroken = seen()
+    assert [epoch for epoch, _ in unbroken] == [0, 0, 1, 1, 2]
+    assert seen(path) == unbroken, "the game remembers what it has seen"
+
+
 @pytest.mark.promise("noise for two loaders; Lightning's own sampler (a warning)")
 def test_the_control_lightnings_sampler_differs(ranks):
     _, found = together(ranks, lightnings, 2)
@@ -227,6 +250,21 @@ def test_a_data_set_that_each_rank_has_otherwise_is_named(ranks):
 
 class Subclass(GlobalLoader):
     """Nobody knows how to make it again."""
+
+
+def held_out(count):
+    return GlobalLoader(Subset(Own(), range(count)), BATCH, training=False)
+
+
+def unequal_parts():
+    with pytest.raises(UserError, match=r"9 samples cannot be dealt out to 2 ranks, .* GlobalLoader\(training=True\)"):
+        fit(lambda: held_out(9), 2, epochs=1)
+    with pytest.raises(UserError, match="1 held-out samples are too few for 2 ranks"):
+        held_out(1)
+
+
+def test_what_ranks_cannot_share_of_held_out_samples_is_named(ranks):
+    ranks(2).run(unequal_parts)
 
 
 def made_too_early(make):
