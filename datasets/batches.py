@@ -20,7 +20,7 @@ from gan.noise import seed_for
 
 
 class GlobalBatches(DistributedSampler):
-    """This rank's part of every global batch, as pairs (epoch, index).
+    """This rank's part of every global batch, as pairs (epoch, index). A second pass in an epoch has another number.
 
         the order of an epoch   |  global batch 0   |  global batch 1   |  ...
         with two ranks          | rank 0  | rank 1  | rank 0  | rank 1  |
@@ -50,6 +50,7 @@ class GlobalBatches(DistributedSampler):
         self.length, self.batch_size, self.training = length, batch_size, training
         self.used = length - length % (batch_size if training else ranks)
         self.first_batch = 0  # where the next pass begins
+        self.passes = 0  # that have begun in this epoch: a shorter set of several is read again and again
         self.skipped = 0  # how many epochs the caller of set_epoch is ahead of us
         self._resumed: int | None = None  # the epoch that was resumed, until the next pass begins
 
@@ -60,14 +61,16 @@ class GlobalBatches(DistributedSampler):
             self.skipped = max(self.skipped, epoch - self._resumed - 1)
         if epoch - self.skipped != self.epoch:
             self.epoch, self.first_batch = epoch - self.skipped, 0
+        if self._resumed is None:
+            self.passes = 0
 
     # [Note: an empty epoch]
     # If a run is counted in steps and its checkpoint is from the end of epoch e, Lightning first goes through epoch
     # e + 1 without any batch, and calls the next one e + 2. We remember that Lightning is one ahead of us.
 
-    def resume(self, epoch: int, batch: int, skipped: int = 0) -> None:
+    def resume(self, epoch: int, batch: int, skipped: int = 0, passes: int = 0) -> None:
         """Let the next pass begin inside an epoch."""
-        self.epoch, self.first_batch, self.skipped = epoch, batch, skipped
+        self.epoch, self.first_batch, self.skipped, self.passes = epoch, batch, skipped, passes
         self._resumed = epoch
 
     def __len__(self) -> int:
@@ -75,7 +78,8 @@ class GlobalBatches(DistributedSampler):
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         first, self.first_batch, self._resumed = self.first_batch, 0, None
-        epoch, order = self.epoch, range(self.length)
+        epoch, order = self.epoch + (self.passes << 32), range(self.length)
+        self.passes += self.training
         if self.shuffle:
             dice = torch.Generator().manual_seed(seed_for("order", self.seed, epoch))
             order = torch.randperm(self.length, generator=dice).tolist()
@@ -122,27 +126,31 @@ class ResumableLoader(Loader):
         workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         new_data: bool = False,
+        keep_workers: bool = True,
     ) -> None:
-        """`new_data`: go on though there are more samples or fewer than before, at the same place in another order."""
+        """`new_data`: go on though there are more samples or fewer than before, at the same place in another order.
+
+        `keep_workers` from epoch to epoch: not for a data set that a program may change in between.
+        """
         self.new_data = new_data
         super().__init__(
             dataset,
             batch_size=sampler.batch_size // sampler.num_replicas,
             sampler=sampler,
             collate_fn=collate_fn,
-            persistent_workers=workers > 0,
+            persistent_workers=keep_workers and workers > 0,
             seed=sampler.seed,
             workers=workers,
         )
-        self._position = 0, 0
+        self._position = 0, 0, 0
 
     def __iter__(self) -> Iterator[Any]:
         # See [Note: the epoch comes late]
         batch = self.sampler.first_batch
-        self._position = self.sampler.epoch, batch
+        self._position = self.sampler.epoch, batch, self.sampler.passes
         for item in super().__iter__():
             batch += 1
-            self._position = self._position[0], batch
+            self._position = self._position[0], batch, self._position[2]
             yield item
 
     # [Note: the epoch comes late]
@@ -156,17 +164,17 @@ class ResumableLoader(Loader):
         return self.sampler.num_replicas
 
     def signs(self) -> tuple[int, list[int]]:
-        """How many samples there are, and a number that tells three of them: what ranks must have alike."""
+        """How many samples there are, and numbers that tell three of them, read twice: what ranks must have alike."""
         length = self.sampler.length
-        some = [(0, index) for index in sorted({0, length // 2, length - 1} if length else ())]
+        some = [(0, index) for index in sorted({0, length // 2, length - 1} if length else ()) for _ in range(2)]
         how: dict[str, Any] = dict(seed=self.sampler.seed, workers=min(1, self.num_workers))  # read where batches are
         found = Loader(self.dataset, sampler=some, batch_size=max(1, len(some)), collate_fn=_signs, **how)
         return length, next(iter(found), [])
 
     def state_dict(self) -> dict[str, int]:
         """The epoch, and how many of its batches were handed out."""
-        epoch, batch = self._position
-        return {"epoch": epoch, "batch": batch, "skipped": self.sampler.skipped, **self._order()}
+        epoch, batch, passes = self._position
+        return {"epoch": epoch, "batch": batch, "passes": passes, "skipped": self.sampler.skipped, **self._order()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after the last batch that was handed out."""
@@ -180,8 +188,9 @@ class ResumableLoader(Loader):
                     what = f"{state[name]} samples"
                     advice = "to go on with these, type --new-data true, or new_data=True in Python"
                 raise UserError(f"the run was trained with {what}, and has {value} now; {advice}")
-        self.sampler.resume(state["epoch"], state["batch"], state["skipped"])
-        self._position = state["epoch"], state["batch"]
+        passes = state.get("passes", 0)  # not in checkpoints of older versions
+        self.sampler.resume(state["epoch"], state["batch"], state["skipped"], passes)
+        self._position = state["epoch"], state["batch"], passes
 
     def _order(self) -> dict[str, int]:
         """What the order of samples depends on, which must not change when a run resumes."""

@@ -54,7 +54,7 @@ class GlobalLoader(ResumableLoader):
         sampler = GlobalBatches(
             len(dataset), batch_size, ranks=ranks, rank=rank, seed=seed, training=training, shuffle=shuffle
         )
-        super().__init__(Seeded(dataset, seed), sampler, **how)
+        super().__init__(Seeded(dataset, seed), sampler, **how, keep_workers=False)
 
 
 class GlobalStream(Loader):

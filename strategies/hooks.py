@@ -49,13 +49,22 @@ CALLBACKS = {
 
 
 class GameFirst(Callback):
-    """Calls the game's own on_train_batch_end before callbacks', and not after them: so they save the whole step."""
+    """Calls the game's own hooks at the end of a step or epoch before callbacks', and not after them.
+
+    So what callbacks save is of the whole step or epoch.
+    """
 
     put_back: Callable[..., None] | None = None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        pl_module.on_train_batch_end(*args)
-        own, name = vars(pl_module), "on_train_batch_end"
+        self._call(pl_module, "on_train_batch_end", *args)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._call(pl_module, "on_train_epoch_end")
+
+    def _call(self, game: LightningModule, name: str, *args: Any) -> None:
+        getattr(game, name)(*args)
+        own = vars(game)
         before = {name: own[name]} if name in own else {}
 
         def put_back(*_: Any) -> None:

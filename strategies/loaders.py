@@ -1,19 +1,21 @@
 """What several ranks must agree on about a loader."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities import rank_zero_warn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
+from datasets.loaders import Seeded
 from gan.files.errors import UserError
 from gan.noise import seed_for
 from strategies import random_state
 from strategies.accelerator import pins
-from strategies.micro_batches import deal_batch
+from strategies.micro_batches import deal_batch, rows
 from strategies.world import World
 
 
@@ -87,18 +89,26 @@ def prepared(loader: Any, world: World, training: bool, is_dp: bool) -> Any:
             f"train with GlobalLoader(training=True), which leaves out an incomplete last batch"
         )
     if isinstance(loader, ResumableLoader) and world.size > 1:
-        _compare_data(world.each(loader.signs))
+        _compare_data(loader, world.each(loader.signs))
     if isinstance(loader, ResumableLoader | GlobalStream):
         loader.pin_memory = pins(world.device)
     return loader
 
 
-def _compare_data(signs: list[tuple[int, list[int]]]) -> None:
-    """A data set whose files are in another order on each rank is common: sets and `random` differ from rank to rank.
+def _compare_data(loader: ResumableLoader, signs: list[tuple[int, list[int]]]) -> None:
+    """A sample must be the same wherever, and whenever, it is read.
 
-    What a data set draws anew each time would differ too, so other samples are no error.
+    Files in another order on each rank are common: sets and `random` differ from rank to rank.
     """
     length, samples = signs[0]
+    if any(own[::2] != own[1::2] for _, own in signs):
+        data = loader.dataset.dataset if isinstance(loader.dataset, Seeded) else loader.dataset
+        rank_zero_warn(
+            f"a sample of {type(data).__name__} differs when it is read twice with the same seed, so ranks, workers "
+            f"and resumed runs get others than one device: it draws from a generator of its own. Draw by torch.rand, "
+            f"numpy.random or random in __getitem__, or seed the generator there by torch.randint(2**31, ()).item()"
+        )
+        return
     for rank, (other, others) in enumerate(signs):
         if other != length:
             raise UserError(
@@ -112,6 +122,33 @@ def _compare_data(signs: list[tuple[int, list[int]]]) -> None:
                 f"ranks"
             )
             return
+
+
+def check_together(loaders: Any) -> None:
+    """Name loaders of one seed, which go through their samples in one order."""
+    known: set[tuple[int, int]] = set()
+    for each in tree_leaves(loaders):
+        if isinstance(each, ResumableLoader) and each.sampler.shuffle:
+            key = each.sampler.length, each.sampler.seed
+            if key in known:
+                rank_zero_warn(
+                    f"two training loaders of {key[0]} samples have the seed {key[1]}: each sample of the one always "
+                    f"comes with the same sample of the other, and with the same dice; if they are no pairs, type "
+                    f"GlobalLoader(..., seed={key[1] + 1}) for one of them"
+                )
+            known.add(key)
+
+
+def check_rows(batch: Any, loaders: Any, last: bool) -> None:
+    """Warn where the first dimension of a training's first batch is not the sample. `last`: it may be a smaller one."""
+    sizes = [getattr(each, "batch_size", None) for each in tree_leaves(loaders)]
+    with suppress(UserError):
+        if not last and len(sizes) == 1 and sizes[0] and rows(batch) % sizes[0]:
+            rank_zero_warn(
+                f"the first batch has {rows(batch)} rows, and the loader's batches have {sizes[0]} samples. The first "
+                f"dimension must be the sample, or ranks and micro-batches get parts of samples, and no trial sees it: "
+                f"put samples first (batch_first=True, x.transpose(0, 1)), and a list of samples into a dict"
+            )
 
 
 def check_loader(loader: Any, ranks: int, training: bool) -> None:

@@ -21,10 +21,13 @@ from strategies.check.replicas import compare_replicas, compare_settings
 from strategies.check.trial import Trial, Trials
 from strategies.draws import draws_follow
 from strategies.hooks import GameFirst
+from strategies.loaders import check_rows
 from strategies.lockstep import Lockstep
+from strategies.micro_batches import tensors
 from strategies.optimizers import check_saved, check_unaltered
 from strategies.processes import heap
 from strategies.processes.equal_rows import Forms
+from strategies.sharding.resharded_parameter import version_of
 from strategies.transfer import Transfer
 from strategies.turn import Training, play
 
@@ -57,13 +60,32 @@ class Steps:
         training.draws.compiled = any(each.compiled or each.compiled_by_author for each in self.policies.values())
         self.trials = Trials(game.phases if checked else (), check == "often")
         self.trial: Trial | None = None  # that is played now
-        self.stepped, self.playing = False, False  # once; now
+        self.stepped = False
+        self.moved: list[tuple[Tensor, int]] = []  # the tensors of the batch that is to be played, and their versions
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
+
+    def note(self, batch: Any) -> Any:
+        """Note a batch as it comes to the device."""
+        if self.training.world.size > 1:
+            self.moved = [(each, version_of(each)) for each in tensors(batch)]
+        return batch
+
+    def check_batch(self, batch: Any) -> None:
+        """Refuse what on_train_batch_start does to a batch: a trial begins after it."""
+        now = tensors(batch)
+        same = len(now) == len(self.moved) and all(each is old for each, (old, _) in zip(now, self.moved, strict=True))
+        if self.moved and not (same and all(version_of(each) == version for each, version in self.moved)):
+            raise UserError(
+                "on_train_batch_start changes the batch: what it draws or computes is each rank's own, and no trial "
+                "sees it; write on_after_batch_transfer(batch, dataloader_idx) in its place, or do it in the loss"
+            )
 
     def step(self, play: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         """One pass over the phases: `play(batch, *args, **kwargs)`. Lightning counts it as one step."""
         game, step = self.game, self.game.step
         self.guard.raise_if_hopeless()
+        if not self.stepped and (self.training.world.size > 1 or any(each.micro_batches > 1 for each in game.phases)):
+            check_rows(batch, game.trainer.train_dataloader, game.trainer.is_last_batch)
         tried = self.trials.due(game.phases, step)
         for policy in self.policies.values():
             policy.begin_step(step, tried)
@@ -100,11 +122,7 @@ class Steps:
 
     def _pass(self, play: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         self.game.forget_shared()
-        self.playing = True
-        try:
-            output = play(batch, *args, **kwargs)
-        finally:
-            self.playing = False
+        output = play(batch, *args, **kwargs)
         self.game.forget_shared()
         return output
 

@@ -38,7 +38,7 @@ from strategies.choice import choices
 from strategies.draws import draws_follow
 from strategies.first_weights import FirstWeights, move, without_values
 from strategies.hooks import Hooks, overrides, refuse_what_is_not_called
-from strategies.loaders import prepared
+from strategies.loaders import check_together, prepared
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
@@ -217,21 +217,25 @@ class PhaseStrategy(RanksStrategy):
         game, world = self.game, self.world
         self.began = True
         self.lockstep.begin()
-        self.saving.resume(game.trainer)
+        check_together(game.trainer.train_dataloader)
         hooks, equal_rows = Hooks(game.trainer, game), self.lockstep.equal_rows
         training = Training(self.policies, self.precision_plugin, world, self.saving.seed, hooks, equal_rows)
         move = super().batch_to_device if hooks.of_batches else None
         transfer = Transfer(move, self.saving.seed, world) if move else None
         self.steps = Steps(game, training, self.lockstep, self.check, self.check_replicas, transfer)
+        self.saving.resume(game.trainer)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """A batch of the training goes the way of `Transfer`."""
-        if self.game.trainer.training and self.began and self.steps.transfer is not None:
-            return self.steps.transfer.next(batch, self.game.step)
-        return super().batch_to_device(batch, device, dataloader_idx)
+        if not (self.game.trainer.training and self.began):
+            return super().batch_to_device(batch, device, dataloader_idx)
+        if self.steps.transfer is not None:
+            return self.steps.note(self.steps.transfer.next(batch, self.game.step))
+        return self.steps.note(super().batch_to_device(batch, device, dataloader_idx))
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """End here if any rank got a signal. If that is because a save has failed, raise that."""
+        self.steps.check_batch(batch)
         if self.ending.look():
             self.background.wait()
             raise Stopped
@@ -266,9 +270,10 @@ class PhaseStrategy(RanksStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """This rank's shares of the weights, and the other state of the modules: the first that Lightning asks for."""
-        if self.began and self.steps.playing:
+        progress = self.game.trainer.fit_loop.epoch_loop.batch_progress.current
+        if self.began and progress.ready != progress.processed:
             raise UserError(
-                "a checkpoint is saved while a step is played, and no training could go on from it; save in "
+                "a checkpoint is saved while a step is played, or begins, and no training could go on from it; save in "
                 "on_train_batch_end"
             )
         return self.saving.networks()

@@ -37,7 +37,7 @@ from gan.files.values import VALUES
 from gan.module import GanModule
 from gan.pool import ImagePool
 from gan.pretrained import WeightFiles
-from strategies import random_state
+from strategies import private, random_state
 from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.player_state import (
     LeftOut,
@@ -132,7 +132,7 @@ class State:
             )
         if self._loops is not None:
             checkpoint["loops"]["fit_loop"] = copy.deepcopy(self._loops)
-        _back_into_the_epoch(checkpoint.get("loops", {}).get("fit_loop", {}))
+        ended = _back_into_the_epoch(checkpoint.get("loops", {}).get("fit_loop", {}))
         remembered = {} if self.attributes is None else self.attributes.state()
         own = self._set_aside or random_state.capture(), os.path.abspath(path), secrets.token_hex(8)
         bad = self._not_finite(checkpoint["state_dict"])
@@ -144,6 +144,7 @@ class State:
             "files": self.left_out.files,
             "players": {name: rest_of_state(policy) for name, policy in self.policies.items()},
             "seed": self.seed,
+            "epoch_ended": ended,
             "attributes": [all_remembered[0]] if everywhere else list(all_remembered),
             "random_states": list(states),
         }
@@ -235,10 +236,18 @@ class State:
 
         Only here, because set-up draws random numbers too, and first weights must be the same on all ranks.
         """
-        _go_on_in_the_epoch(trainer)
+        resumed, self._resumed = self._resumed, {}
+        at_its_end = _go_on_in_the_epoch(trainer)
+        self._remember(trainer, resumed.get("attributes"), resumed.get("random_states"))
+        if at_its_end and not resumed.get("epoch_ended", True):
+            _end_epoch(trainer)
+        if resumed and (at_its_end or not trainer.fit_loop.restarted_mid_epoch) and not _keeps_position(trainer):
+            iter(trainer.fit_loop._data_fetcher)  # Lightning's was made before the random states were restored
+
+    def _remember(
+        self, trainer: Trainer, remembered: list[Mapping[str, Any]] | None, states: list[dict[str, Any]] | None
+    ) -> None:
         number, size = self.world.rank, self.world.size
-        remembered, states = self._resumed.get("attributes"), self._resumed.get("random_states")
-        self._resumed = {}
         if states is None:
             if size > 1:
                 # Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all of them alike. The
@@ -302,29 +311,53 @@ def _check_training(tree: Mapping[str, Any], trainer: Trainer) -> None:
             random_state.check(state)
 
 
-def _go_on_in_the_epoch(trainer: Trainer) -> None:
+def _go_on_in_the_epoch(trainer: Trainer) -> bool:
+    """Whether the checkpoint is of the epoch's last step. Then the next epoch begins, with the hooks of its start."""
     loop = trainer.fit_loop
     epochs = loop.epoch_progress
     if not loop.restarted_mid_epoch:
-        return
+        return False
     if epochs.current.ready == epochs.current.completed:
-        epochs.increment_ready()  # at the end of an epoch: Lightning does not count the next one as begun
-        epochs.increment_started()
-    elif any(not hasattr(each, "state_dict") for each in tree_leaves(trainer.train_dataloader)):
+        loop.reset_restart_stage()  # else Lightning would go on as inside of an epoch
+        return True
+    if not _keeps_position(trainer):
         rank_zero_warn(
             "the training loader keeps no position, so the epoch that was begun before the checkpoint begins anew; "
             "a GlobalLoader of `datasets` goes on inside it"
         )
+    return False
 
 
-def _back_into_the_epoch(loops: dict[str, Any]) -> None:
-    """Let a checkpoint that is saved after training, or at an epoch's end, say what one after the last step says.
+def _keeps_position(trainer: Trainer) -> bool:
+    return all(hasattr(each, "state_dict") for each in tree_leaves(trainer.train_dataloader))
 
-    When training stops inside an epoch, Lightning counts the epoch as complete, and a resumed run would leave out the
-    rest of it. With max_steps, one from the end of an epoch would leave out all of the next epoch but a batch.
+
+def _end_epoch(trainer: Trainer) -> None:
+    """Call the hooks that came after the save, in Lightning's order. Lightning has counted the epoch as complete."""
+    current = trainer.fit_loop.epoch_progress.current
+    current.completed -= 1
+    private.call_callbacks(trainer, "on_train_epoch_end", monitoring_callbacks=False)
+    private.call_module(trainer, "on_train_epoch_end")
+    private.call_callbacks(trainer, "on_train_epoch_end", monitoring_callbacks=True)
+    current.completed += 1
+
+
+def _back_into_the_epoch(loops: dict[str, Any]) -> bool:
+    """Let a checkpoint that is saved after training, or between epochs, say what one after the last step says.
+
+    Returns whether the hooks of the epoch's end were called. When training stops inside an epoch, Lightning counts the
+    epoch as complete, and a resumed run would leave out the rest of it. With max_steps, a checkpoint from between two
+    epochs would leave out nearly all of the next one, or count it twice.
     """
     epoch, batch = loops.get("epoch_progress"), loops.get("epoch_loop.batch_progress")
-    if epoch and batch and 0 < epoch["current"]["ready"] == epoch["current"]["processed"]:
+    if not epoch or not batch:
+        return False
+    now = epoch["current"]
+    starts = now["ready"] == now["started"] + 1 > 1
+    ended = starts or 0 < now["ready"] == now["processed"]
+    if ended:
         for part in ("current", "total"):
+            epoch[part]["ready"] = epoch[part]["started"]
             epoch[part]["processed"] = epoch[part]["completed"] = epoch[part]["ready"] - 1
             batch[part]["completed"] = batch[part]["processed"] - 1
+    return ended

@@ -150,7 +150,7 @@ def compiled_by_author(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch._dynamo") or vars(module).get("_compiled_call_impl") is not None
 
 
-def refuse_compiled_by_author(player: Player, readers: Iterable[nn.Module], policy: str, compiled: str) -> None:
+def refuse_compiled_by_author(player: Player, readers: Iterable[nn.Module], policy: str) -> None:
     """Refuse it where weights are sharded: a graph reads them without a word, so nothing would gather them."""
     readers = list(readers)
     if any(isinstance(each, torch.jit.ScriptModule) for each in readers):
@@ -161,7 +161,7 @@ def refuse_compiled_by_author(player: Player, readers: Iterable[nn.Module], poli
     if any(map(compiled_by_author, readers)):
         raise UserError(
             f"player '{player.name}': the game compiles its network, and '{policy}' must gather the weights before "
-            f"each compiled call; leave torch.compile out of the game and type {instead(player.name, compiled)}"
+            f"each compiled call; leave torch.compile out of the game and type {instead(player.name, 'zero3+compile')}"
         )
 
 

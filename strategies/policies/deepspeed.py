@@ -128,7 +128,7 @@ class DeepSpeed3(DeepSpeed2):
 
     def make_storage(self) -> Storage:
         everything, readers = self.belongings.parameters.values(), self.belongings.readers
-        refuse_compiled_by_author(self.player, readers, self.name, "zero3+compile")
+        refuse_compiled_by_author(self.player, readers, self.name)
         storage = super().make_storage()
         self.on_read = UnshardOnRead(everything, readers, storage, self.name)
         return storage

@@ -163,7 +163,7 @@ class Pipeline(Policy):
     def _refuse(self) -> None:
         """What a pipeline cannot do, by name."""
         name, module = self.player.name, self.player.module
-        refuse_compiled_by_author(self.player, self.belongings.readers, self.name, "zero3+compile")
+        refuse_compiled_by_author(self.player, self.belongings.readers, self.name)
         for phase in self.world.groups.phases:
             if phase.second_order and name in phase.learners:
                 raise UserError(

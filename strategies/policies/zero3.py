@@ -57,7 +57,7 @@ class Zero3(Zero2):
     def make_storage(self) -> Storage:
         weights, others = self.weights_and_others()
         readers = self.belongings.readers
-        refuse_compiled_by_author(self.player, readers, self.name, f"{self.name}+compile")
+        refuse_compiled_by_author(self.player, readers, self.name)
         storage = Buckets(weights, self.sharing, self.buckets(weights), self.buckets(others))
         everything = [*weights.values(), *others.values()]
         self.on_read = UnshardOnRead(everything, readers, storage, self.name, self.always_whole)

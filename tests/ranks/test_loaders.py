@@ -11,7 +11,15 @@ import pytest
 import torch
 from lightning import Callback
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from datasets import GlobalLoader, GlobalStream
 from datasets.loaders import alone
@@ -130,26 +138,38 @@ def test_a_run_that_is_resumed_again_and_again_is_one_run(after, tmp_path):
     equals([snapshot(game, strategy)], expected)
 
 
-class AtTheEnd(Saved):
-    """Where Lightning's ModelCheckpoint saves, if nobody says otherwise."""
+class Between(Callback):
+    """Lightning's ModelCheckpoint saves in on_train_epoch_end, if nobody says otherwise."""
 
-    def on_train_batch_end(self, *_):
-        pass
+    def __init__(self, hook, path):
+        def save(trainer, *_):
+            if trainer.global_step == 2:
+                trainer.save_checkpoint(path)
 
-    def on_train_epoch_end(self, trainer, *_):
-        super().on_train_batch_end(trainer)
+        setattr(self, hook, save)
 
 
-def test_a_run_goes_on_after_an_epochs_end_also_by_steps(tmp_path):
+class Curriculum(Recorded):
+    def on_train_epoch_start(self):
+        self.seen.append(("starts", self.current_epoch))
+
+    def on_train_epoch_end(self):
+        self.seen.append(("ends", self.current_epoch))
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_epoch_end", "on_train_epoch_start"])
+def test_a_run_goes_on_between_two_epochs(hook, tmp_path):
+    """By steps, where Lightning counts otherwise. The hooks that come after the save are called."""
     path = str(tmp_path / "epoch.ckpt")
 
     def seen(resume=None):
-        game = Recorded(own)
-        trainer(PhaseStrategy("single"), 1, 5, callbacks=[AtTheEnd(path, 2)]).fit(game, ckpt_path=resume)
+        game = Curriculum(own)
+        callback = Between(hook, path) if resume is None else Callback()
+        trainer(PhaseStrategy("single"), 1, 5, callbacks=[callback]).fit(game, ckpt_path=resume)
         return game.seen
 
     unbroken = seen()
-    assert [epoch for epoch, _ in unbroken] == [0, 0, 1, 1, 2]
+    assert [epoch for epoch, _ in unbroken if epoch in range(9)] == [0, 0, 1, 1, 2]
     assert seen(path) == unbroken, "the game remembers what it has seen"
 
 
@@ -228,6 +248,39 @@ def silent(make):
 def test_our_own_loaders_are_not_named(ranks):
     for make in (own, streamed):
         ranks(2).run(silent, make)
+
+
+class OwnDice(Own):
+    def __init__(self):
+        self.dice = random.Random(0)
+
+    def __getitem__(self, index):
+        return {"x": super().__getitem__(index)["x"] + self.dice.random(), "index": index}
+
+
+def time_first(samples):
+    batch = default_collate(samples)
+    return {"x": batch["x"].T.contiguous(), "index": batch["index"]}
+
+
+NAMED = {
+    "a sample of OwnDice differs when it is read twice with the same seed": lambda: GlobalLoader(OwnDice(), BATCH),
+    "the first batch has 6 rows, and the loader's batches have 8 samples": lambda: GlobalLoader(
+        Own(), BATCH, collate_fn=time_first
+    ),
+    "two training loaders of 40 samples have the seed 0": lambda: [own(), own()],
+}
+
+
+def named(words):
+    first = torch.distributed.get_rank() == 0
+    with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext(), contextlib.suppress(Exception):
+        fit(NAMED[words], 2, epochs=1)
+
+
+@pytest.mark.parametrize("words", NAMED)
+def test_what_a_loader_does_not_know_is_named(words, ranks):
+    ranks(2).run(named, words)
 
 
 def by_dice(rows):

@@ -261,6 +261,22 @@ def test_what_a_hook_does_to_a_batch_follows_the_samples(game, ranks):
     assert distance(weights(train(Plain, policy="single")), alone) > 1e-6
 
 
+class ChangesItsBatch(Plain):
+    def on_train_batch_start(self, batch, *_):
+        batch["x"].add_(0.3 * torch.randn_like(batch["x"]))
+
+
+class ReplacesIt(Plain):
+    def on_train_batch_start(self, batch, *_):
+        batch["x"] = batch["x"] - batch["x"].mean(0)
+
+
+@pytest.mark.parametrize("game", [ChangesItsBatch, ReplacesIt])
+def test_a_hook_of_which_no_trial_knows_leaves_the_batch_as_it_is(game, ranks):
+    found = ranks(2).run(refused, game, world=2, steps=1)
+    assert found[0].startswith("on_train_batch_start changes the batch: what it draws or computes is each rank's own")
+
+
 def test_a_hook_that_looks_at_one_ranks_batch_is_refused(ranks):
     for said in ranks(2).run(refused, Normalises, policy="ddp", world=2, steps=1, check=True):
         assert said is not None and "would not train as one device does" in said
@@ -395,10 +411,17 @@ class SavesTooEarly(Plain):
         self.trainer.save_checkpoint("early.ckpt")
 
 
-def test_a_checkpoint_in_the_midst_of_a_step_is_refused():
-    said = refused(SavesTooEarly, single, policy="single", steps=1)
+class SavesBefore(Plain):
+    def on_train_batch_start(self, *_):
+        self.trainer.save_checkpoint("early.ckpt")
+
+
+@pytest.mark.parametrize("game", [SavesTooEarly, SavesBefore])
+def test_a_checkpoint_in_the_midst_of_a_step_is_refused(game):
+    said = refused(game, single, policy="single", steps=1)
     assert said == (
-        "a checkpoint is saved while a step is played, and no training could go on from it; save in on_train_batch_end"
+        "a checkpoint is saved while a step is played, or begins, and no training could go on from it; save in "
+        "on_train_batch_end"
     )
 
 
