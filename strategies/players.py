@@ -16,6 +16,7 @@ from strategies.checkpoint.player_state import keep_averages, whole_averages
 from strategies.choice import Choice
 from strategies.first_weights import FirstWeights
 from strategies.optimizers import LossScale
+from strategies.options.compile import compiling
 from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies.policy import Policy
 from strategies.world import World
@@ -29,6 +30,7 @@ class Players:
         self.servers: Mapping[str, Servers] = {}
         self.world = World()
         self.first: FirstWeights  # made in set-up
+        self.compiling = ExitStack()
         self._writes: Writes | None = None  # inside gathered()
         self._averaging = False  # inside averaged()
 
@@ -56,6 +58,8 @@ class Players:
         for policy in self.policies.values():
             policy.adopt(training)
         first.fill_shards()
+        if any(policy.compiled or policy.compiled_by_author for policy in self.policies.values()):
+            self.compiling.enter_context(compiling())
 
         # What needs all of them: serving ranks, followers.
         for servers in dict.fromkeys(self.servers.values()):
@@ -155,6 +159,7 @@ class Players:
         self.servers = {}
         for policy in self.policies.values():
             policy.release()
+        self.compiling.close()
         self.world.groups.release()
 
 

@@ -85,6 +85,18 @@ def altered(optimizer: Optimizer) -> bool:
     return bool(hooks) or not (own is None or hasattr(own, "_wrapped_by_lr_sched"))
 
 
+def begin_epoch_again(trainer: Trainer) -> None:
+    """Make the iterator of the training's loader anew."""
+    assert trainer.fit_loop._data_fetcher is not None
+    iter(trainer.fit_loop._data_fetcher)
+
+
+def in_a_step(trainer: Trainer) -> bool:
+    """Whether a batch was taken that is not whole: from on_train_batch_start on, also after an error."""
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    return progress.ready != progress.processed
+
+
 def end_by(trainer: Trainer, wish: Callable[..., None]) -> None:
     """Let SIGTERM call `wish`. This replaces the two collectives by which Lightning finds out about a SIGTERM."""
     trainer._signal_connector._sigterm_notifier_fn = wish

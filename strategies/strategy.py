@@ -270,8 +270,7 @@ class PhaseStrategy(RanksStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """This rank's shares of the weights, and the other state of the modules: the first that Lightning asks for."""
-        progress = self.game.trainer.fit_loop.epoch_loop.batch_progress.current
-        if self.began and progress.ready != progress.processed:
+        if self.began and private.in_a_step(self.game.trainer):
             raise UserError(
                 "a checkpoint is saved while a step is played, or begins, and no training could go on from it; save in "
                 "on_train_batch_end"

@@ -78,6 +78,7 @@ class Attributes:
             [name for name in now if name not in self.learned],
             "training has made the weights {}, and a resumed run has no place for them: make them in __init__",
         )
+        self.new = {}  # it would hold a queue of old samples, say, a second time
         return found
 
     def _name(self, what: list[str], words: str) -> None:
@@ -110,6 +111,7 @@ class Attributes:
                     value, parts = self.objects[name], {inner: self._decoded(tree) for inner, tree in trees.items()}
                     content = value.read() | parts if isinstance(value, Scope) else parts[""]
                     kind_of(value).fill(value, content)
+        self.made = {}
 
     def _encoded(self, value: Any) -> Any:
         """A value as a checkpoint has it. Every dict in the result says what it stands for."""

@@ -242,7 +242,7 @@ class State:
         if at_its_end and not resumed.get("epoch_ended", True):
             _end_epoch(trainer)
         if resumed and (at_its_end or not trainer.fit_loop.restarted_mid_epoch) and not _keeps_position(trainer):
-            iter(trainer.fit_loop._data_fetcher)  # Lightning's was made before the random states were restored
+            private.begin_epoch_again(trainer)  # it was begun before the random states were restored
 
     def _remember(
         self, trainer: Trainer, remembered: list[Mapping[str, Any]] | None, states: list[dict[str, Any]] | None

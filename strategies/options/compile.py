@@ -1,7 +1,7 @@
 """The option compile: torch.compile for a player's forward and backward."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -77,15 +77,14 @@ class Compiled:
 
     def _run(self, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.gather()
-        with _undonated(), torch._dynamo.config.patch(recompile_limit=RECOMPILES):
-            try:
-                return compiled(*args, **kwargs)
-            except torch._dynamo.exc.TorchDynamoException as error:
-                raise UserError(
-                    f"player '{self.player.name}': torch.compile fails on its {type(self.player.module).__name__}: "
-                    f"{_first_line(error)}; leave the option compile out for it: "
-                    f"{instead(self.player.name, without='compile')}"
-                ) from error
+        try:
+            return compiled(*args, **kwargs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise UserError(
+                f"player '{self.player.name}': torch.compile fails on its {type(self.player.module).__name__}: "
+                f"{_first_line(error)}; leave the option compile out for it: "
+                f"{instead(self.player.name, without='compile')}"
+            ) from error
 
     def release(self) -> None:
         for network in self.networks:
@@ -184,8 +183,7 @@ def played(phase: Phase, compiled: list[str], by_author: bool) -> Iterator[None]
         yield
         return
     try:
-        with _undonated():
-            yield
+        yield
     except RuntimeError as error:
         if "does not currently support double backward" in str(error):
             option = f"leave torch.compile out of the game, type {instead(compiled[0], 'ddp+compile')} and "
@@ -197,9 +195,15 @@ def played(phase: Phase, compiled: list[str], by_author: bool) -> Iterator[None]
         raise
 
 
-def _undonated() -> AbstractContextManager[Any]:
-    """Let a compiled graph run backward twice, as in plain torch. Needed both when it is compiled and when it runs."""
-    return torch._functorch.config.patch(donated_buffer=False)
+@contextmanager
+def compiling() -> Iterator[None]:
+    """For as long as there are compiled players: in torch 2.15 each patch of a setting leaves a variable behind.
+
+    A compiled graph may run backward twice, as in plain torch. That must be set when it is compiled, and when it runs.
+    """
+    undonated = torch._functorch.config.patch(donated_buffer=False)
+    with undonated, torch._dynamo.config.patch(recompile_limit=RECOMPILES):
+        yield
 
 
 @cache

@@ -156,7 +156,7 @@ def graphs(game, policy, steps=6):
 
 def test_after_the_first_steps_nothing_is_compiled_any_more():
     found = graphs(Long, "single+compile")
-    assert 0 < found[0] <= 6  # two players, with and without learning
+    assert 0 < found[0] <= 7  # two players, with and without learning; and the machine is tried once
     assert found[-1] == found[3] <= 14
 
 
