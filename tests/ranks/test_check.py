@@ -273,6 +273,15 @@ def test_a_sum_that_cancels_on_one_device_alone_is_not_named(bias, named):
     assert bool(both.lines({("gradient", "play", "net", "bias"): 0.0})) == named
 
 
+def test_room_for_a_sum_that_cancels_is_that_of_the_precision():
+    """In bfloat16 each term of the sum is rounded to 4e-3 already."""
+    together, alone = Trial(World(), 0, "many"), Trial(World(), 0, "one")
+    together.norms["play", "net"], alone.norms["play", "net"] = {"w": 1.0, "bias": 0.03}, {"w": 1.0, "bias": 0.0}
+    measured = {("gradient", "play", "net", "bias"): 1.0}
+    for rounding, named in ((comparison.COARSE, False), (comparison.ROUNDING[torch.float32], True)):
+        assert bool(comparison.Comparison([{}], [{}], together, alone, rounding, set()).lines(measured)) == named
+
+
 def test_what_rounding_does_is_measured_and_not_named(ranks):
     for seed in range(2):
         assert ranks(2).run(_refused_of_seed, seed) == [None, None]

@@ -293,12 +293,16 @@ def other_data():
     first = torch.distributed.get_rank() == 0
     with pytest.warns(UserWarning, match="rank 1's data set has other samples") if first else contextlib.nullcontext():
         fit(partial(by_dice, lambda: SAMPLES), 2, epochs=1)
+
+
+def more_data():
     with pytest.raises(UserError, match="rank 1 has 24 samples, and rank 0 32: all ranks read the same data set"):
         fit(partial(by_dice, lambda: 24 if torch.distributed.get_rank() else 32), 2, epochs=1)
 
 
-def test_a_data_set_that_each_rank_has_otherwise_is_named(ranks):
-    ranks(2).run(other_data)
+@pytest.mark.parametrize("fitted", [other_data, more_data])
+def test_a_data_set_that_each_rank_has_otherwise_is_named(fitted, ranks):
+    ranks(2).run(fitted)
 
 
 class Subclass(GlobalLoader):
