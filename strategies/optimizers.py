@@ -1,5 +1,6 @@
 """What updates a player's weights: what its functions have made is checked and tried, and its loss may have a scale."""
 
+import copy
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from inspect import Parameter as Argument
@@ -38,10 +39,17 @@ class Updater:
     schedule: LRScheduler | None = None
     elementwise: bool = field(init=False)  # whether it can step pieces of weights in place of the weights
     members: list[list[int]] = field(init=False)  # the ids of what each group has: weights, or a rank's parts of them
+    made: dict[str, Any] = field(init=False)  # what the player's functions have made: see strategies/checkpoint/made.py
 
     def __post_init__(self) -> None:
         self.elementwise = elementwise(self.optimizer) and not self.optimizer.state
         self.members = self.members_now()
+        groups = [_plain_items(group) for group in self.optimizer.param_groups]
+        self.made = {"optimizer": _kind(self.optimizer), "groups": groups, "schedule": None, "state": {}}
+
+    def take_schedule(self, schedule: LRScheduler) -> None:
+        self.schedule = schedule
+        self.made |= {"schedule": _kind(schedule), "state": _plain_items(schedule.state_dict())}
 
     def members_now(self) -> list[list[int]]:
         return [[id(weight) for weight in group["params"]] for group in self.optimizer.param_groups]
@@ -199,6 +207,18 @@ def check_schedule(player: Player, schedule: Any) -> None:
 
 def _kind(value: Any) -> str:
     return type(value).__name__
+
+
+def _plain_items(values: Mapping[str, Any]) -> dict[str, Any]:
+    kept = (name for name, value in values.items() if name not in ("params", "param_names") and _plain(value))
+    return {name: copy.deepcopy(values[name]) for name in kept}
+
+
+def _plain(value: Any) -> bool:
+    """Whether it is numbers and text, also in lists and dicts: what a checkpoint can have, and compare."""
+    if isinstance(value, list | tuple | dict):
+        return all(map(_plain, value.values() if isinstance(value, dict) else value))
+    return type(value) in (bool, int, float, str)
 
 
 # ---- a trial ----

@@ -35,6 +35,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_st
 from torch.autograd import forward_ad
 from torch.distributed import _broadcast_coalesced as broadcast_coalesced
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler
 
 __all__ = [
     "FunctionLauncher",
@@ -298,6 +299,11 @@ LINES = logging.getLogger("lightning.pytorch.lines")  # commands hide Lightning'
 def say(line: str) -> None:
     """Show a line about this training on the first rank, as Lightning shows its own."""
     LINES.info(line)
+
+
+def steps_of(schedule: LRScheduler) -> int:
+    """How many steps a schedule has made. One that chains others does not count itself."""
+    return steps_of(schedule._schedulers[0]) if isinstance(schedule, ChainedScheduler) else schedule.last_epoch
 
 
 def keeps_graph() -> bool:

@@ -21,6 +21,7 @@ from gan.files.contents import need
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.pretrained import WeightFiles, check_files
+from strategies.checkpoint.made import check_made
 from strategies.optimizers import Updater
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import version_of
@@ -106,11 +107,14 @@ def optimizer_state(policy: Policy, updater: Updater) -> dict[str, Any]:
     for name, values in named.items():
         state[name] = _with(values, partial(_share, policy, name))
     groups = zip(packed["param_groups"], updater.groups, strict=True)
-    return {**packed, "state": state, "param_groups": [{**group, "params": names} for group, names in groups]}
+    named_groups = [{**group, "params": names} for group, names in groups]
+    return {**packed, "state": state, "param_groups": named_groups, "made": updater.made}
 
 
 def load_optimizer_state(policy: Policy, updater: Updater, saved: Mapping[str, Any]) -> None:
     """Load this rank's part of a saved optimizer state."""
+    if "made" in saved:
+        check_made(policy.player, updater, saved["made"])
     if [group["params"] for group in saved["param_groups"]] != updater.groups:
         raise UserError(
             f"player '{policy.player.name}': the checkpoint's optimizer has its weights in other groups than this "

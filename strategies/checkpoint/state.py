@@ -2,7 +2,7 @@
 
     state_dict              weights, buffers, image pools
     players                 for each its averages, loss scale, and two counts: player_state.py
-    optimizer_states        those of the learners: player_state.py
+    optimizer_states        those of the learners: player_state.py, made.py
     left_out, files         checksums of the weights that are not saved: player_state.py
     attributes              what the game remembers in plain objects: attributes.py
     random_states, seed     of each rank, and of the run
@@ -39,6 +39,7 @@ from gan.pool import ImagePool
 from gan.pretrained import WeightFiles
 from strategies import private, random_state
 from strategies.checkpoint.attributes import Attributes
+from strategies.checkpoint.made import go_on
 from strategies.checkpoint.player_state import (
     LeftOut,
     average_state,
@@ -232,13 +233,16 @@ class State:
         self.seed, self._resumed = checkpoint["seed"], checkpoint
 
     def resume(self, trainer: Trainer) -> None:
-        """At the start of a training: where its epoch goes on, what its game remembers, and its random states.
+        """At the start of a training: where its epoch goes on, what its game remembers, random states, new numbers.
 
         Only here, because set-up draws random numbers too, and first weights must be the same on all ranks.
         """
         resumed, self._resumed = self._resumed, {}
         at_its_end = _go_on_in_the_epoch(trainer)
         self._remember(trainer, resumed.get("attributes"), resumed.get("random_states"))
+        for (policy, updater), saved in zip(self._updaters(), resumed.get("optimizer_states", ()), strict=False):
+            if "made" in saved and (said := go_on(policy.player, updater, saved["made"])):  # a schedule asks the game
+                private.say(said)
         if at_its_end and not resumed.get("epoch_ended", True):
             _end_epoch(trainer)
         if resumed and (at_its_end or not trainer.fit_loop.restarted_mid_epoch) and not _keeps_position(trainer):

@@ -133,8 +133,9 @@ class Policy(Costs):
             if isinstance(updater.optimizer, Modes):
                 self.ema = EvalWeights(updater.optimizer, self.storage.owned)
             if self.player.schedule is not None:
-                updater.schedule = self.player.schedule(updater.optimizer)
-                check_schedule(self.player, updater.schedule)
+                schedule = self.player.schedule(updater.optimizer)
+                check_schedule(self.player, schedule)
+                updater.take_schedule(schedule)
         if training and "recompute" in self.options:
             self.recompute = self.make_recompute()
             blocks = ", ".join(self.recompute.blocks) or "its network as a whole"

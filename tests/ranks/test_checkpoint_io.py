@@ -11,7 +11,8 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import AsyncCheckpointIO
 from torch import nn
-from torch.optim import Adafactor
+from torch.optim import Adafactor, Adam
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player
@@ -19,7 +20,7 @@ from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain
-from tests.support.parity import BROKEN, Whole, distance, snapshot, trainer, vectors
+from tests.support.parity import BROKEN, EXACT, Whole, distance, snapshot, trainer, vectors
 from tests.support.saved import names, read_checkpoint, write_checkpoint
 
 
@@ -127,6 +128,33 @@ def test_what_an_author_adds_travels_and_what_is_renamed_is_found(tmp_path):
     assert distance(*results) == 0
     with pytest.raises(UserError, match=r"missing: generator.0.weight.*unexpected: painter.0.weight"):
         fit(Author(), 4, resume=str(tmp_path / "renamed.ckpt"))
+
+
+class Rated(Plain):
+    """Its generator learns by this rate, which falls after so many updates."""
+
+    def __init__(self, rate=1e-2, updates=2):
+        super().__init__()
+        self.rate, self.updates = rate, updates
+
+    def configure_players(self):
+        falling = partial(StepLR, step_size=self.updates)
+        yield Player("generator", self.generator, partial(Adam, lr=self.rate), falling)
+        yield Player("discriminator", self.discriminator, partial(Adam, lr=self.rate))
+
+
+def with_another_rate(path, policy="zero3", world=2, rate=1e-4, updates=3):
+    game = Rated(rate, updates)
+    return snapshot(game, fit(game, 4, policy, world, path).strategy)
+
+
+def test_another_learning_rate_counts_under_another_policy_too(ranks, tmp_path):
+    """How it counts: tests/unit/strategies/checkpoint/test_made.py."""
+    fit(Rated(), 2).save_checkpoint(tmp_path / "x.ckpt")
+    path = str(tmp_path / "x.ckpt")
+    alone = with_another_rate(path, "single", 1)
+    assert distance(ranks(2).run(with_another_rate, path)[0], alone) < EXACT
+    assert distance(with_another_rate(path, "single", 1, 1e-2, 2), alone) > BROKEN
 
 
 class Checked(Plain):

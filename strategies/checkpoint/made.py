@@ -1,0 +1,99 @@
+"""A resumed training whose optimizers and schedules are made with other numbers than before.
+
+[Note: made otherwise]
+A person may resume with another learning rate, and a checkpoint has the old one. The current numbers cannot tell what
+the person wants, for schedules and hooks move them. So a checkpoint also notes what the player's functions had made:
+the plain values of the optimizer's groups before there is a schedule, and those of the schedule at its begin
+(`Updater.made`). Where a resumed training makes other numbers, these count. Where all are the same, nothing is touched,
+and the training goes on to the bit. Checkpoints of earlier versions lack the note, and their numbers are kept.
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from gan.files.contents import alike
+from gan.files.errors import UserError
+from gan.phase import Player
+from strategies import private
+from strategies.optimizers import Updater
+from strategies.random_state import untouched
+
+HOW = {"foreach", "fused", "capturable", "differentiable"}  # how an optimizer computes: as in the checkpoint
+
+
+def check_made(player: Player, updater: Updater, then: Mapping[str, Any]) -> None:
+    """Refuse another class, and another choice such as amsgrad: what the checkpoint has in it would not fit."""
+    now, advice = updater.made, "resume with the settings it was trained with"
+    for what in ("optimizer", "schedule"):
+        if then[what] != now[what]:
+            raise UserError(
+                f"player '{player.name}': the checkpoint's {what} is {then[what] or 'none'}, and this run's is "
+                f"{now[what] or 'none'}; {advice}"
+            )
+    for before, made in zip(then["groups"], now["groups"], strict=False):
+        alike(made, before, "optimizer_states/made/groups")
+        for name in _made_otherwise(before, made):
+            chosen = isinstance(made[name], bool | str) or (name == "momentum" and not before[name])
+            if chosen:
+                raise UserError(
+                    f"player '{player.name}': its {now['optimizer']} was trained with {name}={before[name]!r}, and has "
+                    f"{name}={made[name]!r} now; {advice}"
+                )
+
+
+def go_on(player: Player, updater: Updater, then: Mapping[str, Any]) -> str:
+    """Let what a checkpoint has filled go on with the numbers that are made now. Returns what has changed, in words.
+
+    A number that was as made becomes the new one. A learning rate that a hook has moved is scaled. If a schedule is
+    made otherwise, it goes where one that is made now would be after as many steps: to change its numbers in the
+    middle would give rates of neither.
+    """
+    now, groups, schedule = updater.made, updater.optimizer.param_groups, updater.schedule
+    loaded, said, how = [dict(group) for group in groups], [], ""
+    for group, before, made in zip(groups, then["groups"], now["groups"], strict=False):
+        for name in _made_otherwise(before, made):
+            if group.get(name) == before[name]:
+                group[name] = made[name]
+            elif name == "lr" and before[name]:
+                group[name] *= made[name] / before[name]
+    moved = _made_otherwise(then["state"], now["state"])
+    if schedule is not None and moved and all("lr" in made for made in now["groups"]):
+        _replay(player, updater, schedule)
+        how = f"where its {now['schedule']}, as it is made now, would be"
+        said = [_words(name, then["state"][name], now["state"][name]) for name in moved if _has_words(name)]
+    for group, before, made in zip(groups, loaded, now["groups"], strict=True):
+        names = [name for name in made if group.get(name) != before.get(name)]
+        said = [*(_words(name, before[name], group[name]) for name in names), *said]
+    what = ", ".join(dict.fromkeys(said))
+    begin = f"player '{player.name}' goes on {how or 'with'}{': ' if how and what else ' '}{what}"
+    return begin.rstrip() if how or what else ""
+
+
+def _replay(player: Player, updater: Updater, schedule: LRScheduler) -> None:
+    """Let a schedule that is made now make all steps of this one, which then goes on from there."""
+    assert player.schedule is not None
+    for group, made in zip(updater.optimizer.param_groups, updater.made["groups"], strict=True):
+        group.pop("initial_lr", None)  # schedules of torch keep one that is there
+        group.update({name: made[name] for name in ("lr", "initial_lr") if name in made})
+    with untouched(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of steps before the optimizer's first
+        again = player.schedule(updater.optimizer)
+        for _ in range(private.steps_of(schedule)):
+            again.step()
+    schedule.load_state_dict(again.state_dict())
+
+
+def _made_otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [name for name in now if name in before and before[name] != now[name] and name not in HOW]
+
+
+def _has_words(name: str) -> bool:
+    return name != "base_lrs" and not name.startswith("_")
+
+
+def _words(name: str, before: Any, now: Any) -> str:
+    one, other = (f"{value:g}" if isinstance(value, float) else str(value) for value in (now, before))
+    return f"{name} {one} ({other} until now)"

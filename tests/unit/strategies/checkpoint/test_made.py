@@ -1,0 +1,228 @@
+"""A resumed training whose optimizers and schedules are made otherwise than before."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch.optim import SGD, Adam, RMSprop
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    MultiStepLR,
+    OneCycleLR,
+    SequentialLR,
+    StepLR,
+)
+
+from gan import Player
+from gan.files.errors import UserError
+from strategies import PhaseStrategy, private
+from tests.support.hard_games import Plain
+from tests.support.parity import Whole, distance, snapshot, trainer
+from tests.support.saved import read_checkpoint, write_checkpoint
+
+ADAM, SLOW = partial(Adam, lr=1e-2), partial(Adam, lr=1e-4)
+
+
+class Made(Plain):
+    """A game with these functions for its generator; a hook may move its learning rate."""
+
+    def __init__(self, optimizer=ADAM, schedule=None, factor=1.0):
+        super().__init__()
+        self.optimizer, self.schedule, self.factor = optimizer, schedule, factor
+
+    def configure_players(self):
+        yield Player("generator", self.generator, self.optimizer, self.schedule)
+        yield Player("discriminator", self.discriminator, ADAM)
+
+    def on_train_batch_end(self, *_):
+        for group in self.trainer.strategy.optimizers[0].param_groups:
+            group["lr"] *= self.factor
+
+
+@pytest.fixture
+def goes_on(tmp_path, monkeypatch):
+    """The groups and the weights of a second game that goes on from a first one's checkpoint, and what is said."""
+
+    def trained(game, steps, resumed=None):
+        made = trainer(PhaseStrategy("single", check=False), 1, steps)
+        made.fit(game, Whole(steps), ckpt_path=resumed)
+        groups = [dict(group) for group in made.strategy.optimizers[0].param_groups]
+        return made, groups, snapshot(game, made.strategy)
+
+    def run(first, second, change=None):
+        heard = []
+        trained(first, 4)[0].save_checkpoint(tmp_path / "x.ckpt")
+        if change is not None:
+            tree = read_checkpoint(tmp_path / "x.ckpt")
+            change(tree)
+            write_checkpoint(tmp_path / "x.ckpt", tree)
+        monkeypatch.setattr(private, "say", heard.append)
+        return *trained(second, 6, str(tmp_path / "x.ckpt"))[1:], heard
+
+    run.unbroken = lambda game: trained(game, 6)[1:]
+    return run
+
+
+def lr(groups):
+    return [group["lr"] for group in groups]
+
+
+# ---- numbers ----
+
+
+@pytest.mark.promise("`--resume` with other settings, or from another folder")
+def test_the_numbers_that_are_made_now_count_and_are_said(goes_on):
+    groups, _, heard = goes_on(Made(), Made(partial(Adam, lr=1e-4, betas=(0.5, 0.9), weight_decay=0.1)))
+    assert (groups[0]["lr"], groups[0]["betas"], groups[0]["weight_decay"]) == (1e-4, (0.5, 0.9), 0.1)
+    said = "lr 0.0001 (0.01 until now), betas (0.5, 0.9) ((0.9, 0.999) until now), weight_decay 0.1 (0 until now)"
+    assert heard == [f"player 'generator' goes on with {said}"]
+
+
+def test_each_group_has_its_own(goes_on):
+    def two(rate, weights):
+        return Adam([{"params": weights[:2]}, {"params": weights[2:], "lr": 1e-3}], lr=rate)
+
+    groups, _, heard = goes_on(Made(partial(two, 1e-2)), Made(partial(two, 1e-4)))
+    assert lr(groups) == [1e-4, 1e-3]
+    assert heard == ["player 'generator' goes on with lr 0.0001 (0.01 until now)"]
+
+
+def test_a_learning_rate_that_a_hook_has_moved_is_scaled(goes_on):
+    groups, _, heard = goes_on(Made(factor=0.5), Made(SLOW, factor=0.5))
+    assert lr(groups) == pytest.approx([1e-4 * 0.5**6])
+    assert heard == ["player 'generator' goes on with lr 6.25e-06 (0.000625 until now)"]
+
+
+@pytest.mark.parametrize("how", [{}, {"schedule": partial(StepLR, step_size=2)}, {"factor": 0.5}])
+def test_where_nothing_is_made_otherwise_nothing_changes(how, goes_on):
+    _, weights, heard = goes_on(Made(**how), Made(**how))
+    assert distance(weights, goes_on.unbroken(Made(**how))[1]) == 0
+    assert heard == []
+
+
+def test_a_checkpoint_of_an_earlier_version_keeps_its_numbers(goes_on):
+    def forget(tree):
+        for state in tree["optimizer_states"]:
+            del state["made"]
+
+    groups, _, heard = goes_on(Made(), Made(SLOW), forget)
+    assert (lr(groups), heard) == ([1e-2], [])
+
+
+def test_how_an_optimizer_computes_stays(goes_on):
+    groups, _, heard = goes_on(Made(partial(Adam, lr=1e-2, fused=True)), Made(partial(Adam, lr=1e-2, fused=False)))
+    assert (groups[0]["fused"], heard) == (True, [])
+
+
+# ---- schedules ----
+
+
+def warm(steps, optimizer):
+    parts = [LinearLR(optimizer, 0.1, total_iters=steps), ExponentialLR(optimizer, 0.9)]
+    return SequentialLR(optimizer, parts, [steps])
+
+
+def chained(gamma, optimizer):
+    return ChainedScheduler([LinearLR(optimizer, 0.1, total_iters=3), ExponentialLR(optimizer, gamma)])
+
+
+def inverse(update):
+    return 1 / (1 + update)
+
+
+OTHERS = {
+    "StepLR": (
+        partial(StepLR, step_size=2),
+        partial(StepLR, step_size=3, gamma=0.5),
+        "lr 0.005 (0.0001 until now), step_size 3 (2 until now), gamma 0.5 (0.1 until now)",
+    ),
+    "CosineAnnealingLR": (
+        partial(CosineAnnealingLR, T_max=4),
+        partial(CosineAnnealingLR, T_max=8),
+        "lr 0.005 (0 until now), T_max 8 (4 until now)",
+    ),
+    "MultiStepLR": (
+        partial(MultiStepLR, milestones=[3]),
+        partial(MultiStepLR, milestones=[5]),
+        "lr 0.01 (0.001 until now), milestones Counter({5: 1}) (Counter({3: 1}) until now)",
+    ),
+    "OneCycleLR": (
+        partial(OneCycleLR, max_lr=1e-2, total_steps=100),
+        partial(OneCycleLR, max_lr=1e-3, total_steps=100),
+        "lr 8.43638e-05 (0.000843638 until now)",
+    ),
+    "SequentialLR": (partial(warm, 3), partial(warm, 5), "lr 0.0082 (0.009 until now)"),
+    "ChainedScheduler": (partial(chained, 0.9), partial(chained, 0.5), "lr 0.000625 (0.006561 until now)"),
+}
+
+
+@pytest.mark.promise("`--resume` with other settings, or from another folder")
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_schedule_goes_where_one_that_is_made_now_would_be(name, goes_on):
+    before, now, said = OTHERS[name]
+    groups, _, heard = goes_on(Made(schedule=before), Made(schedule=now))
+    assert lr(groups) == lr(goes_on.unbroken(Made(schedule=now))[0])
+    assert heard == [f"player 'generator' goes on where its {name}, as it is made now, would be: {said}"]
+
+
+@pytest.mark.parametrize("schedule", [partial(StepLR, step_size=2), partial(LambdaLR, lr_lambda=inverse)])
+def test_a_schedule_goes_on_from_another_learning_rate(schedule, goes_on):
+    groups, *_ = goes_on(Made(schedule=schedule), Made(SLOW, schedule))
+    assert lr(groups) == lr(goes_on.unbroken(Made(SLOW, schedule))[0])
+
+
+def test_a_schedule_may_ask_what_the_game_remembers(goes_on):
+    class Lowered(Made):
+        """As start/patterns.md has it in place of ReduceLROnPlateau."""
+
+        def __init__(self, optimizer):
+            super().__init__(optimizer, partial(LambdaLR, lr_lambda=lambda _: self.lowered))
+            self.lowered = 1.0
+
+        def on_train_batch_end(self, *_):
+            self.lowered = 0.5 if self.step >= 2 else 1.0
+
+    groups, _, heard = goes_on(Lowered(ADAM), Lowered(SLOW))
+    assert lr(groups) == [5e-5]
+    assert heard == [
+        "player 'generator' goes on where its LambdaLR, as it is made now, would be: lr 5e-05 (0.005 until now)"
+    ]
+
+
+def test_a_learning_rate_in_a_tensor_stays(goes_on):
+    def tensor(rate, weights):
+        return Adam(weights, lr=torch.tensor(rate))
+
+    schedules = [partial(StepLR, step_size=size) for size in (2, 3)]
+    groups, *_ = goes_on(Made(partial(tensor, 1e-2), schedules[0]), Made(partial(tensor, 1e-3), schedules[1]))
+    assert lr(groups) == lr(goes_on.unbroken(Made(partial(tensor, 1e-2), schedules[0]))[0])
+
+
+# ---- refused ----
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "why"),
+    [
+        (Made(), Made(partial(SGD, lr=1e-2)), "the checkpoint's optimizer is Adam, and this run's is SGD"),
+        (
+            Made(schedule=partial(StepLR, step_size=2)),
+            Made(schedule=partial(ExponentialLR, gamma=0.5)),
+            "the checkpoint's schedule is StepLR, and this run's is ExponentialLR",
+        ),
+        (Made(schedule=partial(StepLR, step_size=2)), Made(), "schedule is StepLR, and this run's is none"),
+        (Made(), Made(partial(Adam, lr=1e-2, amsgrad=True)), "trained with amsgrad=False, and has amsgrad=True now"),
+        (
+            Made(partial(RMSprop, lr=1e-2)),
+            Made(partial(RMSprop, lr=1e-2, momentum=0.5)),
+            "its RMSprop was trained with momentum=0, and has momentum=0.5 now",
+        ),
+    ],
+)
+def test_what_the_state_would_not_fit_is_refused_by_name(before, now, why, goes_on):
+    with pytest.raises(UserError, match=f"player 'generator': .*{why}; resume with the settings it was trained with"):
+        goes_on(before, now)
