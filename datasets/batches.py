@@ -186,7 +186,10 @@ class ResumableLoader(Loader):
                 advice = f"resume with {state[name]}, or begin a new run"
                 if name == "samples":
                     what = f"{state[name]} samples"
-                    advice = "to go on with these, type --new-data true, or new_data=True in Python"
+                    advice = (
+                        "to go on with these, type --new-data true if a GanData has them, and else new_data=True where "
+                        "their loader is made"
+                    )
                 raise UserError(f"the run was trained with {what}, and has {value} now; {advice}")
         passes = state.get("passes", 0)  # not in checkpoints of older versions
         self.sampler.resume(state["epoch"], state["batch"], state["skipped"], passes)

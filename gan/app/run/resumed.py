@@ -74,7 +74,7 @@ class Resumed:
         """`run` is where the run is now, and `now` are its settings."""
         self.folder, self.now = folder, now
         saved = options.load(folder.settings, run)
-        self.out, self.before = Path(saved.out), options.run_settings(saved)
+        self.out, self.before = Path(saved.out), {**options.run_settings(saved), "precision": saved.precision}
         self.changed = [name for name, value in now.items() if value != self.before.get(name)]
 
     def __str__(self) -> str:
@@ -88,7 +88,12 @@ class Resumed:
         return " ".join(f"no --{name}" if value is None else f"--{name} {value}" for name, value in named)
 
     def check(self, run: Run, checkpoint: Path) -> None:
-        """Refuse networks that the checkpoint's weights do not fit."""
+        """Refuse another seed, which would change nothing, and networks that the checkpoint's weights do not fit."""
+        if "seed" in self.changed:
+            was, now = self.before["seed"], self.now["seed"]
+            raise UserError(
+                f"the run was trained with seed {was}, and has {now} now; resume with {was}, or begin a new run"
+            )
         saved = load(checkpoint).get("state_dict", {})
         for name, weight in run.game.state_dict(keep_vars=True).items():
             there = getattr(saved.get(name), "shape", None)

@@ -77,7 +77,8 @@ class Beginning:
     ) -> None:
         self.settings, self.resumed, self.place, self.out = settings, resumed, place, out
         now = options.run_settings(settings)
-        self.trained = Resumed(resumed[0], settings.run, now) if resumed is not None else None
+        said = {**now, "precision": settings.precision}
+        self.trained = Resumed(resumed[0], settings.run, said) if resumed is not None else None
         try:
             self.run = build(settings.run, **now)
         except UserError as error:

@@ -241,33 +241,39 @@ def resumed(folder, typed=(), **saved):
     kept = {**yaml.safe_load(options.dump(settings, NAME)), **saved}
     folder.settings.write_text(yaml.safe_dump(kept))
     now, where = options.parse(["--resume", str(folder.path), *typed])
-    return Resumed(where[0], NAME, options.run_settings(now))
+    return Resumed(where[0], NAME, {**options.run_settings(now), "precision": now.precision})
 
 
 def game(width):
     return SimpleNamespace(game=nn.ModuleDict({"net": nn.Linear(2, width)}))
 
 
-CHANGED = "--batch-size 8 --generator-rate 0.1 --data moved --max-steps 9 --sample-every 2"
+CHANGED = "--batch-size 8 --generator-rate 0.1 --data moved --max-steps 9 --sample-every 2 --precision 64-true"
 
 
 @pytest.mark.promise(
     "`--resume` with other settings, or from another folder",
-    "what differs is said; networks that do not fit are refused before anything is trained; data that are not "
-    "there are named with `--data`",
+    "what differs is said, and counts; networks that do not fit are refused before anything is trained; data that are "
+    "not there are named with `--data`",
 )
 def test_what_has_changed_is_said_in_one_line(trained):
     for typed, said in (
         ("", ""),
         (
             CHANGED,
-            "the run was trained with --data mine --batch-size 4 no --max-steps --generator-rate 0.0001, "
-            "and goes on with --data moved --batch-size 8 --max-steps 9 --generator-rate 0.1",
+            "the run was trained with --data mine --batch-size 4 no --max-steps --generator-rate 0.0001 "
+            "--precision 32-true, and goes on with --data moved --batch-size 8 --max-steps 9 --generator-rate 0.1 "
+            "--precision 64-true",
         ),
     ):
         again = resumed(trained, typed.split())
         assert str(again) == said and bool(again.changed) == bool(said)
         again.check(game(3), trained.checkpoint(8))
+
+
+def test_another_seed_is_refused_where_the_loader_does_not_know_it(trained):
+    with pytest.raises(UserError, match="trained with seed 0, and has 3 now; resume with 0, or begin a new run"):
+        resumed(trained, ["--seed", "3"]).check(game(3), trained.checkpoint(8))
 
 
 @pytest.mark.promise("`--resume` with other settings, or from another folder")
