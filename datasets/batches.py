@@ -1,7 +1,7 @@
 """Batches that are the same at any number of ranks, and a loader that continues where it stopped."""
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from datasets.workers import Loader
 from gan.files.checkpoint import checksum
 from gan.files.contents import need
 from gan.files.errors import UserError
+from gan.making import drawing_from
 from gan.noise import seed_for
 
 
@@ -27,7 +28,7 @@ class GlobalBatches(DistributedSampler):
 
     In training, the order is shuffled by (seed, epoch), and an incomplete last batch is dropped. Otherwise the order
     is that of the data, and the last batch may be smaller: only samples that would make ranks unequal are left out.
-    `shuffle` can be set by itself.
+    `shuffle` can be set by itself. A sampler of the author's gives another `order`, drawn by (seed, epoch) too.
 
     It is a DistributedSampler, so that Lightning does not replace it and tells it the epoch.
     """
@@ -42,12 +43,13 @@ class GlobalBatches(DistributedSampler):
         seed: int = 0,
         training: bool = True,
         shuffle: bool | None = None,
+        order: Iterable[int] | None = None,
     ) -> None:
         shuffle = training if shuffle is None else shuffle
         # pyrefly: ignore[bad-argument-type] - torch asks for the length alone
         super().__init__(range(length), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed, drop_last=True)
         assert batch_size % ranks == 0, "checked by the loaders"
-        self.length, self.batch_size, self.training = length, batch_size, training
+        self.length, self.batch_size, self.training, self.order = length, batch_size, training, order
         self.used = length - length % (batch_size if training else ranks)
         self.first_batch = 0  # where the next pass begins
         self.passes = 0  # that have begun in this epoch: a shorter set of several is read again and again
@@ -80,7 +82,10 @@ class GlobalBatches(DistributedSampler):
         first, self.first_batch, self._resumed = self.first_batch, 0, None
         epoch, order = self.epoch + (self.passes << 32), range(self.length)
         self.passes += self.training
-        if self.shuffle:
+        if self.order is not None:
+            with drawing_from(seed_for("order", self.seed, epoch)):
+                order = list(self.order)
+        elif self.shuffle:
             dice = torch.Generator().manual_seed(seed_for("order", self.seed, epoch))
             order = torch.randperm(self.length, generator=dice).tolist()
         for start in range(first * self.batch_size, self.used, self.batch_size):
@@ -165,7 +170,7 @@ class ResumableLoader(Loader):
 
     def signs(self) -> tuple[int, list[int]]:
         """How many samples there are, and numbers that tell three of them, read twice: what ranks must have alike."""
-        length = self.sampler.length
+        length = len(self.dataset)  # pyrefly: ignore[bad-argument-type] - each has one
         some = [(0, index) for index in sorted({0, length // 2, length - 1} if length else ()) for _ in range(2)]
         how: dict[str, Any] = dict(seed=self.sampler.seed, workers=min(1, self.num_workers))  # read where batches are
         found = Loader(self.dataset, sampler=some, batch_size=max(1, len(some)), collate_fn=_signs, **how)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from datasets.augment import Samples, as_item, to_tensors
 from datasets.batches import GlobalBatches, ResumableLoader, check_divides, check_held_out
@@ -26,9 +26,10 @@ class GlobalLoader(ResumableLoader):
     """A DataLoader for any data set with a length. Ranks together get the batches that one device gets.
 
     `batch_size` counts the samples of all ranks. In training the order is shuffled (not with `shuffle=False`) and an
-    incomplete last batch is dropped. What the data set draws at random for a sample depends on (seed, epoch, index)
-    alone, also in workers. Checkpoints save the position; a run whose data set has got or lost samples is not resumed,
-    but with `new_data=True`, in another order. It may be made before the ranks are known.
+    incomplete last batch is dropped. A `sampler`, such as a WeightedRandomSampler, gives another order. What the data
+    set draws at random for a sample, by torch's, NumPy's and Python's global generators, depends on (seed, epoch,
+    index) alone, also in workers. Checkpoints save the position; a run whose data set has got or lost samples is not
+    resumed, but with `new_data=True`, in another order. It may be made before the ranks are known.
     """
 
     def __init__(
@@ -38,23 +39,26 @@ class GlobalLoader(ResumableLoader):
         *,
         training: bool = True,
         shuffle: bool | None = None,
+        sampler: Sampler[int] | None = None,
         seed: int = 0,
         workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         new_data: bool = False,
     ) -> None:
         how: dict[str, Any] = dict(workers=workers, collate_fn=collate_fn, new_data=new_data)
-        self.again = partial(GlobalLoader, dataset, batch_size, training=training, shuffle=shuffle, seed=seed, **how)
+        order: dict[str, Any] = dict(training=training, shuffle=shuffle, seed=seed)
+        self.again = partial(GlobalLoader, dataset, batch_size, sampler=sampler, **order, **how)
+        if sampler is not None and shuffle:
+            raise UserError("a sampler makes the order; leave shuffle=True out")
+        count = len(dataset) if sampler is None else len(sampler)  # pyrefly: ignore[bad-argument-type]
         rank, ranks = _rank_of_ranks()
         check_divides(batch_size, ranks, "batch", "batch_size=")
-        if training and len(dataset) < batch_size:
-            raise UserError(f"{len(dataset)} samples do not fill a batch of {batch_size}; make batch_size smaller")
+        if training and count < batch_size:
+            raise UserError(f"{count} samples do not fill a batch of {batch_size}; make batch_size smaller")
         if not training:
-            check_held_out(len(dataset), ranks)
-        sampler = GlobalBatches(
-            len(dataset), batch_size, ranks=ranks, rank=rank, seed=seed, training=training, shuffle=shuffle
-        )
-        super().__init__(Seeded(dataset, seed), sampler, **how, keep_workers=False)
+            check_held_out(count, ranks)
+        batches = GlobalBatches(count, batch_size, ranks=ranks, rank=rank, order=sampler, **order)
+        super().__init__(Seeded(dataset, seed), batches, **how, keep_workers=False)
 
 
 class GlobalStream(Loader):

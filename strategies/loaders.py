@@ -183,7 +183,7 @@ def check_loader(loader: Any, ranks: int, training: bool) -> None:
     if maps and all(type(sampler) in theirs for sampler in samplers):
         ours = "GlobalLoader(dataset"
     elif maps:  # such as a WeightedRandomSampler
-        ours = "GlobalStream(an object in whose __iter__ your sampler's samples are yielded"
+        ours = "GlobalLoader(dataset, sampler=your sampler"
     else:
         ours = "GlobalStream(stream"
     rank_zero_warn(

@@ -84,6 +84,10 @@ def own():
     return GlobalLoader(Own(), BATCH)
 
 
+def sampled():
+    return GlobalLoader(Own(), BATCH, sampler=WeightedRandomSampler(torch.arange(40.0), 40))
+
+
 def unshuffled():
     return GlobalLoader(Own(), BATCH, shuffle=False)
 
@@ -104,7 +108,7 @@ def together(ranks, *args, **kwargs):
     return seen, [each[1] for each in found]
 
 
-@pytest.mark.parametrize(("make", "policy"), [(own, "zero3"), (unshuffled, "ddp"), (streamed, "ddp")])
+@pytest.mark.parametrize(("make", "policy"), [(own, "zero3"), (unshuffled, "ddp"), (streamed, "ddp"), (sampled, "ddp")])
 def test_ranks_train_on_ones_own_data_as_one_device_does(make, policy, ranks):
     alone, expected = fit(make, 1, "single")
     seen, found = together(ranks, make, 2, policy)
@@ -181,7 +185,7 @@ def test_the_control_lightnings_sampler_differs(ranks):
 
 def warned(make):
     """The first rank warns for all."""
-    advice = r"GlobalStream\(an object in whose" if make is by_weights else r"GlobalLoader\(dataset"
+    advice = r"GlobalLoader\(dataset, sampler=your" if make is by_weights else r"GlobalLoader\(dataset, b"
     words = rf"the training loader deals samples out one by one \(rank 0 gets 0, 2, 4, ...\), .* {advice}"
     first = torch.distributed.get_rank() == 0
     with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext():
@@ -222,7 +226,7 @@ ALONE = {
     "stream Endless": (lambda: DataLoader(Endless(), BATCH // 2), r"GlobalStream\(stream"),
     "Batches": (Batches, r"GlobalStream\(stream"),
     "Derived": (lambda: Derived(Own(), BATCH // 2), r"GlobalLoader\(dataset"),
-    "DataLoader": (lambda: DataLoader(Own(), batch_sampler=[[0, 1], [2, 3]]), r"GlobalStream\(an object in whose"),
+    "DataLoader": (lambda: DataLoader(Own(), batch_sampler=[[0, 1], [2, 3]]), r"GlobalLoader\(dataset, sampler="),
 }
 
 
