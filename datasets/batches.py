@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -82,11 +81,12 @@ class GlobalBatches(DistributedSampler):
         first, self.first_batch, self._resumed = self.first_batch, 0, None
         epoch, order = self.epoch + (self.passes << 32), range(self.length)
         self.passes += self.training
+        seed = seed_for("order", self.seed, epoch)
         if self.order is not None:
-            with drawing_from(seed_for("order", self.seed, epoch)):
+            with drawing_from(seed):
                 order = list(self.order)
         elif self.shuffle:
-            dice = torch.Generator().manual_seed(seed_for("order", self.seed, epoch))
+            dice = torch.Generator().manual_seed(seed)
             order = torch.randperm(self.length, generator=dice).tolist()
         for start in range(first * self.batch_size, self.used, self.batch_size):
             share = (min(start + self.batch_size, self.used) - start) // self.num_replicas
@@ -108,6 +108,8 @@ def check_divides(batch: int, ranks: int, what: str, option: str) -> None:
 
 def check_held_out(count: int, ranks: int) -> None:
     """Refuse, or name, what ranks cannot share equally of the samples that are not trained on."""
+    from lightning.pytorch.utilities import rank_zero_warn
+
     if count < ranks:
         raise UserError(f"{count} held-out samples are too few for {ranks} ranks; hold out {ranks} or more")
     if left := count % ranks:

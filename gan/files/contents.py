@@ -39,6 +39,8 @@ KINDS: dict[str, type | tuple[type, ...]] = {
     "optimizer_states/*/param_groups": list,
     "optimizer_states/*/param_groups/*": dict,
     "optimizer_states/*/param_groups/*/params": list,
+    "optimizer_states/*/types?": dict,
+    "optimizer_states/*/types/*": list,
     "optimizer_states/*/made?": dict,
     "optimizer_states/*/made/optimizer": str,
     "optimizer_states/*/made/groups": list,

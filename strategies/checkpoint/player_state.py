@@ -108,7 +108,9 @@ def optimizer_state(policy: Policy, updater: Updater) -> dict[str, Any]:
         state[name] = _with(values, partial(_share, policy, name))
     groups = zip(packed["param_groups"], updater.groups, strict=True)
     named_groups = [{**group, "params": names} for group, names in groups]
-    return {**packed, "state": state, "param_groups": named_groups, "made": updater.made}
+    types = {name: _of_other_types(values, policy.storage.owned[name].dtype) for name, values in named.items()}
+    types = {name: keys for name, keys in types.items() if keys}
+    return {**packed, "state": state, "param_groups": named_groups, "made": updater.made, "types": types}
 
 
 def load_optimizer_state(policy: Policy, updater: Updater, saved: Mapping[str, Any]) -> None:
@@ -132,18 +134,25 @@ def load_optimizer_state(policy: Policy, updater: Updater, saved: Mapping[str, A
         groups.append({**group, "params": list(range(first, first + len(own["params"])))})
         first += len(own["params"])
     updater.optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
-    stepped = (weight for group in updater.optimizer.param_groups for weight in group["params"])
-    for number, weight in enumerate(stepped):
-        own = updater.optimizer.state.get(weight, {})
-        for key, value in state.get(number, {}).items():
-            if isinstance(value, Tensor) and isinstance(own.get(key), Tensor) and own[key].dtype != value.dtype:
-                own[key] = value.to(own[key].device)  # torch has given it the type of the weight
+    numbers = {name: number for number, name in enumerate(_stepped(policy, updater))}
+    for name, keys in saved.get("types", {}).items():
+        read_in = state.get(numbers.get(name, -1), {})
+        for key in read_in.keys() & keys:
+            own = updater.optimizer.state[policy.storage.owned[name]]
+            own[key] = read_in[key].to(own[key].device)  # torch has given it the type of the weight
 
 
 def _stepped(policy: Policy, updater: Updater) -> list[str]:
     """The names of the parameters that this rank's optimizer steps, in the order in which torch numbers them."""
     names = {id(parameter): name for name, parameter in policy.storage.owned.items()}
     return [names[id(parameter)] for group in updater.optimizer.param_groups for parameter in group["params"]]
+
+
+def _of_other_types(values: Mapping[str, Any], dtype: torch.dtype) -> list[str]:
+    """The names of tensors of another type than their weight. torch itself keeps that of the count of steps."""
+    return [
+        name for name, each in values.items() if isinstance(each, Tensor) and each.dtype != dtype and name != "step"
+    ]
 
 
 def _with(values: dict[str, Any], make: Callable[[str, Any], Any]) -> dict[str, Any]:
