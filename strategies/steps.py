@@ -31,6 +31,8 @@ from strategies.sharding.resharded_parameter import version_of
 from strategies.transfer import Transfer
 from strategies.turn import Training, play
 
+ASKING = ("monitor", "filename")  # attributes of callbacks with the names of what is logged
+
 
 class Steps:
     """Made when training begins: then all that a phase needs is known, also what a checkpoint has.
@@ -63,6 +65,8 @@ class Steps:
         self.stepped = False
         self.moved: list[tuple[Tensor, int]] = []  # the tensors of the batch that is to be played, and their versions
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
+        words = (str(getattr(each, name, "")) for each in private.callbacks(game.trainer) for name in ASKING)
+        self.asked = " ".join(words)  # with the names of losses of which callbacks ask in each step
 
     def note(self, batch: Any) -> Any:
         """Note a batch as it comes to the device."""
@@ -166,12 +170,13 @@ class Steps:
                 policy.switch.turn(True)
 
     def _log(self) -> None:
-        """Log the means over ranks of the step's losses, when a logger is due or the epoch ends.
+        """Log the means over ranks of the step's losses: when a logger is due, the epoch ends, or a callback asks.
 
         Not in every step, because Lightning's bookkeeping for a few numbers takes milliseconds.
         """
         trainer = self.game.trainer
-        if not (private.logs_are_due(trainer) or trainer.is_last_batch):
+        asked = any(name in self.asked for name in self.losses)
+        if not (asked or private.logs_are_due(trainer) or trainer.is_last_batch):
             return
         if self.losses:
             values = torch.stack([loss.float() for loss in self.losses.values()])

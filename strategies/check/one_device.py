@@ -24,12 +24,13 @@ so a difference is only said, and only of what the author's code also reads.
 import copy
 import re
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
 from gan.files.errors import UserError
@@ -168,11 +169,10 @@ class Tries:
         self.trials += 1
         scale = 1 + 2 * shake if shake or not alone else HALF
         trial = Trial(world, step, f"{self.key}/{self.trials}", alone, scale, self.precision)
-        with self.kept.aside():
+        with self.kept.aside(), unheard(self.game):
             for number, pool in enumerate(self.pools):
                 for of_rank in self.images:
                     pool.slots |= {place: list(own) for place, own in of_rank[number].items()}
-            vars(self.game)["log"] = lambda *_, **__: None
             if shake:
                 shake_weights(self.training.policies.values(), shake)
             try:
@@ -276,6 +276,18 @@ class Tries:
                     f"decides, and {not answers[0]} on others; let it read what is the same on all ranks, such as "
                     f"gan.ranks.mean(x)"
                 )
+
+
+@contextmanager
+def unheard(game: GanModule) -> Iterator[None]:
+    """Loggers hear nothing of a trial, of what a loss logs by itself either. `aside` puts back the game."""
+    vars(game)["log"] = lambda *_, **__: None
+    loggers = game.trainer.loggers
+    game.trainer.loggers = [DummyLogger() for _ in loggers]
+    try:
+        yield
+    finally:
+        game.trainer.loggers = loggers
 
 
 def _kept_otherwise(trial: Trial) -> str:

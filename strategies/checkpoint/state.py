@@ -337,12 +337,13 @@ def _keeps_position(trainer: Trainer) -> bool:
 
 
 def _end_epoch(trainer: Trainer) -> None:
-    """Call the hooks that came after the save, in Lightning's order. Lightning has counted the epoch as complete."""
+    """Call the game's hook that came after the save. Lightning has counted the epoch as complete.
+
+    Callbacks are left out: what they have heard of the epoch, such as its metrics, is gone.
+    """
     current = trainer.fit_loop.epoch_progress.current
     current.completed -= 1
-    private.call_callbacks(trainer, "on_train_epoch_end", monitoring_callbacks=False)
     private.call_module(trainer, "on_train_epoch_end")
-    private.call_callbacks(trainer, "on_train_epoch_end", monitoring_callbacks=True)
     current.completed += 1
 
 

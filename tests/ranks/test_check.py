@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
 from torch.optim import Adam
 from torch.utils.data import TensorDataset
@@ -25,7 +26,7 @@ from strategies.check import comparison, one_device, samples, trial
 from strategies.check.trial import Trial
 from strategies.world import World
 from tests.support.hard_games import HARD, Plain
-from tests.support.parity import EXACT, distance, equals, often, refused, single, train, trainer, vectors
+from tests.support.parity import EXACT, distance, equals, often, parts, refused, single, train, trainer, vectors
 
 
 class One(GanModule):
@@ -371,6 +372,31 @@ class HalfTeacher(CastsASum):
 def test_what_needs_mixed_precision_is_tried_in_it(game, ranks):
     how = dict(world=2, steps=1, check=True, batches=single, precision="bf16-mixed")
     assert "phase 'play': loss 'loss' is " in ranks(2).run(refused, game, **how)[0]
+
+
+class Heard(DummyLogger):
+    def __init__(self):
+        self.steps = []
+
+    def log_metrics(self, metrics, step=None):
+        self.steps.append(step)
+
+
+class TellsItsLogger(One):
+    def play(self, batch):
+        self.logger.log_metrics({"mine": 1.0}, self.step)
+        return self.net(batch["x"]).square().mean()
+
+
+def told():
+    heard = Heard()
+    made = trainer(PhaseStrategy("ddp"), 2, 3, logger=heard, log_every_n_steps=9)
+    made.fit(TellsItsLogger(), parts(3, 2))
+    return heard.steps
+
+
+def test_a_logger_hears_nothing_of_a_trial(ranks):
+    assert ranks(2).run(told)[0] == [0, 1, 2]
 
 
 class WritesItsBatch(One):

@@ -418,3 +418,20 @@ def threads_left(policy, world):
 def test_the_process_groups_of_a_training_end_with_it(policy, world, ranks):
     """Each has threads, which wait for ranks that have left, and take turns at it without end."""
     assert ranks(world).run(threads_left, policy, world) == [0] * world
+
+
+class Remembers(Plain):
+    def __init__(self):
+        super().__init__()
+        self.true = []
+
+    def on_train_batch_end(self, *_):
+        self.true.append(self.trainer.strategy.steps.losses["generator/loss"].item())
+
+
+def test_what_a_callback_monitors_is_of_its_own_step(tmp_path):
+    """Others are logged in the steps of loggers only, because that takes milliseconds."""
+    best = ModelCheckpoint(tmp_path, monitor="generator/loss", every_n_train_steps=1, save_top_k=1)
+    game = Remembers()
+    fit(game, 4, callbacks=[best], enable_checkpointing=True)
+    assert best.best_model_score.item() == pytest.approx(min(game.true))

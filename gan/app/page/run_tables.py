@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
-from datasets.augment import Prepared, to_tensors
+from datasets.augment import Prepared, as_item, to_tensors
 from gan.app.page.table import Cell, Charts, Row, Table, sample_cell, spread
 from gan.app.painting import grids
 from gan.app.painting.painter import Painter, Picture, has_styles
@@ -180,14 +180,16 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
     if not has_numbers(opened.run.data):
         return Table(note=NO_NUMBERS)
     train, batch = opened.run.data.train, held_out(opened, count)
-    kinds = [name for name, value in train[0].items() if isinstance(value, tv_tensors.Image)]
+    kinds = [name for name, value in as_item(train[0]).items() if isinstance(value, tv_tensors.Image)]
     columns = made_by(opened, batch).values()  # also label maps and sounds
     made = next((each for each in columns if isinstance(each, Tensor) and each.is_floating_point()), None)
     if not kinds or made is None:
         return Table(note=NO_PICTURES)
     chosen = spread(len(train), among)
     places = [(index, kind) for index in chosen for kind in kinds]
-    known = torch.cat([_coarse(item[kind][None]) for item in (to_tensors(train[k]) for k in chosen) for kind in kinds])
+    known = torch.cat(
+        [_coarse(item[kind][None]) for item in (to_tensors(as_item(train[k])) for k in chosen) for kind in kinds]
+    )
     distances = _distances(_coarse(made), known)
     usual = _distances(_coarse(torch.cat([batch[kind] for kind in kinds])), known).amin(1)
     twice, usual = usual < SAME, usual[usual >= SAME]
@@ -198,7 +200,7 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
         cells = []
         for distance, place in zip(near.values[:, rank].tolist(), near.indices[:, rank].tolist(), strict=True):
             index, kind = places[place]
-            cells.append(sample_cell(to_tensors(train[index])[kind], f"no. {index}: {distance:.1%}"))
+            cells.append(sample_cell(to_tensors(as_item(train[index]))[kind], f"no. {index}: {distance:.1%}"))
         rows.append(Row(f"nearest {rank + 1}", cells))
 
     closest = distances.amin(1)
