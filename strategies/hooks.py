@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import (
     BaseFinetuning,
     GradientAccumulationScheduler,
     LearningRateFinder,
+    ModelCheckpoint,
     ModelPruning,
     StochasticWeightAveraging,
     WeightAveraging,
@@ -207,6 +208,11 @@ def refuse_what_is_not_called(trainer: Trainer, game: GanModule) -> None:
             f"large and Phase(..., micro_batches={number})"
         )
     for callback in private.callbacks(trainer):
+        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+            raise UserError(
+                "ModelCheckpoint(train_time_interval=...) never saves where there are several optimizers; type "
+                "every_n_train_steps=..."
+            )
         for kind, instead in CALLBACKS.items():
             if isinstance(callback, kind):
                 raise UserError(f"the callback {type(callback).__name__} is for one network and optimizer; {instead}")

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     LambdaCallback,
     LearningRateFinder,
+    ModelCheckpoint,
     ModelPruning,
     StochasticWeightAveraging,
 )
@@ -196,6 +197,10 @@ def test_a_method_that_is_not_called_is_refused(name):
             r"Trainer\(gradient_clip_val=0.5\) is for one optimizer; type Player\(..., clip=0.5",
         ),
         ({"accumulate_grad_batches": 4}, r"Trainer\(accumulate_grad_batches=4\).*Phase\(..., micro_batches=4\)"),
+        (
+            {"callbacks": [ModelCheckpoint(train_time_interval=timedelta(1))]},
+            "never saves .* type every_n_train_steps=",
+        ),
         ({"callbacks": [GradientAccumulationScheduler({1: 2})]}, r"GradientAccumulationScheduler.*micro_batches"),
         ({"callbacks": [StochasticWeightAveraging(1e-2)]}, r"StochasticWeightAveraging.*Player\(..., ema=0.999\)"),
         ({"callbacks": [EMAWeightAveraging()]}, r"EMAWeightAveraging is for one network.*Player\(..., ema=0.999\)"),
