@@ -1,6 +1,7 @@
 """Lightning's hooks around backward and update: called for each learner, or refused by name."""
 
 from contextlib import nullcontext
+from datetime import timedelta
 
 import pytest
 import torch
