@@ -286,6 +286,15 @@ def in_backward() -> bool:
     return running_backward() != -1
 
 
+def in_checkpoint() -> bool:
+    """Whether torch.utils.checkpoint keeps what this thread computes, to compute it again in backward.
+
+    Of such hooks torch uses the innermost ones. With use_reentrant=True there are none.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
+
+
 def set_first(first: bool) -> None:
     """Say whether this process is the one that prints and logs. Lightning asks two variables."""
     for asked in (rank_zero_only, utils_rank_zero_only):

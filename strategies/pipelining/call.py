@@ -16,12 +16,14 @@ from strategies.observers import OwnCollectives
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, another_way, run
 from strategies.pipelining.pipe import PLAIN, ForwardRequest, Pipe
-from strategies.pipelining.program import OUTSIDE, ForwardPlan, Meta, Program, Transfer, UnitCall
+from strategies.pipelining.program import OUTSIDE, ForwardPlan, Meta, Program, Transfer, UnitCall, refuse_checkpoint
 
 
 def call(pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """What `forward` returns for this rank's samples. See [Note: a call through a pipeline]."""
     request = ForwardRequest(pipe, forward, args, kwargs)
+    if request.graph:
+        refuse_checkpoint(pipe.player, "its network")
     request.plan = plan = planned(request)
     if request.graph:
         # The anchor requires a gradient also on a rank whose own weights do not.

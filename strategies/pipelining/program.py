@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from gan import noise, ranks
 from gan.files.errors import UserError
+from strategies import private
 from strategies.advice import instead
 from strategies.pipelining.cutting import Unit
 
@@ -94,6 +95,16 @@ def _dice() -> tuple[Any, ...]:
     """The states of NumPy and Python's random, which are the same on all ranks."""
     kind, keys, *rest = np.random.get_state()
     return random.getstate(), kind, np.asarray(keys).tobytes(), *rest
+
+
+def refuse_checkpoint(player: str, around: str) -> None:
+    """Refuse a checkpoint around what ranks compute together: in backward one of them alone would compute it again."""
+    if torch.is_grad_enabled() and private.in_checkpoint():
+        raise UserError(
+            f"player '{player}': torch.utils.checkpoint around {around} computes it again in backward, where the other "
+            f"ranks of a pipeline do not come; leave the checkpoint out and type "
+            f"{instead(player, 'pipeline+recompute')}"
+        )
 
 
 class Program(TorchFunctionMode):
@@ -231,6 +242,7 @@ class Program(TorchFunctionMode):
     def call(self, unit: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What a unit returns, computed by its own stage. `forward` is that of its module."""
         stage = unit.stage
+        refuse_checkpoint(self.player, f"'{unit.name}'")
         leaves, form = pytree.tree_flatten((args, kwargs))
         latest = self.latest(leaves)
         if latest is not None and latest > stage:

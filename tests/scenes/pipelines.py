@@ -340,6 +340,24 @@ class RemadeNorms(BatchNorms):
         self.generator = nn.Sequential(Remade(*self.generator[:3]), self.generator[3])
 
 
+class RemadeFakes(Plain):
+    def fake(self, real):
+        return checkpoint(super().fake, real, use_reentrant=False)
+
+
+class EachRemade(nn.Sequential):
+    def forward(self, x):
+        for layer in self:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
+
+
+class RemadeLayers(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = EachRemade(*self.generator)
+
+
 def noise_of_the_first(self):
     return [self.place.first] * self.owners
 
@@ -414,7 +432,13 @@ PIPELINES = {
     ),
     "norms_in_checkpoints": Scene(
         RemadeNorms, policies=POLICIES, often=("ddp",),
-        refused=(Refused(RemadeNorms, "generator=pipeline,*=ddp", "backward writes buffer '0.1.running_mean'"),),
+        refused=(
+            Refused(RemadeNorms, "generator=pipeline,*=ddp", "backward writes buffer '0.1.running_mean'"),
+            *(
+                Refused(game, "generator=pipeline,*=ddp", ("checkpoint around " + what, "generator=pipeline+recompute"))
+                for game, what in ((RemadeFakes, "its network"), (RemadeLayers, "'0'"))
+            ),
+        ),
     ),
     "stages with a batch norm of one pixel": one(OnePixel),
     "draws between stages": one(partial(Painting, Noisy), "+chunks:2", checked=False),

@@ -235,3 +235,17 @@ def test_hooks_are_where_they_were():
     module.register_forward_pre_hook(repr)
     module.register_full_backward_hook(str)
     assert private.module_hooks(module) == [repr, print, str]
+
+
+def test_a_checkpoint_is_seen_from_inside():
+    given, seen = torch.ones(2, requires_grad=True), []
+
+    def see(x):
+        seen.append(private.in_checkpoint())
+        with torch.autograd.graph.save_on_cpu():
+            seen.append(private.in_checkpoint())
+        return x * x
+
+    torch.utils.checkpoint.checkpoint(see, given, use_reentrant=False)
+    see(given)
+    assert seen == [True, False, False, False]
