@@ -250,6 +250,12 @@ def rows_together(module: nn.Module) -> int:
     return math.lcm(*(each.group for each in module.modules() if isinstance(each, SyncBatchNorm) and each.group))
 
 
+def torchs_own(module: nn.Module) -> bool:
+    """Whether a SyncBatchNorm of torch's trains in its own way: it communicates inside torch, and on GPUs only."""
+    norms = [each for each in module.modules() if isinstance(each, nn.SyncBatchNorm)]
+    return nn.SyncBatchNorm.forward is not _BatchNorm.forward and any(each.training for each in norms)
+
+
 def unsynchronised(module: nn.Module) -> bool:
     """Whether a batch norm takes statistics of its own rank's samples alone, or an instance norm keeps such ones."""
     norms = [each for each in module.modules() if isinstance(each, _BatchNorm)]

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 import torch
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from gan.ema import Ema
 from gan.files.checkpoint import Share
@@ -138,6 +139,16 @@ class FirstWeights:
         made = self.making.tensors.keys() | self.gone.keys()
         weights = policy.belongings.parameters.values() if policy in self.begin_sharded else ()
         return sum(weight.numel() * weight.element_size() for weight in weights if id(weight) in made)
+
+
+def refuse_lazy(game: nn.Module) -> None:
+    """Everything here is decided by shapes, which a lazy layer has only after its first call."""
+    for name, tensor in (*game.named_parameters(), *game.named_buffers()):
+        if is_lazy(tensor):
+            raise UserError(
+                f"'{name}' has no shape before the first call of its network; call the network once where it is made, "
+                f"or type the sizes, such as nn.Linear(64, 8) in place of nn.LazyLinear(8)"
+            )
 
 
 def move(game: nn.Module, device: torch.device, precision: Precision, everywhere: bool = False) -> None:

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from gan import noise, ranks
 from gan.files.errors import UserError
 from gan.phase import Player
+from nets.norm import torchs_own
 from strategies import private
 from strategies.options.blocks import Block, LayerGroups, find_blocks
 from strategies.sharding.resharded_parameter import version_of
@@ -62,8 +63,7 @@ class Recompute:
         self.updates = 0  # how often the player's weights were updated
         self.undo: list[Callable[[], None]] = []
         # torch's SyncBatchNorm communicates inside torch, where the sums of the first forward cannot be recorded.
-        itself = ranks.more_than_one() and nn.SyncBatchNorm.forward is not nn.BatchNorm1d.forward
-        if itself and any(isinstance(module, nn.SyncBatchNorm) for module in player.module.modules()):
+        if ranks.more_than_one() and torchs_own(player.module):
             raise UserError(
                 f"player '{player.name}': recompute cannot run torch's SyncBatchNorm again; type "
                 f"Trainer(sync_batchnorm=True), under which it can"

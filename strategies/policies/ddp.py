@@ -40,7 +40,7 @@ class Ddp(Policy):
         return size(self.weights.values()) if self.divided else 0.0
 
     def make_reduction(self) -> Reduction:
-        return DdpReduction(self.storage, self.world.device, self.player.module, self.group)
+        return DdpReduction(self.storage, self.world.device, self.group)
 
 
 class Dp(Ddp):
@@ -54,7 +54,7 @@ class Dp(Ddp):
 
 
 class DdpReduction(GroupReduction):
-    """The reducer of torch's DDP. A DDP module is built around the network only for its reducer. It is never called.
+    """The reducer of torch's DDP. A DDP module is built around the weights only for its reducer. It is never called.
 
     [Note: the reducer waits for every weight]
     A weight that the loss reaches on no rank, or on some ranks only, would hang it or leave its bucket unreduced. So
@@ -65,7 +65,7 @@ class DdpReduction(GroupReduction):
     norms = Reduction.norms  # gradients are whole
     reduces_in_backward = True
 
-    def __init__(self, storage: Storage, device: torch.device, network: nn.Module, group: dist.ProcessGroup) -> None:
+    def __init__(self, storage: Storage, device: torch.device, group: dist.ProcessGroup) -> None:
         super().__init__(storage, device, group)
         # Said of a weight with one row. Gradients of other layouts have been copied before the reducer sees them.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
@@ -73,7 +73,7 @@ class DdpReduction(GroupReduction):
             # Newer torch renames broadcast_buffers; torch 2.11 does not know the new name.
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
             self.reducer: DistributedDataParallel | None = DistributedDataParallel(
-                network,
+                nn.ParameterList(storage.weights.values()),
                 device_ids=None if device.type == "cpu" else [device.index],
                 process_group=group,
                 broadcast_buffers=False,

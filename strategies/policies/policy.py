@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from gan.ema import Ema
 from gan.files.errors import UserError
 from gan.phase import Phase, Player
+from nets.norm import torchs_own
 from strategies import private
 from strategies.optimizers import (
     LossScale,
@@ -115,6 +116,11 @@ class Policy(Costs):
             for module, mode in zip(self.belongings.kept, modes, strict=True):
                 module.training = mode
         if training:
+            if self.world.size > 1 and self.world.device.type == "cpu" and torchs_own(self.player.module):
+                raise UserError(
+                    f"player '{self.player.name}': torch's SyncBatchNorm needs GPUs; type "
+                    f"Trainer(sync_batchnorm=True), with which all batch norms are synchronised on CPUs too"
+                )
             if self.weights:
                 self.updaters = updaters_of(self.player, self.makers, self.weights)
                 self.updater = self.updaters[""]

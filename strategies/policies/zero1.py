@@ -61,7 +61,7 @@ class Zero1(Sharded):
         return WholeWeights(self.weights, self.sharing)
 
     def make_reduction(self) -> Reduction:
-        return PieceReduction(self.storage, self.world.device, self.player.module, self.group)
+        return PieceReduction(self.storage, self.world.device, self.group)
 
 
 class PieceReduction(DdpReduction):

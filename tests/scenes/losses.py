@@ -173,6 +173,10 @@ class Own(Plain):
         self.discriminator = nn.Sequential(line, Gained(8, momentum=None), nn.Tanh(), Ghost(8), nn.Linear(8, 1))
 
 
+def torchs_own():
+    return nn.SyncBatchNorm.convert_sync_batchnorm(BatchNorms())
+
+
 class Grouped(Plain):
     """Statistics of four neighbouring samples."""
 
@@ -380,6 +384,7 @@ NORMS = {
     "policies": {**dict.fromkeys(("ddp", "zero3", "zero2", "ddp+recompute", "fsdp", "generator=pipeline,*=ddp"), 2)},
     "promises": ("a batch norm with a forward of its own",),
 }
+OF_GPUS = "player 'generator': torch's SyncBatchNorm needs GPUs; type Trainer(sync_batchnorm=True)"
 LISTS = "micro-batches of lists and captions"
 LOADERS = "noise for two loaders; Lightning's own sampler (a warning)"
 AS_ONE = {"ddp": 2, "zero1": 4, "zero2": 2, "zero3": 2, "fsdp": 2}
@@ -443,6 +448,13 @@ LOSSES = {
         Own, **NORMS, checked=("ddp",),
         mutants=(Mutant("not synchronised", "ddp", settings={"sync_batchnorm": False}),),
         refused=tuple(Refused(game, "ddp", BY_HAND, unsaid="Synchronise batch norms") for game in (ByHand, Imported)),
+    ),
+    "batch norms that torch synchronises": Scene(
+        torchs_own, policies={"ddp": 2, "zero1": 2, "zero3": 2, "generator=pipeline,*=ddp": 2}, often=("ddp",),
+        refused=tuple(
+            Refused(torchs_own, policy, OF_GPUS, settings={"sync_batchnorm": False}, slow=policy != "zero3")
+            for policy in ("ddp", "zero3", "generator=pipeline,*=ddp")
+        ),
     ),
     "batch norms in groups": Scene(
         Grouped, **NORMS, often=("ddp",), checked=("zero2",),
