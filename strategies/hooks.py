@@ -200,7 +200,13 @@ def refuse_what_is_not_called(trainer: Trainer, game: GanModule) -> None:
             raise UserError(f"{what} has a method {name}(), which PhaseStrategy does not call; {instead}")
     if game.automatic_optimization:
         raise UserError(f"{what} sets automatic_optimization = True; leave it out: PhaseStrategy plays the phases")
-    if value := trainer.gradient_clip_val:
+    if (value := trainer.gradient_clip_val) and trainer.gradient_clip_algorithm == "value":
+        raise UserError(
+            f"Trainer(gradient_clip_algorithm='value') is for one optimizer; write in on_before_optimizer_step(self, "
+            f"optimizer): for group in optimizer.param_groups: torch.nn.utils.clip_grad_value_(group['params'], "
+            f"{value})"
+        )
+    if value:
         raise UserError(f"Trainer(gradient_clip_val={value}) is for one optimizer; type Player(..., clip={value})")
     if (number := trainer.accumulate_grad_batches) != 1:
         raise UserError(

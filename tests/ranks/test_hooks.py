@@ -197,6 +197,10 @@ def test_a_method_that_is_not_called_is_refused(name):
             {"gradient_clip_val": 0.5},
             r"Trainer\(gradient_clip_val=0.5\) is for one optimizer; type Player\(..., clip=0.5",
         ),
+        (
+            {"gradient_clip_val": 0.5, "gradient_clip_algorithm": "value"},
+            r"on_before_optimizer_step\(self, optimizer\): for .* torch.nn.utils.clip_grad_value_\(group.*, 0.5\)",
+        ),
         ({"accumulate_grad_batches": 4}, r"Trainer\(accumulate_grad_batches=4\).*Phase\(..., micro_batches=4\)"),
         (
             {"callbacks": [ModelCheckpoint(train_time_interval=timedelta(1))]},
