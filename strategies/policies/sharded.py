@@ -44,6 +44,11 @@ class Sharded(Policy):
                 f"player '{self.player.name}': {ranks} ranks cannot be parted into groups of {size}, as "
                 f"'{self.name}+hybrid:{size}' asks; type {self.name}+hybrid:N with an N that divides {ranks}"
             )
+        if size == 1 < ranks:
+            raise UserError(
+                f"player '{self.player.name}': '{self.name}+hybrid' with one rank in each group, as where each host "
+                f"has one, gives every rank a whole copy; leave +hybrid out to shard over all ranks, or type ddp"
+            )
         return size
 
     def parts(self, weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:

@@ -401,6 +401,8 @@ def test_ranks_that_cannot_be_parted_into_groups_are_told(ranks):
     for message in ranks(4).run(refused, Plain, policy="zero2+hybrid:3", world=4):
         assert "player 'generator': 4 ranks cannot be parted into groups of 3" in message
         assert "type zero2+hybrid:N with an N that divides 4" in message
+    for message in ranks(2).run(refused, Plain, policy="zero3+hybrid:1", world=2):
+        assert "gives every rank a whole copy; leave +hybrid out to shard over all ranks, or type ddp" in message
 
 
 def test_bfloat16_without_autocast_is_refused(ranks):
