@@ -58,7 +58,7 @@ class GlobalLoader(ResumableLoader):
         if not training:
             check_held_out(count, ranks)
         batches = GlobalBatches(count, batch_size, ranks=ranks, rank=rank, order=sampler, **order)
-        super().__init__(Seeded(dataset, seed), batches, **how, keep_workers=False)
+        super().__init__(Seeded(dataset, seed, collate_fn is None), batches, **how, keep_workers=False)
 
 
 class GlobalStream(Loader):
@@ -97,10 +97,13 @@ class GlobalStream(Loader):
 
 
 class Seeded(Dataset):
-    """A data set with the index (epoch, index), in which all global generators are seeded for each sample."""
+    """A data set with the index (epoch, index), in which all global generators are seeded for each sample.
 
-    def __init__(self, dataset: Samples, seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
+    With `pictures` those of Pillow become tensors, of which torch can make a batch.
+    """
+
+    def __init__(self, dataset: Samples, seed: int, pictures: bool) -> None:
+        self.dataset, self.seed, self.pictures = dataset, seed, pictures
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -116,8 +119,9 @@ class Seeded(Dataset):
     def _seeded(self, which: tuple[int, int]) -> Any:
         seed_generators(seed_for("sample", self.seed, *which))
         sample = self.dataset[which[1]]
-        parts = sample if isinstance(sample, tuple | list) else [sample]
-        if any(isinstance(part, Image.Image) for part in parts):  # which no batch can be made of
+        named = list(sample.values()) if isinstance(sample, dict) else sample
+        parts = named if isinstance(named, tuple | list) else [named]
+        if self.pictures and any(isinstance(part, Image.Image) for part in parts):
             return to_tensors(as_item(sample))
         return sample
 

@@ -46,7 +46,10 @@ def row_counts(batch: Any) -> list[int]:
     """How many samples a batch has, and then other numbers of rows in it, such as those of a second loader."""
     counts = _counts(batch, top=True)
     if not counts:
-        raise UserError("the batch holds nothing with a row for each sample; return a tensor, or a list of strings")
+        raise UserError(
+            f"the batch is a {type(batch).__name__} that holds nothing with a row for each sample; return a tensor, a "
+            f"list of strings, or a dict or dataclass of them"
+        )
     counts.sort(key=itemgetter(0))
     return list(dict.fromkeys([count for _, count in counts]))
 
@@ -123,6 +126,10 @@ class Cut:
             return node
         if len(node) != self.total:
             raise self._refusal(path, f"of {len(node)} rows")
+        if isinstance(node, Tensor) and (node.is_nested or node.layout != torch.strided):
+            raise self._refusal(
+                path, "a sparse or nested tensor", "return dense tensors, and make it of them in the loss"
+            )
         part = node[self.rows]
         spread = isinstance(part, Tensor) and self.rows.step is not None
         return part.clone() if spread else part  # a clone is dense, in the same memory format

@@ -104,7 +104,7 @@ def ready(phase: Phase, policies: Mapping[str, Policy], trying: bool = False) ->
 def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: float = 1.0) -> dict[str, Tensor]:
     """Give each learner its gradients, for `finish`. Returns the losses, by name."""
     learners = [training.policies[name] for name in phase.learners]
-    counts, parts = row_counts(batch), phase.micro_batches
+    counts, parts = _row_counts(phase, batch, training), phase.micro_batches
     means: dict[str, Tensor] = {}
     training.draws.begin(phase)
 
@@ -213,6 +213,16 @@ def _losses(phase: Phase, part: Any, place: noise.Place, training: Training) -> 
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise UserError(f"phase '{phase.name}': its loss '{name}' is not a scalar tensor; take its mean")
     return {name: loss.reshape(()) if loss.ndim else loss for name, loss in named.items()}
+
+
+def _row_counts(phase: Phase, batch: Any, training: Training) -> list[int]:
+    """The numbers of rows in a batch. One device need not cut a batch, so there anything may be one."""
+    try:
+        return row_counts(batch)
+    except UserError:
+        if training.world.size > 1 or phase.micro_batches > 1:
+            raise
+        return [1]
 
 
 def _place(phase: Phase, counts: Sequence[int], index: int, step: int, training: Training) -> noise.Place:

@@ -6,6 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, RandomSampler, get_worker_info
 
 from datasets import GlobalLoader, GlobalStream, loaders
@@ -124,6 +125,17 @@ def test_ranks_together_get_the_stream_of_one_device(ranks, workers):
 def test_a_stream_that_is_a_plain_iterable_and_a_collation_of_ones_own():
     assert list(GlobalStream(range(7), 3, collate_fn=sum)) == [3, 12]
     assert list(GlobalLoader(Own(6), 3, shuffle=False, collate_fn=len)) == [3, 3]
+
+
+def test_pictures_of_pillows_become_tensors_also_in_a_dict_and_a_collation_of_ones_own_gets_them():
+    picture = Image.new("L", (2, 2), 255)
+    named = [{"photo": picture, "age": age} for age in range(2)]
+    (batch,) = GlobalLoader(named, 2, shuffle=False)
+    assert torch.equal(batch["photo"], torch.ones(2, 1, 2, 2)) and batch["age"].tolist() == [0, 1]
+    (pair,) = GlobalLoader([(picture, 0), (picture, 1)], 2, shuffle=False)
+    assert torch.equal(pair["image"], torch.ones(2, 1, 2, 2)) and pair["class"].tolist() == [0, 1]
+    for samples in (named, [(picture, 0), (picture, 1)]):
+        assert list(GlobalLoader(samples, 2, shuffle=False, collate_fn=list)) == [samples]
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.plugins.precision import Precision
+from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player
 from gan.files.checkpoint import load
 from gan.files.errors import NOT_SO, UserError
-from strategies import random_state, turn
+from strategies import PhaseStrategy, random_state, turn
 from strategies.checkpoint.writing import save
 from strategies.micro_batches import deal_batch, join_batches, row_counts, rows, split_batch
 from strategies.turn import Training
 from strategies.world import World
-from tests.support.parity import distance, train
+from tests.support.parity import distance, train, trainer, vectors
 
 # ---- micro batches ----
 
@@ -150,6 +151,10 @@ def test_micro_batches_are_every_kth_row_and_parts_of_dp_are_neighbours(each, pa
     assert torch.equal(join_batches(dealt)["x"], x(total))
 
 
+def words():
+    return torch.nested.nested_tensor([torch.ones(1 + number, 2) for number in range(4)], layout=torch.jagged)
+
+
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
@@ -161,6 +166,8 @@ def test_micro_batches_are_every_kth_row_and_parts_of_dp_are_neighbours(each, pa
         ({"x": x(), "clips": clips(2, 3)}, r"batch\['clips'\] is a list of 2 with 2 and 3 rows in its items"),
         ({"x": x(), "clips": clips(3, 3)}, r"batch\['clips'\]\[0\] is of 3 rows"),
         ({"x": x(), "clips": clips(4, 4, 4, 4)}, r"batch\['clips'\] is a list of 4 with 4 rows in each item, .*a dict"),
+        ({"x": x(), "graph": x().to_sparse()}, r"batch\['graph'\] is a sparse or nested tensor, .*; return dense"),
+        ({"x": x(), "words": words()}, r"batch\['words'\] is a sparse or nested tensor"),
         ({"x": x(), "net": torch.nn.Linear(1, 1)}, r"batch\['net'\] is a Linear, which cannot be cut, .*; return tens"),
     ],
 )
@@ -170,6 +177,31 @@ def test_what_is_ambiguous_is_refused_by_its_key(batch, message):
     with pytest.raises(UserError, match="strategy dp: the batch"):
         deal_batch(batch, 0, 2)
     assert rows(batch) >= 4  # but a whole batch may hold anything
+
+
+class Bag:
+    """A batch of a class of one's own, in which nothing is found."""
+
+    def __init__(self, step):
+        self.x = vectors(step)["x"]
+
+
+BAGS = DataLoader([Bag(0), Bag(1)], batch_size=None)
+
+
+class OfBags(Squared):
+    def configure_phases(self):
+        yield Phase("net", lambda bag: self.net(bag.x).square().mean(), "net", micro_batches=self.micro_batches)
+
+
+def test_one_device_trains_on_a_batch_of_any_class_and_does_not_cut_it():
+    of_bags, of_dicts, parted = OfBags(), Squared(), OfBags()
+    for game, batches in ((of_bags, BAGS), (of_dicts, DataLoader([vectors(0), vectors(1)], batch_size=None))):
+        trainer(PhaseStrategy("single"), 1, 2).fit(game, batches)
+    assert torch.equal(of_bags.net.weight, of_dicts.net.weight)
+    parted.micro_batches = 2
+    with pytest.raises(UserError, match="the batch is a Bag that holds nothing with a row for each sample; return a"):
+        trainer(PhaseStrategy("single"), 1, 2).fit(parted, BAGS)
 
 
 def test_a_batch_that_does_not_divide_is_refused():
@@ -187,7 +219,7 @@ def test_rows_are_those_of_the_first_tensor_before_lists_and_single_rows():
     assert rows({"x": torch.zeros(1, 3)}) == 1
     assert row_counts({"a": [x(8), x(8)], "b": [x(4), x(4)]}) == [8, 4]  # a second loader
     assert row_counts([{"image": x(4)}, {"image": x(8)}]) == [4, 8]
-    with pytest.raises(UserError, match="the batch holds nothing with a row for each sample"):
+    with pytest.raises(UserError, match="the batch is a dict that holds nothing with a row for each sample"):
         rows({"name": "a", "size": (3, 4)})
 
 
