@@ -39,7 +39,7 @@ from gan.phase import Phase
 from gan.pool import ImagePool
 from nets.norm import unsynchronised
 from strategies.check.comparison import COARSE, ROUNDING, SHAKES, Comparison, moved, shake_weights
-from strategies.check.samples import deal, first_samples, has_room, on_cpu
+from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_each
 from strategies.check.trial import RanksDiffer, Snapshot, Trial, full_precision
 from strategies.draws import BY_GENERATOR
 from strategies.micro_batches import join_batches, rows
@@ -84,6 +84,9 @@ def check_step(
     everyone = gather(own)
     if own is None or len({None if each is None else rows(each) for each in everyone}) > 1:
         return  # unequal rows are refused in the phase
+    if one_each(game, everyone):
+        _not_checked("one of its loaders gives each rank one sample, and loaders of one batch need the same batch size")
+        return
     kept = Snapshot(game, training.policies)
     if kept.iterators:
         _not_checked(

@@ -1,16 +1,19 @@
 """The samples on which a step is tried: a few of each rank's batch, or all of them."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from gan.files.errors import UserError
 from gan.module import GanModule
 from nets.norm import rows_together
-from strategies.micro_batches import deal_batch, first_rows, rows
+from strategies.micro_batches import deal_batch, first_rows, rows, tensors
 from strategies.turn import Training
 
 SAMPLES = 2  # of each rank, at least
@@ -59,6 +62,18 @@ def first_samples(game: GanModule, training: Training, batch: Any, most: bool = 
         why = f"because its batch cannot be cut: {error}"
     rank_zero_warn(f"the first step is not checked against one device, {why}")
     return None
+
+
+def one_each(game: GanModule, everyone: Sequence[Any]) -> bool:
+    """Whether one of several loaders gives each rank one sample beside more of another.
+
+    In a batch such a sample looks like a constant, which one device has once. But then all ranks have the same.
+    """
+    several = len(tree_leaves(game.trainer.train_dataloader)) > 1
+    columns = zip(*map(tensors, everyone), strict=False)
+    alone = [column for column in columns if column[0].ndim and len(column[0]) == 1]
+    unlike = any(not torch.equal(first, each) for first, *others in alone for each in others)
+    return several and unlike and rows(everyone[0]) > 1
 
 
 def has_room(training: Training, own: Any, batch: Any) -> bool:

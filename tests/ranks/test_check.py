@@ -1,5 +1,6 @@
 """The first step is tried together and alone. What differs is named, and nothing else is."""
 
+import os
 import random
 import re
 import warnings
@@ -26,7 +27,19 @@ from strategies.check import comparison, one_device, samples, trial
 from strategies.check.trial import Trial
 from strategies.world import World
 from tests.support.hard_games import HARD, Plain
-from tests.support.parity import EXACT, distance, equals, often, parts, refused, single, train, trainer, vectors
+from tests.support.parity import (
+    EXACT,
+    distance,
+    equals,
+    often,
+    parts,
+    refused,
+    single,
+    snapshot,
+    train,
+    trainer,
+    vectors,
+)
 
 
 class One(GanModule):
@@ -804,6 +817,36 @@ def unsorted(step):
 def test_a_batch_that_cannot_be_cut_is_not_tried_and_that_is_said(ranks):
     said = ranks(2).run(_warned, Unsorted, unsorted)[0]
     assert "because its batch cannot be cut: the first samples: the batch has 8 samples" in said
+
+
+class OfTwo(Plain):
+    """Its batch comes from two loaders."""
+
+    def judge(self, batch):
+        few = self.discriminator(batch["few"]["x"])
+        return {**super().judge(batch["many"]), "few": few.square().mean()}
+
+    def fool(self, batch):
+        return super().fool(batch["many"])
+
+
+def of_two_loaders(world):
+    game, strategy = OfTwo(), PhaseStrategy("ddp")
+    with warnings.catch_warnings(record=True) as caught, mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
+        warnings.simplefilter("always")
+        loaders = {name: parts(2, world, each) for name, each in (("many", vectors), ("few", two_alone))}
+        trainer(strategy, world, 2).fit(game, loaders)
+    return snapshot(game, strategy), " ".join(str(each.message) for each in caught)
+
+
+def two_alone(step):
+    return {"x": vectors(step + 50)["x"][:2]}
+
+
+def test_a_loader_with_one_sample_on_each_rank_beside_another_is_not_taken_for_a_constant(ranks):
+    (found, said), _ = ranks(2).run(of_two_loaders, 2)
+    assert distance(found, of_two_loaders(1)[0]) < EXACT
+    assert "one of its loaders gives each rank one sample" in said
 
 
 class AsLongAsTheLongest(One):
