@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,8 @@ class GlobalBatches(DistributedSampler):
         if self._resumed is not None:
             self.skipped = max(self.skipped, epoch - self._resumed - 1)
         if epoch - self.skipped != self.epoch:
-            self.epoch, self.first_batch = epoch - self.skipped, 0
-        if self._resumed is None:
+            self.epoch, self.first_batch, self.passes = epoch - self.skipped, 0, 0
+        elif self._resumed is None:
             self.passes = 0
 
     # [Note: an empty epoch]
@@ -175,8 +176,8 @@ class ResumableLoader(Loader):
         length = len(self.dataset)  # pyrefly: ignore[bad-argument-type] - each has one
         some = [(0, index) for index in sorted({0, length // 2, length - 1} if length else ()) for _ in range(2)]
         how: dict[str, Any] = dict(seed=self.sampler.seed, workers=min(1, self.num_workers))  # read where batches are
-        found = Loader(self.dataset, sampler=some, batch_size=max(1, len(some)), collate_fn=_signs, **how)
-        return length, next(iter(found), [])
+        found = Loader(self.dataset, sampler=some, batch_size=2, collate_fn=_signs, **how)
+        return length, [number for both in found for number in both]
 
     def state_dict(self) -> dict[str, int]:
         """The epoch, and how many of its batches were handed out."""
@@ -212,8 +213,14 @@ def _signs(samples: list[Any]) -> list[int]:
 
 
 def _sign(value: Any) -> str:
-    if isinstance(value, Tensor) and value.layout == torch.strided:
+    if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
         return str(checksum(value.as_subclass(Tensor)))
-    if isinstance(value, np.ndarray | Image.Image):
+    if isinstance(value, Image.Image):
+        value = np.asarray(value)
+    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
         return str(zlib.crc32(np.ascontiguousarray(value).tobytes()))
+    if isinstance(value, np.ndarray):
+        return "".join(map(_sign, value.flat))
+    if is_dataclass(value):
+        return "".join(_sign(leaf) for field in fields(value) for leaf in tree_leaves(getattr(value, field.name)))
     return repr(value) if isinstance(value, str | bytes | int | float) else type(value).__name__

@@ -44,12 +44,14 @@ class Updater:
     def __post_init__(self) -> None:
         self.elementwise = elementwise(self.optimizer) and not self.optimizer.state
         self.members = self.members_now()
-        groups = [_plain_items(group) for group in self.optimizer.param_groups]
+        groups = [plain_items(group) for group in self.optimizer.param_groups]
         self.made = {"optimizer": _kind(self.optimizer), "groups": groups, "schedule": None, "state": {}}
 
-    def take_schedule(self, schedule: LRScheduler) -> None:
+    def take_schedule(self, schedule: LRScheduler, per: str) -> None:
+        """`per` says what the schedule counts."""
         self.schedule = schedule
-        self.made |= {"schedule": _kind(schedule), "state": _plain_items(schedule.state_dict())}
+        kind = _kind(schedule) if per == "update" else f"{_kind(schedule)} per {per}"
+        self.made |= {"schedule": kind, "state": plain_items(schedule.state_dict())}
 
     def members_now(self) -> list[list[int]]:
         return [[id(weight) for weight in group["params"]] for group in self.optimizer.param_groups]
@@ -209,16 +211,22 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-def _plain_items(values: Mapping[str, Any]) -> dict[str, Any]:
-    kept = (name for name, value in values.items() if name not in ("params", "param_names") and _plain(value))
-    return {name: copy.deepcopy(values[name]) for name in kept}
+def plain_items(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers and text of a group or a state, without its weights."""
+    values = {name: _number(value) for name, value in values.items() if name not in ("params", "param_names")}
+    return {name: copy.deepcopy(value) for name, value in values.items() if _plain(value)}
+
+
+def _number(value: Any) -> Any:
+    """A rate may be a tensor."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def _plain(value: Any) -> bool:
     """Whether it is numbers and text, also in lists and dicts: what a checkpoint can have, and compare."""
     if isinstance(value, list | tuple | dict):
         return all(map(_plain, value.values() if isinstance(value, dict) else value))
-    return type(value) in (bool, int, float, str)
+    return type(value) in (bool, int, float, str, type(None))
 
 
 # ---- a trial ----

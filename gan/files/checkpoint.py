@@ -303,7 +303,7 @@ def _aside(module: nn.Module, weights: Set[Tensor]) -> Iterator[None]:
 
 def checksum(tensor: Tensor, dtype: torch.dtype | None = None) -> Checksum:
     """A number made of the tensor's bits, in its own dtype or in another one."""
-    values = tensor.detach().to("cpu", dtype).contiguous()
+    values = tensor.detach().resolve_conj().resolve_neg().to("cpu", dtype).contiguous()
     return values.dtype, zlib.crc32(values.reshape(-1).view(torch.uint8).numpy().data)
 
 

@@ -12,13 +12,14 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from gan.files.contents import alike
 from gan.files.errors import UserError
 from gan.phase import Player
 from strategies import private
-from strategies.optimizers import Updater
+from strategies.optimizers import Updater, plain_items
 from strategies.random_state import untouched
 
 HOW = {"foreach", "fused", "capturable", "differentiable"}  # how an optimizer computes: as in the checkpoint
@@ -34,14 +35,13 @@ def check_made(player: Player, updater: Updater, then: Mapping[str, Any]) -> Non
                 f"{now[what] or 'none'}; {advice}"
             )
     for before, made in zip(then["groups"], now["groups"], strict=False):
-        alike(made, before, "optimizer_states/made/groups")
         for name in _made_otherwise(before, made):
-            chosen = isinstance(made[name], bool | str) or (name == "momentum" and not before[name])
-            if chosen:
+            if _is_choice(name, before[name], made[name]):
                 raise UserError(
                     f"player '{player.name}': its {now['optimizer']} was trained with {name}={before[name]!r}, and has "
                     f"{name}={made[name]!r} now; {advice}"
                 )
+        alike(made, before, "optimizer_states/made/groups")
 
 
 def go_on(player: Player, updater: Updater, then: Mapping[str, Any]) -> str:
@@ -52,21 +52,22 @@ def go_on(player: Player, updater: Updater, then: Mapping[str, Any]) -> str:
     middle would give rates of neither.
     """
     now, groups, schedule = updater.made, updater.optimizer.param_groups, updater.schedule
-    loaded, said, how = [dict(group) for group in groups], [], ""
+    loaded, said, how = [plain_items(group) for group in groups], [], ""
     for group, before, made in zip(groups, then["groups"], now["groups"], strict=False):
         for name in _made_otherwise(before, made):
             if group.get(name) == before[name]:
-                group[name] = made[name]
+                _put(group, name, made[name])
             elif name == "lr" and before[name]:
-                group[name] *= made[name] / before[name]
+                _put(group, name, group[name] * made[name] / before[name])
     moved = _made_otherwise(then["state"], now["state"])
     if schedule is not None and moved and all("lr" in made for made in now["groups"]):
         _replay(player, updater, schedule)
         how = f"where its {now['schedule']}, as it is made now, would be"
         said = [_words(name, then["state"][name], now["state"][name]) for name in moved if _has_words(name)]
     for group, before, made in zip(groups, loaded, now["groups"], strict=True):
-        names = [name for name in made if group.get(name) != before.get(name)]
-        said = [*(_words(name, before[name], group[name]) for name in names), *said]
+        after = plain_items(group)
+        names = [name for name in made if after.get(name) != before.get(name)]
+        said = [*(_words(name, before[name], after[name]) for name in names), *said]
     what = ", ".join(dict.fromkeys(said))
     begin = f"player '{player.name}' goes on {how or 'with'}{': ' if how and what else ' '}{what}"
     return begin.rstrip() if how or what else ""
@@ -84,6 +85,19 @@ def _replay(player: Player, updater: Updater, schedule: LRScheduler) -> None:
         for _ in range(private.steps_of(schedule)):
             again.step()
     schedule.load_state_dict(again.state_dict())
+
+
+def _is_choice(name: str, before: Any, now: Any) -> bool:
+    """Whether an optimizer asks whether there is one."""
+    return isinstance(now, bool | str | None) or before is None or (name == "momentum" and not before)
+
+
+def _put(group: dict[str, Any], name: str, value: Any) -> None:
+    """A rate that is a tensor stays the same one, for a compiled step has it."""
+    if isinstance(group[name], Tensor):
+        group[name].fill_(value)
+    else:
+        group[name] = value
 
 
 def _made_otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -141,7 +141,7 @@ class Policy(Costs):
             if self.player.schedule is not None:
                 schedule = self.player.schedule(updater.optimizer)
                 check_schedule(self.player, schedule)
-                updater.take_schedule(schedule)
+                updater.take_schedule(schedule, self.player.schedule_per)
         if training and "recompute" in self.options:
             self.recompute = self.make_recompute()
             blocks = ", ".join(self.recompute.blocks) or "its network as a whole"

@@ -203,7 +203,7 @@ def test_a_method_that_is_not_called_is_refused(name):
         ),
         ({"accumulate_grad_batches": 4}, r"Trainer\(accumulate_grad_batches=4\).*Phase\(..., micro_batches=4\)"),
         (
-            {"callbacks": [ModelCheckpoint(train_time_interval=timedelta(1))]},
+            {"callbacks": [ModelCheckpoint(train_time_interval=timedelta(1))], "enable_checkpointing": True},
             "never saves .* type every_n_train_steps=",
         ),
         ({"callbacks": [GradientAccumulationScheduler({1: 2})]}, r"GradientAccumulationScheduler.*micro_batches"),

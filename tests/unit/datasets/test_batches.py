@@ -77,6 +77,9 @@ def test_lightning_leaves_the_sampler_alone_and_an_epoch_can_start_inside():
     assert not {*again} & {*whole[1]}, "a second pass in the epoch has another order and other dice"
     sampler.resume(1, 0, passes=1)
     assert list(sampler) == again
+    sampler.resume(0, 2, passes=2)
+    sampler.set_epoch(1)
+    assert list(sampler) == whole[1], "the passes of an epoch end with it"
     sampler.set_epoch(1)
     assert list(sampler) == whole[1]
     sampler.resume(0, 2)

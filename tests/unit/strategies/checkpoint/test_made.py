@@ -193,13 +193,14 @@ def test_a_schedule_may_ask_what_the_game_remembers(goes_on):
     ]
 
 
-def test_a_learning_rate_in_a_tensor_stays(goes_on):
+def test_a_learning_rate_in_a_tensor_counts_too(goes_on):
     def tensor(rate, weights):
         return Adam(weights, lr=torch.tensor(rate))
 
-    schedules = [partial(StepLR, step_size=size) for size in (2, 3)]
-    groups, *_ = goes_on(Made(partial(tensor, 1e-2), schedules[0]), Made(partial(tensor, 1e-3), schedules[1]))
-    assert lr(groups) == lr(goes_on.unbroken(Made(partial(tensor, 1e-2), schedules[0]))[0])
+    schedules = [partial(StepLR, step_size=size) for size in (2, 4)]
+    games = [Made(partial(tensor, rate), schedule) for rate, schedule in zip((1e-2, 1e-3), schedules, strict=True)]
+    groups, *_ = goes_on(*games)
+    assert lr(groups) == lr(goes_on.unbroken(games[1])[0]) and isinstance(groups[0]["lr"], torch.Tensor)
 
 
 # ---- refused ----
