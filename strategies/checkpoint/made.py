@@ -78,7 +78,8 @@ def _replay(player: Player, updater: Updater, schedule: LRScheduler) -> None:
     assert player.schedule is not None
     for group, made in zip(updater.optimizer.param_groups, updater.made["groups"], strict=True):
         group.pop("initial_lr", None)  # schedules of torch keep one that is there
-        group.update({name: made[name] for name in ("lr", "initial_lr") if name in made})
+        for name in {"lr", "initial_lr"} & made.keys():
+            _put(group, name, made[name])
     with untouched(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of steps before the optimizer's first
         again = player.schedule(updater.optimizer)
@@ -94,7 +95,7 @@ def _is_choice(name: str, before: Any, now: Any) -> bool:
 
 def _put(group: dict[str, Any], name: str, value: Any) -> None:
     """A rate that is a tensor stays the same one, for a compiled step has it."""
-    if isinstance(group[name], Tensor):
+    if isinstance(group.get(name), Tensor):
         group[name].fill_(value)
     else:
         group[name] = value
