@@ -50,7 +50,9 @@ EXAMPLES = """examples:
 
 
 def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFolder, Path] | None]:
-    """The settings, and the run and checkpoint to resume from: None without `--resume`, or if `auto` found no run."""
+    """The settings, and the run and checkpoint to resume from: None without `--resume`, or if `auto` found no run
+    and one is typed, which then begins: the script of a job may be the same each time.
+    """
     argv = run_first(arguments(argv))
     known = early(argv, run=None, resume=None, out="runs", config=[])
     typed = None if known.run is None else full_name(known.run)
@@ -64,6 +66,11 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
     if resumed is not None:
         files.insert(0, resumed[0].settings)
         run = _saved_run(resumed[0].settings, typed)
+    elif known.resume and not (typed or files):
+        raise UserError(
+            f"no run with a checkpoint in '{known.out}'; type --resume and a run's folder, or --out and the folder in "
+            "which your runs are"
+        )
     else:
         configured = [name for name in map(folder.run_in, files) if name is not None]
         run = full_name(typed or (configured or [DEFAULT_RUN])[-1])

@@ -94,6 +94,16 @@ def test_auto_looks_for_the_run_that_was_named(here):
     assert options.parse(["--resume", "auto", "--run", "sean-faces"])[1] is None
 
 
+def test_auto_begins_a_run_only_if_one_is_typed(here):
+    """In a wrong folder, or with a mistyped --out, nobody means the built-in run."""
+    with pytest.raises(UserError, match="no run with a checkpoint in 'nosuch'; type --resume and a run"):
+        options.parse(["--resume", "auto", "--out", "nosuch"])
+    run = saved(here, "--run", "pix2pix-faces")
+    for typed in (["pix2pix-faces"], ["--config", str(run.settings)]):
+        settings, resumed = options.parse([*typed, "--resume", "auto", "--out", "nosuch"])
+        assert (settings.run, resumed) == ("pix2pix-faces", None)
+
+
 @not_on_windows
 def test_a_reader_of_settings_that_are_written_again_reads_them_whole(here):
     """The other ranks of a resumed run read them."""
