@@ -38,6 +38,11 @@ def file_name(action: str, words: Sequence[str] | None) -> str:
     return "-".join([action, *(name_for(Path(word).stem) for word in words or ())])[:120]
 
 
+def after(word: str, given: Words) -> list[str]:
+    """A part of a file's name that another list cannot be taken for: `--to 1 --region 2` is not `--to 1 2`."""
+    return [] if given is None else [word, *words(given)]
+
+
 class StyleSource:
     """Where styles are taken from, as the command line names it: a picture, a file of styles, or `mean`.
 
@@ -221,7 +226,7 @@ class Paintings(Shown):
         pictures = [painter.picture(name) for name in shapes]
         sources = [StyleSource(painter, name, missing, mean_of) for name in styled]
         chosen = regions(words(region), painter.label_names) if region is not None else None
-        name = file_name("transfer", ["from", *styled, "to", *shapes, *words(region)])
+        name = file_name("transfer", ["from", *styled, "to", *shapes, *after("region", region)])
 
         # The first row shows the styles' pictures, the first columns the pictures to paint; the rest is painted.
         columns: Columns = {
@@ -272,7 +277,7 @@ class Paintings(Shown):
             columns[unused(f"{100 * share:.0f} %", columns)] = list(column)
         if end.image is not None:
             columns[unused(_head(painter, chosen, end), columns)] = [end.image]
-        name = file_name("interpolate", [*ends, *(["on", *words(on)] if on is not None else []), *words(region)])
+        name = file_name("interpolate", [*ends, *after("on", on), *after("region", region)])
         named = [(f"{picture.title}-{number:03d}" for number in range(frames)) for picture in shapes]
         singles = dict(zip(chain(*named), chain(*made), strict=True))
 

@@ -96,7 +96,7 @@ def regions(wanted: Sequence[str | int], label_names: Sequence[str]) -> list[int
             found.append(int(each))
         else:
             close = get_close_matches(each.lower(), names, 1)
-            hint = f"did you mean '{label_names[names.index(close[0])]}'?" if close else "choose a name or a number"
+            hint = f"did you mean '{label_names[names.index(close[0])]}'?" if close else "choose a name or a number."
             known = ", ".join(name if name == str(k) else f"{k} {name}" for k, name in enumerate(label_names))
             raise UserError(f"there is no region '{each}'; {hint} Regions are {known}")
     return found

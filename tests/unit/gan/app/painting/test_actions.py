@@ -94,7 +94,8 @@ def test_transfer_paints_each_picture_in_each_style(act, opened):
 
 
 def test_transfer_of_a_region_moves_its_code_alone(act, opened):
-    _, folder = act("transfer", "--from", 2, "--to", 0, "--region", "hair", "--singles")
+    grid, folder = act("transfer", "--from", 2, "--to", 0, "--region", "hair", "--singles")
+    assert grid.name == "transfer-from-2-to-0-region-hair.png"  # with a number it is no picture of --to
     painter = Painter(opened)
     target = painter.picture("0")
     own, other = painter.styles(target), painter.styles(painter.picture("2"))
@@ -123,12 +124,12 @@ def test_interpolation_ends_at_the_two_and_goes_straight(act, opened):
 
 def test_interpolation_of_a_region_moves_its_code_alone(act, opened):
     grid, folder = act("interpolate", "--between", 0, 3, "--region", "hair", "--frames", 2, "--singles")
+    assert grid.name == "interpolate-0-3-region-hair.png"
     _, whole = act("transfer", "--from", 3, "--to", 0, "--region", "hair", "--singles")
     _, own = act("reconstruct", "--singles")
     frames = singles(folder)
     assert same(frames["0-000"], singles(own)["picture_0"])
     assert same(frames["0-001"], singles(whole)["0-in-3"])
-    assert grid.name == "interpolate-0-3-hair.png"
 
 
 PAINTED = ["labels", "picture"]

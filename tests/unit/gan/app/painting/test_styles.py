@@ -113,7 +113,7 @@ def test_regions_go_by_name_or_number():
     for typed, names, words in (
         ("hear", NAMES, r"no region 'hear'; did you mean 'hair'\? Regions are 0 background, 1 skin"),
         (4, NAMES, "no region '4'; choose a name or a number"),
-        ("x", ("0", "1", "2"), r"Regions are 0, 1, 2$"),
+        ("x", ("0", "1", "2"), r"a number\. Regions are 0, 1, 2$"),
     ):
         with pytest.raises(UserError, match=words):
             regions([typed], names)
