@@ -69,9 +69,10 @@ class UsableSamples(Dataset):
         return len(self.entries)
 
     def split(self, held_out: float) -> tuple[Self, Self]:
-        """Two sets: for training, and that share to hold out, which the names decide. A sample keeps its side.
+        """Two sets: for training, and that share to hold out, which the names decide.
 
-        In small sets a few more are held out, or there would be nothing to look at.
+        In small sets a few more are held out, or there would be nothing to look at. There some samples change sides
+        when others are added. Where the share itself is FEWEST or more, each keeps its side.
         """
         out = drawn(self.source.names[self.entries].tolist(), held_out)
         return self.part(~out), self.part(out)
