@@ -34,21 +34,21 @@ HOME = "data"  # where sets by name lie, or are downloaded to
 UNLABELLED = ("celeba", "lsun")  # their numbers are no classes to train by
 
 
-def absent(data: str, forms: str = "") -> UserError:
-    """The error of data that are not there, which may be those that nobody has typed."""
+def absent(data: str, forms: str = "", option: str = "--data") -> UserError:
+    """The error of data that are not there, which may be those that nobody has typed after the `option`."""
     data += ", which is taken where --data is not typed" if data == HOME else ""
-    return UserError(f"there is no folder {data}; type --data and the folder in which the data set lies{forms}")
+    return UserError(f"there is no folder {data}; type {option} and the folder in which the data set lies{forms}")
 
 
-def check_there(data: str) -> None:
+def check_there(data: str, option: str = "--data") -> None:
     """Refuse what is neither there nor a name, without looking into it."""
     if not Path(data).expanduser().exists() and _name(data) not in NAMED:
-        raise absent(data, f", or {FORMS}")
+        raise absent(data, f", or {FORMS}", option)
 
 
-def find_source(data: str, classes: bool | None = None) -> Source:
+def find_source(data: str, classes: bool | None = None, option: str = "--data") -> Source:
     """The pictures at a path, or of a name. `classes` decides whether they have labels; None finds out."""
-    check_there(data)
+    check_there(data, option)
     path = Path(data).expanduser()
     if not path.exists():
         return Named(_name(data), Path(HOME), classes)

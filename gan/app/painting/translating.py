@@ -51,7 +51,7 @@ def way(game: Any, title: str, direction: str | None) -> Translation:
 
 def translate_folder(chosen: Translation, inputs: str, out: Path, largest: int | None, device: torch.device) -> Path:
     """Write each picture's translation as a PNG of the same name and size; codes are in files .npy [h, w]."""
-    source, rows = _files(Codes if chosen.codes else partial(find_source, classes=False), inputs)
+    source, rows = _files(Codes if chosen.codes else partial(find_source, classes=False, option="--inputs"), inputs)
 
     def read(row: int) -> Tensor:
         if chosen.codes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from gan.app.run import settings_file
 from gan.files.disk import lockable
 from gan.files.errors import UserError
-from gan.files.system import lock
+from gan.files.system import lock, quoted
 from gan.runs import short_name
 
 CHECKPOINT = ".ckpt"
@@ -138,14 +138,18 @@ def find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | No
             f"there is no '{which}'; give a run's folder such as {out}/001-sean-faces, a .ckpt in it, or auto"
         ) from error
     folder = holding(path)
+    if path.is_file():
+        raise UserError(
+            f"'{which}' is not of a run: it is a file; give a run's folder, or auto. A published file "
+            f"begins a training: python -m gan.fit RUN --from {quoted(which)}"
+        )
     checkpoint = path if is_checkpoint(path) else folder.newest_checkpoint()
     if checkpoint is not None and folder.settings.is_file():
         return folder, checkpoint
     if checkpoint is not None:
         raise _lost(folder)
     if not folder.settings.is_file():
-        why = "it is a file" if path.is_file() else f"{folder.settings} is missing"
-        raise UserError(f"'{which}' is not of a run: {why}; give a run's folder, or auto")
+        raise UserError(f"'{which}' is not of a run: {folder.settings} is missing; give a run's folder, or auto")
     raise UserError(f"'{which}' has no checkpoint yet; wait for its first, or give another run")
 
 

@@ -76,7 +76,7 @@ def test_what_is_broken_is_named_and_the_others_are_translated(run, photos, tmp_
     ("typed", "said"),
     [
         (["translate"], "say which pictures: --inputs"),
-        (["--inputs", "nowhere"], "there is no folder nowhere"),
+        (["--inputs", "nowhere"], "there is no folder nowhere; type --inputs and"),
         (["--inputs", ".", "--direction", "BtoA"], "has no direction BtoA; known: AtoB"),
     ],
 )
