@@ -25,7 +25,8 @@ from gan.noise import seed_for
 KNOWN = (("a", "b"), ("images", "targets"), ("inputs", "targets"), ("input", "target"), ("source", "target"))
 SPLIT_AND_SIDE = re.compile(r"(train|val|valid|validation|test)[-_]?([ab])")
 TRAINED = ("", "train", "training")
-FORMS = "two folders such as A/ and B/, or trainA/, trainB/, testA/ and testB/; or pairs as A|B in one picture"
+FOLDERS = "two folders such as A/ and B/, or trainA/, trainB/, testA/ and testB/"
+FORMS = f"{FOLDERS}; or pairs as A|B in one picture"
 
 
 class Part(Source):
@@ -59,7 +60,7 @@ Both = tuple[Part, Part]
 def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bool = False) -> tuple[Both, Both, str]:
     """Both sides at a path, to train on and held out, and what they are. Pairs are in the same order.
 
-    The sides' names are found out: A/ and B/, trainA/ ..., or halves.
+    The sides' names are found out: A/ and B/, trainA/ ..., or the halves of pairs.
 
     What is in val/ or testB/ is held out, else the share `held_out`, which the names decide. A picture without a
     partner is an error, unless `leave_out`.
@@ -67,12 +68,16 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
     source = find_source(data, classes=False)
     names = [PurePosixPath(os.fsdecode(name)) for name in source.names]
     places, titles = _places([name.with_suffix("").parts if paired else name.parts for name in names])
-    halves = not titles
+    halves, odd = not titles, ""
+    if halves and not paired:
+        raise UserError(f"{data} does not say which pictures are of which of two kinds; give {FOLDERS}")
     if halves:
         with source.opened(0) as picture:
             width, height = ImageOps.exif_transpose(picture).size
         if width <= height:
             raise UserError(f"{source.name(0)} is not wide enough to be two pictures side by side; give {FORMS}")
+        if width != 2 * height:
+            odd = f"; {source.name(0)} is {width}x{height}, not twice as wide as high: if it is no pair, give {FOLDERS}"
     splits = {split for split, _, _ in places} - set(TRAINED)
     held = next(({split} for split in ("val", "valid", "validation", "test") if split in splits), set())
     found: dict[tuple[bool, str], dict[str, int]] = {(out, side): {} for out in (False, True) for side in "ab"}
@@ -97,7 +102,7 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
     said = "halves of each picture, left to right" if halves else f"{titles[0]}/ to {titles[1]}/"
     count = f"{len(found[False, 'a']):,}" + ("" if paired else f" and {len(found[False, 'b']):,}")
     what = "pairs" if paired else "pictures"
-    said = f"data {data}: {said}, {count} {what} to train on and {len(found[True, 'a']):,} held out"
+    said = f"data {data}: {said}, {count} {what} to train on and {len(found[True, 'a']):,} held out{odd}"
     if not halves and (others := sum(not side for _, side, _ in places)):
         said += f"; {others:,} pictures in other folders left out"
     return (part(False, "a"), part(False, "b")), (part(True, "a"), part(True, "b")), said

@@ -16,8 +16,8 @@ class OnSides(PictureOptions):
     """Pictures of two kinds, A and B, to translate from one to the other, and how that is trained.
 
     Args:
-        data: A folder or zip with A/ and B/, or trainA/, trainB/, testA/ and testB/, or any two folders; or pictures
-            that are A on the left and B on the right.
+        data: A folder or zip with A/ and B/, or trainA/, trainB/, testA/ and testB/, or any two folders; for
+            pix2pix also pictures that are A on the left and B on the right.
         channels: 1 for gray, 3 for colours, 4 for colours and opacity; default: 1 for a side that is all gray, else 3.
         crop: Enlarge pictures by 286/256 and crop a random part, as published.
         flip: Mirror half of the pictures, both of a pair; not for letters, or what has a left and a right.
@@ -31,7 +31,7 @@ class OnSides(PictureOptions):
         width: Channels of the first layers: of all networks, or where judge_width can be typed of the generator.
         layers: How often a PatchGAN halves a picture; with 3 it judges patches of 70 pixels.
         rate: Learning rate of all networks.
-        from_: Typed --from: a published file, such as latest_net_G.pth, or the folder of several, to begin with.
+        from_: A published file, such as latest_net_G.pth, or the folder of several, to begin with.
     """
 
     flip: bool = True

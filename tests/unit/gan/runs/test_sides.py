@@ -69,6 +69,17 @@ def test_halves_of_a_picture_are_a_pair(tmp_path, capsys):
     assert brightness(found(tmp_path, backwards=True).train) == [pair[::-1] for pair in PAIRS]
 
 
+def test_halves_of_pictures_of_another_shape_are_said_and_are_for_pairs_only(tmp_path, capsys):
+    put(tmp_path / "0.png", (20, 16))
+    put(tmp_path / "1.png", (20, 16))
+    with pytest.raises(
+        UserError, match=r"does not say which pictures are of which of two kinds; give two folders such"
+    ):
+        found(tmp_path, paired=False)
+    assert len(found(tmp_path, held_out=0.0).train) == 2
+    assert "0.png is 20x16, not twice as wide as high: if it is no pair, give two folders" in capsys.readouterr().err
+
+
 def test_halves_are_those_of_the_picture_as_the_camera_was_held(tmp_path):
     whole, turned = Image.new("RGB", (24, 8), (GRAY,) * 3), Image.Exif()
     whole.paste((100,) * 3, (12, 0, 24, 8))
