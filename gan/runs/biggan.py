@@ -84,7 +84,7 @@ def biggan(
     typed is that of the configuration.
 
     Args:
-        config_: Typed --config: the published configuration: auto (by the size of the pictures), cifar, imagenet128,
+        config_: The published configuration: auto (by the size of the pictures), cifar, imagenet128,
             or imagenet128-ch64.
         kimg: Thousands of pictures shown to the discriminator; published: 25,000 (cifar), 128,000 (imagenet128).
         max_steps: Updates of the discriminator, in place of kimg.
@@ -103,7 +103,7 @@ def biggan(
         ema: Decay of the generator's averaged weights.
         ema_start: From this update of the generator on its weights are averaged; published: 1000 (cifar), 20000.
         split: The discriminator sees fakes and pictures in two passes, not together.
-        from_: Typed --from: a published file (G.pth, G_ema.pth, D.pth), or the folder of several, to begin with.
+        from_: A published file (G.pth, G_ema.pth, D.pth), or the folder of several, to begin with.
     """
     pictures = OnPictures(**settings)
     found = pictures.find()

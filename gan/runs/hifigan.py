@@ -41,7 +41,7 @@ def hifigan(
 
     Args:
         data: A folder of wav, flac, ogg or mp3 files, however deep.
-        config_: Typed --config: V1, V2, V3 or a published config.json; default: that of --from, else V1.
+        config_: V1, V2, V3 or a published config.json; default: that of --from, else V1.
         mels: A folder of mel spectrograms (.npy) of the same names, made by another network, to fine-tune on.
         hertz: Samples a second, to which other sounds are resampled; published: 22050.
         segment: Samples of a sound to train on; published: 8192.
@@ -55,7 +55,7 @@ def hifigan(
         seed: Decides the networks' first weights, the order of the sounds and their parts.
         workers: Processes that prepare batches, for each rank; default: as many as it has CPUs, 4 at most.
         skip_broken: Leave sounds out that cannot be read, or are too short.
-        from_: Typed --from: a published file (g_02500000) or a folder of them, to begin with its weights.
+        from_: A published file (g_02500000) or a folder of them, to begin with its weights.
     """
     from datasets import GanData
     from gan.games.hifigan import HifiGan

@@ -73,7 +73,7 @@ def r3gan(
     What is not typed is that of the configuration.
 
     Args:
-        config_: Typed --config: the published configuration: auto (by the size of the pictures), or cifar10, ffhq64,
+        config_: The published configuration: auto (by the size of the pictures), or cifar10, ffhq64,
             ffhq256, imagenet32, imagenet64.
         kimg: Thousands of pictures shown to each network, and until then all schedules move; published: 20,000,
             ImageNet 200,000.
@@ -87,7 +87,7 @@ def r3gan(
             (ffhq), 5,000 (cifar10), 50,000 (imagenet); with a smaller kimg the same part of that.
         width: Channels are this times the published ones.
         bf16: Compute the sizes that the published code names in bfloat16, which is faster on GPUs.
-        from_: Typed --from: a published file of R3GAN's networks (.pkl), to begin with these networks and weights.
+        from_: A published file of R3GAN's networks (.pkl), to begin with these networks and weights.
     """
     from gan.games.r3gan import R3Gan
 

@@ -77,7 +77,7 @@ def stylegan2(
     What is not typed is that of the configuration.
 
     Args:
-        config_: Typed --config: the published configuration: auto (by the size of the pictures), or stylegan2, paper256
+        config_: The published configuration: auto (by the size of the pictures), or stylegan2, paper256
             (FFHQ and LSUN at 256 pixels), paper512 (AFHQ), paper1024 (MetFaces), cifar.
         kimg: Thousands of pictures shown in the whole training; published: 25,000, cifar 100,000.
         max_steps: Steps of the whole training, in place of kimg.
@@ -93,7 +93,7 @@ def stylegan2(
         augment_target: It grows while the mean sign of the scores of real pictures is above this; published: 0.6. Its
             probability can rise by 1 in 500 thousand pictures, and with from in 100 thousand.
         freeze_d: The first layers of the discriminator that do not learn (FreezeD), for training from other weights.
-        from_: Typed --from: a published file of StyleGAN2 networks (.pkl), to begin with these networks and weights.
+        from_: A published file of StyleGAN2 networks (.pkl), to begin with these networks and weights.
     """
     from gan.games.stylegan import StyleGan
 

@@ -60,7 +60,7 @@ def cut(
     """CUT or FastCUT on two kinds of pictures of yours: from A to B, learned without pairs, in half of CycleGAN's time.
 
     Args:
-        config_: Typed --config: cut, or fastcut, which is lighter: it translates no pictures of B, and mirrors some.
+        config_: cut, or fastcut, which is lighter: it translates no pictures of B, and mirrors some.
         blocks: Residual blocks of the generator; published: 9, or 6 for less than 256 pixels; at least 5.
         nce: Weight of the loss that a patch must stay like itself; published: 1 (cut), 10 (fastcut).
         patches: How many patches of a picture are compared in each layer.

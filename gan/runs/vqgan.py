@@ -69,7 +69,7 @@ def vqgan(
     What is not typed is that of the configuration.
 
     Args:
-        config_: Typed --config: the published configuration: f16-1024, f16-16384, faces, f8, f8-256, f4. The number
+        config_: The published configuration: f16-1024, f16-16384, faces, f8, f8-256, f4. The number
             after f says how much smaller the map of codes is.
         max_steps: Steps of the whole training.
         batch_size: Pictures a step, of all ranks together; published: 12 (faces: 3) on each GPU.
@@ -86,7 +86,7 @@ def vqgan(
         actnorm: Whether the discriminator has ActNorm in place of batch norm.
         perceptual: VGG-16's weights for LPIPS: the path of a file, torchvision (its cache, else a download), or off.
         perceptual_weight: Weight of LPIPS; published: 1.
-        from_: Typed --from: a published last.ckpt, to begin with its networks and weights; sizes are then the file's.
+        from_: A published last.ckpt, to begin with its networks and weights; sizes are then the file's.
     """
     from gan.games.vqgan import VqGan
 

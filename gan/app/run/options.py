@@ -294,6 +294,10 @@ def run_parser(
             f"{run} has an argument '{clash[0]}', which is an option of {parser.prog} itself; rename the argument"
         )
     parser.add_function_arguments(find(run), as_positional=False, fail_untyped=":" not in run, skip=set(without))
+    named = {action.dest: action for action in parser._actions}
+    if {"config", "config_"} <= named.keys():  # both are typed --config, see _renamed
+        named["config_"].help = f"{named['config_'].help} Or a YAML file of settings, such as a run's settings.yaml."
+        named["config"].help = argparse.SUPPRESS
     return parser
 
 
@@ -337,11 +341,12 @@ def arguments(argv: Sequence[str] | None = None) -> list[str]:
 def _renamed(argv: Sequence[str]) -> list[str]:
     """Options that a run's argument cannot be called: `--from` is a word of Python, `--config` names a file too.
 
-    `--config paper256` is the run's argument `config_`; `--config settings.yaml`, or what is there, is a file.
+    `--config paper256` is the run's argument `config_`, and so is HiFi-GAN's `--config config.json`; `--config
+    settings.yaml`, or what else is there, is a file of settings.
     """
 
     def is_word(value: str) -> bool:
-        return bool(re.fullmatch(r"\w[\w-]*", value)) and not Path(value).exists()
+        return value.endswith(".json") or (bool(re.fullmatch(r"\w[\w-]*", value)) and not Path(value).exists())
 
     words = [re.sub(r"^--from(?==|$)", "--from_", word) for word in argv]
     for at, (word, value) in enumerate(pairwise([*words, ""])):

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import jsonargparse
-from jsonargparse import DefaultHelpFormatter
+from jsonargparse import SUPPRESS, DefaultHelpFormatter
 
 from gan.app.run.settings_file import limit_typed_values
 from gan.files.errors import UserError, printable
@@ -26,10 +26,10 @@ class Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=30, width=110)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        name = re.sub(r"--\w+", lambda match: match[0].replace("_", "-"), ", ".join(action.option_strings))
+        name = re.sub(r"--\w+", lambda match: _hyphens(match[0]), ", ".join(action.option_strings))
         if action.nargs == 0:
             return name
-        (value,) = self._metavar_formatter(action, action.dest.rpartition("_")[2].upper())(1)
+        (value,) = self._metavar_formatter(action, action.dest.strip("_").rpartition("_")[2].upper())(1)
         return f"{name} {value if value.startswith('{') else value.rpartition('_')[2]}"
 
     def _expand_help(self, action: argparse.Action) -> str:
@@ -73,7 +73,7 @@ class Parser(jsonargparse.ArgumentParser):
         if action is None or action.default == "":
             return  # an unknown option, which is reported later, or one that is empty by default
         name = _hyphens(option) if option else action.metavar or action.dest.upper()
-        about = f" ({action.help})" if action.help else ""
+        about = f" ({action.help})" if action.help not in (None, SUPPRESS) else ""
         raise UserError(f"{name} is empty; type a value, or leave {name} out{about}")
 
     def wanted(self, message: str) -> tuple[str, str]:
@@ -118,4 +118,5 @@ def _values(kind: Any) -> list[str]:
 
 
 def _hyphens(option: str) -> str:
-    return option.replace("_", "-")
+    """An option as a person types it: `--from_` is `--from`, which Python's arguments cannot be called."""
+    return option.rstrip("_").replace("_", "-")

@@ -153,6 +153,22 @@ def test_a_folder_that_cannot_be_searched_is_refused(typed, monkeypatch):
 # ---- parser ----
 
 
+def test_help_lists_options_once_as_they_are_typed(here):
+    for run in RUNS:
+        text = options._parser(full_name(run)).format_help()
+        assert not re.search(r"--[\w-]+-(?![\w-])", text) and "--from_" not in text
+        assert len(re.findall(r"^  --config ", text, re.MULTILINE)) == 1
+    assert "Or a YAML file of settings" in " ".join(options._parser(full_name("stylegan2")).format_help().split())
+    with pytest.raises(UserError, match=r"^--config is empty; type a value, or leave --config out$"):
+        options.parse(["stylegan2", "--config="])
+
+
+def test_a_published_configuration_is_no_file_of_settings(here):
+    (here / "config.json").write_text('{"resblock": "2"}')
+    for typed in (["--config", "config.json"], ["--config=config.json"]):
+        assert options.parse(["hifigan", *typed])[0].config_ == "config.json"
+
+
 def test_a_run_whose_path_has_blanks_or_an_equals_sign_is_no_empty_one(here):
     run = folder.create(here / "a =", "r3gan-faces")
     settings, _ = options.parse(["--run", "r3gan-faces"])
