@@ -56,7 +56,7 @@ def _start(settings: Namespace) -> Path | None:
 
 
 def _verify(settings: Namespace, verification: "Verification") -> int:
-    batch = f" of {settings.batch_size} samples" if settings.get("batch_size") else ""
+    batch = f" of {settings.batch_size} sample{'s' * (settings.batch_size != 1)}" if settings.get("batch_size") else ""
     start = f" from {verification.start}" if verification.start else ""
     where = f"in float{settings.precision}, on ranks of this computer's CPU"
     say(f"{short_name(settings.run)}: {settings.steps} steps{batch}{start} {where}")

@@ -159,7 +159,7 @@ class OnPictures(PictureOptions):
         if found.channels != 4 and any(mode.endswith(("+", "A")) for mode in headers.modes):
             fit += f" on {self.background} (--channels 4 keeps transparency)"
         notes = [
-            f"data {self.data}: {len(source):,} pictures in {source.kind} ({sizes}; {modes})",
+            f"data {self.data}: {len(source):,} picture{'s' * (len(source) != 1)} in {source.kind} ({sizes}; {modes})",
             classes,
             fit,
             f"{len(found.train):,} to train on and {len(found.val):,} held out",

@@ -184,5 +184,8 @@ def _load(path: Path, weights: State, file: PublishedFile) -> None:
         if number and not _state(weights, start, network):
             continue
         if wrong := _wrong(weights, start, network):
-            raise UserError(f"{path} has {wrong}; type the networks' settings as they were in its training")
+            raise UserError(
+                f"{path} has {wrong}; type the networks' settings as they were in its training, "
+                f"on data of as many classes and channels"
+            )
         take_published(network, _state(weights, start, network))

@@ -134,7 +134,7 @@ class Bar(ProgressBar):
         assert self.bar is not None
         self.shown, left = time.monotonic(), self.pace.left()
         ends = "?" if left is None else tqdm.format_interval(left)
-        speed = f" | {self.speed(trainer):.0f} {self.unit}/s" if self.batch_size is not None else ""
+        speed = f" | {self.speed(trainer):.3g} {self.unit}/s" if self.batch_size is not None else ""
         self.bar.set_description_str(f"{ends}] {_losses(phase_strategy(trainer).steps.losses)}{speed}", refresh=False)
 
     def speed(self, trainer: Trainer) -> float:

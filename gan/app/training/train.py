@@ -245,7 +245,7 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
     """Print what will be trained, on what, and where the files go."""
     how = f"{computer.words}, strategy {settings.strategy}"
     resumed = f", from {checkpoint}" if checkpoint is not None else ""
-    batch = f" of {run.batch_size} samples" if run.batch_size else ""
+    batch = f" of {run.batch_size} sample{'s' * (run.batch_size != 1)}" if run.batch_size else ""
     say(f"{short_name(settings.run)} on {how}: {run.max_steps} steps{batch}{resumed}")
     say(f"everything goes to {where.path}/")
     weights = sum(weight.numel() for weight in run.game.parameters())

@@ -75,8 +75,11 @@ def test_published_files_are_written_and_read(pictures, tmp_path):
         same = [torch.equal(value, files["D"][key]) for key, value in game.discriminator.state_dict().items()]
         assert all(same) == (path.suffix != ".pth")
     assert "blocks.0.0.bn1.stored_mean" in files["G"] and "embed.sv0" in files["D"]
-    with pytest.raises(UserError, match=r"has networks of another size: .* type the networks' settings as they were"):
+    with pytest.raises(
+        UserError, match=r"has networks of another size: .* type the networks' settings as they were"
+    ) as error:
         build("biggan", data=pictures, from_=str(tmp_path / "out"), **TINY | {"width": 4})
+    assert "on data of as many classes" in str(error.value)
     state = {f"module.{key}": value + 1 for key, value in files["G"].items()}
     torch.save(state, tmp_path / "G_copy0.pth")
     game = build("biggan", data=pictures, from_=str(tmp_path / "G_copy0.pth"), **TINY).game

@@ -2,6 +2,7 @@
 
 import re
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -58,6 +59,16 @@ def test_the_bar_tells_losses_pictures_and_the_time_to_the_end(capsys):
     assert "\r" not in said.err
     lines = re.findall(r"^step (\d) of 5: (\S+) kimg, \S+ pictures/s, \S+ s/kimg, .*to go$", said.out, re.MULTILINE)
     assert lines == [("2", "0.032"), ("4", "0.064")]
+
+
+def test_a_slow_training_makes_more_than_no_pictures(monkeypatch):
+    bar = Bar(1)
+    bar.bar, bar.pace, bar.unit = mock.Mock(), SimpleNamespace(left=lambda: None), "pictures"
+    monkeypatch.setattr(bar, "speed", lambda _: 0.4444)
+    monkeypatch.setattr(pace, "phase_strategy", mock.Mock())
+    monkeypatch.setattr(pace, "_losses", lambda _: "")
+    bar._show(mock.Mock())
+    assert bar.bar.set_description_str.call_args.args[0].endswith(" | 0.444 pictures/s")
 
 
 def test_a_game_with_a_voice_is_paced_in_sounds(capsys):
