@@ -63,8 +63,6 @@ class GlobalBatches(DistributedSampler):
             self.skipped = max(self.skipped, epoch - self._resumed - 1)
         if epoch - self.skipped != self.epoch:
             self.epoch, self.first_batch, self.passes = epoch - self.skipped, 0, 0
-        elif self._resumed is None:
-            self.passes = 0
 
     # [Note: an empty epoch]
     # If a run is counted in steps and its checkpoint is from the end of epoch e, Lightning first goes through epoch

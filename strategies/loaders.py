@@ -88,6 +88,8 @@ def prepared(loader: Any, world: World, training: bool, is_dp: bool) -> Any:
             f"{sampler.length} samples cannot be dealt out to {world.size} ranks, and this loader leaves none out; "
             f"train with GlobalLoader(training=True), which leaves out an incomplete last batch"
         )
+    if isinstance(loader, ResumableLoader):
+        loader.sampler.passes = 0  # of an earlier fit
     if isinstance(loader, ResumableLoader) and world.size > 1:
         _compare_data(loader, world.each(loader.signs))
     if isinstance(loader, ResumableLoader | GlobalStream):

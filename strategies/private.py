@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 import torch._inductor.config
 import torch.distributed as dist
-from lightning import Callback, Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed as set_threads
 from lightning.pytorch.loggers import Logger
@@ -96,6 +96,11 @@ def in_a_step(trainer: Trainer) -> bool:
     """Whether a batch was taken that is not whole: from on_train_batch_start on, also after an error."""
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     return progress.ready != progress.processed
+
+
+def trainer_of(module: LightningModule) -> Trainer | None:
+    """The trainer that a module has been given in this process."""
+    return module._trainer
 
 
 def end_by(trainer: Trainer, wish: Callable[..., None]) -> None:

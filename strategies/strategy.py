@@ -367,8 +367,8 @@ class PhaseStrategy(RanksStrategy):
 
     def _end_without_a_step(self) -> None:
         """If there was nothing left to train, Lightning has called no hook of a training."""
-        trainer = self.game.trainer
-        if trainer.state.fn == TrainerFn.FITTING and trainer.state.status == TrainerStatus.RUNNING:
+        trainer = private.trainer_of(self.game)  # None in a process that has only started others
+        if trainer and trainer.state.fn == TrainerFn.FITTING and trainer.state.status == TrainerStatus.RUNNING:
             self.saving.resume(trainer)
             self.players.give_back()
 

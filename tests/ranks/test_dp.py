@@ -455,6 +455,12 @@ def test_an_error_of_a_rank_is_raised_here():
         fit(Refused())
 
 
+def test_an_error_of_a_forked_rank_is_raised_in_a_notebook_too():
+    made = trainer(PhaseStrategy("ddp", check=False, start_method="fork"), 2, 1)
+    with pytest.raises(Exception, match=r"(?s)Process 1 terminated.*ZeroDivisionError: by chance"):
+        made.fit(Broken(), parts(1))
+
+
 def test_after_an_error_it_can_be_tried_again():
     game = Refused()
     made = trainer(PhaseStrategy("dp", check=False), 2, 1)
