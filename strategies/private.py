@@ -88,8 +88,8 @@ def altered(optimizer: Optimizer) -> bool:
 
 def begin_epoch_again(trainer: Trainer) -> None:
     """Make the iterator of the training's loader anew."""
-    assert trainer.fit_loop._data_fetcher is not None
-    iter(trainer.fit_loop._data_fetcher)
+    if trainer.fit_loop._data_fetcher is not None:  # nothing is trained without a batch
+        iter(trainer.fit_loop._data_fetcher)
 
 
 def in_a_step(trainer: Trainer) -> bool:

@@ -80,21 +80,23 @@ class Scope:
 
 
 class Reachable:
-    """All objects that the losses of these games can reach, each with the shortest of its names, by their ids.
+    """All objects that the losses of the game, the first of the roots, can reach, by their ids.
+
+    Each has the shortest of its names.
 
     The names in an object, class or module, and the globals of functions, are objects of their own: a Scope.
     """
 
-    def __init__(self, games: Sequence[GanModule]) -> None:
+    def __init__(self, roots: Sequence[Any]) -> None:
         self.objects: dict[int, tuple[str, Any]] = {}
         self.scoped: set[int] = set()  # the owners of scopes
         self.globals: dict[int, set[str]] = {}  # by the dict of a module: the names that functions name
-        losses = [phase.loss for game in games for phase in game.phases]
+        losses = [phase.loss for phase in roots[0].phases]
         authors = {
-            str(getattr(each, "__module__", "")).partition(".")[0] for each in [*type(games[0]).__mro__, *losses]
+            str(getattr(each, "__module__", "")).partition(".")[0] for each in [*type(roots[0]).__mro__, *losses]
         }
         self.authors = authors - OURS - {"lightning", "torch", "builtins"}
-        pending = deque(("", each) for each in [*games, *losses])
+        pending = deque(("", each) for each in [*roots, *losses])
         while pending:
             name, value = pending.popleft()
             if not isinstance(value, SIMPLE) and id(value) not in self.objects:

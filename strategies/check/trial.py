@@ -20,7 +20,7 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.noise import OF_SEED
 from gan.phase import Phase
-from strategies import random_state
+from strategies import private, random_state
 from strategies.draws import ByPhase, Draws
 from strategies.hooks import NO_HOOKS
 from strategies.policies.policy import Policy
@@ -39,7 +39,11 @@ class Snapshot:
     def __init__(self, game: GanModule, policies: Mapping[str, Policy]) -> None:
         reachable = Reachable([game])
         self.iterators = reachable.iterators()
-        self.policies = policies
+        self.read = _read_by(reachable)
+        self.policies, self.trainer = policies, game.trainer
+        self.should_stop = game.trainer.should_stop
+        if OF_TRAINER & self.read:  # a loss may keep something there
+            reachable = Reachable([game, *private.callbacks(game.trainer), private.datamodule(game.trainer)])
         self.names = {buffer: f"buffer '{name}'" for name, buffer in game.named_buffers()}
         self.names |= {weight: f"weight '{name}'" for name, weight in game.named_parameters()}
         storages = [policy.storage for policy in policies.values()]
@@ -47,12 +51,12 @@ class Snapshot:
         tensors = [each for each in dict.fromkeys([*self.names, *stored]) if content_of(each) is not None]
         self.values = {tensor: copied(tensor) for tensor in tensors}
         updaters = [each for policy in policies.values() for each in policy.updaters.values()]
+        groups = [group for each in updaters for group in each.optimizer.param_groups]
         of_players = [part for each in updaters for part in (each.optimizer, each.schedule)]
         known, objects = set(map(id, [*tensors, *of_players])), reachable.objects.values()
         kinds = [(name, content_of(value), value) for name, value in objects if id(value) not in known]
+        kinds += [("a group of an optimizer", kind_of(each), each) for each in groups]
         self.contents = [(name, kind, value, kind.read(value)) for name, kind, value in kinds if kind is not None]
-        functions = [value for _, value in objects if isinstance(value, FunctionType)]
-        self.read = {name for function in functions for name in _reads(function.__code__)}
         self.random = random_state.capture()
 
     @contextmanager
@@ -87,9 +91,11 @@ class Snapshot:
             kind.fill(value, before)
         for tensor, before in self.values.items():
             kind_of(tensor).fill(tensor, before)
+        self.trainer.should_stop = self.should_stop
         random_state.restore(self.random)
 
 
+OF_TRAINER = {"callbacks", "datamodule"}
 APPENDS = {"append", "appendleft", "extend", "add"}  # a log is only written
 
 
@@ -105,6 +111,11 @@ def _numbers(value: Any) -> Tensor | None:
 def _attribute(path: str) -> str:
     """The last name in the path of an object that is no number of an item."""
     return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
+
+
+def _read_by(reachable: Reachable) -> set[str]:
+    functions = [value for _, value in reachable.objects.values() if isinstance(value, FunctionType)]
+    return {name for function in functions for name in _reads(function.__code__)}
 
 
 @cache
