@@ -250,8 +250,9 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
     say(f"everything goes to {where.path}/")
     weights = sum(weight.numel() for weight in run.game.parameters())
     if computer.kind == "cpu" and weights > MANY:
-        advice = "a small --size and --width show sooner whether all is right"
-        say(f"{weights / 1e6:.0f} million weights take long on a CPU; {advice}")
+        small = [f"--{name}" for name in ("size", "width") if name in settings]
+        advice = f"; a small {' and '.join(small)} would show sooner whether all is right" if small else ""
+        say(f"{weights / 1e6:.0f} million weights take long on a CPU{advice}")
     typed = checkpoint is not None and folder.is_checkpoint(Path(settings.resume or ""))
     step = folder.step_of(checkpoint) if typed else None
     if step is not None and (latest := max(where.steps(), default=step)) > step:
