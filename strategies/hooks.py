@@ -198,6 +198,11 @@ def refuse_what_is_not_called(trainer: Trainer, game: GanModule) -> None:
     for name, instead in INSTEAD.items():
         if overrides(game, name, GanModule):
             raise UserError(f"{what} has a method {name}(), which PhaseStrategy does not call; {instead}")
+    if trainer.world_size > 1 and private.compiled_whole(game):
+        raise UserError(
+            f"torch.compile({what}) compiles phases, hooks and the ranks' messages too; pass the game itself, and type "
+            f"PhaseStrategy('ddp+compile')"
+        )
     if game.automatic_optimization:
         raise UserError(f"{what} sets automatic_optimization = True; leave it out: PhaseStrategy plays the phases")
     if (value := trainer.gradient_clip_val) and trainer.gradient_clip_algorithm == "value":

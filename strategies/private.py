@@ -98,6 +98,11 @@ def in_a_step(trainer: Trainer) -> bool:
     return progress.ready != progress.processed
 
 
+def compiled_whole(module: LightningModule) -> bool:
+    """Whether fit was called with torch.compile(module)."""
+    return getattr(module, "_compiler_ctx", None) is not None
+
+
 def trainer_of(module: LightningModule) -> Trainer | None:
     """The trainer that a module has been given in this process."""
     return module._trainer

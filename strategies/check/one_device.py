@@ -111,6 +111,13 @@ def check_step(
     except TooFew as error:
         rank_zero_warn(f"no comparison with one device: {error}")
         return
+    _say_what_differs(game, training, tries, together, lines)
+
+
+def _say_what_differs(
+    game: GanModule, training: Training, tries: "Tries", together: Trial, lines: dict[str, str]
+) -> None:
+    """Raise, or warn of what may be right."""
     if together.unlike:
         rank_zero_warn(
             f"phase {', '.join(map(repr, sorted(together.unlike)))}: not compared with one device, because it draws "

@@ -232,6 +232,19 @@ def test_optimizers_and_schedules_of_the_author_go_on(ranks, tmp_path):
     assert distance(fit(Multiplier, "single", 1, 6, resume=tmp_path / "three.ckpt"), straight) < EXACT
 
 
+class KeepsAPlayers(Multiplier):
+    """The optimizer of a player, which checkpoints have as that."""
+
+    def on_train_start(self):
+        self.kept = self.trainer.optimizers[0]
+
+
+def test_a_players_optimizer_is_not_said_to_be_lost(tmp_path):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*checkpoints cannot have that")
+        fit(KeepsAPlayers, "single", 1, 2, tmp_path / "two.ckpt")
+
+
 class Grows(One):
     def play(self, batch):
         return self.net(batch["x"]).square().mean()

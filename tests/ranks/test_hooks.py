@@ -295,3 +295,12 @@ def test_a_step_that_plays_no_phase_is_an_error():
     assert (
         "training_step() of Forgets played no phase, so nothing has learned; call super().training_step(batch)" in said
     )
+
+
+def compiled():
+    with pytest.raises(UserError, match=r"pass the game itself, and type PhaseStrategy\('ddp\+compile'\)"):
+        trainer(PhaseStrategy("ddp"), 2, 1).fit(torch.compile(Plain()), parts(1, 2))
+
+
+def test_a_game_that_is_compiled_as_a_whole_is_refused_on_several_ranks(ranks):
+    ranks(2).run(compiled)
