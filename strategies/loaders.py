@@ -90,8 +90,8 @@ def prepared(loader: Any, world: World, training: bool, is_dp: bool) -> Any:
         )
     if isinstance(loader, ResumableLoader):
         loader.sampler.passes = 0  # of an earlier fit
-    if isinstance(loader, ResumableLoader) and world.size > 1:
-        _compare_data(loader, world.each(loader.signs))
+        if world.size > 1:
+            _compare_data(loader, world.each(loader.signs))
     if isinstance(loader, ResumableLoader | GlobalStream):
         loader.pin_memory = pins(world.device)
     return loader
