@@ -66,8 +66,8 @@ class GlobalStream(Loader):
 
     Each rank, and each of its workers, reads the whole stream and keeps its own rows of the global batches; so a stream
     must not share its samples out by rank, and its get_worker_info() is None. What the stream draws at random is the
-    same for all of them. An incomplete last batch is dropped. Checkpoints save no
-    position: a resumed run reads the stream from its beginning.
+    same for all of them. An incomplete last batch is dropped. Checkpoints save no position: a resumed run reads the
+    stream from its beginning.
     """
 
     def __init__(

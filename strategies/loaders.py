@@ -10,7 +10,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
-from datasets.loaders import Seeded
 from gan.files.errors import UserError
 from gan.noise import seed_for
 from strategies import random_state
@@ -104,7 +103,7 @@ def _compare_data(loader: ResumableLoader, signs: list[tuple[int, list[int]]]) -
     """
     length, samples = signs[0]
     if any(own[::2] != own[1::2] for _, own in signs):
-        data = loader.dataset.dataset if isinstance(loader.dataset, Seeded) else loader.dataset
+        data = getattr(loader.dataset, "dataset", loader.dataset)  # the author's, inside of ours
         rank_zero_warn(
             f"a sample of {type(data).__name__} differs when it is read twice with the same seed, so ranks, workers "
             f"and resumed runs get others than one device: it draws from a generator of its own. Draw by torch.rand, "

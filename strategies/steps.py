@@ -83,6 +83,7 @@ class Steps:
                 "on_train_batch_start changes the batch: what it draws or computes is each rank's own, and no trial "
                 "sees it; write on_after_batch_transfer(batch, dataloader_idx) in its place, or do it in the loss"
             )
+        self.moved = []  # it would keep the batch in memory until the next one is there
 
     def step(self, play: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         """One pass over the phases: `play(batch, *args, **kwargs)`. Lightning counts it as one step."""
