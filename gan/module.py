@@ -59,6 +59,10 @@ class GanModule(LightningModule):
         self.players = {player.name: player for player in players}
         self.phases = phases
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy or pickle is without players and phases, which may hold lambdas. A training makes them anew."""
+        return {**super().__getstate__(), "players": {}, "phases": ()}
+
     @property
     def step(self) -> int:
         """How many passes over the phases are done. It is 0 without a trainer."""

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from gan.module import GanModule
 from strategies.assignment import USABLE, assign, memory
 from strategies.check.replicas import Writes
-from strategies.checkpoint.player_state import keep_averages, whole_averages
+from strategies.checkpoint.player_state import keep_averages, swapped, whole_averages
 from strategies.choice import Choice
 from strategies.first_weights import FirstWeights
 from strategies.optimizers import LossScale
@@ -109,6 +109,8 @@ class Players:
         self._averaging = True
         try:
             with ExitStack() as stack:
+                if self.policies:
+                    stack.enter_context(swapped(self.first.game))
                 for policy in self.policies.values():
                     stack.enter_context(policy.averaged())
                 if writes is not None:

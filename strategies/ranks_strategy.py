@@ -3,7 +3,8 @@
 import os
 import socket
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,9 +19,10 @@ from gan.files.system import check_ranks as check_system
 from strategies import private, random_state
 from strategies.assignment import check_ranks, is_dp
 from strategies.checkpoint.writing import refuse_other
-from strategies.choice import Choice
+from strategies.choice import Choice, choices
 from strategies.lockstep import Lockstep
 from strategies.placing.placement import Placement, placement_of, refuse_a_group
+from strategies.policies import POLICIES
 from strategies.processes.cluster import connect, environment, place_of
 from strategies.processes.cluster import store as store_of
 from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
@@ -156,9 +158,19 @@ class RanksStrategy(LaunchedStrategy):
         """The ranks that train, or that serve with this one, and what this one asks of them."""
         return World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups)
 
+    @contextmanager
+    def on_one_device(self) -> Iterator[None]:
+        """Inside the `with` a set-up takes no notice of the strategies that were typed for the ranks."""
+        typed = self.choice, self.division
+        self.choice, self.division = choices("single", POLICIES), Division()
+        try:
+            yield
+        finally:
+            self.choice, self.division = typed
+
     @property
     def checkpoint_io(self) -> CheckpointIO:
-        """Spawned ranks hand their weights over with it. Checkpoints are written without it, by `save_checkpoint`."""
+        """Lightning asks for one. Checkpoints are written without it, by `save_checkpoint`."""
         return TorchCheckpointIO()
 
     @checkpoint_io.setter
@@ -174,7 +186,7 @@ class RanksStrategy(LaunchedStrategy):
         if ranks > 1:
             check_device(self._get_process_group_backend(), self.root_device)
         self._launcher = launcher(self, self._start_method, self.is_dp) if ranks > 1 else SingleProcess(self)
-        self.is_starter = isinstance(self._launcher, OwnRanks)
+        self.is_starter = self.is_dp and isinstance(self._launcher, OwnRanks)
 
     def _get_process_group_backend(self) -> str:
         """For plain `mpi` torch makes no store, by which our ranks end together."""

@@ -26,7 +26,7 @@ from strategies.accelerator import correct, same_parameters
 from strategies.assignment import Auto
 from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.folders import remove
-from strategies.checkpoint.player_state import show_averages, versions
+from strategies.checkpoint.player_state import Averages, kept_averages, show_averages
 from strategies.checkpoint.state import State, opened
 from strategies.checkpoint.writing import (
     Background,
@@ -105,6 +105,7 @@ class PhaseStrategy(RanksStrategy):
         self.background = Background()
         self.lockstep.settle = self.background.settle
         self.saving: State  # made in set-up
+        self.averages: Averages = {}  # of the training before, in a spawned rank
         self.began = False
         self.steps: Steps  # made when training begins
 
@@ -162,7 +163,7 @@ class PhaseStrategy(RanksStrategy):
             self.until_teardown.enter_context(while_training(trainer, self.root_device, synchronise))
         self.division.leave_to_others(game, self.choice)
         refuse_lazy(game)
-        written = versions(game)
+        averages = self.averages or kept_averages(game)
         move(game, self.root_device, self.precision_plugin, everywhere=several)
         game.assemble()
         attributes = Attributes(game, self.root_device) if training else None
@@ -182,7 +183,7 @@ class PhaseStrategy(RanksStrategy):
             self.saving.left_out.note_files(first_of_host=self.local_rank == 0)
         self.players.adopt(first, training)
         if not (training or resumed):
-            show_averages(game, self.policies, written)
+            show_averages(game, self.policies, averages)
         self.optimizers = self.players.optimizers()
         self.lr_scheduler_configs = self.players.schedules()
         self.setup_precision_plugin()
@@ -202,8 +203,9 @@ class PhaseStrategy(RanksStrategy):
         self.saving.load_training(checkpoint)
 
     def take_back(self, loops: dict[str, Any]) -> None:
-        """In the process that has started the ranks of dp."""
+        """In the process that has started its ranks."""
         self.saving.take_back(loops)
+        self.players.give_back()
 
     # ---- train ----
 
@@ -336,6 +338,11 @@ class PhaseStrategy(RanksStrategy):
             return super().predict_step(*args, **kwargs)
 
     # ---- what programs ask ----
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a spawned rank gets: of a training that has ended only the averages."""
+        anew = {"_optimizers": [], "lr_scheduler_configs": [], "players": Players(), "saving": None, "steps": None}
+        return {**super().__getstate__(), **anew, "averages": kept_averages(self.game)}
 
     @property
     def game(self) -> GanModule:

@@ -3,8 +3,8 @@
 Each rank saves and loads its shares of the tensors, under the names that plain torch uses.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -76,15 +76,27 @@ def keep_averages(game: GanModule, averages: Averages) -> None:
     _kept[game] = averages, versions(game)
 
 
-def show_averages(game: GanModule, policies: Mapping[str, Policy], written: list[int]) -> None:
-    """After a training: validate with its averages. Warn of those that have ended with it.
+def kept_averages(game: GanModule) -> Averages:
+    """Those of the last training, unless the weights were written since."""
+    averages, then = _kept.get(game, ({}, []))
+    return averages if then == versions(game) else {}
 
-    `written` are the versions of the weights before they were moved.
-    """
-    if game not in _kept:
+
+@contextmanager
+def swapped(game: GanModule) -> Iterator[None]:
+    """Inside the `with` weights and averages are swapped, which is no write of a person's."""
+    averages = kept_averages(game)
+    try:
+        yield
+    finally:
+        if averages:
+            keep_averages(game, averages)
+
+
+def show_averages(game: GanModule, policies: Mapping[str, Policy], kept: Averages) -> None:
+    """After a training: validate with its averages. Warn of those that have ended with it."""
+    if game not in _kept and not kept:
         return
-    averages, then = _kept[game]
-    kept = averages if then == written else {}
     for name, policy in policies.items():
         if isinstance(policy.ema, Ema) and name in kept:
             policy.ema.load_state_dict(kept[name])

@@ -43,7 +43,6 @@ from strategies.checkpoint.made import go_on
 from strategies.checkpoint.player_state import (
     LeftOut,
     average_state,
-    keep_averages,
     load_average,
     load_optimizer_state,
     load_rest,
@@ -270,12 +269,11 @@ class State:
             random_state.restore_alike(states[0])
 
     def take_back(self, loops: dict[str, Any]) -> None:
-        """In the process that has started the ranks of dp: what they remember, and where they have ended."""
+        """In the process that has started its ranks: what they remember, and where they have ended."""
         if self.attributes is not None:
             self.attributes.load(self._resumed["attributes"][0])
         random_state.restore(self._resumed["random_states"][0])
         self._resumed, self._loops = {}, loops
-        keep_averages(self.game, {})  # they have ended with the ranks
 
     # ---- a validation disturbs no training ----
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -27,7 +28,6 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from gan.files.disk import whole_file
 from gan.files.errors import RankLost, UserError
 from gan.files.system import LINUX
-from gan.making import aside
 from gan.module import GanModule
 from strategies import random_state
 from strategies.private import (
@@ -45,7 +45,6 @@ from strategies.processes.cluster import place_of
 from strategies.processes.launchers import number
 from strategies.processes.lost_ranks import Survivor
 from strategies.reachable import Reachable
-from strategies.sharding.resharded_parameter import resharded
 
 PARENT = "GAN_FIRST_PROCESS"  # an environment variable: the id of the process that started this rank
 _parent = os.environ.pop(PARENT, None)
@@ -78,7 +77,7 @@ ForkingPickler.register(torch.Generator, lambda own: (_generator, (own.device, o
 class LaunchedStrategy(DDPStrategy):
     """What launchers know of the strategy whose ranks they start."""
 
-    is_starter = False  # it starts the ranks of dp, and is a world of its own while they are not running
+    is_starter = False  # it starts ranks of its own, and is a world of its own while they are not running
     resumes_from: Any = None  # the checkpoint from which the run resumes, which the launcher finds out
     cluster_environment: ClusterEnvironment  # both are known before anything is launched
     parallel_devices: list[torch.device]
@@ -88,17 +87,26 @@ class LaunchedStrategy(DDPStrategy):
         """What a rank does, inside its survivor: call the function, or serve those ranks that do."""
 
     @abstractmethod
+    def on_one_device(self) -> AbstractContextManager[None]:
+        """Inside the `with` a set-up takes no notice of the strategies that were typed for the ranks."""
+
+    @abstractmethod
     def take_back(self, loops: dict[str, Any]) -> None:
-        """Remember in this process, after set-up, what the ranks of dp remember, and where their loops have ended."""
+        """Remember in this process, after set-up, what its ranks remember, and where their loops have ended."""
 
 
 def launcher(strategy: LaunchedStrategy, start_method: StartMethod, is_dp: bool = False) -> Launcher:
     """The launcher for Lightning's `start_method`. Where somebody else has started the ranks, it starts none."""
     if place_of(strategy.cluster_environment) is not None:
         return Scripts(strategy)
-    if is_dp and not strategy.cluster_environment.creates_processes_externally:
-        return OwnRanks(strategy, start_method)
-    return Scripts(strategy) if is_dp or start_method == "popen" else Functions(strategy, start_method=start_method)
+    if (start_method == "popen" and not is_dp) or strategy.cluster_environment.creates_processes_externally:
+        return Scripts(strategy)
+    if strategy.num_nodes > 1:
+        raise UserError(
+            f"start_method '{start_method}' starts the ranks of one machine, and there are {strategy.num_nodes}; leave "
+            f"start_method out, and start the program on each machine"
+        )
+    return OwnRanks(strategy, start_method)
 
 
 class Scripts(ScriptLauncher):
@@ -157,36 +165,13 @@ class SingleProcess(Launcher):
         """There is no other process."""
 
 
-class Functions(FunctionLauncher):
-    """Starts processes that call the function, as notebooks need it. The starting process names one that failed.
-
-    When they have ended, rank 0 hands its weights over to the starting process, in a file.
-    """
-
-    _strategy: LaunchedStrategy
-
-    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        strategy = self._strategy
-        if trainer is not None:  # the weights must have their dtype here too, to be taken over as they are
-            strategy.precision_plugin.convert_module(trainer.lightning_module)
-        if self._start_method == "fork":
-            end_openmp()
-        function = partial(_apart, random_state.capture(), _survive, strategy, function)
-        return super().launch(function, *args, trainer=trainer, **kwargs)
-
-    def _collect_rank_zero_results(self, trainer: Any, results: Any) -> Any:
-        """Without the weights that are not on this rank: the starting process keeps its own."""
-        with aside(trainer.lightning_module, resharded):
-            return super()._collect_rank_zero_results(trainer, results)
-
-
 class OwnRanks(FunctionLauncher):
-    """Starts the ranks of dp.
+    """Starts the ranks of dp, and those of other policies where a `start_method` was typed.
 
     [Note: ranks of one process]
-    Under dp a person starts one process, a script or a notebook. Each `fit`, `validate`, `test` or `predict` in it
-    starts a rank for each device, and waits for them. A rank is forked, so it has all that this process has. Where
-    forked ranks could not train (see `can_fork`) they are spawned, and get what can be pickled.
+    A person starts one process, a script or a notebook. Each `fit`, `validate`, `test` or `predict` in it starts a rank
+    for each device, and waits for them. A forked rank has all that this process has, a spawned one what can be pickled.
+    Where nothing was typed and forked ranks could not train (see `can_fork`) they are spawned.
 
     After `fit` the ranks save a checkpoint, and this process loads it as one device would that resumes. So the same
     comes back that a checkpoint has: weights, buffers, averages, optimizers, the states of callbacks, and what the game
@@ -206,8 +191,8 @@ class OwnRanks(FunctionLauncher):
         end_openmp()
         if not self.typed:
             self._start_method = "fork" if can_fork(device.type) else "spawn"
-        if self._start_method == "spawn":
-            refuse_to_spawn(trainer, args, kwargs)
+        if self._start_method != "fork":
+            refuse_to_spawn(trainer, args, kwargs, typed=self.typed)
         for logger in self.named:
             name_version(logger, None)  # it chooses a new folder, for it would write over the last one
         self.named = []
@@ -283,7 +268,8 @@ class OwnRanks(FunctionLauncher):
         strategy.connect(trainer.lightning_module)
         strategy.resumes_from = checkpoint
         try:
-            strategy.setup(trainer)
+            with strategy.on_one_device():
+                strategy.setup(trainer)
             restore(trainer, checkpoint)
             strategy.take_back(loops)
         finally:
@@ -326,27 +312,28 @@ def end_openmp() -> None:
         ctypes.CDLL(library).omp_pause_resource_all(OMP_PAUSE_HARD)
 
 
-def refuse_to_spawn(trainer: Trainer, *given: Any) -> None:
+def refuse_to_spawn(trainer: Trainer, *given: Any, typed: bool) -> None:
     """Raise if ranks cannot be spawned, with the name of what cannot be pickled."""
-    begun = (
-        "ranks are spawned, and not forked from a process that has begun to use a GPU or to differentiate beside one"
-    )
+    begun = "ranks are spawned"
+    if not typed:
+        begun += ", and not forked from a process that has begun to use a GPU or to differentiate beside one"
+    first = "leave start_method out, or type 'fork'" if typed else "let fit() be the first that computes"
     if hasattr(sys, "ps1"):
-        raise UserError(f"{begun}; a notebook cannot do that: restart it, and let fit() be the first that computes")
+        raise UserError(f"{begun}; a notebook cannot do that: {'' if typed else 'restart it, and '}{first}")
     for value, name in [*_parts(trainer.lightning_module), (given, "what fit() was given"), (trainer, "the Trainer")]:
         try:
             ForkingPickler.dumps(value)
         except Exception as error:
             raise UserError(
-                f"{begun}, and {name} cannot be pickled: {error}; keep it out of the game, or let fit() be the first "
-                f"that computes"
+                f"{begun}, and {name} cannot be pickled: {error}; keep it out of the game, or {first}"
             ) from error
 
 
 def _parts(game: LightningModule | None) -> Iterator[tuple[Any, str]]:
     """What the modules of a game remember, with its names, but for their trainer."""
     for place, module in () if game is None else game.named_modules():
-        for name, value in vars(module).items():
+        state = module.__getstate__() if isinstance(module, GanModule) else vars(module)
+        for name, value in state.items():
             if not isinstance(value, Trainer | nn.Module) and name != "_modules":
                 yield value, f"'{place}.{name}'".replace("'.", "'")
 

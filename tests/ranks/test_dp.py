@@ -176,9 +176,10 @@ class Remembers(Plain):
         self.log("test/real", self.discriminator(batch["x"]).mean(), sync_dist=True)
 
 
-def told(policy, devices, folder):
+def told(policy, devices, folder, start_method="popen"):
     """What a person may read after fit, validate, test, a checkpoint, and another fit."""
-    game, strategy = Remembers(), PhaseStrategy(policy, check=False)
+    game, strategy = Remembers(), PhaseStrategy(policy, check=False, start_method=start_method)
+    data, held_out = (GlobalLoader(ROWS[:rows], BATCH) for rows in (2 * BATCH, BATCH))
     quiet = dict(enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1)
     saving = ModelCheckpoint(monitor="val/real", save_top_k=2)
     made = Trainer(
@@ -197,18 +198,18 @@ def told(policy, devices, folder):
         found[what]["best"] = Path(saving.best_model_path).name
 
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
-        made.fit(game, parts(3), parts(1))
+        made.fit(game, data, held_out)
         look("fit")
         found["rates"] = [group["lr"] for optimizer in made.optimizers for group in optimizer.param_groups]
         with open(Path(made.logger.log_dir) / "metrics.csv") as file:
             found["rows"] = len(list(csv.DictReader(file)))
         made.save_checkpoint(folder / "after.ckpt")
-        found["validate"] = made.validate(game, parts(1), verbose=False)
-        found["test"] = made.test(game, parts(1), verbose=False)
+        found["validate"] = made.validate(game, held_out, verbose=False)
+        found["test"] = made.test(game, held_out, verbose=False)
         made.fit_loop.max_epochs = 3
-        made.fit(game, parts(3), parts(1))
+        made.fit(game, data, held_out)
         look("fit again")
-        found["best"] = made.validate(game, parts(1), ckpt_path="best", verbose=False)
+        found["best"] = made.validate(game, held_out, ckpt_path="best", verbose=False)
     return found
 
 
@@ -220,18 +221,20 @@ def close(one, other):
     return one == pytest.approx(other, abs=1e-6) if isinstance(one, float) else one == other  # logged in float32
 
 
-def test_a_person_reads_after_it_what_one_device_leaves(tmp_path):
+@pytest.mark.parametrize(("policy", "start_method"), [("dp", "popen"), ("zero3", "fork")])
+def test_a_person_reads_after_it_what_one_device_leaves(policy, start_method, tmp_path):
     """And goes on from there: the checkpoint that this process saves resumes on one device."""
-    alone, dp = told("single", 1, tmp_path / "single"), told("dp", 2, tmp_path / "dp")
-    assert {key: (alone[key], dp[key]) for key in alone if not close(alone[key], dp[key])} == {}
-    found = {}
-    for policy, devices in (("single", 1), ("dp", 2)):
-        game, strategy = Remembers(), PhaseStrategy(policy, check=False)
+    alone = told("single", 1, tmp_path / "single")
+    several = told(policy, 2, tmp_path / policy, start_method)
+    assert {key: (alone[key], several[key]) for key in alone if not close(alone[key], several[key])} == {}
+    found = []
+    for devices, which, other in ((1, "single", policy), (2, policy, "single")):
+        game, strategy = Remembers(), PhaseStrategy(which, check=False, start_method=start_method)
         made = trainer(strategy, devices, -1, max_epochs=4)
-        made.fit(game, parts(3), ckpt_path=tmp_path / ("dp" if policy == "single" else "single") / "after.ckpt")
-        found[policy] = snapshot(game, strategy)
-        assert (made.global_step, made.current_epoch, game.count, len(game.seen)) == (12, 4, 12, 12)
-    assert distance(found["single"], found["dp"]) < EXACT
+        made.fit(game, GlobalLoader(ROWS, BATCH), ckpt_path=tmp_path / other / "after.ckpt")
+        found.append(snapshot(game, strategy))
+        assert (made.global_step, made.current_epoch, game.count, len(game.seen)) == (8, 4, 8, 8)
+    assert distance(*found) < EXACT
 
 
 def test_a_loaders_place_is_in_the_checkpoint_that_this_process_saves(tmp_path):
@@ -371,14 +374,22 @@ class Pickled(Plain):
         os.environ["PL_GLOBAL_SEED"] = "11"
         super().__setstate__(state)
 
+    def validation_step(self, batch, index):
+        self.log("val/weights", self.generator[0].weight.sum())
+
 
 @pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_ranks_that_get_what_can_be_pickled_train_the_same(start_method, hard_alone):
     """A spawned rank imports everything again. What a server forks gets the same pickles."""
     game, strategy = Pickled(), PhaseStrategy("dp", start_method=start_method, check=False)
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
-        trainer(strategy, 2, 10).fit(game, parts(10))
-    assert distance(snapshot(game, strategy), hard_alone("Plain")) < EXACT
+        made = trainer(strategy, 2, 10)
+        made.fit(game, parts(10))
+        assert distance(snapshot(game, strategy), hard_alone("Plain")) < EXACT
+        with game.averaged():
+            averaged = game.generator[0].weight.sum().item()
+        (shown,) = made.validate(game, parts(1), verbose=False)  # though this process has what it has trained
+    assert shown["val/weights"] == pytest.approx(averaged, abs=1e-6)
 
 
 class Banked(Plain):

@@ -2,26 +2,22 @@
 
 import gc
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
-from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
 from gan.files.errors import UserError
-from strategies import PhaseStrategy
 from strategies.processes import starting
 from strategies.processes.lost_ranks import Survivor
-from strategies.processes.starting import PARENT, Functions, Scripts
+from strategies.processes.starting import PARENT, OwnRanks, Scripts
 from tests.support.hard_games import Plain
-from tests.support.parity import train, trainer
+from tests.support.parity import train
 
 ASKS = f"import os, sys; sys.exit(int(os.environ['LOCAL_RANK']) if os.environ['{PARENT}'] == str(os.getppid()) else 9)"
 
@@ -114,23 +110,10 @@ def test_under_torchrun_and_srun_there_is_no_family():
         assert (survivor.rank, survivor.children, survivor.parent) == (local, {}, None)
 
 
-def test_a_notebooks_ranks_are_survivors_too(monkeypatch):
-    environment = Environment(node=1, local=1)
-    strategy = AllTrain(cluster_environment=environment, num_processes=2)
-    monkeypatch.setattr(
-        _MultiProcessingLauncher, "launch", lambda self, function, *args, trainer, **kw: function(*args, **kw)
-    )
-    notebook = starting.launcher(strategy, "fork")
-    assert isinstance(notebook, Functions)
-    assert notebook.launch(lambda value: value, 7, trainer=None) == 7
-    assert (strategy.survivor.rank, strategy.survivor.first) == (3, 2)
-
-
-def test_a_spawned_rank_can_be_told_what_to_do():
-    strategy = PhaseStrategy("ddp", start_method="spawn")
-    fit = trainer(strategy, 2, 1).fit
-    assert isinstance(strategy.launcher, Functions)
-    pickle.dumps(partial(starting._survive, strategy, fit))
+def test_a_notebooks_ranks_are_those_of_one_machine():
+    assert isinstance(starting.launcher(AllTrain(cluster_environment=Environment(), num_nodes=1), "fork"), OwnRanks)
+    with pytest.raises(UserError, match="start_method 'fork' starts the ranks of one machine, and there are 2; leave"):
+        starting.launcher(AllTrain(cluster_environment=Environment(), num_nodes=2), "fork")
 
 
 def _twice():
