@@ -41,16 +41,17 @@ def _module(frame: FrameType) -> str:
 
 
 class Casts(TorchDispatchMode):
-    """Notes the floating-point types in which a game computes after having had more bits."""
+    """Notes the floating-point types in which a game computes after having had more bits, and all of half precision."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtypes: set[torch.dtype] | None = None) -> None:
+        """`dtypes` is where they are noted."""
         super().__init__()
-        self.dtypes: set[torch.dtype] = set()
+        self.dtypes = set() if dtypes is None else dtypes
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         made = function(*args, **(kwargs or {}))
         if isinstance(made, Tensor) and made.is_floating_point():
             given = [each for each in args if isinstance(each, Tensor) and each.is_floating_point()]
-            if any(made.dtype.itemsize < each.dtype.itemsize for each in given):
+            if made.dtype.itemsize < 4 or any(made.dtype.itemsize < each.dtype.itemsize for each in given):
                 self.dtypes.add(made.dtype)
         return made

@@ -49,12 +49,8 @@ class Comparison:
     repeated: Sequence[Mapping[tuple[str, str], float]]  # of each rank alone: the same samples on each
     together: Trial
     alone: Trial
-    rounding: float
+    rounding: Mapping[str, float]  # by phase: see `roundings`
     unlike: set[str]  # phases that cannot be compared
-
-    @property
-    def _small(self) -> float:
-        return max(SMALL, self.rounding)
 
     def lines(self, moved: Mapping[tuple[str, ...], float]) -> dict[str, str]:
         """What differs by more than rounding, with what to do. `moved` is how far rounding moves each number."""
@@ -77,12 +73,12 @@ class Comparison:
     def _apart(
         self, many: Mapping[str, Tensor], one: Mapping[str, Tensor], allowed: Mapping[tuple[str, ...], float]
     ) -> list[str]:
-        found = []
+        found, rounding = [], max(self.rounding.values(), default=0.0)
         for name in () if self.unlike else sorted(many.keys() | one.keys()):
             both = [each[name].double() for each in (many, one) if name in each and each[name].numel()]
             size = max((each.abs().max().item() for each in both), default=0.0)
             gap = gap_of(many.get(name), one.get(name))
-            if not gap <= max(self.rounding * size, allowed.get(("state", name), 0.0)):
+            if not gap <= max(rounding * size, allowed.get(("state", name), 0.0)):
                 found.append(name)
         return found
 
@@ -98,8 +94,8 @@ class Comparison:
                 text = f"is {max(same):.9g} on one rank and {min(same):.9g} on another, for the same samples"
                 found[f"phase '{phase}': loss '{name}' {text}"] = REMEMBERED
                 continue
-            size = max(abs(mean), abs(single))
-            if _apart(mean, single, max(self.rounding * size, min(room, self._small * max(size, SMALL_LOSS)))):
+            size, rounding = max(abs(mean), abs(single)), self.rounding[phase]
+            if _apart(mean, single, max(rounding * size, min(room, max(SMALL, rounding) * max(size, SMALL_LOSS)))):
                 found[f"phase '{phase}': loss '{name}' is {both(mean, single)}"] = A_MEAN_OVER_SAMPLES
         return found
 
@@ -109,13 +105,14 @@ class Comparison:
         for (phase, player), one in self.alone.norms.items():
             many = self.together.norms[phase, player]
             largest = max([*one.values(), *many.values()], default=0.0)
-            small, least = self._small * largest, LEAST * self.rounding * largest
+            rounding = self.rounding[phase]
+            small, least = max(SMALL, rounding) * largest, LEAST * rounding * largest
             measured = {key[-1]: gap for key, gap in allowed.items() if key[:-1] == ("gradient", phase, player)}
             pairs = {weight: (many.get(weight, 0.0), one.get(weight, 0.0)) for weight in one | many}
             apart = {
                 weight: pair
                 for weight, pair in pairs.items()
-                if _apart(*pair, max(least, self.rounding * max(pair), min(small, measured.get(weight, 0.0))))
+                if _apart(*pair, max(least, rounding * max(pair), min(small, measured.get(weight, 0.0))))
             }
             if apart and phase not in self.unlike:
                 worst = max(apart, key=lambda weight: abs(apart[weight][0] - apart[weight][1]))
@@ -124,6 +121,14 @@ class Comparison:
                     f"of '{worst}' has norm {both(*apart[worst])}"
                 ] = A_MEAN_OVER_SAMPLES
         return found
+
+
+def roundings(*dtypes: Mapping[str, Iterable[torch.dtype]]) -> dict[str, float]:
+    """By phase: by which part of its size rounding alone may move a number, where trials computed in these types."""
+    found: dict[str, float] = {}
+    for phase, each in (item for of_trial in dtypes for item in of_trial.items()):
+        found[phase] = max(found.get(phase, 0.0), *(ROUNDING.get(dtype, COARSE) for dtype in each))
+    return found
 
 
 def both(many: float, one: float) -> str:

@@ -38,12 +38,12 @@ from gan.module import GanModule
 from gan.phase import Phase
 from gan.pool import ImagePool
 from nets.norm import unsynchronised
-from strategies.check.comparison import COARSE, ROUNDING, SHAKES, Comparison, moved, shake_weights
+from strategies.check.comparison import SHAKES, Comparison, moved, roundings, shake_weights
 from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_each
-from strategies.check.trial import RanksDiffer, Snapshot, Trial, full_precision
+from strategies.check.trial import RanksDiffer, Snapshot, Trial, coarse_from_the_start
 from strategies.draws import BY_GENERATOR
 from strategies.micro_batches import join_batches, rows
-from strategies.observers import Casts, OwnCollectives
+from strategies.observers import OwnCollectives
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training
 
@@ -167,7 +167,8 @@ class Tries:
     def __init__(self, game: GanModule, training: Training, kept: Snapshot, play: Callable[[Trial, Any], None]) -> None:
         self.game, self.training, self.kept, self.play = game, training, kept, play
         self.whole = False  # whether the batches are whole: then one device may have no room for all
-        self.precision = full_precision(training)
+        self.coarse = coarse_from_the_start(game.phases, training)  # phases that are tried in the run's precision
+        self.failed = ""  # the last phase whose loss has failed
         # A trial deals the samples out otherwise, so each pool gets the images of all ranks.
         self.pools = [each for each in game.modules() if isinstance(each, ImagePool)]
         everyone = training.world.gather((uuid.uuid4().hex, [on_cpu(pool.own()) for pool in self.pools]))
@@ -178,7 +179,7 @@ class Tries:
         step, world = self.game.step, self.training.world
         self.trials += 1
         scale = 1 + 2 * shake if shake or not alone else HALF
-        trial = Trial(world, step, f"{self.key}/{self.trials}", alone, scale, self.precision)
+        trial = Trial(world, step, f"{self.key}/{self.trials}", alone, scale, self.coarse, watched=bool(shake))
         with self.kept.aside(), unheard(self.game):
             for number, pool in enumerate(self.pools):
                 for of_rank in self.images:
@@ -196,6 +197,7 @@ class Tries:
                     raise
                 if not trial.meet(f"cannot play: {error}", PATIENCE):
                     raise
+                self.failed = trial.phase
                 raise TooFew(
                     f"{tried}, and a loss fails, perhaps because it needs or remembers a larger batch: {error}"
                 ) from error
@@ -204,21 +206,21 @@ class Tries:
         return trial
 
     def differences(self, own: Any, samples: Any, batch: Any, first: bool) -> Found:
-        """What differs: in full precision, or in that of the run, where a loss casts its input by itself."""
-        try:
-            return self._differences(own, samples, batch, first)
-        except TooFew:
-            if self.precision is self.training.precision:
-                raise
-            self.precision = self.training.precision
-            return self._differences(own, samples, batch, first)
+        """What differs in full precision; a phase whose loss fails there, as where an author casts, in the run's."""
+        while True:
+            try:
+                return self._differences(own, samples, batch, first)
+            except TooFew:
+                if self.failed in self.coarse:
+                    raise
+                self.coarse.add(self.failed)
 
     def _differences(self, own: Any, samples: Any, batch: Any, first: bool) -> Found:
         """What differs on a few samples of each rank, or on as many as there is room for, where a few cannot tell.
 
         `own` is this rank's part of `samples`. Without a `batch` there are no more.
         """
-        draws = self.training.draws
+        draws, self.whole = self.training.draws, False
         try:
             found = self.compare(own, samples)
             if found[1] and draws.take_otherwise():
@@ -255,20 +257,17 @@ class Tries:
             together, alone = self(own), self(samples, alone=True)
         unlike, losses, repeated = zip(*gather((together.unlike, together.losses, alone.losses)), strict=True)
         together.unlike = {name for each in unlike for name in each}
-        learners = [policy for policy in training.policies.values() if policy.requiring_grad]
-        dtypes = together.dtypes | {weight.dtype for policy in learners for weight in policy.requiring_grad.values()}
-        rounding = max(ROUNDING.get(dtype, COARSE) for dtype in dtypes)
-        comparison = Comparison(losses, repeated, together, alone, rounding, together.unlike)
+        comparison = Comparison(losses, repeated, together, alone, roundings(together.dtypes), together.unlike)
         first, *others = gather(comparison.kept())
         alike = [name for name in first if all(first[name].equal(each.get(name, first[name])) for each in others)]
         together.own = sorted({re.sub(r"(\.\d+)+$", "", name) for name in alike})  # without the numbers of items
         lines = comparison.lines({})
         if not any(gather(bool(lines))):
             return together, {}
-        with Casts() as casts, OwnCollectives(together.collectives.add):
+        with OwnCollectives(together.collectives.add):
             shaken = [self(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
-        dtypes |= {dtype for each in gather(casts.dtypes) for dtype in each}
-        coarser = replace(comparison, rounding=max(ROUNDING.get(dtype, COARSE) for dtype in dtypes))
+        seen = [dtypes for each in gather([trial.dtypes for trial in (together, *shaken)]) for dtypes in each]
+        coarser = replace(comparison, rounding=roundings(*seen))
         lines = coarser.lines(moved(alone, shaken))
         return together, dict(line for each in gather(lines) for line in each.items())
 

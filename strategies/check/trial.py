@@ -2,7 +2,8 @@
 
 import dis
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -23,6 +24,7 @@ from gan.phase import Phase
 from strategies import private, random_state
 from strategies.draws import ByPhase, Draws
 from strategies.hooks import NO_HOOKS
+from strategies.observers import Casts
 from strategies.policies.policy import Policy
 from strategies.private import default_store
 from strategies.reachable import Reachable, content_of, copied, differs, kind_of
@@ -177,8 +179,9 @@ class Trial:
     """Plays the phases of a step without an update, and has what they gave on this rank.
 
     `step` is the step that is tried. `alone`: as one device does, with the samples of all ranks. `scale`: the loss is
-    multiplied by so much, and the gradients are divided. `precision` is that of the trial. `key` is the same on all
-    ranks, and no other trial's.
+    multiplied by so much, and the gradients are divided. `coarse` are the phases that are played in the run's
+    precision, all others in full. `watched`: note in which types phases compute. `key` is the same on all ranks, and no
+    other trial's.
     """
 
     world: World
@@ -186,7 +189,9 @@ class Trial:
     key: str
     alone: bool = False
     scale: float = 1.0
-    precision: Precision = field(default_factory=Precision)
+    coarse: Collection[str] = ()
+    watched: bool = False
+    phase: str = ""  # that is played now, or was last
     losses: dict[tuple[str, str], float] = field(default_factory=dict)  # by phase and name
     norms: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # of gradients, by phase and player
     state: dict[str, Tensor] = field(default_factory=dict)  # buffers, and weights that were written
@@ -194,7 +199,7 @@ class Trial:
     own: list[str] = field(default_factory=list)  # of these: what differs from one device
     drawn: ByPhase = field(default_factory=dict)  # by networks
     drawn_alike: bool = False  # whether a loss has drawn from NumPy or Python
-    dtypes: set[torch.dtype] = field(default_factory=set)  # of losses: an author may cast by autocast
+    dtypes: defaultdict[str, set[torch.dtype]] = field(default_factory=lambda: defaultdict(set))  # by phase
     collectives: set[str] = field(default_factory=set)  # where the author's code calls torch.distributed
     unlike: set[str] = field(default_factory=set)  # phases with draws that differ by rank, which cannot be compared
     met: int = 0  # how often the ranks have met
@@ -211,7 +216,9 @@ class Trial:
         """What `turn.play` does, but without the update and without torch.compile."""
         self.meet(f"plays phase '{phase.name}'")
         policies, draws = training.policies, Draws(training.draws.known)
-        training = replace(training, precision=self.precision, hooks=NO_HOOKS, draws=draws, forms=None)
+        precision = training.precision if phase.name in self.coarse else Precision()
+        training = replace(training, precision=precision, hooks=NO_HOOKS, draws=draws, forms=None)
+        self.phase, dtypes = phase.name, self.dtypes[phase.name]
         if any(policy.compiled for policy in policies.values()):
             phase = replace(phase, second_order=True)  # then all play eagerly: nothing is compiled for a few samples
         before, seed = random_state.capture(), torch.initial_seed()
@@ -219,6 +226,8 @@ class Trial:
             if self.alone:
                 training = replace(training, world=replace(training.world, size=1, rank=0))
                 stack.enter_context(ranks.alone(in_all_threads=True))
+            if self.watched:
+                stack.enter_context(Casts(dtypes))
             stack.enter_context(ready(phase, policies, trying=True))
             losses = gradients(phase, batch, self.step, training, self.scale)
             learners = [policies[name] for name in phase.learners]
@@ -227,9 +236,10 @@ class Trial:
                 self.norms[phase.name, learner.player.name] = norms_by_name(learner, norms)
                 learner.reduction.drop()
         self.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
-        self.dtypes |= {loss.dtype for loss in losses.values()}
-        if isinstance(self.precision, MixedPrecision):
-            self.dtypes.add(torch.bfloat16)  # it rounds as this or float16 do
+        dtypes |= {loss.dtype for loss in losses.values()}  # an author may cast by autocast
+        dtypes |= {weight.dtype for learner in learners for weight in learner.requiring_grad.values()}
+        if isinstance(precision, MixedPrecision):
+            dtypes.add(torch.bfloat16)  # it rounds as this or float16 do
         self.drawn |= draws.seen
         by_seed = torch.initial_seed() != seed or any(call >= OF_SEED for call in draws.seen[phase.name])
         if random_state.changed(before) and not by_seed:  # a seed of the author's is the same on all ranks
@@ -269,10 +279,15 @@ def norms_by_name(learner: Policy, norms: Tensor) -> dict[str, float]:
     return dict(zip(names, norms.tolist(), strict=True))
 
 
-def full_precision(training: Training) -> Precision:
-    """Mixed precision is left out, because it rounds; but weights of another type than their input need it."""
+def coarse_from_the_start(phases: Iterable[Phase], training: Training) -> set[str]:
+    """The phases that are tried in the run's precision at once: all, if that is not mixed precision, which rounds.
+
+    Others are so only if their loss fails in full precision, as weights of another type than their input may let it.
+    But where that is on the rank of a stage or of a served player alone, the others would wait for it.
+    """
     modules = [policy.player.module for policy in training.policies.values()]
     tensors = [each for module in modules for each in (*module.parameters(), *module.buffers())]
     halves = any(each.dtype in (torch.bfloat16, torch.float16) for each in tensors)
-    mixed = isinstance(training.precision, MixedPrecision)
-    return Precision() if mixed and not halves else training.precision
+    elsewhere = any(policy.name in ("pipeline", "remote") for policy in training.policies.values())
+    full = isinstance(training.precision, MixedPrecision) and not (halves and elsewhere)
+    return set() if full else {phase.name for phase in phases}

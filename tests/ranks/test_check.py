@@ -25,6 +25,7 @@ from gan.pool import ImagePool
 from strategies import PhaseStrategy
 from strategies.check import comparison, one_device, samples, trial
 from strategies.check.trial import Trial
+from strategies.observers import Casts
 from strategies.world import World
 from tests.support.hard_games import HARD, Plain
 from tests.support.parity import (
@@ -283,7 +284,7 @@ def test_a_sum_that_cancels_on_one_device_alone_is_not_named(bias, named):
     """As of D's last bias in a relativistic loss: rounding moves its gradient of exactly 0 by nothing."""
     together, alone = Trial(World(), 0, "many"), Trial(World(), 0, "one")
     together.norms["play", "net"], alone.norms["play", "net"] = {"w": 1.0, "bias": bias}, {"w": 1.0, "bias": 0.0}
-    both = comparison.Comparison([{}], [{}], together, alone, comparison.ROUNDING[torch.float64], set())
+    both = comparison.Comparison([{}], [{}], together, alone, {"play": comparison.ROUNDING[torch.float64]}, set())
     assert bool(both.lines({("gradient", "play", "net", "bias"): 0.0})) == named
 
 
@@ -293,7 +294,8 @@ def test_room_for_a_sum_that_cancels_is_that_of_the_precision():
     together.norms["play", "net"], alone.norms["play", "net"] = {"w": 1.0, "bias": 0.03}, {"w": 1.0, "bias": 0.0}
     measured = {("gradient", "play", "net", "bias"): 1.0}
     for rounding, named in ((comparison.COARSE, False), (comparison.ROUNDING[torch.float32], True)):
-        assert bool(comparison.Comparison([{}], [{}], together, alone, rounding, set()).lines(measured)) == named
+        both = comparison.Comparison([{}], [{}], together, alone, {"play": rounding}, set())
+        assert bool(both.lines(measured)) == named
 
 
 def test_what_rounding_does_is_measured_and_not_named(ranks):
@@ -385,6 +387,32 @@ class HalfTeacher(CastsASum):
 def test_what_needs_mixed_precision_is_tried_in_it(game, ranks):
     how = dict(world=2, steps=1, check=True, batches=single, precision="bf16-mixed")
     assert "phase 'play': loss 'loss' is " in ranks(2).run(refused, game, **how)[0]
+
+
+class BesideATeacher(HalfTeacher):
+    """What a phase without the teacher does wrong is less than bfloat16 rounds."""
+
+    def configure_phases(self):
+        yield Phase("play", self.play, "net")
+        yield Phase("learn", self.learn, "net")
+
+    def play(self, batch):
+        return self.net(batch["x"]).square().mean() * (1 + len(batch["x"]) / 200)
+
+    def learn(self, batch):
+        return self.net(self.teacher(batch["x"])).square().mean()
+
+
+def test_a_phase_beside_one_that_needs_mixed_precision_is_tried_without(ranks):
+    said = ranks(2).run(refused, BesideATeacher, world=2, steps=1, check=True, batches=single, precision="bf16-mixed")
+    assert "phase 'play': loss 'loss' is " in said[0] and "phase 'learn'" not in said[0]
+
+
+def test_what_computes_in_half_precision_throughout_is_seen():
+    """A text encoder in bfloat16 gets numbers of words, and casts nothing."""
+    with Casts() as casts:
+        nn.Embedding(2, 2, dtype=torch.bfloat16)(torch.ones(2, dtype=torch.int64)).float()
+    assert casts.dtypes == {torch.bfloat16}
 
 
 class Heard(DummyLogger):
