@@ -48,6 +48,19 @@ def restore_alike(state: Mapping[str, Any], of_numpy: Any = np.random, of_python
     of_python.setstate((version, tuple(internal), gauss))
 
 
+def dice() -> tuple[Any, ...]:
+    """The states of NumPy and Python's random, which are the same on all ranks. They compare as equal or not."""
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), kind, np.asarray(keys).tobytes(), *rest
+
+
+def set_dice(states: tuple[Any, ...]) -> None:
+    """Set what `dice` has returned."""
+    of_python, kind, keys, *rest = states
+    random.setstate(of_python)
+    np.random.set_state((kind, np.frombuffer(keys, np.uint32), *rest))
+
+
 def check(state: dict[str, Any]) -> None:
     """Raise what `restore` would raise, and restore nothing."""
     torch.Generator().set_state(state["torch"])

@@ -19,7 +19,7 @@ from gan import noise, ranks
 from gan.files.errors import UserError
 from gan.phase import Player
 from nets.norm import torchs_own
-from strategies import private
+from strategies import private, random_state
 from strategies.options.blocks import Block, LayerGroups, find_blocks
 from strategies.sharding.resharded_parameter import version_of
 
@@ -144,7 +144,7 @@ class ForwardState:
         place = noise.here()
         self.place = None if place is None else replace(place)
         self.world = ranks.here()
-        self.dice = np.random.get_state(), random.getstate()
+        self.dice: Any = random_state.dice()  # None after a forward that has drawn nothing from them
         self.attributes = self._attributes()
         self.dtype = torch.get_default_dtype()
         self.modes = [module.training for module in modules]
@@ -194,6 +194,8 @@ class ForwardState:
                     f"{self.what} changes buffer '{name}' of a {type(module).__name__} that is not part of it, so "
                     f"recompute would change it twice; name the blocks that hold both: Player(..., blocks=[...])"
                 )
+        if self.dice == random_state.dice():  # setting them takes longer than a small block
+            self.dice = None
         self.stamp = self._stamp()
 
     def _attributes(self) -> list[tuple[nn.Module, dict[str, Any]]]:
@@ -229,9 +231,10 @@ class ForwardState:
         dtype = torch.get_default_dtype()
         copies = {key: buffer.clone() for key, buffer in self.buffers.items()}
         place = None if self.place is None else replace(self.place)
-        dice, attributes = (np.random.get_state(), random.getstate()), self._attributes()
+        dice, attributes = self.dice and random_state.dice(), self._attributes()
         try:
-            _set_dice(self.dice)
+            if self.dice:
+                random_state.set_dice(self.dice)
             _set_attributes(self.attributes)
             torch.set_default_dtype(self.dtype)
             self._set(self.modes, self.requires_grad, [(module, name, copies[key]) for module, name, key in self.slots])
@@ -240,7 +243,8 @@ class ForwardState:
         finally:
             self._set(modes, requires_grad, buffers)
             torch.set_default_dtype(dtype)
-            _set_dice(dice)
+            if dice:
+                random_state.set_dice(dice)
             _set_attributes(attributes)
 
     def _set(
@@ -278,11 +282,6 @@ def _state_of(value: Any) -> Any:
     if isinstance(value, np.random.Generator):
         return repr(value.bit_generator.state)
     return value.getstate() if isinstance(value, random.Random) else None
-
-
-def _set_dice(states: tuple[Any, Any]) -> None:
-    np.random.set_state(states[0])
-    random.setstate(states[1])
 
 
 def _in_turn(layers: Sequence[nn.Module], x: Any) -> Any:

@@ -1,12 +1,10 @@
 """A network's own forward, run for the stages of one rank."""
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -14,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from gan import noise, ranks
 from gan.files.errors import UserError
-from strategies import private
+from strategies import private, random_state
 from strategies.advice import instead
 from strategies.pipelining.cutting import Unit
 
@@ -89,12 +87,6 @@ class Carrier(Protocol):
 
     def told(self, unit: Unit, call: UnitCall | None) -> UnitCall:
         """The call of a unit: this rank's own, or that of the rank of its stage. Raises if it is another unit's."""
-
-
-def _dice() -> tuple[Any, ...]:
-    """The states of NumPy and Python's random, which are the same on all ranks."""
-    kind, keys, *rest = np.random.get_state()
-    return random.getstate(), kind, np.asarray(keys).tobytes(), *rest
 
 
 def refuse_checkpoint(player: str, around: str) -> None:
@@ -276,9 +268,9 @@ class Program(TorchFunctionMode):
         place = noise.here()
         before = 0 if place is None else place.calls
         with self._natively(unit):
-            dice = _dice() if self.trying else None
+            dice = random_state.dice() if self.trying else None
             found = forward(*args, **kwargs)
-        if self.trying and _dice() != dice:
+        if self.trying and random_state.dice() != dice:
             raise UserError(
                 f"player '{self.player}': '{unit.name}' draws by NumPy or Python's random, which only the rank of its "
                 f"stage would do; draw by torch, such as torch.rand(1), or between the blocks"

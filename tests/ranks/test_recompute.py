@@ -186,6 +186,13 @@ def test_gradients_of_every_order_and_buffers_are_the_same(order):
         assert all(map(torch.equal, found, expected))
 
 
+def test_a_block_that_draws_nothing_sets_no_dice():
+    """That takes longer than a small block."""
+    net, _ = recomputing_copy(nn.Sequential(nn.Linear(6, 6)), blocks=["0"])
+    with mock.patch("numpy.random.set_state", side_effect=AssertionError):
+        net(torch.ones(2, 6)).sum().backward()
+
+
 def test_modes_and_number_kind_of_the_forward_come_back():
     class Kinds(nn.Module):
         def __init__(self):
