@@ -83,8 +83,9 @@ class Remembering(Reaching):
 
 
 def fit(game, policy, world, steps, path=None, resume=None):
-    for name in {"made"} & vars(game).keys():
-        delattr(game, name)
+    for each in game.__mro__:
+        if "made" in vars(each):  # a base, which another test may have trained in this process or on the ranks
+            del each.made
     VARIABLE.set(0.0)
     return duel.fit(game, policy, world, steps, path, resume)
 
