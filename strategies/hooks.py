@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     ModelCheckpoint,
     ModelPruning,
+    ModelSummary,
     StochasticWeightAveraging,
     WeightAveraging,
 )
@@ -52,10 +53,27 @@ CALLBACKS = {
 class GameFirst(Callback):
     """Calls the game's own hooks at the end of a step or epoch before callbacks', and not after them.
 
-    So what callbacks save is of the whole step or epoch.
+    So what callbacks save is of the whole step or epoch. And weights are whole where Lightning's model summary calls a
+    game that has an `example_input_array`: in on_fit_start.
     """
 
-    put_back: Callable[..., None] | None = None
+    put_back: Callable[[], None] | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if pl_module.example_input_array is None:
+            return
+        strategy: Any = trainer.strategy
+        whole, hook = ExitStack(), pl_module.on_fit_start
+        shown = any(isinstance(each, ModelSummary) for each in private.callbacks(trainer))
+        for policy in strategy.policies.values():
+            if not policy.storage.unsharded and any(map(private.logs_graph, trainer.loggers)):
+                raise UserError(
+                    f"player '{policy.player.name}': a logger with log_graph=True calls the game on the first rank "
+                    f"alone, which has not all weights under '{policy.name}'; type log_graph=False"
+                )
+            if shown:
+                whole.enter_context(policy.gathered())
+        self._instead(pl_module, "on_fit_start", lambda: (whole.close(), hook()))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self._call(pl_module, "on_train_batch_end", *args)
@@ -65,14 +83,19 @@ class GameFirst(Callback):
 
     def _call(self, game: LightningModule, name: str, *args: Any) -> None:
         getattr(game, name)(*args)
+        self._instead(game, name, lambda: None)
+
+    def _instead(self, game: LightningModule, name: str, then: Callable[[], object]) -> None:
+        """Lightning's own call of the hook puts the hook back, and calls `then`."""
         own = vars(game)
         before = {name: own[name]} if name in own else {}
 
-        def put_back(*_: Any) -> None:
+        def put_back() -> None:
             own.pop(name, None)
             own.update(before)
 
-        own[name] = self.put_back = put_back  # Lightning's own call of the hook puts it back
+        self.put_back = put_back
+        own[name] = lambda *_: (put_back(), then())
 
     def on_exception(self, *_: Any) -> None:
         if self.put_back is not None:

@@ -204,6 +204,11 @@ def datamodule(trainer: Trainer) -> Any:
     return vars(trainer).get("datamodule")
 
 
+def logs_graph(logger: Logger) -> bool:
+    """Whether it is TensorBoard's, and traces the game."""
+    return getattr(logger, "_log_graph", False)
+
+
 def set_callbacks(trainer: Trainer, callbacks: list[Callback]) -> None:
     """Replace a trainer's callbacks."""
     vars(trainer)["callbacks"] = callbacks

@@ -16,12 +16,14 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch.optim import Adam
 
 from gan.files.errors import UserError
 from gan.ranks import mean
 from strategies import PhaseStrategy
 from strategies.hooks import INSTEAD, NO_HOOKS
+from strategies.sharding.resharded_parameter import resharded
 from tests.scenes.writing import Adaptive, ClipsByNorm, ClipsNetworks, Loose
 from tests.support.doubled import doubled
 from tests.support.hard_games import Micro2, Plain
@@ -300,6 +302,41 @@ def test_a_step_that_plays_no_phase_is_an_error():
 def compiled():
     with pytest.raises(UserError, match=r"pass the game itself, and type PhaseStrategy\('ddp\+compile'\)"):
         trainer(PhaseStrategy("ddp"), 2, 1).fit(torch.compile(Plain()), parts(1, 2))
+
+
+class Example(Plain):
+    """Lightning's model summary and log_graph call it."""
+
+    def __init__(self):
+        super().__init__()
+        self.example_input_array, self.began = torch.zeros(2, 4, dtype=torch.float64), []
+
+    def forward(self, z):
+        return self.generator(z)
+
+    def on_fit_start(self):
+        self.began.append([resharded(weight) for weight in self.generator.parameters()])
+
+
+def began(policy):
+    game = Example()
+    trainer(PhaseStrategy(policy, check=False), 2, 1, enable_model_summary=True).fit(game, parts(1, 2))
+    return game.began, "on_fit_start" in vars(game)
+
+
+@pytest.mark.parametrize("policy", often(["zero3", "fsdp"], ["zero3"]))
+def test_the_model_summary_calls_a_game_with_whole_weights(policy, ranks):
+    (hook, *more), replaced = ranks(2).run(began, policy)[0]
+    assert all(hook) and not more and not replaced
+
+
+def test_a_graph_that_one_rank_would_log_alone_is_refused(ranks, tmp_path):
+    logger = TensorBoardLogger(tmp_path, log_graph=True)
+    for said in ranks(2).run(refused, Example, policy="generator=zero3,*=ddp", world=2, steps=1, logger=logger):
+        assert said == (
+            "player 'generator': a logger with log_graph=True calls the game on the first rank alone, which has not "
+            "all weights under 'zero3'; type log_graph=False"
+        )
 
 
 def test_a_game_that_is_compiled_as_a_whole_is_refused_on_several_ranks(ranks):
