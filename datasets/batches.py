@@ -123,6 +123,7 @@ class ResumableLoader(Loader):
     """
 
     sampler: GlobalBatches  # pyrefly: ignore[bad-override-mutable-attribute] - nobody puts another in its place
+    ahead = 0  # of the batches that were handed out, so many wait to be trained on
 
     def __init__(
         self,
@@ -158,6 +159,7 @@ class ResumableLoader(Loader):
             batch += 1
             self._position = self._position[0], batch, self._position[2]
             yield item
+        self._position = self._position[0], batch + self.ahead, self._position[2]  # none of them waits
 
     # [Note: the epoch comes late]
     # Lightning makes an iterator before it calls set_epoch. When it resumes from the end of an epoch, it makes no
@@ -178,8 +180,9 @@ class ResumableLoader(Loader):
         return length, [number for both in found for number in both]
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch, and how many of its batches were handed out."""
+        """The epoch, and how many of its batches were trained on."""
         epoch, batch, passes = self._position
+        batch = max(0, batch - self.ahead)
         return {"epoch": epoch, "batch": batch, "passes": passes, "skipped": self.sampler.skipped, **self._order()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -88,7 +88,7 @@ def prepared(loader: Any, world: World, training: bool, is_dp: bool) -> Any:
             f"train with GlobalLoader(training=True), which leaves out an incomplete last batch"
         )
     if isinstance(loader, ResumableLoader):
-        loader.sampler.passes = 0  # of an earlier fit
+        loader.sampler.epoch = loader.sampler.passes = 0  # of an earlier fit
         if world.size > 1:
             _compare_data(loader, world.each(loader.signs))
     if isinstance(loader, ResumableLoader | GlobalStream):
@@ -125,11 +125,12 @@ def _compare_data(loader: ResumableLoader, signs: list[tuple[int, list[int]]]) -
             return
 
 
-def check_together(loaders: Any) -> None:
-    """Name loaders of one seed, which go through their samples in one order."""
+def check_together(loaders: Any, ahead: int) -> None:
+    """Name loaders of one seed, which go through their samples in one order. `ahead`: batches that wait already."""
     known: set[tuple[int, int]] = set()
-    for each in tree_leaves(loaders):
-        if isinstance(each, ResumableLoader) and each.sampler.shuffle:
+    for each in (each for each in tree_leaves(loaders) if isinstance(each, ResumableLoader)):
+        each.ahead = ahead
+        if each.sampler.shuffle:
             key = each.sampler.length, each.sampler.seed
             if key in known:
                 rank_zero_warn(

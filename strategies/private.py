@@ -17,6 +17,7 @@ import torch._inductor.config
 import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.fabric.utilities.data import _set_sampler_epoch as set_epoch
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed as set_threads
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.overrides.distributed import _sync_module_states as broadcast_module
@@ -87,9 +88,17 @@ def altered(optimizer: Optimizer) -> bool:
 
 
 def begin_epoch_again(trainer: Trainer) -> None:
-    """Make the iterator of the training's loader anew."""
-    if trainer.fit_loop._data_fetcher is not None:  # nothing is trained without a batch
-        iter(trainer.fit_loop._data_fetcher)
+    """Make the iterator of the training's loader anew. It may take a batch at once, so the epoch is told before."""
+    loop: Any = trainer.fit_loop
+    if loop._data_fetcher is not None:  # nothing is trained without a batch
+        for each in loop._combined_loader.flattened:
+            set_epoch(each, loop.epoch_progress.current.processed)
+        iter(loop._data_fetcher)
+
+
+def taken_ahead(trainer: Trainer) -> int:
+    """How many batches Lightning has taken that wait to be trained on: one, if the loaders together have no length."""
+    return len(getattr(trainer.fit_loop._data_fetcher, "batches", ()))
 
 
 def in_a_step(trainer: Trainer) -> bool:

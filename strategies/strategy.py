@@ -220,7 +220,7 @@ class PhaseStrategy(RanksStrategy):
         game, world = self.game, self.world
         self.began = True
         self.lockstep.begin()
-        check_together(game.trainer.train_dataloader)
+        check_together(game.trainer.train_dataloader, private.taken_ahead(game.trainer))
         hooks, equal_rows = Hooks(game.trainer, game), self.lockstep.equal_rows
         training = Training(self.policies, self.precision_plugin, world, self.saving.seed, hooks, equal_rows)
         move = super().batch_to_device if hooks.of_batches else None

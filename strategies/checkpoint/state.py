@@ -244,7 +244,7 @@ class State:
                 private.say(said)
         if at_its_end and not resumed.get("epoch_ended", True):
             _end_epoch(trainer)
-        if resumed and (at_its_end or not trainer.fit_loop.restarted_mid_epoch) and not _keeps_position(trainer):
+        if resumed and (at_its_end or not trainer.fit_loop.restarted_mid_epoch) and _without_position(trainer):
             private.begin_epoch_again(trainer)  # it was begun before the random states were restored
 
     def _remember(
@@ -322,16 +322,18 @@ def _go_on_in_the_epoch(trainer: Trainer) -> bool:
     if epochs.current.ready == epochs.current.completed:
         loop.reset_restart_stage()  # else Lightning would go on as inside of an epoch
         return True
-    if not _keeps_position(trainer):
+    if forgetful := _without_position(trainer):
         rank_zero_warn(
-            "the training loader keeps no position, so the epoch that was begun before the checkpoint begins anew; "
-            "a GlobalLoader of `datasets` goes on inside it"
+            f"a {forgetful} keeps no position, so the epoch that was begun before the checkpoint begins anew in it; a "
+            f"GlobalLoader of `datasets` goes on inside"
         )
     return False
 
 
-def _keeps_position(trainer: Trainer) -> bool:
-    return all(hasattr(each, "state_dict") for each in tree_leaves(trainer.train_dataloader))
+def _without_position(trainer: Trainer) -> str:
+    """The kinds of loaders that begin an epoch anew."""
+    loaders = tree_leaves(trainer.train_dataloader)
+    return ", a ".join(dict.fromkeys(type(each).__name__ for each in loaders if not hasattr(each, "state_dict")))
 
 
 def _end_epoch(trainer: Trainer) -> None:

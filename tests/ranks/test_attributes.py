@@ -173,7 +173,7 @@ def test_a_loader_without_a_position_is_named_where_an_epoch_is_resumed(tmp_path
     made = trainer(PhaseStrategy("single"), 1, 3)
     made.fit(Plain(), DataLoader(data))
     made.save_checkpoint(tmp_path / "three.ckpt")
-    with pytest.warns(UserWarning, match="the training loader keeps no position, so the epoch that was begun before"):
+    with pytest.warns(UserWarning, match="keeps no position, so the epoch that was begun before"):
         trainer(PhaseStrategy("single"), 1, 4).fit(Plain(), DataLoader(data), ckpt_path=tmp_path / "three.ckpt")
 
 

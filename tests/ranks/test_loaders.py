@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning import Callback
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -23,6 +24,7 @@ from torch.utils.data import (
 
 from datasets import GlobalLoader, GlobalStream
 from datasets.loaders import alone
+from gan import GanModule
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain
@@ -140,6 +142,35 @@ def test_a_run_that_is_resumed_again_and_again_is_one_run(after, tmp_path):
         resume = path
         assert game.seen == alone[:steps]
     equals([snapshot(game, strategy)], expected)
+
+
+class Beside(Recorded):
+    def training_step(self, batch):
+        own, streamed = batch
+        self.seen.append([] if own is None else own["index"].tolist())
+        GanModule.training_step(self, {"x": streamed["x"]})
+
+
+@pytest.mark.parametrize(
+    ("mode", "at", "steps"), [("max_size_cycle", 2, 5), ("max_size_cycle", 5, 8), ("max_size", 4, 5)]
+)
+def test_a_loader_beside_a_stream_goes_on_at_the_next_batch(mode, at, steps, tmp_path):
+    """Lightning takes a batch before it trains on the one before. The stream, of five batches, begins anew."""
+    inside, after = tmp_path / "inside.ckpt", tmp_path / "after.ckpt"
+    loaders = GlobalLoader(Subset(Own(), range(24)), 8), GlobalStream(Stream(), 8)
+
+    def fitted(steps, resume=None):
+        game, callback = Beside(lambda: CombinedLoader(loaders, mode)), Saved(inside, 0 if resume else at)
+        made = trainer(PhaseStrategy("single"), 1, steps, callbacks=[callback])
+        made.fit(game, ckpt_path=resume)
+        return game.seen, made
+
+    unbroken, _ = fitted(steps)
+    assert len(set(map(tuple, unbroken))) == (4 if mode == "max_size" else steps)
+    stopped, made = fitted(at)
+    assert stopped == unbroken[:at], "a loader that another training has read"
+    made.save_checkpoint(after)
+    assert [fitted(steps, path)[0] for path in (inside, after)] == [unbroken, unbroken]
 
 
 class Between(Callback):
