@@ -376,6 +376,8 @@ class PhaseStrategy(RanksStrategy):
         """If there was nothing left to train, Lightning has called no hook of a training."""
         trainer = private.trainer_of(self.game)  # None in a process that has only started others
         if trainer and trainer.state.fn == TrainerFn.FITTING and trainer.state.status == TrainerStatus.RUNNING:
+            if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+                trainer.fit_loop.reset()  # counts an epoch that ends with the checkpoint
             self.saving.resume(trainer)
             self.players.give_back()
 

@@ -197,15 +197,16 @@ def test_a_run_goes_on_between_two_epochs(hook, tmp_path):
     """By steps, where Lightning counts otherwise. The hooks that come after the save are called."""
     path = str(tmp_path / "epoch.ckpt")
 
-    def seen(resume=None):
+    def seen(resume=None, steps=5):
         game = Curriculum(own)
         callback = Between(hook, path) if resume is None else Callback()
-        trainer(PhaseStrategy("single"), 1, 5, callbacks=[callback]).fit(game, ckpt_path=resume)
+        trainer(PhaseStrategy("single"), 1, steps, callbacks=[callback]).fit(game, ckpt_path=resume)
         return game.seen
 
     unbroken = seen()
     assert [epoch for epoch, _ in unbroken if epoch in range(9)] == [0, 0, 1, 1, 2]
     assert seen(path) == unbroken, "the game remembers what it has seen"
+    assert seen(path, 2) == seen(None, 2), "the hook is called too if that was the last step"
 
 
 @pytest.mark.promise("noise for two loaders; Lightning's own sampler (a warning)")
