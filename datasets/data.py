@@ -58,8 +58,6 @@ class GanData(LightningDataModule):
             fits = len(self.train) // ranks * ranks
             advice = f"try --batch-size {fits}" if fits else f"try at most {len(self.train)} ranks"
             raise UserError(f"{len(self.train)} training samples do not fill a batch of {self.batch_size}; {advice}")
-        if getattr(self.trainer, "overfit_batches", 0):
-            raise UserError("overfit_batches would replace the sampler; try limit_train_batches, or a smaller data set")
         if self.val is not None:
             check_divides(self.val_batch_size, ranks, "validation batch", "--val-batch-size ")
             check_held_out(self.val_count, ranks)

@@ -71,9 +71,12 @@ class DealtLoader:
             random_state.restore(own)
 
 
-def prepared(loader: Any, world: World, training: bool, is_dp: bool) -> Any:
-    """The loader as ranks read it. One of ours that was made before the ranks were known is made again."""
-    if type(loader) in (GlobalLoader, GlobalStream) and loader.ranks != world.size:
+def prepared(loader: Any, world: World, training: bool, is_dp: bool, overfits: bool) -> Any:
+    """The loader as ranks read it. One of ours that was made before the ranks were known is made again.
+
+    `overfits`: with overfit_batches the first batches come in each epoch.
+    """
+    if type(loader) in (GlobalLoader, GlobalStream) and (overfits or loader.ranks != world.size):
         loader = loader.again()
     if is_dp and training and world.size > 1:
         draws = world.broadcast(random_state.capture())
@@ -89,6 +92,7 @@ def prepared(loader: Any, world: World, training: bool, is_dp: bool) -> Any:
         )
     if isinstance(loader, ResumableLoader):
         loader.sampler.epoch = loader.sampler.passes = 0  # of an earlier fit
+        loader.sampler.shuffle = loader.sampler.shuffle and not overfits
         if world.size > 1:
             _compare_data(loader, world.each(loader.signs))
     if isinstance(loader, ResumableLoader | GlobalStream):

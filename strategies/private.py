@@ -28,6 +28,7 @@ from lightning.pytorch.strategies.launchers.multiprocessing import _WorkerOutput
 from lightning.pytorch.strategies.launchers.subprocess_script import _basic_subprocess_cmd as same_command
 from lightning.pytorch.trainer.call import _call_callback_hooks as call_callbacks
 from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module
+from lightning.pytorch.trainer.connectors import data_connector
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_utilities.core.rank_zero import rank_zero_only as utils_rank_zero_only
 from torch import Tensor, nn
@@ -221,6 +222,18 @@ def logs_graph(logger: Logger) -> bool:
 def set_callbacks(trainer: Trainer, callbacks: list[Callback]) -> None:
     """Replace a trainer's callbacks."""
     vars(trainer)["callbacks"] = callbacks
+
+
+@contextmanager
+def kept(kind: type) -> Iterator[None]:
+    """Inside the `with`, Lightning makes no loader of this kind anew, as it does for overfit_batches and to predict."""
+    update = data_connector._update_dataloader
+
+    def updated(loader: Any, *args: Any, **kwargs: Any) -> Any:
+        return loader if isinstance(loader, kind) else update(loader, *args, **kwargs)
+
+    with mock.patch.object(data_connector, "_update_dataloader", updated):
+        yield
 
 
 def leave_samplers(trainer: Trainer) -> None:

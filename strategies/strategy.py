@@ -18,6 +18,7 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
+from datasets.workers import Loader
 from gan.files.errors import DiskError, UserError
 from gan.module import GanModule
 from gan.phase import Phase
@@ -151,6 +152,8 @@ class PhaseStrategy(RanksStrategy):
         if training and trainer.checkpoint_callbacks:
             check_loadable({"hyper_parameters": dict(game.hparams)})
 
+        self.until_teardown.enter_context(private.kept(Loader))
+
         # The devices, and the networks on them. What other ranks serve is not needed here.
         several = self.world_size > 1
         if not several or self.is_dp:
@@ -211,8 +214,9 @@ class PhaseStrategy(RanksStrategy):
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Lightning calls this with every loader, after it has chosen the sampler."""
-        training = self.game.trainer.training
-        return super().process_dataloader(prepared(dataloader, self.world, training, self.is_dp))
+        trainer = self.game.trainer
+        overfits = vars(trainer)["overfit_batches"] > 0  # an attribute that its class does not declare
+        return super().process_dataloader(prepared(dataloader, self.world, trainer.training, self.is_dp, overfits))
 
     def on_train_start(self) -> None:
         """What the game remembers comes back only here, after the game's own on_train_start."""

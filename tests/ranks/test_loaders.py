@@ -382,6 +382,26 @@ def test_a_loader_that_nobody_can_make_again_is_refused(ranks):
     ranks(2).run(made_too_early_by_a_stranger)
 
 
+def overfitted_and_predicted(world):
+    """Lightning would make both loaders anew, by its own words."""
+    with alone():
+        early = own()
+    game, strategy = Recorded(lambda: early), PhaseStrategy("ddp", check=False)
+    game.predict_step = lambda batch: batch["index"].tolist()
+    made = trainer(strategy, world, -1, max_epochs=2, overfit_batches=1, use_distributed_sampler=True)
+    made.fit(game)
+    assert early.sampler.shuffle, "another training shuffles again"
+    predicted = trainer(PhaseStrategy("ddp"), world, 1).predict(game, held_out(20))
+    return [batch for _, batch in game.seen], predicted
+
+
+def test_overfit_batches_and_a_prediction_take_our_loaders_as_they_are(ranks):
+    assert overfitted_and_predicted(1) == ([list(range(16))] * 2, [list(range(16)), list(range(16, 20))])
+    for rank, (seen, predicted) in enumerate(ranks(2).run(overfitted_and_predicted, 2)):
+        half = list(range(8 * rank, 8 * rank + 8))
+        assert (seen, predicted) == ([half] * 2, [half, [16 + 2 * rank, 17 + 2 * rank]])
+
+
 # ---- one device ----
 
 

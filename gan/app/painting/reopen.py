@@ -206,7 +206,6 @@ class FirstRank:
     world_size: int
     num_nodes: int = 1
     global_rank: int = 0
-    overfit_batches: float = 0
     global_step: int = 0
 
 

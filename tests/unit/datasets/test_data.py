@@ -16,7 +16,7 @@ from tests.support.numbers import Numbers
 
 def placed(data, ranks, rank=0):
     """The data as a rank of a larger run sees it."""
-    data.trainer = SimpleNamespace(world_size=ranks, global_rank=rank, overfit_batches=0)
+    data.trainer = SimpleNamespace(world_size=ranks, global_rank=rank)
     return data
 
 
@@ -80,13 +80,6 @@ def test_epochs_augment_anew_and_held_out_samples_stay_as_they_are():
 def test_what_cannot_be_split_is_refused(options, ranks, message):
     with pytest.raises(UserError, match=message):
         placed(GanData(Numbers(50), **{"val": Numbers(8), **options}), ranks).setup("fit")
-
-
-def test_overfitting_is_refused():
-    data = placed(GanData(Numbers(50), batch_size=2), 1)
-    data.trainer.overfit_batches = 2
-    with pytest.raises(UserError, match="try limit_train_batches"):
-        data.setup("fit")
 
 
 def test_validation_may_look_at_the_first_held_out_samples_only():
