@@ -1,7 +1,7 @@
 """Batches that are the same at any number of ranks, and a loader that continues where it stopped."""
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -131,9 +131,9 @@ class ResumableLoader(Loader):
         sampler: GlobalBatches,
         *,
         workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
         new_data: bool = False,
         keep_workers: bool = True,
+        **settings: Any,
     ) -> None:
         """`new_data`: go on though there are more samples or fewer than before, at the same place in another order.
 
@@ -144,10 +144,10 @@ class ResumableLoader(Loader):
             dataset,
             batch_size=sampler.batch_size // sampler.num_replicas,
             sampler=sampler,
-            collate_fn=collate_fn,
             persistent_workers=keep_workers and workers > 0,
             seed=sampler.seed,
             workers=workers,
+            **settings,
         )
         self._position = 0, 0, 0
 
@@ -175,8 +175,8 @@ class ResumableLoader(Loader):
         """How many samples there are, and numbers that tell three of them, read twice: what ranks must have alike."""
         length = len(self.dataset)  # pyrefly: ignore[bad-argument-type] - each has one
         some = [(0, index) for index in sorted({0, length // 2, length - 1} if length else ()) for _ in range(2)]
-        how: dict[str, Any] = dict(seed=self.sampler.seed, workers=min(1, self.num_workers))  # read where batches are
-        found = Loader(self.dataset, sampler=some, batch_size=2, collate_fn=_signs, **how)
+        how: dict[str, Any] = dict(seed=self.sampler.seed, worker_init_fn=self.worker_init_fn, collate_fn=_signs)
+        found = Loader(self.dataset, sampler=some, batch_size=2, workers=min(1, self.num_workers), **how)
         return length, [number for both in found for number in both]
 
     def state_dict(self) -> dict[str, int]:

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from datasets.augment import Samples, as_item, to_tensors
 from datasets.batches import GlobalBatches, ResumableLoader, check_divides, check_held_out
-from datasets.workers import Loader, as_in_no_worker
+from datasets.workers import Begin, Loader, as_in_no_worker
 from gan.files.errors import UserError
 from gan.making import drawing_from, seed_generators
 from gan.noise import seed_for
@@ -29,7 +29,8 @@ class GlobalLoader(ResumableLoader):
     incomplete last batch is dropped. A `sampler`, such as a WeightedRandomSampler, gives another order. What the data
     set draws at random for a sample, by torch's, NumPy's and Python's global generators, depends on (seed, epoch,
     index) alone, also in workers. Checkpoints save the position; a run whose data set has got or lost samples is not
-    resumed, but with `new_data=True`, in another order. It may be made before the ranks are known.
+    resumed, but with `new_data=True`, in another order. It may be made before the ranks are known. `prefetch_factor`
+    and `worker_init_fn` are DataLoader's.
     """
 
     def __init__(
@@ -42,10 +43,15 @@ class GlobalLoader(ResumableLoader):
         sampler: Sampler[int] | None = None,
         seed: int = 0,
         workers: int = 0,
+        prefetch_factor: int | None = None,
+        worker_init_fn: Begin = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         new_data: bool = False,
     ) -> None:
-        how: dict[str, Any] = dict(workers=workers, collate_fn=collate_fn, new_data=new_data)
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise UserError(f"a {type(dataset).__name__} has no length; type GlobalStream in place of GlobalLoader")
+        how: dict[str, Any] = dict(workers=workers, prefetch_factor=prefetch_factor, worker_init_fn=worker_init_fn)
+        how |= dict(collate_fn=collate_fn, new_data=new_data)
         order: dict[str, Any] = dict(training=training, shuffle=shuffle, seed=seed)
         self.again = partial(GlobalLoader, dataset, batch_size, sampler=sampler, **order, **how)
         if sampler is not None and shuffle:
@@ -77,19 +83,17 @@ class GlobalStream(Loader):
         *,
         seed: int = 0,
         workers: int = 0,
+        prefetch_factor: int | None = None,
+        worker_init_fn: Begin = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        self.again = partial(GlobalStream, stream, batch_size, seed=seed, workers=workers, collate_fn=collate_fn)
+        how: dict[str, Any] = dict(workers=workers, prefetch_factor=prefetch_factor, worker_init_fn=worker_init_fn)
+        how |= dict(collate_fn=collate_fn, seed=seed)
+        self.again = partial(GlobalStream, stream, batch_size, **how)
         rank, self.ranks = _rank_of_ranks()
         check_divides(batch_size, self.ranks, "batch", "batch_size=")
         self.rows = Rows(stream, batch_size, rank, self.ranks, seed)
-        super().__init__(
-            self.rows,
-            batch_size=batch_size // self.ranks,
-            collate_fn=collate_fn,
-            seed=seed,
-            workers=workers,
-        )
+        super().__init__(self.rows, batch_size=batch_size // self.ranks, **how)
 
     def __iter__(self) -> Iterator[Any]:
         self.rows.passes += 1

@@ -6,8 +6,9 @@ import re
 import signal
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import active_children, get_start_method
 from typing import Any
 
@@ -21,6 +22,7 @@ from gan.files.system import cores, signals
 PATIENCE = 600.0  # seconds in which workers must give a batch; less than ranks wait for each other
 MOST = 4  # workers of a rank, where nobody says how many
 FAREWELL = 1.0  # seconds that they have to end when the program ends
+Begin = Callable[[int], Any] | None  # the author's worker_init_fn
 
 _NO_ROOM = re.compile(r"Bus error|unable to allocate shared memory|unable to mmap|unable to open shared memory")
 _LOST = re.compile(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (?:is killed by signal: (\w+)|exited)")
@@ -58,13 +60,13 @@ class Loader(DataLoader):
     It draws from a generator of its own: torch's would draw from the global one.
     """
 
-    def __init__(self, *args: Any, seed: int, workers: int, **settings: Any) -> None:
+    def __init__(self, *args: Any, seed: int, workers: int, worker_init_fn: Begin = None, **settings: Any) -> None:
         super().__init__(
             *args,
             num_workers=workers,
             multiprocessing_context=start_method(workers),
             timeout=PATIENCE if workers else 0,
-            worker_init_fn=leave_signals_to_the_trainer,
+            worker_init_fn=partial(_begin, worker_init_fn),
             generator=torch.Generator().manual_seed(seed),
             **settings,
         )
@@ -75,10 +77,12 @@ class Loader(DataLoader):
         return super().__iter__()
 
 
-def leave_signals_to_the_trainer(worker: int) -> None:
+def _begin(then: Begin, worker: int) -> None:
     """Ctrl-C reaches all processes of a terminal. A worker that ends would make the current step fail."""
     for number in signals("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGBREAK"):
         signal.signal(number, signal.SIG_IGN)
+    if then is not None:
+        then(worker)
 
 
 def hear_of_dead_workers() -> None:

@@ -1,6 +1,7 @@
 """Loaders for data sets and streams of one's own: ranks together get what one device gets."""
 
 import random
+import signal
 from unittest import mock
 
 import numpy as np
@@ -127,6 +128,31 @@ def test_a_stream_that_is_a_plain_iterable_and_a_collation_of_ones_own():
     assert list(GlobalLoader(Own(6), 3, shuffle=False, collate_fn=len)) == [3, 3]
 
 
+OPENED = []
+
+
+def open_files(worker):
+    OPENED.append(worker)
+
+
+class Opened:
+    """It has a file that each worker opens for itself, in a process that leaves Ctrl-C to the trainer."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return OPENED[0], signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize("kind", [GlobalLoader, GlobalStream])
+def test_a_worker_may_begin_with_something_of_ones_own(kind):
+    loader = kind(Opened(), 4, workers=1, prefetch_factor=3, worker_init_fn=open_files)
+    assert [part.tolist() for part in next(iter(loader))] == [[0] * 4, [True] * 4]
+    assert loader.prefetch_factor == 3
+    assert kind is GlobalStream or loader.signs()
+
+
 def test_pictures_of_pillows_become_tensors_also_in_a_dict_and_a_collation_of_ones_own_gets_them():
     picture = Image.new("L", (2, 2), 255)
     named = [{"photo": picture, "age": age} for age in range(2)]
@@ -162,6 +188,9 @@ def test_batches_that_ranks_cannot_share_are_refused(kind):
         on_rank(0, 4, kind, Own(), 6)
     with pytest.raises(UserError, match="22 samples do not fill a batch of 32"):
         GlobalLoader(Own(), 32)
+    for stream in (Stream(), iter(range(8))):
+        with pytest.raises(UserError, match="has no length; type GlobalStream in place of GlobalLoader"):
+            GlobalLoader(stream, 4)
 
 
 def test_the_control_a_plain_loader_draws_another_augmentation_in_each_rank():
