@@ -194,8 +194,11 @@ class PhaseStrategy(RanksStrategy):
     # ---- load a checkpoint ----
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """A checkpoint's tree. One that a training could not go on from is refused before anything is loaded."""
-        return opened(checkpoint_path, weights_only, self.game.trainer)
+        """A checkpoint's tree. One that a training could not go on from is refused before anything is loaded.
+
+        As in a save the first rank's path counts: ModelCheckpoint's best one differs, if what it monitors does.
+        """
+        return opened(self.world.broadcast(checkpoint_path), weights_only, self.game.trainer)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Weights and averages."""

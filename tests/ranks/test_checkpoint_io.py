@@ -3,6 +3,7 @@
 import os
 import warnings
 from functools import partial
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -67,6 +68,30 @@ def test_the_last_is_kept_whole_or_as_a_link(last, tmp_path):
     again = ModelCheckpoint(tmp_path, "{step}", save_last=last)
     resumed = fit(Scored(), 5, resume="last", callbacks=[again], enable_checkpointing=True)
     assert distance(*(snapshot(each.lightning_module, each.strategy) for each in (resumed, made))) == 0
+
+
+class Apart(Plain):
+    """Each rank has a score of its own, and so another best checkpoint."""
+
+    def training_step(self, batch):
+        self.log("score", 1.0 - 2 * dist.get_rank())
+        super().training_step(batch)
+
+    def validation_step(self, batch, _):
+        pass
+
+
+def best_of_each(folder):
+    keep = ModelCheckpoint(folder, "{step}-{score:.0f}", every_n_train_steps=1, monitor="score")
+    made = fit(Apart(), 2, "zero3", 2, callbacks=[keep], enable_checkpointing=True)
+    best = Path(keep.best_model_path).name
+    made.validate(made.lightning_module, Whole(1), ckpt_path="best", verbose=False)
+    return best
+
+
+def test_where_each_rank_has_another_best_one_the_first_ranks_is_loaded(ranks, tmp_path):
+    found = ranks(2).run(best_of_each, str(tmp_path))
+    assert found == ["step=1-score=1.ckpt", "step=1-score=-1.ckpt"]
 
 
 def keeping_on_ranks(folder):
