@@ -93,6 +93,7 @@ class GameFirst(Callback):
         def put_back() -> None:
             own.pop(name, None)
             own.update(before)
+            self.put_back = None  # no callback that can be pickled keeps a function
 
         self.put_back = put_back
         own[name] = lambda *_: (put_back(), then())

@@ -1,6 +1,7 @@
 """What a game remembers in plain objects is in its checkpoints: a resumed run goes on as one that never stopped."""
 
 import copy
+import pickle
 import random
 import warnings
 from array import array
@@ -152,8 +153,10 @@ def test_what_a_callback_saves_is_of_the_whole_step(tmp_path):
     straight = OwnAverage()
     trainer(PhaseStrategy("single"), 1, 4, callbacks=[Saves(tmp_path / "two.ckpt", 2)]).fit(straight, Whole(4))
     resumed = OwnAverage()
-    trainer(PhaseStrategy("single"), 1, 4).fit(resumed, Whole(4), ckpt_path=tmp_path / "two.ckpt")
+    made = trainer(PhaseStrategy("single"), 1, 4)
+    made.fit(resumed, Whole(4), ckpt_path=tmp_path / "two.ckpt")
     assert all(map(torch.equal, straight.state_dict().values(), resumed.state_dict().values()))
+    pickle.dumps(made.callbacks)
 
 
 class Fails(Callback):
