@@ -84,8 +84,8 @@ class FirstWeights:
         for key in self.gone:
             if key not in self.given | self.read:
                 raise UserError(
-                    f"'{names[key]}' has no values: they were sharded in a training that has ended, and did not fit on "
-                    f"one rank; type ckpt_path=..., or load a checkpoint with load_from_checkpoint(...)"
+                    f"'{names[key]}' has no values: they were sharded in a training that was interrupted, or did not "
+                    f"fit on one rank after it; make the game anew, or type ckpt_path=... in fit"
                 )
 
     def begin(self, policies: Iterable[Policy]) -> None:

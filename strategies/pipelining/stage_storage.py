@@ -66,10 +66,7 @@ class StageStorage(OneOwner):
         return {each: Share.whole(each) if part is self.own else None for part in self.parts for each in part.values()}
 
     def release(self) -> None:
-        """Communicates nothing, so a weight of another stage becomes NaN."""
-        if not self.whole:
-            for weight in self.of_others:
-                show(weight, torch.full((weight.numel(),), torch.nan, dtype=weight.dtype, device=weight.device))
+        """Communicates nothing, so a weight of another stage stays away."""
         self.whole, self.released = True, True
         super().release()
 

@@ -90,8 +90,6 @@ class Bucket:
         like = next(iter(self.weights.values()))
         self.device, self.dtype = like.device, like.dtype
         self.compute_dtype = sharing.compute_dtype or self.dtype if self.dtype.is_floating_point else self.dtype
-        # Weights that are made or read shard by shard were never whole. See strategies/first_weights.py.
-        self.begun_sharded = any(isinstance(weight, ReshardedParameter) for weight in self.weights.values())
         self.whole: Tensor | None = None
         self.work: Any = None
         self.fetch: Callable[[], None] = self.unshard  # what autograd calls when it needs the weights
@@ -258,14 +256,10 @@ class Bucket:
             hide(weight, nothing)
 
     def release(self) -> None:
-        """Give every weight its own memory again. Communicates nothing, so a resharded weight becomes NaN.
-
-        One that has never been whole may not fit, so it stays resharded.
-        """
-        for weight in () if self.begun_sharded and not self.unsharded else self.weights.values():
+        """Give every weight its own memory again. Communicates nothing, so a resharded weight stays so."""
+        for weight in self.weights.values() if self.unsharded else ():
             forget_ended(weight)
-            values = weight.data if self.unsharded else torch.full(weight.shape, torch.nan)
-            show(weight, values.to(self.device, self.dtype, copy=True, memory_format=torch.contiguous_format))
+            show(weight, weight.data.to(self.device, self.dtype, copy=True, memory_format=torch.contiguous_format))
         self.drop()
         self.released = True
 

@@ -14,6 +14,7 @@ from gan.noise import seed_for
 from strategies import PhaseStrategy
 from strategies.policies.pipeline import Pipeline
 from tests.support.counted import Counted, forget, held
+from tests.support.hard_games import Plain
 from tests.support.meta_games import OnMeta, Vectors, adam
 from tests.support.parity import Whole, distance, in_buckets, often, parts, refused, trainer
 from tests.support.saved import tensors
@@ -211,8 +212,26 @@ def ended(policy: str, world: int) -> str | None:
 @pytest.mark.parametrize("policy", ["zero3", "fsdp"])
 def test_what_does_not_fit_stays_sharded_and_is_not_made_anew(policy, ranks):
     for told in ranks(2).run(ended, policy, 2):
-        assert told.startswith("'generator.0.weight' has no values: they were sharded in a training that has ended")
+        assert told.startswith("'generator.0.weight' has no values: they were sharded in a training that was interrupt")
         assert "ckpt_path=" in told
+
+
+class Interrupts(Callback):
+    def on_train_batch_end(self, *_: Any) -> None:
+        raise KeyboardInterrupt
+
+
+def interrupted(policy: str) -> None:
+    game = Plain()
+    with pytest.raises(SystemExit):
+        trainer(PhaseStrategy(policy, check=False), 2, 2, callbacks=[Interrupts()]).fit(game, parts(2, 2))
+    with pytest.raises(UserError, match="has no values: they were sharded in a training that was interrupted"):
+        trainer(PhaseStrategy(policy), 2, 2).fit(game, parts(2, 2))
+
+
+@pytest.mark.parametrize("policy", ["zero3", "fsdp", "generator=pipeline,*=ddp"])
+def test_what_an_interrupted_training_leaves_sharded_is_not_trained_on(policy, ranks):
+    ranks(2).run(interrupted, policy)
 
 
 # ---- what cannot be made ----
