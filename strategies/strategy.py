@@ -218,7 +218,7 @@ class PhaseStrategy(RanksStrategy):
     def process_dataloader(self, dataloader: Any) -> Any:
         """Lightning calls this with every loader, after it has chosen the sampler."""
         trainer = self.game.trainer
-        overfits = vars(trainer)["overfit_batches"] > 0  # an attribute that its class does not declare
+        overfits = getattr(trainer, "overfit_batches", 0) > 0
         return super().process_dataloader(prepared(dataloader, self.world, trainer.training, self.is_dp, overfits))
 
     def on_train_start(self) -> None:
