@@ -51,8 +51,9 @@ class OwnRun:
         runs = [name for name, each in vars(module).items() if _is_run(each)]
         if function is None:
             close = difflib.get_close_matches(self.function, runs, 1)
-            hint = f"did you mean {close[0]}?" if close else f"its runs: {', '.join(runs) or 'none'}"
-            raise UserError(f"{place} has no function '{self.function}'; {hint}")
+            hint = f"did you mean {close[0]}? Or" if close else f"its runs: {', '.join(runs) or 'none'};"
+            advice = f"if it has another name now, type --run {place}:NAME"
+            raise UserError(f"{place} has no function '{self.function}'; {hint} {advice}")
         if not _is_run(function):
             raise UserError(
                 f"'{self.function}' of {place} is no run; write def {self.function}(...) -> Run, with "

@@ -154,7 +154,7 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path, exactly: str | N
         whose, who = saved.get("game", "another program"), ", ".join(players) or "unknown"
         raise UserError(
             f"{checkpoint} is of {whose} with players {who}; the run's settings make {type(game).__name__} with "
-            f"players {', '.join(game.players)}"
+            f"players {', '.join(game.players)}; if its code has other names now, change them back"
         )
     with failing(checkpoint):
         state, _ = need(saved, "state_dict", dict), need(saved, "global_step", int)

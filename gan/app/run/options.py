@@ -55,6 +55,7 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
     """
     argv = run_first(arguments(argv))
     known = early(argv, run=None, resume=None, out="runs", config=[])
+    _refuse_idle_out(argv, known.resume, ", or resume a copy of the run's folder")
     typed = None if known.run is None else full_name(known.run)
     files = [Path(file) for file in known.config if file]
 
@@ -89,14 +90,14 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
 
 
 def _saved_run(settings: Path, typed: str | None) -> str:
-    """The run that a file of settings names. For an own run whose file has moved, `typed` is where it is now."""
+    """The run that a file of settings names. For an own run `typed` is where and what it is called now."""
     saved = folder.run_in(settings)
     if saved is None:
         raise UserError(f"cannot read settings from '{settings}': it names no run")
     if typed is None or typed == saved:
         return saved
-    if ":" in saved and ":" in typed and short_name(typed) == short_name(saved):
-        return typed
+    if ":" in saved and ":" in typed:
+        return typed  # whose networks are compared with the checkpoint's
     raise UserError(f"'{settings.parent}' is a run of {saved}, not of {typed}; leave --run out")
 
 
@@ -140,7 +141,10 @@ def _settings_in(path: Path, parser: Parser, run: str, before: Namespace | None 
         unknown = re.match(r"Option '(\w+)' is not accepted", reason)
         close = difflib.get_close_matches(unknown[1], [each.dest for each in parser._actions], 1) if unknown else []
         advice = f"another version may have made it, see python -m gan.fit {run} --help"
-        advice = f"did you mean {close[0]}?" if close else advice
+        if close or (unknown and ":" in run):
+            advice = (
+                f"did you mean {close[0]}?" if close else f"take it out of the file, or back into {short_name(run)}"
+            )
         raise UserError(f"'{path}' and run {run} do not fit together: {reason}; {advice}") from error
     finally:
         parser.exit_on_error = True
@@ -243,14 +247,17 @@ def add_saved_run(parser: Parser, weights: bool = False) -> None:
 def parse_saved_run(parser: Parser, argv: Sequence[str]) -> Namespace:
     """What is typed for a command with `add_saved_run`. For a run that is named `--out` would do nothing: refused."""
     settings = parser.parse_args(argv)
-    out = any(word.partition("=")[0] == "--out" for word in argv)
-    if out and settings.which != "auto" and not settings.get("inputs"):  # whose translations go there
+    if not settings.get("inputs"):  # whose translations go there
         ways = {"--to": ", or type --to FOLDER", "--file": ", or type -o FILE"}
         other = "".join(way for option, way in ways.items() if option in parser._option_string_actions)
-        raise UserError(
-            f"--out is where to look for the newest run, and {settings.which} is named; leave --out out{other}"
-        )
+        _refuse_idle_out(argv, settings.which, other)
     return settings
+
+
+def _refuse_idle_out(argv: Sequence[str], which: str | None, other: str) -> None:
+    """Refuse `--out` where a run is named. `other` says what to type in its place."""
+    if which and which != "auto" and any(word.partition("=")[0] == "--out" for word in argv):
+        raise UserError(f"--out is where to look for the newest run, and {which} is named; leave --out out{other}")
 
 
 def add_checks(parser: Parser) -> None:

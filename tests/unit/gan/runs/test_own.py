@@ -111,9 +111,23 @@ def test_a_saved_run_finds_its_file_from_any_folder_and_after_a_move(here, monke
     settings, _ = options.parse(["--resume", str(run.path), "--run", "../moved.py:paint"])
     assert (settings.run, settings.width) == (f"{here}/moved.py:paint", 6)
     assert options.load(run.settings, "../moved.py:paint").run == settings.run
-    for other in ("../moved.py:other", "sean-faces"):
-        with pytest.raises(UserError, match=r"001-paint' is a run of .*my_paint.py:paint, not of .*; leave --run out"):
-            options.load(run.settings, other)
+    with pytest.raises(UserError, match=r"001-paint' is a run of .*my_paint.py:paint, not of .*; leave --run out"):
+        options.load(run.settings, "sean-faces")
+
+
+def test_a_saved_run_whose_function_has_changed_says_what_to_type(here):
+    (here / "one.py").write_text(GAME)
+    run = saved(here, "--run", "one.py:paint")
+    (here / "one.py").write_text(GAME.replace("def paint(", "def daub("))
+    del sys.modules["one"]
+    with pytest.raises(UserError, match=r"no function 'paint'; its runs: daub.* type --run .*one.py:NAME"):
+        options.parse(["--resume", str(run.path)])
+    settings, _ = options.parse(["--resume", str(run.path), "--run", "one.py:daub"])
+    assert (settings.run, settings.width) == (f"{here}/one.py:daub", 4)
+    (here / "one.py").write_text(GAME.replace("width: int = 4, ", ""))
+    del sys.modules["one"]
+    with pytest.raises(UserError, match=r"settings.yaml' .*'width' .*; take it out of the file, or back into paint"):
+        options.load(run.settings)
 
 
 def test_auto_finds_the_newest_run_of_the_same_file(here):
