@@ -74,7 +74,7 @@ def test_all_commands_take_it(here, monkeypatch, capsys):
 
     for command, words in (
         (sample, "shows nothing: its game needs show(batch)"),
-        (evaluate, "what Line makes is not known here; register a function for it"),
+        (evaluate, "what Line makes is not known here; its scores of validation are in the run's metrics.csv"),
     ):
         assert command.main([str(run)] if command is sample else [str(run), "--devices", "1"]) == 2
         assert words in capsys.readouterr().err

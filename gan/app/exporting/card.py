@@ -29,6 +29,7 @@ weights, part = load_file(made["file"]), made["part"]
 network.load_state_dict({{key.removeprefix(part): weights[key] for key in weights if key.startswith(part)}})
 print(network.eval()({given}).shape)"""
 NEEDS = "To make the network also takes the packages `nets` and `gan` of Coordinated GANs, but not Lightning."
+NEEDS_THEIRS = "To make the network also takes its module `{}`, on Python's path (PYTHONPATH), and what that imports."
 RUN = """import torch
 
 network = torch.export.load("{file}").module()
@@ -102,12 +103,18 @@ def readme(
     for player, call in called.items():
         if described[player]["arguments"] is not None:
             code = LOAD.format(player=player, given=_typed(call))
-            lines += [f"## {player} in plain torch", "", NEEDS, "", "```python", code, "```", ""]
+            needs = needs_of(described[player]["class"])
+            lines += [f"## {player} in plain torch", "", needs, "", "```python", code, "```", ""]
         if "torch" in formats:
             code = RUN.format(file=described[player]["programs"][0], given=_typed(call))
             lines += [f"## {player} as a program", "", "This needs torch alone.", "", "```python", code, "```", ""]
     lines += ["## Files", "", *(f"- `*{SUFFIX[kind]}`: programs, made by torch" for kind in formats), "", files]
     return "\n".join(lines)
+
+
+def needs_of(made: str) -> str:
+    """What a network of this class takes to be made, beside torch."""
+    return NEEDS if made.startswith(("nets.", "gan.")) else NEEDS_THEIRS.format(made.rpartition(".")[0])
 
 
 def _typed(call: Call) -> str:

@@ -106,6 +106,8 @@ class Parser(jsonargparse.ArgumentParser):
 
 def _values(kind: Any) -> list[str]:
     """What a value of this type may be, in words; nothing for a type that has none here, or needs none."""
+    if get_origin(kind) in (list, tuple):
+        return ["a list, in quotes: '[A,B]'"]
     if get_origin(kind) is Literal or not isinstance(kind, type):
         parts = ([each] if isinstance(each, str) else _values(each) for each in get_args(kind))
         return [word for part in parts for word in part]

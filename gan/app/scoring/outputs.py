@@ -1,6 +1,6 @@
 """What to score of each game: the pictures or sounds it makes from held-out samples, and the true ones.
 
-To score a game of your own, register a function for its class with `@makes.register`.
+To score a game of your own, register a function for its class with `@makes.register`, in the file of its run.
 """
 
 from collections.abc import Callable
@@ -55,8 +55,8 @@ class Heard:
 def makes(game: GanModule, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made | Heard]:
     """What a game makes of a batch of held-out samples, by title; `numbers` are the samples' numbers."""
     raise UserError(
-        f"what {type(game).__name__} makes is not known here; register a function for it, "
-        f"see gan/app/scoring/outputs.py"
+        f"what {type(game).__name__} makes is not known here; its scores of validation are in the run's metrics.csv; "
+        f"to compare pictures, register a function in the game's file, as docs/guide/game.md shows"
     )
 
 

@@ -3,7 +3,7 @@ from json import dumps  # noqa: F401 - no run of this file
 from gan.runs import Run
 
 
-def paint(width: int = 4, *, rate=0.5, name: str = "x") -> Run:
+def paint(width: int = 4, *, rate=0.5, name: str = "x", betas: tuple[float, float] = (0.0, 0.9)) -> Run:
     return Run(width, rate, 7)
 
 
