@@ -196,8 +196,8 @@ def test_a_run_leaves_settings_metrics_curves_pictures_and_checkpoints(here, cur
     assert "resume" not in settings
     assert "discriminator: teaches discriminator" in (run / "game.txt").read_text()
     rows = metrics.read(run / "metrics.csv")
-    assert {"generator/relativistic", "discriminator/r1", "generator/generator_grad_norm"} <= rows[4].keys()
-    assert [step for step, row in rows.items() if "val/distance" in row] == [0, 2, 4]
+    assert {"generator/relativistic", "discriminator/r1", "generator/generator_grad_norm"} <= rows[5].keys()
+    assert [step for step, row in rows.items() if "val/distance" in row] == [0, 3, 5]
     pictures = sorted(path.name for path in (run / "samples").iterdir())
     assert pictures == ["reals.png", "step-000000.png", "step-000003.png", "step-000005.png"]
     for path in [run / "curves.png", *(run / "samples").iterdir()]:
@@ -207,7 +207,7 @@ def test_a_run_leaves_settings_metrics_curves_pictures_and_checkpoints(here, cur
     said = capsys.readouterr().out
     for name, words in build("r3gan-faces").scores.items():
         found = re.search(rf"^{words}: (\S+) at the start, (\S+) now \(\d+ % of the start\)$", said, re.MULTILINE)
-        assert [float(value) for value in found.groups()] == pytest.approx([rows[0][name], rows[4][name]], abs=1e-4)
+        assert [float(value) for value in found.groups()] == pytest.approx([rows[0][name], rows[5][name]], abs=1e-4)
     for path in ("samples/step-000005.png", "curves.png", "metrics.csv", "checkpoints/step-000005.ckpt"):
         assert f"runs/001-r3gan-faces/{path}" in said
 
@@ -354,7 +354,7 @@ def test_a_refused_or_dry_command_leaves_a_run_as_it_was(one_step, here, capsys)
     assert fit.main(["--resume", "auto", "--max-steps", "2"]) == 0
     settings = yaml.safe_load((here / "runs" / "001-r3gan-faces" / "settings.yaml").read_text())
     assert (settings["max_steps"], settings["width"]) == (2, 4)
-    assert list(metrics.read(here / "runs" / "001-r3gan-faces" / "metrics.csv")) == [0, 1]
+    assert list(metrics.read(here / "runs" / "001-r3gan-faces" / "metrics.csv")) == [0, 1, 2]
     assert not list((here / "runs" / "001-r3gan-faces").glob("*.part"))
     assert not (here / "runs" / "002-r3gan-faces").exists()
 
@@ -427,7 +427,7 @@ def test_a_last_checkpoint_that_was_not_saved_is_the_last_word_and_the_best_one_
     said = capsys.readouterr()
     run = RunFolder(here / "runs" / "001-r3gan-faces")
     rows = metrics.read(run.metrics)  # a step's score is in the row of the step before it
-    best = min((1, 2), key=lambda step: rows[step - 1]["val/distance"])
+    best = min((1, 2), key=lambda step: rows[step]["val/distance"])
     assert set(run.steps()) <= {best, 2}
     assert re.search(
         rf"^  best +runs/001-r3gan-faces/checkpoints/step-00000{best}.ckpt \(val/distance ", said.out, re.M
@@ -485,13 +485,13 @@ def test_a_run_is_counted_in_epochs_and_its_perceptual_loss_resumes(pairs, here,
     assert {key: settings[key] for key in wanted} == wanted
     assert settings["data"] == str(here / "mine")  # from whatever folder it is opened
     rows = metrics.read(run / "metrics.csv")
-    assert {"generator/perceptual", "generator/matching", "discriminator/hinge"} <= rows[2].keys()
-    assert rows[2]["val/transfer_error"] > 0
+    assert {"generator/perceptual", "generator/matching", "discriminator/hinge"} <= rows[3].keys()
+    assert rows[3]["val/transfer_error"] > 0
     with Image.open(run / "samples" / "step-000003.png") as image:
         assert image.height < 3 * (128 + 10)  # two held-out pictures, two rows
     assert fit.main(["--resume", "runs/001-sean-folder", "--max-steps", "4"]) == 0
     assert "4 steps of 4 samples, from runs/001-sean-folder/checkpoints/step-000003.ckpt" in capsys.readouterr().out
-    assert list(metrics.read(run / "metrics.csv")) == [0, 1, 2, 3]
+    assert list(metrics.read(run / "metrics.csv")) == [0, 1, 2, 3, 4]
 
 
 def test_weights_that_are_not_to_be_had_are_asked_for_by_name(pairs, here, monkeypatch, capsys):

@@ -59,7 +59,7 @@ def steps(request):
 
 def test_the_runs_own_metrics_are_as_ever(run):
     rows = metrics.read(run / "metrics.csv")
-    assert list(rows) == [*range(6)] and {"score/feature_distance", "val/distance"} <= rows[0].keys()
+    assert list(rows) == [*range(7)] and {"score/feature_distance", "val/distance"} <= rows[0].keys()
     assert json.loads((run / "trained.json").read_text())["computer"].startswith("2 CPU processes, torch ")
 
 
@@ -68,9 +68,9 @@ def test_tensorboard_has_scalars_pictures_settings_and_the_card(run):
 
     events = EventAccumulator(str(run / "tensorboard"), {"images": 0, "scalars": 0, "tensors": 0}).Reload()
     scores = [each.step for each in events.Scalars("score/feature_distance")]
-    assert scores == [0, *range(6)]  # untrained, and from step 0
-    assert [each.step for each in events.Scalars("health/told_apart")] == [0, 1]
-    assert {each.step for each in events.Images("grid")} == {*range(6)} and len(events.Images("reals")) == 1
+    assert scores == [*range(7)]
+    assert [each.step for each in events.Scalars("health/told_apart")] == [1, 2]
+    assert {each.step for each in events.Images("grid")} == {*range(7)} and len(events.Images("reals")) == 1
     assert b"2 CPU processes" in events.Tensors("card/text_summary")[-1].tensor_proto.string_val[0]
     assert b"| strategy | ddp |" in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
 
@@ -88,9 +88,9 @@ def test_wandb_goes_on_under_the_same_name(run, steps):
             {item.key or "/".join(item.nested_key): item.value_json for item in each.history.item} for each in found
         ]
         seen = {name: {int(row["trainer/global_step"]) for row in logged if name in row} for name in WANTED}
-        ours = {2 * number, 2 * number + 1}
+        ours, untrained = {2 * number + 1, 2 * number + 2}, set() if number else {0}
         assert any("generator/relativistic" in row for row in logged)
-        assert seen == {**dict.fromkeys(WANTED, ours), "health/told_apart": ours if number == 0 else set()}
+        assert seen == {**dict.fromkeys(WANTED, ours | untrained), "health/told_apart": ours if number == 0 else set()}
         config = {update.key for each in found for update in (*each.run.config.update, *each.config.update)}
         assert {"batch_size", "strategy", "run"} <= config
     assert len(list(run.glob("wandb/offline-run-*/files/media/images/grid_*.png"))) >= steps
@@ -103,7 +103,7 @@ def test_mlflow_goes_on_under_the_same_name(run, steps):
     (found,) = client.search_runs([client.get_experiment_by_name("gan").experiment_id])
     assert found.info.run_id == names(run)["mlflow"]
     assert found.info.status == "FINISHED" and found.info.run_name == run.name
-    for name, wanted in {"score/feature_distance": [0, *range(steps)], "health/told_apart": [0, 1]}.items():
+    for name, wanted in {"score/feature_distance": [*range(steps + 1)], "health/told_apart": [1, 2]}.items():
         assert sorted(each.step for each in client.get_metric_history(found.info.run_id, name)) == wanted
     assert found.data.params["max_steps"] == "2"  # as it began; MLflow refuses to change one
     assert f"# {run.name}, step {steps}" in found.data.tags["mlflow.note.content"]
@@ -131,7 +131,7 @@ def test_a_service_that_fails_later_ends_nothing_and_is_said_once(monkeypatch, c
     monkeypatch.setattr(loggers.TensorBoardLogger, "log_metrics", fail)
     monkeypatch.setattr(loggers.TensorBoard, "picture", fail)
     run = opening.train(tmp_path, "r3gan-faces", logger="tensorboard", **NARROW)
-    assert list(metrics.read(run / "metrics.csv")) == [0, 1]
+    assert list(metrics.read(run / "metrics.csv")) == [0, 1, 2]
     said = "warning: --logger tensorboard has failed (the line is dead); training goes on"
     assert capsys.readouterr().err.count(said) == 1
 

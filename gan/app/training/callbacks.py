@@ -106,7 +106,7 @@ class Score(Callback):
             found = trainer.callback_metrics
             scores = {name: float(found[name]) for name in self.names if name in found}
             for logger in trainer.loggers if scores else ():
-                logger.log_metrics(scores, 0)
+                logger.log_metrics(scores, -1)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Validate the last step too, also when it is not one of the regular validations."""

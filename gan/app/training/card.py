@@ -48,7 +48,7 @@ def facts(
     own = run.data
     counts = [f"{len(own.train):,} to train on", f"{len(own.val):,} held out"] if has_numbers(own) else []
     rows = metrics.read(folder.metrics).items()  # training may be writing newer ones
-    _, time = metrics.clock({number: row for number, row in rows if number < step})
+    _, time = metrics.clock({number: row for number, row in rows if number <= step})
     return {
         "run": f"{folder.path.resolve().name}: {first_sentence(settings['run'])}",
         "trained": f"{step:,} of {run.max_steps:,} steps" + (f", {batch} {what} a step" if batch else ""),

@@ -21,7 +21,7 @@ from PIL import Image
 
 from gan.app.run.folder import RunFolder
 from gan.app.training.card import card, trained
-from gan.app.training.metrics import Record, Spare, row_of, warn
+from gan.app.training.metrics import Record, Spare, warn
 from gan.files.errors import UserError, reason
 from gan.runs import Run
 from strategies.accelerator import name_of
@@ -55,9 +55,10 @@ class Beside(Logger):
             self._begun = True
             return found
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log under the number of the row of metrics.csv."""
         with self.trying():
-            super().log_metrics(dict(metrics), step)  # pyrefly: ignore[missing-attribute] - of Lightning's class
+            super().log_metrics(dict(metrics), step + 1)  # pyrefly: ignore[missing-attribute] - of Lightning's class
 
     def finalize(self, status: str) -> None:
         with self.trying():
@@ -70,7 +71,9 @@ class TensorBoard(Beside, TensorBoardLogger):
     kind, advice = "tensorboard", "see whether the run's folder can be written"
 
     def __init__(self, folder: RunFolder, known: str | None, step: int | None) -> None:
-        super().__init__(folder.path, name="", version="tensorboard", default_hp_metric=False, purge_step=step)
+        super().__init__(
+            folder.path, name="", version="tensorboard", default_hp_metric=False, purge_step=step and step + 1
+        )
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Log the settings as text: as TensorBoard's own hyperparameters they would need a metric."""
@@ -94,7 +97,7 @@ class Wandb(Beside, WandbLogger):
         super().__init__(folder.path.name, folder.path, known or token_hex(4), project=project)
 
     def picture(self, name: str, picture: Image.Image, step: int) -> None:
-        self.log_image(name, [picture], step)
+        self.log_image(name, [picture], step - 1)  # which calls log_metrics
 
     def card(self, text: str, step: int) -> None:
         self.experiment.notes = text
@@ -159,7 +162,7 @@ def show(trainer: Trainer, name: str, picture: Image.Image) -> None:
     """Let all of them have a picture of the last step."""
     for logger in beside(trainer):
         with logger.trying():
-            logger.picture(name, picture, row_of(trainer))
+            logger.picture(name, picture, trainer.global_step)
 
 
 class Track(Callback):
@@ -186,4 +189,4 @@ class Track(Callback):
         for logger in beside(trainer):
             with logger.trying():
                 self.record.save()
-                logger.card(card(self.folder, self.run, trainer.global_step, self.settings), row_of(trainer))
+                logger.card(card(self.folder, self.run, trainer.global_step, self.settings), trainer.global_step)

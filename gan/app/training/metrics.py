@@ -84,16 +84,20 @@ class Record(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Add metrics to a step's row. The row is written when the next step comes."""
+        """Add metrics to the row of a step, which Lightning numbers from 0: row 0 is before the first step.
+
+        The row is written when the next step comes.
+        """
         if step is None:
             raise UserError("metrics.csv has a row a step; type self.logger.log_metrics(metrics, step=self.step)")
+        number = step + 1
         if self._fresh:
-            self._take_up(step)
-        if step not in self.rows:
+            self._take_up(number)
+        if number not in self.rows:
             self.save()
-        elif step in list(self.rows)[: self._written]:
+        elif number in list(self.rows)[: self._written]:
             self._written = 0  # a validation adds to a row that is already in the file, so write all rows again
-        row = self.rows.setdefault(step, {})
+        row = self.rows.setdefault(number, {})
         row.update({name: value for name, value in metrics.items() if name != "epoch"})
 
     def _take_up(self, step: int) -> None:
@@ -142,14 +146,9 @@ class Record(Logger):
 
 
 def log(trainer: Trainer, found: Mapping[str, float]) -> None:
-    """Log what was found after the last step."""
+    """Log what was found after the last step, in that step's row."""
     for logger in trainer.loggers:
-        logger.log_metrics(dict(found), row_of(trainer))
-
-
-def row_of(trainer: Trainer) -> int:
-    """The row in which Lightning logs the last step."""
-    return max(0, trainer.global_step - 1)
+        logger.log_metrics(dict(found), trainer.global_step - 1)
 
 
 def read(path: Path) -> dict[int, dict[str, float]]:
@@ -203,7 +202,7 @@ def clock(rows: Mapping[int, Mapping[str, float]]) -> tuple[float, str]:
     step, row = max(((step, row) for step, row in rows.items() if "seconds" in row), default=(0, {}))
     kimg, time = row.get("pictures", 0.0) / 1000, tqdm.format_interval(row.get("seconds", 0.0))
     words = f"{kimg:.4g} kimg in {time}" if kimg else time if row else ""
-    return kimg / (step + 1), words  # the row of a step is numbered from 0
+    return kimg / max(1, step), words
 
 
 def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: float = 0.0, xlabel: str = "step") -> None:

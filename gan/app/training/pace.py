@@ -113,7 +113,7 @@ class Bar(ProgressBar):
         if self.first and self.record is not None:
             with suppress(UserError):
                 rows = metrics.read(self.record.folder.metrics).items()
-                self.before = max(((step, row) for step, row in rows if step < self.first), default=(0, {}))[1]
+                self.before = max(((step, row) for step, row in rows if step <= self.first), default=(0, {}))[1]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Read the losses from the device only when the bar is drawn, because reading waits for the device."""

@@ -189,7 +189,7 @@ def test_facts_say_what_the_run_is(run):
 
 def test_facts_count_the_pictures_up_to_the_checkpoint_while_a_run_trains_on(run, copy):
     there = RunFolder(copy)
-    there.metrics.write_text("step,seconds,pictures\n1,60,8000\n9,600,80000\n")
+    there.metrics.write_text("step,seconds,pictures\n2,60,8000\n3,600,80000\n")
     assert words(run_tables.facts(replace(run, folder=there)))["time"] == "8 kimg in 01:00"
 
 

@@ -17,7 +17,7 @@ from gan.files.errors import UserError
 def write(folder, rows):
     log = metrics.Record(folder)
     for step, row in rows:
-        log.log_metrics({**row, "epoch": 0}, step)
+        log.log_metrics({**row, "epoch": 0}, step - 1)  # as Lightning numbers it
     log.finalize("success")
     return log
 
@@ -65,7 +65,7 @@ def test_panels_are_the_phases_then_gradient_norms_then_scores():
     panels = metrics.panels(rows)
     scores = ["distance from the true pictures", "precision and recall", "held-out scores"]
     assert list(panels) == ["discriminator", "generator", "other", "gradient norms", "health", *scores]
-    assert metrics.clock(rows) == (0.016, "0.032 kimg in 00:05")
+    assert metrics.clock(rows) == (0.032, "0.032 kimg in 00:05")
     assert panels["generator"] == {"hinge": [(0, 3.0), (1, 2.0)]}
     assert panels["gradient norms"] == {"generator: encoder": [(1, 4.0)]}
     assert metrics.panels({}) == {} and metrics.clock({}) == (0, "")
@@ -128,14 +128,14 @@ def test_metrics_without_a_step_are_refused(tmp_path):
 def test_rows_that_could_not_be_written_are_when_there_is_room_again(tmp_path, monkeypatch, capsys):
     folder = RunFolder(tmp_path)
     log = metrics.Record(folder)
-    log.log_metrics({"x": 0}, 0)
-    log.log_metrics({"x": 1}, 1)
+    log.log_metrics({"x": 0}, -1)
+    log.log_metrics({"x": 1}, 0)
     before = folder.metrics.read_text()
     for step in (2, 3, 4):  # added to the file, and then all rows of it again
         with monkeypatch.context() as full:
             for method in ("open", "write_text"):
                 full.setattr(Path, method, mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-            log.log_metrics({"x": step}, step)
+            log.log_metrics({"x": step}, step - 1)
         assert folder.metrics.read_text() == before
     said = capsys.readouterr().err
     assert said == f"\nwarning: {folder.metrics} cannot be written (No space left on device); training goes on\n"

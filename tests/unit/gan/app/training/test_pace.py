@@ -85,7 +85,7 @@ class Stop(Callback):
         trainer.should_stop = trainer.global_step == 3
 
 
-@pytest.mark.parametrize(("callbacks", "wanted"), [([], {4: 80.0}), ([Stop()], {})])
+@pytest.mark.parametrize(("callbacks", "wanted"), [([], {5: 80.0}), ([Stop()], {})])
 def test_a_training_that_is_shorter_than_a_row_has_its_time_too(callbacks, wanted, tmp_path):
     """A stopped training has no row more than one that went on: resumed, its rows are those of the unbroken one."""
     record = Record(RunFolder(tmp_path))
