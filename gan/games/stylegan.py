@@ -129,7 +129,7 @@ class StyleGan(FromNoise):
             whole = place.total // place.rows * (place.rows + self.path_shrink - left)
             raise UserError(
                 f"path lengths are of one in {self.path_shrink} samples, and a rank (or micro-batch) has {len(image)}; "
-                f"take a batch size of {whole} (--batch-size {whole}), or one rank"
+                f"take a batch size of {whole} (--batch-size {whole}), or one rank (--devices 1)"
             )
         with nullcontext() if place is None else noise.at(sparse(place, self.path_shrink)):
             pictures, lengths = path_lengths(

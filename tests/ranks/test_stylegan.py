@@ -74,7 +74,7 @@ def means_alone() -> dict:
 
 def test_path_lengths_are_those_of_one_in_two_samples_on_any_number_of_ranks():
     game, three = stylegan().double(), {"image": pictures(0)["image"][:3]}
-    words = r"path lengths are of one in 2 samples, .* has 3; take a batch size of 8 \(--batch-size 8\)"
+    words = r"path lengths are of one in 2 samples, .* has 3; .* \(--batch-size 8\), or one rank \(--devices 1\)"
     with pytest.raises(UserError, match=words), noise.at(noise.Place((0,), 3, 3, 6)):
         game.even(three)
     with noise.at(noise.Place((0,), 0, 3, 3)):
