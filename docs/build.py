@@ -69,8 +69,8 @@ def reader() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
         os.chdir(name)
         try:
-            (program, run) = blocks((DOCS / "guide/game.md").read_text(), "python")
-            Path("my_gan.py").write_text(f"{program}\n\n{run}")
+            (program,) = blocks((DOCS / "guide/game.md").read_text(), "python")
+            Path("my_gan.py").write_text(program)
             Path("answers.py").write_text("\n\n".join(blocks((DOCS / "guide/questions.md").read_text(), "python")))
             Path("samples").symlink_to(ROOT / "samples")
             Path("runs/001-sean-faces/checkpoints/step-000400.ckpt").mkdir(parents=True)

@@ -27,7 +27,7 @@ def reader():
 
 def test_the_gan_in_full_trains_as_it_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    program, _ = guides.blocks((ROOT / "docs/guide/game.md").read_text(), "python")
+    (program,) = guides.blocks((ROOT / "docs/guide/game.md").read_text(), "python")
     exec(program.replace("max_steps=100", "max_steps=3"), names := {"__name__": "__main__"})
     assert names["trainer"].global_step == 3
 
