@@ -6,7 +6,7 @@ tests/unit/strategies/test_world.py says which.
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
@@ -66,6 +66,13 @@ def in_transform() -> bool:
 def logs_are_due(trainer: Trainer) -> bool:
     """Whether the loggers get this step's numbers."""
     return trainer._logger_connector.should_update_logs
+
+
+def forget_logged(trainer: Trainer, names: Collection[str]) -> None:
+    """Let loggers get no old value of these names again: Lightning keeps what was logged until the epoch ends."""
+    for each in (trainer._results or {}).values():
+        if each.meta.name in names:
+            each.reset()
 
 
 def call_hooks(trainer: Trainer, name: str, *args: Any) -> None:

@@ -64,7 +64,8 @@ class Steps:
         self.trial: Trial | None = None  # that is played now
         self.stepped = False
         self.moved: list[tuple[Tensor, int]] = []  # the tensors of the batch that is to be played, and their versions
-        self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
+        self.losses: dict[str, Tensor] = {}  # the last ones since the loggers got some, and norms of gradients
+        self.told = False  # the loggers have them
         words = (str(getattr(each, name, "")) for each in private.callbacks(game.trainer) for name in ASKING)
         self.asked = " ".join(words)  # with the names of losses of which callbacks ask in each step
 
@@ -101,7 +102,9 @@ class Steps:
             check = partial(check_step, game, self.training, raw, self.trials.ready)
             if tried:
                 check(partial(self._try, play, args, kwargs), first=step == 0)
-            self.losses = {}
+            if self.told:  # a phase that is not played until they get more has nothing to tell
+                private.forget_logged(game.trainer, self.losses)
+                self.losses, self.told = {}, False
             output = self._pass(play, batch, *args, **kwargs)
             if self.forms is not None:
                 if new := self.forms.new_on_all():
@@ -171,13 +174,13 @@ class Steps:
                 policy.switch.turn(True)
 
     def _log(self) -> None:
-        """Log the means over ranks of the step's losses: when a logger is due, the epoch ends, or a callback asks.
+        """Log the means over ranks of the last losses: when a logger is due, the epoch ends, or a callback asks.
 
         Not in every step, because Lightning's bookkeeping for a few numbers takes milliseconds.
         """
         trainer = self.game.trainer
-        asked = any(name in self.asked for name in self.losses)
-        if not (asked or private.logs_are_due(trainer) or trainer.is_last_batch):
+        asked, self.told = any(name in self.asked for name in self.losses), private.logs_are_due(trainer)
+        if not (asked or self.told or trainer.is_last_batch):
             return
         if self.losses:
             values = torch.stack([loss.float() for loss in self.losses.values()])

@@ -1,6 +1,7 @@
 """PhaseStrategy as a Lightning strategy: its users' own Trainer, callbacks, checkpoints and limits."""
 
 import contextlib
+import csv
 import gc
 import os
 import time
@@ -435,3 +436,14 @@ def test_what_a_callback_monitors_is_of_its_own_step(tmp_path):
     game = Remembers()
     fit(game, 4, callbacks=[best], enable_checkpointing=True)
     assert best.best_model_score.item() == pytest.approx(min(game.true))
+
+
+@pytest.mark.parametrize(("often", "wanted"), [(1, "100100"), (2, "110")])
+def test_a_row_has_a_loss_if_its_phase_was_played_since_the_row_before(often, wanted, tmp_path):
+    """A lazy phase may be played only in steps of which loggers get nothing: its last loss is in their next row."""
+    fit(Every(), 6, logger=CSVLogger(tmp_path, name="", version="log"), log_every_n_steps=often)
+    with open(tmp_path / "log" / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert all(row["discriminator/real"] for row in rows)
+    for name in ("generator/loss", "generator/generator_grad_norm"):
+        assert "".join("01"[bool(row[name])] for row in rows) == wanted
