@@ -85,7 +85,7 @@ def parse(argv: list[str] | None = None) -> Namespace:
     what = "weights for mIoU: a state dict of a torchvision segmentation network"
     add("--segmenter", type=Path | None, default=None, help=what)
     add("--ignore_labels", type=str, default="", help="labels whose pixels mIoU leaves out, such as 0,182")
-    add("--count", type=PositiveInt | None, default=None, help="score only this many held-out samples, the first ones")
+    add("--count", type=PositiveInt | None, default=None, help="score only this many held-out samples, always the same")
     add("--batch_size", type=PositiveInt, default=8, help="pictures at a time on each device; changes only the speed")
     what = "processes; auto: all GPUs, or two on CPU; 0,2 (and 2, alone): these GPUs"
     add("--devices", type=PositiveInt | Literal["auto"] | options.Indices, default="auto", help=what)

@@ -60,7 +60,7 @@ def page(opened: SavedRun) -> str:
 
 def _standing(opened: SavedRun) -> str:
     """How far the run is, and the first of its scores."""
-    scores = card.scores(opened.folder, opened.run)[:1]
+    scores = card.scores(opened.folder, opened.run, opened.step)[:1]
     good = (f" {each.name[0].upper()}{each.name[1:]}: {each.value} ({each.how})." for each in scores)
     return f"Step {opened.step:,} of {opened.run.max_steps:,}.{''.join(good)}"
 

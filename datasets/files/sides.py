@@ -100,9 +100,10 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
         return Part(source, rows, "ab".index(side) if halves else None, side, out, "" if held else held_out)
 
     said = "halves of each picture, left to right" if halves else f"{titles[0]}/ to {titles[1]}/"
-    count = f"{len(found[False, 'a']):,}" + ("" if paired else f" and {len(found[False, 'b']):,}")
+    shown = "a" if paired else "ab"
+    train, out = (" and ".join(f"{len(found[each, side]):,}" for side in shown) for each in (False, True))
     what = "pairs" if paired else "pictures"
-    said = f"data {data}: {said}, {count} {what} to train on and {len(found[True, 'a']):,} held out{odd}"
+    said = f"data {data}: {said}, {train} {what} to train on and {out} held out{odd}"
     if not halves and (others := sum(not side for _, side, _ in places)):
         said += f"; {others:,} pictures in other folders left out"
     return (part(False, "a"), part(False, "b")), (part(True, "a"), part(True, "b")), said
@@ -204,6 +205,10 @@ class UnpairedSides(PairedSides):
     """In training the picture of b is drawn at random, by (seed, epoch, index), and each is mirrored and cropped by
     itself, as published.
     """
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Also which pictures they are: those of the smaller side come again."""
+        return super().__getitem__(index) | {"number_a": index % len(self.a), "number_b": index % len(self.b)}
 
     def load_augmented(self, augment: Augment, epoch: int, index: int) -> dict[str, Any]:
         """A sample of an epoch, augmented."""

@@ -29,13 +29,14 @@ P = TypeVar("P")
 class Run:
     """A game, its data and how long to train. `scores` are validation metrics with a description; lower is better.
 
-    `data` is None if the game has `train_dataloader()` itself.
+    `data` is None if the game has `train_dataloader()` itself. `turns`: in so many steps each network learns once.
     """
 
     game: "GanModule"
     data: "LightningDataModule | None"
     max_steps: int
     scores: dict[str, str] = field(default_factory=dict)
+    turns: int = 1
 
     @property
     def batch_size(self) -> int | None:

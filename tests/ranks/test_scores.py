@@ -63,7 +63,7 @@ def test_scores_and_health_are_the_same_on_two_ranks_and_change_no_training(poli
     (found, again), *_ = ranks(2).run(trained, str(tmp_path / "two"), policy, 2)
     assert distance(found, made) < 1e-10
     measured = [name for name in rows[STEPS] if name.startswith(("score/", "health/"))]
-    assert len(measured) == 4 + len(health.RANGES)
+    assert len(measured) == 5 + len(health.RANGES)
     for step, row in rows.items():
         for name in set(measured) & row.keys():
             assert again[step][name] == pytest.approx(row[name], rel=1e-5, abs=1e-9), (step, name)

@@ -59,7 +59,7 @@ def differences(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
 
 def scores(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
     """The last scores of each run, and how they were computed."""
-    found = [{score.name: score for score in card.scores(each.folder, each.run)} for each in opened]
+    found = [{score.name: score for score in card.scores(each.folder, each.run, each.step)} for each in opened]
     known = list(dict.fromkeys(name for each in found for name in each))
     here = {name: [each.get(name) for each in found] for name in known}
     hows = card.briefly([_how(names, here[name]) for name in known])

@@ -47,7 +47,7 @@ NO_PICTURES = "This game does not learn from pictures, or shows none that it mak
 def facts(opened: SavedRun) -> Table:
     """What the run is, how far it is and how good."""
     known = card.facts(opened.folder, opened.run, opened.step, opened.settings, *_samples(opened))
-    scores = (f"{each.name}: {each.value} ({each.how})" for each in card.scores(opened.folder, opened.run))
+    scores = (f"{each.name}: {each.value} ({each.how})" for each in card.scores(opened.folder, opened.run, opened.step))
     known["scores"] = "; ".join(scores) or "none yet"
     known["opened"] = opened.checkpoint.name
     return Table(rows=[Row(name, [Cell(value)]) for name, value in known.items()])

@@ -28,10 +28,14 @@ TIMES = 6  # how many times the bytes of its weights a game may need, to be trie
 
 @dataclass
 class Opened:
-    """A game, its steps, and a rank's batch of so many samples. `why`: why it was computed on a CPU, with values."""
+    """A game, its iterations, and a rank's batch of so many samples. `why`: why it was computed on a CPU, with values.
+
+    In an iteration each network learns once; in R3GAN that takes two steps.
+    """
 
     game: GanModule
     steps: int
+    iterations: int
     batch: Any
     samples: int
     why: str = ""
@@ -59,7 +63,8 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
         game = run.game.to("meta")  # what was read from a file is on the CPU yet
         game.assemble()
         batch = _batch(run, ranks)
-        found = Opened(game, run.max_steps, move_data_to_device(batch, torch.device("meta")), rows(batch))
+        length, batch = (run.max_steps, run.max_steps // run.turns), move_data_to_device(batch, torch.device("meta"))
+        found = Opened(game, *length, batch, rows(batch))
         found.trace(frozenset())
         return found
     except UserError:
@@ -74,7 +79,7 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
         why += "; with made-up samples, for there are no pictures"
     batch = _batch(run, ranks)
     run.game.assemble()
-    found = Opened(run.game, run.max_steps, batch, rows(batch), why)
+    found = Opened(run.game, run.max_steps, run.max_steps // run.turns, batch, rows(batch), why)
     _check_that_it_can_be_tried(_needs(found), why)
     return found
 

@@ -94,7 +94,7 @@ class Planned:
     @property
     def samples(self) -> int:
         """How many samples the whole training is shown, again and again."""
-        return self.game.steps * self.game.samples * len(self.training)
+        return self.game.iterations * self.game.samples * len(self.training)
 
     def hours(self, speed: float | None) -> float | None:
         """How long the training takes, if each rank that trains has so many samples a second."""

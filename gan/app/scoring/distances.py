@@ -50,7 +50,7 @@ def distances(made: Known, truth: Known, scores: Collection[str], names: tuple[s
         figures[names[0]] = frechet_distance(made, truth)
     if {"kid", "features"} & set(scores):
         figures[names[1]], deviation = kernel_distance(made.features, truth.features)
-        if kernel_subsets(min(len(made.features), len(truth.features)))["subsets"] > 1:
+        if kernel_subsets(len(made.features), len(truth.features))["subsets"] > 1:
             figures[f"{names[1]}_deviation"] = deviation
     if {"precision", "recall"} & set(scores):
         figures["precision"], figures["recall"] = precision_recall(made.features, truth.features)
@@ -73,7 +73,7 @@ def kernel_distance(made: Tensor, truth: Tensor) -> tuple[float, float]:
     Both are over seeded random subsets.
     """
     # KID of Binkowski et al. 2018, with the unbiased estimate: a feature is not compared with itself.
-    sizes, dice = kernel_subsets(min(len(made), len(truth))), torch.Generator().manual_seed(SEED)
+    sizes, dice = kernel_subsets(len(made), len(truth)), torch.Generator().manual_seed(SEED)
     size = sizes["subset_size"]
     found = []
     for _ in range(sizes["subsets"]):
@@ -85,9 +85,10 @@ def kernel_distance(made: Tensor, truth: Tensor) -> tuple[float, float]:
     return float(values.mean()), float(values.std(correction=0))
 
 
-def kernel_subsets(count: int) -> dict[str, int]:
-    """How many subsets there are, and of how many pictures; one subset where it has all pictures."""
-    return {"subsets": SUBSETS if count > SUBSET_SIZE else 1, "subset_size": min(SUBSET_SIZE, count)}
+def kernel_subsets(*counts: int) -> dict[str, int]:
+    """How many subsets there are, and of how many pictures; one subset where it has all pictures of both sets."""
+    size = min(SUBSET_SIZE, *counts)
+    return {"subsets": SUBSETS if max(counts) > size else 1, "subset_size": size}
 
 
 def inception_score(features: Tensor, head: Tensor) -> tuple[float, float]:
@@ -107,6 +108,7 @@ def precision_recall(made: Tensor, truth: Tensor) -> tuple[float, float]:
     """The share of the pictures made that lie among the true ones, and the share of the true ones among those made."""
     # Kynkäänniemi et al. 2019: a set is the union of balls around its points, each as large as to reach its third
     # nearest neighbour.
+    made, truth = made.double(), truth.double()  # in float32 the pictures of a collapsed generator are one
     return _share_inside(made, truth), _share_inside(truth, made)
 
 

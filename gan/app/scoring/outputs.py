@@ -30,7 +30,8 @@ class Made:
 
     Where they are not `paired`, the truth is other pictures of the same kind, and pixels cannot be compared. `known`
     [B, H, W] is 1 where the truth is known. `region` [B, H, W] is 1 where the style was changed; `before` are the
-    pictures without this change.
+    pictures without this change. `numbers` [B] tell which pictures were translated, and which the true ones are, where
+    some come several times.
     """
 
     pictures: Tensor
@@ -40,6 +41,7 @@ class Made:
     known: Tensor | None = None
     region: Tensor | None = None
     before: Tensor | None = None
+    numbers: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -111,18 +113,21 @@ def _byol(game: Byol, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Ma
 def _cyclegan(game: CycleGan, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
     """Translations in both directions, with their drawn truth, or else with pictures of the other kind."""
     fake_b, fake_a = game.translate(batch["a"], batch["b"])
-    drawn = "truth_b" in batch
-    return {
-        "a to b": Made(fake_b, batch["truth_b" if drawn else "b"], paired=drawn),
-        "b to a": Made(fake_a, batch["truth_a" if drawn else "a"], paired=drawn),
-    }
+    if "truth_b" in batch:
+        return {"a to b": Made(fake_b, batch["truth_b"]), "b to a": Made(fake_a, batch["truth_a"])}
+    return {"a to b": _unpaired(fake_b, batch, "a", "b"), "b to a": _unpaired(fake_a, batch, "b", "a")}
 
 
 @makes.register
 def _cut(game: Cut, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
     """Translations, with their drawn truth, or else with pictures of the other kind."""
-    drawn = "truth_b" in batch
-    return {"a to b": Made(game.translate(batch["a"]), batch["truth_b" if drawn else "b"], paired=drawn)}
+    fake = game.translate(batch["a"])
+    return {"a to b": Made(fake, batch["truth_b"]) if "truth_b" in batch else _unpaired(fake, batch, "a", "b")}
+
+
+def _unpaired(fake: Tensor, batch: dict[str, Tensor], source: str, target: str) -> Made:
+    numbers = (batch[f"number_{source}"], batch[f"number_{target}"]) if "number_a" in batch else None
+    return Made(fake, batch[target], paired=False, numbers=numbers)
 
 
 @makes.register

@@ -76,6 +76,8 @@ class Scorer:
             rows["features"] = self.extractor.network(features.as_bytes(made.pictures))
             if truth:
                 rows["features of truth"] = self.extractor.network(features.as_bytes(made.truth))
+        if made.numbers is not None:
+            rows["number"], rows["number of truth"] = made.numbers
         return rows
 
     def sums(self, made: Made | Heard) -> Rows:
@@ -124,15 +126,15 @@ class Scorer:
             f"features; compare it at equal numbers of pictures only"
         ]
 
-    def about(self, count: int) -> dict[str, Any]:
-        """How the scores are computed, to be saved with them."""
+    def about(self, *counts: int) -> dict[str, Any]:
+        """How the scores of so many pictures, and so many true ones, are computed, to be saved with them."""
         about: dict[str, Any] = {}
         if "ssim" in self.scores:
             about["ssim"] = {**pixels.WINDOW, "pictures": "floats in 0..1"}
         if self.extractor is not None:
             about["features"] = {"network": self.extractor.name, **self.extractor.about}
             about["features"] |= {"flips": False, "truncation": "none", "covariance": "divided by N - 1"}
-            about["kernel"] = {**kernel_subsets(count), "seed": SEED, "degree": 3}
+            about["kernel"] = {**kernel_subsets(*counts), "seed": SEED, "degree": 3}
         if self.segmenter is not None:
             about["segmenter"] = {
                 "file": str(self.segmenter_file),

@@ -25,6 +25,7 @@ from strategies.accelerator import name_of
 from strategies.micro_batches import rows
 from strategies.world import World
 
+ORDER = 0  # the seed of the order in which samples are scored
 VERSIONS = {module.__name__: module.__version__ for module in (torch, torchvision, torchmetrics)}
 
 Turn = tuple[range, Any, bool]  # the numbers of samples, a batch of them, and whether another rank has it too
@@ -92,6 +93,9 @@ def evaluate(
 # batch has the same samples on whichever rank it is computed, and its noise comes from the numbers of its samples. What
 # a score needs of a sample, a few numbers or a feature vector, is gathered in the order of the samples. So the figures
 # are the same on one rank and on ten. With another batch size they are the same up to the rounding of float32.
+#
+# The samples come in an order that is drawn once for all. Those of class folders lie class by class: the first ones, or
+# a split of the Inception score, would be of few classes.
 
 
 def play(game: Any, numbers: range, batch: Any, total: int) -> dict[str, Made | Heard]:
@@ -131,14 +135,26 @@ def scored(
     if world.rank:
         return {}
     joined = {title: {name: torch.cat(each)[:total] for name, each in rows.items()} for title, rows in found.items()}
-    return {title: (rows, sums[title]) for title, rows in joined.items()}
+    return {title: (once(rows), sums[title]) for title, rows in joined.items()}
+
+
+def once(rows: Rows) -> Rows:
+    """Each picture once. Of two sides of unequal size, the smaller one's come again."""
+    kept = dict(rows)
+    for side, features in (("number", "features"), ("number of truth", "features of truth")):
+        if side in rows:
+            numbers = kept.pop(side).tolist()
+            first = dict(zip(reversed(numbers), reversed(range(len(numbers))), strict=True))
+            kept |= {features: rows[features][sorted(first.values())]} if features in rows else {}
+    return kept
 
 
 def turns_of(samples: Samples, count: int, batch_size: int, world: World, workers: int) -> Iterator[Turn]:
-    """This rank's batches of the first so many samples; after the last one, the first one comes again."""
+    """This rank's batches of so many samples, in an order drawn once for all; after the last one, the first again."""
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(ORDER)).tolist()
     cut = (range(at, min(at + batch_size, count)) for at in range(0, count, batch_size))
     own = list(in_turns(cut, world))
-    picks = [[(0, number % len(samples)) for number in numbers] for numbers, _ in own]
+    picks = [[(0, order[number % len(samples)]) for number in numbers] for numbers, _ in own]
     how = dict(num_workers=workers, multiprocessing_context=start_method(workers))
     loader = DataLoader(Prepared(samples), batch_sampler=picks, **how)
     for (numbers, spare), batch in zip(own, loader, strict=True):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,27 +71,33 @@ def licence(data: object) -> str:
     return "not given"
 
 
-def scores(folder: RunFolder, run: Run) -> list[Scored]:
-    """The last scores of the run, of validation, of --score-every and of gan.evaluate."""
-    rows, found = metrics.read(folder.metrics), []
+def scores(folder: RunFolder, run: Run, step: int) -> list[Scored]:
+    """The last scores up to this step, of validation and --score-every, and this step's of gan.evaluate."""
+    rows, found = {number: row for number, row in metrics.read(folder.metrics).items() if number <= step}, []
     held_out = f"on {len(run.data.val):,} held-out samples" if has_numbers(run.data) else "at validation"
     for name, words in run.scores.items():
         if both := metrics.first_and_last(rows, name):
-            how = f"{held_out}; {both[0]:.4g} at first; lower is better"
+            how = f"step {_last(rows, name)}; {held_out}; {both[0]:.4g} at first; lower is better"
             found.append(Scored(words, f"{both[1]:.4g}", how))
-    evaluations = sorted(folder.path.glob("evaluation-step-*.json"))[-1:]
-    for path, read in [(folder.scores, _while_training), *((path, _evaluated) for path in evaluations)]:
+    while_training, evaluation = partial(_while_training, rows=rows, step=step), f"evaluation-step-{step:06d}.json"
+    for path, read in [(folder.scores, while_training), (folder.path / evaluation, _evaluated)]:
         if path.is_file():
             with reading(f"'{path}'"):
                 found += read(json.loads(read_text(path, MOST)))
     return found
 
 
-def _while_training(said: dict[str, Any]) -> Iterator[Scored]:
-    """What scores.json has."""
-    for name, value in said["scores"].items():
-        label = name.removeprefix("score/")
-        yield Scored(TITLES.get(label, label), f"{value:.4g}", f"step {said['step']}; {_words(said['how'])}")
+def _while_training(said: dict[str, Any], rows: Mapping[int, Mapping[str, float]], step: int) -> Iterator[Scored]:
+    """What scores.json has; of an earlier step than its own, what metrics.csv has."""
+    for name, last in said["scores"].items():
+        at = said["step"] if said["step"] <= step else _last(rows, name)
+        if at is not None:
+            label, value = name.removeprefix("score/"), last if at == said["step"] else rows[at][name]
+            yield Scored(TITLES.get(label, label), f"{value:.4g}", f"step {at}; {_words(said['how'])}")
+
+
+def _last(rows: Mapping[int, Mapping[str, float]], name: str) -> int | None:
+    return max((number for number, row in rows.items() if name in row), default=None)
 
 
 def _evaluated(said: dict[str, Any]) -> Iterator[Scored]:
@@ -101,6 +108,7 @@ def _evaluated(said: dict[str, Any]) -> Iterator[Scored]:
             if name not in TITLES or isinstance(value, str):  # infinities and NaN are words there
                 continue
             title = TITLES[name] if len(said["scores"]) == 1 else f"{task}: {TITLES[name]}"
+            title += ", by gan.evaluate" if name in BY_FEATURES else ""  # which takes other pictures than --score-every
             about = said["about"].get("features" if name in BY_FEATURES else name.partition("_")[0])
             yield Scored(title, f"{value:.4g}", f"{how}; {_words(about)}" if about else how)
 
@@ -116,7 +124,7 @@ def card(folder: RunFolder, run: Run, step: int, settings: Mapping[str, Any], da
     known |= {LICENCE: data_licence} if data_licence else {}
     lines = [f"# {folder.path.resolve().name}, step {step:,}", "", "| | |", "|---|---|"]
     lines += [f"| {_cell(each)} | {_cell(value)} |" for each, value in known.items()]
-    if found := scores(folder, run):
+    if found := scores(folder, run, step):
         lines += ["", "| score | | how it was computed |", "|---|---|---|"]
         hows = briefly([each.how for each in found])
         lines += [
@@ -132,4 +140,5 @@ def _cell(text: str) -> str:
 def _words(about: Mapping[str, Any]) -> str:
     """What was recorded about a score, in words."""
     said = {name: ", ".join(map(str, each)) if isinstance(each, list) else each for name, each in about.items()}
+    said |= {name: f"({_words(each)})" for name, each in said.items() if isinstance(each, Mapping)}
     return "; ".join(f"{name} {'no' if each is False else each}" for name, each in said.items() if each != "")

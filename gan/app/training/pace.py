@@ -68,12 +68,13 @@ class Pace:
 class Bar(ProgressBar):
     """One bar for the whole run: the losses of each phase, pictures per second over all ranks, and the time to the end.
 
-    A line tells the pace every `lines` steps. Rows of metrics.csv get the `seconds` and `pictures` so far.
+    `pictures` are those of a step, of all ranks together: as published, each counts once for all networks. A line tells
+    the pace every `lines` steps. Rows of metrics.csv get the `seconds` and `pictures` so far.
     """
 
-    def __init__(self, batch_size: int | None, lines: int | None = None, record: Record | None = None) -> None:
+    def __init__(self, pictures: float | None, lines: int | None = None, record: Record | None = None) -> None:
         super().__init__()
-        self.batch_size, self.lines, self.record = batch_size, lines, record
+        self.pictures, self.lines, self.record = pictures, lines, record
         self.bar: tqdm | None = None
 
     def disable(self) -> None:
@@ -134,21 +135,21 @@ class Bar(ProgressBar):
         assert self.bar is not None
         self.shown, left = time.monotonic(), self.pace.left()
         ends = "?" if left is None else tqdm.format_interval(left)
-        speed = f" | {self.speed(trainer):.3g} {self.unit}/s" if self.batch_size is not None else ""
+        speed = f" | {self.speed(trainer):.3g} {self.unit}/s" if self.pictures is not None else ""
         self.bar.set_description_str(f"{ends}] {_losses(phase_strategy(trainer).steps.losses)}{speed}", refresh=False)
 
     def speed(self, trainer: Trainer) -> float:
         """Pictures a second since training began here, with all that came between steps."""
-        assert self.batch_size is not None
-        return (trainer.global_step - self.first) * self.batch_size / (time.monotonic() - self.started)
+        assert self.pictures is not None
+        return (trainer.global_step - self.first) * self.pictures / (time.monotonic() - self.started)
 
     def line(self, trainer: Trainer) -> str:
         """How far the run is, how fast, and in how much memory."""
         step, left, parts = trainer.global_step, self.pace.left(), []
-        if self.batch_size is not None:
+        if self.pictures is not None:
             speed, thousand = self.speed(trainer), "kimg" if self.unit == "pictures" else f"thousand {self.unit}"
             parts += [
-                f"{step * self.batch_size / 1000:.3g} {thousand}",
+                f"{step * self.pictures / 1000:.3g} {thousand}",
                 f"{speed:.3g} {self.unit}/s",
                 f"{1000 / speed:.3g} s/{thousand}",
             ]
@@ -160,7 +161,7 @@ class Bar(ProgressBar):
 
     def _so_far(self, trainer: Trainer) -> dict[str, float]:
         now = {"seconds": self.before.get("seconds", 0.0) + time.monotonic() - self.started}
-        return now if self.batch_size is None else {**now, "pictures": float(trainer.global_step * self.batch_size)}
+        return now if self.pictures is None else {**now, "pictures": float(trainer.global_step * self.pictures)}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the last state on the screen, and in the row of the last step what the whole training took."""
@@ -226,7 +227,8 @@ def peak_memory(device: torch.device) -> float | None:
     """The most bytes that this rank has had: of tensors on an accelerator, else of the process."""
     if device.type != "cpu":
         return torch.accelerator.max_memory_allocated(device)
-    return None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _losses(losses: dict[str, Tensor]) -> str:

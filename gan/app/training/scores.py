@@ -76,7 +76,7 @@ class Scores(Callback):
         self, world: World, game: Any, prepared: Callable[[Any], Any]
     ) -> tuple[dict[str, float], dict[str, Any]]:
         """The scores by their names in metrics.csv, and how they were computed."""
-        samples, true = self.data.train, "all that it trains on"
+        samples, true = self.data.train, "that it trains on, all of them"
         shown = play(game, range(1), prepared(default_collate([Prepared(samples)[0, 0]])), 1)
         made = [each for each in shown.values() if isinstance(each, Made)]
         if len(made) < len(shown):
@@ -84,7 +84,8 @@ class Scores(Callback):
         if any(each.paired for each in made):
             samples, true = self.data.val, "held-out samples"
         rows = max(8, min(64, PIXELS // max(each.pictures[0, 0].numel() for each in made)))
-        count = self.asked or min(MOST, len(samples))
+        again = not any(each.paired or each.numbers is not None for each in made)  # a sample gives others each time
+        count = self.asked if self.asked and again else min(self.asked or MOST, len(samples))
         scorer = self.scorer.to(world.device)
         new = self.known is None
         total = max(count, len(samples)) if new else count
@@ -93,14 +94,15 @@ class Scores(Callback):
         if self.known is None:
             truth = {title: seen["features of truth"][: len(samples)] for title, (seen, _) in found.items()}
             self.known = {title: Known.of(each) for title, each in truth.items()}
-        figures = {}
+        figures: dict[str, float] = {}
         for title, (seen, _) in found.items():
             made_here = {"features": seen["features"][:count]}
             for name, value in scorer.figures(made_here, {}, truth=self.known[title]).items():
-                figures[f"score/{name}" if len(shown) == 1 else f"score/{title}: {name}"] = value
+                figures[f"score/{name}"] = figures.get(f"score/{name}", 0.0) + value / len(found)  # to choose by
+                figures |= {f"score/{title}: {name}": value} if len(found) > 1 else {}
         averaged = [name for name, player in game.players.items() if player.ema is not None]
-        how = {"pictures made": count, "true": true, "averaged weights of": averaged, **scorer.about(count)}
-        return figures, how
+        how = {"pictures made": count, "true": f"{len(samples)} {true}", "averaged weights of": averaged}
+        return figures, how | scorer.about(count, len(samples))
 
 
 def scorer_of(settings: Namespace) -> Scorer | None:
@@ -114,7 +116,7 @@ def scorer_of(settings: Namespace) -> Scorer | None:
 
 
 def names_of(scorer: Scorer | None) -> tuple[str, ...]:
-    """The names of the scores in metrics.csv, of a game that makes one kind of picture."""
+    """The names of the scores in metrics.csv: where a game makes several kinds of pictures, of their means."""
     if scorer is None or scorer.extractor is None:
         return ()
     return tuple(f"score/{name}" for name in (*scorer.extractor.names, "precision", "recall"))

@@ -155,7 +155,7 @@ def train(
     step = None if checkpoint is None else folder.step_of(checkpoint)
     beside = loggers.made(settings.logger, where, step) if this_rank() == 0 else []
     callbacks = [
-        Bar(run.batch_size, every, log),
+        Bar(run.batch_size and run.batch_size / run.turns, every, log),
         Pictures(where, log, every),
         Score(run.scores),
         Health(run.max_steps),

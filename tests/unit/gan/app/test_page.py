@@ -6,6 +6,7 @@ import re
 import shutil
 from dataclasses import replace
 from io import BytesIO
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from gan.app.painting import grids
 from gan.app.painting.painter import Painter
 from gan.app.painting.reopen import open_run
 from gan.app.run.folder import RunFolder
-from gan.app.training import metrics
+from gan.app.training import card, metrics
 from gan.files.errors import UserError
 from gan.sound import Sound
 from tests.support import layouts, opening
@@ -197,7 +198,7 @@ def test_scores_are_the_first_and_the_last_and_settings_those_of_the_file(run, s
     rows, told = metrics.read(sean_run / "metrics.csv").values(), words(run_tables.facts(run))["scores"]
     for name, what in run.run.scores.items():
         values = [values[name] for values in rows if name in values]
-        assert f"{what}: {values[-1]:.4g} (on 4 held-out samples; {values[0]:.4g} at first; lower is better)" in told
+        assert f"{what}: {values[-1]:.4g} (step 2; on 4 held-out samples; {values[0]:.4g} at first; lower" in told
     known = words(run_tables.settings(run))
     assert known["run"] == "sean-faces" and known["held_out"] == "4" and known["save_every"] == "2"
 
@@ -226,7 +227,13 @@ def test_every_score_says_how_it_was_computed(copy):
     assert rows["FID"] == ["12.35", "step 2; network Inception; flips no; pictures made 16"]
     assert rows["output: kid"] == ["0.5", "the same"]
     assert rows["SSIM, data range 1"] == ["0.25", "gan.evaluate, step 2, 4 samples; window gaussian"]
-    assert rows["recall, share of what is real that is made"][1].endswith("network VGG-19")
+    assert rows["recall, share of what is real that is made, by gan.evaluate"][1].endswith("network VGG-19")
+    rows = metrics.read(copy / "metrics.csv")  # of a checkpoint of before
+    rows[1]["score/fid"] = 20.0
+    with mock.patch.object(metrics, "read", return_value=rows):
+        validation, *_, other = card.scores(RunFolder(copy), open_run(str(copy)).run, 1)
+    assert validation.value == f"{rows[1]['val/transfer_error']:.4g}" and validation.how.startswith("step 1; on 4 held")
+    assert other[:2] == ("FID", "20") and other.how.startswith("step 1; network Inception")
     (copy / "scores.json").write_text("{}")
     with pytest.raises(UserError, match=r"scores.json' is damaged"):
         compared.scores([open_run(str(copy))], [""])

@@ -67,7 +67,8 @@ def test_the_kernel_distance_is_the_plain_formulas():
 
 
 def test_kernel_subsets_are_as_large_as_can_be_and_the_same_each_time(monkeypatch):
-    assert distances.kernel_subsets(64) == {"subsets": 1, "subset_size": 64}
+    assert distances.kernel_subsets(64, 64) == {"subsets": 1, "subset_size": 64}
+    assert distances.kernel_subsets(8, 40) == {"subsets": 100, "subset_size": 8}  # which are not all of both
     assert distances.kernel_subsets(5000) == {"subsets": 100, "subset_size": 1000}
     monkeypatch.setattr(distances, "SUBSET_SIZE", 5)
     one, other = some(20, 4), some(20, 4, seed=1) + 0.5
@@ -91,6 +92,8 @@ def test_precision_and_recall_are_the_plain_formulas():
     found = distances.precision_recall(one, other)
     assert found == pytest.approx((inside(one, other), inside(other, one)), abs=1e-12)
     assert 0 < found[0] < 1 and found[0] != found[1]
+    far = [(100 + 1e-3 * each).float() for each in (one, other)]  # of a generator that makes nearly one picture
+    assert distances.precision_recall(*far) == (inside(*map(torch.Tensor.double, far)), inside(far[1], far[0]))
     assert distances.precision_recall(one, one) == (1, 1)
 
 
