@@ -86,8 +86,8 @@ class GanModule(LightningModule):
     def shared(self, name: str, make: Callable[..., T], *args: Any) -> T:
         """`make(*args)`, computed once in a step (and micro-batch) for all phases that ask for `name`.
 
-        Use it for a fake that two phases need. Gradients flow through it to all players, so detach it in a phase
-        where they should not. Phases that share must have the same number of micro-batches.
+        Use it for a fake that two phases need. Gradients flow through it to all players, in one phase: the others
+        detach it. Phases that share must have the same number of micro-batches.
         """
         place = noise.here()
         key = (name, None if place is None else (place.first, place.rows))

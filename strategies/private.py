@@ -15,11 +15,12 @@ from unittest import mock
 import torch
 import torch._inductor.config
 import torch.distributed as dist
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.fabric.utilities.data import _set_sampler_epoch as set_epoch
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed as set_threads
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.overrides.distributed import _sync_module_states as broadcast_module
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher as FunctionLauncher
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher as ScriptLauncher
@@ -27,8 +28,11 @@ from lightning.pytorch.strategies.launchers.launcher import _Launcher as Launche
 from lightning.pytorch.strategies.launchers.multiprocessing import _WorkerOutput as WorkerOutput
 from lightning.pytorch.strategies.launchers.subprocess_script import _basic_subprocess_cmd as same_command
 from lightning.pytorch.trainer.call import _call_callback_hooks as call_callbacks
+from lightning.pytorch.trainer.call import _call_lightning_datamodule_hook as call_data
 from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module
+from lightning.pytorch.trainer.call import _interrupt as interrupt
 from lightning.pytorch.trainer.connectors import data_connector
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_utilities.core.rank_zero import rank_zero_only as utils_rank_zero_only
 from torch import Tensor, nn
@@ -46,6 +50,7 @@ __all__ = [
     "WorkerOutput",
     "broadcast_coalesced",
     "broadcast_module",
+    "interrupt",
     "is_transformed",
     "outside_transforms",
     "same_command",
@@ -102,6 +107,30 @@ def begin_epoch_again(trainer: Trainer) -> None:
         for each in loop._combined_loader.flattened:
             set_epoch(each, loop.epoch_progress.current.processed)
         iter(loop._data_fetcher)
+
+
+def begin(trainer: Trainer, *given: Any) -> None:
+    """What Lightning does before a strategy's set-up: hooks of data and module, which may make networks.
+
+    `given` is what `fit` was given: the module, loaders and data.
+    """
+    assert trainer.state.fn is not None
+    if given and trainer.state.fn == TrainerFn.FITTING:
+        module, train, val, data = given[:4]
+        train, data = (None, train) if isinstance(train, LightningDataModule) else (train, data)
+        trainer._data_connector.attach_data(module, train, val, datamodule=data)
+        if data is not None:
+            call_data(trainer, "setup", stage=trainer.state.fn.value)
+    call_module(trainer, "setup", stage=trainer.state.fn.value)
+    call_module(trainer, "configure_model")
+
+
+def end(loop: _Loop) -> None:
+    """Leave a loop, and those inside, as Lightning does where a run has ended: the next one does not resume."""
+    loop.on_iteration_done()
+    for each in vars(loop).values():
+        if isinstance(each, _Loop):
+            end(each)
 
 
 def taken_ahead(trainer: Trainer) -> int:

@@ -43,6 +43,7 @@ from strategies.loaders import check_together, prepared
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
+from strategies.processes.starting import OwnRanks
 from strategies.processes.stopping import SIGNALS, Stopped
 from strategies.ranks_strategy import RanksStrategy
 from strategies.steps import Steps, while_training
@@ -127,9 +128,7 @@ class PhaseStrategy(RanksStrategy):
             self.setup_environment()
             if training:
                 self.until_teardown.enter_context(draws_follow(self.root_device))
-            assert trainer.state.fn is not None
-            private.call_module(trainer, "setup", stage=trainer.state.fn.value)
-            private.call_module(trainer, "configure_model")
+            private.begin(trainer, game, *args)
             self.division.set_up(game, self.choice, self.players, self.world, self.precision_plugin, training)
             self.division.serve(self.policies, lambda: self.ending.noted)
         finally:
@@ -378,6 +377,8 @@ class PhaseStrategy(RanksStrategy):
     def on_exception(self, exception: BaseException) -> None:
         self.lockstep.places.tell()
         self.background.settle()
+        if isinstance(self.launcher, OwnRanks):
+            self.launcher.put_back()
 
     def _end_without_a_step(self) -> None:
         """If there was nothing left to train, Lightning has called no hook of a training."""

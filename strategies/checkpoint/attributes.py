@@ -24,6 +24,7 @@ from gan.files.values import VALUES
 from gan.module import GanModule
 from strategies.reachable import CACHE, PLAIN, Reachable, Scope, alike, content_of, copied, kind_of
 
+LIGHTNINGS = {"_hparams", "_hparams_initial"}  # made when they are first asked for
 TORCHS = vars(nn.Module()).keys() - {"training"}  # attributes of modules that torch saves or makes again
 CODE = (nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque)}
@@ -94,7 +95,7 @@ class Attributes:
             return {}
         if not isinstance(value, Scope):
             return {"": kind_of(value).read(value)}
-        left = TORCHS if isinstance(value.owner, nn.Module) else set()
+        left = TORCHS | LIGHTNINGS if isinstance(value.owner, nn.Module) else set()
         left = left if self.game.training else left | {"training"}  # a validation puts all modules into eval()
         changed = {n: each for n, each in now.items() if n not in before or not alike(before[n], each)}
         players = self._of_players()

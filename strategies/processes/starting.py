@@ -4,6 +4,8 @@ import contextlib
 import ctypes
 import os
 import pickle
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning import LightningModule, Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins import ClusterEnvironment
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.loggers import Logger
@@ -35,10 +37,15 @@ from strategies.private import (
     Launcher,
     ScriptLauncher,
     WorkerOutput,
+    begin,
+    callbacks,
+    end,
+    interrupt,
     name_version,
     note_checkpoint,
     restore,
     same_command,
+    set_callbacks,
     set_threads,
 )
 from strategies.processes.cluster import place_of
@@ -48,7 +55,8 @@ from strategies.reachable import Reachable
 
 PARENT = "GAN_FIRST_PROCESS"  # an environment variable: the id of the process that started this rank
 _parent = os.environ.pop(PARENT, None)
-REFUSED, TRAINED = "refused", "trained"  # the words of a UserError, and the checkpoint after fit
+REFUSED, FOUND, TRAINED = "refused", "found", "trained"  # words of a UserError, results, the checkpoint after fit
+PATIENCE = 10.0  # seconds that ranks have to end, before they are ended
 OMP_PAUSE_HARD = 2  # of OpenMP's omp.h
 METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
 _imported_in = os.getcwd()
@@ -184,6 +192,8 @@ class OwnRanks(FunctionLauncher):
         super().__init__(strategy, "fork" if start_method == "popen" else start_method)
         self.typed = start_method != "popen"
         self.folder = Path()  # of one launch: what the ranks leave there
+        self.given: tuple[Any, ...] = ()  # to fit
+        self.aside: tuple[Trainer, list[Callback]] | None = None  # of a training that has failed
         self.named: list[Logger] = []  # those whose folder the ranks have chosen
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Trainer, **kwargs: Any) -> Any:
@@ -198,18 +208,39 @@ class OwnRanks(FunctionLauncher):
         self.named = []
         self._already_fit = False  # unlike Lightning's, this process has all that a second fit begins with
         strategy.is_starter = False
+        root = trainer.default_root_dir if os.access(trainer.default_root_dir, os.W_OK) else None
         try:
-            with tempfile.TemporaryDirectory(prefix="gan-dp-") as folder:
+            with tempfile.TemporaryDirectory(prefix="gan-ranks-", dir=root) as folder:
                 self.folder = Path(folder)
                 return self._launch(function, *args, trainer=trainer, **kwargs)
+        except BaseException:
+            self._end_ranks()
+            self.aside = trainer, callbacks(trainer)
+            set_callbacks(trainer, [])  # Lightning would tell them of the error, and the ranks have done so
+            raise
         finally:
             strategy.is_starter = True
 
+    def put_back(self) -> None:
+        """When Lightning has told the callbacks."""
+        if self.aside is not None:
+            set_callbacks(*self.aside)
+        self.aside = None
+
+    def _end_ranks(self) -> None:
+        """Those that train on, as where Ctrl-C has reached this process alone."""
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            for process in self.procs:
+                process.join(PATIENCE)
+            self.kill(how)
+        os.environ.pop("MASTER_PORT", None)
+
     def _launch(self, function: Callable[..., Any], *args: Any, trainer: Trainer, **kwargs: Any) -> Any:
-        refused = self.folder / REFUSED
+        refused, self.given = self.folder / REFUSED, args
         try:
             function = partial(_apart, random_state.capture(), self._train, trainer, function)
-            return super().launch(function, *args, trainer=trainer, **kwargs)
+            super().launch(function, *args, trainer=trainer, **kwargs)
+            return self._found()["results"]
         except (ProcessRaisedException, ProcessExitedException):
             if refused.exists():
                 raise UserError(refused.read_text("utf-8")) from None
@@ -219,52 +250,65 @@ class OwnRanks(FunctionLauncher):
         """What a rank does."""
         try:
             found = _survive(self._strategy, function, *args, **kwargs)
-        except UserError as error:
-            if not isinstance(error, RankLost):
+        except BaseException as error:
+            if isinstance(error, UserError) and not isinstance(error, RankLost):
                 with whole_file(self.folder / REFUSED) as part:
                     part.write_text(str(error), "utf-8")
+            interrupt(trainer, error)  # as Lightning does in ranks that it has not started
             raise
         if trainer.state.fn == TrainerFn.FITTING:
             trainer.save_checkpoint(self.folder / TRAINED, weights_only=False)
         return found
 
     def _collect_rank_zero_results(self, trainer: Trainer, results: Any) -> WorkerOutput | None:
-        """Without Lightning's file of weights, for they are in the checkpoint."""
+        """In files: Lightning's queue is a pipe, and this process does not read it before the rank has ended."""
         if self._strategy.local_rank != 0:
             return None
-        best = getattr(trainer.checkpoint_callback, "best_model_path", None)
-        return WorkerOutput(best, None, trainer.state, results, self.get_extra_results(trainer))
-
-    def get_extra_results(self, trainer: Trainer) -> dict[str, Any]:
-        """What was logged, where the loops are, and the folders that loggers and ModelCheckpoints have chosen."""
-        logged = {name: move_data_to_device(getattr(trainer, name), torch.device("cpu")) for name in METRICS}
-        return {
-            "logged": pickle.dumps(logged),  # else torch would share the tensors with this process, which ends
+        found = {
+            "results": results,
+            "logged": {name: getattr(trainer, name) for name in METRICS},
             "loops": trainer.fit_loop.state_dict(),
             "versions": [logger.version for logger in trainer.loggers],
             "folders": [getattr(each, "dirpath", None) for each in trainer.checkpoint_callbacks],
         }
+        with whole_file(self.folder / FOUND) as part:
+            part.write_bytes(pickle.dumps(move_data_to_device(found, torch.device("cpu"))))
+        best = getattr(trainer.checkpoint_callback, "best_model_path", None)
+        return WorkerOutput(best, None, trainer.state, None, {})
+
+    def _found(self) -> dict[str, Any]:
+        return pickle.loads((self.folder / FOUND).read_bytes())
 
     def update_main_process_results(self, trainer: Trainer, extra: dict[str, Any]) -> None:
-        """As if this process had trained."""
-        for name, metrics in pickle.loads(extra["logged"]).items():
+        """As if this process had trained. The folders are those that loggers and ModelCheckpoints have chosen."""
+        found = self._found()
+        for name, metrics in found["logged"].items():
             getattr(trainer, name).clear()
             getattr(trainer, name).update(metrics)
         self.named = [
-            log for log, each in zip(trainer.loggers, extra["versions"], strict=True) if name_version(log, each)
+            log for log, each in zip(trainer.loggers, found["versions"], strict=True) if name_version(log, each)
         ]
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        for callback, folder in zip(trainer.checkpoint_callbacks, extra["folders"], strict=True):
+        for callback, folder in zip(trainer.checkpoint_callbacks, found["folders"], strict=True):
             if folder is not None:
                 callback.dirpath = folder  # pyrefly: ignore[missing-attribute] - a rank has found it there
         self._strategy.is_starter = True
-        self._take_back(trainer, self.folder / TRAINED, extra["loops"])
+        try:
+            self._take_back(trainer, self.folder / TRAINED, found["loops"])
+        except Exception as error:
+            kept = Path(trainer.default_root_dir) / f"{self.folder.name}.ckpt"
+            shutil.move(self.folder / TRAINED, kept)
+            raise UserError(
+                f"the training has ended, but this process could not load what its ranks have trained, which is in "
+                f"{kept}: {error}"
+            ) from error
 
     def _take_back(self, trainer: Trainer, checkpoint: Path, loops: dict[str, Any]) -> None:
         """What training on one device would have left here."""
         strategy = self._strategy
         trainer.lightning_module.trainer = trainer
+        begin(trainer, *self.given)
         strategy.connect(trainer.lightning_module)
         strategy.resumes_from = checkpoint
         try:
@@ -275,7 +319,7 @@ class OwnRanks(FunctionLauncher):
         finally:
             strategy.teardown()
         trainer.fit_loop.load_state_dict({**loops, "state_dict": {}})
-        trainer.fit_loop.restarting = False
+        end(trainer.fit_loop)
 
 
 def can_fork(kind: str) -> bool:

@@ -2,6 +2,7 @@
 
 import csv
 import gc
+import multiprocessing
 import os
 import pickle
 import random
@@ -14,14 +15,15 @@ from unittest import mock
 
 import pytest
 import torch
-from lightning import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset
 
 from datasets import GlobalLoader
-from gan import Phase
+from gan import Phase, Player
 from gan.files.errors import UserError
 from strategies import PhaseStrategy, random_state
 from strategies.loaders import DealtLoader
@@ -237,6 +239,22 @@ def test_a_person_reads_after_it_what_one_device_leaves(policy, start_method, tm
     assert distance(*found) < EXACT
 
 
+def test_a_second_fit_begins_an_epoch_as_on_one_device():
+    """Though the first one has ended in the midst of an epoch, by max_steps."""
+
+    def twice(policy, devices, start_method="popen"):
+        game, strategy = Remembers(), PhaseStrategy(policy, check=False, start_method=start_method)
+        with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
+            made = trainer(strategy, devices, 3)
+            made.fit(game, GlobalLoader(ROWS, BATCH // 2))
+            made.fit_loop.epoch_loop.max_steps = 8
+            made.fit(game, GlobalLoader(ROWS, BATCH // 2))
+        return snapshot(game, strategy)
+
+    alone = twice("single", 1)
+    assert max(distance(twice("dp", 2), alone), distance(twice("ddp", 2, "fork"), alone)) < EXACT
+
+
 def test_a_loaders_place_is_in_the_checkpoint_that_this_process_saves(tmp_path):
     class Own(Plain):
         def train_dataloader(self):
@@ -282,6 +300,61 @@ def test_it_leaves_nothing_open():
     assert found[1] == found[2]
 
 
+class Told(Plain):
+    """Logs more than a pipe holds, makes its networks late, and asks the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.late = self.generator, self.discriminator
+        del self.generator, self.discriminator
+
+    def setup(self, stage):
+        self.generator = self.late[0]
+
+    def configure_model(self):
+        self.discriminator = self.late[1]
+
+    def configure_players(self):
+        yield Player("generator", self.generator, partial(SGD, lr=self.trainer.datamodule.rate), ema=0.5)
+        yield Player("discriminator", self.discriminator, partial(SGD, lr=0.1))
+
+    def judge(self, batch):
+        self.log_dict({f"number {number}": 1.0 for number in range(400)})
+        return super().judge(batch)
+
+
+class Data(LightningDataModule):
+    def setup(self, stage):
+        self.rate = 0.1
+
+    def train_dataloader(self):
+        return GlobalLoader(ROWS, BATCH)
+
+
+@pytest.mark.parametrize(("policy", "start_method"), [("dp", "popen"), ("ddp", "fork")])
+def test_what_lightnings_hooks_make_is_there_and_much_may_be_logged(policy, start_method):
+    found = []
+    for which, devices in (("single", 1), (policy, 2)):
+        game, strategy = Told(), PhaseStrategy(which, check=False, start_method=start_method)
+        with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
+            made = trainer(strategy, devices, 2)
+            made.fit(game, datamodule=Data())
+        found.append(snapshot(game, strategy))
+        assert len([name for name in made.callback_metrics if name.startswith("number")]) == 400
+    assert distance(*found) < EXACT
+
+
+def test_what_cannot_be_loaded_after_the_training_is_kept(tmp_path):
+    class Late(Plain):
+        def on_fit_start(self):
+            self.register_buffer("late", torch.zeros(1))
+
+    with pytest.raises(UserError, match=rf"has ended, .* which is in {tmp_path}/gan-ranks-.*ckpt: .*ed: late$"):
+        fit(Late(), default_root_dir=tmp_path)
+    (kept,) = tmp_path.glob("*.ckpt")
+    assert read_checkpoint(kept)["global_step"] == 1
+
+
 # ---- how ranks are started ----
 
 
@@ -307,11 +380,12 @@ def test_ranks_compute_on_several_threads_though_this_process_has_done_so():
 
 def test_a_rank_makes_its_pool_of_threads_before_other_threads_ask_for_it(monkeypatch, tmp_path):
     """See [Note: the thread pool of a fork]: else torch aborts some ranks on a busy machine."""
-    asked = []
+    asked, here = [], os.getpid()
 
     class Game(Plain):
         def setup(self, stage):
-            (tmp_path / f"{self.trainer.global_rank}").write_text(str(len(asked)))
+            if os.getpid() != here:  # afterwards it is called in this process too
+                (tmp_path / f"{self.trainer.global_rank}").write_text(str(len(asked)))
 
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     with mock.patch.object(starting, "_survive", partial(counted, asked, starting._survive)):
@@ -329,6 +403,7 @@ def test_where_a_gpu_is_in_use_ranks_are_spawned(monkeypatch):
     game, kinds = Plain(), []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(starting.FunctionLauncher, "launch", lambda self, *_, **__: kinds.append(self._start_method))
+    monkeypatch.setattr(OwnRanks, "_found", lambda self: {"results": None})
     fit(game)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     fit(game)
@@ -470,6 +545,24 @@ def test_an_error_of_a_forked_rank_is_raised_in_a_notebook_too():
     made = trainer(PhaseStrategy("ddp", check=False, start_method="fork"), 2, 1)
     with pytest.raises(Exception, match=r"(?s)Process 1 terminated.*ZeroDivisionError: by chance"):
         made.fit(Broken(), parts(1))
+
+
+def test_callbacks_hear_of_an_error_where_the_training_was(tmp_path):
+    class Ends(Plain):
+        last = 0
+
+        def on_train_batch_end(self, *_):
+            if self.step == self.last:
+                raise ZeroDivisionError("by chance")
+
+    game, saving = Ends(), OnExceptionCheckpoint(tmp_path, "error")
+    made = trainer(PhaseStrategy("dp", check=False), 2, 2, callbacks=[saving], enable_checkpointing=True)
+    made.fit(game, parts(2))
+    made.fit_loop.epoch_loop.max_steps, game.last = 5, 4
+    with pytest.raises(Exception, match="by chance"):
+        made.fit(game, parts(5))
+    assert read_checkpoint(tmp_path / "error.ckpt")["global_step"] == 4  # and not 2, as this process has
+    assert saving in made.callbacks and "MASTER_PORT" not in os.environ and not multiprocessing.active_children()
 
 
 def test_after_an_error_it_can_be_tried_again():

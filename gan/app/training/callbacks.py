@@ -108,9 +108,9 @@ class Score(Callback):
             for logger in trainer.loggers if scores else ():
                 logger.log_metrics(scores, -1)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Validate the last step too, also when it is not one of the regular validations."""
-        if trainer.global_step == trainer.max_steps:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Validate and log the last step too, also when it is not one of the regular ones."""
+        if trainer.global_step == trainer.max_steps - 1:
             trainer.should_stop = True
 
 

@@ -92,7 +92,7 @@ class Record(Logger):
             raise UserError("metrics.csv has a row a step; type self.logger.log_metrics(metrics, step=self.step)")
         number = step + 1
         if self._fresh:
-            self._take_up(number)
+            self.take_up(step)
         if number not in self.rows:
             self.save()
         elif number in list(self.rows)[: self._written]:
@@ -100,8 +100,9 @@ class Record(Logger):
         row = self.rows.setdefault(number, {})
         row.update({name: value for name, value in metrics.items() if name != "epoch"})
 
-    def _take_up(self, step: int) -> None:
-        """Read the rows of a resumed run. Rows that were written after its checkpoint are dropped."""
+    @rank_zero_only
+    def take_up(self, step: int) -> None:
+        """Read the rows of a run that is resumed from this step. Rows that were written after that are dropped."""
         self._fresh = False
         try:
             found = read(self.folder.metrics)
@@ -110,7 +111,7 @@ class Record(Logger):
             with self._spare.trying(aside):
                 self.folder.metrics.replace(aside)
                 warn(f"{error}; it is now {aside.name}, and a new file begins")
-        self.rows = {number: row for number, row in found.items() if number < step}
+        self.rows = {number: row for number, row in found.items() if number <= step}
 
     @rank_zero_only
     def save(self) -> None:

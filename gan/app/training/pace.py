@@ -4,7 +4,7 @@ import io
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from tqdm import tqdm
 from gan.app.outputs import say
 from gan.app.training import metrics
 from gan.app.training.metrics import Record
-from gan.files.errors import UserError
 from gan.files.system import resource
 from gan.phase import Phase
 from strategies import private, random_state
@@ -112,9 +111,8 @@ class Bar(ProgressBar):
         self.started = self.shown = time.monotonic()
         self.first, self.before = trainer.global_step, {}
         if self.first and self.record is not None:
-            with suppress(UserError):
-                rows = metrics.read(self.record.folder.metrics).items()
-                self.before = max(((step, row) for step, row in rows if step <= self.first), default=(0, {}))[1]
+            self.record.take_up(self.first)
+            self.before = max(self.record.rows.items(), default=(0, {}))[1]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Read the losses from the device only when the bar is drawn, because reading waits for the device."""

@@ -11,8 +11,8 @@ from lightning.pytorch.callbacks import Callback
 from torch.utils.data import default_collate
 
 from datasets.augment import Prepared
+from datasets.data import GanData
 from gan.app.outputs import say
-from gan.app.painting.reopen import has_numbers
 from gan.app.run.folder import RunFolder
 from gan.app.scoring.distances import Known
 from gan.app.scoring.features import best
@@ -45,8 +45,8 @@ class Scores(Callback):
     def __init__(
         self, folder: RunFolder, run: Run, scorer: Scorer, every: int, keep: Keep, count: int | None = None
     ) -> None:
-        if not has_numbers(run.data):
-            raise UserError("--score-every needs samples with numbers, held-out ones too: give the run a GanData")
+        if not isinstance(run.data, GanData):
+            raise UserError("--score-every needs samples with numbers: give the run a GanData")
         self.folder, self.data, self.scorer, self.every, self.keep = folder, run.data, scorer, every, keep
         self.asked = count
         self.known: dict[str, Known] | None = None  # of the true pictures by title, on the first rank
@@ -83,6 +83,8 @@ class Scores(Callback):
             raise UserError(f"--score-every compares pictures, and {type(game).__name__} makes sounds; leave it out")
         if any(each.paired for each in made):
             samples, true = self.data.val, "held-out samples"
+            if samples is None:
+                raise UserError("--score-every compares with held-out samples here; type --held-out 0.02")
         rows = max(8, min(64, PIXELS // max(each.pictures[0, 0].numel() for each in made)))
         again = not any(each.paired or each.numbers is not None for each in made)  # a sample gives others each time
         count = self.asked if self.asked and again else min(self.asked or MOST, len(samples))
