@@ -23,11 +23,13 @@ from strategies.choice import Choice, choices
 from strategies.lockstep import Lockstep
 from strategies.placing.placement import Placement, placement_of, refuse_a_group
 from strategies.policies import POLICIES
+from strategies.private import Launcher
 from strategies.processes.cluster import connect, environment, place_of
 from strategies.processes.cluster import store as store_of
 from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
 from strategies.processes.lost_ranks import Survivor
-from strategies.processes.starting import LaunchedStrategy, OwnRanks, SingleProcess, launcher
+from strategies.processes.own_ranks import OwnRanks
+from strategies.processes.starting import LaunchedStrategy, Scripts, SingleProcess, StartMethod
 from strategies.processes.stopping import Ending
 from strategies.serving import Division
 from strategies.world import Groups, World
@@ -73,6 +75,20 @@ def check_start(
     check_ranks(choice, ranks, placement)
     check_system(ranks, nodes)
     return placement
+
+
+def launcher(strategy: LaunchedStrategy, start_method: StartMethod, is_dp: bool = False) -> Launcher:
+    """The launcher for Lightning's `start_method`. Where somebody else has started the ranks, it starts none."""
+    if place_of(strategy.cluster_environment) is not None:
+        return Scripts(strategy)
+    if (start_method == "popen" and not is_dp) or strategy.cluster_environment.creates_processes_externally:
+        return Scripts(strategy)
+    if strategy.num_nodes > 1:
+        raise UserError(
+            f"start_method '{start_method}' starts the ranks of one machine, and there are {strategy.num_nodes}; leave "
+            f"start_method out, and start the program on each machine"
+        )
+    return OwnRanks(strategy, start_method)
 
 
 class RanksStrategy(LaunchedStrategy):

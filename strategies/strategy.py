@@ -43,7 +43,7 @@ from strategies.loaders import check_together, prepared
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
-from strategies.processes.starting import OwnRanks
+from strategies.processes.own_ranks import OwnRanks
 from strategies.processes.stopping import SIGNALS, Stopped
 from strategies.ranks_strategy import RanksStrategy
 from strategies.steps import Steps, while_training

@@ -138,7 +138,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
                 raise
             raise UserError(
                 f"phase '{phase.name}': backward goes a second time through its loss; let the loss not call backward() "
-                f"itself, and compute again what another phase has computed, or in both by self.shared(...)"
+                f"itself, and compute again what another phase has computed and learned from"
             ) from error
         if "on_after_backward" in training.hooks.wanted:
             with whole_gradients_alone(learners, index == parts - 1, training.world):

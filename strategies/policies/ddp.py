@@ -46,8 +46,8 @@ class Ddp(Policy):
 class Dp(Ddp):
     """A rank of dp trains as a rank of ddp, and communicates the same.
 
-    What differs is around the training: see [Note: ranks of one process] in processes/starting.py, and `DealtLoader` in
-    ../loaders.py, which deals the batches of a plain loader out.
+    What differs is around the training: see [Note: ranks of one process] in processes/own_ranks.py, and `DealtLoader`
+    in ../loaders.py, which deals the batches of a plain loader out.
     """
 
     name = "dp"

@@ -1,64 +1,32 @@
 """Lightning's launchers, but every rank trains inside a `Survivor`: if one rank ends, the others end and name it."""
 
 import contextlib
-import ctypes
 import os
-import pickle
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins import ClusterEnvironment
-from lightning.fabric.utilities.apply_func import move_data_to_device
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor, nn
-from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-from gan.files.disk import whole_file
-from gan.files.errors import RankLost, UserError
-from gan.files.system import LINUX
-from gan.module import GanModule
-from strategies import random_state
 from strategies.private import (
-    FunctionLauncher,
     Launcher,
     ScriptLauncher,
-    WorkerOutput,
-    begin,
-    callbacks,
-    end,
-    interrupt,
-    name_version,
     note_checkpoint,
-    restore,
     same_command,
-    set_callbacks,
     set_threads,
 )
-from strategies.processes.cluster import place_of
 from strategies.processes.launchers import number
 from strategies.processes.lost_ranks import Survivor
-from strategies.reachable import Reachable
 
 PARENT = "GAN_FIRST_PROCESS"  # an environment variable: the id of the process that started this rank
 _parent = os.environ.pop(PARENT, None)
-REFUSED, FOUND, TRAINED = "refused", "found", "trained"  # words of a UserError, results, the checkpoint after fit
-PATIENCE = 10.0  # seconds that ranks have to end, before they are ended
-OMP_PAUSE_HARD = 2  # of OpenMP's omp.h
-METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
 _imported_in = os.getcwd()
 
 
@@ -69,17 +37,6 @@ def _folder() -> str:
 
 
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
-
-
-def _generator(device: torch.device, state: bytes) -> torch.Generator:
-    made = torch.Generator(device)
-    made.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-    return made
-
-
-# A spawned rank's loaders have generators. torch would share the memory of a copy of their state, and this process lets
-# that go before the rank has it.
-ForkingPickler.register(torch.Generator, lambda own: (_generator, (own.device, own.get_state().numpy().tobytes())))
 
 
 class LaunchedStrategy(DDPStrategy):
@@ -103,20 +60,6 @@ class LaunchedStrategy(DDPStrategy):
         """Remember in this process, after set-up, what its ranks remember, and where their loops have ended."""
 
 
-def launcher(strategy: LaunchedStrategy, start_method: StartMethod, is_dp: bool = False) -> Launcher:
-    """The launcher for Lightning's `start_method`. Where somebody else has started the ranks, it starts none."""
-    if place_of(strategy.cluster_environment) is not None:
-        return Scripts(strategy)
-    if (start_method == "popen" and not is_dp) or strategy.cluster_environment.creates_processes_externally:
-        return Scripts(strategy)
-    if strategy.num_nodes > 1:
-        raise UserError(
-            f"start_method '{start_method}' starts the ranks of one machine, and there are {strategy.num_nodes}; leave "
-            f"start_method out, and start the program on each machine"
-        )
-    return OwnRanks(strategy, start_method)
-
-
 class Scripts(ScriptLauncher):
     """Starts the command again for every other device, where nobody else does."""
 
@@ -134,7 +77,7 @@ class Scripts(ScriptLauncher):
             del os.environ[PARENT]
         parent = number({PARENT: _parent}, PARENT) if _parent and environment.local_rank() else None
         set_threads(num_processes=self.num_processes)
-        return _survive(self.strategy, function, *args, children=self.procs, parent=parent, **kwargs)
+        return survive(self.strategy, function, *args, children=self.procs, parent=parent, **kwargs)
 
     def _call_children_scripts(self) -> None:
         """Start the same command for each other device, as a person typed it and where it was typed.
@@ -173,235 +116,7 @@ class SingleProcess(Launcher):
         """There is no other process."""
 
 
-class OwnRanks(FunctionLauncher):
-    """Starts the ranks of dp, and those of other policies where a `start_method` was typed.
-
-    [Note: ranks of one process]
-    A person starts one process, a script or a notebook. Each `fit`, `validate`, `test` or `predict` in it starts a rank
-    for each device, and waits for them. A forked rank has all that this process has, a spawned one what can be pickled.
-    Where nothing was typed and forked ranks could not train (see `can_fork`) they are spawned.
-
-    After `fit` the ranks save a checkpoint, and this process loads it as one device would that resumes. So the same
-    comes back that a checkpoint has: weights, buffers, averages, optimizers, the states of callbacks, and what the game
-    remembers. In between this process is a world of its own, on the CPU.
-    """
-
-    _strategy: LaunchedStrategy
-
-    def __init__(self, strategy: LaunchedStrategy, start_method: StartMethod) -> None:
-        super().__init__(strategy, "fork" if start_method == "popen" else start_method)
-        self.typed = start_method != "popen"
-        self.folder = Path()  # of one launch: what the ranks leave there
-        self.given: tuple[Any, ...] = ()  # to fit
-        self.aside: tuple[Trainer, list[Callback]] | None = None  # of a training that has failed
-        self.named: list[Logger] = []  # those whose folder the ranks have chosen
-
-    def launch(self, function: Callable[..., Any], *args: Any, trainer: Trainer, **kwargs: Any) -> Any:
-        strategy, device = self._strategy, self._strategy.parallel_devices[0]
-        end_openmp()
-        if not self.typed:
-            self._start_method = "fork" if can_fork(device.type) else "spawn"
-        if self._start_method != "fork":
-            refuse_to_spawn(trainer, args, kwargs, typed=self.typed)
-        for logger in self.named:
-            name_version(logger, None)  # it chooses a new folder, for it would write over the last one
-        self.named = []
-        self._already_fit = False  # unlike Lightning's, this process has all that a second fit begins with
-        strategy.is_starter = False
-        root = trainer.default_root_dir if os.access(trainer.default_root_dir, os.W_OK) else None
-        try:
-            with tempfile.TemporaryDirectory(prefix="gan-ranks-", dir=root) as folder:
-                self.folder = Path(folder)
-                return self._launch(function, *args, trainer=trainer, **kwargs)
-        except BaseException:
-            self._end_ranks()
-            self.aside = trainer, callbacks(trainer)
-            set_callbacks(trainer, [])  # Lightning would tell them of the error, and the ranks have done so
-            raise
-        finally:
-            strategy.is_starter = True
-
-    def put_back(self) -> None:
-        """When Lightning has told the callbacks."""
-        if self.aside is not None:
-            set_callbacks(*self.aside)
-        self.aside = None
-
-    def _end_ranks(self) -> None:
-        """Those that train on, as where Ctrl-C has reached this process alone."""
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            for process in self.procs:
-                process.join(PATIENCE)
-            self.kill(how)
-        os.environ.pop("MASTER_PORT", None)
-
-    def _launch(self, function: Callable[..., Any], *args: Any, trainer: Trainer, **kwargs: Any) -> Any:
-        refused, self.given = self.folder / REFUSED, args
-        try:
-            function = partial(_apart, random_state.capture(), self._train, trainer, function)
-            super().launch(function, *args, trainer=trainer, **kwargs)
-            return self._found()["results"]
-        except (ProcessRaisedException, ProcessExitedException):
-            if refused.exists():
-                raise UserError(refused.read_text("utf-8")) from None
-            raise
-
-    def _train(self, trainer: Trainer, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What a rank does."""
-        try:
-            found = _survive(self._strategy, function, *args, **kwargs)
-        except BaseException as error:
-            if isinstance(error, UserError) and not isinstance(error, RankLost):
-                with whole_file(self.folder / REFUSED) as part:
-                    part.write_text(str(error), "utf-8")
-            interrupt(trainer, error)  # as Lightning does in ranks that it has not started
-            raise
-        if trainer.state.fn == TrainerFn.FITTING:
-            trainer.save_checkpoint(self.folder / TRAINED, weights_only=False)
-        return found
-
-    def _collect_rank_zero_results(self, trainer: Trainer, results: Any) -> WorkerOutput | None:
-        """In files: Lightning's queue is a pipe, and this process does not read it before the rank has ended."""
-        if self._strategy.local_rank != 0:
-            return None
-        found = {
-            "results": results,
-            "logged": {name: getattr(trainer, name) for name in METRICS},
-            "loops": trainer.fit_loop.state_dict(),
-            "versions": [logger.version for logger in trainer.loggers],
-            "folders": [getattr(each, "dirpath", None) for each in trainer.checkpoint_callbacks],
-        }
-        with whole_file(self.folder / FOUND) as part:
-            part.write_bytes(pickle.dumps(move_data_to_device(found, torch.device("cpu"))))
-        best = getattr(trainer.checkpoint_callback, "best_model_path", None)
-        return WorkerOutput(best, None, trainer.state, None, {})
-
-    def _found(self) -> dict[str, Any]:
-        return pickle.loads((self.folder / FOUND).read_bytes())
-
-    def update_main_process_results(self, trainer: Trainer, extra: dict[str, Any]) -> None:
-        """As if this process had trained. The folders are those that loggers and ModelCheckpoints have chosen."""
-        found = self._found()
-        for name, metrics in found["logged"].items():
-            getattr(trainer, name).clear()
-            getattr(trainer, name).update(metrics)
-        self.named = [
-            log for log, each in zip(trainer.loggers, found["versions"], strict=True) if name_version(log, each)
-        ]
-        if trainer.state.fn != TrainerFn.FITTING:
-            return
-        for callback, folder in zip(trainer.checkpoint_callbacks, found["folders"], strict=True):
-            if folder is not None:
-                callback.dirpath = folder  # pyrefly: ignore[missing-attribute] - a rank has found it there
-        self._strategy.is_starter = True
-        try:
-            self._take_back(trainer, self.folder / TRAINED, found["loops"])
-        except Exception as error:
-            kept = Path(trainer.default_root_dir) / f"{self.folder.name}.ckpt"
-            shutil.move(self.folder / TRAINED, kept)
-            raise UserError(
-                f"the training has ended, but this process could not load what its ranks have trained, which is in "
-                f"{kept}: {error}"
-            ) from error
-
-    def _take_back(self, trainer: Trainer, checkpoint: Path, loops: dict[str, Any]) -> None:
-        """What training on one device would have left here."""
-        strategy = self._strategy
-        trainer.lightning_module.trainer = trainer
-        begin(trainer, *self.given)
-        strategy.connect(trainer.lightning_module)
-        strategy.resumes_from = checkpoint
-        try:
-            with strategy.on_one_device():
-                strategy.setup(trainer)
-            restore(trainer, checkpoint)
-            strategy.take_back(loops)
-        finally:
-            strategy.teardown()
-        trainer.fit_loop.load_state_dict({**loops, "state_dict": {}})
-        end(trainer.fit_loop)
-
-
-def can_fork(kind: str) -> bool:
-    """Whether a forked process could train on devices of this kind.
-
-    It could use no GPU if this process has begun to use one. Nor could it differentiate if this process has done so
-    where there is a GPU: torch then has a thread for each, and refuses a process that does not have them. It says so
-    only there, so a process is forked to ask. It also says whether the device itself can be used there, which it cannot
-    if this process has only looked for GPUs by `torch.cuda.is_available()`.
-    """
-    for each in {kind, "cuda"} - {"cpu"}:
-        if getattr(torch.get_device_module(each), "is_initialized", lambda: False)():
-            return False
-    asked = os.fork()
-    if asked:
-        return os.waitpid(asked, 0)[1] == 0
-    try:
-        torch.zeros((), device=kind, requires_grad=True).backward()
-        os._exit(0)
-    finally:
-        os._exit(1)
-
-
-def end_openmp() -> None:
-    """End the threads with which this one computes on the CPU; the next computation starts others.
-
-    A forked process would not have them, and GNU's OpenMP would wait for them there for ever.
-    """
-    if not LINUX:
-        return
-    with open("/proc/self/maps") as file:
-        found = {line.split(maxsplit=5)[-1].strip() for line in file if "libgomp" in line}
-    for library in found:
-        ctypes.CDLL(library).omp_pause_resource_all(OMP_PAUSE_HARD)
-
-
-def refuse_to_spawn(trainer: Trainer, *given: Any, typed: bool) -> None:
-    """Raise if ranks cannot be spawned, with the name of what cannot be pickled."""
-    begun = "ranks are spawned"
-    if not typed:
-        begun += ", and not forked from a process that has begun to use a GPU or to differentiate beside one"
-    first = "leave start_method out, or type 'fork'" if typed else "let fit() be the first that computes"
-    if hasattr(sys, "ps1"):
-        raise UserError(f"{begun}; a notebook cannot do that: {'' if typed else 'restart it, and '}{first}")
-    for value, name in [*_parts(trainer.lightning_module), (given, "what fit() was given"), (trainer, "the Trainer")]:
-        try:
-            ForkingPickler.dumps(value)
-        except Exception as error:
-            raise UserError(
-                f"{begun}, and {name} cannot be pickled: {error}; keep it out of the game, or {first}"
-            ) from error
-
-
-def _parts(game: LightningModule | None) -> Iterator[tuple[Any, str]]:
-    """What the modules of a game remember, with its names, but for their trainer."""
-    for place, module in () if game is None else game.named_modules():
-        state = module.__getstate__() if isinstance(module, GanModule) else vars(module)
-        for name, value in state.items():
-            if not isinstance(value, Trainer | nn.Module) and name != "_modules":
-                yield value, f"'{place}.{name}'".replace("'.", "'")
-
-
-def _apart(state: Mapping[str, Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call it in a rank, which has memory of its own, and the random states of the process that has started it.
-
-    A tensor that is sent to a process shares its memory: all ranks would update the same weights. And a fork seeds
-    Python's generator anew.
-    """
-    random_state.restore(state)
-    shared: dict[int, torch.UntypedStorage] = {}
-    for game in (each for each in args if isinstance(each, GanModule)):
-        for _, tensor in Reachable([game]).objects.values():
-            if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and tensor.is_shared():
-                memory = tensor.untyped_storage()
-                if memory.data_ptr() not in shared:
-                    shared[memory.data_ptr()] = memory.clone()
-                where = shared[memory.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride()
-                tensor.data = torch.empty(0, dtype=tensor.dtype).set_(*where)
-    return function(*args, **kwargs)
-
-
-def _survive(
+def survive(
     strategy: LaunchedStrategy,
     function: Callable[..., Any],
     *args: Any,

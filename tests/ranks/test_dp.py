@@ -28,8 +28,9 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy, random_state
 from strategies.loaders import DealtLoader
 from strategies.policies import POLICIES
-from strategies.processes import starting
-from strategies.processes.starting import OwnRanks, Scripts, SingleProcess
+from strategies.processes import own_ranks
+from strategies.processes.own_ranks import OwnRanks
+from strategies.processes.starting import Scripts, SingleProcess
 from tests.ranks.test_games import GAMES, pictures
 from tests.support.hard_games import HARD, BatchNorms, Plain
 from tests.support.parity import BATCH, BROKEN, EXACT, Deaf, Whole, distance, parts, snapshot, train, trainer, vectors
@@ -388,7 +389,7 @@ def test_a_rank_makes_its_pool_of_threads_before_other_threads_ask_for_it(monkey
                 (tmp_path / f"{self.trainer.global_rank}").write_text(str(len(asked)))
 
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    with mock.patch.object(starting, "_survive", partial(counted, asked, starting._survive)):
+    with mock.patch.object(own_ranks, "survive", partial(counted, asked, own_ranks.survive)):
         fit(Game())
     assert [(tmp_path / rank).read_text() for rank in ("0", "1")] == ["1", "1"]
 
@@ -402,7 +403,7 @@ def counted(asked, survive, *args, **kwargs):
 def test_where_a_gpu_is_in_use_ranks_are_spawned(monkeypatch):
     game, kinds = Plain(), []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(starting.FunctionLauncher, "launch", lambda self, *_, **__: kinds.append(self._start_method))
+    monkeypatch.setattr(own_ranks.FunctionLauncher, "launch", lambda self, *_, **__: kinds.append(self._start_method))
     monkeypatch.setattr(OwnRanks, "_found", lambda self: {"results": None})
     fit(game)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
@@ -416,9 +417,9 @@ def nested(x, depth=80):
 
 
 def differentiates_deeply():
-    assert starting.can_fork("cpu")
+    assert own_ranks.can_fork("cpu")
     nested(torch.ones(2, requires_grad=True)).sum().backward()
-    assert not starting.can_fork("cpu")
+    assert not own_ranks.can_fork("cpu")
 
 
 def test_where_forked_ranks_could_not_differentiate_they_are_spawned():
@@ -430,7 +431,7 @@ def test_where_forked_ranks_could_not_differentiate_they_are_spawned():
 
 
 def test_what_cannot_be_pickled_is_named(monkeypatch):
-    monkeypatch.setattr(starting, "can_fork", lambda kind: False)
+    monkeypatch.setattr(own_ranks, "can_fork", lambda kind: False)
     with pytest.raises(UserError, match=r"ranks are spawned, .*, and 'lock' cannot be pickled: cannot pickle"):
         fit(Locked())
     game = Plain()

@@ -15,7 +15,9 @@ import pytest
 from gan.files.errors import UserError
 from strategies.processes import starting
 from strategies.processes.lost_ranks import Survivor
-from strategies.processes.starting import PARENT, OwnRanks, Scripts
+from strategies.processes.own_ranks import OwnRanks
+from strategies.processes.starting import PARENT, Scripts
+from strategies.ranks_strategy import launcher
 from tests.support.hard_games import Plain
 from tests.support.parity import train
 
@@ -111,9 +113,9 @@ def test_under_torchrun_and_srun_there_is_no_family():
 
 
 def test_a_notebooks_ranks_are_those_of_one_machine():
-    assert isinstance(starting.launcher(AllTrain(cluster_environment=Environment(), num_nodes=1), "fork"), OwnRanks)
+    assert isinstance(launcher(AllTrain(cluster_environment=Environment(), num_nodes=1), "fork"), OwnRanks)
     with pytest.raises(UserError, match="start_method 'fork' starts the ranks of one machine, and there are 2; leave"):
-        starting.launcher(AllTrain(cluster_environment=Environment(), num_nodes=2), "fork")
+        launcher(AllTrain(cluster_environment=Environment(), num_nodes=2), "fork")
 
 
 def _twice():
