@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 
 from gan import sample as sample
+from gan.app.painting.sheet import save_video
+from gan.files.errors import UserError
 from gan.sample import ACTIONS, OPTIONS
 from nets.published.from_noise import published
 from nets.published.pickles import write
@@ -132,6 +134,19 @@ def test_what_goes_from_one_style_to_another_may_be_a_video(here, tmp_path):
         own = moving.convert("RGB").crop((256, 0, 512, 256)).resize(last.size, Image.Resampling.BOX)
         difference = np.abs(np.asarray(own, int) - np.asarray(last, int))
         assert difference.mean() < 8
+
+
+def test_a_gif_lasts_as_long_as_its_frames(tmp_path):
+    frames = [Image.new("RGB", (256, 256), (20 * number,) * 3) for number in range(7)]
+    save_video(iter(frames), tmp_path / "x.gif", 30)
+    lengths = []
+    with Image.open(tmp_path / "x.gif") as moving:
+        for number in range(moving.n_frames):
+            moving.seek(number)
+            lengths.append(moving.info["duration"])
+    assert len(lengths) == 7 and sum(lengths) == 230 and set(lengths) == {30, 40}
+    with pytest.raises(UserError, match="at most 50 frames a second; type --fps 50"):
+        save_video(iter(frames), tmp_path / "x.gif", 60)
 
 
 def test_every_example_in_the_help_is_read(capsys):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ SIDE = 64  # pixels that the shorter side of a picture on a sheet has at least
 VIDEOS = (".gif", ".mp4")
 NO_MP4 = "MP4 needs PyAV: type pip install av"
 BT_601 = 5  # how colours are converted; without this word players take large videos for BT.709, with other colours
+MOST_FPS = 50  # of a GIF
 WIDE = 256  # pixels that the shorter side of a video has at least
 QUALITY = {"crf": "16", "preset": "medium"}  # a lower crf is better and larger; what x264 takes by default is 23
 
@@ -101,7 +102,12 @@ def video_suffix() -> str:
 
 
 def save_video(frames: Iterable[Image.Image], path: Path, fps: int = 30) -> None:
-    """Write frames of one size, small ones enlarged. A GIF is repeated for ever, and its colours are at most 256."""
+    """Write frames of one size, small ones enlarged. A GIF is repeated for ever, and its colours are at most 256.
+
+    A GIF counts in hundredths of a second, so frames of unequal length keep the time; players take 0.01 for 0.1.
+    """
+    if path.suffix.lower() != ".mp4" and fps > MOST_FPS:
+        raise UserError(f"a GIF has at most {MOST_FPS} frames a second; type --fps {MOST_FPS}, or a name such as x.mp4")
     if path.suffix.lower() == ".mp4" and not find_spec("av"):
         raise UserError(f"{NO_MP4}, or write a GIF: type a name such as {path.with_suffix('.gif')}")
     rest = map(lambda frame: grids.enlarged(frame.convert("RGB"), WIDE), frames)
@@ -110,7 +116,10 @@ def save_video(frames: Iterable[Image.Image], path: Path, fps: int = 30) -> None
         if path.suffix.lower() == ".mp4":
             _write_mp4(first, rest, part, fps)
         else:
-            first.save(part, "GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
+            others = list(rest)
+            ends = [round(100 * number / fps) for number in range(len(others) + 2)]
+            lengths = [10 * (end - begin) for begin, end in pairwise(ends)]
+            first.save(part, "GIF", save_all=True, append_images=others, duration=lengths, loop=0)
 
 
 def _write_mp4(first: Image.Image, rest: Iterable[Image.Image], path: Path, fps: int) -> None:
