@@ -1,6 +1,7 @@
 """What a policy costs: the part of it that plans ask, before any training."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -16,6 +17,8 @@ from strategies.living import Living
 from strategies.optimizers import Modes, elementwise
 from strategies.policies.belongings import Belongings
 from strategies.world import World
+
+SQUARES = ((64, 64), (64, 64))
 
 
 @dataclass(frozen=True)
@@ -38,24 +41,44 @@ class OptimizerCost:
         return max((self.one * now + self.left * min(before, owned - now) for before, now in pairwise(own)), default=0)
 
 
-def optimizer_cost(make: MakeOptimizer) -> OptimizerCost:
-    """What an optimizer costs that `make` makes."""
-    weights, large = _weights(64, 64), 4 * 64 * 64
+def optimizer_cost(make: MakeOptimizer, shapes: Sequence[Sequence[int]] = SQUARES) -> OptimizerCost:
+    """What an optimizer costs that `make` makes of weights of these shapes.
+
+    It gets small stand-ins of all of them, because it may group them by their place, number or dimensions.
+    """
+    weights = [_stand_in(shape) for shape in shapes]
     optimizer = make(weights)
     _step(optimizer, weights, foreach=None)
-    tensors = [value for value in optimizer.state[weights[0]].values() if isinstance(value, Tensor)]
-    state = sum(t.nbytes for t in tensors if t.numel() > 1) / large
-    both = _step(optimizer, weights, foreach=False) / large
-    all_ = _step(optimizer, weights, foreach=True) / large / len(weights)
-    uneven = _weights(64, 2)
-    other = make(uneven)
-    _step(other, uneven, foreach=False)
-    one = _step(other, uneven, foreach=False) / large
-    return OptimizerCost(elementwise(optimizer), state, round(one, 1), round(both - one, 1), round(all_, 1))
+    state = sum(_state(optimizer, weight) * math.prod(shape) for weight, shape in zip(weights, shapes, strict=True))
+    all_ = _step(optimizer, weights, foreach=True) / size(weights)
+    one, left = _on_cpu(make) or (_step(optimizer, weights, foreach=False) / max(size([each]) for each in weights), 0)
+    whole = sum(map(math.prod, shapes))
+    return OptimizerCost(elementwise(optimizer), state / whole, round(one, 1), round(left, 1), round(all_, 1))
 
 
-def _weights(*sides: int) -> list[nn.Parameter]:
-    return [nn.Parameter(torch.zeros(side, side)) for side in sides]
+def _on_cpu(make: MakeOptimizer) -> tuple[float, float] | None:
+    """What a step takes for a weight, and what is left of the one before; None if it takes only the player's own."""
+    found = []
+    for shapes in (SQUARES, (SQUARES[0], (2, 2))):
+        weights = [_stand_in(shape) for shape in shapes]
+        try:
+            optimizer = make(weights)
+        except Exception:  # noqa: BLE001 - the author's function
+            return None
+        _step(optimizer, weights, foreach=False)
+        found.append(_step(optimizer, weights, foreach=False) / size(weights[:1]))
+    both, one = found
+    return (one, both - one) if both else None
+
+
+def _stand_in(shape: Sequence[int]) -> nn.Parameter:
+    return nn.Parameter(torch.zeros([min(side, 64 if dim < 2 else 8) for dim, side in enumerate(shape)]))
+
+
+def _state(optimizer: Optimizer, weight: nn.Parameter) -> float:
+    """The bytes of state per byte of a weight."""
+    tensors = [value for value in optimizer.state.get(weight, {}).values() if isinstance(value, Tensor)]
+    return sum(each.nbytes for each in tensors if each.ndim) / max(1, weight.nbytes)
 
 
 def _step(optimizer: Optimizer, weights: list[nn.Parameter], foreach: bool | None) -> float:
@@ -148,7 +171,8 @@ class Costs:
     @cached_property
     def optimizer_cost(self) -> OptimizerCost:
         """Of all optimizers of the player: their states are there at once, and one of them steps at a time."""
-        each = [optimizer_cost(make) for make in self.makers.values()]
+        shapes = [weight.shape for weight in self.weights.values()]
+        each = [optimizer_cost(make, shapes) for make in self.makers.values()] if shapes else []
         most = {name: max((getattr(cost, name) for cost in each), default=0.0) for name in ("one", "left", "all")}
         return OptimizerCost(all(cost.elementwise for cost in each), sum(cost.state for cost in each), **most)
 

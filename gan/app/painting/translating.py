@@ -74,16 +74,17 @@ def write_all(
     read: Callable[[int], Tensor],
     make: Callable[[Tensor], bytes],
 ) -> Path:
-    """Write what is made of each file, under its name with another ending. What cannot be read is said at the end."""
+    """Write what is made of each file, under its name with another ending. What could not be is said at the end."""
     names, problems = _names([os.fsdecode(source.names[row]) for row in rows], ending), []
     with writing(out), into(out) as write, tqdm(rows, desc="translating", unit="file") as bar:
         for row, name in zip(bar, names, strict=True):
             try:
-                found = read(row)
+                found = make(read(row))
             except UserError as error:
-                problems.append(str(error))
+                own = os.fsdecode(source.names[row])
+                problems.append(str(error) if own in str(error) else f"{own}: {error}")
                 continue
-            write(name, make(found))
+            write(name, found)
     if len(problems) == len(rows):
         raise UserError(listed(f"no {source.what.removesuffix('s')} in {source.path} can be read:", problems))
     if problems:

@@ -126,6 +126,31 @@ def test_adam_needs_memory_for_a_while():
     assert optimizer_cost(partial(SGD, lr=0.1)).all == 0
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ws: SGD([{"params": ws[:1], "momentum": 0.0}, {"params": ws[1:]}], lr=0.1, momentum=0.9),
+        lambda ws: Adam([{"params": ws[:5]}, {"params": [ws[5]], "lr": 1e-5}]),
+        lambda ws: Adam([{"params": [each], "lr": rate} for each, rate in zip(ws, range(1, 7), strict=True)]),
+        lambda ws: Adam([each for each in ws if each.ndim == 4]),
+        lambda ws: Adam(ws[2:]),
+    ],
+    ids=["a group by place", "a group by number", "a rate for each", "by dimensions", "not all"],
+)
+def test_the_state_of_an_optimizer_that_groups_weights_is_that_of_each(make):
+    shapes = [(100, 3, 3, 3), (100,), (32, 100, 3, 3), (32,), (10, 32), (10,)]
+    weights = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    optimizer = make(weights)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    kept = sum(
+        each.numel() for of in optimizer.state.values() for each in of.values() if isinstance(each, torch.Tensor)
+    )
+    found = optimizer_cost(make, shapes).state * sum(weight.numel() for weight in weights)
+    assert found == pytest.approx(kept, abs=len(weights) + 1)  # beside counts of steps
+
+
 # ---- tracing ----
 
 
