@@ -127,8 +127,8 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.theta = SpectralConv(channels, channels // 8, 1, bias=False)
-        self.phi = SpectralConv(channels, channels // 8, 1, bias=False)
+        self.theta = SpectralConv(channels, max(1, channels // 8), 1, bias=False)
+        self.phi = SpectralConv(channels, max(1, channels // 8), 1, bias=False)
         self.g = SpectralConv(channels, channels // 2, 1, bias=False)
         self.o = SpectralConv(channels // 2, channels, 1, bias=False)
         self.gamma = nn.Parameter(torch.tensor(0.0))

@@ -114,7 +114,7 @@ class Drawings(Shown):
                 here = shares[min(leg, 1) :]  # a leg begins where the one before has ended
                 for first in range(0, len(here), self.drawer.at_once):
                     part = here[first : first + self.drawer.at_once]
-                    yield from map(image_of, self.drawer.between(ends, part, **how))
+                    yield from map(partial(image_of, transparent=True), self.drawer.between(ends, part, **how))
 
         return Sheet(file_name("interpolate", [str(seed) for seed in seeds]), frames=moving)
 
@@ -203,7 +203,9 @@ class Drawings(Shown):
         if latent is None:
             raise UserError("from needs latent files; type --latent me.pt, a file that project has written")
         net = self.drawer.styled()
-        made = {title: image_of(drawn(net, start)[0]) for title, start in self._latents(latent).items()}
+        made = {
+            title: image_of(drawn(net, start)[0], transparent=True) for title, start in self._latents(latent).items()
+        }
         return Sheet(file_name("from", [*made]), singles=made)
 
     def directions(
@@ -226,7 +228,7 @@ class Drawings(Shown):
         columns, singles = Columns(), {}
         for amount in _strengths(strength):
             edited = [replace(starts[start], w=starts[start].w + amount * steps[number]) for number, start in rows]
-            columns[f"{amount:+}"] = [image_of(drawn(net, each)[0]) for each in edited]
+            columns[f"{amount:+}"] = [image_of(drawn(net, each)[0], transparent=True) for each in edited]
             singles |= {f"{row} at {amount}": cell for row, cell in zip(titles, columns[f"{amount:+}"], strict=True)}
         return Sheet(f"directions-by-{by}" + ("" if direction is None else f"-{direction}"), columns, titles, singles)
 
@@ -252,8 +254,10 @@ class Drawings(Shown):
         path = Path(which)
         if not path.exists():
             raise UserError(f"cannot read a picture: there is no file '{which}'; type --picture and its file")
+        background = "white" if self.run is None else self.run.background
         with pairs.opened(path) as opened:
-            return Frame(*self.drawer.size, self.drawer.channels).pixels(opened).float() / 127.5 - 1
+            frame = Frame(*self.drawer.size, self.drawer.channels, background=background)
+            return frame.pixels(opened).float() / 127.5 - 1
 
     def _discriminator(self) -> StyleDiscriminator | None:
         """The discriminator that learned with the generator."""

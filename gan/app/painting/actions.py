@@ -183,7 +183,8 @@ class Shown:
         chosen = way(self.game, self.title, direction)
         if chosen.codes and largest:
             raise UserError(f"{self.title}: maps of codes have no size to change; leave --largest out")
-        return [translate_folder(chosen, inputs, folder, largest, next(self.game.parameters()).device)]
+        device, ground = next(self.game.parameters()).device, self.saved.background
+        return [translate_folder(chosen, inputs, folder, largest, device, ground)]
 
 
 class Paintings(Shown):

@@ -55,6 +55,11 @@ class SavedRun:
     averaged: frozenset[str]
 
     @property
+    def background(self) -> str:
+        """The colour that transparent parts of a picture have become."""
+        return self.settings.get("background", "white")
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         """The names of the data's classes, by their numbers; none where the data have no names."""
         return tuple(getattr(getattr(self.run.data, "train", None), "class_names", ()))

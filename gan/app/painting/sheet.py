@@ -110,7 +110,7 @@ def save_video(frames: Iterable[Image.Image], path: Path, fps: int = 30) -> None
         raise UserError(f"a GIF has at most {MOST_FPS} frames a second; type --fps {MOST_FPS}, or a name such as x.mp4")
     if path.suffix.lower() == ".mp4" and not find_spec("av"):
         raise UserError(f"{NO_MP4}, or write a GIF: type a name such as {path.with_suffix('.gif')}")
-    rest = map(lambda frame: grids.enlarged(frame.convert("RGB"), WIDE), frames)
+    rest = map(lambda frame: grids.enlarged(grids.picture(frame).convert("RGB"), WIDE), frames)
     first = next(rest)
     with whole_file(path) as part:
         if path.suffix.lower() == ".mp4":

@@ -7,8 +7,7 @@ become WAV files.
 import io
 import math
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -49,7 +48,9 @@ def way(game: Any, title: str, direction: str | None) -> Translation:
     return known[direction or next(iter(known))]
 
 
-def translate_folder(chosen: Translation, inputs: str, out: Path, largest: int | None, device: torch.device) -> Path:
+def translate_folder(
+    chosen: Translation, inputs: str, out: Path, largest: int | None, device: torch.device, background: str
+) -> Path:
     """Write each picture's translation as a PNG of the same name and size; codes are in files .npy [h, w]."""
     source, rows = _files(Codes if chosen.codes else partial(find_source, classes=False, option="--inputs"), inputs)
 
@@ -57,7 +58,7 @@ def translate_folder(chosen: Translation, inputs: str, out: Path, largest: int |
         if chosen.codes:
             return _array(source.name(row), partial(read_codes, codes=chosen.codes))
         with source.opened(row) as picture:
-            return _pixels(picture, chosen.channels, largest)
+            return _pixels(picture, chosen.channels, largest, background)
 
     def make(found: Tensor) -> bytes:
         made = translated(chosen, found[None].to(device))[0]
@@ -115,18 +116,17 @@ def _files(find: Callable[[str], S], inputs: str) -> tuple[S, list[int]]:
     return source, [row for row in range(len(source)) if not single or os.fsdecode(source.names[row]) == path.name]
 
 
-def _names(names: list[str], ending: str) -> Iterator[str]:
-    """The names with that ending; where only the endings differ, behind the whole name."""
+def _names(names: list[str], ending: str) -> list[str]:
+    """The names with that ending; if any differ by their endings alone, behind all whole names."""
     plain = [str(PurePosixPath(name).with_suffix(ending)) for name in names]
-    count = Counter(plain)
-    return (each if count[each] == 1 else f"{name}{ending}" for name, each in zip(names, plain, strict=True))
+    return plain if len(set(plain)) == len(plain) else [f"{name}{ending}" for name in names]
 
 
-def _pixels(picture: Image.Image, channels: int, largest: int | None) -> Tensor:
+def _pixels(picture: Image.Image, channels: int, largest: int | None, background: str) -> Tensor:
     picture = ImageOps.exif_transpose(picture)
     scale = min(1.0, (largest or max(picture.size)) / max(picture.size))
     width, height = (max(1, round(side * scale)) for side in picture.size)
-    return Frame(height, width, channels).pixels(picture).float() / 127.5 - 1
+    return Frame(height, width, channels, background=background).pixels(picture).float() / 127.5 - 1
 
 
 def _array(name: str, read: Callable[[Path], np.ndarray]) -> Tensor:

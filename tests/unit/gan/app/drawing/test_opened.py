@@ -123,7 +123,7 @@ def test_an_interpolation_passes_through_its_seeds(files, name, how):
     assert len(frames) == 2 * 3 + 1
     for place, seed in ((0, 3), (3, 5), (6, 9)):
         (wanted,) = opened.drawer.pictures([seed], truncation=how.get("truncation", 1.0))
-        assert np.abs(frames[place].astype(int) - np.asarray(picture(wanted)).astype(int)).max() <= 1
+        assert np.abs(frames[place].astype(int) - np.asarray(picture(wanted, transparent=True)).astype(int)).max() <= 1
     assert len({frame.tobytes() for frame in frames}) == 7
 
 
@@ -161,7 +161,8 @@ def test_without_pyav_a_video_is_a_gif_and_one_sentence(files, capsys, monkeypat
 
 def test_pictures_of_four_channels_are_transparent(files):
     draw("clear.pkl", "--seeds", "0-8", "--singles")
-    assert gan.open("clear.pkl", "cpu").mix(0, 1)[0].mode == "RGBA"
+    opened = gan.open("clear.pkl", "cpu")
+    assert opened.mix(0, 1)[0].mode == opened.interpolate([0, 1], 2)[1].mode == "RGBA"
     with Image.open("clear-seeds.png") as sheet, Image.open("clear-seeds/seed0008.png") as single:
         assert (sheet.mode, single.mode, sheet.size) == ("RGBA", "RGBA", (512, 128))
         assert sheet.crop((0, 64, 64, 128)).resize((16, 16), 0).tobytes() == single.tobytes()

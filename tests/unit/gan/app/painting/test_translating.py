@@ -41,11 +41,24 @@ def test_each_picture_is_translated_in_its_own_size(run, photos, tmp_path, capsy
     assert capsys.readouterr().out.splitlines()[-1] == f"  {out}"
     found = {str(path.relative_to(out)): Image.open(path) for path in out.rglob("*.png")}
     assert {name: each.size for name, each in found.items()} == {
-        "a.png.png": (21, 16), "a.jpg.png": (5, 40), "deep/b.png": (16, 16),
+        "a.png.png": (21, 16), "a.jpg.png": (5, 40), "deep/b.png.png": (16, 16),
     }  # fmt: skip
     assert all(image.convert("L").convert("RGB").tobytes() == image.tobytes() for image in found.values())
     assert sample.main([str(run), "--inputs", str(photos), "--out", str(out)]) == 2
     assert "is there already and not empty" in capsys.readouterr().err
+
+
+def test_transparent_parts_are_on_the_ground_that_the_run_was_trained_on(run, photos, tmp_path):
+    found, shown = opened(str(run), "cpu"), {}
+    Image.new("RGBA", (16, 16), (255, 0, 0, 0)).save(photos / "a.png")
+    for colour in ("white", "black"):
+        Image.new("RGB", (16, 16), colour).save(photos / f"{colour}.png")
+        found.saved.settings["background"] = colour
+        out = tmp_path / colour
+        found.translate(str(photos / "a.png"), out / "clear")
+        found.translate(str(photos / f"{colour}.png"), out / "plain")
+        shown[colour] = [(out / "clear" / "a.png").read_bytes(), (out / "plain" / f"{colour}.png").read_bytes()]
+    assert shown["white"][0] == shown["white"][1] != shown["black"][0] == shown["black"][1]
 
 
 def test_one_picture_may_be_made_smaller_and_goes_into_the_run(run, photos):
