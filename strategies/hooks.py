@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
@@ -74,6 +74,17 @@ class GameFirst(Callback):
             if shown:
                 whole.enter_context(policy.gathered())
         self._instead(pl_module, "on_fit_start", lambda: (whole.close(), hook()))
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run that is resumed from within the game's hook would call the hook again."""
+        strategy, hook = cast(Any, trainer.strategy), pl_module.on_train_epoch_start
+
+        def called() -> None:
+            strategy.steps.beginning = True
+            hook()
+            strategy.steps.beginning = False
+
+        self._instead(pl_module, "on_train_epoch_start", called)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self._call(pl_module, "on_train_batch_end", *args)

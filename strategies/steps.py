@@ -63,6 +63,7 @@ class Steps:
         self.trials = Trials(game.phases if checked else (), check == "often")
         self.trial: Trial | None = None  # that is played now
         self.stepped = False
+        self.beginning = False  # an epoch, in the game's own hook
         self.moved: list[tuple[Tensor, int]] = []  # the tensors of the batch that is to be played, and their versions
         self.losses: dict[str, Tensor] = {}  # the last ones since the loggers got some, and norms of gradients
         self.told = False  # the loggers have them

@@ -279,10 +279,10 @@ class PhaseStrategy(RanksStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """This rank's shares of the weights, and the other state of the modules: the first that Lightning asks for."""
-        if self.began and private.in_a_step(self.game.trainer):
+        if self.began and (private.in_a_step(self.game.trainer) or self.steps.beginning):
             raise UserError(
-                "a checkpoint is saved while a step is played, or begins, and no training could go on from it; save in "
-                "on_train_batch_end"
+                "a checkpoint is saved while a step is played, or a step or epoch begins, and no training could go on "
+                "from it; save in on_train_batch_end"
             )
         return self.saving.networks()
 

@@ -416,12 +416,17 @@ class SavesBefore(Plain):
         self.trainer.save_checkpoint("early.ckpt")
 
 
-@pytest.mark.parametrize("game", [SavesTooEarly, SavesBefore])
+class SavesInItsEpochsStart(Plain):
+    def on_train_epoch_start(self):
+        self.trainer.save_checkpoint("early.ckpt")
+
+
+@pytest.mark.parametrize("game", [SavesTooEarly, SavesBefore, SavesInItsEpochsStart])
 def test_a_checkpoint_in_the_midst_of_a_step_is_refused(game):
     said = refused(game, single, policy="single", steps=1)
     assert said == (
-        "a checkpoint is saved while a step is played, or begins, and no training could go on from it; save in "
-        "on_train_batch_end"
+        "a checkpoint is saved while a step is played, or a step or epoch begins, and no training could go on from it; "
+        "save in on_train_batch_end"
     )
 
 
