@@ -107,11 +107,12 @@ def _library(keys: set[str]) -> torch.library.Library:
         **dict.fromkeys(IN_PLACE, _in_place),
         **dict.fromkeys(BY_ROWS, _by_rows),
         **dict.fromkeys(("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor"), _normal),
-        **{"bernoulli_.Tensor": _bernoulli, "native_dropout": _dropout, "randperm.generator_out": _randperm},
+        "bernoulli_.Tensor": _bernoulli,
     }
-    kernels = [(name, key, _kernel(name, key, own)) for name, own in made.items() for key in sorted(keys)]
     # Between the blocks of a pipeline, ranks without a tensor compute with its stand-in, and must count its draws.
-    kernels += [(name, "Meta", _kernel(name, "Meta", _counted)) for name in IN_PLACE]
+    kernels = [(name, "Meta", _kernel(name, "Meta", _counted)) for name in (*made, "bernoulli", "bernoulli.p")]
+    made |= {"native_dropout": _dropout, "randperm.generator_out": _randperm}
+    kernels += [(name, key, _kernel(name, key, own)) for name, own in made.items() for key in sorted(keys)]
     with warnings.catch_warnings():  # torch 2.11 warns of what is meant
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
         for name, key, kernel in kernels:
@@ -231,10 +232,11 @@ def _randperm(original: Kernel, place: Place, name: str, n: int, out: Tensor) ->
     return original(n, generator=noise.seeded(out.device, place.seed(call, 0)), out=out)
 
 
-def _counted(original: Kernel, place: Place, name: str, self: Tensor, *args: Any, **generator: Any) -> Tensor:
-    if type(self) is Tensor:  # and not one that torch.compile traces with
+def _counted(original: Kernel, place: Place, name: str, *args: Any, **generator: Any) -> Tensor:
+    if any(type(arg) is Tensor for arg in args):  # and not one that torch.compile traces with
         place.next_call()
-    return original(self, *args, **generator)
+    with noise.at(None):  # what it is made of is not counted
+        return original(*args, **generator)
 
 
 # ---- torch's random state: see [Note: a forward that is run again] ----

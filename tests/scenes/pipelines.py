@@ -8,6 +8,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gan import Phase, Player, noise, ranks
@@ -224,7 +225,8 @@ class Noisy(Chained):
     """Draws between two stages, and after them."""
 
     def between(self, x):
-        return torch.nn.functional.dropout(x + noise.randn(x.shape, like=x), 0.3)
+        x = F.rrelu(torch.bernoulli(x.sigmoid()) + F.gumbel_softmax(x), training=True)
+        return F.dropout(x + noise.randn(x.shape, like=x), 0.3)
 
     def forward(self, z, codes):
         return super().forward(z, codes) + noise.rand((len(z), 6), like=z)

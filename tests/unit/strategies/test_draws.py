@@ -28,19 +28,27 @@ BY_ROWS = {
     "randn_like": torch.randn_like,
     "rand_like": torch.rand_like,
     "normal": lambda x: torch.normal(x, 2 * x),
+    "normal around 0": lambda x: torch.normal(0.0, x),
     "normal of a size": lambda x: torch.normal(0.0, 1.0, (len(x), 2)),
     "normal_": lambda x: x.normal_(),
     "uniform_": lambda x: x.uniform_(),
     "exponential_": lambda x: x.exponential_(),
+    "geometric_": lambda x: x.geometric_(0.1),
+    "log_normal_": lambda x: x.log_normal_(),
+    "cauchy_": lambda x: x.cauchy_(),
     "random_": lambda x: x.random_(),
     "bernoulli": lambda x: torch.bernoulli(x / 2),
+    "bernoulli of one number": lambda x: torch.bernoulli(x, p=0.5),
+    "bernoulli_": lambda x: x.bernoulli_(x / 2),
+    "poisson": lambda x: torch.poisson(5 * x),
+    "gamma": lambda x: torch.distributions.Gamma(x, x, validate_args=False).rsample(),
     "multinomial": lambda x: torch.multinomial(x, 2),
     "dropout": lambda x: F.dropout(x, 0.5),
     "dropout2d": lambda x: nn.Dropout2d()(x[..., None, None].expand(-1, -1, 2, 2)),
     "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, training=True),
     "rrelu": lambda x: F.rrelu(-x, training=True),
     "gumbel": lambda x: F.gumbel_softmax(x),
-    "distribution": lambda x: torch.distributions.Normal(x, x).sample(),
+    "distribution": lambda x: torch.distributions.Normal(x, x, validate_args=False).sample(),
 }
 
 
@@ -51,6 +59,17 @@ def test_a_rank_draws_its_own_rows(name):
     assert len(whole[0].unique()) > 1 or len(whole.unique()) > 1
     assert torch.equal(torch.cat([drawn(draw, 0, 4), drawn(draw, 4, 4)]), whole)
     assert torch.equal(drawn(draw, 1, 2, stride=2), whole[1:4:2])  # a micro-batch
+
+
+@pytest.mark.parametrize("name", [*BY_ROWS, "native_dropout in use"])
+def test_a_stand_in_without_values_counts_the_same_draws(name):
+    """Between the blocks of a pipeline. What has no stand-in among its arguments is drawn on all ranks."""
+    draw = BY_ROWS.get(name, lambda x: torch.native_dropout(x, 0.5, False)[0])
+    places = {device: noise.Place((1,), 0, 4, 8) for device in ("cpu", "meta")}
+    for device, place in places.items():
+        with noise.at(place):
+            draw(torch.ones(4, 3, device=device))
+    assert places["meta"].calls == places["cpu"].calls
 
 
 def test_fakes_and_reals_together_have_two_draws_for_each_sample():
