@@ -199,7 +199,7 @@ class Discovery:
         try:
             with buffers.chunk(), OwnCollectives(self._refuse_collective):
                 leaves, self.made.form, _ = self.request.run(program, self.request.inputs(), chunk)
-            self._meet("returns")
+            self._meet(f"returns after {self.request.draws} random draws")
         except UserError as error:
             if not self.refused:
                 self._meet("", refusal=str(error))

@@ -167,6 +167,9 @@ class StageChunk:
         if known is None or known.unit != unit.name:
             before = "returned" if known is None else f"called '{known.unit}'"
             raise another_way(self.player, f"calls '{unit.name}', where it {before} before")
+        if call is not None and call.draws != known.draws:
+            drew = f"draws {call.draws} times in '{unit.name}', where it drew {known.draws} times before"
+            raise another_way(self.player, drew)
         return known
 
 

@@ -298,8 +298,24 @@ class ForwardRequest:
                 found = self.forward(*args, **kwargs)
         finally:
             self.pipe.program = outer
-        self.draws = 0 if place is None or self.place is None else place.calls - self.place.calls
+        if place is not None and self.place is not None:
+            self.draws = place.calls - self.place.calls
+            seeded = place.seeded and (place.seeded, place.of_seed) != (self.place.seeded, self.place.of_seed)
+            if place.follows and (seeded or program.generators):
+                raise self._own_generator()
         return *pytree.tree_flatten(found), learning
+
+    def _own_generator(self) -> UserError:
+        """The error where a generator of the game goes on after a forward, and has moved on the rank of a stage alone.
+
+        One that the forward has made for itself is gone by then, as a seed in a fork is.
+        """
+        name = self.pipe.player
+        return UserError(
+            f"player '{name}': its forward draws by a generator of the game (generator=), or after torch.manual_seed, "
+            f"which would then go on differently on each rank of a pipeline; leave generator= out, seed inside `with "
+            f"torch.random.fork_rng():` in the forward, or type {instead(name, 'zero3')}"
+        )
 
 
 def _learns(leaf: Any) -> bool:

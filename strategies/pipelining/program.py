@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -143,6 +144,7 @@ class Program(TorchFunctionMode):
         self.carried: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
         self.running = False  # a unit of this rank: torch works as usual
         self.whole_batch = ""  # a unit that has looked at the whole batch
+        self.generators: WeakSet[torch.Generator] = WeakSet()  # of the game, by which the forward has drawn
 
     # ---- where a tensor is ----
 
@@ -181,6 +183,8 @@ class Program(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if kwargs.get("generator") is not None and noise.here() is not None:
+            self.generators.add(kwargs["generator"])
         if self.running:
             return function(*args, **kwargs)
         leaves, form = pytree.tree_flatten((args, kwargs))

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from lightning import Callback
 from torch import nn
-from torch.nn.functional import softplus
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from gan import Phase, Player, noise
@@ -228,6 +228,28 @@ class Nonzero(Chained):
         return x + x[x > 0].sum()
 
 
+class ByGenerator(Chained):
+    def __init__(self):
+        super().__init__()
+        self.dice = torch.Generator().manual_seed(5)
+
+    def between(self, x):
+        return x + torch.randn(x.shape, dtype=x.dtype, generator=self.dice)
+
+
+class Seeded(Chained):
+    def between(self, x):
+        torch.manual_seed(5)
+        return x + torch.randn_like(x)
+
+
+class Pooled(Chained):
+    """Draws by what torch calls with the device of a stand-in."""
+
+    def between(self, x):
+        return x + F.fractional_max_pool2d(x[:, None, None], 1, output_size=(1, 8))[:, 0, 0]
+
+
 class Sized(Chained):
     """Its buffer learns from samples."""
 
@@ -260,7 +282,7 @@ class Sloped(Plain):
         z = noise.randn((len(batch["x"]), 4), like=batch["x"]).requires_grad_()
         fake = self.generator(z)
         (slope,) = torch.autograd.grad(fake.sum(), z, create_graph=True)
-        return softplus(self.discriminator(fake)).mean() + slope.square().mean()
+        return F.softplus(self.discriminator(fake)).mean() + slope.square().mean()
 
 
 class Shared(Plain):
@@ -290,6 +312,9 @@ REFUSALS = [
     (partial(Painting, TwoRows), "", "not a row for each sample; return the rows of each batch apart"),
     (partial(Painting, Packs), "", "'one' returns what cannot be made without its values, as a PackedSequence"),
     (partial(Painting, Nonzero), "", "whose result depends on values"),
+    (partial(Painting, ByGenerator), "", r"by a generator of the game .* leave generator= out, .* generator=zero3"),
+    (partial(Painting, Seeded), "", r"after torch.manual_seed, .* seed inside `with torch.random.fork_rng\(\):`"),
+    (partial(Painting, Pooled), "", "returns after 1 random draws on one rank where it returns after 0 .*=zero3"),
     (partial(Painting, Sized), "+chunks:2", r"buffer 'one.center' looks at the whole batch.*pipeline\+chunks:1"),
     (Squared, "", r"phase 'generator' differentiates its gradient \(second_order=True\)"),
     (Plain, "+stages:3", r"can be cut into 2 stages, .* of 3; type generator=pipeline\+stages:N with an N of 2"),
@@ -311,6 +336,28 @@ def test_what_a_pipeline_cannot_do_is_refused_by_name(game, options, words, rank
     assert re.search(words, message), message
 
 
+class Dropping(nn.Linear):
+    """A block whose dropout ends."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return F.dropout(super().forward(x), 0.5 if self.calls < 3 else 0.0)
+
+
+class Falling(Chained):
+    def __init__(self):
+        super().__init__()
+        self.one = Dropping(4, 8)
+
+
+def test_a_block_that_draws_less_often_than_before_is_refused(ranks):
+    """Or what is drawn after it would be other noise on the other ranks."""
+    message, _ = ranks(2).run(refusal, partial(Painting, Falling))
+    assert "draws 0 times in 'one', where it drew 1 times before" in message and "generator=zero3,*=ddp" in message
+
+
 class Sometimes(Chained):
     """One rank leaves out the last layer, calls another one in its place, or gives it no tensor of the first stage."""
 
@@ -328,7 +375,8 @@ class Sometimes(Chained):
 
 
 @pytest.mark.parametrize(
-    ("how", "words", "rank"), [("leaves out", "returns", 0), ("another", "calls 'two'", 1), ("no", "calls 'three'", 0)]
+    ("how", "words", "rank"),
+    [("leaves out", "returns after 0 random draws", 0), ("another", "calls 'two'", 1), ("no", "calls 'three'", 0)],
 )
 def test_a_forward_that_goes_another_way_on_one_rank_is_refused_by_all(how, words, rank, ranks):
     message, other = ranks(2).run(refusal, partial(Painting, partial(Sometimes, rank, how)))
