@@ -123,6 +123,7 @@ def _library(keys: set[str]) -> torch.library.Library:
 def _kernel(name: str, key: str, own: Kernel) -> Kernel:
     """Torch's kernel of an operation. In a loss it is `own`, which gets torch's, the place and the name first."""
     original, short = torch.library.get_kernel(f"aten::{name}", key), name.partition(".")[0]
+    by_any = own in (_in_place, _normal, _bernoulli)  # follows by any generator
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         place = noise.here()
@@ -131,9 +132,9 @@ def _kernel(name: str, key: str, own: Kernel) -> Kernel:
             return original.call_boxed(keyset, *args, **kwargs)
         if place.seeded and not given:
             given = own is not _dropout  # which is made of another draw
-            if own in (_in_place, _normal):
+            if by_any:
                 kwargs["generator"] = private.default_generator(next(a.device for a in args if isinstance(a, Tensor)))
-        if given and own not in (_in_place, _normal, _counted):
+        if given and not by_any and own is not _counted:
             place.drawn[place.next_call()] = Drawn(short + BY_GENERATOR, (), place.samples, None, whole=True)
             return original.call_boxed(keyset, *args, **kwargs)
         if not given:
@@ -213,8 +214,9 @@ def _normal(original: Kernel, place: Place, name: str, mean: Any, std: Any = 1.0
     return like.new_empty(torch.broadcast_shapes(*shapes)).normal_(**generator).mul_(std).add_(mean)
 
 
-def _bernoulli(original: Kernel, place: Place, name: str, self: Tensor, p: Tensor) -> Tensor:
-    return self.copy_(torch.rand(self.shape, dtype=torch.float32, device=self.device) < p)
+def _bernoulli(original: Kernel, place: Place, name: str, self: Tensor, p: Tensor, **generator: Any) -> Tensor:
+    dtype = p.dtype if generator else torch.float32
+    return self.copy_(torch.rand(self.shape, dtype=dtype, device=self.device, **generator) < p)
 
 
 def _dropout(

@@ -100,6 +100,7 @@ BY_GENERATOR = {
     "randn": lambda x, g: torch.randn(len(x), 5, generator=g),
     "randint": lambda x, g: torch.randint(0, 100, (len(x), 5), generator=g),
     "normal": lambda x, g: torch.normal(x, 2 * x, generator=g),
+    "bernoulli": lambda x, g: torch.bernoulli(x / 2, generator=g),
     "uniform_ in float64": lambda x, g: x.double().uniform_(generator=g),
     "two for each sample": lambda x, g: torch.randn(2 * len(x), 5, generator=g),
     "one for all": lambda x, g: torch.randn(5, 2, generator=g),
