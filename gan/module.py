@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -56,7 +57,9 @@ class GanModule(LightningModule):
         """Collect the players and phases and check that they fit together. The strategy calls it."""
         players, phases = tuple(self.configure_players() or ()), tuple(self.configure_phases() or ())
         check_game(players, phases)
-        self.players = {player.name: player for player in players}
+        named = {player.name: player for player in players}
+        # A player that follows another one is cut in the same places.
+        self.players = {n: replace(p, blocks=named[p.follows].blocks) if p.follows else p for n, p in named.items()}
         self.phases = phases
 
     def __getstate__(self) -> dict[str, Any]:

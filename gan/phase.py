@@ -37,9 +37,9 @@ class Player:
       weights are whole then, under every policy, and what it writes to them is kept. It is called without gradients, on
       every rank, and must write the same on all of them. Averages see what it has written.
     - `follows`: the name of another player, whose moving average this one is, with the decay `ema`. It has the same
-      network, and no optimizer, and losses may use it. When training begins it is a copy of the other player, and so
-      are its buffers after each update of the average, unless they are averaged. Its `ema_per` counts the updates of
-      the other player.
+      network and `blocks`, and no optimizer, and losses may use it. When training begins it is a copy of the other
+      player, and so are its buffers after each update of the average, unless they are averaged. Its `ema_per` counts
+      the updates of the other player.
     - `freeze`: a function that gets the step and returns the names of sub-modules, as in `named_modules()`, that do not
       learn in this step, e.g. `lambda step: ["encoder"] if step < 1000 else []`. Their optimizer state stays as it is.
     - `saved`: False leaves the weights of a frozen player out of checkpoints. The game's constructor must make the same

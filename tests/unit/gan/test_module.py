@@ -1,14 +1,16 @@
 """A game, and the words of its author: averages, pools, sounds, and what the CPU reads late."""
 
+import copy
 import io
 import wave
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from gan import GanModule, later, noise
+from gan import GanModule, Player, later, noise
 from gan.ema import Ema, half_life
 from gan.files.errors import UserError
 from gan.noise import Place
@@ -34,6 +36,16 @@ def test_a_game_without_players_or_phases_says_what_to_write():
     ):
         with pytest.raises(error, match=words):
             type("Mine", (GanModule,), words_of_it)().assemble()
+
+
+def test_a_player_that_follows_another_one_has_its_blocks():
+    """A pipeline cuts both in the same places."""
+    game = Teacher()
+    generator, *more = game.configure_players()
+    slow = Player("slow", copy.deepcopy(generator.module), follows="generator", ema=0.9)
+    game.configure_players = lambda: [slow, replace(generator, blocks=["0"]), *more]
+    game.assemble()
+    assert game.players["slow"].blocks == ["0"]
 
 
 def test_alone_a_game_is_an_ordinary_module():
