@@ -162,7 +162,8 @@ class Discovery:
 
     def plan(self) -> ForwardPlan:
         plan, rows = self.made, self.request.bounds(0)[1]
-        leaves, program, written = self.tried(0)
+        leaves, program, buffers = self.tried(0)
+        written = buffers.written
         for number, leaf in enumerate(leaves):
             if not isinstance(leaf, PLAIN):
                 raise self._refusal(f"a {type(leaf).__name__}; return tensors, or lists or dicts of them")
@@ -173,7 +174,7 @@ class Discovery:
                     advice = "return the rows of each batch apart" if several else "return a mean for each sample"
                     raise self._refusal(f"a tensor of shape {tuple(leaf.shape)}, not a row for each sample; {advice}")
                 plan.outputs[number] = Transfer(program.stage(leaf) or 0, OUTSIDE, Meta.of(leaf), leaf.requires_grad)
-        self._agree(list(written), program.whole_batch)
+        self._agree(list(written), bool(buffers.noted), program.whole_batch)
         if plan.written and self.request.chunks > 1 and not plan.whole_batch:
             self._compare_chunks(written)
         return plan
@@ -192,10 +193,10 @@ class Discovery:
             f"{instead(name, 'zero3')}"
         )
 
-    def tried(self, chunk: int) -> tuple[list[Any], Program, dict[str, Tensor]]:
-        """What the forward of a chunk returns, its program, and what it has written into buffers."""
+    def tried(self, chunk: int) -> tuple[list[Any], Program, Buffers]:
+        """What the forward of a chunk returns, its program, and what it has written."""
         program = self.pipe.start(self.pipe.mine(), self)
-        buffers = Buffers(self.pipe.network, dict(self.pipe.network.named_buffers()))
+        buffers = Buffers(self.pipe, dict(self.pipe.network.named_buffers()))
         try:
             with buffers.chunk(), OwnCollectives(self._refuse_collective):
                 leaves, self.made.form, _ = self.request.run(program, self.request.inputs(), chunk)
@@ -205,23 +206,25 @@ class Discovery:
                 self._meet("", refusal=str(error))
             raise
         buffers.restore_attributes()
-        return leaves, program, buffers.written
+        return leaves, program, buffers
 
     def _compare_chunks(self, written: Mapping[str, Tensor]) -> None:
         """A buffer in which each chunk writes something else depends on samples: then all must come at once."""
         _, _, again = Discovery(self.request).tried(1)
-        unlike = [name for name in {**written, **again} if not _equal(written.get(name), again.get(name))]
+        names = {**written, **again.written}
+        unlike = [name for name in names if not _equal(written.get(name), again.written.get(name))]
         everyone = self._of_all(unlike)
         self.made.whole_batch = next((f"buffer '{name}'" for names in everyone for name in names), "")
 
-    def _agree(self, written: list[str], whole_batch: str) -> None:
+    def _agree(self, written: list[str], notes: bool, whole_batch: str) -> None:
         """Tell all ranks what only the rank of a stage knows. A stand-in says that no gradient comes back."""
         plan, moved = self.made, [*self.made.transfers, *self.made.outputs.values()]
-        everyone = self._of_all(([each.learns for each in moved], written, whole_batch))
+        everyone = self._of_all(([each.learns for each in moved], written, notes, whole_batch))
         for number, each in enumerate(moved):
-            each.learns = any(learns[number] for learns, _, _ in everyone)
-        plan.written = {rank: names for rank, (_, names, _) in enumerate(everyone) if names}
-        plan.whole_batch = next((unit for _, _, unit in everyone if unit), "")
+            each.learns = any(learns[number] for learns, *_ in everyone)
+        plan.written = {rank: names for rank, (_, names, _, _) in enumerate(everyone) if names}
+        plan.noting = [rank for rank, (_, _, noting, _) in enumerate(everyone) if noting]
+        plan.whole_batch = next((unit for *_, unit in everyone if unit), "")
 
     def _meet(self, where: str, own: Any = None, refusal: str = "") -> list[Any]:
         """What each rank has here. All ranks raise the same if one refuses, or if they are not at one place."""

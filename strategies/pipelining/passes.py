@@ -28,18 +28,22 @@ class Buffers:
     this rank has written other buffers.
 
     The same holds for numbers and other plain attributes, such as a count of calls: the author's Python runs for each
-    chunk, and in the end each attribute is as after one forward.
+    chunk, and in the end each attribute is as after one forward. Those of a unit are told to the other ranks.
     """
 
-    def __init__(self, network: nn.Module, names: Collection[str]) -> None:
+    def __init__(self, pipe: Pipe, names: Collection[str]) -> None:
+        self.modules = dict(pipe.network.named_modules())
+        mine = pipe.mine()
+        self.of_units = {m for unit in pipe.units if unit.stage in mine for m in unit.module.modules()}
         self.slots = {
             found: (module, name, buffer)
-            for path, module in network.named_modules()
+            for path, module in self.modules.items()
             for name, buffer in module._buffers.items()
             if (found := f"{path}.{name}".lstrip(".")) in names and buffer is not None
         }
         self.written: dict[str, Tensor] = {}  # buffers that were written in place, or that differ from before
-        self.attributes = {module: _plain(module) for module in network.modules()}
+        self.attributes = {module: _plain(module) for module in self.modules.values()}
+        self.noted: dict[str, dict[str, Any]] = {}  # by module, the attributes that units of this rank have changed
 
     @contextmanager
     def chunk(self) -> Iterator[None]:
@@ -50,6 +54,11 @@ class Buffers:
         try:
             yield
         finally:
+            for path, module in self.modules.items():
+                before = self.attributes[module]
+                changed = {name: value for name, value in _plain(module).items() if before.get(name, self) != value}
+                if changed and module in self.of_units:
+                    self.noted[path] = changed
             for key, (module, name, buffer) in self.slots.items():
                 now, module._buffers[name] = module._buffers[name], buffer
                 if now is None or now is buffer:
@@ -69,6 +78,12 @@ class Buffers:
         """After the last chunk: let the buffers have what the chunks have written."""
         for key, now in self.written.items():
             self.slots[key][2].copy_(now)
+        self.note(self.noted)
+
+    def note(self, noted: Mapping[str, Mapping[str, Any]]) -> None:
+        """Let the modules have these attributes."""
+        for path, changed in noted.items():
+            vars(self.modules[path]).update(changed)
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:
@@ -192,7 +207,7 @@ class ForwardPass:
         self.inputs = request.inputs()
         self.pieces: StageChunks = {}
         self.held: dict[int, list[Tensor]] = {}  # the chunks of each output that this rank's stages have
-        self.buffers = Buffers(self.pipe.network, self.plan.written.get(self.pipe.rank, ()))
+        self.buffers = Buffers(self.pipe, self.plan.written.get(self.pipe.rank, ()))
 
     def step(self, action: Action, wires: Wires) -> None:
         """One chunk in one stage."""
@@ -231,11 +246,15 @@ class ForwardPass:
 
     @torch.no_grad()
     def _send_buffers(self) -> None:
-        """What a forward has written into buffers is the same on all ranks, as under any policy."""
+        """What a forward has written into buffers and attributes is the same on all ranks, as under any policy."""
         buffers = dict(self.pipe.network.named_buffers()) if self.plan.written else {}
         for rank, names in self.plan.written.items():
             for name in names:
                 dist.broadcast(buffers[name], group=self.pipe.group, group_src=rank)
+        for rank in self.plan.noting:
+            noted: list[Any] = [self.buffers.noted]
+            dist.broadcast_object_list(noted, group=self.pipe.group, group_src=rank)
+            self.buffers.note(noted[0])
 
 
 class BackwardPass:

@@ -339,11 +339,11 @@ def test_what_a_pipeline_cannot_do_is_refused_by_name(game, options, words, rank
 class Dropping(nn.Linear):
     """A block whose dropout ends."""
 
-    calls = 0
+    calls, last = 0, 2
 
     def forward(self, x):
         self.calls += 1
-        return F.dropout(super().forward(x), 0.5 if self.calls < 3 else 0.0)
+        return F.dropout(super().forward(x), 0.5 if self.calls <= self.last else 0.0)
 
 
 class Falling(Chained):
@@ -356,6 +356,21 @@ def test_a_block_that_draws_less_often_than_before_is_refused(ranks):
     """Or what is drawn after it would be other noise on the other ranks."""
     message, _ = ranks(2).run(refusal, partial(Painting, Falling))
     assert "draws 0 times in 'one', where it drew 1 times before" in message and "generator=zero3,*=ddp" in message
+
+
+def calls_of_each_block():
+    game = Painting(Falling)
+    game.generator.two = Dropping(8, 6)
+    blocks = game.generator.one, game.generator.two
+    for block in blocks:
+        block.last = 9
+    trainer(PhaseStrategy("generator=pipeline+chunks:4,*=ddp", check=False), 2, 2).fit(game, parts(2, 2))
+    return [block.calls for block in blocks]
+
+
+def test_what_a_block_counts_is_the_same_on_all_ranks(ranks):
+    """A validation computes the whole network on each rank, and a checkpoint keeps the first rank's numbers."""
+    assert ranks(2).run(calls_of_each_block) == [[4, 4]] * 2
 
 
 class Sometimes(Chained):

@@ -1,6 +1,8 @@
 """Pipelines: stages, chunks, and the order of messages."""
 
 from itertools import combinations, pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -284,7 +286,8 @@ def test_the_control_ranks_that_all_receive_first_wait_for_ever():
 def test_a_buffer_that_is_written_with_the_same_value_counts_as_written():
     """A spectral norm of one row finds its singular value again, until the weight has learned."""
     network = nn.BatchNorm1d(2)
-    buffers = Buffers(network, dict(network.named_buffers()))
+    pipe: Any = SimpleNamespace(network=network, units=[], mine=frozenset)
+    buffers = Buffers(pipe, dict(network.named_buffers()))
     with buffers.chunk():
         network.running_mean.copy_(torch.zeros(2))
         network.running_var = torch.ones(2)
