@@ -76,6 +76,8 @@ class Living(TorchDispatchMode):
 
     def forget(self, tensor: Tensor) -> None:
         """Count this tensor's memory no more."""
+        if tensor.layout != torch.strided:  # it has no storage of its own, and is not counted
+            return
         storage = tensor.untyped_storage()
         if storage._cdata in self._known:
             counts = self._known[storage._cdata][1]
@@ -84,6 +86,8 @@ class Living(TorchDispatchMode):
 
     def count_too(self, tensor: Tensor, count: Count) -> None:
         """Count this tensor's memory, if it is counted, in this count as well."""
+        if tensor.layout != torch.strided:
+            return
         storage = tensor.untyped_storage()
         counts = self._known.get(storage._cdata, (None, []))[1]
         if counts and count not in counts:

@@ -31,6 +31,7 @@ from strategies.sharding.resharded_parameter import version_of
 from strategies.transfer import Transfer
 from strategies.turn import Training, play
 
+ROOM = 64  # for losses: a message has a multiple of it
 ASKING = ("monitor", "filename")  # attributes of callbacks with the names of what is logged
 
 
@@ -185,7 +186,9 @@ class Steps:
             return
         if self.losses:
             values = torch.stack([loss.float() for loss in self.losses.values()])
-            self.losses = dict(zip(self.losses, self.training.world.mean(values), strict=True))
+            # Ranks that have gone different ways have other losses, and would wait here: the next save names them.
+            padded = torch.nn.functional.pad(values, (0, -len(values) % ROOM))
+            self.losses = dict(zip(self.losses, self.training.world.mean(padded), strict=False))
         skipped = {f"{name}/skipped": float(each.skipped) for name, each in self.policies.items() if each.skipped}
         self.game.log_dict({**self.losses, **skipped})
 

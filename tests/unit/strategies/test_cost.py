@@ -228,3 +228,11 @@ def test_living_memory_is_what_lives():
         del view
         assert living.here.alive == 0
         assert living.here.highest == 2 * weight.nbytes
+
+
+def test_a_sparse_gradient_is_not_counted():
+    with Living() as living:
+        sparse = torch.eye(3).to_sparse()
+        living.forget(sparse)
+        living.count_too(sparse, living.here)
+    assert living.here.alive == 0
