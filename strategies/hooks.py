@@ -80,9 +80,9 @@ class GameFirst(Callback):
         strategy, hook = cast(Any, trainer.strategy), pl_module.on_train_epoch_start
 
         def called() -> None:
-            strategy.steps.beginning = True
+            strategy.steps.epoch_begins = True
             hook()
-            strategy.steps.beginning = False
+            strategy.steps.epoch_begins = False
 
         self._instead(pl_module, "on_train_epoch_start", called)
 

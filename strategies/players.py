@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from gan.module import GanModule
 from strategies.assignment import USABLE, assign, memory
 from strategies.check.replicas import Writes
-from strategies.checkpoint.player_state import keep_averages, swapped, whole_averages
+from strategies.checkpoint.player_state import remember_averages, swapped, whole_averages
 from strategies.choice import Choice
 from strategies.first_weights import FirstWeights
 from strategies.optimizers import LossScale
@@ -130,7 +130,7 @@ class Players:
         """Make the author's weights whole again, where they fit on this rank. A validation may show the averages."""
         averages = whole_averages(self.policies)
         self._unshard(self._that_fit() if self.first.begin_sharded else self.policies.values())
-        keep_averages(self.first.game, averages)
+        remember_averages(self.first.game, averages)
 
     def _that_fit(self) -> list[Policy]:
         device = self.world.device

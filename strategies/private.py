@@ -109,7 +109,7 @@ def begin_epoch_again(trainer: Trainer) -> None:
         iter(loop._data_fetcher)
 
 
-def begin(trainer: Trainer, *given: Any) -> None:
+def call_setup_hooks(trainer: Trainer, *given: Any) -> None:
     """What Lightning does before a strategy's set-up: hooks of data and module, which may make networks.
 
     `given` is what `fit` was given: the module, loaders and data.
@@ -125,12 +125,12 @@ def begin(trainer: Trainer, *given: Any) -> None:
     call_module(trainer, "configure_model")
 
 
-def end(loop: _Loop) -> None:
+def leave_loops(loop: _Loop) -> None:
     """Leave a loop, and those inside, as Lightning does where a run has ended: the next one does not resume."""
     loop.on_iteration_done()
     for each in vars(loop).values():
         if isinstance(each, _Loop):
-            end(each)
+            leave_loops(each)
 
 
 def taken_ahead(trainer: Trainer) -> int:
@@ -261,7 +261,7 @@ def set_callbacks(trainer: Trainer, callbacks: list[Callback]) -> None:
 
 
 @contextmanager
-def kept(kind: type) -> Iterator[None]:
+def keeping_loaders(kind: type) -> Iterator[None]:
     """Inside the `with`, Lightning makes no loader of this kind anew, as it does for overfit_batches and to predict."""
     update = data_connector._update_dataloader
 

@@ -64,10 +64,10 @@ class Steps:
         self.trials = Trials(game.phases if checked else (), check == "often")
         self.trial: Trial | None = None  # that is played now
         self.stepped = False
-        self.beginning = False  # an epoch, in the game's own hook
+        self.epoch_begins = False  # the game's own on_train_epoch_start runs
         self.moved: list[tuple[Tensor, int]] = []  # the tensors of the batch that is to be played, and their versions
         self.losses: dict[str, Tensor] = {}  # the last ones since the loggers got some, and norms of gradients
-        self.told = False  # the loggers have them
+        self.logged = False  # whether the loggers have these losses
         words = (str(getattr(each, name, "")) for each in private.callbacks(game.trainer) for name in ASKING)
         self.asked = " ".join(words)  # with the names of losses of which callbacks ask in each step
 
@@ -104,9 +104,9 @@ class Steps:
             check = partial(check_step, game, self.training, raw, self.trials.ready)
             if tried:
                 check(partial(self._try, play, args, kwargs), first=step == 0)
-            if self.told:  # a phase that is not played until they get more has nothing to tell
+            if self.logged:  # a phase that is not played until they get more has nothing to tell
                 private.forget_logged(game.trainer, self.losses)
-                self.losses, self.told = {}, False
+                self.losses, self.logged = {}, False
             output = self._pass(play, batch, *args, **kwargs)
             if self.forms is not None:
                 if new := self.forms.new_on_all():
@@ -181,8 +181,8 @@ class Steps:
         Not in every step, because Lightning's bookkeeping for a few numbers takes milliseconds.
         """
         trainer = self.game.trainer
-        asked, self.told = any(name in self.asked for name in self.losses), private.logs_are_due(trainer)
-        if not (asked or self.told or trainer.is_last_batch):
+        asked, self.logged = any(name in self.asked for name in self.losses), private.logs_are_due(trainer)
+        if not (asked or self.logged or trainer.is_last_batch):
             return
         if self.losses:
             values = torch.stack([loss.float() for loss in self.losses.values()])

@@ -27,7 +27,7 @@ from strategies.accelerator import correct, same_parameters
 from strategies.assignment import Auto
 from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.folders import remove
-from strategies.checkpoint.player_state import Averages, kept_averages, show_averages
+from strategies.checkpoint.player_state import Averages, last_averages, show_averages
 from strategies.checkpoint.state import State, opened
 from strategies.checkpoint.writing import (
     Background,
@@ -128,7 +128,7 @@ class PhaseStrategy(RanksStrategy):
             self.setup_environment()
             if training:
                 self.until_teardown.enter_context(draws_follow(self.root_device))
-            private.begin(trainer, game, *args)
+            private.call_setup_hooks(trainer, game, *args)
             self.division.set_up(game, self.choice, self.players, self.world, self.precision_plugin, training)
             self.division.serve(self.policies, lambda: self.ending.noted)
         finally:
@@ -151,7 +151,7 @@ class PhaseStrategy(RanksStrategy):
         if training and trainer.checkpoint_callbacks:
             check_loadable({"hyper_parameters": dict(game.hparams)})
 
-        self.until_teardown.enter_context(private.kept(Loader))
+        self.until_teardown.enter_context(private.keeping_loaders(Loader))
 
         # The devices, and the networks on them. What other ranks serve is not needed here.
         several = self.world_size > 1
@@ -165,7 +165,7 @@ class PhaseStrategy(RanksStrategy):
             self.until_teardown.enter_context(while_training(trainer, self.root_device, synchronise))
         self.division.leave_to_others(game, self.choice)
         refuse_lazy(game)
-        averages = self.averages or kept_averages(game)
+        averages = self.averages or last_averages(game)
         move(game, self.root_device, self.precision_plugin, everywhere=several)
         game.assemble()
         attributes = Attributes(game, self.root_device) if training else None
@@ -279,7 +279,7 @@ class PhaseStrategy(RanksStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """This rank's shares of the weights, and the other state of the modules: the first that Lightning asks for."""
-        if self.began and (private.in_a_step(self.game.trainer) or self.steps.beginning):
+        if self.began and (private.in_a_step(self.game.trainer) or self.steps.epoch_begins):
             raise UserError(
                 "a checkpoint is saved while a step is played, or a step or epoch begins, and no training could go on "
                 "from it; save in on_train_batch_end"
@@ -348,7 +348,7 @@ class PhaseStrategy(RanksStrategy):
     def __getstate__(self) -> dict[str, Any]:
         """What a spawned rank gets: of a training that has ended only the averages."""
         anew = {"_optimizers": [], "lr_scheduler_configs": [], "players": Players(), "saving": None, "steps": None}
-        return {**super().__getstate__(), **anew, "averages": kept_averages(self.game)}
+        return {**super().__getstate__(), **anew, "averages": last_averages(self.game)}
 
     @property
     def game(self) -> GanModule:

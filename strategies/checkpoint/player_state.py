@@ -57,7 +57,7 @@ def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> Non
 
 
 Averages = dict[str, dict[str, Tensor]]
-_kept: WeakKeyDictionary[GanModule, tuple[Averages, list[int]]] = WeakKeyDictionary()  # of games that were trained
+_last: WeakKeyDictionary[GanModule, tuple[Averages, list[int]]] = WeakKeyDictionary()  # of games that were trained
 
 
 def versions(game: GanModule) -> list[int]:
@@ -71,31 +71,31 @@ def whole_averages(policies: Mapping[str, Policy]) -> Averages:
     return {name: each.ema.state_dict() for name, each in whole.items() if isinstance(each.ema, Ema)}
 
 
-def keep_averages(game: GanModule, averages: Averages) -> None:
+def remember_averages(game: GanModule, averages: Averages) -> None:
     """At the end of a training, when the weights are whole again."""
-    _kept[game] = averages, versions(game)
+    _last[game] = averages, versions(game)
 
 
-def kept_averages(game: GanModule) -> Averages:
+def last_averages(game: GanModule) -> Averages:
     """Those of the last training, unless the weights were written since."""
-    averages, then = _kept.get(game, ({}, []))
+    averages, then = _last.get(game, ({}, []))
     return averages if then == versions(game) else {}
 
 
 @contextmanager
 def swapped(game: GanModule) -> Iterator[None]:
     """Inside the `with` weights and averages are swapped, which is no write of a person's."""
-    averages = kept_averages(game)
+    averages = last_averages(game)
     try:
         yield
     finally:
         if averages:
-            keep_averages(game, averages)
+            remember_averages(game, averages)
 
 
 def show_averages(game: GanModule, policies: Mapping[str, Policy], kept: Averages) -> None:
     """After a training: validate with its averages. Warn of those that have ended with it."""
-    if game not in _kept and not kept:
+    if game not in _last and not kept:
         return
     for name, policy in policies.items():
         if isinstance(policy.ema, Ema) and name in kept:

@@ -29,10 +29,10 @@ from strategies import random_state
 from strategies.private import (
     FunctionLauncher,
     WorkerOutput,
-    begin,
+    call_setup_hooks,
     callbacks,
-    end,
     interrupt,
+    leave_loops,
     name_version,
     restore,
     set_callbacks,
@@ -192,7 +192,7 @@ class OwnRanks(FunctionLauncher):
         """What training on one device would have left here."""
         strategy = self._strategy
         trainer.lightning_module.trainer = trainer
-        begin(trainer, *self.given)
+        call_setup_hooks(trainer, *self.given)
         strategy.connect(trainer.lightning_module)
         strategy.resumes_from = checkpoint
         try:
@@ -203,7 +203,7 @@ class OwnRanks(FunctionLauncher):
         finally:
             strategy.teardown()
         trainer.fit_loop.load_state_dict({**loops, "state_dict": {}})
-        end(trainer.fit_loop)
+        leave_loops(trainer.fit_loop)
 
 
 def can_fork(kind: str) -> bool:
