@@ -39,6 +39,7 @@ class Recompute:
     restores only the arguments, torch's random numbers and autocast. This class also restores:
 
         buffers      copies from before the forward: u and v of spectral norms, running statistics
+        weights      the tensors that the modules had, which torch.func.functional_call puts there for one call
         noise        losses draw for the same place and call again, also in a thread of autograd
         dice         NumPy and Python's random draw again what they drew
         attributes   what modules keep in them, such as a counter
@@ -46,7 +47,7 @@ class Recompute:
                      added up for gradients is so among the same ranks, also in a thread of autograd
         flags        training mode, requires_grad (a fake of `GanModule.shared` outlives its phase), default dtype
 
-    Weights are not restored. If they have changed since the first forward, the error is that of plain torch.
+    The values of weights are not restored. If they have changed since, the error is that of plain torch.
 
     It cannot restore what a block writes into a list or tensor of its own, its generators, or globals. A block that
     does the first or second, changes a buffer outside itself, writes its own weights, or overwrites its input, is
@@ -151,6 +152,7 @@ class ForwardState:
         self.requires_grad = [weight.requires_grad for weight in weights]
         self.buffers = {id(b): b.detach().clone() for _, _, b in self._buffers(modules)}
         self.slots = [(module, name, id(buffer)) for module, name, buffer in self._buffers(modules)]
+        self.places = [(each, name, w) for each in modules for name, w in dict.items(each._parameters)]
         self.sums: list[Tensor] = []
         self.stamp: Any = None
 
@@ -230,6 +232,7 @@ class ForwardState:
         buffers = [(module, name, module._buffers[name]) for module, name, _ in self.slots]
         dtype = torch.get_default_dtype()
         copies = {key: buffer.clone() for key, buffer in self.buffers.items()}
+        places = [(module, name, dict.get(module._parameters, name)) for module, name, _ in self.places]
         place = None if self.place is None else replace(self.place)
         dice, attributes = self.dice and random_state.dice(), self._attributes()
         try:
@@ -237,11 +240,13 @@ class ForwardState:
                 random_state.set_dice(self.dice)
             _set_attributes(self.attributes)
             torch.set_default_dtype(self.dtype)
+            _place(self.places)
             self._set(self.modes, self.requires_grad, [(module, name, copies[key]) for module, name, key in self.slots])
             with noise.at(place), ranks.at(self.world), ranks.replaying(self.sums):
                 yield
         finally:
             self._set(modes, requires_grad, buffers)
+            _place(places)
             torch.set_default_dtype(dtype)
             if dice:
                 random_state.set_dice(dice)
@@ -265,6 +270,12 @@ OF_MODULES = frozenset(vars(nn.Module()))
 def _set_attributes(attributes: list[tuple[nn.Module, dict[str, Any]]]) -> None:
     for module, values in attributes:
         vars(module).update(values)
+
+
+def _place(weights: Sequence[tuple[nn.Module, str, nn.Parameter | None]]) -> None:
+    for module, name, weight in weights:
+        if dict.get(module._parameters, name) is not weight:
+            dict.__setitem__(module._parameters, name, weight)
 
 
 def _state_of(value: Any) -> Any:

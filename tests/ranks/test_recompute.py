@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import softplus
 from torch.nn.utils.parametrizations import spectral_norm
@@ -93,6 +94,24 @@ def test_a_forward_draws_the_same_again():
     assert distance(train(Noisy, policy="single+recompute"), expected) == 0
 
 
+class Perturbed(Plain):
+    """Sharpness-aware: the gradient of the generator at other weights than its own."""
+
+    def fool(self, batch):
+        near = {name: 1.1 * weight for name, weight in self.generator.named_parameters()}
+        return softplus(-self.discriminator(functional_call(self.generator, near, (batch["x"][:, :4],)))).mean()
+
+
+@pytest.mark.parametrize("policy", ["single", pytest.param("zero3", marks=pytest.mark.slow)])
+def test_a_forward_with_weights_for_one_call_has_them_again(policy, ranks):
+    world = 1 if policy == "single" else 2
+    expected = train(Perturbed, policy="single")
+    trained = partial(train, Perturbed, policy=f"{policy}+recompute", world=world)
+    equals(ranks(2).run(trained) if world == 2 else [trained()], expected)
+    with forgetting("weights"):  # the control
+        assert distance(train(Perturbed, policy="single+recompute"), expected) > BROKEN
+
+
 # ---- controls: each thing that a forward meets, forgotten ----
 
 
@@ -106,6 +125,7 @@ def forgetting(what):
     return {
         "buffers": lambda: mock.patch.object(ForwardState, "_buffers", staticmethod(lambda modules: [])),
         "noise": lambda: mock.patch("strategies.options.recompute.replace", lambda place: None),
+        "weights": lambda: mock.patch("strategies.options.recompute._place", lambda places: None),
         "flags": lambda: mock.patch.object(ForwardState, "_set", without_flags),
         "sums": lambda: mock.patch("gan.ranks.replaying", lambda sums: nullcontext()),
     }[what]()
