@@ -45,7 +45,9 @@ class Attributes:
         torchs = {id(each) for each in [*game.parameters(), *game.state_dict(keep_vars=True).values()]}
         for module in game.modules():
             own_state = type(module).get_extra_state is not nn.Module.get_extra_state
-            torchs |= {id(vars(module).get(name)) for name in (vars(module) if own_state else TORCHS)}
+            buffers = {"_buffers"} if module._non_persistent_buffers_set else set()  # a state dict lacks some of them
+            saved = TORCHS - buffers
+            torchs |= {id(vars(module).get(name)) for name in (vars(module) if own_state else saved)}
             torchs |= {id(module)} if own_state else set()
         self.all = _by_name(reachable.objects)
         self.names = {id(value): name for name, value in self.all.items()}

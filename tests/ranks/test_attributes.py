@@ -54,6 +54,7 @@ class Remembering(Reaching):
         super().__init__()
         self.dice, self.generator = random.Random(1), torch.Generator().manual_seed(2)
         self.moving, self.table, self.pairs = torch.zeros(()), np.zeros((2, 2), np.float32), [("a", 0.0)]
+        self.register_buffer("fading", torch.ones(()), persistent=False)
         self.fakes = self.alias = []
         self.legacy, self.typed, self.slots = np.random.RandomState(3), array("d", [1.0]), Slots()
 
@@ -72,11 +73,14 @@ class Remembering(Reaching):
         out = self.net(batch["x"])
         self.moving = 0.9 * self.moving + 0.1
         self.table = self.table + 1
+        self.fading = 0.9 * self.fading
         self.pairs[0] = ("a", self.pairs[0][1] + 0.5)
         self.fakes.append(torch.full((2,), float(self.step)))
         self.late = {"steps": [self.step, np.float64(0.5)]}
         drawn = self.dice.random() + torch.rand((), generator=self.generator).item()
-        factor = self.moving + self.table.sum() + self.pairs[0][1] + sum(map(torch.sum, self.alias)) + drawn
+        factor = (
+            self.moving + self.fading + self.table.sum() + self.pairs[0][1] + sum(map(torch.sum, self.alias)) + drawn
+        )
         if self.step > 0:
             factor = factor + next(iter(self.order.values())) + self.tally["steps"] + self.two[0] + len(self.lists)
         factor = factor + self.legacy.rand() + self.typed[0] + self.slots.count() + VARIABLE.get()
