@@ -283,8 +283,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         seen = self.norm(x)
-        q, k, v = (layer(seen).flatten(2).transpose(1, 2) for layer in (self.q, self.k, self.v))
-        found = F.scaled_dot_product_attention(q, k, v)
+        q, k, v = (layer(seen).flatten(2).transpose(1, 2)[:, None] for layer in (self.q, self.k, self.v))
+        found = F.scaled_dot_product_attention(q, k, v)[:, 0]  # one head, which ONNX wants to be a dimension
         return x + self.proj_out(found.transpose(1, 2).unflatten(2, x.shape[2:]))
 
 

@@ -27,13 +27,13 @@ module, _, name = made["class"].rpartition(".")
 network = getattr(import_module(module), name)(**made["arguments"])
 weights, part = load_file(made["file"]), made["part"]
 network.load_state_dict({{key.removeprefix(part): weights[key] for key in weights if key.startswith(part)}})
-print(network.eval()({given}).shape)"""
+print(network.eval()({given}))"""
 NEEDS = "To make the network also takes the packages `nets` and `gan` of Coordinated GANs, but not Lightning."
 NEEDS_THEIRS = "To make the network also takes its module `{}`, on Python's path (PYTHONPATH), and what that imports."
 RUN = """import torch
 
 network = torch.export.load("{file}").module()
-print(network({given}).shape)"""
+print(network({given}))"""
 
 
 def arguments(opened: SavedRun, names: Collection[str]) -> dict[str, dict[str, Any] | None]:

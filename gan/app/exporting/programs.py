@@ -1,7 +1,7 @@
 """A run's networks as programs that need none of our code: of torch.export (.pt2), or ONNX.
 
 Those networks are written that the game calls to show samples, as it calls them: a generator, and its encoder. Where a
-network adds noise, a program adds none.
+network adds noise, or drops out, a program does not.
 """
 
 from collections.abc import Sequence
@@ -68,6 +68,7 @@ def _none(draw: object, shape: Sequence[int], like: Tensor | None, common: bool,
 
 @torch.no_grad()
 @patch.object(noise, "_draw", _none)
+@patch.object(noise, "dropout", lambda x, *_, **__: x)
 def write(kind: str, player: str, call: Call, path: Path) -> float:
     """Write the program; returns how far what the file gives is from what the network gives for the same input."""
     try:
@@ -78,7 +79,10 @@ def write(kind: str, player: str, call: Call, path: Path) -> float:
     except ImportError as error:
         raise UserError("--format onnx needs its packages: pip install '.[onnx]'") from error
     except Exception as error:
-        why = FIXED if "specialized it to be a constant" in str(error) else reason(error)
+        first: BaseException = error
+        while first.__cause__ is not None:  # torch wraps it in advice of its own
+            first = first.__cause__
+        why = FIXED if "specialized it to be a constant" in str(error) else reason(first)
         raise UserError(f"--format {kind}: torch cannot write '{player}' so: {why}; leave it out") from error
     wanted = call.network(*call.values)
     wanted, got = (each[0] if isinstance(each, tuple | list) else each for each in (wanted, got))

@@ -10,6 +10,8 @@ from gan.files.errors import UserError
 from nets.biggan import BigGenerator
 from nets.sean import SeanGenerator
 from nets.stylegan import StyleGenerator
+from nets.unet import UNet
+from nets.vqgan import Attention
 from nets.wgan import WganGenerator
 from tests.support import opening
 
@@ -48,6 +50,7 @@ NETWORKS = {
         lambda count: {"z": torch.randn(count, 8), "label": label(count)},
     ),
     "sean": (lambda: sean(8), lambda count: {"onehot": masks(count), "codes": torch.randn(count, 3, 8)}),
+    "attention": (lambda: Attention(4, 2), lambda count: {"x": torch.randn(count, 4, 2, 2)}),
     "spade": (lambda: sean(None, edges=True), lambda count: {"onehot": masks(count, edges=True)}),
 }
 
@@ -68,7 +71,7 @@ def test_a_program_of_torch_takes_any_number_of_samples(name, tmp_path):
         assert len(wanted) == count and (program(*given) - wanted).abs().max() < 1e-4 < 1e-2 < wanted.std()
 
 
-@pytest.mark.parametrize("name", ["wgan-gp", pytest.param("sean", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["wgan-gp", "attention", pytest.param("sean", marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_an_onnx_program_takes_any_number_of_samples(name, tmp_path):
     from onnxruntime import InferenceSession
@@ -83,6 +86,25 @@ def test_an_onnx_program_takes_any_number_of_samples(name, tmp_path):
         wanted = network(*given.values())
         (got,) = session.run(None, {name: value.numpy() for name, value in given.items()})
         assert (torch.from_numpy(got) - wanted).abs().max() < 1e-4 < 1e-2 < wanted.std()
+
+
+def test_a_program_leaves_dropout_out(tmp_path):
+    """A pix2pix drops out also where it is not trained."""
+    torch.manual_seed(0)
+    network = UNet(3, 3, 2, depth=3, dropouts=2).eval()
+    x = torch.randn(2, 3, 8, 8)
+    assert programs.write("torch", "generator", programs.Call(network, {"x": x}), tmp_path / "generator.pt2") < 1e-6
+    one, other = network(x), network(x)
+    assert (one - other).abs().max() > programs.FAR * one.abs().max()
+
+
+def test_a_refusal_has_torchs_first_reason(tmp_path):
+    class Sorted(nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            return z[z > 0] if bool(z.sum() > 0) else z
+
+    with pytest.raises(UserError, match=r"cannot write 'mine' so: .*data-dependent"):
+        programs.write("torch", "mine", programs.Call(Sorted(), {"z": torch.randn(2, 8)}), tmp_path / "mine.pt2")
 
 
 class Fixed(nn.Module):
