@@ -55,7 +55,9 @@ class GanModule(LightningModule):
 
     def assemble(self) -> None:
         """Collect the players and phases and check that they fit together. The strategy calls it."""
-        players, phases = tuple(self.configure_players() or ()), tuple(self.configure_phases() or ())
+        players, phases = self.configure_players() or (), self.configure_phases() or ()
+        players = (players,) if isinstance(players, Player) else tuple(players)
+        phases = (phases,) if isinstance(phases, Phase) else tuple(phases)
         check_game(players, phases)
         named = {player.name: player for player in players}
         # A player that follows another one is cut in the same places.

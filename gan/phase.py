@@ -144,7 +144,7 @@ class Phase:
     optimizer: MakeOptimizer | None = None
 
     def __post_init__(self) -> None:
-        learners = (self.learners,) if isinstance(self.learners, str) else tuple(self.learners)
+        learners = (self.learners,) if isinstance(self.learners, str | nn.Module) else tuple(self.learners)
         object.__setattr__(self, "learners", learners)
         _check("phase", self, OF_PHASES)
 
@@ -187,6 +187,9 @@ OF_PLAYERS = {
     ),
 }
 OF_PHASES = {
+    ": its learners are names of players; type learners='generator', and no network": lambda p: (
+        not all(isinstance(each, str) for each in p.learners)
+    ),
     ": its loss is a {p.loss.__class__.__name__} and no function of the batch; give the method and do not call it, "
     "such as self.judge": lambda p: not callable(p.loss),
     ": every={p.every!r} must be a whole number, 1 or more": lambda p: not _whole(p.every, 1),
@@ -206,6 +209,8 @@ OF_PHASES = {
 
 
 def _check(kind: str, one: Player | Phase, mistakes: Mapping[str, Callable[[Any], bool]]) -> None:
+    if not isinstance(one.name, str):
+        raise UserError(f"a {kind}'s name comes first: type {kind.title()}('generator', ...)")
     for words, made in mistakes.items():
         if made(one):
             raise UserError(f"{kind} '{one.name}'{words.format(p=one)}")

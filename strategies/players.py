@@ -68,6 +68,8 @@ class Players:
             if training:
                 policy.follow()
         _stop_other_parameters(first.game, training)
+        if training:
+            _warn_of_those_that_never_learn(first.game)
 
     def optimizers(self) -> list[Optimizer]:
         """All of them, in the order of the players."""
@@ -174,6 +176,16 @@ def _stop_other_parameters(game: GanModule, training: bool) -> None:
     for parameter in game.parameters():
         if id(parameter) not in of_players:
             parameter.requires_grad_(False)
+
+
+def _warn_of_those_that_never_learn(game: GanModule) -> None:
+    taught = {name for phase in game.phases for name in phase.learners}
+    for player in game.players.values():
+        if not player.frozen and player.name not in taught:
+            rank_zero_warn(
+                f"player '{player.name}' has an optimizer, and no phase teaches it, so it never learns; yield "
+                f"Phase(..., learners='{player.name}'), or leave its optimizer out"
+            )
 
 
 def _needs_loss_scale(precision: Precision) -> bool:

@@ -126,7 +126,8 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
         if not total.requires_grad:
             raise UserError(
                 f"phase '{phase.name}': its loss depends on no weight of {', '.join(phase.learners)}; "
-                f"is something detached, frozen, or computed under no_grad, or does it call backward() itself?"
+                f"is something detached, frozen, or computed under no_grad, made in the turn of another phase (see "
+                f"self.shared), or does it call backward() itself?"
             )
         for learner in learners:
             total = learner.reduction.arm(total, last=index == parts - 1)
@@ -207,11 +208,17 @@ def _losses(phase: Phase, part: Any, place: noise.Place, training: Training) -> 
     named = {"loss": losses} if isinstance(losses, Tensor) else losses
     if not isinstance(named, Mapping) or not named:
         raise UserError(
-            f"phase '{phase.name}': its loss must return a scalar or named scalars, got {type(losses).__name__}"
+            f"phase '{phase.name}': its loss must return a scalar or named scalars, got {type(losses).__name__}; to "
+            f"leave a turn out, type Phase(..., when=...)"
         )
     for name, loss in named.items():
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise UserError(f"phase '{phase.name}': its loss '{name}' is not a scalar tensor; take its mean")
+    if "loss" in named and (more := [name for name, each in named.items() if name != "loss" and each.requires_grad]):
+        raise UserError(
+            f"phase '{phase.name}': it learns from the sum of what it returns, so from '{more[0]}' as well as 'loss'; "
+            f"return the loss alone, and self.log(...) what is only looked at; or call no part of a sum 'loss'"
+        )
     return {name: loss.reshape(()) if loss.ndim else loss for name, loss in named.items()}
 
 

@@ -330,6 +330,7 @@ class BadLoss(Plain):
         ),
         (lambda self, losses: None, "must return a scalar or named scalars, got NoneType"),
         (lambda self, losses: {}, "must return a scalar or named scalars"),
+        (lambda self, losses: {"loss": losses["fake"], "score": losses["real"]}, "so from 'score' as well as 'loss'"),
         (lambda self, losses: {"many": losses["fake"] * torch.ones(2)}, "its loss 'many' is not a scalar"),
     ],
 )
@@ -337,6 +338,15 @@ def test_a_loss_of_the_wrong_kind_is_refused(wrong, message):
     game = type("Game", (BadLoss,), {"wrong": wrong})()
     with pytest.raises(UserError, match=message):
         fit(game, 1)
+
+
+def test_a_player_that_no_phase_teaches_is_named_and_one_phase_may_be_returned():
+    class Half(Plain):
+        def configure_phases(self):
+            return next(iter(super().configure_phases()))
+
+    with pytest.warns(match="player 'generator' has an optimizer, and no phase teaches it"):
+        fit(Half(), 1)
 
 
 # ---- parameters of no player ----

@@ -83,6 +83,8 @@ def test_when_is_asked_only_in_steps_that_are_due_otherwise():
         ),
         (lambda: player(clip=0), "clip=0 is not above 0"),
         (lambda: player(optimizer=None, ema=0.9), "'one' has no optimizer, so it is frozen and takes no schedule, ema"),
+        (lambda: Player(nn.Linear(2, 2), "g", sgd), r"a player's name comes first: type Player\('generator', ...\)"),
+        (lambda: Phase("p", loss, nn.Linear(2, 2)), "phase 'p': its learners are names of players"),
         (lambda: Phase("p", loss, "one", every=0), "phase 'p': every=0 must be a whole number, 1 or more"),
         (lambda: Phase("p", loss, "one", optimizer="adam"), "optimizer='adam' must be a function of weights"),
         (lambda: Phase("p", loss, "one", draws="numpy"), "phase 'p': draws='numpy' is not known; type draws='samples'"),
