@@ -40,7 +40,7 @@ class Spectral(nn.Module):
 
     def normalised(self) -> Tensor:
         with full_precision(self.weight.device.type):
-            weight = self.weight
+            weight = self.weight.to(self.u0.dtype)  # the option bf16 gathers it in half precision
             with torch.no_grad():
                 matrix = weight.flatten(1)
                 v = F.normalize(torch.mv(matrix.t(), self.u0[0]), dim=0, eps=1e-8)

@@ -35,6 +35,7 @@ class SpectralNorm(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """The weight with a largest singular value of one. To the gradient, u and v are constants."""
         with full_precision(weight.device.type):
+            weight = weight.to(self._u.dtype)  # the option bf16 gathers it in half precision
             matrix = weight.flatten(1)
             if self.training:
                 self._iterate(matrix.detach())

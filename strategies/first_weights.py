@@ -11,6 +11,7 @@ So a rank never holds more than its shares, one module that is being made, and a
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from itertools import pairwise
 
 import torch
 from lightning.pytorch.plugins.precision import Precision
@@ -139,6 +140,21 @@ class FirstWeights:
         made = self.making.tensors.keys() | self.gone.keys()
         weights = policy.belongings.parameters.values() if policy in self.begin_sharded else ()
         return sum(weight.numel() * weight.element_size() for weight in weights if id(weight) in made)
+
+
+def refuse_one_memory(game: nn.Module) -> None:
+    """Two weights in one memory learn as one. Policies that copy weights would make two of them, without a word."""
+    spans = []
+    for name, weight in game.named_parameters():
+        if weight.numel() and not (weight.is_meta or is_lazy(weight) or resharded(weight)):
+            last = sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
+            spans.append((weight.data_ptr(), weight.data_ptr() + (last + 1) * weight.element_size(), name))
+    for (_, end, name), (begin, _, other) in pairwise(sorted(spans)):
+        if begin < end:
+            raise UserError(
+                f"weights '{name}' and '{other}' are in one memory, as after `.data = `, and ranks would have two; "
+                f"have one parameter: decoder.weight = encoder.weight, or F.linear(x, encoder.weight.t())"
+            )
 
 
 def refuse_lazy(game: nn.Module) -> None:

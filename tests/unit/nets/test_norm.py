@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from gan import ranks as ranks_of_gan
 from gan.files.errors import UserError
+from nets.biggan import SpectralLinear
 from nets.norm import ActNorm, SyncBatchNorm, in_groups, synchronised
 from nets.spectral import spectral_norm
 from tests.scenes.losses import Own
@@ -325,3 +326,14 @@ def test_on_one_device_torchs_own_batch_norm_trains():
     with synchronised():
         assert F.batch_norm is not before[0]
     assert (F.batch_norm, nn.SyncBatchNorm.forward) == before  # outside nothing is changed
+
+
+def test_spectral_norms_compute_in_full_precision_from_weights_in_half():
+    """So the option bf16 gathers weights. Without a power iteration both begin with the same vectors."""
+    layer = spectral_norm(nn.Linear(4, 3)).eval()
+    norm, weight = layer.parametrizations.weight[0], torch.randn(3, 4).bfloat16()
+    assert norm(weight).dtype == torch.float32 and norm(weight).equal(norm(weight.float()))
+    big = SpectralLinear(4, 3).eval()
+    whole = big.normalised()
+    big.weight.data = big.weight.data.bfloat16()
+    assert big.normalised().dtype == torch.float32 and (big.normalised() - whole).abs().max() < 1e-2

@@ -16,6 +16,7 @@ from gan import Player
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.choice import Choice, Option, choices
+from strategies.first_weights import refuse_one_memory
 from strategies.optimizers import LossScale, why_not_apart
 from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy
@@ -306,3 +307,25 @@ def test_a_network_without_shapes_is_refused_until_it_is_called():
     with pytest.raises(UserError, match=r"'discriminator.0.weight' has no shape.*; call the network once where it is"):
         train(Unshaped, policy="single", steps=1)
     train(type("Shaped", (Unshaped,), {"called": True}), policy="single", steps=1)
+
+
+def tied(kind):
+    net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    if kind == "data":
+        net[1].weight.data = net[0].weight.data
+    elif kind == "turned":
+        net[1].weight.data = net[0].weight.data.t()
+    elif kind == "parameter":
+        net[1].weight = net[0].weight
+    elif kind == "parts":
+        for layer, memory in zip(net, torch.zeros(2, 2, 2), strict=True):
+            layer.weight.data = memory
+    return net
+
+
+def test_weights_that_are_two_in_one_memory_are_refused():
+    for kind in ("data", "turned"):
+        with pytest.raises(UserError, match=r"weights '0.weight' and '1.weight' are in one memory"):
+            refuse_one_memory(tied(kind))
+    for kind in ("parameter", "parts", "none"):
+        refuse_one_memory(tied(kind))
