@@ -16,6 +16,15 @@ from gan.files.errors import UserError, printable
 
 limit_typed_values()
 
+# What other trainers call our options.
+ELSEWHERE = {
+    "--mirror": "--flip",
+    "--gpus": "--devices",
+    "--snap": "--save-every",
+    "--cond": "--classes",
+    "--metrics": "--score-every",
+    "--outdir": "--out",
+}
 BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "at most"}
 
 
@@ -95,8 +104,13 @@ class Parser(jsonargparse.ArgumentParser):
         known = [_hyphens(name) for name in self._option_string_actions if name.startswith("--")]
         if unknown:
             typed = _hyphens(unknown[1])
-            close = [name for name in known if name.startswith(typed)] or difflib.get_close_matches(typed, known, 1)
-            if close:
+            close = [name for name in known if name == ELSEWHERE.get(typed) or name.startswith(typed)]
+            close = close or difflib.get_close_matches(typed, known, 1)
+            if typed == "--data" and "--run" in known:
+                message = (
+                    "--data belongs to a run that takes files: name that first: gan.fit stylegan2 --data DIR"
+                )
+            elif close:
                 message = f"unknown option {typed}; did you mean {' or '.join(close)}?"
         word = re.match(r"unrecognized arguments: ([^\s-]\S*)", message)
         if word and "--run" in known and all(action.option_strings for action in self._actions):

@@ -104,6 +104,10 @@ def test_what_has_no_partner_is_named(tmp_path):
         found(tmp_path)
     assert len(found(tmp_path, skip_broken=True, held_out=0.0).train) == 8
     assert len(found(tmp_path, paired=False, held_out=0.0).train) == 9
+    for each in (tmp_path / "A").iterdir():
+        each.rename(each.with_stem(f"other {each.stem}"))
+    with pytest.raises(UserError, match=r"no two pictures in .* have one name, as pairs do; train cyclegan or cut"):
+        found(tmp_path, skip_broken=True)
 
 
 def test_two_files_of_one_name_are_refused_in_pairs_and_two_pictures_without(tmp_path):
