@@ -14,7 +14,6 @@ from torch.utils.data import Dataset, DistributedSampler
 
 from datasets.workers import Loader
 from gan.files.checkpoint import checksum
-from gan.files.contents import need
 from gan.files.errors import UserError
 from gan.making import drawing_from
 from gan.noise import seed_for
@@ -187,8 +186,6 @@ class ResumableLoader(Loader):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after the last batch that was handed out."""
-        for name in ("epoch", "batch", "skipped", *self._order()):
-            need(state, name, int, "the data loader's ")
         for name, value in self._order().items():
             if state[name] != value and not (self.new_data and name == "samples"):
                 what = f"{name.replace('_', ' ')} {state[name]}"

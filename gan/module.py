@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
 from lightning import LightningModule
@@ -11,8 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gan import noise
-from gan.files.checkpoint import check_left_out, failing, load, load_module_state
-from gan.files.contents import need
+from gan.files.checkpoint import check_left_out, load, load_module_state
 from gan.files.errors import UserError
 from gan.files.finite import NotFinite, as_made, not_finite
 from gan.making import on_meta, reopened
@@ -138,8 +136,6 @@ class GanModule(LightningModule):
         if hparams_file is not None:
             raise UserError("hyper-parameters are read from the checkpoint, or given by name; leave hparams_file out")
         saved = load(checkpoint_path, weights_only)
-        with failing(Path(checkpoint_path)):
-            need(saved, "state_dict", dict)
         game = cls(**{**saved.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}), **kwargs})
         meant = as_made(game)
         game.on_load_checkpoint(saved)

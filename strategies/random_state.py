@@ -40,12 +40,12 @@ def _of_accelerator() -> dict[str, torch.Tensor]:
     return {found.type: getattr(torch.accelerator, "random", module).get_rng_state()}
 
 
-def restore_alike(state: Mapping[str, Any], of_numpy: Any = np.random, of_python: Any = random) -> None:
+def restore_alike(state: Mapping[str, Any]) -> None:
     """Restore the generators of NumPy and Python alone."""
     kind, keys, *rest = state["numpy"]
-    of_numpy.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     version, internal, gauss = state["python"]
-    of_python.setstate((version, tuple(internal), gauss))
+    random.setstate((version, tuple(internal), gauss))
 
 
 def dice() -> tuple[Any, ...]:
@@ -59,12 +59,6 @@ def set_dice(states: tuple[Any, ...]) -> None:
     of_python, kind, keys, *rest = states
     random.setstate(of_python)
     np.random.set_state((kind, np.frombuffer(keys, np.uint32), *rest))
-
-
-def check(state: dict[str, Any]) -> None:
-    """Raise what `restore` would raise, and restore nothing."""
-    torch.Generator().set_state(state["torch"])
-    restore_alike(state, np.random.RandomState(), random.Random())
 
 
 def changed(before: dict[str, Any]) -> bool:

@@ -32,7 +32,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from gan.files.contents import check_kinds, need
 from gan.files.disk import regular
 from gan.files.errors import Damaged, UserError, reading, reason
 from gan.files.system import cores
@@ -118,7 +117,6 @@ def _opened(path: Path) -> tuple[dict[str, Any], list[Piece]]:
 
         with reading(VALUES, "it holds what checkpoints do not hold"):
             tree = {**decode(values, tensor)}
-        check_kinds(tree)
         _read(wanted)
         return tree, found
 
@@ -231,15 +229,6 @@ def whole(tree: Any) -> Any:
     tree = tree_map_only(SavedTensor, room, tree)
     read(found)
     return tree
-
-
-def averages_of(saved: Mapping[str, Any], player: str) -> dict[str, SavedTensor] | None:
-    """The moving average of a player's weights in a checkpoint, if it has one."""
-    state, where = saved["players"][player], f"players/{player}/"
-    if "ema" in state and state["ema"] is None:
-        return None
-    averages = need(state, "ema", dict, where)
-    return {name: need(averages, name, SavedTensor, f"{where}ema/") for name in averages}
 
 
 def load_module_state(

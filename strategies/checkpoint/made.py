@@ -15,7 +15,6 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from gan.files.contents import alike
 from gan.files.errors import UserError
 from gan.phase import Player
 from strategies import private
@@ -41,7 +40,6 @@ def check_made(player: Player, updater: Updater, then: Mapping[str, Any]) -> Non
                     f"player '{player.name}': its {now['optimizer']} was trained with {name}={before[name]!r}, and has "
                     f"{name}={made[name]!r} now; {advice}"
                 )
-        alike(made, before, "optimizer_states/made/groups")
 
 
 def go_on(player: Player, updater: Updater, then: Mapping[str, Any]) -> str:

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_map_only
 
 from gan.ema import Ema
 from gan.files.checkpoint import Checksum, SavedTensor, Share, check_left_out, checksum, misfit, read
-from gan.files.contents import need
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.pretrained import WeightFiles, check_files
@@ -281,7 +280,7 @@ class LeftOut:
                         raise UserError(f"the checkpoint has neither '{name}' nor its file; is it of another network?")
                     weight = self.parameters[name]
                     share = shares[weight] if weight in shares else Share.whole(weight)
-                    if share is not None and not _equals(share, need(saved, name, SavedTensor, "state_dict/")):
+                    if share is not None and not _equals(share, saved[name]):
                         raise UserError(
                             f"the checkpoint has other values of '{name}' than {self.of_players[player].path}; leave "
                             f"weights out for player '{player}'"
@@ -290,7 +289,7 @@ class LeftOut:
         def compare() -> None:
             noted = dict(checkpoint.get("left_out", {}))
             for name in self.made.keys() & saved.keys():  # saved before saved=False was typed
-                there = need(saved, name, SavedTensor, "state_dict/")
+                there = saved[name]
                 share = Share.whole(there.empty())
                 read({there: share})
                 noted[name] = checksum(share.tensor)

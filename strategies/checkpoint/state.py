@@ -28,12 +28,10 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from gan import noise
-from gan.files.checkpoint import averages_of, failing, load, load_module_state
-from gan.files.contents import PROGRESS, TRAINING, alike, check_kinds
-from gan.files.errors import UserError, reading
+from gan.files.checkpoint import failing, load, load_module_state
+from gan.files.errors import UserError
 from gan.files.finite import Bad, NotFinite, as_made, named, not_finite
 from gan.files.tensors import Share
-from gan.files.values import VALUES
 from gan.module import GanModule
 from gan.pool import ImagePool
 from gan.pretrained import WeightFiles
@@ -51,7 +49,7 @@ from strategies.checkpoint.player_state import (
 )
 from strategies.optimizers import Updater
 from strategies.policies.policy import Policy
-from strategies.reachable import alike as same
+from strategies.reachable import alike
 from strategies.world import World
 
 
@@ -137,7 +135,7 @@ class State:
         own = self._set_aside or random_state.capture(), os.path.abspath(path), secrets.token_hex(8)
         bad = self._not_finite(checkpoint["state_dict"])
         states, paths, names, found, all_remembered = zip(*self.world.gather((*own, bad, remembered)), strict=True)
-        everywhere = all(same(all_remembered[0], each) for each in all_remembered)
+        everywhere = all(alike(all_remembered[0], each) for each in all_remembered)
         checkpoint |= {
             "game": type(self.game).__name__,
             "left_out": self.left_out.checksums,
@@ -201,7 +199,7 @@ class State:
 
         def load_averages() -> None:
             for name, policy in self.policies.items():
-                load_average(policy, averages_of(checkpoint, name))
+                load_average(policy, checkpoint["players"][name]["ema"])
 
         self.world.each(load_weights)
         for policy in self.policies.values():
@@ -291,26 +289,9 @@ class State:
 def opened(path: Any, weights_only: bool | None, trainer: Trainer) -> dict[str, Any]:
     """A checkpoint's tree. If the trainer trains, it must be one from which that can go on."""
     tree = load(path, weights_only)
-    if trainer.state.fn == TrainerFn.FITTING:
-        with failing(Path(path)):
-            _check_training(tree, trainer)
+    if trainer.state.fn == TrainerFn.FITTING and "optimizer_states" not in tree:
+        raise UserError(f"{path} has weights only, with which no training goes on; give one that has all")
     return tree
-
-
-def _check_training(tree: Mapping[str, Any], trainer: Trainer) -> None:
-    """Raise if a training would begin at step 0 in silence, or end somewhere in Lightning."""
-    if "state_dict" in tree and "optimizer_states" not in tree:
-        raise UserError("it has weights only, with which no training goes on; give one that has all")
-    check_kinds(tree, TRAINING)
-    loop, own = tree["loops"]["fit_loop"], trainer.fit_loop.state_dict()
-    alike(own, loop, "loops/fit_loop")
-    for name in PROGRESS:
-        alike(own[name], loop[name], f"loops/fit_loop/{name}", whole=True)
-    for number, (config, state) in enumerate(zip(trainer.lr_scheduler_configs, tree["lr_schedulers"], strict=False)):
-        alike(config.scheduler.state_dict(), state, f"lr_schedulers/{number}")
-    for number, state in enumerate(tree["random_states"]):
-        with reading(VALUES, f"what it has of rank {number}'s random states is none"):
-            random_state.check(state)
 
 
 def _go_on_in_the_epoch(trainer: Trainer) -> bool:

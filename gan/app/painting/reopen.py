@@ -21,8 +21,7 @@ from datasets.loaders import alone
 from gan.app.run import folder, options
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import instead
-from gan.files.checkpoint import Share, averages_of, check_left_out, failing, load, load_module_state, read
-from gan.files.contents import need
+from gan.files.checkpoint import Share, check_left_out, load, load_module_state, read
 from gan.files.errors import Damaged, UserError, reason
 from gan.files.finite import NotFinite, as_made, named, of_players
 from gan.files.system import quoted
@@ -161,10 +160,8 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path, exactly: str | N
             f"{checkpoint} is of {whose} with players {who}; the run's settings make {type(game).__name__} with "
             f"players {', '.join(game.players)}; if its code has other names now, change them back"
         )
-    with failing(checkpoint):
-        state, _ = need(saved, "state_dict", dict), need(saved, "global_step", int)
-        averages = {name: (exactly != "raw" and averages_of(saved, name)) or {} for name in players}
-    left_out = saved.get("left_out", {})
+    averages = {name: (exactly != "raw" and each["ema"]) or {} for name, each in players.items()}
+    state, left_out = saved["state_dict"], saved.get("left_out", {})
     in_files = reopened(game, game.players.values(), saved)
     if exactly:
         _take_format(game.state_dict(keep_vars=True), state)

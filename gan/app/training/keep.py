@@ -16,7 +16,6 @@ from gan.app.run.folder import RunFolder
 from gan.app.training import start
 from gan.app.training.metrics import Spare, warn
 from gan.app.training.pace import between_steps
-from gan.files.contents import need, numbers
 from gan.files.errors import DiskError, UserError
 from strategies.checkpoint.folders import remove
 from strategies.processes.stopping import SIGNALS, Ending, Signals, tell
@@ -198,8 +197,7 @@ class Keep(Callback):
         return {"wrote": list(self.wrote or ())}
 
     def load_state_dict(self, state: dict[str, list[int]]) -> None:
-        self.wrote = list(need(state, "wrote", list, "callbacks/Keep/"))
-        numbers(self.wrote, "callbacks/Keep/wrote")
+        self.wrote = list(state["wrote"])
 
     def refuse_if_not_saved(self, first: bool) -> None:
         """Raise if the last save has failed. The first rank says it for all."""

@@ -20,7 +20,6 @@ from gan.app.training.train import strategy_of, trainer_of
 from gan.app.verifying import options
 from gan.app.verifying.records import SPREAD, Record, Recorded, Recorder, Tolerance, compare, distances
 from gan.files.checkpoint import load
-from gan.files.contents import need
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.runs import build
@@ -78,7 +77,7 @@ def train(
     run, first = build(settings.run, **now), 0
     if start is not None:
         Resumed(holding(start), settings.run, now).check(run, start)
-        first = need(load(start), "global_step", int)
+        first = load(start)["global_step"]
     recorder = Recorder(first + settings.steps, shaken and precision == "64")
     own = {"kind": Recorded, "recorder": recorder, "cluster_environment": LightningEnvironment()}
     trainer = trainer_of(

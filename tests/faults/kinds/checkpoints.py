@@ -9,13 +9,13 @@ from typing import Any
 
 from gan.files.disk import regular
 from gan.files.errors import UserError
-from gan.files.values import VALUES
+from gan.files.values import VALUES, unsealed
 from tests.faults import rules
 from tests.faults.case import Case
 from tests.faults.child import Ended
 from tests.faults.kinds.damage import damage_bytes, not_a_file
 from tests.faults.known import BY, LAST, made, reference, words
-from tests.support.saved import seal, seal_text, tensors, values_of
+from tests.support.saved import seal, tensors, values_of
 
 LEAVES: list[Any] = [None, 0, 1, -1, 10**18, 0.5, float("nan"), "", "a", [], {}, True, {"$tuple": []}, {"$set": [[]]}]
 LEAVES += [{"$tensor": ["values/random_states/0/torch", "U8", [3]]}, {"$share": ["x", "F32", [10**15]]}, {"$x": 1}]
@@ -26,7 +26,8 @@ HEADERS += ("no metadata", "no starts", "metadata", "list", "deep", "empty")
 def damaged_checkpoints(case: Case) -> None:
     """Damage one of a run's two checkpoints, and give the run to a command.
 
-    Sometimes whoever has damaged it knows the checksums too. No reader can notice that; all other rules hold.
+    Sometimes whoever has damaged the tensors' files knows the checksums too. No reader can notice that; all other
+    rules hold.
     """
     name = case.chance.choice(("faces", "faces", "sharded", "sharded", "folder"))
     run = case.copy(name)
@@ -40,16 +41,13 @@ def damaged_checkpoints(case: Case) -> None:
 
 
 def forge(checkpoint: Path) -> bool:
-    """Write new checksums of what is there. False if that is not what a checkpoint has."""
+    """Write new checksums of the tensors' files. False if they are no files, or if values.json is damaged."""
     try:
         for file in checkpoint.iterdir():
             regular(file)
-        text = (checkpoint / VALUES).read_bytes()
-        try:
-            seal(checkpoint)
-        except (ValueError, RecursionError):  # it is no JSON any more
-            seal_text(checkpoint, text)
-    except (OSError, OverflowError, MemoryError):
+        unsealed((checkpoint / VALUES).read_bytes())
+        seal(checkpoint)
+    except (UserError, OSError, OverflowError, MemoryError):
         return False
     return True
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player
 from gan.files.checkpoint import load
-from gan.files.errors import NOT_SO, UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy, random_state, turn
 from strategies.checkpoint.writing import save
 from strategies.micro_batches import deal_batch, join_batches, row_counts, rows, split_batch
@@ -251,27 +251,7 @@ def test_draws_go_on_where_they_were_after_a_checkpoint(tmp_path):
     expected = draw()
     assert draw() != expected
     state = load(tmp_path / "x.ckpt")["state"]
-    random_state.check(state)
     random_state.restore(state)
-    assert draw() == expected
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"torch": torch.zeros(3)},
-        {"numpy": ("MT19937", torch.zeros(3), 1, 0, 0.0)},
-        {"numpy": None},
-        {"python": (3, (None,) * 625, None)},
-        {"python": (3, (1,), None)},
-    ],
-)
-def test_what_is_no_state_is_noticed_before_anything_is_restored(change):
-    reseed(5)
-    expected = draw()
-    reseed(5)
-    with pytest.raises(NOT_SO):
-        random_state.check(random_state.capture() | change)
     assert draw() == expected
 
 
