@@ -54,55 +54,17 @@ def placement_of(choice: Mapping[str, Choice], ranks: int) -> Placement | None:
     typed = {player: each.ranks for player, each in choice.items() if each.ranks is not None}
     if not typed:
         return None
-    _check(choice, typed, ranks)
-    rest = sorted(set(range(ranks)).difference(*typed.values()))
-    unplaced = next((player for player, each in choice.items() if each.ranks is None), None)
-    training = next((each for each in typed.values() if 0 in each), None)
-    if training is None and unplaced is None:
-        raise UserError("nobody is on rank 0, and the first ranks train; type e.g. *=ddp@0-1")
-    if rest and unplaced is None:
+    parts = set(typed.values())
+    if len(typed) < len(choice):  # players without @ have what is left, which must be the first ranks
+        parts.add(range(ranks - sum(part.stop - part.start for part in parts)))
+    training, *others = sorted(parts, key=lambda part: part.start)
+    starts, stops = [part.start for part in (training, *others)], [part.stop for part in (training, *others)]
+    if not all(parts) or not others or [0, *stops] != [*starts, ranks]:
         raise UserError(
-            f"--strategy has nothing for rank{'s' if len(rest) > 1 else ''} {', '.join(map(str, rest))} of {ranks}; "
-            f"type --devices {ranks - len(rest)}, or give a player more ranks"
+            f"--strategy does not place {ranks} ranks: each must be in one part, players without @ have those that are "
+            f"left, and rank 0's part trains; type e.g. teacher=zero3@2-3,*=ddp@0-1"
         )
-    if training is not None and unplaced is not None:
-        where = ranks_as_typed(training)
-        raise UserError(
-            f"{_whose(unplaced)} has no ranks, and others have {where}; all players that learn train together: type "
-            f"{unplaced}={choice[unplaced]}@{where}"
-        )
-    if training is None:
-        training = range(rest[0], rest[-1] + 1)
-        if unplaced is not None and len(training) > len(rest):
-            raise UserError(
-                f"--strategy does not say on which ranks {_whose(unplaced)} is; type "
-                f"{unplaced}={choice[unplaced]}@0-1, with the ranks that train"
-            )
-    serving = {player: each for player, each in typed.items() if each != training}
-    if not serving:
-        raise UserError(f"all players are on ranks {ranks_as_typed(training)}; leave @{ranks_as_typed(training)} out")
-    return Placement(ranks, training, serving)
-
-
-def _check(choice: Mapping[str, Choice], typed: Mapping[str, range], ranks: int) -> None:
-    for player, own in typed.items():
-        if choice[player].policy == "dp":
-            raise UserError("strategy dp is for all players on all ranks; leave @... out, or type ddp")
-        if own.stop > ranks:
-            raise UserError(
-                f"{_whose(player)} is on rank{'s' if len(own) > 1 else ''} {ranks_as_typed(own)}, and there "
-                f"{'are' if ranks > 1 else 'is'} {ranks}, from 0 on; type --devices {own.stop}, or give other ranks"
-            )
-        for other, others in typed.items():
-            if own != others and set(own) & set(others):
-                raise UserError(
-                    f"{_whose(player)} is on ranks {ranks_as_typed(own)} and {_whose(other)} on "
-                    f"{ranks_as_typed(others)}; give both the same ranks, or ranks that do not overlap"
-                )
-
-
-def _whose(player: str) -> str:
-    return "what stands for all other players (*)" if player == "*" else f"player '{player}'"
+    return Placement(ranks, training, {player: own for player, own in typed.items() if own != training})
 
 
 def rounds(training: range, serving: range, number: int) -> list[tuple[int, bool]]:

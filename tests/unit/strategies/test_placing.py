@@ -120,28 +120,28 @@ def test_several_sets_serve_and_without_any_nothing_is_placed():
     assert placed("teacher=zero3,*=ddp", 4) is None
 
 
-NO_RANGES = ("", "a", "3-2", "1-", "-1", "1-b", "1.5")
-
-
 @pytest.mark.parametrize(
-    ("typed", "ranks", "words"),
+    ("typed", "ranks"),
     [
-        ("teacher=zero3@2-3,*=ddp", 2, "on ranks 2-3, and there are 2, from 0 on; type --devices 4"),
-        ("teacher=zero3@1,*=ddp", 1, "on rank 1, and there is 1, from 0 on; type --devices 2"),
-        ("teacher=zero3@2-3,*=ddp@0-1", 6, "nothing for ranks 4, 5 of 6; type --devices 4"),
-        ("teacher=zero3@0-1,*=ddp", 4, "all players that learn train together: type *=ddp@0-1"),
-        ("teacher=zero3@1-2,eye=ddp@2-3,*=ddp", 4, "give both the same ranks, or ranks that do not overlap"),
-        ("teacher=zero3@1,*=ddp", 4, "does not say on which ranks"),
-        ("zero3@0-1", 2, "leave @0-1 out"),
-        ("teacher=zero3@1,*=dp@0", 2, "dp is for all players on all ranks"),
-        ("teacher=zero3@1-2,*=ddp@3", 4, "on rank 0"),
-        *((f"teacher=zero3@{no_range},*=ddp", 4, "type e.g. zero3@2-3") for no_range in NO_RANGES),
+        ("teacher=zero3@2-3,*=ddp", 2),  # ranks that are not there
+        (f"teacher=zero3@2-{10**25},*=ddp", 4),
+        ("teacher=zero3@2-3,*=ddp@0-1", 6),  # ranks without a player
+        ("teacher=zero3@2-3,eye=ddp@0-1,*=ddp", 4),  # players without a rank
+        ("teacher=zero3@0-1,*=ddp", 4),  # the first ranks would serve
+        ("teacher=zero3@1-2,eye=ddp@2-3,*=ddp@0", 4),  # a rank in two parts
+        ("teacher=zero3@1,*=ddp", 4),  # ranks that are no neighbours
+        ("zero3@0-1", 2),  # nobody serves
     ],
 )
-def test_what_cannot_be_is_refused(typed, ranks, words):
-    with pytest.raises(UserError) as caught:
+def test_what_cannot_be_is_refused(typed, ranks):
+    with pytest.raises(UserError, match=f"--strategy does not place {ranks} ranks: .* type e.g. teacher=zero3@2-3"):
         placed(typed, ranks)
-    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("no_range", ["", "a", "3-2", "1-", "-1", "1-b", "1.5"])
+def test_what_is_no_range_is_refused(no_range):
+    with pytest.raises(UserError, match=r"type e.g. zero3@2-3"):
+        placed(f"teacher=zero3@{no_range},*=ddp", 4)
 
 
 @given(training=st.integers(1, 12), serving=st.integers(1, 6))
