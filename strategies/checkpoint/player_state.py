@@ -5,7 +5,6 @@ Each rank saves and loads its shares of the tensors, under the names that plain 
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -264,52 +263,23 @@ class LeftOut:
             digest = of_hosts[0][name]
             self.files[name] = {"path": str(files.path), "sha256": digest, "names": self.names[name]}
 
-    def check(self, checkpoint: Mapping[str, Any], shares: Mapping[Tensor, Share | None]) -> None:
-        """Raise if a checkpoint is of a run in which these weights had other values.
-
-        `shares` are this rank's shares of the sharded parameters.
-        """
+    def check(self, checkpoint: Mapping[str, Any]) -> None:
+        """Raise if a checkpoint is of a run in which these weights had other values, or were not left out."""
         ids = set(map(id, self.made.values()))
-        saved, noted = checkpoint["state_dict"], checkpoint.get("files", {})
-
-        def compare_files() -> None:
-            check_files(noted, self.of_players, {name: each["sha256"] for name, each in self.files.items()})
-            for player in self.of_players.keys() - noted.keys():
-                for name in self.names[player]:
-                    if name not in saved:
-                        raise UserError(f"the checkpoint has neither '{name}' nor its file; is it of another network?")
-                    weight = self.parameters[name]
-                    share = shares[weight] if weight in shares else Share.whole(weight)
-                    if share is not None and not _equals(share, saved[name]):
-                        raise UserError(
-                            f"the checkpoint has other values of '{name}' than {self.of_players[player].path}; leave "
-                            f"weights out for player '{player}'"
-                        )
-
-        def compare() -> None:
-            noted = dict(checkpoint.get("left_out", {}))
-            for name in self.made.keys() & saved.keys():  # saved before saved=False was typed
-                there = saved[name]
-                share = Share.whole(there.empty())
-                read({there: share})
-                noted[name] = checksum(share.tensor)
-            for name in self.made.keys() - noted.keys():
-                raise UserError(f"the checkpoint has neither '{name}' nor its checksum; is it of another network?")
-            check_left_out(self.game, {name: noted[name] for name in self.made})
-
-        if noted or self.of_players:
-            self.world.each(compare_files)
+        files, checksums = checkpoint.get("files", {}), checkpoint.get("left_out", {})
+        for player in self.of_players.keys() - files.keys():
+            raise UserError(f"the checkpoint was saved before weights= was typed for '{player}'; resume without it")
+        for name in self.made.keys() - checksums.keys():
+            raise UserError(f"the checkpoint was saved before saved=False was typed for '{name}'; resume without it")
+        check_files(files, self.of_players, {name: each["sha256"] for name, each in self.files.items()})
         if not self.made:
             return
+
+        def compare() -> None:
+            check_left_out(self.game, {name: checksums[name] for name in self.made})
+
         with ExitStack() as stack:
             for policy in self.policies.values():
                 if not ids.isdisjoint(map(id, policy.belongings.parameters.values())):
                     stack.enter_context(policy.gathered())
             self.world.each(compare)
-
-
-def _equals(share: Share, saved: SavedTensor) -> bool:
-    """Whether a checkpoint has the same values as this rank's share."""
-    there = replace(share, tensor=torch.empty_like(share.tensor, device="cpu", memory_format=torch.contiguous_format))
-    read({saved: there})
-    return torch.equal(there.tensor, share.tensor.cpu())

@@ -184,7 +184,7 @@ class State:
                 f"{', '.join(saved) or 'unknown'}; this game is {name} with players {', '.join(self.policies)}"
             )
         if strict:
-            self.left_out.check(checkpoint, self._shares())
+            self.left_out.check(checkpoint)
 
         def load_weights() -> None:
             unsaved = self.left_out.parameters
