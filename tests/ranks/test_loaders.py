@@ -214,13 +214,14 @@ def test_the_control_lightnings_sampler_differs(ranks):
     assert distance(found[0], fit(own, 1, "single")[1]) > BROKEN
 
 
-def warned(make):
+def warned(make, **how):
     """The first rank warns for all."""
-    advice = r"GlobalLoader\(dataset, sampler=your" if make is by_weights else r"GlobalLoader\(dataset, b"
-    words = rf"the training loader deals samples out one by one \(rank 0 gets 0, 2, 4, ...\), .* {advice}"
-    first = torch.distributed.get_rank() == 0
+    first, words = (
+        torch.distributed.get_rank() == 0,
+        r"each of the 2 ranks reads the .* return GlobalLoader\(dataset, b",
+    )
     with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext():
-        fit(make, 2, epochs=1)
+        fit(make, 2, epochs=1, **how)
 
 
 def by_weights():
@@ -242,10 +243,6 @@ class Endless(IterableDataset):
         return map(Own().__getitem__, range(SAMPLES))
 
 
-class Derived(DataLoader):
-    pass
-
-
 class Batches:
     """No loader of torch's."""
 
@@ -253,30 +250,22 @@ class Batches:
         return iter(lightnings())
 
 
-ALONE = {
-    "stream Endless": (lambda: DataLoader(Endless(), BATCH // 2), r"GlobalStream\(stream"),
-    "Batches": (Batches, r"GlobalStream\(stream"),
-    "Derived": (lambda: Derived(Own(), BATCH // 2), r"GlobalLoader\(dataset"),
-    "DataLoader": (lambda: DataLoader(Own(), batch_sampler=[[0, 1], [2, 3]]), r"GlobalLoader\(dataset, sampler="),
-}
+def streamed_by_torch():
+    return DataLoader(Endless(), BATCH // 2)
 
 
-def warned_of_a_loader(what):
-    make, advice = ALONE[what]
-    first = torch.distributed.get_rank() == 0
-    words = f"each of the 2 ranks reads the {what} by itself, so training differs .* return {advice}"
-    with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext():
-        fit(make, 2, epochs=1, deals=False)
+def in_batches():
+    return DataLoader(Own(), batch_sampler=[[0, 1], [2, 3]])
 
 
-@pytest.mark.parametrize("what", ALONE)
-def test_what_each_rank_reads_by_itself_is_named(what, ranks):
-    ranks(2).run(warned_of_a_loader, what)
+@pytest.mark.parametrize("make", [streamed_by_torch, in_batches, Batches])
+def test_what_each_rank_reads_by_itself_is_named(make, ranks):
+    ranks(2).run(warned, make, deals=False)
 
 
 def silent(make):
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*training differs from one device")
+        warnings.filterwarnings("error", message=".*training may differ from one device")
         fit(make, 2, epochs=1)
 
 
