@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from gan.files.errors import UserError
 from gan.phase import Player
 from strategies import private
-from strategies.optimizers import Updater, plain_items
+from strategies.optimizers import Updater
 from strategies.random_state import untouched
 
 HOW = {"foreach", "fused", "capturable", "differentiable"}  # how an optimizer computes: as in the checkpoint
@@ -43,16 +43,17 @@ def check_made(player: Player, updater: Updater, then: Mapping[str, Any]) -> Non
 
 
 def go_on(player: Player, updater: Updater, then: Mapping[str, Any]) -> str:
-    """Let what a checkpoint has filled go on with the numbers that are made now. Returns what has changed, in words.
+    """Let what a checkpoint has filled go on with the numbers that are made now. Returns a sentence that says so.
 
     A number that was as made becomes the new one. A learning rate that a hook has moved is scaled. If a schedule is
     made otherwise, it goes where one that is made now would be after as many steps: to change its numbers in the
     middle would give rates of neither.
     """
     now, groups, schedule = updater.made, updater.optimizer.param_groups, updater.schedule
-    loaded, said, how = [plain_items(group) for group in groups], [], ""
+    changed: list[str] = []
     for group, before, made in zip(groups, then["groups"], now["groups"], strict=False):
         for name in _made_otherwise(before, made):
+            changed.append(name)
             if group.get(name) == before[name]:
                 _put(group, name, made[name])
             elif name == "lr" and before[name]:
@@ -60,15 +61,9 @@ def go_on(player: Player, updater: Updater, then: Mapping[str, Any]) -> str:
     moved = _made_otherwise(then["state"], now["state"])
     if schedule is not None and moved and all("lr" in made for made in now["groups"]):
         _replay(player, updater, schedule)
-        how = f"where its {now['schedule']}, as it is made now, would be"
-        said = [_words(name, then["state"][name], now["state"][name]) for name in moved if _has_words(name)]
-    for group, before, made in zip(groups, loaded, now["groups"], strict=True):
-        after = plain_items(group)
-        names = [name for name in made if after.get(name) != before.get(name)]
-        said = [*(_words(name, before[name], after[name]) for name in names), *said]
-    what = ", ".join(dict.fromkeys(said))
-    begin = f"player '{player.name}' goes on {how or 'with'}{': ' if how and what else ' '}{what}"
-    return begin.rstrip() if how or what else ""
+        changed.append(now["schedule"])
+    what = ", ".join(dict.fromkeys(changed))
+    return f"player '{player.name}' goes on with {what} as made now, and otherwise than before" if what else ""
 
 
 def _replay(player: Player, updater: Updater, schedule: LRScheduler) -> None:
@@ -101,12 +96,3 @@ def _put(group: dict[str, Any], name: str, value: Any) -> None:
 
 def _made_otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [name for name in now if name in before and before[name] != now[name] and name not in HOW]
-
-
-def _has_words(name: str) -> bool:
-    return name != "base_lrs" and not name.startswith("_")
-
-
-def _words(name: str, before: Any, now: Any) -> str:
-    one, other = (f"{value:g}" if isinstance(value, float) else str(value) for value in (now, before))
-    return f"{name} {one} ({other} until now)"

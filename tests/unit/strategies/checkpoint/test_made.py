@@ -71,6 +71,10 @@ def lr(groups):
     return [group["lr"] for group in groups]
 
 
+def said(what):
+    return f"player 'generator' goes on with {what} as made now, and otherwise than before"
+
+
 # ---- numbers ----
 
 
@@ -78,8 +82,7 @@ def lr(groups):
 def test_the_numbers_that_are_made_now_count_and_are_said(goes_on):
     groups, _, heard = goes_on(Made(), Made(partial(Adam, lr=1e-4, betas=(0.5, 0.9), weight_decay=0.1)))
     assert (groups[0]["lr"], groups[0]["betas"], groups[0]["weight_decay"]) == (1e-4, (0.5, 0.9), 0.1)
-    said = "lr 0.0001 (0.01 until now), betas (0.5, 0.9) ((0.9, 0.999) until now), weight_decay 0.1 (0 until now)"
-    assert heard == [f"player 'generator' goes on with {said}"]
+    assert heard == [said("lr, betas, weight_decay")]
 
 
 def test_each_group_has_its_own(goes_on):
@@ -88,13 +91,13 @@ def test_each_group_has_its_own(goes_on):
 
     groups, _, heard = goes_on(Made(partial(two, 1e-2)), Made(partial(two, 1e-4)))
     assert lr(groups) == [1e-4, 1e-3]
-    assert heard == ["player 'generator' goes on with lr 0.0001 (0.01 until now)"]
+    assert heard == [said("lr")]
 
 
 def test_a_learning_rate_that_a_hook_has_moved_is_scaled(goes_on):
     groups, _, heard = goes_on(Made(factor=0.5), Made(SLOW, factor=0.5))
     assert lr(groups) == pytest.approx([1e-4 * 0.5**6])
-    assert heard == ["player 'generator' goes on with lr 6.25e-06 (0.000625 until now)"]
+    assert heard == [said("lr")]
 
 
 @pytest.mark.parametrize("how", [{}, {"schedule": partial(StepLR, step_size=2)}, {"factor": 0.5}])
@@ -135,38 +138,25 @@ def inverse(update):
 
 
 OTHERS = {
-    "StepLR": (
-        partial(StepLR, step_size=2),
-        partial(StepLR, step_size=3, gamma=0.5),
-        "lr 0.005 (0.0001 until now), step_size 3 (2 until now), gamma 0.5 (0.1 until now)",
-    ),
-    "CosineAnnealingLR": (
-        partial(CosineAnnealingLR, T_max=4),
-        partial(CosineAnnealingLR, T_max=8),
-        "lr 0.005 (0 until now), T_max 8 (4 until now)",
-    ),
-    "MultiStepLR": (
-        partial(MultiStepLR, milestones=[3]),
-        partial(MultiStepLR, milestones=[5]),
-        "lr 0.01 (0.001 until now), milestones Counter({5: 1}) (Counter({3: 1}) until now)",
-    ),
+    "StepLR": (partial(StepLR, step_size=2), partial(StepLR, step_size=3, gamma=0.5)),
+    "CosineAnnealingLR": (partial(CosineAnnealingLR, T_max=4), partial(CosineAnnealingLR, T_max=8)),
+    "MultiStepLR": (partial(MultiStepLR, milestones=[3]), partial(MultiStepLR, milestones=[5])),
     "OneCycleLR": (
         partial(OneCycleLR, max_lr=1e-2, total_steps=100),
         partial(OneCycleLR, max_lr=1e-3, total_steps=100),
-        "lr 8.43638e-05 (0.000843638 until now)",
     ),
-    "SequentialLR": (partial(warm, 3), partial(warm, 5), "lr 0.0082 (0.009 until now)"),
-    "ChainedScheduler": (partial(chained, 0.9), partial(chained, 0.5), "lr 0.000625 (0.006561 until now)"),
+    "SequentialLR": (partial(warm, 3), partial(warm, 5)),
+    "ChainedScheduler": (partial(chained, 0.9), partial(chained, 0.5)),
 }
 
 
 @pytest.mark.promise("`--resume` with other settings, or from another folder")
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_schedule_goes_where_one_that_is_made_now_would_be(name, goes_on):
-    before, now, said = OTHERS[name]
+    before, now = OTHERS[name]
     groups, _, heard = goes_on(Made(schedule=before), Made(schedule=now))
     assert lr(groups) == lr(goes_on.unbroken(Made(schedule=now))[0])
-    assert heard == [f"player 'generator' goes on where its {name}, as it is made now, would be: {said}"]
+    assert heard == [said(name)]
 
 
 @pytest.mark.parametrize("schedule", [partial(StepLR, step_size=2), partial(LambdaLR, lr_lambda=inverse)])
@@ -188,9 +178,7 @@ def test_a_schedule_may_ask_what_the_game_remembers(goes_on):
 
     groups, _, heard = goes_on(Lowered(ADAM), Lowered(SLOW))
     assert lr(groups) == [5e-5]
-    assert heard == [
-        "player 'generator' goes on where its LambdaLR, as it is made now, would be: lr 5e-05 (0.005 until now)"
-    ]
+    assert heard == [said("lr, LambdaLR")]
 
 
 def test_a_learning_rate_in_a_tensor_counts_too(goes_on):
