@@ -49,19 +49,6 @@ def check_ranks(choice: Mapping[str, Choice], ranks: int, placement: Placement |
             )
 
 
-def check_groups(choice: Mapping[str, Choice], ranks: int) -> None:
-    """Refuse groups into which so many ranks cannot be parted, before the network is known."""
-    for each in choice.values():
-        several = each.options.get("schedule") == "interleaved"  # stages on each rank: `stages` counts no ranks
-        for option in ("hybrid",) if several else ("hybrid", "stages"):
-            size = each.options.get(option)
-            if size is not None and ranks % size:
-                raise UserError(
-                    f"{ranks} ranks cannot be parted into groups of {size}, as '{each}' asks; type "
-                    f"{each.policy}+{option}:N with an N that divides {ranks}, or other --devices"
-                )
-
-
 def assign(
     choice: Mapping[str, Choice],
     game: GanModule,

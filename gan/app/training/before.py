@@ -12,7 +12,7 @@ from gan.app.run.options import nodes
 from gan.files.errors import UserError
 from gan.files.system import cores, quoted, resource
 from strategies import PhaseStrategy
-from strategies.assignment import check_groups, check_ranks
+from strategies.assignment import check_ranks
 from strategies.placing.placement import placement_of
 
 FILES = 256  # open files of a rank: its libraries, logs, checkpoint, connections to a few others
@@ -71,8 +71,6 @@ def check(settings: Namespace, strategy: PhaseStrategy, devices: int, on_cpu: bo
         ranks = devices * most
         placement = placement_of(strategy.choice, ranks)
         check_ranks(strategy.choice, ranks, placement)
-        if placement is None:
-            check_groups(strategy.choice, ranks)
         if ":" not in settings.run and isinstance(batch, int):  # an own run may mean something else by it
             check_divides(batch, ranks if placement is None else len(placement.training), "batch", "--batch-size ")
     data = settings.get("data")

@@ -50,10 +50,8 @@ def test_what_can_be_trained_is_not_refused(check, tmp_path):
         ("--batch-size 16", 3, "batch 16 is not divisible by 3 ranks; try --batch-size 15 or --batch-size 18"),
         ("--batch-size 6 --nodes 2", 2, "batch 6 is not divisible by 4 ranks"),
         ("--batch-size 7 --strategy generator=zero3@2-3,*=ddp@0-1", 4, "batch 7 is not divisible by 2 ranks"),
-        ("--strategy generator=zero3@2-3,*=ddp@0-1", 2, "is on ranks 2-3, and there are 2, .* type --devices 4"),
+        ("--strategy generator=zero3@2-3,*=ddp@0-1", 2, "--strategy does not place 2 ranks: "),
         ("--strategy generator=single,*=ddp", 2, "trains on one device and there are 2 ranks"),
-        ("--strategy zero3+hybrid:3", 4, r"4 ranks .* groups of 3, as 'zero3\+hybrid:3' asks; type zero3\+hybrid:N"),
-        ("--strategy pipeline+stages:3", 4, r"groups of 3, .* type pipeline\+stages:N with an N that divides 4"),
     ],
 )
 def test_what_cannot_be_is_refused(typed, devices, words, check):
