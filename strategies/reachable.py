@@ -4,19 +4,17 @@
 From the game: attributes of modules and of other objects, items of lists, dicts, sets, deques and tuples, closures and
 defaults of functions, attributes of the author's classes, and the globals that the author's functions name. Each object
 is found once, whatever names it has. Not searched: functions and classes of installed packages, data sets and loaders,
-optimizers, Lightning's machinery and ours.
+optimizers, Lightning's machinery and ours. Not seen: the content of objects in which nobody keeps state, such as a
+ContextVar, an array.array, a bytearray or a StringIO.
 """
 
 import random
 import sys
 import sysconfig
-from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from copy import deepcopy
 from functools import cache, partial
-from io import BytesIO, StringIO
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -123,10 +121,8 @@ class Reachable:
         elif isinstance(value, MethodType | partial | property | staticmethod | classmethod):
             parts = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
             yield from (("", getattr(value, part)) for part in parts if hasattr(value, part))
-        elif isinstance(value, CellType | ContextVar):
-            content = content_of(value)
-            assert content is not None
-            yield "", content.read(value)
+        elif isinstance(value, CellType):
+            yield "", _in_cell(value)
         elif isinstance(value, type | ModuleType):
             if self._own(value.__module__ if isinstance(value, type) else value.__name__):
                 own = vars(value)  # also methods such as __call__
@@ -241,18 +237,15 @@ def _fill_dict(value: dict[Any, Any], before: Mapping[Any, Any]) -> None:
         kind.update(value, before)
 
 
+def _in_cell(cell: CellType) -> Any:
+    return EMPTY if cell == EMPTY else cell.cell_contents
+
+
 def _fill_cell(cell: CellType, before: Any) -> None:
     if before is not EMPTY:
         cell.cell_contents = before
     elif cell != EMPTY:
         del cell.cell_contents
-
-
-def _value_of(variable: ContextVar) -> Any:
-    try:
-        return variable.get()
-    except LookupError:
-        return EMPTY
 
 
 def _fill_cache(kept: Any, misses: int) -> None:
@@ -282,13 +275,10 @@ CONTENTS: dict[type | tuple[type, ...], Content] = {
     random.Random: _state("state"),
     OrderedDict: Content(lambda value: dict(OrderedDict.items(value)), _fill_dict),
     dict: Content(lambda value: dict(dict.items(value)), _fill_dict),
-    array: Content(list, lambda value, before: value.__setitem__(slice(None), array(value.typecode, before))),
-    (list, bytearray): Content(list, _filler(lambda value, before: value.extend(before))),
+    list: Content(list, _filler(list.extend)),
     deque: Content(list, _filler(deque.extend)),
     set: Content(list, _filler(set.update)),
     CACHE: Content(lambda kept: kept.cache_info().misses, _fill_cache),
     (Optimizer, LRScheduler): Content(lambda value: deepcopy(value.state_dict()), _fill_state),  # not a player's
-    (StringIO, BytesIO): Content(lambda file: file.__getstate__(), lambda file, state: file.__setstate__(state)),
-    ContextVar: Content(_value_of, lambda var, before: before is EMPTY or var.set(before)),
-    CellType: Content(lambda cell: EMPTY if cell == EMPTY else cell.cell_contents, _fill_cell),
+    CellType: Content(_in_cell, _fill_cell),
 }

@@ -4,9 +4,7 @@ import copy
 import pickle
 import random
 import warnings
-from array import array
 from collections import Counter, OrderedDict, defaultdict
-from contextvars import ContextVar
 from unittest import mock
 
 import numpy as np
@@ -24,8 +22,6 @@ from tests.ranks.test_check import One, Reaching
 from tests.support import duel
 from tests.support.parity import EXACT, Whole, distance, equals, often, trainer
 from tests.support.saved import Saves
-
-VARIABLE = ContextVar("variable", default=0.0)
 
 
 class Slot:
@@ -56,7 +52,7 @@ class Remembering(Reaching):
         self.moving, self.table, self.pairs = torch.zeros(()), np.zeros((2, 2), np.float32), [("a", 0.0)]
         self.register_buffer("fading", torch.ones(()), persistent=False)
         self.fakes = self.alias = []
-        self.legacy, self.typed, self.slots = np.random.RandomState(3), array("d", [1.0]), Slots()
+        self.legacy, self.slots = np.random.RandomState(3), Slots()
 
     def play(self, batch):
         if self.step > 0 and "order" not in vars(self):
@@ -67,9 +63,7 @@ class Remembering(Reaching):
             self.tally["steps"] += 1
             self.lists[self.step].append(0.01)
             self.one[0] += 0.1
-        self.typed[0] *= 0.9
         self.slots.tick()
-        VARIABLE.set(VARIABLE.get() + 0.1)
         out = self.net(batch["x"])
         self.moving = 0.9 * self.moving + 0.1
         self.table = self.table + 1
@@ -83,7 +77,7 @@ class Remembering(Reaching):
         )
         if self.step > 0:
             factor = factor + next(iter(self.order.values())) + self.tally["steps"] + self.two[0] + len(self.lists)
-        factor = factor + self.legacy.rand() + self.typed[0] + self.slots.count() + VARIABLE.get()
+        factor = factor + self.legacy.rand() + self.slots.count()
         return super().play(batch) * (1 + 0.1 * factor) + out.mean() * self.late["steps"][1]
 
 
@@ -91,7 +85,6 @@ def fit(game, policy, world, steps, path=None, resume=None):
     for each in game.__mro__:
         if "made" in vars(each):  # a base, which another test may have trained in this process or on the ranks
             del each.made
-    VARIABLE.set(0.0)
     return duel.fit(game, policy, world, steps, path, resume)
 
 
