@@ -107,9 +107,7 @@ class Parser(jsonargparse.ArgumentParser):
             close = [name for name in known if name == ELSEWHERE.get(typed) or name.startswith(typed)]
             close = close or difflib.get_close_matches(typed, known, 1)
             if typed == "--data" and "--run" in known:
-                message = (
-                    "--data belongs to a run that takes files: name that first: gan.fit stylegan2 --data DIR"
-                )
+                message = "--data belongs to a run that takes files: name that first: gan.fit stylegan2 --data DIR"
             elif close:
                 message = f"unknown option {typed}; did you mean {' or '.join(close)}?"
         word = re.match(r"unrecognized arguments: ([^\s-]\S*)", message)
