@@ -6,15 +6,13 @@ from gan.bench.grid import GridBenchmark
 from gan.bench.harness import Benchmark
 from gan.bench.loading import LoadingBenchmark
 from gan.bench.peers import PeersBenchmark
-from gan.bench.saving import SavingBenchmark
 from gan.bench.sean import SeanBenchmark
 from gan.bench.speed import SpeedBenchmark
 from gan.files.errors import UserError
 from gan.files.system import LINUX
 
 BENCHMARKS: dict[str, type[Benchmark]] = {
-    each.name: each
-    for each in (SeanBenchmark, LoadingBenchmark, SavingBenchmark, PeersBenchmark, GridBenchmark, SpeedBenchmark)
+    each.name: each for each in (SeanBenchmark, LoadingBenchmark, PeersBenchmark, GridBenchmark, SpeedBenchmark)
 }
 
 
