@@ -4,7 +4,6 @@ from gan.app.command import command
 from gan.app.outputs import run
 from gan.bench.grid import GridBenchmark
 from gan.bench.harness import Benchmark
-from gan.bench.loading import LoadingBenchmark
 from gan.bench.peers import PeersBenchmark
 from gan.bench.sean import SeanBenchmark
 from gan.bench.speed import SpeedBenchmark
@@ -12,7 +11,7 @@ from gan.files.errors import UserError
 from gan.files.system import LINUX
 
 BENCHMARKS: dict[str, type[Benchmark]] = {
-    each.name: each for each in (SeanBenchmark, LoadingBenchmark, PeersBenchmark, GridBenchmark, SpeedBenchmark)
+    each.name: each for each in (SeanBenchmark, PeersBenchmark, GridBenchmark, SpeedBenchmark)
 }
 
 

@@ -1,13 +1,10 @@
-"""The benchmark command finds its benchmarks and lists them; those of loading and the grid."""
+"""The benchmark command finds its benchmarks and lists them; the grid's table and file."""
 
 import csv
-import re
 
 import pytest
-import torch
 
 from gan.bench import __main__ as bench
-from gan.bench import loading
 from gan.files.errors import UserError
 
 
@@ -41,25 +38,6 @@ def test_it_says_what_there_is(argv, code, capsys):
 def test_a_name_that_there_is_not_is_refused(capsys):
     assert bench.main(["seen"]) == 2
     assert "there is no benchmark 'seen'" in capsys.readouterr().err
-
-
-# ---- loading ----
-
-
-def test_it_prints_a_figure_for_every_step_and_number_of_workers(capsys, monkeypatch):
-    monkeypatch.setattr(loading, "WORKERS", (0, 1))
-    threads = torch.get_num_threads()
-    assert loading.LoadingBenchmark(["--size", "16", "--stored", "64", "--pictures", "9"]).main() == 0
-    said = capsys.readouterr().out
-    assert "9 pictures, JPEG of 64 px" in said and "to 16 px" in said
-    for line in ("decode the picture", "resize the picture, bicubic", "all, with the cut of 286 to 256"):
-        milliseconds, rate = re.search(rf"^{line} +([\d.]+) +(\d+)$", said, re.MULTILINE).groups()
-        assert float(milliseconds) * int(rate) == pytest.approx(1000, rel=0.2)
-    for workers in (0, 1):
-        rate, each = re.search(rf"^{workers} workers +[\d.]+ +(\d+) +(\d+)$", said, re.MULTILINE).groups()
-        assert int(rate) > 0 and rate == each
-    assert len(re.findall(r"^(?:first|second) start +[\d.]+ +\d+$", said, re.MULTILINE)) == 2
-    assert torch.get_num_threads() == threads
 
 
 # ---- grid ----
