@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
@@ -120,7 +119,6 @@ def planned(run: str, settings: Mapping[str, Any], cell: Cell) -> Figures:
 # ---- one rank ----
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-SCHEDULER = Path("/proc/thread-self/schedstat")
 
 
 class Clock:
@@ -135,29 +133,24 @@ class Clock:
         ctypes.CDLL(None).malloc_trim(0)
         if RESET.exists():  # else the peak is that of all steps
             RESET.write_text("5")
-        self.began = self._now()
+        self.began = _now()
 
     def end(self, trainer: Trainer, _: Any) -> None:
-        """Of the seconds, `queued` are those for a core that others used, `waited` those for ranks and messages."""
-        seconds, computed, queued = (after - before for before, after in zip(self.began, self._now(), strict=True))
         self.found = {
-            "seconds": seconds,
-            "waits": max(0.0, seconds - computed - queued) / seconds,
-            "no core": queued / seconds,
+            "seconds": _now() - self.began,
             "peak": max(0, _memory("VmHWM:") - self.resident),
             "payload": self.payload.total,
         }
-        self.found["work"] = seconds * (1 - self.found["waits"] - self.found["no core"])
         for policy in phase_strategy(trainer).policies.values():
             for pipe in policy.pipes if isinstance(policy, Pipeline) else ():
                 self.found["bubble"] = bubble(pipe.size, pipe.chunks or 2 * pipe.size, pipe.stages // pipe.size)
 
-    def _now(self) -> tuple[float, float, float]:
-        """The time, after all ranks have arrived here; this thread's own time, and its time without a core."""
-        if dist.is_initialized():
-            dist.barrier()
-        queued = int(SCHEDULER.read_text().split()[1]) / 1e9 if SCHEDULER.exists() else 0.0
-        return time.perf_counter(), time.thread_time(), queued
+
+def _now() -> float:
+    """The time, after all ranks have arrived here."""
+    if dist.is_initialized():
+        dist.barrier()
+    return time.perf_counter()
 
 
 def _memory(name: str) -> int:
@@ -183,5 +176,4 @@ def play(cell: Cell, run: str, settings: Mapping[str, Any], warm: int, steps: in
 def together(ranks: Sequence[Figures], pictures: int) -> Figures:
     """The figures of a cell by those of its ranks, which have trained on so many pictures."""
     most = {key: max(rank[key] for rank in ranks) for key in ranks[0]}
-    means = {key: mean(rank[key] for rank in ranks) for key in ("waits", "no core")}
-    return {**most, **means, "rate": pictures / most["seconds"], "memory": max(1, most["peak"])}
+    return {**most, "rate": pictures / most["seconds"], "memory": max(1, most["peak"])}

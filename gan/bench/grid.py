@@ -2,14 +2,8 @@
 
 of one      pictures a second, as a part of those of one process of one thread that plays the same parts one after
             another; the median of all rounds, and the least and the most of them
-fastest     the same of the fastest round of each, for a machine that others use too
-of its best as of one, but of one process with the fastest number of parts
-work        how long the rank computes that computes longest, as a part of one process: without waiting for others or
-            for a core, so other users of the machine hardly change it
 memory      the peak of a rank above what it had before the game was made, as a part of one process's, and in MB
 bubble      the share of a pass through the pipeline in which a rank must wait, by the schedule
-waits       the share of the time in which a rank waits for others and their messages
-no core     the share in which it could compute, but others have the cores: more than a little spoils the figures
 payload     the bytes that a rank gives to collectives and messages, or gets from them, in a step
 planned     the peak and the payload that gan.plan says. A plan counts tensors; the measured peak also has what torch,
             gloo and the allocator keep, and a plan of a pipeline counts all of a rank's activations, as if it had no
@@ -22,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from operator import truediv
 from pathlib import Path
-from statistics import median, median_high
+from statistics import median_high
 from typing import Any
 
 from jsonargparse import Namespace
@@ -55,15 +49,10 @@ COLUMNS = {  # by their names in grid.csv
     "of_one": Column("of one", ".2f", key="rate", against=truediv),
     "of_one_least": Column("least", ".2f", key="rate", against=truediv, over=min),
     "of_one_most": Column("most", ".2f", key="rate", against=truediv, over=max),
-    "of_one_fastest": Column("fastest", ".2f"),
-    "of_its_best": Column("of its best", ".2f"),
-    "work_of_one": Column("work", ".2f", key="work", against=truediv),
     "memory_of_one": Column("memory", ".2f", key="memory", against=truediv),
     "pictures_per_second": Column("pictures/s", ".1f", key="rate"),
     "peak_memory_bytes": Column("MB", ".0f", 1e6, "peak", over=median_high),
     "bubble": Column("bubble", ".0%"),
-    "waits": Column("waits", ".0%"),
-    "no_core": Column("no core", ".0%"),
     "payload_bytes": Column("payload, kB", ".1f", 1e3, "payload", over=median_high),
     "planned_peak_bytes": Column("planned MB", ".0f", 1e6, "planned peak", over=median_high),
     "planned_payload_bytes": Column("planned kB", ".1f", 1e3, "planned payload", over=median_high),
@@ -147,17 +136,6 @@ class GridBenchmark(RunBenchmark[Cell]):
     def named(self, cell: Cell) -> str:
         parts = f"{cell.batch_size} in {cell.parts} {'part' if cell.parts == 1 else 'parts'}"
         return f"{cell.typed} on {cell.processes}, {parts}"
-
-    def value(self, cell: Cell, column: Column) -> Any:
-        """Two columns are compared in ways of their own: the fastest rounds, and the best number of parts."""
-        rates, one = self.values(cell, "rate"), self.values(cell.one, "rate")
-        if column.title == "fastest":
-            return max(rates) / max(one) if rates and one else None
-        if column.title == "of its best":
-            ones = [each for each in self.measured if each == each.one and each.batch_size == cell.batch_size]
-            ones = [self.values(each, "rate") for each in ones]
-            return median(map(truediv, rates, map(max, zip(*ones, strict=True)))) if rates and ones else None
-        return super().value(cell, column)
 
     def heading(self) -> str:
         own = f"{short_name(self.settings.run)}: processes of one thread on {cores()} cores"
