@@ -29,7 +29,6 @@ from gan.sound import Sound
 
 COARSE = 16  # the size at which pictures are compared with training pictures
 SPECK = 0.002  # a region of a smaller share of its picture gets no row
-SAME = 5e-4  # pictures that differ by less are the same one: this would be shown as 0.0 %
 PALE = "Pale: as logged. Full: the running mean over a twentieth of the curve."
 WELL = (
     "told_apart: the share of pairs in which a picture scores above a fake, 50 % is guessing. memorised: the same of "
@@ -174,8 +173,8 @@ def legend(opened: SavedRun, count: int = SHOWN) -> Table:
 def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int = 3) -> Table:
     """Pictures that the run made, each with the training pictures most like it: are they copies?
 
-    Pictures are compared at 16 x 16 pixels. The same distance is measured for held-out pictures, which cannot be
-    copies: it says what distance is usual.
+    Pictures are compared at 16 x 16 pixels. The same distance is measured for held-out pictures, which the run has not
+    learned from: it says what distance is usual.
     """
     if not has_numbers(opened.run.data):
         return Table(note=NO_NUMBERS)
@@ -192,7 +191,6 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
     )
     distances = _distances(_coarse(made), known)
     usual = _distances(_coarse(torch.cat([batch[kind] for kind in kinds])), known).amin(1)
-    twice, usual = usual < SAME, usual[usual >= SAME]
 
     near = distances.topk(min(show, len(places)), largest=False)
     rows = [Row("made", list(map(sample_cell, made)))]
@@ -203,22 +201,10 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
             cells.append(sample_cell(to_tensors(as_item(train[index]))[kind], f"no. {index}: {distance:.1%}"))
         rows.append(Row(f"nearest {rank + 1}", cells))
 
-    closest = distances.amin(1)
     note = (
         f"Made pictures and the most like them among {len(chosen):,} of {len(train):,} training samples. They are "
-        f"{closest.median():.1%} away (median), the nearest {closest.min():.1%}. "
+        f"{distances.amin(1).median():.1%} away (median), and held-out pictures {usual.median():.1%}."
     )
-    if twice.any():
-        note += f"Of {len(twice)} held-out pictures {twice.sum()} are among these too: the data have duplicates. "
-    if len(usual):
-        note += (
-            f"Held-out pictures, which cannot be copies, are {usual.median():.1%} away, the nearest {usual.min():.1%}. "
-        )
-        note += (
-            "One is much nearer than any of those: look whether it is a copy."
-            if closest.min() < usual.min() / 2
-            else "None is much nearer than those, so nothing points to copies."
-        )
     return Table([f"picture {number}" for number in range(len(made))], rows, note)
 
 
@@ -237,31 +223,21 @@ def exchange(
         others = [number for number in range(len(painter.val)) if number != subject][:6]
     picture, sources = painter.picture(str(subject)), [painter.picture(str(other)) for other in others]
     own, styles = painter.styles(picture), [painter.styles(source) for source in sources]
-    plain = painter.paint(picture, own)
 
     # A row a region. Its first cell shows where the region is. A picture without the region has no style to give.
     rows = [Row("the picture", [sample_cell(each.image) for each in (picture, *sources)])]
-    inside, outside = [], []
     for region in _by_area(picture)[:most]:
-        here = picture.label == region
-        cells = [sample_cell(picture.spotlight(region))]
-        for other in styles:
-            if not other.present[region]:
-                cells.append(Cell("has none"))
-                continue
-            made = painter.paint(picture, own.taking(other, [region]))
-            moved = (made - plain).abs().mean(0) / 2
-            inside.append(moved[here].mean())
-            outside.append(moved[~here].mean())
-            cells.append(sample_cell(made))
-        rows.append(Row(painter.label_names[region], cells, grids.colour(region)))
+        cells = [
+            sample_cell(painter.paint(picture, own.taking(other, [region])))
+            if other.present[region]
+            else Cell("has none")
+            for other in styles
+        ]
+        where = sample_cell(picture.spotlight(region))
+        rows.append(Row(painter.label_names[region], [where, *cells], grids.colour(region)))
     whole = [painter.paint(picture, own.taking(other, other.present.nonzero().flatten().tolist())) for other in styles]
-    rows.append(Row("all regions", [sample_cell(plain), *map(sample_cell, whole)]))
-
+    rows.append(Row("all regions", list(map(sample_cell, [painter.paint(picture, own), *whole]))))
     note = f"Picture {picture.title} with the style of one region taken from another picture."
-    if inside:
-        near, far = (torch.stack(parts).nanmean() for parts in (inside, outside))
-        note += f" On average this moved the region's own pixels by {near:.1%} and the others by {far:.2%}."
     return Table([f"picture {picture.title}", *(f"style of picture {each.title}" for each in sources)], rows, note)
 
 
