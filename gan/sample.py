@@ -70,7 +70,7 @@ ACTIONS = {
     "transfer": "Paint some pictures in the styles of others, or in those of some regions only.",
     "repaint": "Paint a picture again after its label map was edited.",
     "save-styles": "Write styles, of a picture or the mean, to a file, to be used wherever styles are asked for.",
-    "save-labels": "Write the label map of a picture as a palette PNG to paint on, and what its colours mean.",
+    "save-labels": "Write the label map of a picture as a palette PNG to paint on, and say what its colours mean.",
 }
 
 Frames = restricted_number_type("Frames", int, [(">=", 2)])

@@ -61,6 +61,7 @@ def test_raw_weights_draw_others_than_the_average_into_a_file_of_their_own(tmp_p
 def test_a_mask_is_not_written_over_by_what_is_painted_of_it(here, tmp_path, capsys):
     mask = tmp_path / "mine.png"
     assert sample.main(["auto", "save-labels", "--picture", "1", "-o", str(mask)]) == 0
+    assert re.search(r"^  0 #[0-9a-f]{6} background$", capsys.readouterr().out, re.MULTILINE)
     before = mask.read_bytes()
     assert sample.main(["auto", "repaint", "--picture", "1", "--label", str(mask), "-o", str(mask)]) == 2
     assert "is read and would be written over; type -o and another name" in capsys.readouterr().err

@@ -327,10 +327,9 @@ class Paintings(Shown):
             raise UserError(f"a palette PNG has 256 colours and this run knows {len(names)} labels")
         label = self.painter.picture(str(picture)).label
         path = Path(file or self.path(file_name("labels", words(picture)), ".png"))
-        legend = path.with_name(f"{path.stem}-legend.png")
         save_png(grids.label_png(label, len(names)), path)
-        save_png(grids.legend(dict(enumerate(names))), legend)
-        return [path, legend]
+        say(*(f"{number:3} #{bytes(grids.colour(number)).hex()} {name}" for number, name in enumerate(names)))
+        return [path]
 
 
 def _tell(sources: Sequence[StyleSource]) -> None:

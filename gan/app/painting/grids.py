@@ -187,22 +187,6 @@ def label_png(label: Tensor, labels: int) -> Image.Image:
     return image.resize((image.width * zoom, image.height * zoom), Image.Resampling.NEAREST)
 
 
-def legend(names: Mapping[int, str]) -> Image.Image:
-    """A picture with the colour, number and name of each label."""
-    font, lines = ImageFont.load_default(size=14), 24
-    table = palette(max(names) + 1)
-    rows = [(label, f"{label} {name}" if name != str(label) else name) for label, name in names.items()]
-    width = TITLE + 2 * MARGIN + round(max(font.getlength(text) for _, text in rows)) + 2 * MARGIN
-    blocks = -(-len(rows) // lines)
-    sheet = Image.new("RGB", (MARGIN + blocks * width, 2 * MARGIN + min(lines, len(rows)) * TITLE), "white")
-    draw = ImageDraw.Draw(sheet)
-    for place, (label, text) in enumerate(rows):
-        left, top = MARGIN + place // lines * width, MARGIN + place % lines * TITLE
-        draw.rectangle((left, top + 2, left + TITLE - 1, top + TITLE - 3), tuple(table[label].tolist()))
-        draw.text((left + TITLE + MARGIN, top + TITLE / 2), text, "black", font, anchor="lm")
-    return sheet
-
-
 def png(image: Image.Image, **how: Any) -> bytes:
     """The file of a picture. `how` is as for Pillow."""
     image.save(content := BytesIO(), "PNG", **how)

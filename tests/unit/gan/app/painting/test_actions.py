@@ -166,7 +166,7 @@ def test_a_region_without_a_name_is_called_a_region(opened):
 
 def test_repainting_with_the_pictures_own_labels_is_its_reconstruction(act, tmp_path):
     for how in ("numbers", "colours"):
-        label, _ = act("save-labels", "--picture", 3, "-o", tmp_path / "mine.png")
+        (label,) = act("save-labels", "--picture", 3, "-o", tmp_path / "mine.png")
         if how == "colours":
             with Image.open(label) as image:
                 rgb = image.convert("RGB")
@@ -177,7 +177,7 @@ def test_repainting_with_the_pictures_own_labels_is_its_reconstruction(act, tmp_
 
 
 def test_repainting_changes_what_was_edited_and_paints_new_regions_in_the_mean(act, opened, tmp_path):
-    label, _ = act("save-labels", "--picture", 0, "-o", tmp_path / "mine.png")
+    (label,) = act("save-labels", "--picture", 0, "-o", tmp_path / "mine.png")
     painter = Painter(opened)
     picture = painter.picture("0")
     assert 3 not in picture.regions

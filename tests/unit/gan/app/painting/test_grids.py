@@ -130,13 +130,6 @@ def test_a_label_map_to_edit_has_the_labels_as_numbers_and_the_palette_as_colour
     assert grids.label_png(torch.zeros(600, 700, dtype=torch.int64), 2).size == (700, 600)
 
 
-def test_a_legend_shows_each_labels_colour():
-    names = {number: f"name {number}" for number in range(60)}
-    sheet, table = grids.legend(names), grids.palette(60)
-    colours = {colour for _, colour in sheet.getcolors(1 << 20)}
-    assert all(tuple(colour) in colours for colour in table.tolist())
-
-
 # ---- sounds ----
 
 
