@@ -28,4 +28,7 @@ def generator(weights: Mapping[str, Tensor]) -> BigGenerator:
             shapes["output_layer.2.weight"][0],
         )
     except (KeyError, StopIteration) as error:
-        raise UserError(f"these are not the weights of a BigGAN's generator: {str(error) or 'other blocks'}") from error
+        raise UserError(
+            f"these are not the weights of a BigGAN's generator: {str(error) or 'other blocks'}; a published network "
+            f"that translates is for gan.fit --from"
+        ) from error

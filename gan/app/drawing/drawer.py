@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from gan.app.painting.grids import picture
 from gan.app.painting.reopen import SavedRun, device_of
 from gan.files.errors import UserError
-from gan.files.system import quoted
 from gan.games.from_noise import noise_of
 from nets.biggan import BigGenerator, Norm
 from nets.published import biggan
@@ -25,11 +24,6 @@ from nets.stylegan import StyleGenerator
 
 PIXELS, MOST = 2**20, 64  # at once: pixels of all pictures together, and pictures
 FILES = (".pkl", ".pth")  # the ends of published files' names
-TRANSLATE = {  # by a weight that only its published generators have, or, in this order, those that are left
-    "model.model.0.weight": "pix2pix",
-    "model.7.filt": "cut",
-    "model.1.weight": "cyclegan",
-}
 LONGEST = 10_000  # numbers in a list
 Numbers = str | int | Iterable[int | str]  # as typed, such as 0-63 or 1,5,8-10; in Python also range(64)
 
@@ -84,16 +78,7 @@ class Drawer:
         No code in the file is run.
         """
         if path.suffix.lower() == ".pth":
-            weights = weights_in(path)
-            family = next((family for name, family in TRANSLATE.items() if name in weights), None)
-            if family is not None:
-                raise UserError(
-                    f"{path} is a generator of {family}, which draws from no seeds but translates; for a run that does "
-                    f"so, and keeps the weights, type python -m gan.fit {family} --data FOLDER --from "
-                    f"{quoted(str(path))} --max-steps 1 --rate 1e-12 --devices 1, and then python -m gan.sample auto "
-                    f"--inputs FOLDER"
-                )
-            net = biggan.generator(weights)
+            net = biggan.generator(weights_in(path))
             read_published(path, [PublishedFile(path.name, {"": net})])
             net = net.eval().requires_grad_(False).to(device_of(device))
             return cls(net, str(path), lambda seed: noise_of(seed, net.latent))
