@@ -28,12 +28,11 @@ Way = Literal["weights", "pca"]
 class Latent:
     """The style of each layer [layers, W], and the noise map of each convolution by its name; without maps, the net's.
 
-    `found_in` are the weights that draw the picture here. A latent file has all three, and a checksum of them.
+    A latent file has both, and a checksum of them.
     """
 
     w: Tensor
     maps: dict[str, Tensor]
-    found_in: tuple[str, ...] = ()
 
     def save(self, path: Path) -> None:
         """Write a file of tensors and numbers only, so that it is read without running code."""
@@ -49,7 +48,7 @@ class Latent:
         except (OSError, UserError) as error:
             raise UserError(f"'{path}' cannot be read as a latent file ({reason(error)}); {AGAIN}") from error
         with reading(f"'{path}'", f"it holds no latent; {AGAIN}"):
-            latent = cls(saved["w"], saved["maps"], saved.get("found_in", ()))
+            latent = cls(saved["w"], saved["maps"])
             if saved["crc32"] != latent._crc32():
                 raise ValueError
             (layers, length), shapes = latent.w.shape, {name: each.shape for name, each in latent.maps.items()}
@@ -62,7 +61,7 @@ class Latent:
         return latent
 
     def _crc32(self) -> int:
-        found = zlib.crc32("\n".join(self.found_in).encode())  # 0 without, as in older files
+        found = 0
         for name, each in {"w": self.w, **self.maps}.items():
             found = zlib.crc32(each.contiguous().numpy().tobytes(), zlib.crc32(name.encode(), found))
         return found

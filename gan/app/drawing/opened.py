@@ -48,13 +48,6 @@ class Drawings(Shown):
         super().__init__(run, drawer.title)
         self.drawer = drawer
 
-    @property
-    def source(self) -> str:
-        """Which weights these are, wherever they lie."""
-        if self.run is None:
-            return Path(self.drawer.title).name
-        return f"{self.run.folder.path.resolve().name}, step {self.run.step}"
-
     def path(self, name: str, suffix: str) -> Path:
         if self.run is None:
             return Path(f"{Path(self.drawer.title).stem}-{name}{suffix}")
@@ -191,7 +184,7 @@ class Drawings(Shown):
         )
         for path in paths[:2]:
             sheet.save(path)
-        replace(latent, found_in=(self.source, *(path.name for path in paths[3:]))).save(paths[2])
+        latent.save(paths[2])
         if tune:
             nets = {"G": net, "G_ema": net} | ({} if critic is None else {"D": critic})
             with writing(paths[3]), whole_file(paths[3]) as part:
@@ -240,11 +233,7 @@ class Drawings(Shown):
 
     def _latents(self, files: Files) -> dict[str, Latent]:
         paths = map(Path, [files] if isinstance(files, str | Path) else files)
-        found = {path: Latent.load(path, self.drawer.styled()) for path in paths}
-        for path, each in found.items():
-            if each.found_in and self.source not in each.found_in:
-                say(f"{path} was found in {each.found_in[0]}; {self.source} may draw another picture of it")
-        return {path.stem: each for path, each in found.items()}
+        return {path.stem: Latent.load(path, self.drawer.styled()) for path in paths}
 
     def _picture(self, which: str) -> Tensor:
         """A picture as the network draws: a held-out one by its number, train:NUMBER, or a person's file."""

@@ -128,27 +128,6 @@ def test_a_latent_file_is_edited(files):
     assert edited.columns["+1"][0].tobytes() != edited.columns["+0"][0].tobytes()
 
 
-def test_a_latent_file_says_when_the_opened_weights_are_others(files, capsys):
-    drawings, other = (gan.open(files / name, device="cpu") for name in ("style.pkl", "alone.pkl"))
-    drawings.project(files / "me.png", steps=1, file="me.pt")
-    capsys.readouterr()
-    drawings.from_("me.pt")
-    assert capsys.readouterr().out == ""
-    for draw in (other.from_, other.directions):
-        draw(latent="me.pt")
-        assert capsys.readouterr().out == "me.pt was found in style.pkl; alone.pkl may draw another picture of it\n"
-    saved = torch.load("me.pt")
-    saved["found_in"] = ("alone.pkl",)
-    torch.save(saved, "me.pt")
-    with pytest.raises(UserError, match="it holds no latent"):  # its checksum is of another source
-        other.from_("me.pt")
-
-
-def test_another_step_of_a_run_is_another_source(run, monkeypatch):
-    monkeypatch.chdir(run)
-    assert gan.open(".", device="cpu").source == f"{run.name}, step 1"
-
-
 def test_a_picture_is_projected_by_lpips_with_weights_in_the_layout_of_torchvision(files, capsys):
     torch.save(narrow_vgg.state16(64), "vgg16.pth")
     typed = ["project", "--picture", str(files / "me.png"), "--steps", "12", "--perceptual", "vgg16.pth"]
