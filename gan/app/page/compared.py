@@ -18,10 +18,8 @@ from gan.sound import Sound
 from strategies.micro_batches import tensors
 
 SAME = "The same held-out samples, and for what is drawn from noise the same seeds."
-OTHERS = "Each run shows its own held-out samples, which are {}. What is drawn from noise has the same seeds."
-NO_COMPARISON = "These scores do not compare: the runs' held-out samples are {}."
-# The settings that say how samples are prepared.
-DATA = ("data", "size", "channels", "fit", "background", "classes", "held_out", "faces", "seed")
+OTHERS = "Each run shows its own held-out samples, which are other ones. What is drawn from noise has the same seeds."
+NO_COMPARISON = "These scores do not compare: the runs' held-out samples are other ones."
 
 
 def page(opened: Sequence[SavedRun]) -> str:
@@ -67,18 +65,8 @@ def scores(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
         Row(name, [*(Cell(score.value if score else "–") for score in here[name]), Cell(how)])
         for name, how in zip(known, hows, strict=True)
     ]
-    apart = other_samples(opened, [held_out(each, SHOWN) for each in opened])
-    return Table([*names, "how it was computed"], rows, NO_COMPARISON.format(apart) if apart else "")
-
-
-def other_samples(opened: Sequence[SavedRun], batches: Sequence[Any]) -> str:
-    """In which settings the runs' held-out samples differ, in words; nothing if they are the same."""
-    if all(_alike(batch, batches[0]) for batch in batches):
-        return ""
-    saved = [settings_file.read(each.folder.settings) for each in opened]
-    values = {name: list(dict.fromkeys(str(each.get(name)) for each in saved)) for name in DATA}
-    said = ", ".join(f"{name} {' and '.join(here)}" for name, here in values.items() if len(here) > 1)
-    return f"prepared otherwise ({said})" if said else "other ones"
+    same = _alike([held_out(each, SHOWN) for each in opened])
+    return Table([*names, "how it was computed"], rows, "" if same else NO_COMPARISON)
 
 
 def _how(names: Sequence[str], found: Sequence[card.Scored | None]) -> str:
@@ -90,21 +78,21 @@ def _how(names: Sequence[str], found: Sequence[card.Scored | None]) -> str:
 def pictures(opened: Sequence[SavedRun], names: Sequence[str], count: int = SHOWN) -> Table:
     """What each run makes of the first held-out samples, or of the same seeds. What is given is shown once."""
     batches = [held_out(each, count) for each in opened]
-    apart = other_samples(opened, batches)
+    same = _alike(batches)
     made = [made_by(each, batch) for each, batch in zip(opened, batches, strict=True)]
     rows = []
     for number, (name, each, batch) in enumerate(zip(names, opened, batches, strict=True)):
-        if number == 0 or apart:
+        if number == 0 or not same:
             columns = shown(each.run.game, batch)
             given = {title: column for title, column in columns.items() if title not in made[number]}
-            rows += [_row(f"{title}: {name}" if apart else title, column) for title, column in given.items()]
+            rows += [_row(title if same else f"{title}: {name}", column) for title, column in given.items()]
     for title in dict.fromkeys(title for columns in made for title in columns):
         for name, columns in zip(names, made, strict=True):
             if title in columns:
                 rows.append(_row(f"{title}: {name}", columns[title]))
     count = max((len(row.cells) for row in rows), default=0)
     rows = [replace(row, cells=[*row.cells, *[Cell()] * (count - len(row.cells))]) for row in rows]
-    return Table([f"picture {number}" for number in range(count)], rows, OTHERS.format(apart) if apart else SAME)
+    return Table([f"picture {number}" for number in range(count)], rows, SAME if same else OTHERS)
 
 
 def curves(opened: Sequence[SavedRun], names: Sequence[str]) -> Charts:
@@ -122,7 +110,7 @@ def _row(title: str, samples: Iterable[Tensor] | Sound) -> Row:
     return Row(title, list(map(sample_cell, samples)))
 
 
-def _alike(batch: Any, other: Any) -> bool:
-    """Whether two batches have the same numbers."""
-    some, others = list(tensors(batch)), list(tensors(other))
-    return len(some) == len(others) and all(map(torch.equal, some, others))
+def _alike(batches: Sequence[Any]) -> bool:
+    """Whether all batches have the same numbers."""
+    first, *others = [list(tensors(batch)) for batch in batches]
+    return all(len(each) == len(first) and all(map(torch.equal, each, first)) for each in others)
