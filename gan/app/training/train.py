@@ -37,7 +37,6 @@ from strategies.processes.launchers import Launched
 from strategies.processes.stopping import WARNING, Signals, Stopped
 
 ON = "python -m gan.fit"
-MANY = 10_000_000  # weights: with more, a step takes a CPU seconds
 
 
 # ---- what decides a training: gan.fit and gan.verify train alike ----
@@ -248,11 +247,6 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
     batch = f" of {run.batch_size} sample{'s' * (run.batch_size != 1)}" if run.batch_size else ""
     say(f"{short_name(settings.run)} on {how}: {run.max_steps} steps{batch}{resumed}")
     say(f"everything goes to {where.path}/")
-    weights = sum(weight.numel() for weight in run.game.parameters())
-    if computer.kind == "cpu" and weights > MANY:
-        small = [f"--{name}" for name in ("size", "width") if name in settings]
-        advice = f"; a small {' and '.join(small)} would show sooner whether all is right" if small else ""
-        say(f"{weights / 1e6:.0f} million weights take long on a CPU{advice}")
     typed = checkpoint is not None and folder.is_checkpoint(Path(settings.resume or ""))
     step = folder.step_of(checkpoint) if typed else None
     if step is not None and (latest := max(where.steps(), default=step)) > step:
