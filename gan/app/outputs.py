@@ -118,7 +118,7 @@ def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[s
 
 # ---- how a command ends ----
 
-PATIENCE = 3.0  # seconds that a daemon process has to end, and again after it was killed
+PATIENCE = 3.0  # seconds that a daemon process has to end
 END_CHILDREN = multiprocessing.util._exit_function  # pyrefly: ignore[missing-attribute] - not in typeshed
 
 
@@ -141,16 +141,12 @@ def end(status: int) -> NoReturn:
 
 
 def _end_processes() -> None:
-    """Do what multiprocessing does at exit: ask daemon processes to end, and wait for all. Kill those that stay."""
+    """Do what multiprocessing does at exit: wait for other processes, but not for daemons that cannot be killed.
+
+    `datasets.workers`, which every command imports, has killed the others.
+    """
     ending = threading.Thread(target=END_CHILDREN, daemon=True)
     ending.start()
     ending.join(PATIENCE)
     while ending.is_alive() and not all(child.daemon for child in multiprocessing.active_children()):
         ending.join(PATIENCE)  # a process that is no daemon may take its time
-    if not ending.is_alive():
-        return
-    for child in multiprocessing.active_children():
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            print(f"process {child.pid} ({child.name}) does not end, so it is killed", file=sys.stderr, flush=True)
-        child.kill()
-    ending.join(PATIENCE)
