@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from jsonargparse import Namespace
+from jsonargparse.typing import PositiveInt
 from torch.utils.data import DataLoader
 
 from gan.bench import frameworks
@@ -127,20 +128,18 @@ class PeersBenchmark(Benchmark[Cell]):
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--games", nargs="+", choices=GAMES, default=list(GAMES), help="with and without a penalty")
         add("--only", nargs="+", metavar="WORD", help="only peers whose line has one of these words, such as ours DDP")
-        add("--width", type=int, default=512, help="width of the networks' three hidden layers")
-        add("--batch-size", type=int, default=128, help="samples a step, of all ranks together")
-        add("--ranks", type=int, default=2, help="processes")
+        add("--width", type=PositiveInt, default=512, help="width of the networks' three hidden layers")
+        add("--batch-size", type=PositiveInt, default=128, help="samples a step, of all ranks together")
+        add("--ranks", type=PositiveInt, default=2, help="processes")
         add("--device", default="cpu", help="cpu, or cuda and the like: then each rank has one of its own")
-        add("--rounds", type=int, default=20, help="rounds that are timed")
-        add("--steps", type=int, default=5, help="steps of the peer and of the loop by hand in a round")
+        add("--rounds", type=PositiveInt, default=20, help="rounds that are timed")
+        add("--steps", type=PositiveInt, default=5, help="steps of the peer and of the loop by hand in a round")
         add("--limit", type=float, default=180, help="seconds after which a peer is said to hang")
 
     def parse(self, argv: Sequence[str]) -> Namespace:
         own = super().parse(argv)
-        for name, least in (("width", 1), ("batch_size", 1), ("ranks", 2), ("rounds", 1), ("steps", 1)):
-            if getattr(own, name) < least:
-                option = f"--{name.replace('_', '-')}"
-                raise UserError(f"{option} {getattr(own, name)} is too small; type {option} {least} or more")
+        if own.ranks < 2:
+            raise UserError("peers differ on several ranks only; type --ranks 2 or more")
         if own.batch_size % own.ranks:
             fits = -(-own.batch_size // own.ranks) * own.ranks
             raise UserError(f"batch {own.batch_size} is not divisible by {own.ranks} ranks; try --batch-size {fits}")
