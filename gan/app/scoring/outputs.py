@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gan import GanModule
 from gan.files.errors import UserError
-from gan.games.byol import Byol
 from gan.games.cut import Cut
 from gan.games.cyclegan import CycleGan
 from gan.games.from_noise import FromNoise
@@ -99,14 +98,6 @@ def _pix2pix(game: Pix2pix, batch: dict[str, Tensor], numbers: Tensor) -> dict[s
 def _vqgan(game: VqGan, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
     """Pictures painted again from the numbers of their codes."""
     return {"reconstruction": Made(game.autoencoder(batch["image"])[0], batch["image"])}
-
-
-@makes.register
-def _byol(game: Byol, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
-    raise UserError(
-        "Byol makes no pictures that could be scored; the score of its representations is val/neighbour_error in the "
-        "run's metrics.csv, and python -m gan.sample shows the nearest ones of each picture"
-    )
 
 
 @makes.register
