@@ -18,7 +18,7 @@ from gan.app.command import command, working
 from gan.app.outputs import run, say
 from gan.app.run import options
 from gan.app.run.parser import Parser
-from gan.files.disk import name_for, whole_file
+from gan.files.disk import free_name, name_for, whole_file
 from gan.files.errors import UserError
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ def export(
 def networks(game: "GanModule", averaged: Collection[str]) -> list[Exported]:
     """The players' networks as they are; the weights of the players in `averaged` are averages."""
     found: list[Exported] = []
+    taken: set[str] = set()
     for name, player in game.players.items():
         state = player.module.state_dict()
         for key, tensor in state.items():
@@ -164,9 +165,7 @@ def networks(game: "GanModule", averaged: Collection[str]) -> list[Exported]:
                 )
         # Copies, since safetensors refuses shared memory: a layer with two names is written under both.
         state = {key: tensor.clone() for key, tensor in state.items()}
-        file = name_for(name)
-        while file.lower() in (each.file.lower() for each in found):  # Windows and macOS take G and g for one
-            file += "_"
+        file = free_name(name, taken)
         found.append(Exported(name, file, player.module, "ema" if name in averaged else "raw", state))
     return found
 

@@ -45,6 +45,15 @@ def name_for(text: str) -> str:
     return f"_{name}" if name.partition(".")[0].lower() in RESERVED else name
 
 
+def free_name(text: str, taken: set[str]) -> str:
+    """The same, but none that is taken, and it is taken then. Windows and macOS take G and g for one."""
+    name = name_for(text)
+    while name.lower() in taken:
+        name += "_"
+    taken.add(name.lower())
+    return name
+
+
 def load_plain(path: Path) -> Any:
     """What `torch.save` has written, of tensors and plain values only. The error says why it cannot be read.
 

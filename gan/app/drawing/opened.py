@@ -232,8 +232,9 @@ class Drawings(Shown):
         return {f"seed {seed}": Latent(each, {}) for seed, each in zip(listed, w, strict=True)}
 
     def _latents(self, files: Files) -> dict[str, Latent]:
-        paths = map(Path, [files] if isinstance(files, str | Path) else files)
-        return {path.stem: Latent.load(path, self.drawer.styled()) for path in paths}
+        paths = list(map(Path, [files] if isinstance(files, str | Path) else files))
+        whole = len({path.stem for path in paths}) < len(paths)  # a folder for each person, and me.pt in it
+        return {str(path) if whole else path.stem: Latent.load(path, self.drawer.styled()) for path in paths}
 
     def _picture(self, which: str) -> Tensor:
         """A picture as the network draws: a held-out one by its number, train:NUMBER, or a person's file."""

@@ -238,7 +238,8 @@ class Paintings(Shown):
         for source in sources:
             made = [painter.paint(picture, source.on(picture, chosen)) for picture in pictures]
             columns[unused(_head(painter, chosen, source), columns)] = [source.image, *made]
-            singles |= zip((f"{picture.title}-in-{source.title}" for picture in pictures), made, strict=True)
+            for picture, painted in zip(pictures, made, strict=True):
+                singles[unused(f"{picture.title}-in-{source.title}", singles)] = painted
         _tell(sources)
         return Sheet(name, columns, ["", *map(_row, pictures)], singles)
 

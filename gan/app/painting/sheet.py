@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from gan.app.painting import grids
-from gan.files.disk import name_for, whole_file
+from gan.files.disk import free_name, whole_file
 from gan.files.errors import UserError, reason
 from gan.sound import Sound
 
@@ -80,8 +80,10 @@ class Sheet:
             paths = [path, *grids.save_sounds(self.columns, path)]
         if not singles:
             return paths
-        for name, sample in self._named():
-            single = path.with_suffix("") / f"{name_for(name)}.png"
+        taken: set[str] = set()
+        for title, sample in self._named():
+            name = free_name(title, taken)
+            single = path.with_suffix("") / f"{name}.png"
             save_png(grids.picture(sample, transparent=True), single)
             if isinstance(sample, Sound):
                 grids.save_sound(sample, single.with_suffix(".wav"))

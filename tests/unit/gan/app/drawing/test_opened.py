@@ -16,6 +16,7 @@ from PIL import Image
 import gan
 from gan import sample
 from gan.app.drawing.drawer import How, numbers, once
+from gan.app.drawing.latents import Latent, noise_maps
 from gan.app.drawing.opened import Drawings
 from gan.app.painting import sheet
 from gan.app.painting.actions import Paintings, Shown
@@ -256,3 +257,16 @@ def test_the_command_has_the_options_of_each_action_with_the_same_defaults(kind)
         for name in names.keys() & own.keys():
             if typed[name] is not None:
                 assert str(own[name].default) == str(typed[name]), (action, name)
+
+
+def test_latents_of_one_name_are_drawn_each_and_files_of_one_name_are_two(files, tmp_path):
+    run = gan.open("style.pkl", "cpu")
+    for folder, seed in (("alice", 1), ("bob", 2)):
+        seeded = torch.Generator().manual_seed(seed)
+        Latent(torch.randn(6, 6, generator=seeded), noise_maps(files["style"])).save(tmp_path / folder / "me.pt")
+    made = run.from_([tmp_path / "alice" / "me.pt", tmp_path / "bob" / "me.pt"])
+    first, second = made.singles.values()
+    assert first.tobytes() != second.tobytes()
+    made = sheet.Sheet("classes", singles={"red fox": first, "red_fox": second, "Red fox": first})
+    made.save(tmp_path / "sheet.png", singles=True)
+    assert {each.name for each in (tmp_path / "sheet").iterdir()} == {"red_fox.png", "red_fox_.png", "Red_fox__.png"}
