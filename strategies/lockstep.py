@@ -3,7 +3,6 @@
 import os
 import secrets
 import signal
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,6 @@ from strategies.processes.equal_rows import EqualRows
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
 from strategies.processes.stopping import OTHERS, Ending, Signals, tell
-from strategies.processes.watch import Watch
 from strategies.world import World
 
 
@@ -34,7 +32,6 @@ class Lockstep:
         self.saved: Callable[[], bool] = _yes  # whether there is a checkpoint from which that goes on
         self.settle: Callable[[], object] = _yes  # ends what the ranks do beside training
         self.requeues = True  # whether a warned job of Slurm is saved and requeued here; gan.fit does so itself
-        self._watch: Watch | None = None
         self._requeue: Requeue | None = None
 
     def tie(self, store: dist.Store, size: int, host: str) -> None:
@@ -71,8 +68,6 @@ class Lockstep:
     def begin(self) -> None:
         """Handle the signals to end that have no handler yet. SIGTERM is Lightning's."""
         self.signals.take(OTHERS, self.ending.wish, gently=True)
-        if self.survivor is not None and threading.current_thread() is threading.main_thread():
-            self._watch = Watch(self.places, self.survivor.end)
 
     def end_at_once(self, why: str, speaks: bool) -> None:
         """End all ranks in the midst of what they do, and say why, once. For a signal handler."""
@@ -85,9 +80,6 @@ class Lockstep:
 
     def end(self) -> None:
         """Put the earlier signal handlers back."""
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
         self.signals.give_back()
 
     def requeue(self) -> None:

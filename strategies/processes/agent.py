@@ -46,6 +46,11 @@ NAME = "GAN_AGENT"  # an environment variable: who has started this rank
 JOIN = 900  # seconds in which the hosts must find each other, at the start and after a restart
 ORPHANED = 300  # seconds that a rank has to save after its agent was killed
 SAME_STEP = 3  # so often a failure may come at one step
+AGAIN = 1.0  # seconds after which a signal is a second wish to end; before, it is the first one, which came twice
+GRACE: dict[int, float] = {
+    signal.SIGINT: 5.0,
+    signal.SIGTERM: 60.0,
+}  # seconds that ranks have to end after a second wish
 
 
 @dataclass(frozen=True)
@@ -230,6 +235,7 @@ class Agent(LocalElasticAgent):
         self.handler, self.history, self.ranks = handler, history, launch.ranks
         self.trained = False  # its ranks have been started
         self._failed = False
+        self._wished = 0.0  # when somebody asked first that the run ends
         self._remaining_restarts = history.left
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -275,14 +281,30 @@ class Agent(LocalElasticAgent):
         self.history.ended = True
         self._remaining_restarts = 0
         handed, processes = 0, [] if self._pcontext is None else list(self._pcontext.pids().values())
-        if number == signal.SIGINT and processes and self.board.furthest() == NEVER:
-            number = signal.SIGTERM  # there is nothing to save yet, and Python would print a stack of each rank
+        nothing = number == signal.SIGINT and processes and self.board.furthest() == NEVER
+        handed_on = signal.SIGTERM if nothing else number  # Python would print a stack of each rank
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process, number)
+                os.kill(process, handed_on)
                 handed += 1
         if not handed:
             raise KeyboardInterrupt  # nobody is there to save anything
+        now = time.monotonic()
+        if self._wished and now - self._wished > AGAIN and number in GRACE:
+            threading.Thread(target=self._kill, args=(GRACE[number],), daemon=True).start()
+        self._wished = self._wished or now
+
+    def _kill(self, seconds: float) -> None:
+        """End the ranks that still run then. In a collective, Python does not hear a signal."""
+        time.sleep(seconds)
+        context: Any = self._pcontext
+        running = [each.proc for each in context.subprocess_handlers.values() if each.proc.poll() is None]
+        if running:
+            places = zip(self.get_worker_group().workers, self.board.read().values(), strict=True)
+            where = ", ".join(f"rank {worker.global_rank} {place}" for worker, place in places)
+            say(f"the ranks do not end by themselves, so they are killed: {where}")
+        for process in running:
+            process.kill()
 
 
 def say(text: str) -> None:

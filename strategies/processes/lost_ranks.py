@@ -202,16 +202,6 @@ class Survivor:
             return "\nAll ranks end, and there is no checkpoint yet; type the same command again"
         return f"\nAll ranks end; go on from the last whole checkpoint with\n  {self.advice}"
 
-    def end(self, why: str) -> None:
-        """End this process, whose main thread waits in vain. The other ranks end too. Called in another thread."""
-        if self._out.is_set() or self._known.is_set():
-            return
-        end = replace(self.lifeline.obituary, why=why + self._go_on(), kind=REFUSED)
-        if self.rank == 0:
-            self._say(end)
-        self.lifeline.leave(end)
-        self._finish(UserError(str(end)))
-
     def interrupt(self, why: str, status: int) -> None:
         """End this process, and tell the other ranks why. Called in a signal handler."""
         self._out.set()

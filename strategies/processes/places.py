@@ -57,8 +57,6 @@ class Places:
         self.world, self.run, self.board, self.number = world, run, board, number
         self.store = default_store() if world.size > 1 else None
         self.here = Entry()
-        self.since = time.monotonic()  # when the place has changed
-        self.longest: dict[str, float] = {}  # the longest time of each phase, in seconds
         self.recent: deque[tuple[int, str]] = deque(maxlen=RECENT)  # their steps and names
         self.waiting = ""  # for what, if that is known
 
@@ -76,10 +74,7 @@ class Places:
         self._go(self.here._replace(playing=False))
 
     def _go(self, there: Entry) -> None:
-        now, here, self.waiting = time.monotonic(), self.here, ""
-        if here.playing:
-            self.longest[here.phase] = max(now - self.since, self.longest.get(here.phase, 0.0))
-        self.since, self.here = now, there
+        self.here, self.waiting = there, ""
         if self.board is not None:
             self.board.write(self.number, there)
 
@@ -102,18 +97,12 @@ class Places:
         except (RuntimeError, dist.DistError) as error:
             if self.world.size == 1 or not _in_vain(error):
                 raise
-            self.waiting = call_of_ranks(reversed(list(traceback.walk_tb(error.__traceback__))))
+            self.waiting = _call_of_ranks(reversed(list(traceback.walk_tb(error.__traceback__))))
             self.tell()
             elsewhere = self.elsewhere()
             if not elsewhere:
                 raise
             raise RanksDiverged(f"{elsewhere}, so they wait for each other in vain; {ADVICE}") from error
-
-    def connect(self) -> None:
-        """Take a connection of its own to the store. A main thread that waits for others may hold the usual one."""
-        if self.store is not None:
-            with suppress(RuntimeError, dist.DistError):
-                self.store = default_store().clone()
 
     def tell(self) -> None:
         """Write this rank's place for the others. It waits for nobody."""
@@ -151,13 +140,16 @@ class Places:
                     if self.store.check([self._key(rank)]):
                         found[rank] = self.store.get(self._key(rank)).decode()
                 time.sleep(0.1)
-        return found
+        # One that hangs outside of a collective tells nothing. Where it is on this host, the board knows.
+        known, first = {} if self.board is None else self.board.read(), self.number - self.world.rank
+        there = {number - first: str(entry) for number, entry in known.items() if number != self.number}
+        return {rank: place for rank, place in there.items() if rank in range(self.world.size)} | found
 
     def _key(self, rank: int) -> str:
         return f"place of {self.run}, rank {rank}"
 
 
-def call_of_ranks(frames: Iterable[tuple[FrameType, int]]) -> str:
+def _call_of_ranks(frames: Iterable[tuple[FrameType, int]]) -> str:
     """In which call of gan.ranks the code is, in words; empty if in none. `frames` begins with the innermost one."""
     call = ""
     for frame, line in frames:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.distributed as dist
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -29,8 +29,6 @@ class Signals:
     that already has a handler is left alone too.
     """
 
-    taken: ClassVar[set[int]] = set()  # those that are handled now
-
     def __init__(self) -> None:
         self.before: dict[int, Any] = {}
 
@@ -45,13 +43,11 @@ class Signals:
             if there == signal.SIG_IGN or (gently and there != signal.SIG_DFL):
                 continue
             self.before[number] = signal.signal(number, handler)
-            self.taken.add(number)
 
     def give_back(self) -> None:
         """Put the earlier handlers back."""
         for number, handler in self.before.items():
             signal.signal(number, handler)
-            self.taken.discard(number)
         self.before = {}
 
 

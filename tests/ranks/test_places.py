@@ -1,5 +1,6 @@
 """Ranks that go different ways: the error names them, with the phase and the step of each, and nothing is saved."""
 
+import time
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player, ranks
 from strategies import PhaseStrategy
+from strategies.processes import places
 from strategies.processes.places import Places, _first_difference
 from tests.support.hard_games import Plain
 from tests.support.parity import trainer, vectors
@@ -74,16 +76,26 @@ class Alone(Plain):
         return super().judge(batch)
 
 
+class Hangs(Plain):
+    """Before step 2, rank 1 does something that takes longer than the time limit."""
+
+    def training_step(self, batch):
+        if self.step == 2 and dist.get_rank() == 1:
+            time.sleep(8)
+        return super().training_step(batch)
+
+
 def nobody(*_):
     """In place of a method of Places, for a control."""
     return {}
 
 
-def astray(game, batches, policy, without=()):
+def astray(game, batches, policy, without=(), listen=places.LISTEN):
     """The error of a rank that has so many batches."""
     strategy = PhaseStrategy(policy, check=False, timeout=LIMIT)
     loader = DataLoader([vectors(step) for step in range(batches[dist.get_rank()])], batch_size=None)
     with ExitStack() as held:
+        held.enter_context(mock.patch.object(places, "LISTEN", listen))
         for name in without:
             held.enter_context(mock.patch.object(Places, name, nobody))
         try:
@@ -108,6 +120,11 @@ def test_a_loader_that_ends_first_is_named(policy, pair):
     one, other = pair.run(astray, Plain, (5, 3), policy)
     assert "rank 0 plays phase 'discriminator' of step 3 where rank 1 has ended step 2 and begins no other" in one
     assert "rank 1 has ended step 2 and begins no other where rank 0 plays phase 'discriminator' of step 3" in other
+
+
+def test_a_rank_that_waits_for_none_is_named_by_those_that_wait_for_it(pair):
+    said, _ = pair.run(astray, Hangs, (5, 5), "ddp", (), 2.0)
+    assert "rank 0 plays phase 'discriminator' of step 2 where rank 1 begins step 2" in said
 
 
 def survivors(world, *args):

@@ -101,10 +101,11 @@ def test_a_failure_that_would_come_again_ends_the_run(code, restarts, words, tri
     assert attempts() == set(range(tried))
 
 
-def send_when_ready(number):
+def send_when_ready(number, later=0.0):
     def send():
         while len(list(Path().glob("ready-*"))) < 2:
             time.sleep(0.05)
+        time.sleep(later)
         os.kill(os.getpid(), number)
 
     threading.Thread(target=send).start()
@@ -128,6 +129,27 @@ def test_a_signal_to_end_is_handed_on_and_the_ranks_end_by_themselves(number):
     assert sorted(path.name for path in Path().glob("saved-*")) == ["saved-0", "saved-1"]
     assert attempts() == {0}
     assert signal.getsignal(number) == handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ranks_that_do_not_hear_are_killed_after_a_second_signal(number, monkeypatch, capfd):
+    monkeypatch.setattr(agent, "AGAIN", 0.2)
+    monkeypatch.setattr(agent, "GRACE", {number: 0.5})
+    send_when_ready(number)
+    send_when_ready(number, 0.6)
+    with pytest.raises(KeyboardInterrupt):
+        started(f"signal.signal({int(number)}, lambda *_: None); {READY}")
+    places = "rank 0 begins step 3, rank 1 begins step 3"
+    assert f"the ranks do not end by themselves, so they are killed: {places}" in capfd.readouterr().err
+
+
+def test_one_signal_that_comes_twice_leaves_the_ranks_time_to_save(monkeypatch):
+    """Programs around a command, such as timeout, send it to the command and then to all of its group."""
+    monkeypatch.setattr(agent, "GRACE", {signal.SIGTERM: 0.1})
+    send_when_ready(signal.SIGTERM)
+    send_when_ready(signal.SIGTERM)
+    started(f"def wish(*_): {SAVE}\nsignal.signal({int(signal.SIGTERM)}, wish); {READY}")
+    assert sorted(path.name for path in Path().glob("saved-*")) == ["saved-0", "saved-1"]
 
 
 def test_after_a_signal_a_failure_is_not_tried_again(capfd):
