@@ -46,8 +46,6 @@ def _forward(request: ForwardRequest) -> tuple[tuple[Tensor, ...], StageChunks]:
     run(pipe, ahead, waiting)
     if waiting is not None:
         waiting.give()
-    if not request.alone:
-        pipe.balance.called()
     return ahead.outputs(), ahead.pieces
 
 

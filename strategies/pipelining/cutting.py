@@ -1,19 +1,14 @@
 """Where a pipeline cuts a network: into units, which are whole, and the units into stages."""
 
-import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import nn
 
 from gan.files.errors import UserError
 from gan.phase import Player
-from strategies import private
 from strategies.advice import instead
 from strategies.options.blocks import LISTS, has_forward, modules_of_blocks
 
@@ -119,110 +114,33 @@ def cut(units: Sequence[Unit], stages: int) -> list[Unit]:
     return [replace(units[number], stage=s) for s, run in zip(stages_of, runs, strict=True) for number in run]
 
 
-def share_out(sizes: Sequence[float], stages: int) -> list[int]:
+def share_out(sizes: Sequence[int], stages: int) -> list[int]:
     """The stage of each size. Stages are neighbours, and the largest is as small as can be."""
     limit = _smallest_limit(sizes, stages)
     found: list[int] = []
-    stage, filled = 0, 0.0
+    stage, filled = 0, 0
     for position, size in enumerate(sizes):
         needed = len(sizes) - position == stages - 1 - stage  # each stage that is left needs one
         if filled and (filled + size > limit or needed) and stage < stages - 1:
-            stage, filled = stage + 1, 0.0
+            stage, filled = stage + 1, 0
         filled += size
         found.append(stage)
     return found
 
 
-def _smallest_limit(sizes: Sequence[float], stages: int) -> float:
+def _smallest_limit(sizes: Sequence[int], stages: int) -> int:
     """The smallest size such that no stage is larger: the sum of some neighbours."""
     sums = sorted({total for first in range(len(sizes)) for total in accumulate(sizes[first:])})
     return sums[bisect_left(sums, True, key=lambda limit: _stages_within(sizes, limit) <= stages)]
 
 
-def _stages_within(sizes: Sequence[float], limit: float) -> float:
+def _stages_within(sizes: Sequence[int], limit: int) -> float:
     """How many stages there are if none may be larger; infinity where one size is."""
-    parts, filled = 1, 0.0
+    parts, filled = 1, 0
     for size in sizes:
         if size > limit:
             return float("inf")
         if filled + size > limit:
-            parts, filled = parts + 1, 0.0
+            parts, filled = parts + 1, 0
         filled += size
     return parts
-
-
-# ---- times ----
-
-# Before the first call nobody knows how long a layer takes: that depends on the samples. So the first cut is by
-# weights. The first calls are measured, and if another cut were clearly more even, a line says what to type. Weights do
-# not move in the midst of a training.
-
-MEASURED = range(3, 9)  # the calls that are measured
-WORTH_IT = 0.8  # what an even cut must leave of the slowest stage's time
-
-
-class Balance:
-    """Measures the units of one network. `stages` has the stage of each, in the order of the network."""
-
-    def __init__(self, player: str, stages: Mapping[str, int], group: dist.ProcessGroup, device: torch.device) -> None:
-        self.player, self.stages, self.group, self.device = player, stages, group, device
-        self.calls = 0
-        self.seconds: dict[str, float] = {}  # the shortest time of each unit of this rank
-
-    def timed(self, unit: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """The forward of a unit, which is measured for each chunk."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.calls not in MEASURED:
-                return forward(*args, **kwargs)
-            began = self._now()
-            found = forward(*args, **kwargs)
-            took = self._now() - began
-            self.seconds[unit] = min(took, self.seconds.get(unit, took))
-            return found
-
-        return call
-
-    def _now(self) -> float:
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
-        return time.perf_counter()
-
-    def called(self) -> None:
-        """A call is over. All ranks say so together."""
-        self.calls += 1
-        if self.calls == MEASURED.stop:
-            everyone: list[Any] = [None] * dist.get_world_size(self.group)
-            dist.all_gather_object(everyone, self.seconds, group=self.group)
-            advice = advise(self.player, self.stages, {n: s for each in everyone for n, s in each.items()})
-            if advice:
-                private.say(advice)
-
-
-def advise(player: str, stages_of: Mapping[str, int], seconds: Mapping[str, float]) -> str | None:
-    """What to type if other stages would take less time; None if these are even enough."""
-    units = [name for name in stages_of if name in seconds]
-    if not units:  # its parts are containers, which have no forward to measure
-        return None
-    count = len({stages_of[name] for name in units})
-    better = dict(zip(units, share_out([seconds[name] for name in units], count), strict=True))
-    now, then = _times(stages_of, seconds, units), _times(better, seconds, units)
-    if max(then) > WORTH_IT * max(now):
-        return None
-    first = {stage: name for name, stage in reversed(better.items())}
-    return (
-        f"player '{player}': the forward of its stages takes {_milliseconds(now)} a chunk, and all wait for the "
-        f"slowest; with {_milliseconds(then)} the stages would be more even: type "
-        f"Player('{player}', ..., blocks={[first[stage] for stage in sorted(first)]})"
-    )
-
-
-def _times(stage_of: Mapping[str, int], seconds: Mapping[str, float], units: list[str]) -> list[float]:
-    total: dict[int, float] = {}
-    for name in units:
-        total[stage_of[name]] = total.get(stage_of[name], 0.0) + seconds[name]
-    return [total[stage] for stage in sorted(total)]
-
-
-def _milliseconds(times: list[float]) -> str:
-    return ", ".join(f"{1000 * each:.3g}" for each in times) + " ms"

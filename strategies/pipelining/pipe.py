@@ -16,7 +16,7 @@ from gan.noise import Place
 from nets.norm import rows_together
 from strategies import private
 from strategies.advice import instead
-from strategies.pipelining.cutting import Balance, Unit
+from strategies.pipelining.cutting import Unit
 from strategies.pipelining.program import Carrier, ForwardPlan, Program
 
 PLAIN = (Tensor, int, float, str, bool, type(None), torch.dtype, torch.device)  # of what a call may get and return
@@ -71,8 +71,6 @@ class Pipe:
         self.stages = max(unit.stage for unit in self.units) + 1
         self.stage_of = dict.fromkeys(map(id, self.network.parameters()), 0)  # by the ids of parameters
         self.stage_of |= {id(each): unit.stage for unit in self.units for each in unit.parameters.values()}
-        names = {unit.name: unit.stage for unit in self.units}
-        self.balance = Balance(self.player, names, self.group, self.device)
         self.together = rows_together(self.network)
 
     def rank_of(self, stage: int) -> int:

@@ -224,11 +224,10 @@ class Pipeline(Policy):
 
     def _take_unit(self, pipe: Pipe, unit: Unit) -> None:
         storage, plain = self.storage, unit.module._call_impl
-        timed = pipe.balance.timed(unit.name, plain)
 
         def call(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if pipe.program is not None and not pipe.program.running:
-                return pipe.program.call(unit, timed, args, kwargs)
+                return pipe.program.call(unit, plain, args, kwargs)
             if pipe.program is None and not storage.unsharded:
                 raise UserError(
                     f"player '{self.player.name}': '{unit.name}' is called by itself, not by the forward of its "

@@ -1,7 +1,6 @@
 """pipeline: what it refuses, holds and moves. tests/scenes/pipelines.py has that it trains as one device does."""
 
 import re
-import time
 from functools import partial
 from unittest import mock
 
@@ -26,30 +25,6 @@ from tests.support.parity import EXACT, distance, parts, refused, train, trainer
 from tests.support.planned import payload, planned
 from tests.support.staged_games import Staged
 from tests.support.watch import watched
-
-
-class Uneven(Plain):
-    """Layers of equal weights, of which the first two take their time."""
-
-    def __init__(self):
-        super().__init__()
-        self.generator = nn.Sequential(*(nn.Linear(inputs, 6) for inputs in (4, 6, 6, 6, 6, 6)))
-        for layer in self.generator[:2]:
-            layer.register_forward_hook(lambda *_: time.sleep(0.02))
-
-
-def said_of(game, policy):
-    """What is said about the times of stages."""
-    with mock.patch("strategies.private.say") as say:
-        train(game, policy=policy, world=2)
-    return [call.args[0] for call in say.call_args_list if "the forward of its stages" in call.args[0]]
-
-
-def test_uneven_stages_are_measured(ranks):
-    said, _ = ranks(2).run(said_of, Uneven, "generator=pipeline+chunks:1,*=ddp")
-    assert len(said) == 1 and said[0].startswith("player 'generator': the forward of its stages takes ")
-    assert "blocks=['0', '1']" in said[0], said
-
 
 # ---- 1f1b ----
 

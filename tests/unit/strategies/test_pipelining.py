@@ -14,48 +14,25 @@ from gan import Player, noise
 from gan.files.errors import UserError
 from gan.noise import Place
 from strategies.amounts import bubble
-from strategies.pipelining.cutting import advise, cut, most_stages, networks_of, share_out, units_of
+from strategies.pipelining.cutting import cut, most_stages, networks_of, share_out, units_of
 from strategies.pipelining.passes import Buffers
 from strategies.pipelining.pipe import ChunkPlace
 from strategies.pipelining.program import Meta, Transfer
 from strategies.pipelining.schedule import Action, forwards, merged, messages
 from tests.support.staged_games import Tower
 
-# ---- balance ----
+# ---- cutting ----
 
 
 @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=8), data=st.data())
-def test_the_slowest_stage_is_as_fast_as_can_be(sizes, data):
+def test_the_largest_stage_is_as_small_as_can_be(sizes, data):
     """In the order of the layers, against all ways to cut."""
     stages = data.draw(st.integers(1, len(sizes)))
     found = share_out(sizes, stages)
     assert found == sorted(found) and set(found) == set(range(stages))
-    slowest = max(sum(size for size, its in zip(sizes, found, strict=True) if its == s) for s in range(stages))
+    largest = max(sum(size for size, its in zip(sizes, found, strict=True) if its == s) for s in range(stages))
     every = ([0, *cut, len(sizes)] for cut in combinations(range(1, len(sizes)), stages - 1))
-    assert slowest == min(max(sum(sizes[a:b]) for a, b in pairwise(cut)) for cut in every)
-
-
-def test_it_says_what_to_type():
-    stage_of = {"a": 0, "b": 0, "c": 0, "d": 1}
-    said = advise("generator", stage_of, {"a": 0.004, "b": 0.003, "c": 0.004, "d": 0.001})
-    assert "takes 11, 1 ms a chunk" in said and "with 7, 5 ms" in said
-    assert said.endswith("Player('generator', ..., blocks=['a', 'c'])")
-
-
-@pytest.mark.parametrize(
-    ("stage_of", "seconds"),
-    [
-        ({"a": 0, "b": 1}, {"a": 0.002, "b": 0.002}),
-        ({"a": 0, "b": 1}, {"a": 0.0024, "b": 0.0020}),
-        ({"a": 0, "b": 1, "c": 1}, {"a": 0.001, "b": 0.001}),  # c is not called
-        ({"pretrained": 0, "scratch": 1}, {}),  # containers whose parts are called one by one
-    ],
-)
-def test_even_stages_are_left_as_they_are(stage_of, seconds):
-    assert advise("generator", stage_of, seconds) is None
-
-
-# ---- cutting ----
+    assert largest == min(max(sum(sizes[a:b]) for a, b in pairwise(cut)) for cut in every)
 
 
 def units(module, **kwargs):
