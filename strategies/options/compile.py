@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gan.files.errors import UserError
 from gan.phase import Phase, Player
@@ -14,6 +14,7 @@ from strategies.advice import instead
 from strategies.options.blocks import has_forward
 
 BACKEND = "inductor"
+FORGETFUL = torch.__version__ < "2.12"  # it takes a graph that was made for frozen weights when the weights learn
 FORGETS = (
     f"torch {torch.__version__} may leave out the gradients of weights that were frozen in another phase "
     f"(pytorch#139476); install torch 2.12"
@@ -45,13 +46,10 @@ class Compiled:
     end, so less of their reduction overlaps with backward.
     """
 
-    def __init__(self, player: Player, device: torch.device, gather: Callable[[], None]) -> None:
+    def __init__(self, player: Player, gather: Callable[[], None]) -> None:
         self.player, self.gather = player, gather
-        trouble = FORGETS if graphs_forget() else _trouble(BACKEND, device)
-        if trouble is not None:
-            raise UserError(
-                f"player '{player.name}': torch.compile does not work here: {trouble}, or leave the option compile out"
-            )
+        if FORGETFUL:
+            raise UserError(f"player '{player.name}': {FORGETS}, or leave the option compile out")
         self.networks = [Network(module, self._run) for module in _with_forward(player.module)]
         if not self.networks:
             raise UserError(
@@ -119,25 +117,9 @@ class Network:
             self.module._compiled_call_impl = self.before
 
 
-class _Small(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 2
-
-
-@cache
-def graphs_forget() -> bool:
-    """Whether this torch takes a graph that was made for frozen weights when the weights learn."""
-    layer, x = _Small(1, 1), torch.ones(1, 1, requires_grad=True)
-    layer.compile(backend="aot_eager")
-    for learns in (False, True):
-        layer.requires_grad_(learns)
-        layer(x).sum().backward()
-    return layer.weight.grad is None
-
-
 def refuse_forgetful(player: Player) -> None:
     """Refuse a network that the game itself has compiled, where torch would silently train a part of it."""
-    if graphs_forget():
+    if FORGETFUL:
         raise UserError(
             f"player '{player.name}': the game compiles its network, and {FORGETS}, or leave torch.compile out of the "
             f"game"
@@ -206,24 +188,8 @@ def compiling() -> Iterator[None]:
         yield
 
 
-@cache
-def _trouble(backend: str, device: torch.device) -> str | None:
-    """Try torch.compile on a small network. Returns why it does not work on this machine, and what to do, if so."""
-    try:
-        torch.compile(_Small(1, 1, device=device), backend=backend)(torch.ones(2, 1, device=device))
-    except (RuntimeError, OSError, ImportError) as error:
-        return f"{_first_line(error)}; {_cure(device)}"
-    return None
-
-
 def _first_line(error: Exception) -> str:
     """The cause, without torch's pages of advice."""
     error = getattr(error, "inner_exception", error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else type(error).__name__
-
-
-def _cure(device: torch.device) -> str:
-    if device.type == "cpu":
-        return "install a C++ compiler (Debian: apt-get install g++)"
-    return "see whether triton works on this device"

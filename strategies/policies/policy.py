@@ -147,7 +147,7 @@ class Policy(Costs):
             blocks = ", ".join(self.recompute.blocks) or "its network as a whole"
             private.say(f"player '{self.player.name}' recomputes {blocks}")
         if "compile" in self.options:
-            self.compiled = Compiled(self.player, self.world.device, self._unshard)
+            self.compiled = Compiled(self.player, self._unshard)
         if training and self.compiled_by_author:
             refuse_forgetful(self.player)
 
