@@ -1,7 +1,7 @@
 """A DeepSpeed engine's configuration: our settings, and those of the user's file that do not change the training."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gan.files.disk import read_text
@@ -12,31 +12,19 @@ SIZE = 6 * 2**20  # elements: 25 MB in float32, as for DDP's buckets
 
 # What a file may set: how the same numbers are moved, and what is printed. (Prints do not appear: see `package`.)
 TAKEN = {
-    "": {"comms_logger", "dump_state", "memory_breakdown", "steps_per_print", "wall_clock_breakdown"},
-    "zero_optimization": {
-        "allgather_bucket_size",
-        "contiguous_gradients",
-        "enable_sanity_checks",
-        "overlap_comm",
-        "reduce_bucket_size",
-        "reduce_scatter",
-        "sub_group_size",
-        "use_multi_rank_bucket_allreduce",
-    },
-}
-
-# What is often set in such a file but refused here, and what to type instead.
-INSTEAD = {
-    "optimizer": "the player brings its own",
-    "scheduler": "the player brings its own: Player(schedule=...)",
-    "gradient_clipping": "type Player(clip=...)",
-    "train_batch_size": "type --batch-size",
-    "train_micro_batch_size_per_gpu": "type --batch-size",
-    "gradient_accumulation_steps": "type Phase(micro_batches=...)",
-    "fp16": "type --precision 16-mixed",
-    "bf16": "type --precision bf16-mixed",
-    "zero_optimization.offload_optimizer": "type {policy}+offload",
-    "zero_optimization.cpu_offload": "type {policy}+offload",
+    "comms_logger",
+    "dump_state",
+    "memory_breakdown",
+    "steps_per_print",
+    "wall_clock_breakdown",
+    "zero_optimization.allgather_bucket_size",
+    "zero_optimization.contiguous_gradients",
+    "zero_optimization.enable_sanity_checks",
+    "zero_optimization.overlap_comm",
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.reduce_scatter",
+    "zero_optimization.sub_group_size",
+    "zero_optimization.use_multi_rank_bucket_allreduce",
 }
 
 
@@ -63,11 +51,13 @@ def settings(player: Player, policy: str, stage: int, options: Mapping[str, Any]
     path = options.get("config")
     file = {} if path is None else _load(path)
     zero = file.pop("zero_optimization", {})
-    wrong = [*_contradictions(file, ""), *_contradictions(zero, "zero_optimization", stage)]
-    wrong = [each.format(policy=policy) for each in wrong]
+    said = {**file, **{f"zero_optimization.{key}": value for key, value in zero.items()}}
+    stays = ("zero_optimization.stage", stage)
+    wrong = [name for name, value in said.items() if name not in TAKEN and value != "auto" and (name, value) != stays]
     if wrong:
         raise UserError(
-            f"player '{player.name}': {policy}+config:{path} sets what it must not set; take out {'; '.join(wrong)}"
+            f"player '{player.name}': {policy}+config:{path} sets what it must not set; take out {', '.join(wrong)}, "
+            f"because the game, the policy, --precision and --batch-size say how the player trains"
         )
     ours: dict[str, Any] = {
         "stage": stage,
@@ -90,14 +80,3 @@ def settings(player: Player, policy: str, stage: int, options: Mapping[str, Any]
         **{key: value for key, value in file.items() if value != "auto"},
         "zero_optimization": {**ours, **{key: value for key, value in zero.items() if value != "auto"}},
     }
-
-
-def _contradictions(said: Mapping[str, Any], section: str, stage: int | None = None) -> Iterator[str]:
-    for key, value in said.items():
-        name = f"{section}.{key}" if section else key
-        if key in TAKEN[section] or value == "auto" or (key, value) == ("stage", stage):
-            continue
-        if key == "stage":
-            yield f"{name} {value} (type deepspeed{value})"
-        else:
-            yield f"{name} ({INSTEAD.get(name, 'not known to leave training as it is')})"

@@ -233,17 +233,11 @@ def test_what_a_configuration_may_not_say_is_refused_at_once(ranks, tmp_path):
     (tmp_path / "ds.json").write_text(json.dumps(said))
     for answer in refusals(ranks, f"generator=deepspeed2+config:{tmp_path / 'ds.json'},*=ddp", "32-true"):
         assert answer.startswith("player 'generator': deepspeed2+config:")
-        for words in (
-            "fp16 (type --precision 16-mixed)",
-            "gradient_clipping (type Player(clip=...))",
-            "train_batch_size (type --batch-size)",
-            "optimizer (the player brings its own)",
-            "compression_training (not known to leave training as it is)",
-            "zero_optimization.stage 3 (type deepspeed3)",
-            "zero_optimization.offload_optimizer (type deepspeed2+offload)",
-            "zero_optimization.zero_quantized_weights (not known to leave training as it is)",
-        ):
-            assert words in answer
+        assert (
+            "take out fp16, gradient_clipping, train_batch_size, optimizer, compression_training, "
+            "zero_optimization.stage, zero_optimization.offload_optimizer, zero_optimization.zero_quantized_weights, "
+            "because" in answer
+        )
 
 
 # ---- refusals ----
