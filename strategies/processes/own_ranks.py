@@ -7,18 +7,18 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from gan.files.disk import whole_file
@@ -241,29 +241,20 @@ def end_openmp() -> None:
 
 
 def refuse_to_spawn(trainer: Trainer, *given: Any, typed: bool) -> None:
-    """Raise if ranks cannot be spawned, with the name of what cannot be pickled."""
+    """Raise if ranks cannot be spawned, with pickle's words for what cannot be pickled."""
     begun = "ranks are spawned"
     if not typed:
         begun += ", and not forked from a process that has begun to use a GPU or to differentiate beside one"
     first = "leave start_method out, or type 'fork'" if typed else "let fit() be the first that computes"
     if hasattr(sys, "ps1"):
         raise UserError(f"{begun}; a notebook cannot do that: {'' if typed else 'restart it, and '}{first}")
-    for value, name in [*_parts(trainer.lightning_module), (given, "what fit() was given"), (trainer, "the Trainer")]:
-        try:
-            ForkingPickler.dumps(value)
-        except Exception as error:
-            raise UserError(
-                f"{begun}, and {name} cannot be pickled: {error}; keep it out of the game, or {first}"
-            ) from error
-
-
-def _parts(game: LightningModule | None) -> Iterator[tuple[Any, str]]:
-    """What the modules of a game remember, with its names, but for their trainer."""
-    for place, module in () if game is None else game.named_modules():
-        state = module.__getstate__() if isinstance(module, GanModule) else vars(module)
-        for name, value in state.items():
-            if not isinstance(value, Trainer | nn.Module) and name != "_modules":
-                yield value, f"'{place}.{name}'".replace("'.", "'")
+    try:
+        ForkingPickler.dumps((given, trainer))
+    except Exception as error:
+        raise UserError(
+            f"{begun}, and the game, its data or the Trainer cannot be pickled: {error}; keep that out of them, or "
+            f"{first}"
+        ) from error
 
 
 def _apart(state: Mapping[str, Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
