@@ -1,4 +1,7 @@
-"""Patch discriminators: each score judges a patch. Inner features are returned too, for feature matching."""
+"""Patch discriminators: each score judges a patch. Inner features are returned too, for feature matching.
+
+The names of modules and parameters are the published ones.
+"""
 
 from itertools import pairwise
 
@@ -26,14 +29,16 @@ class PatchDiscriminator(nn.Module):
         ]
         for before, after in pairwise(widths):
             layer = conv(before, after, 4, 2, bias=False, spectral=spectral, gain=gain)
-            stages.append(nn.Sequential(layer, nn.InstanceNorm2d(after), nn.LeakyReLU(SLOPE, inplace=True)))
-        stages.append(conv(widths[-1], 1, 4, gain=gain))
-        self.stages = nn.ModuleList(stages)
+            normed = nn.Sequential(layer, nn.InstanceNorm2d(after))
+            stages.append(nn.Sequential(normed, nn.LeakyReLU(SLOPE, inplace=True)))
+        stages.append(nn.Sequential(conv(widths[-1], 1, 4, gain=gain)))
+        for number, stage in enumerate(stages):
+            self.add_module(f"model{number}", stage)
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """The features of each stage; the scores come last."""
         features = []
-        for stage in self.stages:
+        for stage in self.children():
             x = stage(x)
             features.append(x)
         return features
@@ -46,12 +51,13 @@ class MultiScaleDiscriminator(nn.Module):
         self, inside: int, width: int = 64, layers: int = 3, scales: int = 2, spectral: bool = True, gain: float = 0.02
     ) -> None:
         super().__init__()
-        self.scales = nn.ModuleList(PatchDiscriminator(inside, width, layers, spectral, gain) for _ in range(scales))
+        for number in range(scales):
+            self.add_module(f"discriminator_{number}", PatchDiscriminator(inside, width, layers, spectral, gain))
 
     def forward(self, x: Tensor) -> list[list[Tensor]]:
         """A list of features for each scale; the scores come last in each list."""
         found = []
-        for number, scale in enumerate(self.scales):
+        for number, scale in enumerate(self.children()):
             if number:
                 # With padding and channels last, torch's gradient on a GPU was wrong until July 2026: pytorch#188344.
                 x = F.avg_pool2d(x.contiguous(), 3, 2, 1, count_include_pad=False)

@@ -10,7 +10,7 @@ from gan import noise
 from gan.games.spade import Spade
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published.files import PublishedFile
-from nets.published.sean import export_discriminator, export_generator
+from nets.published.sean import discriminator_file, generator_file
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
 from nets.vgg import Vgg19
@@ -98,8 +98,7 @@ class Sean(Spade):
         return columns
 
     def published(self) -> list[PublishedFile]:
-        found = {"G": export_generator(self.encoder, self.generator), "D": export_discriminator(self.discriminator)}
-        return [PublishedFile(f"latest_net_{name}.pth", {}, others=state) for name, state in found.items()]
+        return [generator_file(self.encoder, self.generator), discriminator_file(self.discriminator)]
 
 
 def mean_where(chosen: Tensor, values: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class Spade(GanModule):
         super().__init__()
         self.generator, self.discriminator, self.vgg = generator, discriminator, vgg
         self.labels, self.steps = labels, steps
-        self.edges = generator.start.in_channels == labels + 1
+        self.edges = generator.fc.in_channels == labels + 1
         self.generator_rate, self.discriminator_rate = generator_rate, discriminator_rate
         self.matching, self.perceptual, self.pixels = matching, perceptual, pixels
         self.fake_once = fake_once
@@ -125,7 +125,7 @@ class Spade(GanModule):
         Both turns get the same planes, so that what the generator finds in them is found once.
         (Edges that come with the batch are another tensor; with them it is found twice.)
         """
-        like = self.generator.paint.weight
+        like = self.generator.conv_img.weight
         if not self.edges:
             return once(label, (self.labels, like.dtype), lambda: onehot(label, self.labels, like))
         if edges is None:

@@ -8,7 +8,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Run, Seed, Share, Upsamplings, check_size, is_planned, say
+from gan.runs.run import Run, Seed, Share, Upsamplings, begin_with, check_size, is_planned, say
 from nets.discriminator import MultiScaleDiscriminator
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
@@ -19,13 +19,18 @@ if TYPE_CHECKING:
     from gan.games.spade import Spade
 
 
-def sean(data: str = "data", **settings: Any) -> Run:
+def sean(data: str = "data", from_: str | None = None, **settings: Any) -> Run:
     """SEAN on pictures with label maps: CelebAMask-HQ, ADE20K, Cityscapes, COCO-Stuff, facades, or a folder of yours.
 
     Args:
         data: The folder of the set, or one with images/ and labels/ of the same names; which one it is is found out.
+        from_: A published file, latest_net_G.pth or latest_net_D.pth, or the folder of both, to begin with.
     """
-    return Published(**settings).run(data)
+    if from_ is not None and settings.get("style", 512) is None:
+        raise UserError("published weights of SEAN have styles; leave --from or --style out")
+    run = Published(**settings).run(data)
+    begin_with(from_, run.game)
+    return run
 
 
 def spade(data: str = "data", **settings: Any) -> Run:

@@ -30,8 +30,8 @@ from gan.files.errors import UserError, reason
 
 State = Mapping[str, Tensor]
 # What may lie beside a network's weights: other parts of a file, losses of a training, and statistics of instance
-# norms, which files from before 2018 have.
-BESIDE = re.compile(r".*/|loss\.|.*(running_mean|running_var|num_batches_tracked)$")
+# norms, which files from before 2018 have; in SEAN's file of the generator, the encoder.
+BESIDE = re.compile(r".*/|loss\.|Zencoder\.|.*(running_mean|running_var|num_batches_tracked)$")
 ENDS = {
     "parametrizations.weight.original0": "weight_g",
     "parametrizations.weight.original1": "weight_v",
@@ -63,7 +63,7 @@ class PublishedFile:
         content: dict[str, Any] = dict(self.others)
         for start, network in self.networks.items():
             part, _, prefix = start.rpartition("/")
-            state = {f"{prefix}{name}": value.contiguous() for name, value in published_state(network).items()}
+            state = {f"{prefix}{name}": value.cpu().contiguous() for name, value in published_state(network).items()}
             content |= {part: state} if part else state
         self.save({self.within: content} if self.within else content, path)
 
@@ -84,7 +84,7 @@ def published_state(network: nn.Module) -> dict[str, Tensor]:
     for start, module in _of_another_form(network):
         state = {name: value for name, value in state.items() if not name.startswith(start)}
         state |= {f"{start}{name}": value for name, value in module.published_state().items()}
-    return {name: value.detach().cpu() for name, value in state.items()}
+    return {name: value.detach() for name, value in state.items()}
 
 
 def take_published(network: nn.Module, state: State) -> None:
@@ -171,7 +171,7 @@ def _wrong(weights: State, start: str, network: nn.Module) -> str:
     """Why the weights do not fit a network."""
     state, own = _state(weights, start, network), published_state(network)
     if names := sorted(own.keys() ^ state.keys()):
-        return f"other networks than this run makes: {names[0]} is only {'there' if names[0] in state else 'here'}"
+        return f"other networks than are made here: {names[0]} is only {'there' if names[0] in state else 'here'}"
     for name, value in state.items():
         if value.shape != own[name].shape:
             shapes = f"{list(value.shape)} there and {list(own[name].shape)} here"
@@ -179,13 +179,20 @@ def _wrong(weights: State, start: str, network: nn.Module) -> str:
     return ""
 
 
-def _load(path: Path, weights: State, file: PublishedFile) -> None:
-    for number, (start, network) in enumerate(file.networks.items()):
+def take_fitting(weights: State, networks: Mapping[str, nn.Module]) -> str:
+    """Load weights into networks, of which all but the first may be missing. Returns why they do not fit."""
+    for number, (start, network) in enumerate(networks.items()):
         if number and not _state(weights, start, network):
             continue
         if wrong := _wrong(weights, start, network):
-            raise UserError(
-                f"{path} has {wrong}; type the networks' settings as they were in its training, "
-                f"on data of as many classes and channels"
-            )
+            return wrong
         take_published(network, _state(weights, start, network))
+    return ""
+
+
+def _load(path: Path, weights: State, file: PublishedFile) -> None:
+    if wrong := take_fitting(weights, file.networks):
+        raise UserError(
+            f"{path} has {wrong}; type the networks' settings as they were in its training, "
+            f"on data of as many classes and channels"
+        )

@@ -25,6 +25,10 @@ class ACE(nn.Module):
     as a convolution of the one-hot mask with kernels that belong to the picture:
 
         codes [B,labels,S] * kernel [3,3,2C,S]  ->  kernels [B,2C,labels,3,3];  kernels * mask -> [B,2C,H,W]
+
+    [Note: what the published networks never read]
+    Every published ACE has the running statistics of a second batch norm, and one without styles has two blending
+    scalars. No forward reads them, so we have none. In published files they have the values that they start with.
     """
 
     def __init__(
@@ -64,6 +68,30 @@ class ACE(nn.Module):
         stacked = self._maps(masks, codes) if near is None else self._tables(near, codes)
         scale, shift = stacked.chunk(2, 1)
         return scale, shift
+
+    def published_state(self) -> dict[str, Tensor]:
+        """The weights by their published names, as views. See [Note: what the published networks never read]."""
+        scale = self.noise_scale.detach().flatten()
+        unread = SyncBatchNorm(len(scale), affine=False, device=scale.device, dtype=scale.dtype)
+        parts = {
+            "param_free_norm": self.norm.state_dict(),
+            "Spade.param_free_norm": unread.state_dict(),
+            "Spade.mlp_shared.0": self.mask_features.state_dict(),
+        }
+        state = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+        state |= {"noise_var": scale} | self.mask_affine.halves("Spade.mlp_")
+        blend = scale.new_zeros(2) if self.style_affine is None else self.blend.detach()
+        state |= zip(("blending_gamma", "blending_beta"), blend.chunk(2), strict=True)
+        if self.style_affine is not None:
+            state |= self.style_affine.halves("conv_")
+            for label, weight in enumerate(self.region_weight.detach()):
+                state |= {f"fc_mu{label}.weight": weight.t(), f"fc_mu{label}.bias": self.region_bias[label, 0].detach()}
+        return state
+
+    @torch.no_grad()
+    def take_published(self, state: dict[str, Tensor]) -> None:
+        for name, view in self.published_state().items():
+            view.copy_(state[name])
 
     def _tables(self, near: Neighbourhoods, codes: Tensor | None) -> Tensor:
         """See [Note: one row a neighbourhood]."""
@@ -128,3 +156,12 @@ class Affine(nn.Module):
         """The weight in a convolution's layout, each channel times a factor."""
         weight = self.weight if factor is None else self.weight * factor.unsqueeze(1)
         return weight.permute(2, 3, 0, 1)
+
+    def halves(self, start: str) -> dict[str, Tensor]:
+        """Views of the weights as two convolutions, as they are published."""
+        halves = zip(("gamma", "beta"), self.kernel().detach().chunk(2), self.bias.detach().chunk(2), strict=True)
+        return {
+            f"{start}{half}.{name}": value
+            for half, weight, bias in halves
+            for name, value in (("weight", weight), ("bias", bias))
+        }

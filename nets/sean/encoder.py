@@ -23,7 +23,7 @@ class StyleEncoder(nn.Module):
             return [convolution, *norm, nn.LeakyReLU(SLOPE, inplace=True)]
 
         up = conv_doubling(4 * width, 8 * width, 3, normed=normalise, gain=gain)
-        self.layers = nn.Sequential(
+        self.model = nn.Sequential(
             nn.ReflectionPad2d(1),
             *layer(conv(3, width, 3, padding=0, normed=normalise, gain=gain)),
             *layer(conv(width, 2 * width, 3, 2, normed=normalise, gain=gain)),
@@ -36,7 +36,7 @@ class StyleEncoder(nn.Module):
 
     def forward(self, image: Tensor, onehot: Tensor) -> Tensor:
         """The codes; a region that is not in the picture gets a code of zeros."""
-        features = self.layers(image)
+        features = self.model(image)
         mask = resize_nearest(onehot, features.shape[-2:]).flatten(2)
         pixels = mask.sum(2, keepdim=True).clamp_min(1)
         return torch.bmm(mask, features.flatten(2).transpose(1, 2)) / pixels

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +48,7 @@ class SeanGenerator(nn.Module):
     to 16 times `width`. `hidden` is the width of the mask branch (128), and `style` the length of a code (512). The
     last block sees no styles. With `style=None` no block does: that is SPADE (Park et al. 2019) with SEAN's noise.
     With `edges`, masks have one more plane than labels, for the edges of instances. `recompute` keeps less for
-    backward and computes it again.
+    backward and computes it again. The modules have their published names.
     """
 
     def __init__(
@@ -77,12 +76,14 @@ class SeanGenerator(nn.Module):
             return Block(inside, outside, ace, gain, last)
 
         # The mask at its smallest, the three widest blocks, then one block for each halving of the width.
-        self.start = conv(planes, wide, 3, normed=True, gain=gain)
-        self.head = block(wide, wide)
-        self.middle_0, self.middle_1 = block(wide, wide), block(wide, wide)
-        widths = [wide // 2**k for k in range(shrinking + 1)]
-        self.ups = nn.ModuleList(block(inside, outside, last=outside == width) for inside, outside in pairwise(widths))
-        self.paint = conv(width, 3, 3, gain=gain)
+        self.fc = conv(planes, wide, 3, normed=True, gain=gain)
+        self.head_0 = block(wide, wide)
+        self.G_middle_0, self.G_middle_1 = block(wide, wide), block(wide, wide)
+        self.ups = tuple(f"up_{number}" for number in range(shrinking))
+        for number, name in enumerate(self.ups):
+            inside = wide // 2**number
+            self.add_module(name, block(inside, inside // 2, last=name == self.ups[-1]))
+        self.conv_img = conv(width, 3, 3, gain=gain)
 
     def forward(self, onehot: Tensor, codes: Tensor | None = None) -> Tensor:
         """A picture [B,3,H,W] in -1 to 1 for masks [B,labels,H,W] and codes [B,labels,style]."""
@@ -94,14 +95,14 @@ class SeanGenerator(nn.Module):
                 f"choose a size divisible by {shrink}, e.g. {-(-height // shrink) * shrink}, or fewer upsamplings"
             )
         masks = Masks(onehot, self.labels)
-        x = self.start(masks.at((height // shrink, width // shrink)).planes)
-        x = self.head(x, masks, codes)
-        x = self.middle_0(double(x), masks, codes)
+        x = self.fc(masks.at((height // shrink, width // shrink)).planes)
+        x = self.head_0(x, masks, codes)
+        x = self.G_middle_0(double(x), masks, codes)
         x = double(x) if self.upsamplings == 6 else x
-        x = self.middle_1(x, masks, codes)
+        x = self.G_middle_1(x, masks, codes)
         for up in self.ups:
-            x = up(double(x), masks, codes)
-        return torch.tanh(self.paint(F.leaky_relu(x, SLOPE)))
+            x = self.get_submodule(up)(double(x), masks, codes)
+        return torch.tanh(self.conv_img(F.leaky_relu(x, SLOPE)))
 
 
 def double(x: Tensor) -> Tensor:

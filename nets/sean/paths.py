@@ -48,7 +48,7 @@ def choose_path(
 
 def _seconds(generator: SeanGenerator, shape: Sequence[int], device: torch.device, plain: bool) -> float:
     """Forward and backward of the largest layer, on values of its own: its weights may be elsewhere."""
-    block, (rows, height, width) = generator.ups[-1], shape
+    block, (rows, height, width) = generator.get_submodule(generator.ups[-1]), shape
     assert isinstance(block, Block)
     statistics = block.ace_0.norm.running_mean
     assert statistics is not None

@@ -468,7 +468,7 @@ def test_the_discriminator_gets_a_fresh_fake_or_the_generators_own(game, forward
     forward, compare = made.generator.forward, made.compare
 
     def paint(mask, codes):
-        painted.append((torch.is_grad_enabled(), made.generator.paint.weight.clone(), forward(mask, codes)))
+        painted.append((torch.is_grad_enabled(), made.generator.conv_img.weight.clone(), forward(mask, codes)))
         return painted[-1][2]
 
     monkeypatch.setattr(made.generator, "forward", paint)

@@ -352,9 +352,9 @@ def blocks(module, **kwargs):
 @pytest.mark.parametrize(
     ("game", "player", "expected"),
     [
-        ("sean", 0, ["layers[1:10]", "layers[10:16]"]),
-        ("sean", 1, ["head", "middle_0", "middle_1", "ups.0"]),
-        ("sean", 2, [f"scales.{k}.stages.{n}[0:{e}]" for k in (0, 1) for n, e in ((0, 2), (1, 3))]),
+        ("sean", 0, ["model[1:10]", "model[10:16]"]),
+        ("sean", 1, ["head_0", "G_middle_0", "G_middle_1", "up_0"]),
+        ("sean", 2, [f"discriminator_{k}.model{n}[0:2]" for k in (0, 1) for n in ("0", "1.0")]),
         ("dmd2", 1, ["embed[0:3]", "down.0", "down.1", "middle", "up.0", "up.1"]),
         ("dmd2", 2, [""]),
     ],
@@ -449,7 +449,7 @@ def test_modules_stay_what_they_are_and_get_their_forwards_back():
     net = sean().generator
     before = [(id(m), type(m), sorted(vars(m))) for m in net.modules()], list(net.state_dict())
     recompute = Recompute(Player("generator", net))
-    assert "forward" in vars(net.head)
+    assert "forward" in vars(net.head_0)
     assert list(net.state_dict()) == before[1]
     recompute.release()
     assert ([(id(m), type(m), sorted(vars(m))) for m in net.modules()], list(net.state_dict())) == before

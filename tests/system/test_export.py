@@ -260,6 +260,19 @@ def test_published_files_hold_the_same_networks_with_the_weights_that_were_asked
     assert "latest_net_G.pth" in said and "discriminator: keys with `parametrizations`" in said
 
 
+def test_a_sean_begins_with_what_another_one_wrote(published_run, tmp_path):
+    export(str(published_run), tmp_path, published=True)
+    settings = yaml.safe_load((published_run / "settings.yaml").read_text())
+    typed = {name: settings[name] for name in (*opening.SMALL, "upsamplings", "held_out", "perceptual", "data")}
+    typed |= {"batch_size": 4}
+    game = build("sean", **typed, seed=1, from_=str(tmp_path)).game
+    for name in ("encoder", "generator", "discriminator"):
+        written, found = load_file(tmp_path / f"{name}.safetensors"), getattr(game, name).state_dict()
+        assert all(torch.equal(found[key], value) for key, value in written.items())
+    with pytest.raises(UserError, match="leave --from or --style out"):
+        build("sean", **typed | {"style": None}, from_=str(tmp_path))
+
+
 def test_a_run_of_r3gan_is_written_as_a_published_file(averaged, tmp_path):
     export(str(averaged), tmp_path, published=True)
     found = read(tmp_path / "network-snapshot.pkl")
@@ -288,7 +301,7 @@ def test_a_run_of_stylegan2_with_classes_and_opacity_begins_from_what_another_on
 
 
 def test_networks_of_another_form_are_not_published_and_nothing_is_written(sean):
-    reason = r"do not have the published form. export_generator: upsamplings=3, .* --published out"
+    reason = r"do not have the published form. SEAN's generator has upsamplings=3, .* --published out"
     with pytest.raises(UserError, match=reason):
         export(str(sean), published=True)
     with pytest.raises(UserError, match="--published: Identity has no published form; leave it out"):

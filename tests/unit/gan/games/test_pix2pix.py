@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_named(tmp_path):
     ):
         read_published(tmp_path, game.published())
     torch.save(UNet(3, 3, 4, 3).state_dict(), tmp_path / "latest_net_G.pth")
-    with pytest.raises(UserError, match=r"other networks than this run makes: .* is only there"):
+    with pytest.raises(UserError, match=r"other networks than are made here: .* is only there"):
         read_published(tmp_path / "latest_net_G.pth", game.published())
     (tmp_path / "latest_net_G.pth").write_bytes(b"no weights")
     with pytest.raises(UserError, match="cannot be read as published weights"):

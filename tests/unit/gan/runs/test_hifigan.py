@@ -69,7 +69,7 @@ def test_published_files_are_written_and_read(trained, sounds, tmp_path):
         judges = published_state(game.discriminators.msd)
         same = [torch.equal(value, both["msd"][key]) for key, value in judges.items() if key.endswith("weight_orig")]
         assert all(same) == (place == tmp_path) and same
-    with pytest.raises(UserError, match="generator_v3 has other networks than this run makes"):
+    with pytest.raises(UserError, match="generator_v3 has other networks than are made here"):
         run_of(sounds, from_=str(tmp_path), config_="V1")
 
 

@@ -208,7 +208,7 @@ def test_an_old_name_finds_the_data_set_with_its_labels_shape_and_edges(name, ca
     assert run.game.labels == labels
     assert item["image"].shape == (2, 3, 16, 32 if "cityscapes" in name else 16)
     assert ("edges" in item) == run.game.edges == (name in ("sean-cityscapes", "sean-coco"))
-    assert run.game.discriminator.scales[0].stages[0][0].in_channels == labels + run.game.edges + 3
+    assert run.game.discriminator.discriminator_0.model0[0].in_channels == labels + run.game.edges + 3
     assert isinstance(run.game, Spade) and hasattr(run.game, "encoder") == name.startswith("sean")
     trained, held_out = ({part.paths(row)[0] for row in range(len(part))} for part in (run.data.train, run.data.val))
     assert not trained & held_out and sum(len(batch["image"]) for batch in run.data.val_dataloader()) == 1  # as typed

@@ -35,7 +35,7 @@ class Passes(nn.Module):
 def sean(style: int | None, **more: bool) -> nn.Module:
     """With two of its four blocks, which are alike: each takes as long to write."""
     network = SeanGenerator(3, style, 2, 4, 2, gain=1.0, **more)
-    network.middle_0 = network.middle_1 = Passes()
+    network.G_middle_0 = network.G_middle_1 = Passes()
     return network
 
 
