@@ -1,6 +1,5 @@
 """SPADE, Park et al. 2019: a picture from a mask only. Its optional style image (VAE) is not here."""
 
-import logging
 from collections.abc import Iterator
 from functools import partial
 
@@ -16,7 +15,6 @@ from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator
 from nets.sean.generator import SeanGenerator
 from nets.sean.neighbourhood import once
-from nets.sean.paths import choose_path
 from nets.vgg import Vgg19
 
 Scales = list[list[Tensor]]
@@ -73,13 +71,6 @@ class Spade(GanModule):
         """The generator's turn comes first."""
         yield Phase("generator", self.fool, self.painters)
         yield Phase("discriminator", self.judge, "discriminator")
-
-    def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """On an accelerator, the first batch decides how the generator's layers compute."""
-        label, forward = batch["label"], self.trainer.precision_plugin.forward_context
-        path = "" if label.is_cpu else choose_path(self.generator, label.shape, label.device, forward)
-        if path and self.trainer.is_global_zero:
-            logging.getLogger("lightning.pytorch.lines").info(path)  # which commands show
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Please the discriminator, with features like those of the real picture, in the discriminator and in VGG."""

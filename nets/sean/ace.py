@@ -36,7 +36,6 @@ class ACE(nn.Module):
     ) -> None:
         super().__init__()
         self.labels, self.recompute = labels, recompute
-        self.plain: bool | None = None  # see nets/sean/paths.py; None is not measured
         self.noise_scale = nn.Parameter(torch.zeros(channels, 1, 1))
         self.norm = SyncBatchNorm(channels, affine=False)
         self.mask_features = conv(planes, hidden, 3, gain=gain)
@@ -58,8 +57,7 @@ class ACE(nn.Module):
         grain = noise.randn((x.shape[0], 1, *x.shape[2:]), like=x)
         scale, shift = self.affine(masks, codes)
         pixels = masks.neighbourhoods.pixels if masks.neighbourhoods is not None else None
-        ways = {"keep": not self.recompute, "plain": bool(self.plain)}
-        settings = Settings(self.norm, self.norm.training, pixels, slope, int(then.padding[0]), **ways)
+        settings = Settings(self.norm, self.norm.training, pixels, slope, int(then.padding[0]), not self.recompute)
         return norm_conv(settings, x, grain, self.noise_scale, scale, shift, then.weight, bias_of(then))
 
     def affine(self, masks: SizedMasks, codes: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -54,7 +54,7 @@ def differentiable_gradients(
 
 @dataclass(frozen=True)
 class Settings:
-    """What the operation needs besides tensors that learn. `pixels` is as in Neighbourhoods; `plain` as in paths.py."""
+    """What the operation needs besides tensors that learn. `pixels` is as in Neighbourhoods."""
 
     norm: SyncBatchNorm
     training: bool
@@ -62,7 +62,6 @@ class Settings:
     slope: float
     padding: int
     keep: bool
-    plain: bool = False
 
 
 @not_compiled  # it is one operation already, with an all-reduce inside
@@ -83,8 +82,6 @@ def norm_conv(
     """
     if settings.norm.group is not None:
         raise UserError("SEAN's batch norms are over all samples; leave nets.norm.in_groups out for its generator")
-    if settings.plain:
-        return _after_norm(settings, settings.norm(x + grain * noise_scale), scale, shift, weight, bias)
     return _NormConv.apply(settings, x, grain, noise_scale, scale, shift, weight, bias)
 
 
@@ -100,12 +97,8 @@ def plain_norm_conv(
     if constants is None:
         mean, variance, _ = global_moments(y)
         constants = mean, torch.rsqrt(variance + settings.norm.eps)
-    return _after_norm(settings, (y - _as_channels(constants[0])) * _as_channels(constants[1]), *others)
-
-
-def _after_norm(
-    settings: Settings, normal: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor | None
-) -> Tensor:
+    normal = (y - _as_channels(constants[0])) * _as_channels(constants[1])
+    scale, shift, weight, bias = others
     if settings.pixels is not None:
         scale, shift = (_look_up(table, settings.pixels).view_as(normal) for table in (scale, shift))
     out = F.leaky_relu(normal * (1 + scale) + shift, settings.slope)

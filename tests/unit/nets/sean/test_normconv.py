@@ -1,7 +1,4 @@
-"""SEAN's operations, and which of them is fast."""
-
-from contextlib import nullcontext
-from unittest import mock
+"""SEAN's operations."""
 
 import pytest
 import torch
@@ -9,10 +6,7 @@ import torch.distributed as dist
 
 from gan import ranks
 from nets.norm import SyncBatchNorm
-from nets.sean.ace import ACE
-from nets.sean.generator import SeanGenerator
 from nets.sean.normconv import Settings, mask_conv, norm_conv, plain_mask_conv, plain_norm_conv
-from nets.sean.paths import TURNS, choose_path
 from tests.support.rehearsal.threads import device_threads
 
 # ---- normconv ----
@@ -233,52 +227,3 @@ def test_nothing_is_kept_but_what_comes_in(parts):
         mask_conv(*parts)
     known = {part.untyped_storage().data_ptr() for part in parts}
     assert {tensor.untyped_storage().data_ptr() for tensor in saved} == known
-
-
-# ---- paths ----
-
-
-def generator(recompute=False):
-    return SeanGenerator(labels=3, style=4, width=2, hidden=4, upsamplings=2, recompute=recompute)
-
-
-def chosen(network, times=()):
-    """The path that a clock with these readings chooses."""
-    with mock.patch("nets.sean.paths.now", side_effect=times):
-        line = choose_path(network, (2, 8, 8), torch.device("cpu"), nullcontext)
-    return line, {each.plain for each in network.modules() if isinstance(each, ACE)}
-
-
-def readings(one, plain):
-    """A clock's, where a turn of each takes so long; the first one takes longer."""
-    each = [(0.0, 9.0), *[(0.0, one)] * (TURNS - 1), (0.0, 9.0), *[(0.0, plain)] * (TURNS - 1)]
-    return [time for turn in each for time in turn]
-
-
-@pytest.mark.parametrize(("one", "plain"), [(0.5, 0.25), (0.25, 0.5), (0.25, 0.25)])
-def test_the_faster_one_is_taken_by_all_layers_and_said(one, plain):
-    line, paths = chosen(generator(), readings(one, plain))
-    assert paths == {plain < one}
-    assert f"{1000 * one:.3g} ms as one, {1000 * plain:.3g} ms by torch's own" in line
-    assert line.startswith("SEAN's layers compute by " + ("torch's own operations" if plain < one else "one operation"))
-
-
-def test_it_is_measured_once_and_not_where_memory_counts():
-    network = generator()
-    chosen(network, readings(0.5, 0.25))
-    assert chosen(network) == ("", {True})
-    assert chosen(generator(recompute=True)) == ("", {None})
-
-
-@WAYS
-@MODES
-def test_both_paths_are_the_same_with_running_statistics(tables, training):
-    found = []
-    for plain in (False, True):
-        given, parts = settings_of(tables, training), tensors(tables)
-        settings = Settings(given.norm, training, given.pixels, 0.2, 1, keep=True, plain=plain)
-        out = norm_conv(settings, *parts)
-        grads = torch.autograd.grad(out.square().sum(), learning(parts))
-        found.append([out, *grads, *given.norm.state_dict().values()])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
