@@ -11,19 +11,19 @@ all-reduce twice. Every tensor in between is memory to allocate, which on a CPU 
 With `keep`, the normalised input and the convolution's input are kept too: more memory, less to compute.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from gan import ranks
 from gan.files.errors import UserError
 from gan.files.loading import not_compiled
-from nets.norm import SyncBatchNorm, follow, global_moments, pooled_moments, wide_sum
+from nets.norm import SyncBatchNorm, follow, pooled_moments, wide_sum
 
 
 def compute_dtype(weight: Tensor) -> torch.dtype:
@@ -39,17 +39,6 @@ def convolution_backward(
     sizes = None if bias is None else [len(bias)]
     geometry = [1, 1], [padding] * 2, [1, 1], False, [0, 0], 1
     return torch.ops.aten.convolution_backward(gradient, x, weight, sizes, *geometry, list(wanted))
-
-
-def differentiable_gradients(
-    plain: Callable[[], Tensor], tensors: Sequence[Tensor | None], wanted: Sequence[bool], gradient: Tensor
-) -> list[Tensor | None]:
-    """The wanted gradients of `plain()`, as operations that can be differentiated again."""
-    with torch.enable_grad():
-        out = plain()
-        asked = [tensor for tensor, want in zip(tensors, wanted, strict=True) if want and tensor is not None]
-        found = iter(torch.autograd.grad(out, asked, gradient.to(out.dtype), create_graph=True))
-    return [next(found) if want else None for want in wanted]
 
 
 @dataclass(frozen=True)
@@ -85,26 +74,6 @@ def norm_conv(
     return _NormConv.apply(settings, x, grain, noise_scale, scale, shift, weight, bias)
 
 
-def plain_norm_conv(
-    settings: Settings, tensors: Sequence[Any], constants: tuple[Tensor, Tensor] | None = None
-) -> Tensor:
-    """The same, operation by operation: for the gradient of a gradient.
-
-    `tensors` are those of norm_conv. `constants` are the mean and 1 / standard deviation, if not the batch's own.
-    """
-    x, grain, noise_scale, *others = tensors
-    y = x + grain * noise_scale
-    if constants is None:
-        mean, variance, _ = global_moments(y)
-        constants = mean, torch.rsqrt(variance + settings.norm.eps)
-    normal = (y - _as_channels(constants[0])) * _as_channels(constants[1])
-    scale, shift, weight, bias = others
-    if settings.pixels is not None:
-        scale, shift = (_look_up(table, settings.pixels).view_as(normal) for table in (scale, shift))
-    out = F.leaky_relu(normal * (1 + scale) + shift, settings.slope)
-    return F.conv2d(out.to(weight.dtype), weight, bias, padding=settings.padding)
-
-
 class _NormConv(torch.autograd.Function):
     """See [Note: what is kept for backward]."""
 
@@ -123,16 +92,13 @@ class _NormConv(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
         settings = ctx.settings
         # Read this once: under activation checkpointing, each access computes the tensors again.
         saved = ctx.saved_tensors
         *tensors, mean, rstd = saved[:9]
         wanted = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():
-            plain = partial(plain_norm_conv, settings, tensors, None if settings.training else (mean, rstd))
-            with ranks.at(ctx.world):
-                return None, *differentiable_gradients(plain, tensors, wanted, gradient)
         x, grain, noise_scale, scale, shift, weight, bias = tensors
         dtype = gradient.dtype
 
@@ -262,11 +228,6 @@ def mask_conv(planes: Tensor, first: Tensor, first_bias: Tensor, second: Tensor,
     return _MaskConv.apply(planes, first, first_bias, second, bias)
 
 
-def plain_mask_conv(planes: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, bias: Tensor) -> Tensor:
-    """The same, operation by operation: for the gradient of a gradient."""
-    return F.conv2d(_hidden(planes, first, first_bias), second, bias, padding=1)
-
-
 def _hidden(planes: Tensor, first: Tensor, first_bias: Tensor) -> Tensor:
     return F.relu(F.conv2d(planes, first, first_bias, padding=1), inplace=True)
 
@@ -277,13 +238,13 @@ class _MaskConv(torch.autograd.Function):
         dtype = compute_dtype(tensors[1])
         ctx.save_for_backward(*tensors)
         with torch.autocast(tensors[0].device.type, enabled=False):
-            return plain_mask_conv(*(tensor.to(dtype) for tensor in tensors))
+            planes, first, first_bias, second, bias = (tensor.to(dtype) for tensor in tensors)
+            return F.conv2d(_hidden(planes, first, first_bias), second, bias, padding=1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
         tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad
-        if torch.is_grad_enabled():
-            return tuple(differentiable_gradients(lambda: plain_mask_conv(*tensors), tensors, wanted, gradient))
         planes, first, first_bias, second, bias = (tensor.to(gradient.dtype) for tensor in tensors)
         hidden = _hidden(planes, first, first_bias)
         dhidden, dsecond, dbias = convolution_backward(gradient, hidden, second, bias, 1, (True, *wanted[3:]))
