@@ -14,7 +14,6 @@ from gan.losses import hinge_discriminator, hinge_generator, non_saturating_disc
 from nets.lpips import Lpips
 from nets.patch import PatchGan
 from nets.published.files import PublishedFile
-from nets.published.vqgan import last_ckpt
 from nets.vqgan import VqAutoencoder
 
 LARGEST = 1e4  # of the adaptive weight
@@ -134,7 +133,8 @@ class VqGan(GanModule):
         }
 
     def published(self) -> list[PublishedFile]:
-        return [last_ckpt(self.autoencoder, self.discriminator)]
+        networks = {"": self.autoencoder, "loss.discriminator.main.": self.discriminator.model}
+        return [PublishedFile("last.ckpt", networks, "*.ckpt", within="state_dict")]
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:

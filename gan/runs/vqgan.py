@@ -1,7 +1,6 @@
 """VQGAN in its published configurations, on pictures of a person's own."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -86,7 +85,7 @@ def vqgan(
         actnorm: Whether the discriminator has ActNorm in place of batch norm.
         perceptual: VGG-16's weights for LPIPS: the path of a file, torchvision (its cache, else a download), or off.
         perceptual_weight: Weight of LPIPS; published: 1.
-        from_: A published last.ckpt, to begin with its networks and weights; sizes are then the file's.
+        from_: A published last.ckpt, to begin with its weights.
     """
     from gan.games.vqgan import VqGan
 
@@ -97,9 +96,6 @@ def vqgan(
     torch.manual_seed(pictures.seed)
     autoencoder = _autoencoder(p, found.channels, width, blocks, codebook)
     judge = PatchGan(found.channels, judge_width, norm="act" if actnorm else "batch")
-    if from_ is not None:
-        autoencoder, of_file = _published(from_, codebook, found.channels)
-        judge = of_file or judge
     rules: dict[str, Any] = dict(start=p.start, adversarial=p.adversarial, rate=rate or 4.5e-6 * p.batch)
     game = VqGan(autoencoder, judge, lpips, loss=judge_loss, perceptual_weight=perceptual_weight, **rules)
     begin_with(from_, game)
@@ -121,14 +117,3 @@ def _lpips(perceptual: str) -> "Lpips | None":
     if perceptual == "off":
         return None
     return load_lpips(vgg16().state_dict() if is_planned() else perceptual)
-
-
-def _published(file: str, codebook: Learning, channels: int) -> tuple[VqAutoencoder, PatchGan | None]:
-    """The networks of a published file. Not every file has a discriminator."""
-    from nets.published.files import weights_in
-    from nets.published.vqgan import networks
-
-    autoencoder, judge = networks(weights_in(Path(file).expanduser()), codebook)
-    if autoencoder.channels != channels:
-        raise UserError(f"{file} paints {autoencoder.channels} channels; type --channels {autoencoder.channels}")
-    return autoencoder, judge
