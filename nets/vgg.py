@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from filelock import FileLock
 from torch import Tensor, nn
 from torchvision.models import VGG19_Weights, WeightsEnum, vgg
 
@@ -40,12 +40,9 @@ class Vgg19(nn.Module):
 
         # On "meta" no memory is filled: the given tensors become the network's.
         with torch.device("meta"):
-            self.features = self.layers(len(_tensor(weights, "features.0.weight")))[: self.relus[-1] + 1]
-        found = {}
-        for name, wanted in self.features.state_dict().items():
-            found[name] = _tensor(weights, f"features.{name}").to(torch.get_default_dtype())
-            if found[name].shape != wanted.shape:
-                raise ValueError(f"'features.{name}' is {list(found[name].shape)} in place of {list(wanted.shape)}")
+            self.features = self.layers(len(weights["features.0.weight"]))[: self.relus[-1] + 1]
+        dtype = torch.get_default_dtype()
+        found = {name: weights[f"features.{name}"].to(dtype) for name in self.features.state_dict()}
         self.features.load_state_dict(found, assign=True)
         self.eval().requires_grad_(False)
         self.register_state_dict_post_hook(_leave_out)
@@ -77,13 +74,6 @@ def _imagenet() -> tuple[list[float], list[float]]:
     return transform.mean, transform.std
 
 
-def _tensor(weights: Mapping[str, Tensor], name: str) -> Tensor:
-    found = weights.get(name)
-    if not isinstance(found, Tensor) or found.dim() < 1:
-        raise ValueError(f"'{name}' is missing")
-    return found
-
-
 def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     for name in [name for name in state if name.startswith(f"{prefix}features.")]:
         del state[name]
@@ -111,35 +101,25 @@ def load(weights: str, source: WeightsEnum, called: str, make: Callable[[Mapping
         raise UserError(f"'{path}' cannot be read as weights: {error}; {_advice(source)}") from error
     try:
         return make(state)
-    except (ValueError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        wrong = " ".join(str(error).split())
         raise UserError(
-            f"'{path}' does not hold {called} as torchvision saves it: {error}; {_advice(source)}"
+            f"'{path}' does not hold {called} as torchvision saves it: {wrong}; {_advice(source)}"
         ) from error
 
 
 def _cached(source: WeightsEnum, called: str) -> Path:
-    """The file in torchvision's cache. See [Note: one download a machine]."""
+    """The file in torchvision's cache, which is downloaded if it is missing."""
     path = Path(torch.hub.get_dir(), "checkpoints", Path(source.url).name)
-    if path.is_file():
-        return path
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):
-            if not path.is_file():
-                print(f"downloading {called}'s weights, {source.meta['_file_size']:.0f} MB, to {path}", file=sys.stderr)
-                prefix = path.stem.rpartition("-")[2]
-                torch.hub.download_url_to_file(source.url, str(path), prefix, progress=sys.stderr.isatty())
+        if not path.is_file():
+            with redirect_stdout(sys.stderr):
+                source.get_state_dict(check_hash=True, weights_only=True, progress=sys.stderr.isatty())
     except (OSError, RuntimeError, HTTPException) as error:
         raise UserError(
             f"the perceptual loss needs {called}'s weights and their download failed ({error}); {_advice(source)}"
         ) from error
     return path
-
-
-# [Note: one download a machine]
-# Every rank comes here by itself, before there is a process group. The first one to get the lock downloads; the
-# others wait for the lock and then find the file. The lock ends with its process, so a killed download blocks no
-# one. torch.hub renames the file to its final name only when it is whole and its hash is right.
 
 
 def _advice(source: WeightsEnum) -> str:
