@@ -46,13 +46,7 @@ class UNet(nn.Module):
         start_(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """A picture from -1 to 1, of the input's size."""
-        if any(side % 2**self.depth for side in x.shape[-2:]):
-            height, width = x.shape[-2:]
-            raise UserError(
-                f"UNet: {height} x {width} cannot be halved {self.depth} times; "
-                f"choose a size divisible by {2**self.depth}, or a smaller depth"
-            )
+        """A picture from -1 to 1, of the input's size, whose sides 2**depth divides."""
         return self.model["model"](x)
 
 
