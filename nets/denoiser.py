@@ -108,10 +108,6 @@ class ExactDenoiser(nn.Module):
             likely = self._logits(noisy.to(self.pictures.dtype), sigma).softmax(1)
             return (likely @ self.pictures.flatten(1)).view_as(noisy)
 
-    def nearest(self, images: Tensor) -> Tensor:
-        """For each image, the known picture that is most like it."""
-        return self.pictures[self._logits(images, images.new_ones(len(images))).argmax(1)]
-
     def _logits(self, noisy: Tensor, sigma: Tensor) -> Tensor:
         """-|x - y|^2 / (2 sigma^2) for all pictures y, without the part that is the same for all of them."""
         known = self.pictures.flatten(1)

@@ -94,16 +94,6 @@ class Dmd2(FromNoise):
         sigma = (low + noise.rand((len(pictures),), like=pictures) * (high - low)) ** 7
         return pictures + sigma[:, None, None, None] * noise.randn(pictures.shape, like=pictures), sigma
 
-    @torch.no_grad()
-    def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Fakes from always the same noise, beside the nearest of the teacher's pictures, and pictures of the batch."""
-        columns = super().show(batch)
-        nearest = getattr(self.teacher, "nearest", None)
-        if nearest is None:
-            return columns
-        fakes = columns["output"]
-        return {"output": fakes, "nearest of teacher's": nearest(fakes)} | columns
-
 
 class Dmd2Lora(Dmd2):
     """DMD2 (Yin et al. 2024b) with LoRA (Hu et al. 2021), as large models are distilled. A batch is {"image"}.
