@@ -86,11 +86,7 @@ def spade_faces(**settings: Any) -> Run:
 
 
 SPADE_SCORES = {"val/paint_error": "paint error on held-out faces"}
-SEAN_SCORES = {
-    "val/transfer_error": "transfer error on held-out faces",
-    "val/region_error": "transfer error of one region's style, in that region",
-    "val/region_spill": "change that makes in the other regions, as a share of its own",
-}
+SEAN_SCORES = {"val/transfer_error": "transfer error on held-out faces"}
 
 
 def sean_or_spade(

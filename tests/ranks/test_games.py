@@ -23,7 +23,7 @@ from gan.games.from_noise import projections, wasserstein
 from gan.games.hifigan import HifiGan
 from gan.games.pix2pix import Pix2pix, half_then_down, linear_decay
 from gan.games.r3gan import R3Gan
-from gan.games.sean import Sean, mean_where
+from gan.games.sean import Sean
 from gan.games.spade import Spade, edges_of
 from gan.games.stylegan import StyleGan
 from gan.games.vqgan import VqGan
@@ -367,7 +367,7 @@ def test_sean_scores_only_regions_that_the_style_picture_has(monkeypatch):
     assert logged(game, batch, monkeypatch) == {"val/transfer_error": pytest.approx(0.25)}
 
 
-def test_sean_scores_one_region_on_its_pixels_and_its_change_on_all(monkeypatch):
+def test_sean_changes_the_style_of_one_region(monkeypatch):
     """A generator by hand: every pixel has its region's first code, and a tenth of label 1's spills over label 0."""
     game = sean_once()
     style = torch.zeros(BATCH, LABELS, 4)
@@ -384,20 +384,10 @@ def test_sean_scores_one_region_on_its_pixels_and_its_change_on_all(monkeypatch)
     batch = {"image": ones, "style_image": -ones, "label": halves(0, 1), "style_label": halves(1, 0)}
     batch |= {"region": torch.ones(BATCH, dtype=torch.int64)}
     before, after = game.restyle(batch)
-    batch |= {"region_truth": after.clone(), "truth": ones}
-    batch["region_truth"][:, :, :, SIZE // 2 :] += 0.5
-    batch["region_truth"][:, :, :, : SIZE // 2] += 9.0  # outside of the region: not looked at
-    scores = logged(game, batch, monkeypatch)
-    assert scores["val/region_error"] == pytest.approx(0.25)
-    assert scores["val/region_spill"] == pytest.approx(0.1, rel=1e-4)
     # The grain is there, the same before and after, so what was measured is the style's doing.
     assert before[:, 0, 0, 0].std() > 0.1
     wanted = torch.where(halves(0, 1) == 1, -1.5, -0.15).unsqueeze(1).expand(-1, 3, -1, -1)
     torch.testing.assert_close(after - before, wanted)
-
-
-def test_a_mean_over_nothing_is_zero():
-    assert mean_where(torch.zeros(1, 2, 2, dtype=torch.bool), torch.ones(1, 2, 2)).tolist() == [0.0]
 
 
 def test_sean_takes_styles_from_the_other_picture():
