@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torchvision.models import AlexNet, VGG16_Weights
+from torchvision.models import VGG16_Weights
 
 from gan.files.disk import load_plain
 from nets.vgg import Vgg19, load
@@ -19,19 +18,10 @@ class Vgg16(Vgg19):
     relus, called, configuration = (3, 8, 15, 22, 29), "VGG-16", "D"
 
 
-class Alex(Vgg19):
-    """The features after the five ReLUs of AlexNet."""
-
-    relus, called, smallest = (1, 4, 7, 9, 11), "AlexNet", 31
-
-    def layers(self, width: int) -> nn.Sequential:
-        return AlexNet().features
-
-
 class Lpips(nn.Module):
     """The distance of pictures from -1 to 1 by Zhang et al. 2018, frozen.
 
-    The trunk is a Vgg16 or an Alex, and normalises, except in version 0.0. `weights` are the published numbers that
+    The trunk normalises, except in version 0.0. `weights` are the published numbers that
     weigh its features: lin0.model.1.weight and so on. With ones in their place all features count alike.
     """
 
@@ -55,11 +45,6 @@ class Lpips(nn.Module):
         """The distances at each place of each layer."""
         pairs = zip(self.embed(one), self.embed(other), strict=True)
         return [(a - b).square().sum(1, keepdim=True) for a, b in pairs]
-
-    def spatial(self, one: Tensor, other: Tensor) -> Tensor:
-        """The distances at each pixel, [B, 1, H, W]."""
-        each = [F.interpolate(layer, one.shape[2:], mode="bilinear") for layer in self.layerwise(one, other)]
-        return torch.stack(each).sum(0)
 
     def forward(self, one: Tensor, other: Tensor) -> Tensor:
         """The distance of each pair of pictures, [B, 1, 1, 1]."""

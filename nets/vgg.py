@@ -29,7 +29,7 @@ class Vgg19(nn.Module):
     come from a file of their own.
     """
 
-    relus, called, configuration, smallest = RELUS, "VGG-19", "E", SMALLEST
+    relus, called, configuration = RELUS, "VGG-19", "E"
 
     def __init__(self, weights: Mapping[str, Tensor], normalise: bool = False) -> None:
         super().__init__()
@@ -39,8 +39,10 @@ class Vgg19(nn.Module):
         self.register_buffer("spread", spread, persistent=False)
 
         # On "meta" no memory is filled: the given tensors become the network's.
+        width = len(weights["features.0.weight"])  # published: 64
+        steps = [step if isinstance(step, str) else step * width // 64 for step in vgg.cfgs[self.configuration]]
         with torch.device("meta"):
-            self.features = self.layers(len(weights["features.0.weight"]))[: self.relus[-1] + 1]
+            self.features = vgg.make_layers(steps)[: self.relus[-1] + 1]
         dtype = torch.get_default_dtype()
         found = {name: weights[f"features.{name}"].to(dtype) for name in self.features.state_dict()}
         self.features.load_state_dict(found, assign=True)
@@ -48,17 +50,12 @@ class Vgg19(nn.Module):
         self.register_state_dict_post_hook(_leave_out)
         self.register_load_state_dict_pre_hook(_keep)
 
-    def layers(self, width: int) -> nn.Sequential:
-        """torchvision's layers, whose first has that many channels; published: 64."""
-        steps = vgg.cfgs[self.configuration]
-        return vgg.make_layers([step if isinstance(step, str) else step * width // 64 for step in steps])
-
     def forward(self, image: Tensor) -> list[Tensor]:
         """The features of pictures [B,3,H,W] from -1 to 1, fine to coarse."""
-        if min(image.shape[-2:]) < self.smallest:
+        if min(image.shape[-2:]) < SMALLEST:
             raise UserError(
                 f"{self.called} cannot see pictures of {image.shape[-2]} x {image.shape[-1]}: they are halved too "
-                f"often; choose a size of {self.smallest} or more, or type --perceptual off"
+                f"often; choose a size of {SMALLEST} or more, or type --perceptual off"
             )
         x = ((image + 1) / 2 - self.mean) / self.spread if self.normalise else image
         found = []

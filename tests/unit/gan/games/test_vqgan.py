@@ -6,7 +6,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from gan.games.vqgan import VqGan
-from nets.lpips import Vgg16
 from nets.norm import ActNorm
 from nets.patch import PatchGan
 from nets.vqgan import VqAutoencoder
@@ -58,7 +57,7 @@ def game_of(figures, norm="batch", learning="learned", perceptual=None, started=
     autoencoder = autoencoder.double()
     autoencoder.load_state_dict({key: value for key, value in weights.items() if not key.startswith("loss.")})
     if perceptual is not None:
-        perceptual = published(Vgg16, perceptual, settings["lpips_seed"])
+        perceptual = published(perceptual, settings["lpips_seed"])
     return VqGan(autoencoder, judge, perceptual, **{"rate": 1e-4, "start": 10, **rules})
 
 
