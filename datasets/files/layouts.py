@@ -1,7 +1,6 @@
 """Data sets of pictures with label maps that need no preparation: published ones, and any folder."""
 
 import os
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -138,7 +137,6 @@ class Facades(Pairs):
 
 
 VOID = 255  # what many sets have where nobody knows the label
-RARE = 0.05  # of the maps
 
 
 class FolderPairs(Pairs):
@@ -181,8 +179,8 @@ class FolderPairs(Pairs):
         self._hold_out(held_out, split)
 
     @classmethod
-    def find_labels(cls, root: str | Path) -> tuple[int, dict[int, int], str]:
-        """How many labels the maps of a folder have, which value stands for another one, and what is odd about them.
+    def find_labels(cls, root: str | Path) -> tuple[int, dict[int, int]]:
+        """How many labels the maps of a folder have, and which value stands for another one.
 
         The labels are the numbers up to the largest one. But a 255 that is far from the others is void, as in many
         sets: that is one more label, after the others.
@@ -202,20 +200,10 @@ class FolderPairs(Pairs):
             most=MAX_PROBLEMS,
         )
         raise_problems(problems, root)
-        maps = Counter(int(value) for text in texts if text is not None for value in text.split())
-        values = sorted(maps)
-        void = values[-1] == VOID and VOID - 1 not in maps and len(values) > 1
+        values = sorted({int(value) for text in texts if text is not None for value in text.split()})
+        void = values[-1] == VOID and VOID - 1 not in values and len(values) > 1
         count = values[-1 - void] + 1
-        odd = f"{VOID} in a map is void, label {count}" if void else ""
-        first = next(value for value in range(count + 1) if value not in maps)  # that is in no map
-        stray = [value for value in values if first < value < count]
-        if stray and (most := max(maps[value] for value in stray)) <= RARE * len(texts):
-            named = ", ".join(map(str, stray))
-            odd = (
-                f"no map has the label {first}, and at most {most} of {len(texts)} maps have {named}; "
-                f"if that is a mistake, type --labels {first}, and the file is named"
-            )
-        return count + void, {VOID: count} if void else {}, odd
+        return count + void, {VOID: count} if void else {}
 
     def _hold_out(self, held_out: float, split: str) -> None:
         if len(self) == 1:

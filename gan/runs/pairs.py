@@ -92,9 +92,9 @@ def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Pairs | MadeUp,
     kind: Any = getattr(datasets, layout.kind)
     try:
         if how.get("num_labels", 1) is None:
-            how["num_labels"], how["void"], odd = datasets.FolderPairs.find_labels(data)
-            if odd:
-                say(f"data {data}: {odd}")
+            how["num_labels"], how["void"] = datasets.FolderPairs.find_labels(data)
+            for value, label in how["void"].items():
+                say(f"data {data}: {value} in a map is void, label {label}")
         return kind(data, split="train", **how), kind(data, split="val", **how)
     except UserError:
         if not is_planned():

@@ -1,7 +1,5 @@
 """Folders of the user's own: what is paired, and what is wrong with a folder."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -152,37 +150,18 @@ def with_values(root, *more):
 
 
 @pytest.mark.parametrize(
-    ("more", "count", "void", "said"),
-    [
-        ((), 4, {}, ""),
-        ((4,), 5, {}, ""),
-        ((255,), 5, {255: 4}, "255 in a map is void, label 4"),
-        ((254, 255), 256, {}, "no map has the label 4, and at most 1 of 20 maps have 254, 255; .* type --labels 4,"),
-        (
-            (9,),
-            10,
-            {},
-            "no map has the label 4, and at most 1 of 20 maps have 9; if that is a mistake, type --labels 4,",
-        ),
-    ],
+    ("more", "count", "void"),
+    [((), 4, {}), ((4,), 5, {}), ((255,), 5, {255: 4}), ((254, 255), 256, {}), ((9,), 10, {})],
 )
-def test_a_stray_value_in_the_maps_is_void_or_named(more, count, void, said, tmp_path):
-    found = with_values(tmp_path, *more)
-    assert found[:2] == (count, void) and re.match(said, found[2]) and bool(found[2]) == bool(said)
+def test_a_255_that_is_far_from_the_other_values_is_void(more, count, void, tmp_path):
+    assert with_values(tmp_path, *more) == (count, void)
     pairs = FolderPairs(tmp_path, count, 8, void=void)
     assert pairs[19]["label"].max() == count - 1
-
-
-def test_a_label_that_many_maps_have_is_no_mistake(tmp_path):
-    with_values(tmp_path)
-    for number in range(5):
-        put(tmp_path / "labels" / f"{number:02}.png", np.full((8, 8), 9))
-    assert FolderPairs.find_labels(tmp_path) == (10, {}, "")
 
 
 def test_a_map_of_one_bit_has_the_labels_0_and_1(tmp_path):
     good_pairs(tmp_path, "a", "b")
     for name in "ab":
         Image.fromarray(np.eye(8, dtype=bool)).save(tmp_path / "labels" / f"{name}.png")
-    assert FolderPairs.find_labels(tmp_path)[:2] == (2, {})
+    assert FolderPairs.find_labels(tmp_path) == (2, {})
     assert FolderPairs(tmp_path, 2, 8)[0]["label"].unique().tolist() == [0, 1]
