@@ -58,7 +58,7 @@ class Faces(Dataset):
             raise IndexError(f"index {index} is outside of {self.length} faces")
         return self.first + index % self.length
 
-    def image(self, shape: int, style: int | Mapping[str | int, int] | None = None) -> tv_tensors.Image:
+    def image(self, shape: int, style: int | Mapping[int, int] | None = None) -> tv_tensors.Image:
         """The picture of `draw` as bytes [3, H, W], drawn once and kept."""
         key = shape, frozenset(style.items()) if isinstance(style, Mapping) else style
         return tv_tensors.Image(self._keep(key, lambda: _bytes(self.draw(shape, style)).permute(2, 0, 1)))
@@ -67,11 +67,11 @@ class Faces(Dataset):
         """The labels of `label` as bytes [H, W], drawn once and kept."""
         return tv_tensors.Mask(self._keep((shape,), lambda: _bytes(self.label(shape))))
 
-    def draw(self, shape: int, style: int | Mapping[str | int, int] | None = None) -> Image.Image:
+    def draw(self, shape: int, style: int | Mapping[int, int] | None = None) -> Image.Image:
         """Draw the shape of one face in the style of another: the ground truth of a style transfer.
 
-        `style` is the number of the face whose styles are used. Or it gives a face for some regions (by name or
-        number); the other regions keep their own style.
+        `style` is the number of the face whose styles are used. Or it gives a face for some regions; the other regions
+        keep their own style.
         """
         return paint(self._cells(shape), self._styles(shape, style), self.size)
 
@@ -86,12 +86,10 @@ class Faces(Dataset):
             self._latest = shape, cells
         return self._latest[1]
 
-    def _styles(self, shape: int, style: int | Mapping[str | int, int] | None) -> list[Style]:
-        if isinstance(style, Mapping):
-            chosen = {_region(name): face for name, face in style.items()}
-        else:
-            chosen = dict.fromkeys(Region, shape if style is None else style)
-        return [LOOKS[self.look](self.seed, chosen.get(region, shape), region) for region in Region]
+    def _styles(self, shape: int, style: int | Mapping[int, int] | None) -> list[Style]:
+        if not isinstance(style, Mapping):
+            style = dict.fromkeys(Region, shape if style is None else style)
+        return [LOOKS[self.look](self.seed, style.get(region, shape), region) for region in Region]
 
     def _keep(self, key: tuple, draw: Callable[[], torch.Tensor]) -> torch.Tensor:
         kept = self._kept.get(key)
@@ -175,11 +173,3 @@ class FaceLooks(Dataset):
 
 def _bytes(picture: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(picture))
-
-
-def _region(name: str | int) -> Region:
-    if name in LABELS:
-        return Region(LABELS.index(name))
-    if name in list(Region):
-        return Region(name)
-    raise UserError(f"region {name!r} is not known; try one of {', '.join(LABELS)}")
