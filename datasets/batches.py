@@ -93,15 +93,15 @@ class GlobalBatches(DistributedSampler):
                 yield epoch, index
 
 
-def check_divides(batch: int, ranks: int, what: str, option: str) -> None:
+def check_divides(batch: int, ranks: int, option: str) -> None:
     """Refuse a batch that ranks cannot share equally. `option` is what to type before a number."""
     if batch < 1:
-        raise UserError(f"{what} {batch} is empty; try {option}{ranks}")
+        raise UserError(f"batch {batch} is empty; try {option}{ranks}")
     if batch % ranks:
         below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
         devices = f"{'--devices ' if option.startswith('--') else 'devices='}{batch}"
         advice = f"{option}{below} or {option}{above}" if below else f"{option}{above} or {devices}"
-        raise UserError(f"{what} {batch} is not divisible by {ranks} ranks; try {advice}")
+        raise UserError(f"batch {batch} is not divisible by {ranks} ranks; try {advice}")
 
 
 def check_held_out(count: int, ranks: int) -> None:

@@ -27,7 +27,6 @@ class GanData(LightningDataModule):
         val: Samples | None = None,
         *,
         batch_size: int,
-        val_batch_size: int | None = None,
         val_count: int | None = None,
         workers: int | None = 0,
         seed: int = 0,
@@ -38,7 +37,6 @@ class GanData(LightningDataModule):
         super().__init__()
         self.train, self.val = train, val
         self.batch_size = batch_size
-        self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
         self.val_count = min(val_count or len(val), len(val)) if val is not None else 0
         self.asked_workers, self.seed, self.flip, self.crop = workers, seed, flip, crop
         self.new_data = new_data
@@ -53,13 +51,12 @@ class GanData(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Refuse, before the first step, what cannot be split into equal parts."""
         _, ranks = self._rank_of_ranks()
-        check_divides(self.batch_size, ranks, "batch", "--batch-size ")
+        check_divides(self.batch_size, ranks, "--batch-size ")
         if len(self.train) < self.batch_size:
             fits = len(self.train) // ranks * ranks
             advice = f"try --batch-size {fits}" if fits else f"try at most {len(self.train)} ranks"
             raise UserError(f"{len(self.train)} training samples do not fill a batch of {self.batch_size}; {advice}")
         if self.val is not None:
-            check_divides(self.val_batch_size, ranks, "validation batch", "--val-batch-size ")
             check_held_out(self.val_count, ranks)
 
     def train_dataloader(self) -> ResumableLoader:
@@ -71,7 +68,7 @@ class GanData(LightningDataModule):
         """This rank's part of the held-out batches, in order. The last batch may be smaller."""
         if self.val is None:
             return []
-        return self._loader(Prepared(self.val), self.val_count, self.val_batch_size, training=False)
+        return self._loader(Prepared(self.val), self.val_count, self.batch_size, training=False)
 
     def _loader(self, dataset: Prepared, count: int, batch_size: int, training: bool) -> ResumableLoader:
         rank, ranks = self._rank_of_ranks()

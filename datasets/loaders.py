@@ -58,7 +58,7 @@ class GlobalLoader(ResumableLoader):
             raise UserError("a sampler makes the order; leave shuffle=True out")
         count = len(dataset) if sampler is None else len(sampler)  # pyrefly: ignore[bad-argument-type]
         rank, ranks = _rank_of_ranks()
-        check_divides(batch_size, ranks, "batch", "batch_size=")
+        check_divides(batch_size, ranks, "batch_size=")
         if training and count < batch_size:
             raise UserError(f"{count} samples do not fill a batch of {batch_size}; make batch_size smaller")
         if not training:
@@ -91,7 +91,7 @@ class GlobalStream(Loader):
         how |= dict(collate_fn=collate_fn, seed=seed)
         self.again = partial(GlobalStream, stream, batch_size, **how)
         rank, self.ranks = _rank_of_ranks()
-        check_divides(batch_size, self.ranks, "batch", "batch_size=")
+        check_divides(batch_size, self.ranks, "batch_size=")
         self.rows = Rows(stream, batch_size, rank, self.ranks, seed)
         super().__init__(self.rows, batch_size=batch_size // self.ranks, **how)
 

@@ -44,7 +44,7 @@ def _check(settings: Namespace) -> None:
         PhaseStrategy(strategy)
     for devices in settings.devices:
         if settings.get("batch_size") is not None:
-            check_divides(settings.batch_size, devices, "batch", "--batch-size ")
+            check_divides(settings.batch_size, devices, "--batch-size ")
 
 
 def _start(settings: Namespace) -> Path | None:

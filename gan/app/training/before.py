@@ -57,7 +57,7 @@ def check(settings: Namespace, strategy: PhaseStrategy, devices: int, on_cpu: bo
         placement = placement_of(strategy.choice, ranks)
         check_ranks(strategy.choice, ranks, placement)
         if ":" not in settings.run and isinstance(batch, int):  # an own run may mean something else by it
-            check_divides(batch, ranks if placement is None else len(placement.training), "batch", "--batch-size ")
+            check_divides(batch, ranks if placement is None else len(placement.training), "--batch-size ")
     data = settings.get("data")
     if ":" not in settings.run and isinstance(data, str):
         check_there(data)

@@ -68,12 +68,6 @@ def test_epochs_augment_anew_and_held_out_samples_stay_as_they_are():
         ({"batch_size": 0}, 4, r"batch 0 is empty; try --batch-size 4"),
         ({"batch_size": 64}, 4, r"50 training samples do not fill a batch of 64; try --batch-size 48"),
         ({"batch_size": 64}, 64, r"50 training samples do not fill a batch of 64; try at most 50 ranks"),
-        (
-            {"batch_size": 8, "val_batch_size": 6},
-            4,
-            r"validation batch 6 .* try --val-batch-size 4 or --val-batch-size 8",
-        ),
-        ({"batch_size": 8, "val_batch_size": 0}, 4, r"validation batch 0 is empty"),
         ({"batch_size": 8, "val": Numbers(3)}, 4, r"3 held-out samples are too few for 4 ranks; hold out 4 or more"),
     ],
 )
