@@ -14,7 +14,6 @@ from gan import GanModule, Phase, Player
 from nets.blocks import onehot
 from nets.byol import Online, random_view
 
-NEAREST = 4  # pictures of the gallery that are shown
 VOTES = 10  # nearest neighbours that guess a sample's attributes
 RARE = 0.05  # the least share of samples that must have an attribute, and must lack it, for it to be scored
 
@@ -27,16 +26,13 @@ class Byol(GanModule):
     together. `steps` is the length of the training, at whose end the target stands still.
 
     The score needs samples with {"label"}: which labels a picture has is guessed from the pictures whose
-    representations are nearest. The grid shows the nearest ones of `gallery`, pictures [K, 3, H, W].
+    representations are nearest.
     """
-
-    gallery: Tensor
 
     def __init__(
         self,
         online: Online,
         predictor: nn.Module,
-        gallery: Tensor,
         *,
         labels: int,
         steps: int,
@@ -46,7 +42,6 @@ class Byol(GanModule):
         super().__init__()
         self.online, self.predictor, self.target = online, predictor, copy.deepcopy(online)
         self.labels, self.steps, self.rate, self.decay = labels, steps, rate, decay
-        self.register_buffer("gallery", gallery, persistent=False)
         self._seen: list[Tensor] = []
         self._present: list[Tensor] = []
 
@@ -82,12 +77,9 @@ class Byol(GanModule):
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A row a sample: the picture, and the pictures of the gallery that are most like it to the encoder."""
-        seen, known = (F.normalize(self.online.encoder(images)) for images in (batch["image"], self.gallery))
-        nearest = self.gallery[(seen @ known.T).topk(NEAREST).indices]
-        return {"picture": batch["image"], "nearest": nearest[:, 0]} | {
-            f"{place}. nearest": nearest[:, place - 1] for place in range(2, NEAREST + 1)
-        }
+        """A row a sample: the picture, and two views of it."""
+        image = batch["image"]
+        return {"picture": image, "a view": random_view(image), "another view": random_view(image)}
 
 
 def distance(guess: Tensor, target: Tensor) -> Tensor:

@@ -294,7 +294,7 @@ def byol_faces(
         batch_size: Pictures a step, of all ranks together.
         max_steps: Steps of the whole training, in which the target's decay rises to 1.
         faces: How many faces to train on.
-        held_out: How many faces to score on, and as many others to show; none of them is trained on.
+        held_out: How many faces to score on; none of them is trained on.
         width: Channels of the encoder's first layers.
         hidden: Width of projector and predictor; published: 4096.
         projection: Length of the vectors that are predicted; published: 256.
@@ -302,18 +302,14 @@ def byol_faces(
         decay: The target's decay at the start; published: 0.996, for trainings of 100,000 steps and more.
     """
     from datasets import Faces
-    from datasets.augment import to_tensors
-    from gan.games.byol import NEAREST, Byol
+    from gan.games.byol import Byol
 
     drawn = SmallFaces(batch_size=batch_size, faces=faces, held_out=held_out, **settings)
     torch.manual_seed(drawn.seed)
-    others = Faces(max(held_out, NEAREST), drawn.size, drawn.seed, first=HELD_OUT + held_out, look="poster")
-    gallery = torch.stack([to_tensors(others[number])["image"] for number in range(len(others))])
     widths = [width, 2 * width, 4 * width]
     game = Byol(
         Online(ResnetEncoder(widths), perceptron(widths[-1], hidden, projection)),
         perceptron(projection, hidden, projection),
-        gallery,
         labels=Faces.num_labels,
         steps=max_steps,
         rate=rate,

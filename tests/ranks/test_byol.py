@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gan import noise
-from gan.games.byol import NEAREST, distance, neighbour_error, rising
+from gan.games.byol import distance, neighbour_error, rising
 from nets.byol import random_view
 from strategies import PhaseStrategy
 from tests.ranks.test_games import byol, pictures
@@ -87,16 +87,6 @@ def test_the_target_takes_the_statistics_of_the_batch():
     game.target.register_forward_pre_hook(lambda module, _: modes.append(module.encoder.stages[1].training))
     trainer(PhaseStrategy("single"), 1, 2).fit(game, parts(2, batches=pictures), parts(1, batches=pictures))
     assert modes == [True] * 4
-
-
-def test_the_nearest_of_the_gallery_are_shown():
-    game = byol().eval()
-    image = game.gallery[:5].flip(0)
-    columns = game.show({"image": image})
-    assert torch.equal(columns["nearest"], image)
-    assert len(columns) == 1 + NEAREST
-    for one, other in zip(list(columns.values())[1:], list(columns.values())[2:], strict=False):
-        assert not torch.equal(one, other)
 
 
 # ---- the score ----

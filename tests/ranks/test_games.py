@@ -210,8 +210,8 @@ def vqgan_learned() -> VqGan:
 
 def byol() -> Byol:
     torch.manual_seed(0)
-    online, gallery = Online(ResnetEncoder((4, 4)), perceptron(4, 8, 4)), torch.rand(6, 3, SIZE, SIZE) * 2 - 1
-    return Byol(online, perceptron(4, 8, 4), gallery, labels=LABELS, steps=12, decay=0.9)
+    online = Online(ResnetEncoder((4, 4)), perceptron(4, 8, 4))
+    return Byol(online, perceptron(4, 8, 4), labels=LABELS, steps=12, decay=0.9)
 
 
 MADE = (
