@@ -3,7 +3,6 @@
 import math
 import os
 import zlib
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,8 @@ class SoundFolder(Folder):
             raise UserError(f"{path} is no folder; give {self.forms}")
         super().__init__(path, classes=False)
 
-    def decoded(self, index: int, rate: int) -> tuple[np.ndarray, int, int]:
-        """The sound as int16 at a rate, the mean of its channels; its own rate; and how many channels it has."""
+    def decoded(self, index: int, rate: int) -> np.ndarray:
+        """The sound as int16 at a rate, the mean of its channels."""
         try:
             import soundfile
             import soxr
@@ -41,14 +40,13 @@ class SoundFolder(Folder):
             raise UserError("to read sounds, two packages are needed; type pip install soundfile soxr") from error
         try:
             with self.read(index) as file, soundfile.SoundFile(file) as sound:
-                own, channels = sound.samplerate, sound.channels
-                wave = sound.read(dtype="float64", always_2d=True).mean(1)
+                own, wave = sound.samplerate, sound.read(dtype="float64", always_2d=True).mean(1)
             if not np.isfinite(wave).all():
                 raise UserError("it has values that are not finite")
             wave = wave if own == rate else soxr.resample(wave, own, rate)
         except (soundfile.SoundFileError, UserError, OSError, ValueError) as error:
             raise UserError(f"{self.name(index)}: {getattr(error, 'error_string', reason(error))}") from error
-        return (wave * 32768).round().clip(-32768, 32767).astype(np.int16), own, channels
+        return (wave * 32768).round().clip(-32768, 32767).astype(np.int16)
 
 
 def read_mel(path: Path, bands: int) -> np.ndarray:
@@ -98,14 +96,14 @@ class Sounds(UsableSamples):
         self.entries = np.array([entry for entry, words in enumerate(self._known) if words and not wrong[entry]])
 
     def _decode(self, entry: int) -> str:
-        """Decode a sound into a file of the cache. Returns its length, peak, own rate and channels, and that file."""
-        wave, own, channels = self.source.decoded(entry, self.rate)
+        """Decode a sound into a file of the cache. Returns its length, its peak and that file."""
+        wave = self.source.decoded(entry, self.rate)
         self.folder.mkdir(exist_ok=True)
         stamp = b"".join([self.source.names[entry], self.source.stamps[entry].tobytes()])
         name = f"{zlib.crc32(stamp):08x}-{len(stamp)}-{entry}.npy"
         with whole_file(self.folder / name) as part, part.open("wb") as file:
             np.save(file, wave)
-        return f"{len(wave)} {int(np.abs(wave.astype(np.int32)).max(initial=0))} {own} {channels} {name}"
+        return f"{len(wave)} {int(np.abs(wave.astype(np.int32)).max(initial=0))} {name}"
 
     def _wrong(self, entry: int) -> str:
         """Why a decoded sound cannot be used."""
@@ -134,15 +132,6 @@ class Sounds(UsableSamples):
     def lengths(self) -> list[int]:
         """Of all sounds, in samples at this rate."""
         return [int(self._known[entry][0]) for entry in self.entries]
-
-    @property
-    def own_rates(self) -> Counter[int]:
-        return Counter(int(self._known[entry][2]) for entry in self.entries)
-
-    @property
-    def many_channels(self) -> int:
-        """How many sounds have several channels."""
-        return sum(int(self._known[entry][3]) > 1 for entry in self.entries)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.load_part(index, 0.0)

@@ -94,7 +94,7 @@ def _sounds(data: str, how: tuple[Any, ...], held_out: float, length: int) -> tu
     try:
         found = Sounds(data, *how)
         train, val = found.pieces(held_out, length)
-        say(_said(data, found, train, val, segment))
+        say(_said(data, found, train, val))
     except UserError:
         if not is_planned() or Path(data).exists():
             raise
@@ -120,19 +120,10 @@ def _configuration(typed: str | None, from_: str | None) -> tuple[dict[str, Any]
     return read_config(Path(typed).expanduser()), typed
 
 
-def _said(data: str, found: "Sounds", train: "Sounds", val: "Sounds", segment: int) -> str:
+def _said(data: str, found: "Sounds", train: "Sounds", val: "Sounds") -> str:
     """What was found and decided, in one line."""
-    rates, lengths = found.own_rates, found.lengths
-    shown = ", ".join(f"{rate:,} Hz {count:,}" for rate, count in rates.most_common(4))
-    least, most, whole = (value / found.rate for value in (min(lengths), max(lengths), sum(lengths)))
-    short = sum(length < segment for length in lengths)
-    notes = [
-        f"data {data}: {len(found):,} sounds ({shown}; {least:.2f} to {most:.2f} s, {whole / 60:.1f} minutes in all)",
-        f"{len(train):,} to train on and {len(val):,} held out",
-    ]
-    notes += [f"resampled to {found.rate:,} Hz"] if set(rates) != {found.rate} else []
-    notes += [f"{found.many_channels:,} made mono"] if found.many_channels else []
-    notes += [f"{short:,} shorter than a segment, which end in silence"] if short else []
-    notes += [f"mel spectrograms of {found.mels}"] if found.mels else []
+    minutes = sum(found.lengths) / found.rate / 60
+    notes = [f"data {data}: {len(found):,} sounds, {minutes:.1f} minutes at {found.rate:,} Hz"]
+    notes += [f"{len(train):,} to train on and {len(val):,} held out"]
     notes += [f"{len(found.problems):,} broken or too short left out"] if found.problems else []
     return "; ".join([*notes, *([f"not sounds: {found.source.note}"] if found.source.note else [])])

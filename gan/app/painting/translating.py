@@ -178,7 +178,7 @@ def voice_folder(game: HifiGan, inputs: str, out: Path, device: torch.device) ->
 
     def read(row: int) -> Tensor:
         if not source.name(row).lower().endswith(".npy"):
-            wave = torch.from_numpy(source.decoded(row, game.mel.rate)[0]).float()
+            wave = torch.from_numpy(source.decoded(row, game.mel.rate)).float()
             if len(wave) < game.mel.window:
                 raise UserError(f"{source.name(row)}: it is too short, {len(wave):,} samples")
             return game.mel((wave * PEAK / wave.abs().max().clamp_min(1))[None].to(device))

@@ -54,7 +54,6 @@ def test_other_rates_and_several_channels_become_one(folder):
     tone = numpy.sin(2 * numpy.pi * 440 * time)
     soundfile.write(folder / "a.wav", numpy.stack([tone, 0.5 * tone], 1), 16000, subtype="FLOAT")
     found = Sounds(folder, RATE, 8000)
-    assert found.own_rates == {RATE: 5, 16000: 1} and found.many_channels == 1
     assert found.lengths[0] == 8000
     wanted = 0.95 * torch.sin(2 * torch.pi * 440 * torch.arange(8000) / RATE)
     assert (found[0]["wave"] - wanted)[500:-500].abs().max() < 2e-3
