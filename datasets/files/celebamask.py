@@ -70,6 +70,9 @@ def merge(root: Path, labels: Path, numbers: np.ndarray, present: np.ndarray, pa
     """
     number = int(numbers[index])
     masks = [(label, _mask_path(root, number, LABELS[label])) for label in np.flatnonzero(present[index]).tolist()]
+    if not masks:
+        path = _mask_path(root, number, "*")
+        raise UserError(f"{path} is missing; unpack the data set again, or take the picture's line out of {MAPPING}")
     merged = Image.fromarray(merge_masks(masks))
     labels.mkdir(exist_ok=True)
     unfinished = labels.with_name(f"{part}.{number}-{os.getpid()}.part")
@@ -83,7 +86,6 @@ def _merged(root: Path, numbers: np.ndarray, split: str) -> str:
     cache = cache_folder(root)
     stamps = _mask_stamps(root, numbers)
     present = stamps[:, :, 1] > 0
-    raise_problems(_missing(root, numbers, present), root)
     file, labels = cache / f"merged-{split}.jsonl", cache / "labels"
     work = partial(merge, root, labels, numbers, present, file.stem)
     _, problems = remember(
@@ -114,26 +116,6 @@ def _mask_stamps(root: Path, numbers: np.ndarray) -> np.ndarray:
 
 def _mask_path(root: Path, number: int, part: str) -> Path:
     return root / PARTS / str(number // PER_FOLDER) / f"{number:05d}_{part}.png"
-
-
-def _missing(root: Path, numbers: np.ndarray, present: np.ndarray) -> list[str]:
-    """Problems: pictures in the mapping file that have no file or no masks."""
-    pictures = _names(root / FACES, JPEG)
-    no_file = [root / FACES / f"{number}.jpg" for number in numbers if str(number) not in pictures]
-    no_mask = [_mask_path(root, int(number), "*") for number in numbers[~present.any(1)]]
-    return [
-        f"{len(paths)} of {len(numbers)} {what} are missing: {', '.join(map(str, paths[:3]))}"
-        f"{' ...' if len(paths) > 3 else ''}; unpack the data set again, or take their lines out of {MAPPING}"
-        for what, paths in (("pictures", no_file), ("pictures' masks", no_mask))
-        if paths
-    ]
-
-
-def _names(folder: Path, suffixes: tuple[str, ...]) -> set[str]:
-    if not folder.is_dir():
-        return set()
-    pieces = (os.path.splitext(entry.name) for entry in all_files(folder))
-    return {name for name, suffix in pieces if suffix.lower() in suffixes}
 
 
 def merge_masks(paths: list[tuple[int, Path]]) -> np.ndarray:
