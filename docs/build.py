@@ -103,7 +103,7 @@ def said(page: Path) -> list[str]:
 
 def messages() -> Iterator[str]:
     """All texts in the source, in which … stands for what is put in."""
-    for path in (path for room in ("gan", "nets", "datasets", "strategies") for path in (ROOT / room).rglob("*.py")):
+    for path in (path for room in ("gan", "datasets", "strategies") for path in (ROOT / room).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)

@@ -46,6 +46,7 @@ def main(argv: list[str]) -> None:
         script = job.script(argv, settings, strategy.is_dp)
         say(job.submit(script) if settings.submit else script)
         return
+    before.check_weights(settings.get("from_"))
     loggers.kinds(settings.logger)  # refuses what is not installed
     computer = machine(settings)
     before.allow_files(settings, computer.processes)
