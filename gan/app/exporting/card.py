@@ -27,13 +27,13 @@ module, _, name = made["class"].rpartition(".")
 network = getattr(import_module(module), name)(**made["arguments"])
 weights, part = load_file(made["file"]), made["part"]
 network.load_state_dict({{key.removeprefix(part): weights[key] for key in weights if key.startswith(part)}})
-print(network.eval()({given}))"""
+print(network.eval()({given}){first}.shape)"""
 NEEDS = "To make the network also takes the packages `nets` and `gan` of Coordinated GANs, but not Lightning."
 NEEDS_THEIRS = "To make the network also takes its module `{}`, on Python's path (PYTHONPATH), and what that imports."
 RUN = """import torch
 
 network = torch.export.load("{file}").module()
-print(network({given}))"""
+print(network({given}){first}.shape)"""
 
 
 def arguments(opened: SavedRun, names: Collection[str]) -> dict[str, dict[str, Any] | None]:
@@ -102,11 +102,11 @@ def readme(
         lines += [f"![{what}]({picture})", ""]
     for player, call in called.items():
         if described[player]["arguments"] is not None:
-            code = LOAD.format(player=player, given=_typed(call))
+            code = LOAD.format(player=player, given=_typed(call), first=_first(call))
             needs = needs_of(described[player]["class"])
             lines += [f"## {player} in plain torch", "", needs, "", "```python", code, "```", ""]
         if "torch" in formats:
-            code = RUN.format(file=described[player]["programs"][0], given=_typed(call))
+            code = RUN.format(file=described[player]["programs"][0], given=_typed(call), first=_first(call))
             lines += [f"## {player} as a program", "", "This needs torch alone.", "", "```python", code, "```", ""]
     lines += ["## Files", "", *(f"- `*{SUFFIX[kind]}`: programs, made by torch" for kind in formats), "", files]
     return "\n".join(lines)
@@ -120,6 +120,12 @@ def needs_of(made: str) -> str:
 def _typed(call: Call) -> str:
     """What a network is called with, as it is typed in Python."""
     return ", ".join(_made_up(value) if isinstance(value, Tensor) else repr(value) for value in call.given.values())
+
+
+def _first(call: Call) -> str:
+    """Where the picture is in what the network gives: a VQGAN gives numbers beside it."""
+    with torch.no_grad():
+        return "[0]" if isinstance(call.network(*call.values), tuple | list) else ""
 
 
 def _made_up(value: Tensor) -> str:
