@@ -251,7 +251,12 @@ class Unlike(OfNumPy):
 
 
 DRAWN = {"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "fsdp": 2, "zero3+recompute": 2}
-BY_TRIAL = {"policies": {"ddp": 2}, "checked": ("ddp",), "steps": 3, "mutants": (Mutant("without a trial", "ddp"),)}
+BY_TRIAL = {
+    "policies": {"ddp": 2},
+    "checked": ("ddp",),
+    "steps": 3,
+    "mutants": (Mutant("without a trial", "ddp", slow=True),),
+}
 PROMISE = ("torch's own noise or dropout in a loss",)
 ALONE = "would not train as one device does"
 
@@ -263,7 +268,7 @@ DRAWS = {
             Refused(OfEachRank, "ddp", (ALONE, "seed the generator alike on all ranks")),
             Refused(BothWays, "ddp", (ALONE, "or all side by side")),
             Refused(RecurrentInParts, "ddp", (ALONE, "In micro-batches")),
-            Refused(SideBySideInParts, "ddp", (ALONE, "In micro-batches")),
+            Refused(SideBySideInParts, "ddp", (ALONE, "In micro-batches"), slow=True),
         ),
     ),
     "draws in micro-batches": Scene(
@@ -275,7 +280,7 @@ DRAWS = {
     "samples side by side": Scene(SideBySide, **BY_TRIAL),
     "later_side_by_side": Scene(JoinsSideBySide, **BY_TRIAL),
     "varying_draws": Scene(
-        Frames, **{**BY_TRIAL, "steps": 10},
+        Frames, **{**BY_TRIAL, "steps": 10, "mutants": (Mutant("without a trial", "ddp"),)},
         refused=(Refused(LateFrames, "ddp", "step 2 drew other numbers than one device, where the game drew"),),
     ),
     "seeded_by_hand": Scene(
@@ -297,5 +302,5 @@ DRAWS = {
     ),
     "draws of a compiled network": Scene(Compiled, policies={"ddp+compile": 2}, often=(), checked=("ddp+compile",)),
     "draws of a network compiled by its author": Scene(ByAuthor, alone=Compiled, policies={"single": 1}, often=()),
-    "gan.noise": Scene(AllDraws, policies={**DRAWN, "fsdp+recompute": 2}),
+    "gan.noise": Scene(AllDraws, policies={**DRAWN, "fsdp+recompute": 2}, often=("ddp",)),
 }  # fmt: skip

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.ranks.test_games import byol, pictures, r3gan, vqgan
-from tests.support.scene import DEAF, Scene
+from tests.support.scene import Scene
 
 
 def built_in(game: Any, **more: Any) -> Scene:
@@ -11,7 +11,7 @@ def built_in(game: Any, **more: Any) -> Scene:
 
 
 BUILT_IN = {
-    "r3gan": built_in(r3gan, policies={"ddp": 2}, mutants=(DEAF,)),
+    "r3gan": built_in(r3gan, policies={"ddp": 2}),
     "vqgan": built_in(vqgan, policies={"ddp": 2, "zero3": 2}, often=("ddp",), steps=6, checked=("zero3",)),
     "byol": built_in(byol, policies={"ddp": 2, "zero3": 2}, often=("zero3",), checked=("ddp",)),
 }

@@ -400,7 +400,7 @@ def derived(name: str) -> Scene:
     more = RECOMPUTED if name in ("MeanFlow", "Duals", "Slopes") else {}
     return Scene(
         forward_games.GAMES[name], bucket=SMALL, policies={**AS_ONE, **more},
-        often=("zero3", "zero3+recompute") if name == "MeanFlow" else ("zero3",),
+        often=("zero3",),
         mutants=(DEAF, Mutant("without its derivative", game=Still)) if name == "MeanFlow" else (RARELY_DEAF,),
         refused=(
             Refused(
@@ -414,7 +414,7 @@ LOSSES = {
     "instance norms that keep statistics": Scene(
         InstanceNorms,
         policies={**POLICIES, "zero3+recompute": 2, "generator=pipeline,*=ddp": 2, "ddp+compile": 2},
-        often=("ddp", "zero3+recompute", "generator=pipeline,*=ddp"), checked=("zero3",),
+        often=("ddp", "zero3+recompute"), checked=("zero3",),
         mutants=(Mutant("statistics of each rank", "ddp", replaced={"nets.norm.instance_norm": F.instance_norm}),),
         refused=(
             Refused(
@@ -423,17 +423,18 @@ LOSSES = {
             ),
         ),
     ),
-    "fakes made in inference mode": Scene(Inferred, often=("zero3", "fsdp")),
+    "fakes made in inference mode": Scene(Inferred, often=("zero3",)),
     "gan.ranks": Scene(
-        Contrast, policies={"ddp": 2, "ddp+recompute": 2, "zero3": 2}, checked=("ddp",), promises=WHOLE_BATCH,
+        Contrast, policies={"ddp": 2, "ddp+recompute": 2, "zero3": 2}, often=("ddp",), checked=("ddp",),
+        promises=WHOLE_BATCH,
         mutants=tuple(
-            Mutant(f"{name} of one rank", "ddp", replaced={f"gan.ranks.{name}": own_alone})
+            Mutant(f"{name} of one rank", "ddp", replaced={f"gan.ranks.{name}": own_alone}, slow=name != "sum")
             for name in ("sum", "mean", "gather")
         ),
     ),
     "gan.ranks in micro-batches": Scene(
         ContrastInTwo, policies={"ddp": 2, "zero3": 2, "zero2": 2}, often=("ddp",), four=("ddp", "zero3"),
-        promises=WHOLE_BATCH, mutants=(DEAF,),
+        promises=WHOLE_BATCH,
     ),
     "batch norms in micro-batches": Scene(
         MicroBatchNorms, policies={"ddp": 2}, four=("ddp",),
@@ -445,9 +446,12 @@ LOSSES = {
         ),
     ),
     "batch norms of one's own": Scene(
-        Own, **NORMS, checked=("ddp",),
+        Own, **NORMS, often=("ddp",), checked=("ddp",),
         mutants=(Mutant("not synchronised", "ddp", settings={"sync_batchnorm": False}),),
-        refused=tuple(Refused(game, "ddp", BY_HAND, unsaid="Synchronise batch norms") for game in (ByHand, Imported)),
+        refused=tuple(
+            Refused(game, "ddp", BY_HAND, unsaid="Synchronise batch norms", slow=game is Imported)
+            for game in (ByHand, Imported)
+        ),
     ),
     "batch norms that torch synchronises": Scene(
         torchs_own, policies={"ddp": 2, "zero1": 2, "zero3": 2, "generator=pipeline,*=ddp": 2}, often=("ddp",),
@@ -497,8 +501,8 @@ LOSSES = {
     },
     "a graph of second order for a later phase": Scene(Handed, policies={"zero3": 2}, bucket=SMALL),
     "adapters": Scene(
-        Adapters, lambda steps: by_hand(Adapters(), steps), policies=SHARED, checked=("zero2",), bucket=SMALL,
-        saved=("zero3",), arrives=MIXED, travels_often=False,
+        Adapters, lambda steps: by_hand(Adapters(), steps), policies=SHARED, often=("zero3",), checked=("zero2",),
+        bucket=SMALL, saved=("zero3",), arrives=MIXED, travels_often=False,
         refused=(
             Refused(
                 Adapters, "zero3", "depends on no weight of fake", check=False,

@@ -207,7 +207,7 @@ BUCKETS, BUCKET = "strategies.sharding.storage.Buckets", "strategies.sharding.bu
 UNREDUCED = {f"{BUCKET}.PendingReduction": Local}
 UNSPREAD = {f"{BUCKETS}.step": step_alone}
 STALE = {f"{BUCKETS}.{name}": nothing for name in ("shards_changed", "reshard")} | {f"{BUCKET}.Bucket.reshard": nothing}
-APART = Mutant("batch norm of each rank", "ddp", settings={"sync_batchnorm": False})
+APART = Mutant("batch norm of each rank", "ddp", settings={"sync_batchnorm": False}, slow=True)
 
 
 class Renamed(nn.Linear):
@@ -276,7 +276,7 @@ POLICY_GAMES = {
         Crossed, policies=dict.fromkeys(["ddp", "zero1", "zero2"], 2), often=("ddp", "zero2"),
         mutants=tuple(
             Mutant(
-                f"one group, {policy}", policy, slow=policy == "zero1",
+                f"one group, {policy}", policy, slow=policy != "ddp",
                 replaced={"strategies.ranks_strategy.Groups": OneGroup},
             )
             for policy in ("ddp", "zero1", "zero2")
@@ -298,7 +298,7 @@ POLICY_GAMES = {
     "blocks": Scene(
         Odd, policies=BLOCKS, four=("fsdp",), often=("fsdp",), checked=tuple(BLOCKS)[1:], steps=3,
         mutants=(
-            Mutant("stale weights", "fsdp", replaced=STALE),
+            Mutant("stale weights", "fsdp", replaced=STALE, slow=True),
             Mutant("nothing is reduced", "fsdp", replaced=UNREDUCED, slow=True),
         ),
     ),

@@ -429,7 +429,7 @@ WORDS = {
         refused=(Refused(Thawing, "single", "player 'judge': weight 'trunk.0.weight' requires a gradient at step 2"),),
     ),
     "frozen in the loss": freezing(
-        InTheLoss, ("ddp", "zero3"), Mutant("nothing is frozen", game=Clipped), checked=("ddp",)
+        InTheLoss, ("zero3",), Mutant("nothing is frozen", game=Clipped), checked=("ddp",)
     ),
     "after": Scene(
         After, AfterByHand().run, policies={**DUEL, **OFFLOADED}, often=("single", "zero3"), bucket=SMALL,

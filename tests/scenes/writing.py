@@ -182,8 +182,11 @@ def by_norms(game: Any, *more: Mutant, **policies: int) -> Scene:
 PIECES = Mutant("pieces are clipped", "zero3", replaced={"strategies.hooks.whole_gradients": as_they_are})
 
 
-def kept(*policies: str, name: str = "keep_writes") -> tuple[Mutant, ...]:
-    return tuple(Mutant(f"no {name}, {policy}", policy, replaced={f"{BUCKET}.{name}": nothing}) for policy in policies)
+def kept(*policies: str, name: str = "keep_writes", slow: bool = True) -> tuple[Mutant, ...]:
+    """`make test` plays one of each name."""
+    return tuple(
+        Mutant(f"no {name}, {policy}", policy, replaced={f"{BUCKET}.{name}": nothing}, slow=slow) for policy in policies
+    )
 
 
 def clipped(way: str, gathered: bool, **policies: int) -> Scene:
@@ -195,7 +198,8 @@ def clipped(way: str, gathered: bool, **policies: int) -> Scene:
 
 WRITTEN = {
     "a hook changes gradients": Scene(
-        Shrinks, policies={**OURS, "zero2+offload": 2}, mutants=(Mutant("it looks", game=Looks),), promises=HOOKS
+        Shrinks, policies={**OURS, "zero2+offload": 2}, often=("zero3",), promises=HOOKS,
+        mutants=(Mutant("it looks", game=Looks),),
     ),
     "a hook clips": by_norms(ClipsByNorm, PIECES, **{"zero2+hybrid:2": 4, "zero3+hybrid:2": 4}),
     "a hook clips all networks": by_norms(ClipsNetworks),
@@ -204,7 +208,7 @@ WRITTEN = {
         Own, alone=Doubled, policies={"ddp": 2, "zero3": 2}, often=("ddp",), mutants=(Mutant("as it was", game=Plain),)
     ),
     "a forward writes by copy_": Scene(
-        Writing, policies=OURS, often=("zero3",), mutants=kept("zero3"), promises=IN_FORWARD,
+        Writing, policies=OURS, often=("zero3",), mutants=kept("zero3", slow=False), promises=IN_FORWARD,
         refused=tuple(  # as in plain torch
             Refused(WritingLate, policy, "modified by an inplace operation", slow=policy not in ("single", "zero3"))
             for policy in ("single", *OURS)
@@ -224,14 +228,15 @@ WRITTEN = {
         ),
     ),
     "a forward writes by data=": Scene(
-        WritingOther, policies=OURS, mutants=kept("zero1", "zero2", name="_move_back"), promises=IN_FORWARD
+        WritingOther, policies=OURS, often=("ddp",), promises=IN_FORWARD,
+        mutants=(*kept("zero1", name="_move_back", slow=False), *kept("zero2", name="_move_back")),
     ),
     **{
         f"{game.__name__}, bucket by bucket": Scene(game, policies={"zero3": 2}, bucket=100, mutants=kept("zero3"))
         for game in (WritingData, WritingFrozen)
     },
     "a forward and a callback write": Scene(
-        Writing, policies={"zero3": 2, "zero2+offload": 2}, often=("zero3", "zero2+offload"), mutants=kept("zero3"),
+        Writing, policies={"zero3": 2, "zero2+offload": 2}, often=("zero3",), mutants=kept("zero3"),
         callbacks=clips(way="data.copy_", loads=False), saved=("zero3", "zero2+offload"), arrives=(("single", 1),),
         refused=tuple(
             Refused(Writing, f"{policy}+recompute", ("writes its weight of shape", "leave recompute out"))
@@ -240,6 +245,7 @@ WRITTEN = {
     ),
     "a callback writes": Scene(
         Plain, clipped_by_hand, policies={"single": 1, **OURS, **COPIES, **ENGINES}, callbacks=clips(),
+        often=("single", "zero3"),
         mutants=kept("zero3"), promises=BY_CALLBACK,
     ),
     **{
@@ -254,7 +260,7 @@ WRITTEN = {
         for way in WRITES
     },
     "averaged() and gathered() in each other": Scene(
-        Plain, policies={**OURS, **COPIES, **ENGINES}, often=("ddp", "zero3", "fsdp"), callbacks=lambda: [Nests()],
+        Plain, policies={**OURS, **COPIES, **ENGINES}, often=("zero3",), callbacks=lambda: [Nests()],
         mutants=(Mutant("nothing is written", callbacks=list),),
     ),
 }  # fmt: skip
