@@ -24,37 +24,46 @@ def offline(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+ALL, TENSORBOARD = "csv,tensorboard,wandb,mlflow", "csv,tensorboard"
+FEWER = f"{ALL} then {TENSORBOARD}"
+
+
 def names(run):
     known = json.loads((run / "trained.json").read_text())
-    return {name: known[name] for name in ("tensorboard", "wandb", "mlflow")}
+    return {name: known[name] for name in ("tensorboard", "wandb", "mlflow") if name in known}
 
 
-ALL, TENSORBOARD = "csv,tensorboard,wandb,mlflow", "csv,tensorboard"
-
-
-@pytest.fixture(scope="module", params=often([TENSORBOARD, ALL], [TENSORBOARD]))
+@pytest.fixture(scope="module", params=often([TENSORBOARD, ALL, FEWER], [TENSORBOARD]))
 def run(request, tmp_path_factory):
     """Two steps on one device, whose health is measured, two more there, and two on two ranks with these loggers."""
+    first, _, then = request.param.partition(" then ")
     with pytest.MonkeyPatch.context() as patch:
         offline.__wrapped__(patch)
         patch.setattr(health, "APART", 1)
         out = tmp_path_factory.mktemp("loggers") / "runs"
-        made = opening.train(out, "r3gan-faces", logger=ALL, score_every=1, **NARROW)
+        made = opening.train(out, "r3gan-faces", logger=first, score_every=1, **NARROW)
         before = names(made)
+        assert list(before) == first.split(",")[1:]
         patch.undo()
         offline.__wrapped__(patch)
         assert fit.main(["--resume", str(made), "--max-steps", "4"]) == 0
-        together = ("--devices", 2, "--logger", request.param, "--check", "false")
+        together = ("--devices", 2, "--logger", then or first, "--check", "false")
         ended = commands.run("gan.fit", "--resume", made, "--max-steps", 6, *together)
         assert ended.returncode == 0, ended.stderr
         assert names(made) == before
         return made
 
 
+# Both packages start processes and databases, which takes longer than the training.
+SERVICES = pytest.mark.parametrize(
+    "run", [pytest.param(each, marks=pytest.mark.slow) for each in (ALL, FEWER)], indirect=True
+)
+
+
 @pytest.fixture
 def steps(request):
     """The steps that Weights & Biases and MLflow know."""
-    return 6 if ALL in request.node.name else 4
+    return 4 if FEWER in request.node.name else 6
 
 
 def test_the_runs_own_metrics_are_as_ever(run):
@@ -75,6 +84,7 @@ def test_tensorboard_has_scalars_pictures_settings_and_the_card(run):
     assert b"| strategy | ddp |" in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
 
 
+@SERVICES
 def test_wandb_goes_on_under_the_same_name(run, steps):
     said = names(run)["wandb"]
     files = sorted(run.glob("wandb/offline-run-*/*.wandb"))
@@ -96,6 +106,7 @@ def test_wandb_goes_on_under_the_same_name(run, steps):
     assert len(list(run.glob("wandb/offline-run-*/files/media/images/grid_*.png"))) >= steps
 
 
+@SERVICES
 def test_mlflow_goes_on_under_the_same_name(run, steps):
     from mlflow import MlflowClient
 
