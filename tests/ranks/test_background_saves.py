@@ -144,7 +144,9 @@ def elements(file):
 TAKEN = [each for each in POLICY if each.values != ("pipeline",)]  # a pipeline refuses both players of `Live`
 
 
-@pytest.mark.parametrize("policy", often([*TAKEN, "zero1+offload", "zero3+offload", "generator=zero3,*=ddp"]))
+@pytest.mark.parametrize(
+    "policy", often([*TAKEN, "zero1+offload", "zero3+offload", "generator=zero3,*=ddp"], ["single", "zero3"])
+)
 def test_it_is_the_one_of_its_step_bit_for_bit_and_resumes(policy, ranks, tmp_path):
     found = on_ranks(ranks, policy, tmp_path)
     assert contents(tmp_path / "now.ckpt") == contents(tmp_path / "later.ckpt")
@@ -156,6 +158,7 @@ def test_it_is_the_one_of_its_step_bit_for_bit_and_resumes(policy, ranks, tmp_pa
     assert max(of_players) < 1.1 * sum(of_players) / len(of_players)
 
 
+@pytest.mark.slow
 def test_so_is_that_of_a_pipeline(ranks, tmp_path):
     """Each rank writes the weights of its stages."""
     found = ranks(2).run(saved_twice, "pipeline", tmp_path, game=Plain)

@@ -10,8 +10,7 @@ from gan.games.byol import distance, neighbour_error, rising
 from nets.byol import random_view
 from strategies import PhaseStrategy
 from tests.ranks.test_games import byol, pictures
-from tests.support import parity
-from tests.support.parity import BATCH, BROKEN, parts, refused, train, trainer
+from tests.support.parity import BATCH, parts, train, trainer
 
 
 @pytest.fixture(scope="module")
@@ -20,13 +19,6 @@ def alone() -> dict[str, Any]:
 
 
 # ---- any number of ranks ----
-
-
-def test_the_control_batch_norms_of_ones_own_samples_differ_and_are_named(ranks, alone):
-    for found in ranks(2).run(train, byol, pictures, "ddp", 2, 2, sync_batchnorm=False):
-        assert parity.distance(found, alone) > BROKEN
-    said = ranks(2).run(refused, byol, pictures, "ddp", 2, check=True, sync_batchnorm=False)[0]
-    assert "Synchronise batch norms: Trainer(sync_batchnorm=True)" in said
 
 
 def test_the_score_is_the_same_on_two_ranks(ranks):

@@ -756,7 +756,9 @@ class Best(One):
         return all_ranks.gather(self.net(batch["x"]).sum(1)).topk(12).values.square().mean()
 
 
-@pytest.mark.parametrize(("game", "room"), [(Packs, 4), (Best, 4), (Packs, 1)])
+@pytest.mark.parametrize(
+    ("game", "room"), [(Packs, 4), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((Best, 4), (Packs, 1)))]
+)
 def test_what_needs_more_samples_is_tried_with_as_many_as_there_is_room_for(game, room, ranks):
     alone = train(game, steps=4, check=True)
     found = ranks(2).run(_trained_and_warned, game, "ddp", room)
@@ -930,7 +932,7 @@ class Sometimes(Later):
         return super().late(batch) * self.scale
 
 
-@pytest.mark.parametrize(("game", "step"), [(Later, 2), (Sometimes, 3)])
+@pytest.mark.parametrize(("game", "step"), often([(Later, 2), (Sometimes, 3)], [Later]))
 def test_a_phase_is_tried_before_its_first_time_or_with_a_when_before_its_second(game, step, ranks):
     assert ranks(2).run(refused, game, policy="zero3", world=2, steps=step, check=True) == [None, None]
     message = ranks(2).run(refused, game, policy="zero3", world=2, steps=step + 1, check=True)[0]

@@ -463,6 +463,7 @@ def test_no_rank_makes_or_moves_a_players_tensors_to_save_or_load_it(policy, ran
         assert seen < 0.3 * state
 
 
+@pytest.mark.slow
 def test_the_control_gathering_is_seen(ranks, tmp_path):
     for saving, *_, weight, _ in ranks(4).run(weighed, "zero2", tmp_path, True):
         assert saving.moved > weight

@@ -22,7 +22,7 @@ from strategies.options import compile as compiled
 from strategies.options.compile import Compiled
 from tests.ranks.test_games import GAMES, pictures
 from tests.support.hard_games import HARD, Penalised, Plain, TwoForwards, TwoHeads, mlp
-from tests.support.parity import EXACT, distance, equals, often, parts, refused, train, trainer, vectors
+from tests.support.parity import EXACT, distance, equals, parts, refused, train, trainer, vectors
 from tests.support.watch import moved
 
 pytestmark = pytest.mark.skipif(compiled.FORGETFUL, reason="refused by name with this torch")
@@ -58,7 +58,7 @@ def test_one_device_trains_the_same(name, hard_alone):
         pytest.param("ddp", "BatchNorms", marks=pytest.mark.slow),
         pytest.param("zero1", "Plain", marks=pytest.mark.slow),
         pytest.param("zero2", "TwoForwards", marks=pytest.mark.slow),
-        ("zero3", "Teacher"),
+        pytest.param("zero3", "Teacher", marks=pytest.mark.slow),
         pytest.param("zero3", "Penalty", marks=pytest.mark.slow),
     ],
 )
@@ -153,6 +153,7 @@ def graphs(game, policy, steps=6):
     return calls.graphs
 
 
+@pytest.mark.slow
 def test_after_the_first_steps_nothing_is_compiled_any_more():
     found = graphs(Long, "single+compile")
     assert 0 < found[0] <= 7  # two players, with and without learning; and the machine is tried once
@@ -215,6 +216,7 @@ class SharedPenalty(Penalised):
         return {**self.judge(batch), "r1": slope.square().sum(1).mean()}
 
 
+@pytest.mark.slow
 def test_what_phases_share_may_be_differentiated_twice():
     expected = train(SharedPenalty, policy="single", steps=3)
     assert distance(train(SharedPenalty, policy="single+compile", steps=3), expected) < EXACT
@@ -320,8 +322,9 @@ def plainly(found):
     return {name.replace("_orig_mod.", ""): value for name, value in found.items()}
 
 
-@pytest.mark.parametrize("game", [pytest.param(InPlace, marks=pytest.mark.slow), Wrapped])
-@pytest.mark.parametrize("policy", often(["single", "ddp", "zero2"], ["ddp"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("game", [InPlace, Wrapped])
+@pytest.mark.parametrize("policy", ["single", "ddp", "zero2"])
 def test_the_games_own_compile_trains_the_same(policy, game, ranks, hard_alone):
     torch._dynamo.reset()
     counters.clear()

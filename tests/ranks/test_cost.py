@@ -57,13 +57,13 @@ def test_memory_and_bytes_are_as_planned(policy, world, ranks):
     assert {key: by for key, by in found.items() if abs(by) > WITHIN} == {}
 
 
-@pytest.mark.parametrize("policy", often([*EIGHT[:-1], "first=zero3,*=zero1"], ["zero1", "zero3"]))
+@pytest.mark.parametrize("policy", often([*EIGHT[:-1], "first=zero3,*=zero1"], ["zero3"]))
 def test_so_they_are_with_a_gradient_penalty_and_micro_batches(policy, ranks):
     found = differences(ranks, policy, 2, what=SIZED)
     assert {key: by for key, by in found.items() if abs(by) > WITHIN} == {}
 
 
-@pytest.mark.parametrize("policy", often([*EIGHT[:-1], "first=zero3,*=zero1"], ["zero1"]))
+@pytest.mark.parametrize("policy", often([*EIGHT[:-1], "first=zero3,*=zero1"], []))
 def test_so_they_are_with_an_optimizer_for_a_phase(policy, ranks):
     found = differences(ranks, policy, 2, what=(SizedTwice, single, 2**18))
     assert {key: by for key, by in found.items() if abs(by) > WITHIN} == {}

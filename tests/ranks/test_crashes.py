@@ -55,6 +55,7 @@ def test_a_rank_that_is_killed_before_the_ranks_are_connected_is_named(tmp_path)
 
 
 @pytest.mark.promise("a rank raises an error", "the others end with that error and the rank's name")
+@pytest.mark.slow
 def test_an_error_on_one_rank_ends_the_others_by_its_name(tmp_path):
     ended = train(tmp_path, 3, *FIVE, "--strategy", "zero2", victim=1, itself="error")
     assert ended.statuses == [2, 1, 2], ended.said

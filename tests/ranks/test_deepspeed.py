@@ -24,7 +24,6 @@ from strategies.sharding.deepspeed_engine import package
 from tests.support.doubled import doubled
 from tests.support.hard_games import HARD, Plain, Teacher
 from tests.support.parity import BROKEN, EXACT, distance, equals, often, parts, refused, single, train, trainer, weights
-from tests.support.watch import moved
 
 installed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install '.[deepspeed]'")
 STAGES = ["deepspeed1", "deepspeed2", "deepspeed3"]
@@ -71,7 +70,7 @@ def relative(one, other):
 
 @installed
 @pytest.mark.parametrize("policy", LAST_OFTEN)
-@pytest.mark.parametrize("name", ["SometimesReached", "Penalty"])
+@pytest.mark.parametrize("name", often(["SometimesReached", "Penalty"], ["SometimesReached"]))
 def test_parity_in_single_precision(name, policy, ranks):
     results = ranks(2).run(train_single, policy, HARD[name], 2)
     assert relative(train_single("single", HARD[name]), results[0]) < ROUNDED
@@ -125,26 +124,11 @@ class Stale(DeepSpeed3):
 
 
 @installed
-@pytest.mark.parametrize(("broken", "name"), [(Unreduced, "Plain"), (Zeroed, "TwoPhases"), (Stale, "Plain")])
+@pytest.mark.parametrize(
+    ("broken", "name"), often([(Unreduced, "Plain"), (Zeroed, "TwoPhases"), (Stale, "Plain")], [Zeroed])
+)
 def test_the_control_without_one_part_differs(name, broken, ranks, hard_alone):
     assert distance(ranks(2).run(train_doubled, HARD[name], broken, 2)[0], hard_alone(name)) > BROKEN
-
-
-@installed
-@pytest.mark.parametrize("policy", often(STAGES, STAGES[1:]))
-def test_a_phase_moves_only_its_learners_bytes_and_each_once(policy, ranks):
-    """A collective's bytes here are those of what it reads and what it fills: a whole, and a share of it."""
-    for _, phase, collectives in ranks(2).run(moved, Plain, policy, 2, 3, single, precision="32-true")[0][-2:]:
-        other = "discriminator" if phase == "generator" else "generator"
-        own, read = (sum(p.numel() for p in getattr(Plain(), name).parameters()) for name in (phase, other))
-        whole, whole_read = (4 * (number + -number % 4) for number in (own, read))  # a shard has an even number
-        norms = ("allreduce_", 8 * len(list(getattr(Plain(), phase).parameters())))
-        gather, reduce = "_allgather_base_", "_reduce_scatter_base_"
-        if policy == "deepspeed3":  # always takes the norm again
-            gathered = [(gather, each * 3 // 2) for each in (whole, whole_read)]
-            assert collectives == [*gathered, (reduce, whole * 3 // 2), norms, ("allreduce_", 8)]
-        else:
-            assert collectives == [("allreduce_", whole), norms, (gather, whole * 3 // 2)]
 
 
 # ---- shared graphs, and what is left behind ----
@@ -167,6 +151,7 @@ class Convolved(Teacher):
 @pytest.mark.parametrize(
     "policy", often(["deepspeed3", "teacher=ddp,*=deepspeed3", "teacher=deepspeed3,*=ddp"], ["deepspeed3"])
 )
+@pytest.mark.slow
 def test_a_shared_graph_outlives_its_phase(policy, ranks):
     results = ranks(2).run(train_doubled, Convolved, policy, 2)
     assert distance(results[0], train(Convolved, policy="single")) < EXACT
@@ -199,6 +184,7 @@ def test_no_engine_is_left_and_torch_is_as_it_was(policy, ranks):
 
 @installed
 @pytest.mark.parametrize("policy", LAST_OFTEN)
+@pytest.mark.slow
 def test_parity_with_a_configuration_of_its_own(policy, ranks, hard_alone, tmp_path):
     """Buckets so small that there are several, and each switch the other way."""
     zero = {
@@ -313,6 +299,7 @@ class ThreeMoments(Plain):
 
 
 @installed
+@pytest.mark.slow
 def test_parity_with_state_of_more_than_two_kinds(ranks):
     results = ranks(2).run(train_doubled, ThreeMoments, "deepspeed2", 2)
     assert distance(results[0], train(ThreeMoments, policy="single")) < EXACT

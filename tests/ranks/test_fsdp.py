@@ -4,6 +4,7 @@ import copy
 from functools import partial
 from unittest import mock
 
+import pytest
 import torch
 from lightning import Callback
 from torch import nn
@@ -155,6 +156,7 @@ def recomputed_without_care():
         return recomputed()
 
 
+@pytest.mark.slow
 def test_a_block_that_is_computed_again_keeps_all_of_its_units(ranks):
     alone = train(Mixtures, single, "single", steps=2, precision="32-true")
     assert distance(ranks(2).run(recomputed)[0], alone) < 1e-2  # bfloat16 rounds
@@ -223,6 +225,7 @@ def conduct_and_after():
     assert [[len(getattr(module, name)) for name in hooks] for module in game.judge.modules()] == before
 
 
+@pytest.mark.slow
 def test_modules_stay_what_they_are(ranks):
     ranks(2).run(conduct_and_after)
 
@@ -246,6 +249,7 @@ class TwoKinds(Odd):
         yield Phase("judge", lambda batch: self.judge(batch["x"]).square().mean(), "judge")
 
 
+@pytest.mark.slow
 def test_a_block_may_have_weights_of_two_kinds(ranks):
     alone = train(TwoKinds, single, "single", steps=3, precision="32-true")
     found = ranks(2).run(train, TwoKinds, single, "fsdp", 2, 3, precision="32-true")

@@ -109,6 +109,7 @@ def without_gradients(*_: Any) -> None:
     Answers.back = lambda self, *args: [None if g is None else g * 0 for g in plain(self, *args)]
 
 
+@pytest.mark.slow
 def test_the_control_differs(folder):
     one = fit(partial(Distil, folder), "single")
     found = placed("teacher=ddp@1,*=ddp@0", 1, 2, partial(Distil, folder), around=without_gradients)
@@ -161,6 +162,7 @@ def drops_graphs(made: Any, module: Distil, forgets: bool = False) -> None:
         Answers.called = lambda self, rank, call, *more: called(self, rank, replace(call, dropped=[]), *more)
 
 
+@pytest.mark.slow
 def test_graphs_do_not_pile_up(folder):
     game = partial(Wasteful, folder)
     placed("teacher=ddp@1,eye=ddp@1,*=ddp@0", 1, 2, game, steps=8, around=drops_graphs)
@@ -306,6 +308,7 @@ def test_it_is_said_who_waits_for_whom(folder, tmp_path):
     assert "rank 1 waits for 0.5 s, because other ranks that train have not made the same call" in said.read_text()
 
 
+@pytest.mark.slow
 def test_ranks_that_serve_nobody_are_refused(folder):
     with pytest.raises(call_on_ranks.WorldFailed) as caught:
         placed("generator=ddp,judge=ddp,teacher=ddp,eye=ddp,*=zero3@1", 1, 2, partial(Distil, folder))

@@ -55,9 +55,8 @@ def test_one_device_trains_the_same_to_the_last_bit(name, hard_alone):
 MORE = [*(("zero3", name) for name in HARD if name != "Teacher"), *((p, n) for p in ("ddp", "zero2") for n in HARDEST)]
 
 
-@pytest.mark.parametrize(
-    ("policy", "name"), [("zero3", "Teacher"), *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "name"), [("zero3", "Teacher"), *MORE])
 def test_parity(policy, name, ranks, hard_alone):
     """test_rehearsal.py has the games that have everything, and SEAN."""
     equals(ranks(2).run(train, HARD[name], policy=recomputing(policy, name), world=2), hard_alone(name))
@@ -525,6 +524,7 @@ def painting():
     return net, nn.functional.one_hot(label, LABELS).movedim(-1, 1).float(), torch.randn(2, LABELS, 16)
 
 
+@pytest.mark.slow
 def test_seans_generator_keeps_less():
     net, planes, codes = painting()
     made, _ = recomputing_copy(net)

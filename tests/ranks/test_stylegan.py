@@ -110,6 +110,7 @@ def own_samples():
         return train(stylegan, pictures, world=2, steps=4)
 
 
+@pytest.mark.slow
 def test_the_control_that_compares_a_ranks_own_samples_differs(ranks, four_steps):
     assert distance(ranks(2).run(own_samples)[0], four_steps) > BROKEN
 
@@ -121,7 +122,8 @@ def save_and_go_on(folder: str, world: int) -> dict:
     return ada_trained(world, 4, 3, ckpt_path=f"{folder}/step=3.ckpt")
 
 
-@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2])
 def test_a_resumed_run_equals_the_unbroken_one(world, ranks, unbroken, tmp_path):
     folder = str(tmp_path)
     resumed = [save_and_go_on(folder, 1)] if world == 1 else ranks(2).run(save_and_go_on, folder, 2)
@@ -159,5 +161,6 @@ def own_signs() -> float:
 
 
 @pytest.mark.promise("statistics kept by hand")
+@pytest.mark.slow
 def test_the_control_that_asks_no_other_rank_adjusts_otherwise(ranks, unbroken):
     assert unbroken["weight ada.p"].item() not in ranks(2).run(own_signs)

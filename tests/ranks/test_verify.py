@@ -123,6 +123,7 @@ def test_the_control_without_synchronisation_differs_first_in_its_gradients(foun
     assert row.distance > 1e-3 and not row.exact
 
 
+@pytest.mark.slow
 def test_in_float32_distances_are_in_units_of_rounding_and_the_control_still_differs(found):
     row = found("kept", "zero3", precision="32")
     assert row == Row("exact", row.distance, roundings=True, exact=True) and row.distance < 10

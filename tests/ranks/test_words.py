@@ -232,7 +232,7 @@ def shake(net):
         weight += torch.randn_like(weight)
 
 
-@pytest.mark.parametrize(("policy", "noisy"), [("ddp", True), ("zero3", False)])
+@pytest.mark.parametrize(("policy", "noisy"), often([("ddp", True), ("zero3", False)], ["ddp"]))
 def test_what_hooks_and_optimizers_draw_is_for_all_ranks(policy, noisy, ranks):
     game = partial(Shaken, noisy)
     assert distance(ranks(2).run(fit, game, policy, 2, 4)[0], fit(game, "single", 1, 4)) < EXACT

@@ -86,6 +86,7 @@ def buckets_of(module, world):
     return 8 * -(-count // world) * world
 
 
+@pytest.mark.slow
 def test_hybrid_shares_within_its_groups(ranks):
     """Also of weights that could not be dealt out evenly. What all ranks share: test_contract.py."""
     for found, whole in ranks(4).run(held):
