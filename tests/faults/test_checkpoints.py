@@ -17,6 +17,8 @@ from tests.faults.known import _bits
 RIGHT, OTHER = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([1.0, 2.0000002])}
 FOLDER = Path("runs/001-f/checkpoints")
 
+pytestmark = pytest.mark.slow  # `make test` has a small part of `make faults`: test_some.py
+
 
 def exports(state, step=2, status=0):
     path = Path(f"runs/001-f/export/step-{step:06d}/generator.safetensors")

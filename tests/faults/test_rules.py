@@ -14,6 +14,8 @@ from tests.faults.__main__ import play, table, told
 from tests.faults.case import Player
 from tests.faults.kinds import KINDS
 
+pytestmark = pytest.mark.slow  # `make test` has a small part of `make faults`: test_some.py
+
 
 @pytest.fixture
 def wrong(tmp_path, monkeypatch):

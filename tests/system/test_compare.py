@@ -56,6 +56,7 @@ def test_the_same_held_out_pictures_are_shown_once_and_the_same_seeds_under_each
     assert same[0] == same[1] == seeds[0] != seeds[1]  # the control: the same weights, the same seeds
 
 
+@pytest.mark.slow
 def test_runs_that_hold_out_other_pictures_show_their_own(runs, tmp_path):
     other = opening.train(tmp_path, "r3gan-faces", seed=5, **{**NARROW, "held_out": 2})
     table = compared.pictures([open_run(str(runs[0])), open_run(str(other))], ["one", "two"])
@@ -66,6 +67,7 @@ def test_runs_that_hold_out_other_pictures_show_their_own(runs, tmp_path):
     assert {len(row.cells) for row in table.rows} == {4}  # rows of two have two empty cells
 
 
+@pytest.mark.slow
 def test_a_curve_keeps_its_colour_where_another_run_has_none(runs, tmp_path):
     one, two = (open_run(str(shutil.copytree(run, tmp_path / run.name))) for run in runs)
     rows = one.folder.metrics.read_text().splitlines()

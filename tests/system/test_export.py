@@ -236,6 +236,7 @@ def test_exported_again_it_is_written_over_and_nothing_else_is_left(sean):
     assert load_file(written[0]).keys() == fresh(sean).encoder.state_dict().keys()
 
 
+@pytest.mark.slow
 def test_published_files_hold_the_same_networks_with_the_weights_that_were_asked_for(published_run, tmp_path):
     run = shutil.copytree(published_run, tmp_path / "runs" / published_run.name)
     (path,) = run.glob("checkpoints/*.ckpt")
@@ -416,9 +417,10 @@ def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp
     ("name", "part", "shape", "more"),
     [
         ("cyclegan-faces", "generators.to_a", (2, 3, 32, 32), {"width": 4, "blocks": 1}),
-        pytest.param("byol-faces", "online.encoder", (2, 32), {"width": 8}, marks=pytest.mark.slow),
+        ("byol-faces", "online.encoder", (2, 32), {"width": 8}),
     ],
 )
+@pytest.mark.slow
 def test_a_card_loads_the_parts_of_a_player_that_the_game_calls(name, part, shape, more, tmp_path, monkeypatch):
     small = dict(size=32, faces=4, held_out=2, batch_size=2, workers=0, max_steps=1, **more)
     run = opening.train(tmp_path / "runs", name, **small)
@@ -457,6 +459,7 @@ def test_a_program_that_differs_is_refused(averaged, tmp_path, capsys, monkeypat
     assert not list(tmp_path.glob("*.pt2"))
 
 
+@pytest.mark.slow
 def test_a_card_names_the_licence_that_lies_with_the_data(published_run, tmp_path):
     data = shutil.copytree(published_run.parent.parent / "data", tmp_path / "data")
     (data / "LICENSE.txt").write_text("\nODbL 1.0\nmore\n")

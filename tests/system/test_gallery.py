@@ -14,7 +14,6 @@ from gan.app.painting.reopen import open_run
 from gan.files.errors import UserError
 from samples import gallery
 from tests.support import opening
-from tests.support.parity import often
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERY_PICTURE = "[...document.images]"
@@ -135,6 +134,7 @@ def test_headings_say_what_each_picture_is(made):
     assert 'alt="background, style of picture 1"' in styles
 
 
+@pytest.mark.slow
 def test_the_page_lies_where_it_is_told_to(sean_run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gallery, "page", lambda run: f"of {run.name}")
     run = tmp_path / "runs" / "007-mine"
@@ -190,7 +190,8 @@ def test_it_is_a_command_of_its_own(tmp_path):
     assert told.stderr.startswith("error: there is no 'nowhere'")
 
 
-@pytest.mark.parametrize("name", often(["pix2pix-faces", "cyclegan-faces", "r3gan-faces"], ["r3gan-faces"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pix2pix-faces", "cyclegan-faces", "r3gan-faces"])
 def test_games_without_styles_leave_those_sections_out(name, tmp_path, screen):
     size = {"size": 16} if name == "r3gan-faces" else {"size": 32}
     run = opening.train(tmp_path, name, faces=8, held_out=4, width=4, **size)

@@ -86,6 +86,7 @@ def test_it_starts_anywhere_in_the_checkout(notebook, folder, monkeypatch):
     assert Path.cwd() == SAMPLES.parent and sys.path == [str(SAMPLES.parent)]
 
 
+@pytest.mark.slow
 def test_every_cell_shows_what_the_run_is_and_makes(executed, sean_run):
     for name in ("which", "settings", "curves", "time", "masks", "legend", "exchange", "nearest"):
         assert html(executed[name])

@@ -24,7 +24,8 @@ def started(words, to):
     return subprocess.Popen(["sh", "-c", f"{sys.executable} -m {words} {to}"], stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("to", [">/dev/full", pytest.param(">&-", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("to", [">/dev/full", ">&-"])
 def test_a_command_whose_output_is_lost_ends_as_it_should(to, sean_run, tmp_path):
     run = shutil.copytree(sean_run, tmp_path / "runs" / sean_run.name)
     processes = [started(words.format(run=run), to) for words in COMMANDS]

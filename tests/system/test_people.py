@@ -28,6 +28,7 @@ def test_a_font_that_knows_only_the_parts_gives_no_picture(program):
     assert program["draw"](font, "a nurse") is None
 
 
+@pytest.mark.slow
 def test_each_person_is_one_picture(monkeypatch, tmp_path, program, capsys):
     if not program["FONT"].is_file():
         pytest.skip("fonts-noto-color-emoji is not installed")

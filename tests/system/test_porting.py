@@ -54,7 +54,7 @@ def furthest(ones, others):
     return max((one.double() - other.double()).abs().max().item() for one, other in pairs)
 
 
-@pytest.mark.parametrize(("policy", "devices"), [("ddp", 1), ("dp", 2)])
+@pytest.mark.parametrize(("policy", "devices"), [("ddp", 1), pytest.param("dp", 2, marks=pytest.mark.slow)])
 def test_the_game_gives_the_weights_of_the_loop(policy, devices, page):
     batches = data()
     networks = page.networks

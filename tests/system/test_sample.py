@@ -69,6 +69,7 @@ def test_a_mask_is_not_written_over_by_what_is_painted_of_it(here, tmp_path, cap
     assert sample.main(["auto", "save-labels", "--picture", "0", "-o", str(mask)]) == 0  # what it wrote before
 
 
+@pytest.mark.slow
 def test_data_that_have_moved_are_found_again(folder_run, tmp_path, capsys):
     moved = shutil.copytree(folder_run, tmp_path / "runs" / folder_run.name)
     opening.rewrite(moved, data="gone")

@@ -261,6 +261,7 @@ def in_a_terminal(cluster, command):
     return [line.strip("\0^@") for line in said.splitlines() if "rank" in line]
 
 
+@pytest.mark.slow
 def test_tasks_of_srun_are_ranks_and_shells_of_persons_are_not(cluster, here):
     """By the job's name, as Lightning tells them apart, srun inside of `salloc` and srun of a script are no ranks."""
     Path("asks").write_text(f"#!/bin/bash\n{ASKS}\n")

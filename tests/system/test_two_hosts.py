@@ -43,6 +43,7 @@ def start(hosts, number, folder, module):
         return commands.Typed(command, cwd=folder, env=environment, stdout=said, stderr=said)
 
 
+@pytest.mark.slow
 def test_the_cable_can_be_cut_and_joined_again(monkeypatch):
     knock = f"import socket; socket.create_connection(({ADDRESSES[0]!r}, 9), 1)"
 
