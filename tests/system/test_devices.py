@@ -33,7 +33,7 @@ OTHERS = {
         checks.making_draws_from_the_device_that_is_named,
         checks.random_states_are_those_of_this_ranks_device,
         checks.its_memory_is_known,
-        checks.what_make_gpu_runs,
+        pytest.param(checks.what_make_gpu_runs, marks=pytest.mark.slow),
     ],
     ids=lambda check: check.__name__,
 )
@@ -41,12 +41,23 @@ def test_the_device(check, tmp_path):
     run(tmp_path, f"{check.__module__}:{check.__name__}")
 
 
-def test_commands_on_one_device_and_on_two(tmp_path):
-    steps, made = ("--save-every", 1, "--max-steps"), "two/001-wgan-gp-faces"
-    run(tmp_path, "gan.fit", *WGAN, *steps, 3, "--devices", 1, "--out", "one")
-    said = run(tmp_path, "gan.fit", *WGAN, *steps, 2, "--strategy", "zero3", "--out", "two", ranks=2)
+STEPS = "--save-every", 1, "--max-steps"
+
+
+def test_a_training_on_two_devices_is_that_on_one(tmp_path):
+    run(tmp_path, "gan.fit", *WGAN, *STEPS, 2, "--devices", 1, "--out", "one")
+    said = run(tmp_path, "gan.fit", *WGAN, *STEPS, 2, "--strategy", "zero3", "--out", "two", ranks=2)
     assert "wgan-gp-faces on 2 REHEARSAL processes, strategy zero3" in said
-    run(tmp_path, "gan.fit", "--resume", made, "--strategy", "ddp", "--check", "false", *steps, 3, ranks=2)
+    one, two = (tensors(RunFolder(tmp_path / out / "001-wgan-gp-faces").checkpoint(2)) for out in ("one", "two"))
+    assert distance(two, one) < EXACT
+
+
+@pytest.mark.slow
+def test_commands_on_one_device_and_on_two(tmp_path):
+    made = "two/001-wgan-gp-faces"
+    run(tmp_path, "gan.fit", *WGAN, *STEPS, 3, "--devices", 1, "--out", "one")
+    run(tmp_path, "gan.fit", *WGAN, *STEPS, 2, "--strategy", "zero3", "--out", "two", ranks=2)
+    run(tmp_path, "gan.fit", "--resume", made, "--strategy", "ddp", "--check", "false", *STEPS, 3, ranks=2)
     one, two = (tensors(RunFolder(tmp_path / out / "001-wgan-gp-faces").checkpoint(3)) for out in ("one", "two"))
     assert distance(two, one) < EXACT
     run(tmp_path, "gan.export", made, "--to", "networks")
@@ -71,6 +82,7 @@ def fast(max_steps: int = 1, seed: int = 0) -> Run:
 """
 
 
+@pytest.mark.slow
 def test_sean_measures_its_paths_once_and_goes_on_on_a_device_without_float64(tmp_path):
     """As Apple's, of which there is one. The paths stay what they were. It is sampled and scored there too."""
     (tmp_path / "mine.py").write_text(FAST)
@@ -92,6 +104,7 @@ def test_devices_that_are_not_there_are_refused(tmp_path):
         assert (ended.status, said in ended.said) == (2, True), ended.said
 
 
+@pytest.mark.slow
 def test_a_device_by_the_name_of_googles_is_none_of_lightnings_class(tmp_path):
     said = run(
         tmp_path, "gan.fit", *R3GAN, "--max-steps", 1, "--accelerator", "tpu", "--devices", 1, REHEARSAL_NAME="tpu"
