@@ -179,6 +179,7 @@ def resume_on_two_ranks(folder):
     return [sorted(pool) for pool in pools]
 
 
+@pytest.mark.slow
 def test_image_pools_of_all_ranks_resume(ranks, tmp_path):
     assert ranks(2).run(resume_on_two_ranks, tmp_path) == [[[0, 1, 2, 3]] * 2] * 2
 
@@ -393,6 +394,7 @@ def paint(folder, numbers):
         Image.new("RGB", (16, 16), (number * 9, 99, 0)).save(folder / f"{number}.png")
 
 
+@pytest.mark.slow
 def test_a_folder_that_got_or_lost_pictures_goes_on_if_that_is_typed(here, capsys):
     paint(here / "my pictures", range(12))
     small = dict(data="my pictures", width=0.01, mapping=1, batch_size=4, max_steps=1, devices=1, workers=0, held_out=0)
@@ -485,6 +487,7 @@ def test_a_run_is_counted_in_epochs_and_its_perceptual_loss_resumes(pairs, here,
     wanted = dict(perceptual=vgg, epochs=3, max_steps=None, flip=True, fake_once=True, generator_rate=1e-4)
     assert {key: settings[key] for key in wanted} == wanted
     assert settings["data"] == str(here / "mine")  # from whatever folder it is opened
+    assert not [key for key in read_checkpoint(RunFolder(run).checkpoint(3))["state_dict"] if "vgg" in key]
     rows = metrics.read(run / "metrics.csv")
     assert {"generator/perceptual", "generator/matching", "discriminator/hinge"} <= rows[3].keys()
     assert rows[3]["val/transfer_error"] > 0

@@ -126,19 +126,24 @@ def offered(name: str) -> tuple[dict[str, typing.Any], str]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_whose_networks_its_seed_decides_trains_and_logs_its_scores(name):
+def test_a_run_whose_networks_its_seed_decides_trains_all_players_and_logs_its_scores(name):
     run = small(name, seed=1)
     one, same, other = (each.game.state_dict() for each in (run, small(name, seed=1), small(name, seed=2)))
     tensors = [key for key, value in one.items() if isinstance(value, torch.Tensor)]
     assert all(torch.equal(one[key], same[key]) for key in tensors)
     assert not all(torch.equal(one[key], other[key]) for key in tensors)
+    steps = run.max_steps + max(phase.start for phase in run.game.configure_phases())  # each phase has one
     trainer = Trainer(
-        strategy=PhaseStrategy("ddp"), accelerator="cpu", devices=1, max_steps=run.max_steps, limit_val_batches=1,
+        strategy=PhaseStrategy("ddp"), accelerator="cpu", devices=1, max_steps=steps, limit_val_batches=1,
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         val_check_interval=1, num_sanity_val_steps=0,
     )  # fmt: skip
     trainer.fit(run.game, run.data)
-    assert trainer.global_step == 1
+    assert trainer.global_step == steps
+    players, now = run.game.players, run.game.state_dict()
+    frozen = {name for name, player in players.items() if player.frozen and not player.follows}
+    moved = {key.partition(".")[0] for key in tensors if not torch.equal(now[key].double(), same[key].double())}
+    assert moved >= players.keys() - frozen and not moved & frozen
     assert run.score in run.scores
     assert all(trainer.callback_metrics[score] > 0 for score in run.scores)
     assert all(run.scores.values())
