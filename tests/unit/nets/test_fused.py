@@ -46,7 +46,12 @@ def x(request):
 
 
 @pytest.mark.parametrize(
-    ("padding", "stride", "x"), [(1, 1, ROWS), (2, 1, CHANNELS), (1, 2, CHANNELS), (2, 2, ROWS)], indirect=["x"]
+    ("padding", "stride", "x"),
+    [
+        *((1, 1, ROWS), (1, 2, CHANNELS)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 1, CHANNELS), (2, 2, ROWS))),
+    ],
+    indirect=["x"],
 )
 def test_a_gpu_filters_in_one_pass(padding, stride, x):
     def by(weight):
@@ -66,6 +71,7 @@ def test_a_compiled_network_filters_in_one_pass_too(x):
 
 
 @pytest.mark.parametrize("x", [CHANNELS], indirect=True)
+@pytest.mark.slow
 def test_a_gpu_doubles_in_one_pass(x):
     weight = 4 * taps().double().expand(3, 1, -1, -1)
     assert alike(doubled, lambda x: F.conv_transpose2d(x, weight, None, 2, 1, groups=3), x)

@@ -214,7 +214,7 @@ def test_a_phase_equals_the_published_one(wanted, key, computed):
         check(game._means[0].item(), figure["pl_mean"])
 
 
-@pytest.mark.parametrize("phase", ["Greg", "Dmain", "Dreg"])
+@pytest.mark.parametrize("phase", ["Greg", *(pytest.param(each, marks=pytest.mark.slow) for each in ("Dmain", "Dreg"))])
 def test_a_phase_is_as_on_a_cpu_by_what_a_gpu_computes(phase):
     """By nets/convolution.py and nets/fused.py."""
     found = []
@@ -258,7 +258,9 @@ def phase_by_phase(game: StyleGan, wanted: Wanted) -> None:
         setattr(game, method, own(name, getattr(game, method)))
 
 
-@pytest.mark.parametrize(("config", "key"), [("A", "training"), ("A", "training_ada"), ("B", "training")])
+@pytest.mark.parametrize(
+    ("config", "key"), [pytest.param("A", "training", marks=pytest.mark.slow), ("A", "training_ada"), ("B", "training")]
+)
 def test_a_training_equals_the_published_one(golden, config, key):
     wanted = Wanted(golden[config])
     figure, s = wanted.figures[key], wanted.s

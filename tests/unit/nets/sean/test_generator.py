@@ -85,7 +85,7 @@ def test_every_parameter_learns_but_biases_that_a_norm_cancels_in_training(mask,
     ("seed", "upsampling", "training", "way"),
     [
         (0, "normal", True, "tables"),
-        (1, "more", False, "maps"),
+        pytest.param(1, "more", False, "maps", marks=pytest.mark.slow),
         pytest.param(1, "normal", True, "maps", marks=pytest.mark.slow),
         pytest.param(0, "more", False, "tables", marks=pytest.mark.slow),
     ],

@@ -160,6 +160,7 @@ def test_after_a_signal_a_failure_is_not_tried_again(capfd):
     assert "was ended by signal 9 (Killed): from outside, or out of memory? (step 3)" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_interrupt_before_the_first_step_ends_the_ranks_without_their_stacks(capfd):
     """Python would answer SIGINT with a stack of each rank, and there is nothing to save."""
     send_when_ready(signal.SIGINT)
@@ -179,7 +180,7 @@ def test_an_interrupt_while_it_waits_for_another_host_ends_it(tmp_path):
 
 
 @pytest.mark.promise("a host waits for others", "it says for whom, until when, and what to type there")
-@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("numbered", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_host_that_waits_says_for_whom_and_what_to_type_there_and_ends_in_time(numbered, monkeypatch, capfd):
     monkeypatch.setattr(agent, "JOIN", 1)
     where = address()

@@ -128,6 +128,7 @@ def test_a_latent_file_is_edited(files):
     assert edited.columns["+1"][0].tobytes() != edited.columns["+0"][0].tobytes()
 
 
+@pytest.mark.slow
 def test_a_picture_is_projected_by_lpips_with_weights_in_the_layout_of_torchvision(files, capsys):
     torch.save(narrow_vgg.state16(64), "vgg16.pth")
     typed = ["project", "--picture", str(files / "me.png"), "--steps", "12", "--perceptual", "vgg16.pth"]

@@ -151,7 +151,7 @@ def test_a_damaged_one_is_named_with_the_whole_one_before_it(copy):
 
 
 @pytest.mark.promise("weights or averages that are not finite")
-@pytest.mark.parametrize("averaged", [False, True])
+@pytest.mark.parametrize("averaged", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_weights_that_are_not_finite_are_refused_by_name(averaged, copy):
     path = the_checkpoint(copy)
     saved = read_checkpoint(path)

@@ -137,6 +137,7 @@ def codebook(tmp_path_factory):
     return opening.train(root / "runs", "vqgan", data=root / "data", **sizes)
 
 
+@pytest.mark.slow
 def test_codes_are_written_and_painted_again(codebook, tmp_path, capsys):
     put(tmp_path / "photos" / "deep" / "a.png", (24, 16))
     put(tmp_path / "photos" / "b.png", (9, 13))
