@@ -1,15 +1,11 @@
 """Optimizers with train() and eval(): a validation and a checkpoint have the average. tests/scenes/optimizers.py has
 that they train as a loop by hand."""
 
-from contextlib import contextmanager
-from unittest import mock
-
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from strategies import PhaseStrategy
-from strategies.policies.averages import EvalWeights
 from tests.scenes.optimizers import Free, FreeByHand
 from tests.support.duel import played
 from tests.support.parity import BROKEN, EXACT, distance, often, trainer, vectors
@@ -47,27 +43,6 @@ def test_a_validation_sees_the_average_and_changes_no_bit(policy, world, ranks, 
         average = {name: by_hand[f"ema judge.{name}"] for name in seen}
         assert distance(seen, average) < EXACT
         assert distance(seen, {name: weights[f"judge.{name}"] for name in seen}) > BROKEN
-
-
-@contextmanager
-def careless(self):
-    self.optimizer.eval()
-    yield
-    self.optimizer.train()
-
-
-@contextmanager
-def deaf(self):
-    yield
-
-
-def test_the_controls_that_compute_weights_back_or_never_change_differ():
-    expected, _ = validated("single", 1, None)
-    with mock.patch.object(EvalWeights, "swapped", careless):
-        assert 0 < distance(validated("single", 1, 2)[0], expected) < EXACT
-    with mock.patch.object(EvalWeights, "swapped", deaf):
-        weights, seen = validated("single", 1, 2)
-    assert distance(seen, {name: weights[f"judge.{name}"] for name in seen}) == 0
 
 
 # ---- checkpoints ----

@@ -100,6 +100,7 @@ def forgetful(path):
         return fit(Saved, "zero1", 2, HALF, save=path)
 
 
+@pytest.mark.slow
 def test_the_control_that_saves_the_first_ranks_numbers_alone_differs(ranks, tmp_path):
     path, expected = str(tmp_path / "half.ckpt"), fit(Saved, "single", 1, STEPS)
     ranks(2).run(forgetful, path)

@@ -8,7 +8,6 @@ import torch
 from gan.bench import sean
 from gan.bench.sean import Kept, SeanBenchmark
 from gan.files.errors import UserError
-from tests.support.parity import often
 
 TINY = ["--size", "32", "--batches", "2", "--repeats", "1", "--width", "2", "--hidden", "3", "--style", "4"]
 
@@ -28,7 +27,8 @@ def test_every_kind_of_mask_is_painted_in_every_way(capsys):
         assert ratio == 1
 
 
-@pytest.mark.parametrize("kind", often(sean.MASKS, ["random"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sean.MASKS)
 def test_what_is_kept_is_at_most_half(kind):
     """Bytes do not depend on the machine. It has a quarter of the published widths, half the size and two pictures."""
     sizes = {"size": 128, "labels": 19, "width": 16, "hidden": 32, "style": 128}
@@ -69,6 +69,7 @@ def test_drawn_faces_have_labels_of_their_own():
         SeanBenchmark([*TINY, "--labels", "5"])
 
 
+@pytest.mark.slow
 def test_the_whole_step_is_measured_in_both_ways(capsys):
     """In processes of their own, from the same weights: their first losses are the same."""
     sizes = ["--size", "64", "--batches", "1", "--width", "4", "--hidden", "8", "--style", "16"]
@@ -87,6 +88,7 @@ def test_the_whole_step_is_measured_in_both_ways(capsys):
     assert re.fullmatch(r"\d+%", ours[11])
 
 
+@pytest.mark.slow
 def test_without_a_checkout_the_reference_is_named_and_ours_is_measured(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sean, "REFERENCE", tmp_path / "sean_reference.py")
     monkeypatch.setattr(sean, "in_world", lambda function, *args, device: [function(*args)])

@@ -250,6 +250,7 @@ def test_without_file_handles_it_waits_for_some(monkeypatch):
             return accept(listener)
 
         monkeypatch.setattr(socket.socket, "accept", none_left)
+        monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0.1)
         line = Line(1)
         line.join(HERE, *place)
         assert not fails

@@ -184,6 +184,7 @@ def test_the_file_has_all_of_it(benchmark, tmp_path):
     assert all(None not in row and None not in row.values() for row in rows)
 
 
+@pytest.mark.slow
 def test_the_chart_is_drawn_with_what_could_be_played(benchmark, tmp_path):
     benchmark.draw(tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as picture:

@@ -139,6 +139,7 @@ def test_multiplications_are_counted_also_where_a_gradient_is_differentiated():
     assert both.total > forward.total
 
 
+@pytest.mark.slow
 def test_a_run_is_counted_and_timed_in_the_same_steps(monkeypatch):
     monkeypatch.setattr(speed, "convolution_rate", cache(speed.convolution_rate))  # which takes seconds
     settings = {"batch_size": 4, "faces": 8, "held_out": 2, "size": 16, "width": 2}
