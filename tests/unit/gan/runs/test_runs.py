@@ -47,7 +47,7 @@ SMALL = {
     "r3gan": {"width": 0.02, "held_out": 0.5, "workers": 0},
     "vqgan": {"width": 32, "blocks": 1, "judge_width": 4, "codes": 8, "config_": "f4", "held_out": 0.5, "workers": 0},
     "dmd2-faces": {"width": 4, **FACES},
-    "dmd2-lora-faces": {"width": 4, **FACES},
+    "dmd2-lora-faces": {"width": 4, "base_steps": 1, **FACES},
     "vqgan-faces": {"width": 4, **FACES},
     "byol-faces": {"width": 4, "hidden": 4, "projection": 4, **FACES},
     **{name: {"style": 4, **PAIRS} for name in ("sean", *OLD_NAMES)},
