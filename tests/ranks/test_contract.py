@@ -226,14 +226,11 @@ def test_mixes_and_options_train_as_one_device(policy, play, alone):
 
 @pytest.mark.parametrize(
     "policies",
-    needing(
-        [
-            ("zero1", "fsdp", "single", "zero3", "zero2", "generator=zero3,*=zero1"),
-            ("deepspeed1", "zero3", "deepspeed2", "single", "deepspeed3", "ddp"),
-        ]
-    ),
+    [
+        pytest.param(("zero1", "fsdp", "single", "zero3", "zero2", "generator=zero3,*=zero1"), marks=SLOW),
+        *needing([("deepspeed1", "zero3", "deepspeed2", "single", "deepspeed3", "ddp")]),
+    ],
 )
-@pytest.mark.slow
 def test_a_checkpoint_goes_from_policy_to_policy(policies, ranks, unbroken, tmp_path):
     """A step under each, at changing numbers of ranks."""
     path = None

@@ -320,7 +320,9 @@ class Data(LightningDataModule):
         return GlobalLoader(ROWS, BATCH)
 
 
-@pytest.mark.parametrize(("policy", "start_method"), [("dp", "popen"), ("ddp", "fork")])
+@pytest.mark.parametrize(
+    ("policy", "start_method"), [("dp", "popen"), pytest.param("ddp", "fork", marks=pytest.mark.slow)]
+)
 def test_what_lightnings_hooks_make_is_there_and_much_may_be_logged(policy, start_method):
     found = []
     for which, devices in (("single", 1), (policy, 2)):
