@@ -26,8 +26,6 @@ def sean(data: str = "data", from_: str | None = None, **settings: Any) -> Run:
         data: The folder of the set, or one with images/ and labels/ of the same names; which one it is is found out.
         from_: A published file, latest_net_G.pth or latest_net_D.pth, or the folder of both, to begin with.
     """
-    if from_ is not None and settings.get("style", 512) is None:
-        raise UserError("published weights of SEAN have styles; leave --from or --style out")
     run = Published(**settings).run(data)
     begin_with(from_, run.game)
     return run

@@ -74,7 +74,9 @@ def begin_with(weights: str | None, game: Any) -> None:
     from nets.published.files import read_published
 
     if weights is not None:
-        say(f"weights: {', '.join(read_published(weights, game.published()))} of {weights}")
+        if not callable(files := getattr(game, "published", None)):
+            raise UserError(f"{type(game).__name__} has no published weights to begin with; leave --from out")
+        say(f"weights: {', '.join(read_published(weights, files()))} of {weights}")
 
 
 @contextmanager
