@@ -71,24 +71,9 @@ def test_commands_on_one_device_and_on_two(tmp_path):
 def test_sean_goes_on_on_a_device_without_float64(tmp_path):
     """As Apple's, of which there is one. It is sampled and scored there too."""
     nothing, made = {NO_FLOAT64: "1"}, "two/001-sean-faces"
-    small = (
-        "--faces",
-        8,
-        "--held-out",
-        2,
-        "--batch-size",
-        4,
-        "--workers",
-        0,
-        "--size",
-        16,
-        "--width",
-        2,
-        "--hidden",
-        4,
-    )
-    first = ("sean-faces", *small, "--workers", 0, "--max-steps", 1, "--strategy", "zero3", "--out", "two", "--check", "false")
-    run(tmp_path, "gan.fit", *first, ranks=2)
+    small = ("--faces", 8, "--held-out", 2, "--batch-size", 4, "--size", 16, "--width", 2, "--hidden", 4)
+    more = ("--workers", 0, "--max-steps", 1, "--strategy", "zero3", "--out", "two", "--check", "false")
+    run(tmp_path, "gan.fit", "sean-faces", *small, *more, ranks=2)
     said = run(tmp_path, "gan.fit", "--resume", made, "--devices", 1, "--max-steps", 2, **nothing)
     assert "step-000002.ckpt" in said
     run(tmp_path, "gan.sample", made, **nothing)

@@ -32,7 +32,7 @@ def main() -> None:
 
     more = (
         (sample, ["auto", "show", "--singles"]),
-        (evaluate, ["--scores", "features"]),
+        (evaluate, ["--scores", "features", "--devices", "1"]),
         (export, []),
         (plan, [RUN, "--strategy", "ddp", "--devices", "1"]),
         (fit, ["--list-runs"]),
