@@ -16,6 +16,7 @@ from itertools import pairwise
 import torch
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from gan.ema import Ema
 from gan.files.checkpoint import Share
@@ -145,7 +146,7 @@ def refuse_one_memory(game: nn.Module) -> None:
     """Two weights in one memory learn as one. Policies that copy weights would make two of them, without a word."""
     spans = []
     for name, weight in game.named_parameters():
-        if weight.numel() and not (weight.is_meta or resharded(weight)):
+        if weight.numel() and not (weight.is_meta or is_lazy(weight) or resharded(weight)):
             last = sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
             spans.append((weight.data_ptr(), weight.data_ptr() + (last + 1) * weight.element_size(), name))
     for (_, end, name), (begin, _, other) in pairwise(sorted(spans)):
@@ -153,6 +154,16 @@ def refuse_one_memory(game: nn.Module) -> None:
             raise UserError(
                 f"weights '{name}' and '{other}' are in one memory, as after `.data = `, and ranks would have two; "
                 f"have one parameter: decoder.weight = encoder.weight, or F.linear(x, encoder.weight.t())"
+            )
+
+
+def refuse_lazy(game: nn.Module) -> None:
+    """Everything here is decided by shapes, which a lazy layer has only after its first call."""
+    for name, tensor in (*game.named_parameters(), *game.named_buffers()):
+        if is_lazy(tensor):
+            raise UserError(
+                f"'{name}' has no shape before the first call of its network; call the network once where it is made, "
+                f"or type the sizes, such as nn.Linear(64, 8) in place of nn.LazyLinear(8)"
             )
 
 

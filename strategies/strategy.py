@@ -37,7 +37,7 @@ from strategies.checkpoint.writing import (
 )
 from strategies.choice import choices
 from strategies.draws import draws_follow
-from strategies.first_weights import FirstWeights, move, refuse_one_memory, without_values
+from strategies.first_weights import FirstWeights, move, refuse_lazy, refuse_one_memory, without_values
 from strategies.hooks import Hooks, overrides, refuse_what_is_not_called
 from strategies.loaders import check_together, prepared
 from strategies.players import Players
@@ -164,6 +164,7 @@ class PhaseStrategy(RanksStrategy):
             synchronise = several and self._layer_sync is not None
             self.until_teardown.enter_context(while_training(trainer, self.root_device, synchronise))
         self.division.leave_to_others(game, self.choice)
+        refuse_lazy(game)
         if several:
             refuse_one_memory(game)
         averages = self.averages or last_averages(game)

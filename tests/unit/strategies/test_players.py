@@ -293,15 +293,20 @@ def test_modules_that_a_learner_has_keep_their_mode():
     assert belongings_of(players, net)["two"].kept == ()
 
 
-class Shaped(Plain):
+class Unshaped(Plain):
+    called = False
+
     def __init__(self):
         super().__init__()
         self.discriminator = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(1))
-        self.discriminator(torch.zeros(2, 6))
+        if self.called:
+            self.discriminator(torch.zeros(2, 6))
 
 
-def test_lazy_layers_that_were_called_train():
-    train(Shaped, policy="single", steps=1)
+def test_a_network_without_shapes_is_refused_until_it_is_called():
+    with pytest.raises(UserError, match=r"'discriminator.0.weight' has no shape.*; call the network once where it is"):
+        train(Unshaped, policy="single", steps=1)
+    train(type("Shaped", (Unshaped,), {"called": True}), policy="single", steps=1)
 
 
 def tied(kind):
