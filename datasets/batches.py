@@ -186,6 +186,8 @@ class ResumableLoader(Loader):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after the last batch that was handed out."""
+        if self.state_dict().keys() - state.keys() - {"passes"}:  # older versions had no passes
+            raise UserError("the run was trained with another kind of loader; resume with that one, or begin a new run")
         for name, value in self._order().items():
             if state[name] != value and not (self.new_data and name == "samples"):
                 what = f"{name.replace('_', ' ')} {state[name]}"
@@ -197,7 +199,7 @@ class ResumableLoader(Loader):
                         "their loader is made"
                     )
                 raise UserError(f"the run was trained with {what}, and has {value} now; {advice}")
-        passes = state.get("passes", 0)  # not in checkpoints of older versions
+        passes = state.get("passes", 0)
         self.sampler.resume(state["epoch"], state["batch"], state["skipped"], passes)
         self._position = state["epoch"], state["batch"], passes
 

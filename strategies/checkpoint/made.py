@@ -53,11 +53,13 @@ def go_on(player: Player, updater: Updater, then: Mapping[str, Any]) -> str:
     changed: list[str] = []
     for group, before, made in zip(groups, then["groups"], now["groups"], strict=False):
         for name in _made_otherwise(before, made):
-            changed.append(name)
             if group.get(name) == before[name]:
                 _put(group, name, made[name])
             elif name == "lr" and before[name]:
                 _put(group, name, group[name] * made[name] / before[name])
+            else:  # training has moved it
+                continue
+            changed.append(name)
     moved = _made_otherwise(then["state"], now["state"])
     if schedule is not None and moved and all("lr" in made for made in now["groups"]):
         _replay(player, updater, schedule)

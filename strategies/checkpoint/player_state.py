@@ -268,9 +268,9 @@ class LeftOut:
         ids = set(map(id, self.made.values()))
         files, checksums = checkpoint.get("files", {}), checkpoint.get("left_out", {})
         for player in self.of_players.keys() - files.keys():
-            raise UserError(f"the checkpoint was saved before weights= was typed for '{player}'; resume without it")
+            raise UserError(f"the checkpoint was saved without weights= for '{player}'; resume as it was trained")
         for name in self.made.keys() - checksums.keys():
-            raise UserError(f"the checkpoint was saved before saved=False was typed for '{name}'; resume without it")
+            raise UserError(f"the checkpoint was saved without saved=False for '{name}'; resume as it was trained")
         check_files(files, self.of_players, {name: each["sha256"] for name, each in self.files.items()})
         if not self.made:
             return

@@ -109,7 +109,7 @@ def test_a_checkpoint_that_has_them_is_refused(tmp_path):
     half = str(tmp_path / "half.ckpt")
     fit(named("SharedBase", SharedBase), "single", 1, steps=HALF, save=half)
     told = refused(named("SharedBase", UnsavedShared), "single", 1, half)
-    assert re.fullmatch(r"the checkpoint was saved before saved=False was typed for '\S+'; .*", told)
+    assert re.fullmatch(r"the checkpoint was saved without saved=False for '\S+'; .*", told)
 
 
 def named(name, game):

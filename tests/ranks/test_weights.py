@@ -232,7 +232,7 @@ def test_a_checkpoint_that_has_the_weights_is_refused(paths, tmp_path):
     path, others = str(tmp_path / "half.ckpt"), {name: paths[name] for name in ("generator", "judge")}
     fit(partial(Filed, **others), "single", 1, steps=HALF, save=path)
     words = told(partial(Filed, **paths), "single", 1, resume=path)
-    assert words == "the checkpoint was saved before weights= was typed for 'teacher'; resume without it"
+    assert words == "the checkpoint was saved without weights= for 'teacher'; resume as it was trained"
 
 
 def test_a_game_is_loaded_with_the_weights_of_its_file(half):

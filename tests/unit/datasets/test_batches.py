@@ -143,6 +143,8 @@ def test_another_order_is_not_resumed(length, batch, seed, message):
     other = ResumableLoader(Prepared(Numbers(length)), GlobalBatches(length, batch, seed=seed))
     with pytest.raises(UserError, match=message):
         other.load_state_dict(state)
+    with pytest.raises(UserError, match="was trained with another kind of loader; resume with that one"):
+        other.load_state_dict({"position": 3})
 
 
 @pytest.mark.parametrize("length", [36, 44])

@@ -100,6 +100,14 @@ def test_a_learning_rate_that_a_hook_has_moved_is_scaled(goes_on):
     assert heard == [said("lr")]
 
 
+def test_another_number_that_training_has_moved_goes_on_and_nothing_is_said(goes_on):
+    """OneCycleLR moves the momentum."""
+    cycle = partial(OneCycleLR, max_lr=1e-2, total_steps=20)
+    first, second = (Made(partial(SGD, lr=1e-2, momentum=each), cycle) for each in (0.9, 0.8))
+    groups, _, heard = goes_on(first, second)
+    assert heard == [] and groups[0]["momentum"] == goes_on.unbroken(first)[0][0]["momentum"]
+
+
 @pytest.mark.parametrize("how", [{}, {"schedule": partial(StepLR, step_size=2)}, {"factor": 0.5}])
 def test_where_nothing_is_made_otherwise_nothing_changes(how, goes_on):
     _, weights, heard = goes_on(Made(**how), Made(**how))
