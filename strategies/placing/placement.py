@@ -60,9 +60,10 @@ def placement_of(choice: Mapping[str, Choice], ranks: int) -> Placement | None:
     training, *others = sorted(parts, key=lambda part: part.start)
     starts, stops = [part.start for part in (training, *others)], [part.stop for part in (training, *others)]
     if not all(parts) or not others or [0, *stops] != [*starts, ranks]:
+        devices = f"--devices {stops[-1]}, or " if others and starts == [0, *stops[:-1]] and ranks != stops[-1] else ""
         raise UserError(
             f"--strategy does not place {ranks} ranks: each must be in one part, players without @ have those that are "
-            f"left, and rank 0's part trains; type e.g. teacher=zero3@2-3,*=ddp@0-1"
+            f"left, and rank 0's part trains; type {devices}e.g. teacher=zero3@2-3,*=ddp@0-1"
         )
     return Placement(ranks, training, {player: own for player, own in typed.items() if own != training})
 

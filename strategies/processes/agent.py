@@ -141,7 +141,8 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
             if not result.is_failed():
                 return
             if history.ended:
-                say(history.last)
+                if not history.killed:
+                    say(history.last)
                 raise KeyboardInterrupt
             advice = "" if history.untrue else launch.advice(name())
             raise UserError("\n".join(filter(None, (history.last, advice))))
@@ -184,6 +185,7 @@ class History:
         self.left = self.allowed = restarts
         self.last = ""
         self.ended = False  # somebody has asked the run to end
+        self.killed = False  # and the ranks did not, so that the agent has killed them
         self.untrue = False  # a trial has shown that the weights are not those of one device
         self._step, self._times = NEVER, 0
 
@@ -302,6 +304,7 @@ class Agent(LocalElasticAgent):
         if running:
             places = zip(self.get_worker_group().workers, self.board.read().values(), strict=True)
             where = ", ".join(f"rank {worker.global_rank} {place}" for worker, place in places)
+            self.history.killed = True
             say(f"the ranks do not end by themselves, so they are killed: {where}")
         for process in running:
             process.kill()

@@ -270,7 +270,7 @@ def test_a_sean_begins_with_what_another_one_wrote(published_run, tmp_path):
     for name in ("encoder", "generator", "discriminator"):
         written, found = load_file(tmp_path / f"{name}.safetensors"), getattr(game, name).state_dict()
         assert all(torch.equal(found[key], value) for key, value in written.items())
-    with pytest.raises(UserError, match="leave --from or --style out"):
+    with pytest.raises(UserError, match="Spade has no published weights to begin with; leave --from out"):
         build("sean", **typed | {"style": None}, from_=str(tmp_path))
 
 
