@@ -143,9 +143,11 @@ def hand_over(page, path):
     page.call("DOM.enable")
     root = page.call("DOM.getDocument")["root"]["nodeId"]
     node = page.call("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
-    page.evaluate("opened = null, document.getElementById('file').addEventListener('change', () => opened = 1)")
+    page.evaluate("before = JSON.stringify(edit), 0")
     page.call("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
-    page.evaluate("new Promise(done => setTimeout(done, 300))")
+    until = time.monotonic() + 10
+    while not page.evaluate(f"JSON.stringify(edit) !== before || {PROBLEM} !== ''") and time.monotonic() < until:
+        time.sleep(0.02)
     settle(page)
 
 
