@@ -232,12 +232,15 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: flo
         everything = everything[np.isfinite(everything)]
         if len(everything) and everything.min() > 0 and everything.max() > 50 * everything.min():
             axes.set_yscale("log")
-        axes.set(title=group, xlabel=xlabel)
+        names = list(dict.fromkeys([group, *panel])) if len(panel) == 1 else [group]
+        axes.set(title=": ".join(names), xlabel=xlabel)
+        axes.xaxis.get_major_locator().set_params(integer=xlabel == "step")
         if kimg:
             above = axes.secondary_xaxis("top", functions=(partial(np.multiply, kimg), partial(np.multiply, 1 / kimg)))
             above.set_xlabel("kimg", loc="right")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small", loc="upper right")  # the best place takes long to find
+        if len(panel) > 1:  # inside, it would hide curves
+            axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
     with whole_file(path) as part:
         figure.savefig(part, format=path.suffix.removeprefix("."))
 
