@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
 from gan.files.errors import UserError
@@ -152,10 +153,28 @@ def check_loader(loader: Any, ranks: int, training: bool) -> None:
     samplers = [getattr(holder, "sampler", None) for holder in (loader, batches)]
     known = isinstance(loader, DealtLoader) or any(isinstance(sampler, GlobalBatches) for sampler in samplers)
     known = known or getattr(loader, "ranks", None) == ranks
-    if training and ranks > 1 and not known:
-        rank_zero_warn(
-            f"each of the {ranks} ranks reads the {type(loader).__name__} by itself, or is dealt single samples, so "
-            f"training may differ from one device's; return GlobalLoader(dataset, batch_size=...) from "
-            f"train_dataloader(), or GlobalStream(stream, batch_size=...) of a stream, with `from datasets import "
-            f"GlobalLoader`; batch_size counts all ranks' samples"
+    if not training or ranks == 1 or known:
+        return
+    if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+        reads = f"the training loader deals samples out one by one (rank 0 gets 0, {ranks}, {2 * ranks}, ...)"
+        differs = "so training differs from one device's"
+    else:
+        data = getattr(loader, "dataset", None)
+        what = f"stream {type(data).__name__}" if isinstance(data, IterableDataset) else type(loader).__name__
+        reads = f"each of the {ranks} ranks reads the {what} by itself"
+        differs = (
+            f"so training differs from one device's, unless they read the parts of one batch; a sample is trained on "
+            f"{ranks} times if all read the same ones"
         )
+    maps = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+    theirs = (SequentialSampler, RandomSampler, DistributedSampler)
+    if maps and all(type(sampler) in theirs for sampler in samplers):
+        ours = "GlobalLoader(dataset"
+    elif maps:  # such as a WeightedRandomSampler
+        ours = "GlobalLoader(dataset, sampler=your sampler"
+    else:
+        ours = "GlobalStream(stream"
+    rank_zero_warn(
+        f"{reads}, {differs}; return {ours}, batch_size=...) from train_dataloader(), with `from datasets import "
+        f"{ours.partition('(')[0]}`; batch_size counts all ranks' samples"
+    )

@@ -214,14 +214,13 @@ def test_the_control_lightnings_sampler_differs(ranks):
     assert distance(found[0], fit(own, 1, "single")[1]) > BROKEN
 
 
-def warned(make, **how):
+def warned(make):
     """The first rank warns for all."""
-    first, words = (
-        torch.distributed.get_rank() == 0,
-        r"each of the 2 ranks reads the .* return GlobalLoader\(dataset, b",
-    )
+    advice = r"GlobalLoader\(dataset, sampler=your" if make is by_weights else r"GlobalLoader\(dataset, b"
+    words = rf"the training loader deals samples out one by one \(rank 0 gets 0, 2, 4, ...\), .* {advice}"
+    first = torch.distributed.get_rank() == 0
     with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext():
-        fit(make, 2, epochs=1, **how)
+        fit(make, 2, epochs=1)
 
 
 def by_weights():
@@ -243,6 +242,10 @@ class Endless(IterableDataset):
         return map(Own().__getitem__, range(SAMPLES))
 
 
+class Derived(DataLoader):
+    pass
+
+
 class Batches:
     """No loader of torch's."""
 
@@ -250,22 +253,30 @@ class Batches:
         return iter(lightnings())
 
 
-def streamed_by_torch():
-    return DataLoader(Endless(), BATCH // 2)
+ALONE = {
+    "stream Endless": (lambda: DataLoader(Endless(), BATCH // 2), r"GlobalStream\(stream"),
+    "Batches": (Batches, r"GlobalStream\(stream"),
+    "Derived": (lambda: Derived(Own(), BATCH // 2), r"GlobalLoader\(dataset"),
+    "DataLoader": (lambda: DataLoader(Own(), batch_sampler=[[0, 1], [2, 3]]), r"GlobalLoader\(dataset, sampler="),
+}
 
 
-def in_batches():
-    return DataLoader(Own(), batch_sampler=[[0, 1], [2, 3]])
+def warned_of_a_loader(what):
+    make, advice = ALONE[what]
+    first = torch.distributed.get_rank() == 0
+    words = f"each of the 2 ranks reads the {what} by itself, so training differs .* return {advice}"
+    with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext():
+        fit(make, 2, epochs=1, deals=False)
 
 
-@pytest.mark.parametrize("make", [streamed_by_torch, in_batches, Batches])
-def test_what_each_rank_reads_by_itself_is_named(make, ranks):
-    ranks(2).run(warned, make, deals=False)
+@pytest.mark.parametrize("what", ALONE)
+def test_what_each_rank_reads_by_itself_is_named(what, ranks):
+    ranks(2).run(warned_of_a_loader, what)
 
 
 def silent(make):
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*training may differ from one device")
+        warnings.filterwarnings("error", message=".*training differs from one device")
         fit(make, 2, epochs=1)
 
 
