@@ -4,16 +4,31 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
 from gan.files.errors import UserError
+from gan.noise import seed_for
 from strategies import random_state
 from strategies.accelerator import pins
 from strategies.micro_batches import deal_batch, rows
 from strategies.world import World
+
+
+class SameOrder(DistributedSamplerWrapper):
+    """Lightning's wrapper, which lets each rank take its part of the order that a person's own sampler makes.
+
+    Each rank makes the whole order. It must be the same order everywhere, and a sampler often draws it from torch's
+    own generator, which differs from rank to rank. So it draws from generators that are seeded by the epoch.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        with random_state.untouched():
+            random_state.reseed(seed_for("order", self.seed, self.epoch))
+            return iter(list(super().__iter__()))
 
 
 class DealtLoader:
@@ -143,7 +158,7 @@ def check_rows(batch: Any, loaders: Any, last: bool) -> None:
 
 
 def check_loader(loader: Any, ranks: int, training: bool) -> None:
-    """Refuse or name what would differ from one device."""
+    """Make the order of a loader the same on all ranks. Refuse or name what would differ from one device."""
     if isinstance(loader, (ResumableLoader, GlobalStream)) and loader.ranks != ranks:
         raise UserError(
             f"a {type(loader).__name__} was made for {loader.ranks} rank(s), and there are {ranks}; make it in "
@@ -151,6 +166,9 @@ def check_loader(loader: Any, ranks: int, training: bool) -> None:
         )
     batches = getattr(loader, "batch_sampler", None)
     samplers = [getattr(holder, "sampler", None) for holder in (loader, batches)]
+    for sampler in samplers:
+        if type(sampler) is DistributedSamplerWrapper:
+            sampler.__class__ = SameOrder
     known = isinstance(loader, DealtLoader) or any(isinstance(sampler, GlobalBatches) for sampler in samplers)
     known = known or getattr(loader, "ranks", None) == ranks
     if not training or ranks == 1 or known:

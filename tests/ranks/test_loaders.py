@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from lightning import Callback
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import (
     DataLoader,
@@ -412,3 +413,30 @@ def test_one_device_keeps_the_order_of_its_loader(policy):
     seen, _ = fit(lambda: DataLoader(Own(), SAMPLES, shuffle=True), 1, policy)
     assert [sorted(batch) for _, batch in seen] == [list(range(SAMPLES))] * 2
     assert seen[0][1] != list(range(SAMPLES)) and seen[0][1] != seen[1][1]
+
+
+# ---- a sampler of one's own ----
+
+
+def weighted(count=8):
+    """It draws from torch's own generator, which differs from rank to rank in training."""
+    return DataLoader(Own(), 4, sampler=WeightedRandomSampler(torch.arange(SAMPLES).double(), count, replacement=False))
+
+
+def test_a_sampler_that_draws_makes_the_same_order_on_all_ranks(ranks):
+    torch.manual_seed(0)
+    seen, _ = together(ranks, weighted, 2)
+    assert len(seen) == 2
+    for _, batch in seen:
+        assert len(set(batch)) == 8, "drawn without replacement, so ranks of one order share no sample"
+    assert set(seen[0][1]) != set(seen[1][1])  # others, and not the same ones in another order
+
+
+def weighted_apart():
+    with mock.patch("strategies.loaders.SameOrder", DistributedSamplerWrapper):
+        return fit(partial(weighted, 24), 2)
+
+
+def test_the_control_left_alone_it_makes_another_order_on_each_rank(ranks):
+    (mine, _), (theirs, _) = ranks(2).run(weighted_apart)
+    assert any(set(one) & set(other) for (_, one), (_, other) in zip(mine, theirs, strict=True))
