@@ -46,6 +46,12 @@ class DealtLoader:
     def __len__(self) -> int:
         return len(self.loader)
 
+    @property
+    def batch_size(self) -> int | None:
+        """Of this rank's part of a batch."""
+        whole = getattr(self.loader, "batch_size", None)
+        return whole and whole // self.ranks
+
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["loader"], name)
 

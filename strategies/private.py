@@ -4,6 +4,7 @@ They were checked with Lightning 2.6.0 to 2.6.6 and torch 2.11 to 2.15. If a new
 tests/unit/strategies/test_world.py says which.
 """
 
+import csv
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -19,7 +20,7 @@ from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.fabric.utilities.data import _set_sampler_epoch as set_epoch
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed as set_threads
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.overrides.distributed import _sync_module_states as broadcast_module
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher as FunctionLauncher
@@ -125,6 +126,14 @@ def call_setup_hooks(trainer: Trainer, *given: Any) -> None:
     call_module(trainer, "configure_model")
 
 
+def call_teardown_hooks(trainer: Trainer) -> None:
+    """What Lightning does after a run: what `setup` has opened is closed."""
+    assert trainer.state.fn is not None
+    if datamodule(trainer) is not None:
+        call_data(trainer, "teardown", stage=trainer.state.fn.value)
+    call_module(trainer, "teardown", stage=trainer.state.fn.value)
+
+
 def leave_loops(loop: _Loop) -> None:
     """Leave a loop, and those inside, as Lightning does where a run has ended: the next one does not resume."""
     loop.on_iteration_done()
@@ -212,22 +221,29 @@ def restore(trainer: Trainer, checkpoint: Any) -> None:
     """Load what a training would go on from, where nothing is trained."""
     connector = trainer._checkpoint_connector
     connector._loaded_checkpoint = trainer.strategy.load_checkpoint(checkpoint)
+    connector.restore_datamodule()
     connector.restore_model()
     connector.restore_callbacks()
     connector.restore_training_state()
     connector._loaded_checkpoint = {}
 
 
-def name_version(logger: Logger, version: int | str | None) -> bool:
-    """Tell a logger that has chosen no folder the number of one, or another logger to choose anew (None).
-
-    Returns whether it was told.
-    """
+def name_version(logger: Logger, version: int | str | None) -> None:
+    """Tell a logger that has chosen no folder the number of one."""
     own = vars(logger)
-    if "_version" not in own or (own["_version"] is not None and version is not None):
-        return False
-    own["_version"] = version
-    return True
+    if "_version" in own and own["_version"] is None:
+        own["_version"] = version
+
+
+def share_file(logger: CSVLogger) -> None:
+    """Open the file of a CSVLogger here: one that a rank opens is emptied first, and would lose an earlier fit's rows.
+
+    A rank needs the names of the columns that earlier ranks have written.
+    """
+    writer = logger.experiment
+    if os.path.isfile(writer.metrics_file_path):
+        with open(writer.metrics_file_path, newline="") as file:
+            writer.metrics_keys = next(csv.reader(file), [])
 
 
 def stop_looking_for_gpus() -> None:

@@ -70,8 +70,9 @@ def merge(root: Path, labels: Path, numbers: np.ndarray, present: np.ndarray, pa
     """
     number = int(numbers[index])
     masks = [(label, _mask_path(root, number, LABELS[label])) for label in np.flatnonzero(present[index]).tolist()]
-    if not masks:
-        path = _mask_path(root, number, "*")
+    picture = root / FACES / f"{number}.jpg"
+    if not masks or not picture.is_file():
+        path = picture if masks else _mask_path(root, number, "*")
         raise UserError(f"{path} is missing; unpack the data set again, or take the picture's line out of {MAPPING}")
     merged = Image.fromarray(merge_masks(masks))
     labels.mkdir(exist_ok=True)

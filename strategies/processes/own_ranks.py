@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from lightning import Callback, Trainer
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
@@ -30,12 +30,14 @@ from strategies.private import (
     FunctionLauncher,
     WorkerOutput,
     call_setup_hooks,
+    call_teardown_hooks,
     callbacks,
     interrupt,
     leave_loops,
     name_version,
     restore,
     set_callbacks,
+    share_file,
 )
 from strategies.processes.starting import LaunchedStrategy, StartMethod, survive
 from strategies.reachable import Reachable
@@ -78,7 +80,6 @@ class OwnRanks(FunctionLauncher):
         self.folder = Path()  # of one launch: what the ranks leave there
         self.given: tuple[Any, ...] = ()  # to fit
         self.aside: tuple[Trainer, list[Callback]] | None = None  # of a training that has failed
-        self.named: list[Logger] = []  # those whose folder the ranks have chosen
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Trainer, **kwargs: Any) -> Any:
         strategy, device = self._strategy, self._strategy.parallel_devices[0]
@@ -87,9 +88,9 @@ class OwnRanks(FunctionLauncher):
             self._start_method = "fork" if can_fork(device.type) else "spawn"
         if self._start_method != "fork":
             refuse_to_spawn(trainer, args, kwargs, typed=self.typed)
-        for logger in self.named:
-            name_version(logger, None)  # it chooses a new folder, for it would write over the last one
-        self.named = []
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVLogger):
+                share_file(logger)
         self._already_fit = False  # unlike Lightning's, this process has all that a second fit begins with
         strategy.is_starter = False
         root = trainer.default_root_dir if os.access(trainer.default_root_dir, os.W_OK) else None
@@ -169,9 +170,8 @@ class OwnRanks(FunctionLauncher):
         for name, metrics in found["logged"].items():
             getattr(trainer, name).clear()
             getattr(trainer, name).update(metrics)
-        self.named = [
-            log for log, each in zip(trainer.loggers, found["versions"], strict=True) if name_version(log, each)
-        ]
+        for logger, version in zip(trainer.loggers, found["versions"], strict=True):
+            name_version(logger, version)
         if trainer.state.fn != TrainerFn.FITTING:
             return
         for callback, folder in zip(trainer.checkpoint_callbacks, found["folders"], strict=True):
@@ -200,6 +200,7 @@ class OwnRanks(FunctionLauncher):
                 strategy.setup(trainer)
             restore(trainer, checkpoint)
             strategy.take_back(loops)
+            call_teardown_hooks(trainer)
         finally:
             strategy.teardown()
         trainer.fit_loop.load_state_dict({**loops, "state_dict": {}})

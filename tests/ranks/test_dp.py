@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import threading
+import warnings
 from functools import partial
 from inspect import getattr_static
 from multiprocessing.reduction import ForkingPickler
@@ -129,7 +130,8 @@ def taught(loader, policy, devices):
     torch.manual_seed(5)
     game, data, strategy = Lambdas(), LOADERS[loader](), PhaseStrategy(policy, check=False)
     made = trainer(strategy, devices, -1, max_epochs=2, use_distributed_sampler=True)
-    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the first batch has")
         made.fit(game, data)
     return snapshot(game, strategy)
 
@@ -198,6 +200,8 @@ def told(policy, devices, folder, start_method="popen"):
         made.fit_loop.max_epochs = 3
         made.fit(game, data, held_out)
         look("fit again")
+        with open(Path(made.logger.log_dir) / "metrics.csv") as file:
+            found["rows of all"] = len(list(csv.DictReader(file)))
         found["best"] = made.validate(game, held_out, ckpt_path="best", verbose=False)
     return found
 
@@ -313,8 +317,19 @@ class Told(Plain):
 
 
 class Data(LightningDataModule):
+    steps = opened = 0
+
     def setup(self, stage):
-        self.rate = 0.1
+        self.rate, self.opened = 0.1, self.opened + 1
+
+    def teardown(self, stage):
+        self.opened -= 1
+
+    def state_dict(self):
+        return {"steps": self.trainer.global_step}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
 
     def train_dataloader(self):
         return GlobalLoader(ROWS, BATCH)
@@ -327,9 +342,11 @@ def test_what_lightnings_hooks_make_is_there_and_much_may_be_logged(policy, star
     found = []
     for which, devices in (("single", 1), (policy, 2)):
         game, strategy = Told(), PhaseStrategy(which, check=False, start_method=start_method)
+        data = Data()
         with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
             made = trainer(strategy, devices, 2)
-            made.fit(game, datamodule=Data())
+            made.fit(game, datamodule=data)
+        assert (data.steps, data.opened) == (2 * (devices > 1), 0)
         found.append(snapshot(game, strategy))
         assert len([name for name in made.callback_metrics if name.startswith("number")]) == 400
     assert distance(*found) < EXACT

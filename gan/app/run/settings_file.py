@@ -16,7 +16,7 @@ from gan.files.errors import UserError
 
 MOST = 100_000  # bytes
 DEEPEST = 20
-LONGEST = 4096  # characters of a value; no path is longer
+LONGEST = 1024  # characters of a value
 NAME = re.compile(r"[A-Za-z_][\w-]{0,99}")  # not a line of another file, which an error would show
 
 
@@ -63,6 +63,8 @@ def _check_size(text: str) -> None:
             why = "an alias (*) is not read; write the value itself"
         elif depth > DEEPEST:
             why = f"it is nested more than {DEEPEST} deep"
+        elif getattr(event, "tag", None) is not None:
+            why = "a tag (!) is not read; write the value itself"
         elif isinstance(event, yaml.ScalarEvent) and len(event.value) > LONGEST:
             why = f"a value has more than {LONGEST:,} characters"
         if why:

@@ -167,7 +167,7 @@ def test_masks_that_are_missing(written, base):
 
 def test_a_picture_that_is_missing(written):
     written.pictures[1].unlink()
-    with pytest.raises(UserError, match=r"no picture of the same name"):
+    with pytest.raises(UserError, match=r"\.jpg is missing; unpack the data set again"):
         written.open()
 
 
