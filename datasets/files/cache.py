@@ -3,7 +3,8 @@
 Reading a data set of 30,000 pictures takes minutes; listing it takes a second. So for every entry that is done we
 note the sizes and times of its files. A later start works on new and changed entries only.
 
-The notes are one file, a checksum and JSON, which is written anew every 30 seconds of work and at the end.
+The notes are lines: a checksum and JSON. Where a process was killed the last line is damaged, and the next start does
+that entry again. Of two lines of an entry the later one counts.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from datasets.workers import explained, start_method
-from gan.files.disk import regular, whole_file
+from gan.files.disk import regular
 from gan.files.errors import UserError, printable, this_rank
 from gan.files.system import cores
 
@@ -35,11 +36,10 @@ FOLDER = "gan-cache"  # beside the data, where we may write there
 VARIABLE = "GAN_CACHE"  # the environment variable with another folder for the cache
 MAX_PROBLEMS = 100  # of pairs: we stop at this many
 SHOWN_PROBLEMS = 5
-NOTE_EVERY = 30.0  # seconds of work that are lost if the process is killed
+NOTE_EVERY = 2.0  # seconds of work that are lost if the process is killed; each note waits for the disk
 SILENT_WAIT = 2.0  # seconds to wait for another process before we print that we wait
 FEW = 64  # entries that one process does alone
 Texts = list[str | None]  # of entries
-Known = dict[str, tuple[list[int], str]]  # the stamps and the text of each key
 
 
 class FoundFile(NamedTuple):
@@ -106,24 +106,26 @@ def remember(
     is a problem: the entry has no text, and is tried again at the next start; so is one whose text is not `good`. An
     OSError that `work` returns ends it all. After the `most` problems no more is looked for.
 
-    Notes are written while the work goes on, and `saving` is called before. One process works at a time. Ranks that
-    start together wait for the first one, and then find the work done.
+    Notes are written while the work goes on, so a kill costs seconds; `saving` is called before. One process works at a
+    time. Ranks that start together wait for the first one, and then find the work done.
     """
     entries = [(os.fsdecode(key), stamp) for key, stamp in zip(keys.tolist(), stamps.tolist(), strict=True)]
-    texts, problems = _texts(_known(file, good), entries), []
+    (texts, _), problems = _texts(file, entries, good), []
     if None not in texts:
         return texts, []
     with _explained_write_errors(file.parent), _one_process_at_a_time(file.with_suffix(".lock")):
         for unfinished in file.parent.glob(f"{file.stem}.*.part"):  # files that killed work has begun
             unfinished.unlink()
-        known = _known(file, good)
-        texts = _texts(known, entries)
+        texts, lost = _texts(file, entries, good)
         todo = np.array([entry for entry, text in enumerate(texts) if text is None], int)
-        _write(file, known)  # without the note of a lost text, which could become true for other work
+        with suppress(FileNotFoundError):
+            if lost or not file.is_file():  # else the note of a lost text could become true for other work
+                file.unlink()
         begin(todo)
-
-        noted = time.monotonic()
-        try:
+        with _Notes(file, saving) as notes:
+            for entry, text in enumerate(texts):
+                if lost and text is not None:
+                    notes.add(entries[entry], text)
             for results in _results(work, todo, title):
                 for entry, problem, made in results:
                     if problem is not None:
@@ -131,17 +133,11 @@ def remember(
                         continue
                     if isinstance(made, OSError):
                         raise made
-                    key, stamp = entries[entry]
-                    texts[entry], known[key] = made, (stamp, made)
+                    texts[entry] = made
+                    notes.add(entries[entry], made)
+                notes.write(NOTE_EVERY)
                 if len(problems) >= most:
                     break
-                if time.monotonic() - noted > NOTE_EVERY:
-                    saving()
-                    _write(file, known)
-                    noted = time.monotonic()
-        finally:
-            saving()
-            _write(file, known)
     return texts, problems
 
 
@@ -161,29 +157,50 @@ def listed(title: str, problems: Sequence[str]) -> str:
     return "\n  ".join([title, *problems[:SHOWN_PROBLEMS], *([f"... and {more} more"] if more > 0 else [])])
 
 
-def _known(file: Path, good: Callable[[str], bool]) -> Known:
-    """What is noted and good; nothing if the file is damaged."""
+def _texts(file: Path, entries: Sequence[tuple[str, list[int]]], good: Callable[[str], bool]) -> tuple[Texts, bool]:
+    """What is known of each entry; and whether anything that is known is lost."""
+    known: dict[str, tuple[list[int], str]] = {}
     with suppress(OSError):
         regular(file)
-        checksum, _, content = file.read_bytes().partition(b" ")
-        if checksum == _checksum(content):
-            return {key: (stamp, text) for key, (stamp, text) in json.loads(content).items() if good(text)}
-    return {}
+        for line in file.read_bytes().splitlines():
+            if line and line == _signed(line[9:]):
+                key, *state = json.loads(line[9:])
+                known[key] = tuple(state)
+    there = {key: state for key, state in known.items() if good(state[1])}
+    found = [(stamp, *there.get(key, ([], ""))) for key, stamp in entries]
+    return [text if stamp == then else None for stamp, then, text in found], len(there) < len(known)
 
 
-def _texts(known: Known, entries: Sequence[tuple[str, list[int]]]) -> Texts:
-    found = [(stamp, *known.get(key, ([], ""))) for key, stamp in entries]
-    return [text if stamp == then else None for stamp, then, text in found]
+class _Notes:
+    """Lines that are added to a file: some seconds later, and at the end."""
+
+    def __init__(self, file: Path, saving: Callable[[], None]) -> None:
+        self.file, self.saving, self.written = file.open("ab"), saving, time.monotonic()
+        self.lines = [b"\n"]  # after what a killed process has begun
+
+    def add(self, entry: tuple[str, list[int]], text: str) -> None:
+        self.lines.append(_signed(json.dumps([*entry, text]).encode()) + b"\n")
+
+    def write(self, after: float = 0.0) -> None:
+        """Write what was added, if the last time is so many seconds ago."""
+        if time.monotonic() - self.written < after:
+            return
+        self.saving()
+        self.file.writelines(self.lines)
+        self.file.flush()
+        self.lines.clear()
+        self.written = time.monotonic()
+
+    def __enter__(self) -> "_Notes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.file:
+            self.write()
 
 
-def _write(file: Path, known: Known) -> None:
-    content = json.dumps(known).encode()
-    with whole_file(file) as part:
-        part.write_bytes(_checksum(content) + b" " + content)
-
-
-def _checksum(content: bytes) -> bytes:
-    return b"%08x" % zlib.crc32(content)
+def _signed(line: bytes) -> bytes:
+    return b"%08x " % zlib.crc32(line) + line
 
 
 @contextmanager

@@ -164,6 +164,8 @@ def test_a_kill_costs_little_and_leaves_nothing_half_written(tmp_path, monkeypat
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
+    with (tmp_path / "cache" / "known.jsonl").open("ab") as file:
+        file.write(b"12345678 [half")
     second = _start(tmp_path, 1)
     second.join()
     assert second.exitcode == 0, "the lock went with the killed process"
