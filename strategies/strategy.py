@@ -131,8 +131,8 @@ class PhaseStrategy(RanksStrategy):
             private.call_setup_hooks(trainer, game, *args)
             self.division.set_up(game, self.choice, self.players, self.world, self.precision_plugin, training)
             self.division.serve(self.policies, lambda: self.ending.noted)
+            self.players.release()  # after an error `teardown` does so
         finally:
-            self.players.release()
             self.until_teardown.close()
             signals.give_back()
 
