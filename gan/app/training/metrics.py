@@ -234,7 +234,7 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: flo
             axes.set_yscale("log")
         names = list(dict.fromkeys([group, *panel])) if len(panel) == 1 else [group]
         axes.set(title=": ".join(names), xlabel=xlabel)
-        axes.xaxis.get_major_locator().set_params(integer=xlabel == "step")
+        axes.locator_params("x", integer=xlabel == "step")
         if kimg:
             above = axes.secondary_xaxis("top", functions=(partial(np.multiply, kimg), partial(np.multiply, 1 / kimg)))
             above.set_xlabel("kimg", loc="right")
