@@ -46,7 +46,7 @@ def name_for(text: str) -> str:
 
 
 def free_name(text: str, taken: set[str]) -> str:
-    """The same, but none that is taken, and it is taken then. Windows and macOS take G and g for one."""
+    """Like `name_for`, but a name that is not in `taken`, and is put there. On Windows and macOS G and g are one."""
     name = name_for(text)
     while name.lower() in taken:
         name += "_"

@@ -1,7 +1,7 @@
 """A run's networks as programs that need none of our code: of torch.export (.pt2), or ONNX.
 
 Those networks are written that the game calls to show samples, as it calls them: a generator, and its encoder. Where a
-network adds noise, or drops out, a program does not.
+network adds noise or has dropout, a program has neither.
 """
 
 from collections.abc import Sequence

@@ -16,8 +16,8 @@ from gan.files.errors import UserError, printable
 
 limit_typed_values()
 
-# What other trainers call our options.
-ELSEWHERE = {
+# Options of other trainers, and ours for the same.
+OF_OTHER_TRAINERS = {
     "--mirror": "--flip",
     "--gpus": "--devices",
     "--snap": "--save-every",
@@ -104,7 +104,7 @@ class Parser(jsonargparse.ArgumentParser):
         known = [_hyphens(name) for name in self._option_string_actions if name.startswith("--")]
         if unknown:
             typed = _hyphens(unknown[1])
-            close = [name for name in known if name == ELSEWHERE.get(typed) or name.startswith(typed)]
+            close = [name for name in known if name == OF_OTHER_TRAINERS.get(typed) or name.startswith(typed)]
             close = close or difflib.get_close_matches(typed, known, 1)
             if typed == "--data" and "--run" in known:
                 message = "--data belongs to a run that takes files: name that first: gan.fit stylegan2 --data DIR"

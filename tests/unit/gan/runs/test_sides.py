@@ -106,7 +106,7 @@ def test_what_has_no_partner_is_named(tmp_path):
     assert len(found(tmp_path, paired=False, held_out=0.0).train) == 9
     for each in (tmp_path / "A").iterdir():
         each.rename(each.with_stem(f"other {each.stem}"))
-    with pytest.raises(UserError, match=r"no two pictures in .* have one name, as pairs do; train cyclegan or cut"):
+    with pytest.raises(UserError, match=r"no picture in .* has a partner of the same name; without pairs, train"):
         found(tmp_path, skip_broken=True)
 
 
