@@ -48,7 +48,7 @@ class DealtLoader:
 
     @property
     def batch_size(self) -> int | None:
-        """Of this rank's part of a batch."""
+        """How many samples of a batch this rank gets."""
         whole = getattr(self.loader, "batch_size", None)
         return whole and whole // self.ranks
 

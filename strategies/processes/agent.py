@@ -47,10 +47,8 @@ JOIN = 900  # seconds in which the hosts must find each other, at the start and 
 ORPHANED = 300  # seconds that a rank has to save after its agent was killed
 SAME_STEP = 3  # so often a failure may come at one step
 AGAIN = 1.0  # seconds after which a signal is a second wish to end; before, it is the first one, which came twice
-GRACE: dict[int, float] = {
-    signal.SIGINT: 5.0,
-    signal.SIGTERM: 60.0,
-}  # seconds that ranks have to end after a second wish
+# Seconds that ranks have to end after a second signal.
+GRACE: dict[int, float] = {signal.SIGINT: 5.0, signal.SIGTERM: 60.0}
 
 
 @dataclass(frozen=True)
