@@ -54,7 +54,7 @@ class Group:
 class Collective:
     """One collective, or several of a kind: `payload` is the larger of input and output on a rank, in bytes."""
 
-    kind: str  # "all-reduce", "all-gather", "reduce-scatter", or "send" to the next rank
+    kind: str  # "all-reduce", "all-gather", "reduce-scatter", "gather", "scatter", or "send" to the next rank
     payload: float
     group: Group
 

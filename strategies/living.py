@@ -1,5 +1,6 @@
 """How much memory lives, counted without values."""
 
+import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -37,10 +38,12 @@ class Living(TorchDispatchMode):
         self.here = Count()
         self.there: dict[str, Count] = defaultdict(Count)
         self.saw_collective = saw_collective
+        self.now = 0  # a moment, as who asks counts them
+        self.lives: list[list[int]] = []  # of what is made here: the moments of its beginning and end, and its bytes
         self._count = self.here
         self._left_out = [tensor.untyped_storage() for tensor in leave_out if tensor.layout == torch.strided]
         # Every storage, with what counts it: by its address in C++, which a storage has without values too.
-        self._known: dict[int, tuple[Any, list[Count]]] = {each._cdata: (None, []) for each in self._left_out}
+        self._known: dict[int, tuple[Any, list[Count], list[int]]] = {e._cdata: (None, [], []) for e in self._left_out}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
@@ -67,11 +70,16 @@ class Living(TorchDispatchMode):
     def _saw(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
         if key not in self._known:
-            self._known[key] = weakref.ref(storage, partial(self._gone, key, size)), [self._count]
+            life = [self.now, sys.maxsize, size]
+            self._known[key] = weakref.ref(storage, partial(self._gone, key, size)), [self._count], life
             self._count.alive += size
+            if not self.is_away:
+                self.lives.append(life)
 
     def _gone(self, key: int, size: int, _: Any) -> None:
-        for count in self._known.pop(key)[1]:
+        _, counts, life = self._known.pop(key)
+        life[1] = min(life[1], self.now)
+        for count in counts:
             count.alive -= size
 
     def forget(self, tensor: Tensor) -> None:
@@ -80,7 +88,8 @@ class Living(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()
         if storage._cdata in self._known:
-            counts = self._known[storage._cdata][1]
+            _, counts, life = self._known[storage._cdata]
+            life[1:2] = [self.now]
             while counts:
                 counts.pop().alive -= storage.nbytes()
 
@@ -89,7 +98,7 @@ class Living(TorchDispatchMode):
         if tensor.layout != torch.strided:
             return
         storage = tensor.untyped_storage()
-        counts = self._known.get(storage._cdata, (None, []))[1]
+        counts = self._known.get(storage._cdata, (None, [], []))[1]
         if counts and count not in counts:
             counts.append(count)
             count.alive += storage.nbytes()

@@ -13,8 +13,10 @@ from gan.phase import Phase
 from strategies import private
 from strategies.amounts import Collective, Group, Held, Moved, moved, size
 from strategies.choice import Choice, ranks_as_typed
-from strategies.cost.dry import Curve, Dry, Replicated, Stages
+from strategies.cost.dry import Curve, Dry, Replicated
+from strategies.cost.stages import Stages
 from strategies.cost.trace import Count, Trace
+from strategies.options.blocks import modules_of_blocks
 from strategies.policies import POLICIES
 from strategies.policies.belongings import belongings_of
 from strategies.policies.ddp import Ddp
@@ -198,8 +200,10 @@ class Budget:
         return total
 
     def recomputing(self, choices: Mapping[str, Choice]) -> frozenset[str]:
-        """The players whose choice says `recompute`."""
-        return frozenset(name for name, choice in choices.items() if "recompute" in choice.options)
+        """The players whose choice says `recompute`, and who gain by it: single layers in a pipeline do not."""
+        asked = {name: choice.policy for name, choice in choices.items() if "recompute" in choice.options}
+        in_layers = {name for name, policy in asked.items() if policy == Pipeline.name}
+        return frozenset(name for name in asked if name not in in_layers or modules_of_blocks(self.game.players[name]))
 
     def _curves(self, player: str, choice: Choice, recompute: frozenset[str]) -> list[Curve]:
         traces, policy = self.traces(recompute), self.policy(player, choice)
@@ -208,8 +212,7 @@ class Budget:
             return [played.play(trace) for trace in traces]
 
     def _activations(self, recompute: frozenset[str]) -> list[np.ndarray]:
-        each = [trace.events for trace in self.traces(recompute)]
-        return [np.array([*(e.alive for e in some), *(e.highest for e in some)], dtype=float) for some in each]
+        return [trace.activations for trace in self.traces(recompute)]
 
 
 def _dry(policy: Policy, phases: Sequence[Phase]) -> Dry:

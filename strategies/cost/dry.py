@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from gan.phase import Phase
 from strategies import private
-from strategies.amounts import Collective, Group, bubble, size
+from strategies.amounts import Collective, Group, size
 from strategies.cost import trace as kinds
 from strategies.cost.trace import Event, Trace
 from strategies.living import Count, Living
@@ -79,7 +79,7 @@ class Dry:
         self.living = Living([*copies.values(), *self.owned.values(), *stored], self.saw_collective)
         self.gradients = Count()
         self.home = "offload" in policy.options
-        self.optimizer = _Optimizer(0 if self.home else policy.step_bytes(size(self.owned.values())))
+        self.optimizer = NoOptimizer(0 if self.home else policy.step_bytes(size(self.owned.values())))
         self.collectives: list[Collective] = []
         self.learning = False
         self.stack = ExitStack()  # around a phase
@@ -204,56 +204,7 @@ class Replicated(Dry):
         self.move("all-reduce", self.kept, self.everyone)
 
 
-class Stages(Dry):
-    """pipeline: the gradients of a rank's own weights, and what goes from stage to stage and from rank to rank.
-
-    Activations are those of one device: a rank computes a part of the network for the samples of all ranks of its
-    pipeline. What goes around the chain of stages is counted as if it came from the stage before: skips over several
-    stages cost a little more.
-    """
-
-    def __init__(self, policy: Pipeline, phases: Sequence[Phase]) -> None:
-        super().__init__(policy, phases)
-        ranks, stages = policy.shape
-        self.bubble = bubble(ranks, policy.options.get("chunks") or 2 * ranks, stages // ranks)
-        self.pipe, self.copies = Group(ranks), Group(policy.world.size // ranks, ranks)
-        mine = {name: policy.weights[name] for name in policy.of_largest() if name in policy.weights}
-        self.copy_of = {id(each): self.copy_of[id(each)] for each in mine.values()}
-        self.optimizer = _Optimizer(policy.step_bytes(size(mine.values())))
-        self.networks = {network for network, _ in policy.staged}
-        self.ends: set[nn.Module] = set()  # of all stages but the last
-        for _, units in policy.staged:
-            self.ends |= set(list({unit.stage: unit.module for unit in units}.values())[:-1])
-        self.entered: list[nn.Module] = []
-
-    def play(self, trace: Trace) -> Curve:
-        return replace(super().play(trace), idle=self.bubble if self.learning else 0.0)
-
-    def read_or_call(self, event: Event) -> None:
-        if event.kind == kinds.ENTER:
-            self.entered.append(event.what)
-            if event.what in self.networks:
-                self.passes(event, "all-gather", "all-reduce")
-        elif event.kind == kinds.LEAVE:
-            module = self.entered.pop()
-            if module in self.ends:
-                # Each rank sends to the next one only, so that in the mean over the ranks one of them sends nothing.
-                self.passes(event, "send", "send", (self.pipe.size - 1) / self.pipe.size)
-            if module in self.networks:
-                self.passes(event, "all-gather", "all-gather")
-
-    def passes(self, event: Event, there: str, back: str, times: float = 1) -> None:
-        """What this event has passed on, of the samples of all ranks of the pipeline; and its gradient."""
-        passed = event.passed * self.pipe.size * times
-        self.move(there, passed, self.pipe)
-        if event.learns:
-            self.move(back, passed, self.pipe)
-
-    def finish(self) -> None:
-        self.move("all-reduce", size(self.copy_of.values()), self.copies)
-
-
-class _Optimizer(Optimizer):
+class NoOptimizer(Optimizer):
     """It needs so many bytes for a while, and steps nothing: so it is not set up as torch's are."""
 
     def __init__(self, needed: float) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from strategies.living import Count
@@ -54,7 +55,8 @@ class Trace:
 
     `reduced`: bytes that the game itself sums over all ranks, in losses and in synchronised batch norms. `asked`: what
     goes to the ranks that serve a player and comes back, by player. `resting`: the most bytes of activations that live
-    on ranks that serve between two calls of a rank, for its backward.
+    on ranks that serve between two calls of a rank, for its backward. `lives`: of each piece of activations made here,
+    the numbers of the events in which it is made and freed, and its bytes.
     """
 
     phase: str
@@ -65,6 +67,12 @@ class Trace:
     reduced: int = 0
     asked: dict[str, Asked] = field(default_factory=dict)
     resting: dict[str, int] = field(default_factory=dict)
+    lives: list[list[int]] = field(default_factory=list)
+
+    @property
+    def activations(self) -> np.ndarray:
+        """When the events happen, and then the most of each until the next one."""
+        return np.array([*(e.alive for e in self.events), *(e.highest for e in self.events)], dtype=float)
 
     def add(self, kind: str, what: Hashable | nn.Module = None, alive: int = 0) -> None:
         self.events.append(Event(kind, what, alive, alive))

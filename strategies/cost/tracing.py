@@ -200,7 +200,7 @@ class Recorder:
         return nullcontext() if phase.second_order else saved_tensors_hooks(self._pack, self._unpack)
 
     def begin(self, trace: Trace) -> None:
-        self.begun = trace
+        self.begun, self.living.lives = trace, trace.lives
         self.add(kinds.BEGIN)
 
     @property
@@ -228,6 +228,7 @@ class Recorder:
             for where, count in self.living.there.items():
                 self.trace.resting[where] = max(self.trace.resting.get(where, 0), count.alive)
         self.living.reset()
+        self.living.now = len(self.trace.events)
         self.trace.add(kind, what, self.living.here.alive + self.batch)
         self.trace.events[-1].there = {where: replace(count) for where, count in self.living.there.items()}
 

@@ -1,9 +1,14 @@
 """The model of cost says what a rank really holds and moves, within 5 %."""
 
 from functools import partial
+from itertools import chain, pairwise
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam
 
+from gan import GanModule, Phase, Player
 from tests.support import placed_costs
 from tests.support.composite import Sized, SizedTwice
 from tests.support.parity import often, single
@@ -11,6 +16,7 @@ from tests.support.planned import BUCKET, STEPS, payload, pictures, planned, sma
 from tests.support.scales import weighed
 
 WITHIN = 0.05
+ABOUT, STAGES = 0.1, "pipeline+stages:2"
 MIX = "student=zero3,teacher=fsdp,*=zero1"
 EIGHT = ["ddp", "zero1", "zero2", "zero3", "fsdp", "zero3+whole", "zero3+offload", MIX]
 MORE = ["ddp+recompute", "zero2+recompute", "zero3+recompute", "fsdp+recompute", "fsdp+whole", "fsdp+offload"]
@@ -45,7 +51,7 @@ def differences(ranks, policy, world, plan=None, what=DISTILLATION):
     return differs
 
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter")
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "gather", "scatter")
 WORLDS = [(policy, world) for world in (2, 4) for policy in EIGHT] + [(policy, 2) for policy in MORE]
 
 
@@ -67,6 +73,41 @@ def test_so_they_are_with_a_gradient_penalty_and_micro_batches(policy, ranks):
 def test_so_they_are_with_an_optimizer_for_a_phase(policy, ranks):
     found = differences(ranks, policy, 2, what=(SizedTwice, single, 2**18))
     assert {key: by for key, by in found.items() if abs(by) > WITHIN} == {}
+
+
+class Layers(GanModule):
+    """Two networks of ten convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = self._network(), self._network()
+
+    def _network(self) -> nn.Module:
+        sides = [6, *[16] * 9, 6]
+        each = [(nn.Conv1d(*pair, 3, padding=1), nn.LeakyReLU(0.2)) for pair in pairwise(sides)]
+        return nn.Sequential(nn.Unflatten(1, (6, 32)), *chain.from_iterable(each), nn.Flatten())
+
+    def configure_players(self):
+        yield Player("first", self.first, partial(Adam, lr=1e-3), ema=0.9)
+        yield Player("second", self.second, partial(Adam, lr=1e-3))
+
+    def configure_phases(self):
+        yield Phase("one", lambda batch: self.second(batch["x"]).square().mean(), "second")
+        yield Phase("two", lambda batch: self.second(self.first(batch["x"])).square().mean(), "first")
+
+
+def rows(step: int) -> dict[str, Tensor]:
+    return {"x": torch.randn(64, 192, generator=torch.Generator().manual_seed(step))}
+
+
+@pytest.mark.parametrize(
+    ("policy", "world"),
+    [("pipeline", 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in [("pipeline", 4), (STAGES, 4)])],
+)
+def test_a_pipeline_holds_about_what_is_planned_and_moves_that(policy, world, ranks):
+    """A rank has the activations of its layers, of the samples of all ranks: other layers, and more samples."""
+    found = differences(ranks, policy, world, what=(Layers, rows, 2**18))
+    assert {key: by for key, by in found.items() if abs(by) > (ABOUT if key[1] == "peak" else WITHIN)} == {}
 
 
 def test_on_one_rank_all_policies_do_the_same():

@@ -18,7 +18,10 @@ from strategies import PhaseStrategy
 from tests.support.counted import forget
 from tests.support.parity import parts, trainer
 
-KINDS = {"allreduce": "all-reduce", "allgather": "all-gather", "reduce_scatter": "reduce-scatter"}
+KINDS = {
+    **{"allreduce": "all-reduce", "allgather": "all-gather", "reduce_scatter": "reduce-scatter"},
+    **{"c10d.gather": "gather", "c10d.scatter": "scatter"},
+}
 
 
 @dataclass
@@ -46,7 +49,10 @@ class Scale(TorchDispatchMode):
             tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
             for word, kind in KINDS.items():
                 if word in name:
-                    self.payload[kind] = self.payload.get(kind, 0) + max(tensor.nbytes for tensor in tensors)
+                    sizes = [tensor.nbytes for tensor in tensors]
+                    # What all ranks gather or scatter at one of them is a list of their parts there, beside its own.
+                    payload = sum(sizes) - max(sizes) if kind in ("gather", "scatter") else max(sizes)
+                    self.payload[kind] = self.payload.get(kind, 0) + payload
         out = function(*args, **(kwargs or {}))
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor):

@@ -14,6 +14,7 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.runs import Run
 from gan.runs.run import made_to
+from nets.norm import synchronised
 from strategies.cost.trace import Trace
 from strategies.cost.tracing import traces
 from strategies.micro_batches import rows
@@ -42,7 +43,8 @@ class Opened:
         key = recompute, *sorted(served.items())
         if key not in self.played:
             device = "cpu" if self.why else "meta"
-            self.played[key] = traces(self.game, self.batch, recompute, device, served)
+            with synchronised():  # as in training
+                self.played[key] = traces(self.game, self.batch, recompute, device, served)
         return self.played[key]
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from datasets import GlobalLoader
 from gan import ranks
@@ -53,3 +54,13 @@ def test_a_game_that_reads_values_is_played_on_the_cpu():
     found = opened(ReadsValue)
     assert "item()" in found.why
     assert max(event.highest for trace in found.trace(frozenset()) for event in trace.events) > 0
+
+
+class Normed(Fed):
+    def fake(self, real):
+        return nn.functional.batch_norm(super().fake(real), None, None, training=True)
+
+
+def test_batch_norms_are_those_of_a_training_on_several_ranks():
+    reduced = [sum(trace.reduced for trace in opened(Normed, size).trace(frozenset())) for size in (1, 2)]
+    assert reduced[0] == 0 < reduced[1]
