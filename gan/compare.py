@@ -22,11 +22,10 @@ def main(argv: list[str]) -> None:
     """Open the runs, and write the page."""
     request = parse(argv)
     with working():
-        from gan.app.page.compared import page
+        from gan.app.page.compared import look, page
         from gan.app.page.document import write
-        from gan.app.painting.reopen import open_run
 
-    opened = [open_run(which, device=request.device) for which in request.runs]
+    opened = [look(which, request.device) for which in request.runs]
     path = request.file or opened[0].folder.path.parent / "compare.html"
     write(path, lambda: page(opened), "-o")
     say(f"open {path} in a browser ({path.stat().st_size / 1e6:.1f} MB)")

@@ -1,5 +1,6 @@
 """`python -m gan.evaluate RUN`: scores of the pictures that a run makes, as a table and as JSON."""
 
+import itertools
 import json
 from collections import defaultdict
 from functools import partial
@@ -39,9 +40,15 @@ def table(result: dict[str, Any]) -> str:
 
 
 def save(result: dict[str, Any], path: Path) -> None:
-    """Write the JSON. Infinities and NaN become strings, since JSON has no numbers for them."""
+    """Write the JSON. Infinities and NaN become strings, since JSON has no numbers for them.
+
+    A file of before is kept under a name with a number: the new one may have other scores, or those of fewer pictures.
+    """
     plain = json.loads(json.dumps(result, default=str), parse_constant=lambda word: str(float(word)))
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(1))
     try:
+        if path.is_file():
+            path.rename(next(name for name in numbered if not name.exists()))
         with whole_file(path) as part:
             part.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", "utf-8")
     except OSError as error:
@@ -117,7 +124,7 @@ def _evaluate(request: Namespace, device: str) -> None:
         device=device,
     )
     if result is not None:
-        path = opened.folder.path / f"evaluation-step-{opened.step:06d}.json"
+        *_, path = opened.folder.evaluations(opened.step)
         say(table(result))
         save(result, path)
         say(f"saved in {path}")

@@ -188,6 +188,11 @@ def pooled_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, 
     They are combined in float64, where the difference of E[x²] and mean² loses nothing that float32 could have held.
     """
     if not ranks.more_than_one():
+        if count < 2:
+            raise UserError(
+                "a batch norm gets one picture of one pixel, and so one value for each channel, which has no variance; "
+                "take more samples a step (--batch-size 2) or larger ones (--size)"
+            )
         return mean, variance, count
     kind, channels = mean.dtype, len(mean)
     mean, variance = mean.double(), variance.double()

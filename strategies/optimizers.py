@@ -130,13 +130,20 @@ def check_saved(player: Player, updaters: Iterable[Updater]) -> None:
         optimizer = updater.optimizer
         parts = [(name, part) for name, each in vars(optimizer).items() for part in tree_leaves(each)]
         apart = [name for name, part in parts if isinstance(part, Optimizer) and part.state is not optimizer.state]
-        if apart or not {"state", "param_groups"} <= optimizer.state_dict().keys():
+        if apart or not {"state", "param_groups"} <= _saved_keys(optimizer):
             what = f"in '{apart[0]}', which has a state of its own" if apart else "in the form of its own state_dict()"
             raise UserError(
                 f"player '{player.name}': a checkpoint would not have what {_kind(optimizer)} keeps {what}; call "
                 f"super().__init__(groups, {{}}) in it, keep what belongs to a weight in self.state[weight], give "
                 f"optimizers inside of it the same state (inner.state = self.state), and leave state_dict() as it is"
             )
+
+
+def _saved_keys(optimizer: Optimizer) -> set[str]:
+    try:
+        return {*optimizer.state_dict()}
+    except AttributeError:  # it has not called super().__init__, which makes what state_dict() reads
+        return set()
 
 
 def check_apart(

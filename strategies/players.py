@@ -1,5 +1,6 @@
 """The players of a game, each under its policy: from the set-up of a training to its end."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
@@ -70,6 +71,7 @@ class Players:
         _stop_other_parameters(first.game, training)
         if training:
             _warn_of_those_that_never_learn(first.game)
+            _expect_eval_mode(first.game)
 
     def optimizers(self) -> list[Optimizer]:
         """All of them, in the order of the players."""
@@ -186,6 +188,13 @@ def _warn_of_those_that_never_learn(game: GanModule) -> None:
                 f"player '{player.name}' has an optimizer, and no phase teaches it, so it never learns; yield "
                 f"Phase(..., learners='{player.name}'), or leave its optimizer out"
             )
+
+
+def _expect_eval_mode(game: GanModule) -> None:
+    """Lightning warns of modules in eval mode. It need not where the author has put none there: see Policy.adopt."""
+    frozen = {part for player in game.players.values() if player.frozen for part in player.module.modules()}
+    if all(part.training or part in frozen for part in game.modules()):
+        warnings.filterwarnings("ignore", message="Found .* in eval mode at the start of training")
 
 
 def _needs_loss_scale(precision: Precision) -> bool:

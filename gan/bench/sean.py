@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jsonargparse import Namespace
+from jsonargparse.typing import PositiveInt
 from torch import Tensor, nn
 from torch.optim import Adam
 
@@ -279,14 +280,14 @@ class SeanBenchmark(Benchmark[Way]):
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--whole", action="store_true", help="the whole step, in place of the generator")
-        add("--size", type=int, default=256, help="height and width of the pictures")
-        add("--batches", type=int, nargs="+", default=[1, 4], help="pictures at a time")
+        add("--size", type=PositiveInt, default=256, help="height and width of the pictures")
+        add("--batches", type=PositiveInt, nargs="+", default=[1, 4], help="pictures at a time")
         add("--masks", nargs="+", choices=MASKS, help="drawn faces, random blocks of 16 px, random pixels (all)")
-        add("--repeats", type=int, default=3, help="turns of each that count")
-        add("--labels", type=int, default=19, help="labels of the random masks")
-        add("--width", type=int, default=64, help="channels of the last block")
-        add("--hidden", type=int, default=128, help="channels of the mask branch")
-        add("--style", type=int, default=512, help="length of a style code")
+        add("--repeats", type=PositiveInt, default=3, help="turns of each that count")
+        add("--labels", type=PositiveInt, default=19, help="labels of the random masks")
+        add("--width", type=PositiveInt, default=64, help="channels of the last block")
+        add("--hidden", type=PositiveInt, default=128, help="channels of the mask branch")
+        add("--style", type=PositiveInt, default=512, help="length of a style code")
 
     def parse(self, argv: Sequence[str]) -> Namespace:
         settings = super().parse(argv)
@@ -327,7 +328,8 @@ class SeanBenchmark(Benchmark[Way]):
     def heading(self) -> str:
         where = f"at {self.settings.size} px, on {self.known('place', best())}"
         if self.settings.whole:
-            return f"SEAN's whole step {where}; a plain convolution has {self.known('GFLOP/s', 0):.0f} GFLOP/s"
+            rate = self.known("GFLOP/s", None)  # which ours measures
+            return f"SEAN's whole step {where}" + (f"; a plain convolution has {rate:.0f} GFLOP/s" if rate else "")
         with torch.device("meta"):
             weights = sum(weight.numel() for weight in generator_of(self.sizes).parameters())
         return f"generator of {weights / 1e6:.1f} M parameters, forward and backward, {where}"

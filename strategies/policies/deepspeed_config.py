@@ -11,20 +11,16 @@ from gan.phase import Player
 SIZE = 6 * 2**20  # elements: 25 MB in float32, as for DDP's buckets
 
 # What a file may set: how the same numbers are moved, and what is printed. (Prints do not appear: see `package`.)
-TAKEN = {
-    "comms_logger",
-    "dump_state",
-    "memory_breakdown",
-    "steps_per_print",
-    "wall_clock_breakdown",
-    "zero_optimization.allgather_bucket_size",
-    "zero_optimization.contiguous_gradients",
-    "zero_optimization.enable_sanity_checks",
-    "zero_optimization.overlap_comm",
-    "zero_optimization.reduce_bucket_size",
-    "zero_optimization.reduce_scatter",
-    "zero_optimization.sub_group_size",
-    "zero_optimization.use_multi_rank_bucket_allreduce",
+TAKEN = {"comms_logger", "dump_state", "memory_breakdown", "steps_per_print", "wall_clock_breakdown"}
+TAKEN_OF_ZERO = {  # numbers, true or false
+    "allgather_bucket_size",
+    "contiguous_gradients",
+    "enable_sanity_checks",
+    "overlap_comm",
+    "reduce_bucket_size",
+    "reduce_scatter",
+    "sub_group_size",
+    "use_multi_rank_bucket_allreduce",
 }
 
 
@@ -41,8 +37,8 @@ def _load(path: str) -> dict[str, Any]:
         found = json.loads(read_text(path, 1_000_000))
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read it: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError("expected a JSON object")
+    if not isinstance(found, dict) or not isinstance(found.get("zero_optimization", {}), dict):
+        raise ValueError("expected a JSON object, and one in zero_optimization")
     return found
 
 
@@ -51,9 +47,11 @@ def settings(player: Player, policy: str, stage: int, options: Mapping[str, Any]
     path = options.get("config")
     file = {} if path is None else _load(path)
     zero = file.pop("zero_optimization", {})
-    said = {**file, **{f"zero_optimization.{key}": value for key, value in zero.items()}}
-    stays = ("zero_optimization.stage", stage)
-    wrong = [name for name, value in said.items() if name not in TAKEN and value != "auto" and (name, value) != stays]
+    wrong = [name for name, value in file.items() if name not in TAKEN and value != "auto"]
+    for name, value in zero.items():
+        fits = name in TAKEN_OF_ZERO and isinstance(value, int | float) and value >= 0
+        if not fits and value != "auto" and (name, value) != ("stage", stage):
+            wrong.append(f"zero_optimization.{name}")
     if wrong:
         raise UserError(
             f"player '{player.name}': {policy}+config:{path} sets what it must not set; take out {', '.join(wrong)}, "

@@ -178,15 +178,23 @@ def test_what_a_configuration_may_not_say_is_refused_at_once(ranks, tmp_path):
         "train_batch_size": 8,
         "optimizer": {"type": "Adam"},
         "compression_training": {},
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "zero_quantized_weights": True},
+        "zero_optimization.reduce_scatter": False,  # of no section
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu"},
+            "zero_quantized_weights": True,
+            "reduce_bucket_size": "many",
+            "sub_group_size": -5,
+        },
     }
     (tmp_path / "ds.json").write_text(json.dumps(said))
     for answer in refusals(ranks, f"generator=deepspeed2+config:{tmp_path / 'ds.json'},*=ddp", "32-true"):
         assert answer.startswith("player 'generator': deepspeed2+config:")
         assert (
             "take out fp16, gradient_clipping, train_batch_size, optimizer, compression_training, "
+            "zero_optimization.reduce_scatter, "
             "zero_optimization.stage, zero_optimization.offload_optimizer, zero_optimization.zero_quantized_weights, "
-            "because" in answer
+            "zero_optimization.reduce_bucket_size, zero_optimization.sub_group_size, because" in answer
         )
 
 
@@ -215,12 +223,14 @@ def test_an_offload_without_an_engine_is_refused():
         ("", r"option 'config:' of strategy 'deepspeed2': name a file"),
         ("missing.json", r"option 'config:missing.json' of strategy 'deepspeed2': cannot read it"),
         ("list.json", r"expected a JSON object"),
+        ("null.json", r"option 'config:null.json' .*: expected a JSON object, and one in zero_optimization"),
         ("broken.json", r"cannot read it: Expecting"),
     ],
 )
 def test_a_configuration_that_cannot_be_read_is_refused_at_once(text, answer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "null.json").write_text('{"zero_optimization": null}')
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(UserError, match=answer):
         PhaseStrategy(f"deepspeed2+config:{text}")

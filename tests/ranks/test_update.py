@@ -359,6 +359,17 @@ class Lookahead(Optimizer):
         self.optimizer.step()
 
 
+class Unmade(Optimizer):
+    """As LSGM published its average of weights: around an optimizer, and without super().__init__."""
+
+    def __init__(self, weights):
+        self.optimizer = Adam(weights, lr=1e-2)
+        self.state, self.param_groups = self.optimizer.state, self.optimizer.param_groups
+
+    def step(self):
+        self.optimizer.step()
+
+
 class LooksAhead(Hooked):
     make = Lookahead
 
@@ -375,6 +386,8 @@ def test_an_optimizer_with_another_one_inside_is_saved_whole_or_refused(tmp_path
     apart = type("Apart", (Lookahead,), {"shared": False})
     said = refused(type("LooksApart", (Hooked,), {"make": apart}), single, policy="single", steps=1)
     assert "a checkpoint would not have what Apart keeps in 'optimizer', which has a state of its own" in said
+    said = refused(type("LooksUnmade", (Hooked,), {"make": Unmade}), single, policy="single", steps=1)
+    assert "a checkpoint would not have what Unmade keeps in the form of its own state_dict(); call super()" in said
 
 
 class Masters(Optimizer):

@@ -42,7 +42,7 @@ def test_settings_that_differ_are_on_top_and_no_others(made):
 def test_scores_stand_beside_each_other_with_how_they_were_computed(made):
     text = section(made.read_text(), "scores")
     assert "distance of drawn from held-out faces" in text and "on 4 held-out samples" in text
-    assert "001-r3gan-faces" in text and "002-r3gan-faces" in text and "do not compare" not in text
+    assert "001-r3gan-faces" in text and "002-r3gan-faces" in text and compared.NO_COMPARISON not in text
 
 
 def test_the_same_held_out_pictures_are_shown_once_and_the_same_seeds_under_each_other(runs):
@@ -85,6 +85,21 @@ def test_two_checkpoints_of_one_run_have_names_of_their_own(runs):
     assert compared.titles([one, open_run(str(runs[1]))]) == ["001-r3gan-faces", "002-r3gan-faces"]
     other = type(one)(**{**vars(one), "step": 1})
     assert compared.titles([one, other]) == ["001-r3gan-faces, step 2", "001-r3gan-faces, step 1"]
+
+
+def test_a_run_whose_data_are_gone_has_all_but_pictures(runs, folder_run, tmp_path, capsys):
+    gone = shutil.copytree(folder_run, tmp_path / folder_run.name)
+    opening.rewrite(gone, data=str(tmp_path / "gone"))
+    page = tmp_path / "page.html"
+    assert compare.main([str(gone), str(runs[0]), "-o", str(page)]) == 0
+    said = f"{gone}: there is no folder {tmp_path / 'gone'}; the page has its settings, scores and curves, and no pict"
+    assert said in capsys.readouterr().out
+    shown = dict.fromkeys(re.findall(r'<th scope="row">(.*?)</th>', section(page.read_text(), "pictures")))
+    assert shown and all(title.endswith(": 001-r3gan-faces") for title in shown)
+    scores = compared.scores([compared.look(str(run), "cpu") for run in (gone, runs[0])], ["gone", "here"])
+    assert [row.title for row in scores.rows if row.cells[0].words != "–"] == ["val/transfer_error"]
+    assert scores.note == compared.NO_COMPARISON
+    assert "curves" in page.read_text() and "step 2" in page.read_text()
 
 
 def test_one_run_alone_and_a_place_that_cannot_be_written_are_refused(runs, tmp_path, capsys):

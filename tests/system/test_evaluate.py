@@ -161,6 +161,10 @@ def test_the_command_prints_a_table_and_saves_json(sean_run, segmenter, tmp_path
     assert saved["about"]["ssim"]["kernel_size"] == 11
     assert saved["about"]["segmenter"] == {"file": str(segmenter), "network": "LRASPP", "ignored_labels": [0]}
     assert saved["versions"]["torch"] == torch.__version__
+    command.save({"scores": {}}, path)
+    command.save({"scores": {"transfer": {}}}, path)
+    before = [json.loads(path.with_stem(f"{path.stem}-{number}").read_text()) for number in (1, 2)]
+    assert before == [saved, {"scores": {}}] and json.loads(path.read_text()) == {"scores": {"transfer": {}}}
 
 
 @pytest.mark.slow

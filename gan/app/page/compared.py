@@ -2,24 +2,45 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gan.app.outputs import say
 from gan.app.page.document import Part, document
 from gan.app.page.run_tables import PALE, charts, held_out, made_by
 from gan.app.page.table import Cell, Charts, Row, Table, sample_cell
-from gan.app.painting.reopen import SavedRun, shown
-from gan.app.run import settings_file
+from gan.app.painting.reopen import NotMade, SavedRun, open_run, shown
+from gan.app.run import folder, settings_file
 from gan.app.training import card, metrics
 from gan.app.training.callbacks import SHOWN
+from gan.files.checkpoint import load
+from gan.module import GanModule
+from gan.runs import Run
 from gan.sound import Sound
 from strategies.micro_batches import tensors
 
 SAME = "The same held-out samples, and for what is drawn from noise the same seeds."
-OTHERS = "Each run shows its own held-out samples, which are other ones. What is drawn from noise has the same seeds."
-NO_COMPARISON = "These scores do not compare: the runs' held-out samples are other ones."
+OTHERS = "Each run shows its own held-out samples; they are other ones, or not all here. Noise has the same seeds."
+NO_COMPARISON = "Do not compare these scores: the runs' held-out samples are other ones, or not all here."
+
+
+def look(which: str, device: str) -> SavedRun:
+    """The run; where its data are gone, what its files say, with a game that has no networks and shows nothing."""
+    try:
+        return open_run(which, device=device)
+    except NotMade as error:
+        found = folder.find(which, Path("runs"), None)
+        assert found is not None  # as before
+        where, checkpoint = found
+        why = str(error.__cause__).partition(";")[0]
+        say(f"{where.path}: {why}; the page has its settings, scores and curves, and no pictures")
+        rows, settings = metrics.read(where.metrics), settings_file.read(where.settings)
+        scores = {name: name for row in rows.values() for name in row if name.startswith("val/")}
+        run, step = Run(GanModule(), None, 0, scores), load(checkpoint)["global_step"]
+        return SavedRun(settings["run"], where, checkpoint, step, settings, run, frozenset())
 
 
 def page(opened: Sequence[SavedRun]) -> str:
@@ -65,7 +86,7 @@ def scores(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
         Row(name, [*(Cell(score.value if score else "–") for score in here[name]), Cell(how)])
         for name, how in zip(known, hows, strict=True)
     ]
-    same = _alike([held_out(each, SHOWN) for each in opened])
+    same = _alike(_held_out(opened, SHOWN))
     return Table([*names, "how it was computed"], rows, "" if same else NO_COMPARISON)
 
 
@@ -77,7 +98,7 @@ def _how(names: Sequence[str], found: Sequence[card.Scored | None]) -> str:
 
 def pictures(opened: Sequence[SavedRun], names: Sequence[str], count: int = SHOWN) -> Table:
     """What each run makes of the first held-out samples, or of the same seeds. What is given is shown once."""
-    batches = [held_out(each, count) for each in opened]
+    batches = _held_out(opened, count)
     same = _alike(batches)
     made = [made_by(each, batch) for each, batch in zip(opened, batches, strict=True)]
     rows = []
@@ -108,6 +129,10 @@ def curves(opened: Sequence[SavedRun], names: Sequence[str]) -> Charts:
 
 def _row(title: str, samples: Iterable[Tensor] | Sound) -> Row:
     return Row(title, list(map(sample_cell, samples)))
+
+
+def _held_out(opened: Sequence[SavedRun], count: int) -> list[Any]:
+    return [held_out(each, count) if any(each.run.game.named_children()) else {} for each in opened]
 
 
 def _alike(batches: Sequence[Any]) -> bool:

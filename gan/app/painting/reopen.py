@@ -64,6 +64,10 @@ class SavedRun:
         return tuple(getattr(getattr(self.run.data, "train", None), "class_names", ()))
 
 
+class NotMade(UserError):
+    """The game and the data of a run cannot be made, as where its data are gone; the cause says why."""
+
+
 def open_run(
     which: str = "auto",
     out: Path = Path("runs"),
@@ -142,7 +146,7 @@ def build_again(settings: Namespace, where: RunFolder) -> Run:
     except UserError as error:
         if "data" not in chosen:
             raise
-        raise UserError(
+        raise NotMade(
             f"{where.path} cannot be opened: {error}. If its data have moved, type --data and their folder"
         ) from error
 

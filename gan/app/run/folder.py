@@ -73,6 +73,12 @@ class RunFolder:
         found = ((re.fullmatch(r"step-(\d+)", path.stem), path) for path in self.samples.glob("step-*.png"))
         return dict(sorted((int(name[1]), path) for name, path in found if name is not None))
 
+    def evaluations(self, step: int) -> list[Path]:
+        """Where gan.evaluate saves what it has found of a step: first those of before, last the newest."""
+        newest = self.path / f"evaluation-step-{step:06d}.json"
+        before = self.path.glob(f"{newest.stem}-*.json")
+        return [*sorted(before, key=lambda path: (len(path.name), path.name)), newest]
+
     def resuming(self, step: int) -> Path:
         """What to type after --resume to continue from a step: the run, or the checkpoint if there are later ones."""
         path = self.checkpoint(step)

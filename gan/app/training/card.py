@@ -19,11 +19,12 @@ MOST = 1_000_000  # bytes of a file of scores
 
 
 class Scored(NamedTuple):
-    """A score of a run, and how it was computed."""
+    """A score of a run, and how it was computed; by gan.evaluate of so many pictures."""
 
     name: str
     value: str
     how: str
+    pictures: int = 0
 
 
 def trained(folder: RunFolder) -> dict[str, str]:
@@ -72,19 +73,22 @@ def licence(data: object) -> str:
 
 
 def scores(folder: RunFolder, run: Run, step: int) -> list[Scored]:
-    """The last scores up to this step, of validation and --score-every, and this step's of gan.evaluate."""
+    """The last scores up to this step, of validation and --score-every, and this step's of gan.evaluate.
+
+    If gan.evaluate has computed a score several times, that of the most pictures counts, and of these the newest.
+    """
     rows, found = {number: row for number, row in metrics.read(folder.metrics).items() if number <= step}, []
     held_out = f"on {len(run.data.val):,} held-out samples" if has_numbers(run.data) else "at validation"
     for name, words in run.scores.items():
         if both := metrics.first_and_last(rows, name):
             how = f"step {_last(rows, name)}; {held_out}; {both[0]:.4g} at first; lower is better"
             found.append(Scored(words, f"{both[1]:.4g}", how))
-    while_training, evaluation = partial(_while_training, rows=rows, step=step), f"evaluation-step-{step:06d}.json"
-    for path, read in [(folder.scores, while_training), (folder.path / evaluation, _evaluated)]:
-        if path.is_file():
-            with reading(f"'{path}'"):
-                found += read(json.loads(read_text(path, MOST)))
-    return found
+    while_training = partial(_while_training, rows=rows, step=step)
+    for path in filter(Path.is_file, [folder.scores, *folder.evaluations(step)]):
+        read = while_training if path == folder.scores else _evaluated
+        with reading(f"'{path}'"):
+            found += read(json.loads(read_text(path, MOST)))
+    return list({each.name: each for each in sorted(found, key=lambda each: each.pictures)}.values())
 
 
 def _while_training(said: dict[str, Any], rows: Mapping[int, Mapping[str, float]], step: int) -> Iterator[Scored]:
@@ -110,7 +114,7 @@ def _evaluated(said: dict[str, Any]) -> Iterator[Scored]:
             title = TITLES[name] if len(said["scores"]) == 1 else f"{task}: {TITLES[name]}"
             title += ", by gan.evaluate" if name in BY_FEATURES else ""  # which takes other pictures than --score-every
             about = said["about"].get("features" if name in BY_FEATURES else name.partition("_")[0])
-            yield Scored(title, f"{value:.4g}", f"{how}; {_words(about)}" if about else how)
+            yield Scored(title, f"{value:.4g}", f"{how}; {_words(about)}" if about else how, int(said["pictures"]))
 
 
 def briefly(hows: list[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """What each player gets: policies and options, and what its functions have made."""
 
+import warnings
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -150,6 +151,25 @@ def test_some_weights_may_be_left_out():
     trainer(strategy, 1, 2).fit(game, parts(2))
     assert torch.equal(game.discriminator[0].bias, before)
     assert snapshot(game, strategy)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_lightning_warns_of_eval_mode_where_the_author_has_put_a_module_there(own):
+    class Taught(Plain):
+        def __init__(self):
+            super().__init__()
+            self.teacher, self.other = nn.Linear(2, 2), nn.Tanh().train(not own)
+
+        def configure_players(self):
+            yield from super().configure_players()
+            yield Player("teacher", self.teacher)
+
+    with warnings.catch_warnings(record=True) as seen:
+        alone = trainer(PhaseStrategy("single"), 1, 1)
+        warnings.simplefilter("always")
+        alone.fit(Taught(), parts(1))
+    said = [str(each.message)[:28] for each in seen if "eval mode" in str(each.message)]
+    assert said == ["Found 2 module(s) in eval mo"] * own
 
 
 # ---- a trial of an optimizer ----

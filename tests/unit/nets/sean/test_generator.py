@@ -49,6 +49,13 @@ def test_any_size_comes_back_or_is_answered_with_one_that_can(upsamplings):
         SeanGenerator(upsamplings=7)
 
 
+def test_one_picture_whose_smallest_map_is_one_pixel_cannot_be_trained_on(codes):
+    net, planes = SeanGenerator(LABELS, STYLE, 2, 3, 2), torch.zeros(1, LABELS, 4, 4)
+    with pytest.raises(UserError, match=r"one picture of one pixel, .*; take more samples a step \(--batch-size 2\)"):
+        net(planes, codes[:1].float())
+    assert net.eval()(planes, codes[:1].float()).shape == (1, 3, 4, 4)
+
+
 def test_the_defaults_are_the_published_sizes():
     """What such networks are made of is in the golden names: see test_published.py."""
     generator, encoder = (inspect.signature(each).parameters for each in (SeanGenerator, StyleEncoder))
