@@ -354,6 +354,23 @@ def weight_hooks(weight: Tensor) -> list[Callable[..., Any]]:
     return list((weight._backward_hooks or {}).values())
 
 
+class OfGradients:
+    """A hook of a weight, called with gradients alone. torch calls it with None where an edge brings no gradient."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self.hook = hook
+
+    def __call__(self, gradient: Tensor | None) -> Tensor | None:
+        return None if gradient is None else self.hook(gradient)
+
+
+def only_gradients(weight: Tensor) -> None:
+    """Let the hooks that `register_hook` has added be called only with a gradient, as in plain torch."""
+    for key, hook in (weight._backward_hooks or {}).items():
+        if not isinstance(hook, OfGradients):
+            weight._backward_hooks[key] = OfGradients(hook)
+
+
 def post_accumulate_hooks(weight: Tensor) -> list[Callable[..., Any]]:
     """Hooks that `register_post_accumulate_grad_hook` has added."""
     return list((weight._post_accumulate_grad_hooks or {}).values())

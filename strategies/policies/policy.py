@@ -257,7 +257,8 @@ class Policy(Costs):
             self.compiled.use(not phase.second_order)
         if self.on_read is None:
             return nullcontext()
-        return self.on_read.during(phase.name, phase.second_order, learns=self.switch.on and bool(self.weights))
+        learns = self.switch.on and bool(self.weights)
+        return self.on_read.during(phase.name, phase.second_order, learns, trying)
 
     def for_several_phases(self) -> AbstractContextManager[Any]:
         """A context around what makes a graph that later phases use too: `GanModule.shared`."""

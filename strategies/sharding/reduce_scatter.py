@@ -17,8 +17,8 @@ class ReduceScatter(GroupReduction):
     """A bucket is reduced as soon as it has all of its gradients; each rank keeps its shard of them.
 
     As in DDP, a weight is ready when backward has added up its whole gradient. Buckets are reduced in the same order
-    on all ranks: that in which backward comes to them, as far as `on_read` knows, or else the last one first. A bucket
-    that is not ready during the backward is reduced after it.
+    on all ranks: that in which backward comes to them, as far as `on_read` knows, or else the last one first. See
+    [Note: every weight is waited for].
     """
 
     def __init__(
@@ -52,10 +52,11 @@ class ReduceScatter(GroupReduction):
             self._missing = [
                 {name for name, weight in bucket.weights.items() if weight.requires_grad} for bucket in self.buckets
             ]
-        return loss
+        return self.joined(loss) if last else loss
 
     def _saw_gradient(self, number: int, name: str, weight: Tensor) -> None:
-        self.reached.add(name)
+        if weight.grad is not None:
+            self.reached.add(name)
         if not self._reducing:
             return
         if name not in self._missing[number]:
@@ -79,6 +80,8 @@ class ReduceScatter(GroupReduction):
     def _start_next(self) -> None:
         if len(self._pending) > 1:
             self._pending[-2].wait()  # at most two at once: each holds a bucket of whole gradients
+        if self.on_read is not None:
+            self.on_read.agree(("reduce", self._next))
         self._pending.append(self.buckets[self._next].reduce_scatter())
 
     def _start_all(self) -> None:

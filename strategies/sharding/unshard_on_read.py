@@ -128,6 +128,7 @@ class UnshardOnRead:
             bucket.fetch = partial(self.fetch, number)
         self.playing = False
         self.piecewise = False
+        self.new = False  # whether the ranks agree about each gather
         self.frames: list[set[int]] = []  # the buckets that each running forward has read; the first frame is the phase
         self.readers: list[int] = []  # for each bucket, how many frames have read it
         self.idle: list[int] = []  # buckets without a reader, the oldest first
@@ -141,10 +142,14 @@ class UnshardOnRead:
         self.hooks += [each.register_forward_hook(self._leave, always_call=True) for each in modules]
 
     @contextmanager
-    def during(self, phase: str, second_order: bool, learns: bool) -> Iterator[None]:
-        """A context around a phase, in which the player learns or not. After an error it waits for no rank."""
+    def during(self, phase: str, second_order: bool, learns: bool, trying: bool = False) -> Iterator[None]:
+        """A context around a phase, in which the player learns or not. After an error it waits for no rank.
+
+        `trying`: it is played for a trial, whose samples may read other weights than a batch.
+        """
         self.piecewise, self.playing, self.phase = not (self.always_whole or second_order), True, phase
-        self.order, self.expected = [], self.before.get(phase, [])
+        self.new = self.piecewise and (trying or phase not in self.before)
+        self.order, self.expected = [], [] if trying else self.before.get(phase, [])
         self.frames, self.idle, self.readers = [set()], [], [0] * len(self.buckets)
         self.recomputing, self.again = False, set()
         if learns and not self.piecewise:
@@ -155,7 +160,8 @@ class UnshardOnRead:
         finally:
             self.playing = False  # from here on a read gathers nothing
             self.frames = []
-        self.before[phase] = self.order
+        if not trying:
+            self.before[phase] = self.order
         self.storage.reshard()
         if second_order:
             end_graphs(self.parameters)
@@ -270,8 +276,7 @@ class UnshardOnRead:
 
     def _start(self, number: int) -> None:
         if self.buckets[number].work is None:
-            if self.phase not in self.before:
-                self._agree(number)
+            self.agree(number)
             self.order.append(number)
             self.buckets[number].start_unshard()
 
@@ -283,10 +288,10 @@ class UnshardOnRead:
             if not self.buckets[following].unsharded:
                 self._start(following)
 
-    def _agree(self, number: int) -> None:
-        """Raise on all ranks of the group if another one gathers another bucket, by one small collective.
+    def agree(self, what: object) -> None:
+        """Raise on all ranks of the group if another one gathers or reduces another bucket, by one small collective.
 
-        The ranks do so the first time that a phase is played.
+        The ranks do so in trials, and the first time that a phase is played.
         """
-        if not agree(number, self.buckets[number].device, self.storage.group):
+        if self.new and not agree(what, self.buckets[0].device, self.storage.group):
             raise UserError(other_order(self.phase, self.policy))

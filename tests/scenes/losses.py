@@ -103,6 +103,30 @@ def place_in_chunks(phase, counts, index, step, training):
     return noise.Place(key, (training.world.rank * parts + index) * rows, rows, training.world.size * parts * rows)
 
 
+class Expert(nn.Module):
+    """Some samples reach the last layer, on some ranks none does. A weight of it has a hook, as torch calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh())
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)))
+        self.expert, self.score = nn.Linear(8, 8), nn.Linear(8, 1)
+        self.expert.weight.register_hook(partial(torch.mul, other=0.5))
+
+    def forward(self, x):
+        found = self.blocks(self.first(x))
+        (rows,) = (x[:, 0] > 1.6).nonzero(as_tuple=True)
+        if len(rows):
+            found = found.index_put((rows,), self.expert(found[rows]))
+        return self.score(found)
+
+
+class Experts(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.discriminator = Expert()
+
+
 # ---- batch norms of an author's own ----
 
 
@@ -443,6 +467,15 @@ LOSSES = {
                 "of neighbouring rows", "ddp",
                 replaced={"strategies.turn.split_batch": chunks, "strategies.turn._place": place_in_chunks},
             ),
+        ),
+    ),
+    "layers of some samples below a batch norm": Scene(
+        Experts, policies={"ddp": 2, "zero2": 2, "zero3+whole": 2, "fsdp+whole": 2},
+        often=("ddp", "zero2", "fsdp+whole"),
+        bucket=SMALL,
+        refused=tuple(
+            Refused(Experts, policy, f"layers are chosen by sample, type {policy}+whole", slow=policy == "zero3")
+            for policy in ("zero3", "fsdp")
         ),
     ),
     "batch norms of one's own": Scene(
