@@ -206,5 +206,5 @@ def test_the_work_of_decoding_can_be_sent_to_processes_that_are_not_forked(tmp_p
     write, known = pickle.loads(pickle.dumps(pictures._write)), [pictures[row]["image"] for row in (0, 1)]
     with pictures.file.open("r+b") as file:
         file.write(bytes(2 * pictures.bytes))
-    assert [write(row) for row in (0, 1)] == ["0", "1"]
-    assert all(torch.equal(pictures[row]["image"], known[row]) for row in (0, 1))
+    assert [write(row).split()[0] for row in (0, 1)] == ["0", "1"]
+    assert np.array_equal(pictures._open()[:2], torch.stack(known).numpy())
