@@ -115,6 +115,11 @@ class Pairs(Dataset):
     def __len__(self) -> int:
         return len(self._files)
 
+    @property
+    def sample_names(self) -> list[bytes]:
+        """The pictures' files, in order."""
+        return self._files[:, 0].tolist()
+
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return self.load_crop(index, self.size, (0, 0))
 

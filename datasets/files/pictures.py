@@ -69,13 +69,18 @@ class UsableSamples(Dataset):
     def __len__(self) -> int:
         return len(self.entries)
 
+    @property
+    def sample_names(self) -> list[bytes]:
+        """The names of the samples in the source, in order."""
+        return self.source.names[self.entries].tolist()
+
     def split(self, held_out: float) -> tuple[Self, Self]:
         """Two sets: for training, and that share to hold out, which the names decide.
 
         In small sets a few more are held out, or there would be nothing to look at. There some samples change sides
         when others are added. Where the share itself is FEWEST or more, each keeps its side.
         """
-        out = drawn(self.source.names[self.entries].tolist(), held_out)
+        out = drawn(self.sample_names, held_out)
         return self.part(~out), self.part(out)
 
     def part(self, rows: np.ndarray) -> Self:

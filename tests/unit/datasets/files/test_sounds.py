@@ -24,6 +24,7 @@ def folder(tmp_path):
 
 def test_a_sound_is_its_numbers_scaled_to_the_published_peak(folder):
     found = Sounds(folder, RATE, 4000)
+    assert found.sample_names == [b"a.wav", b"b.flac", b"c.ogg", b"f.wav", b"inside/d.wav", b"inside/e.wav"]
     assert len(found) == 6 and found.lengths == [4000, 4001, 4002, 4005, 4003, 4004]
     read, _ = soundfile.read(folder / "a.wav", dtype="int16")
     wanted = torch.from_numpy(0.95 * read / numpy.abs(read).max()).float()
