@@ -134,11 +134,11 @@ class ResumableLoader(Loader):
         keep_workers: bool = True,
         **settings: Any,
     ) -> None:
-        """`new_data`: go on though there are more samples or fewer than before, at the same place in another order.
+        """`new_data`: go on though there are other samples than before, at the same place in another order.
 
         `keep_workers` from epoch to epoch: not for a data set that a program may change in between.
         """
-        self.new_data = new_data
+        self.new_data, self._names = new_data, names_sum(getattr(dataset, "dataset", dataset))
         super().__init__(
             dataset,
             batch_size=sampler.batch_size // sampler.num_replicas,
@@ -186,26 +186,35 @@ class ResumableLoader(Loader):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after the last batch that was handed out."""
-        if self.state_dict().keys() - state.keys() - {"passes"}:  # older versions had no passes
+        if self.state_dict().keys() - state.keys() - {"passes", "names"}:  # older versions had none
             raise UserError("the run was trained with another kind of loader; resume with that one, or begin a new run")
         for name, value in self._order().items():
-            if state[name] != value and not (self.new_data and name == "samples"):
-                what = f"{name.replace('_', ' ')} {state[name]}"
-                advice = f"resume with {state[name]}, or begin a new run"
-                if name == "samples":
-                    what = f"{state[name]} samples"
+            before, of_data = state.get(name, value), name in ("samples", "names")
+            if before != value and not (self.new_data and of_data):
+                what = f"{name.replace('_', ' ')} {before}, and has {value} now"
+                advice = f"resume with {before}, or begin a new run"
+                if of_data:
+                    what = f"{before} samples, and has {value} now"
+                    what = what if name == "samples" else "as many samples as now, but some have other names"
                     advice = (
                         "to go on with these, type --new-data true if a GanData has them, and else new_data=True where "
                         "their loader is made"
                     )
-                raise UserError(f"the run was trained with {what}, and has {value} now; {advice}")
+                raise UserError(f"the run was trained with {what}; {advice}")
         passes = state.get("passes", 0)
         self.sampler.resume(state["epoch"], state["batch"], state["skipped"], passes)
         self._position = state["epoch"], state["batch"], passes
 
     def _order(self) -> dict[str, int]:
         """What the order of samples depends on, which must not change when a run resumes."""
-        return {"seed": self.sampler.seed, "batch_size": self.sampler.batch_size, "samples": self.sampler.length}
+        order = {"seed": self.sampler.seed, "batch_size": self.sampler.batch_size, "samples": self.sampler.length}
+        return order if self._names is None else {**order, "names": self._names}
+
+
+def names_sum(dataset: Any) -> int | None:
+    """A checksum of the samples' names, which decide their order and which are held out; None where they have none."""
+    names = getattr(dataset, "sample_names", None)
+    return None if names is None else zlib.crc32(b"\0".join(names))
 
 
 def _signs(samples: list[Any]) -> list[int]:

@@ -18,7 +18,7 @@ class GanData(LightningDataModule):
     `val_count` of them, by default all.
 
     `workers` are processes of each rank that prepare training batches, and those of many held-out samples. With None
-    there are so many as the rank has CPUs, and at most 4. `new_data`: a resumed run may have more samples or fewer.
+    there are so many as the rank has CPUs, and at most 4. `new_data`: a resumed run may have other samples.
     """
 
     def __init__(

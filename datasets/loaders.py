@@ -28,7 +28,7 @@ class GlobalLoader(ResumableLoader):
     `batch_size` counts the samples of all ranks. In training the order is shuffled (not with `shuffle=False`) and an
     incomplete last batch is dropped. A `sampler`, such as a WeightedRandomSampler, gives another order. What the data
     set draws at random for a sample, by torch's, NumPy's and Python's global generators, depends on (seed, epoch,
-    index) alone, also in workers. Checkpoints save the position; a run whose data set has got or lost samples is not
+    index) alone, also in workers. Checkpoints save the position; a run whose data set has other samples is not
     resumed, but with `new_data=True`, in another order. It may be made before the ranks are known. `prefetch_factor`
     and `worker_init_fn` are DataLoader's.
     """

@@ -113,7 +113,7 @@ def remember(
     (texts, _), problems = _texts(file, entries, good), []
     if None not in texts:
         return texts, []
-    with _explained_write_errors(file.parent), _one_process_at_a_time(file.with_suffix(".lock")):
+    with explained_write_errors(file.parent), _one_process_at_a_time(file.with_suffix(".lock")):
         for unfinished in file.parent.glob(f"{file.stem}.*.part"):  # files that killed work has begun
             unfinished.unlink()
         texts, lost = _texts(file, entries, good)
@@ -204,7 +204,7 @@ def _signed(line: bytes) -> bytes:
 
 
 @contextmanager
-def _explained_write_errors(folder: Path) -> Iterator[None]:
+def explained_write_errors(folder: Path) -> Iterator[None]:
     """Make a folder, and say what to do where it cannot be written to or is full."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from datasets.files.pairs import Size, as_size
 class MadeUp(Dataset):
     """Samples of the right shape for a plan. Labels are in blocks, which is about what a label map costs on a CPU."""
 
-    flip_pairs, classes, class_names = (), 0, ()
+    flip_pairs, classes, class_names, sample_names = (), 0, (), ()
 
     def __init__(self, size: Size, channels: int = 3, num_labels: int = 0, edges: bool = False) -> None:
         self.size, self.channels = as_size(size), channels

@@ -101,7 +101,7 @@ class Pairs(Dataset):
         table, stamps = _pair_up(root, columns)
         # One array and no Python objects, so that worker processes go on sharing its memory.
         self._files = np.array([[os.fsencode(path) for path in row] for row in table])
-        self._stamps = stamps.reshape(*self._files.shape, 2)
+        self.stamps = stamps.reshape(*self._files.shape, 2)
         rule = repr((1, self.num_labels, sorted(self.void.items()), columns, part))
         file = cache_folder(root) / f"checked-{zlib.crc32(rule.encode()):08x}.jsonl"
         keys = np.array([os.fsencode("|".join(row)) for row in table])
@@ -110,10 +110,15 @@ class Pairs(Dataset):
 
     def keep_only(self, entries: slice | np.ndarray) -> None:
         """Drop all other entries: for splits that share their folders."""
-        self._files, self._stamps = self._files[entries], self._stamps[entries]
+        self._files, self.stamps = self._files[entries], self.stamps[entries]
 
     def __len__(self) -> int:
         return len(self._files)
+
+    @property
+    def sample_names(self) -> list[bytes]:
+        """The pictures' files, in order."""
+        return self._files[:, 0].tolist()
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return self.load_crop(index, self.size, (0, 0))
@@ -125,7 +130,7 @@ class Pairs(Dataset):
 
     def load_crop(self, index: int, resized: tuple[int, int], corner: tuple[int, int]) -> dict[str, Tensor]:
         """A sample, resized to `resized` and then cropped to this set's size, with `corner` as its upper left."""
-        (picture, *maps), (stamp, *stamps) = self.paths(index), self._stamps[index]
+        (picture, *maps), (stamp, *stamps) = self.paths(index), self.stamps[index]
         (label, *instances), (label_stamp, *instance_stamps) = maps, stamps
         (top, left), (height, width) = corner, self.size
 
@@ -145,7 +150,7 @@ class Pairs(Dataset):
 
     def _check(self, index: int) -> str:
         """Read a pair to its end and raise what is wrong with it. There is nothing to remember of a good one."""
-        (picture, *maps), (stamp, *stamps) = self.paths(index), self._stamps[index]
+        (picture, *maps), (stamp, *stamps) = self.paths(index), self.stamps[index]
         width, height = _try_picture(picture, stamp)
         for number, (path, stamp) in enumerate(zip(maps, stamps, strict=True)):
             values = read_map(path, stamp)

@@ -5,6 +5,7 @@ import shutil
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from typing import Any, Self
@@ -68,13 +69,18 @@ class UsableSamples(Dataset):
     def __len__(self) -> int:
         return len(self.entries)
 
+    @property
+    def sample_names(self) -> list[bytes]:
+        """The names of the samples in the source, in order."""
+        return self.source.names[self.entries].tolist()
+
     def split(self, held_out: float) -> tuple[Self, Self]:
         """Two sets: for training, and that share to hold out, which the names decide.
 
         In small sets a few more are held out, or there would be nothing to look at. There some samples change sides
         when others are added. Where the share itself is FEWEST or more, each keeps its side.
         """
-        out = drawn(self.source.names[self.entries].tolist(), held_out)
+        out = drawn(self.sample_names, held_out)
         return self.part(~out), self.part(out)
 
     def part(self, rows: np.ndarray) -> Self:
@@ -110,7 +116,8 @@ class Pictures(UsableSamples):
         if self.problems and (not skip_broken or len(self.problems) == len(source)):
             raise_broken(source, self.problems)
         self.entries = np.array([entry for entry, text in enumerate(texts) if text is not None])
-        self._rows = np.array([int(text or -1) for text in texts])  # of all entries
+        # Of all entries, see _write. Listings of before have no checksums.
+        self._rows, self._sums = np.array([(*map(int, (text or "-1").split()), -1)[:2] for text in texts]).T
         self.decoded = bool((self._rows[self.entries] >= 0).all())
 
     def name(self, index: int) -> str:
@@ -119,13 +126,22 @@ class Pictures(UsableSamples):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         entry = int(self.entries[index])
-        row = int(self._rows[entry])
-        pixels = self._decode(entry) if row < 0 else torch.from_numpy(self._open()[row].copy())
+        pixels = self._decode(entry) if self._rows[entry] < 0 else self._read(entry)
         item: dict[str, Any] = {"image": tv_tensors.Image(pixels)}
         if self.source.labels is not None:
             label = self.source.labels[entry]
             item["class"] = torch.from_numpy(label) if label.ndim else int(label)
         return item
+
+    def _read(self, entry: int) -> Tensor:
+        """A picture's row. If its bytes are no longer what was written, the picture is decoded into it again."""
+        pixels = self._open()[self._rows[entry]].copy()
+        if self._sums[entry] in (-1, zlib.crc32(pixels)):
+            return torch.from_numpy(pixels)
+        decoded = self._decode(entry)
+        with suppress(OSError):  # it may not be written
+            self._fill(entry, decoded)
+        return decoded
 
     def _open(self) -> np.ndarray:
         if self._array is None:
@@ -140,7 +156,8 @@ class Pictures(UsableSamples):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_array": None}  # or all pictures would be sent to a worker
 
-    # The array grows: a new picture gets a new row, and no row is written twice. So who reads it is not disturbed.
+    # The array grows: a new picture gets a new row, and only a damaged row is written twice. So who reads it is not
+    # disturbed.
 
     def _reserve(self, todo: np.ndarray) -> None:
         """Give these entries rows at the end of the file, as far as the disk has room.
@@ -155,19 +172,23 @@ class Pictures(UsableSamples):
         self._rows[todo] = first + np.arange(len(todo))
 
     def _write(self, entry: int) -> str | OSError:
-        """Decode a picture into its row, if there is room for it. Returns the row."""
-        pixels, row = self._decode(entry).numpy(), int(self._rows[entry])
+        """Decode a picture into its row, if there is room for it. Returns the row, and the checksum of its bytes."""
+        pixels = self._decode(entry)
         try:
-            if row >= 0:
-                with self.file.open("r+b") as file:
-                    file.seek(row * self.bytes)
-                    file.write(pixels.data)
+            if self._rows[entry] >= 0:
+                self._fill(entry, pixels)
         except OSError as error:
             return error  # the disk's, not the picture's
-        return str(row)
+        return f"{self._rows[entry]} {zlib.crc32(pixels.numpy().data)}"
 
-    def _is_there(self, row: str) -> bool:
-        return int(row) < 0 or (self.file.exists() and self.file.stat().st_size >= (int(row) + 1) * self.bytes)
+    def _fill(self, entry: int, pixels: Tensor) -> None:
+        with self.file.open("r+b") as file:
+            file.seek(int(self._rows[entry]) * self.bytes)
+            file.write(pixels.numpy().data)
+
+    def _is_there(self, text: str) -> bool:
+        row = int(text.split()[0])
+        return row < 0 or (self.file.exists() and self.file.stat().st_size >= (row + 1) * self.bytes)
 
     def _on_disk(self) -> None:
         """A row is known only when the disk has it."""

@@ -190,6 +190,11 @@ class PairedSides(Dataset):
         self.a, self.b, self.size = a, b, a.size
         self.channels = a.pictures.channels, b.pictures.channels
 
+    @property
+    def sample_names(self) -> list[bytes]:
+        """The names of a, then those of b."""
+        return [*self.a.pictures.sample_names, *self.b.pictures.sample_names]
+
     def __len__(self) -> int:
         return max(len(self.a), len(self.b))
 

@@ -1,5 +1,6 @@
 """Sounds of a folder: decoded once at one rate, and cut into pieces of one length."""
 
+import io
 import math
 import os
 import zlib
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from datasets.files.cache import remember
+from datasets.files.cache import explained_write_errors, remember
 from datasets.files.pictures import UsableSamples, raise_broken
 from datasets.files.sources import Folder
 from gan.files.disk import regular, whole_file
@@ -89,6 +90,7 @@ class Sounds(UsableSamples):
             good=lambda text: (self.folder / text.split()[-1]).exists(),
         )  # fmt: skip
         self._known = [(text or "").split() for text in texts]  # of all entries: see _decode
+        self._whole: set[int] = set()  # entries whose file this process has compared with its checksum
         wrong = [self._wrong(entry) if words else "" for entry, words in enumerate(self._known)]
         self.problems = [*problems, *(f"{self.source.name(entry)}: {each}" for entry, each in enumerate(wrong) if each)]
         if self.problems and (not skip_broken or len(self.problems) == len(self.source)):
@@ -96,14 +98,24 @@ class Sounds(UsableSamples):
         self.entries = np.array([entry for entry, words in enumerate(self._known) if words and not wrong[entry]])
 
     def _decode(self, entry: int) -> str:
-        """Decode a sound into a file of the cache. Returns its length, its peak and that file."""
+        """Decode a sound into a file of the cache. Returns its length, its peak, and that file's checksum and name."""
         wave = self.source.decoded(entry, self.rate)
-        self.folder.mkdir(exist_ok=True)
         stamp = b"".join([self.source.names[entry], self.source.stamps[entry].tobytes()])
         name = f"{zlib.crc32(stamp):08x}-{len(stamp)}-{entry}.npy"
-        with whole_file(self.folder / name) as part, part.open("wb") as file:
-            np.save(file, wave)
-        return f"{len(wave)} {int(np.abs(wave.astype(np.int32)).max(initial=0))} {name}"
+        file = io.BytesIO()
+        np.save(file, wave)
+        with explained_write_errors(self.folder), whole_file(self.folder / name) as part:
+            part.write_bytes(file.getbuffer())
+        return f"{len(wave)} {int(np.abs(wave.astype(np.int32)).max(initial=0))} {zlib.crc32(file.getbuffer())} {name}"
+
+    def _open(self, entry: int) -> np.ndarray:
+        """A decoded sound, on the disk. If its file is no longer what was written, it is made again first."""
+        *checksum, name = self._known[entry][2:]  # listings of before have none
+        if entry not in self._whole:
+            if checksum not in ([], [str(zlib.crc32((self.folder / name).read_bytes()))]):
+                self._decode(entry)
+            self._whole.add(entry)
+        return np.load(self.folder / name, mmap_mode="r")
 
     def _wrong(self, entry: int) -> str:
         """Why a decoded sound cannot be used."""
@@ -140,7 +152,7 @@ class Sounds(UsableSamples):
         """The part of a sound that begins at a share of all possible beginnings, from 0 to below 1."""
         entry = int(self.entries[index])
         words = self._known[entry]
-        whole, mel = np.load(self.folder / words[-1], mmap_mode="r"), self._mel(entry)
+        whole, mel = self._open(entry), self._mel(entry)
         step = 1 if mel is None else self.hop
         known = len(whole) if mel is None else min(len(whole), mel.shape[1] * self.hop)
         start = int(where * (max(0, known - self.length) // step + 1)) * step

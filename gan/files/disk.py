@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import stat
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,9 +58,13 @@ def free_name(text: str, taken: set[str]) -> str:
 def load_plain(path: Path) -> Any:
     """What `torch.save` has written, of tensors and plain values only. The error says why it cannot be read.
 
-    torch's own error would advise to run the file's code.
+    torch's own error would advise to run the file's code. And torch does not look at the checksums that its zip has.
     """
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as file:
+                if damaged := file.testzip():
+                    raise UserError(f"it is damaged: {damaged} in it has another checksum")
         return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError) as error:
         raise UserError("it is not of torch.save, or holds more than tensors and plain values") from error

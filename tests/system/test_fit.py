@@ -401,12 +401,16 @@ def test_a_folder_that_got_or_lost_pictures_goes_on_if_that_is_typed(here, capsy
     typed = ["stylegan2", "--out", "my runs", *opening.typed(small)]
     assert fit.main(typed) == 0
     resume = shlex.split(re.search(r"train on +python -m gan\.fit (.*)", capsys.readouterr().out)[1])
-    for now in (20, 7):
+    other = "as many samples as now, but some have other names"
+    for now, said in (
+        (range(20), "12 samples, and has 20 now"),
+        (range(1, 13), other),
+        (range(7), "12 samples, and has 7 now"),
+    ):
         shutil.rmtree(here / "my pictures")
-        paint(here / "my pictures", range(now))
+        paint(here / "my pictures", now)
         assert fit.main(resume) == 2
-        said = f"was trained with 12 samples, and has {now} now; to go on with these, type --new-data true"
-        assert said in capsys.readouterr().err
+        assert f"was trained with {said}; to go on with these, type --new-data true" in capsys.readouterr().err
     assert fit.main([*resume, "--new-data", "true"]) == 0
     assert (here / "my runs/001-stylegan2/checkpoints/step-000002.ckpt").is_dir()
     assert fit.main([*typed, "--new-data", "true"]) == 2

@@ -3,7 +3,6 @@
 And directions in which w changes a picture much.
 """
 
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,9 +25,9 @@ Way = Literal["weights", "pca"]
 
 @dataclass(frozen=True)
 class Latent:
-    """The style of each layer [layers, W], and the noise map of each convolution by its name; without maps, the net's.
+    """The style of each layer [layers, W], and the noise map of each convolution by its name.
 
-    A latent file has both, and a checksum of them.
+    Without maps, the noise is the network's own.
     """
 
     w: Tensor
@@ -37,7 +36,7 @@ class Latent:
     def save(self, path: Path) -> None:
         """Write a file of tensors and numbers only, so that it is read without running code."""
         with writing(path), whole_file(path) as part:
-            torch.save({**vars(self), "crc32": self._crc32()}, part)
+            torch.save(vars(self), part)
 
     @classmethod
     def load(cls, path: Path, net: StyleGenerator) -> "Latent":
@@ -49,8 +48,6 @@ class Latent:
             raise UserError(f"'{path}' cannot be read as a latent file ({reason(error)}); {AGAIN}") from error
         with reading(f"'{path}'", f"it holds no latent; {AGAIN}"):
             latent = cls(saved["w"], saved["maps"])
-            if saved["crc32"] != latent._crc32():
-                raise ValueError
             (layers, length), shapes = latent.w.shape, {name: each.shape for name, each in latent.maps.items()}
         rows, wide = net.synthesis.rows, len(net.mapping.w_avg)
         if (layers, length) != (rows, wide) or shapes != {name: each.shape for name, each in noise_maps(net).items()}:
@@ -59,12 +56,6 @@ class Latent:
                 f"styles of length {wide}, or noise of other sizes; project the picture with this network"
             )
         return latent
-
-    def _crc32(self) -> int:
-        found = 0
-        for name, each in {"w": self.w, **self.maps}.items():
-            found = zlib.crc32(each.contiguous().numpy().tobytes(), zlib.crc32(name.encode(), found))
-        return found
 
 
 def noise_maps(net: StyleGenerator) -> dict[str, Tensor]:

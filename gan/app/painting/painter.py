@@ -2,7 +2,9 @@
 
 import os
 import re
+import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,14 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from datasets.augment import Prepared
+from datasets.batches import names_sum
 from datasets.files import pairs
 from datasets.workers import start_method
 from gan import noise
 from gan.app.painting import grids
 from gan.app.painting.reopen import SavedRun, numbered
 from gan.app.painting.styles import Styles
+from gan.files.checkpoint import checksum
 from gan.files.errors import UserError
 
 # Two files, picture.jpg:labels.png. A letter before :\\ or :/ is a drive.
@@ -172,11 +176,14 @@ class Painter:
         """The mean of each region's styles over training pictures that have the region.
 
         `among` is how many pictures to take, evenly spread over the training set. The mean is saved in the run's
-        folder, and computed again for a newer checkpoint.
+        folder, under a name that has a checksum of the encoder and of the files of the set.
         """
-        count, checkpoint = min(among, len(self.train)), self.opened.checkpoint
-        path = self.opened.folder.path / "styles" / f"mean-of-{count}-{checkpoint.stem}.pt"
-        if path.is_file() and _written(path) >= _written(checkpoint):
+        count, encoder = min(among, len(self.train)), self.game.encoder
+        weights = [checksum(each) for each in (*encoder.parameters(), *encoder.buffers())]
+        stamps = np.asarray(getattr(self.train, "stamps", ())).tolist()
+        key = f"{zlib.crc32(repr((weights, names_sum(self.train), stamps)).encode()):08x}"
+        path = self.opened.folder.path / "styles" / f"mean-of-{count}-{key}.pt"
+        with suppress(UserError):  # there is none yet, or it is damaged
             return Styles.load(path)
         numbers = [(0, number) for number in torch.linspace(0, len(self.train) - 1, count).round().int().tolist()]
         workers = getattr(self.data, "workers", 0)
@@ -197,7 +204,7 @@ class Painter:
             tqdm.write(f"not kept: {error}")
             return styles
         for other in path.parent.glob("mean-of-*.pt"):
-            if not other.stem.endswith(f"-{checkpoint.stem}"):
+            if not other.stem.endswith(f"-{key}"):
                 other.unlink()
         return styles
 
@@ -211,11 +218,3 @@ def has_styles(opened: SavedRun) -> bool:
     """Whether the run's game reads styles from pictures, and its data have pictures with labels."""
     has_encoder = getattr(opened.run.game, "encoder", None) is not None
     return has_encoder and hasattr(getattr(opened.run.data, "val", None), "label_names")
-
-
-def _written(path: Path) -> int:
-    """When a file was written; 0 for a checkpoint that training has removed meanwhile."""
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0

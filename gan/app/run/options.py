@@ -202,7 +202,7 @@ def _add_own(parser: Parser) -> None:
     add("--precision", type=kinds, default="32-true", help="number format in which the networks compute")
     add("--out", type=str, default="runs", help="folder in which the run's folder is made")
     add("--resume", type=str | None, default=None, help="continue: auto (the newest run), a run, or a checkpoint")
-    what = "with --resume: go on though pictures were added or removed, in another order"
+    what = "with --resume: go on though pictures were added, removed or renamed, in another order"
     add("--new_data", type=bool, default=False, help=what)
     what = "steps between grids and validations; default: a tenth of all steps"
     add("--sample_every", type=PositiveInt | None, default=None, help=what)

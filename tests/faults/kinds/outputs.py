@@ -17,7 +17,7 @@ PLACES = {  # in a run's folder, by the command that writes there
     "sample": ("samples", "samples/show.png"),
     "export": ("export", "export/step-000002", "export/step-000002/README.txt"),
     "evaluate": ("evaluation-step-000002.json",),
-    "mean": ("styles", "styles/mean-of-4-step-000002.pt", "samples/transfer-from-mean-to-0.png"),
+    "mean": ("styles", "styles/mean-of-*.pt", "samples/transfer-from-mean-to-0.png"),
 }
 
 
@@ -25,7 +25,10 @@ def outputs_in_the_way(case: Case) -> None:
     """One of the places that a command writes to is damaged, or is something else."""
     what = case.chance.choice(("resume", "resume", "resume", "sample", "export", "evaluate", "mean"))
     run = case.copy("folder" if what in ("evaluate", "mean") else "faces")
-    path = run / case.chance.choice(PLACES[what])
+    place = case.chance.choice(PLACES[what])
+    if "*" in place:
+        case.run("sample", run, "transfer", "--from", "mean", "--to", "0")
+    path = next(run.glob(place), run / place)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and case.chance.random() < 0.5:
         case.say(damage_bytes(path, case.chance))

@@ -147,6 +147,30 @@ def test_another_order_is_not_resumed(length, batch, seed, message):
         other.load_state_dict({"position": 3})
 
 
+class Named(Numbers):
+    """Numbers with names."""
+
+    def __init__(self, *names):
+        super().__init__(len(names))
+        self.sample_names = [name.encode() for name in names]
+
+
+def named(*names, **how):
+    return ResumableLoader(Prepared(Named(*names)), GlobalBatches(len(names), 2), **how)
+
+
+def test_as_many_samples_of_other_names_are_not_resumed_unless_that_is_said():
+    state = named("01", "02", "03", "04").state_dict()
+    with pytest.raises(
+        UserError, match="trained with as many samples as now, but some have other names; to go on with"
+    ):
+        named("01", "02", "04", "zz").load_state_dict(state)
+    for loader in (named("01", "02", "03", "04"), named("01", "02", "04", "zz", new_data=True)):
+        loader.load_state_dict(state)
+    del state["names"]  # a checkpoint of before
+    named("01", "02", "04", "zz").load_state_dict(state)
+
+
 @pytest.mark.parametrize("length", [36, 44])
 def test_new_data_go_on_at_the_same_place_in_an_order_of_their_own(length):
     first = ResumableLoader(Prepared(Numbers(40)), GlobalBatches(40, 4))

@@ -1,5 +1,6 @@
 """What all data sets on disk have in common, and every fault, in every layout."""
 
+import os
 import pickle
 
 import numpy as np
@@ -39,6 +40,7 @@ def middles(to, of):
 def test_items_are_the_files(written):
     data = written.open()
     assert [data.paths(k)[:2] for k in range(len(data))] == list(zip(written.pictures, written.labels, strict=True))
+    assert [data.root / os.fsdecode(name) for name in data.sample_names] == written.pictures
     for k, path in enumerate(written.labels):
         item = data[k]
         assert isinstance(item["image"], tv_tensors.Image) and isinstance(item["label"], tv_tensors.Mask)

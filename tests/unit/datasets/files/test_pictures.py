@@ -201,6 +201,25 @@ def test_a_row_that_cannot_be_written_is_not_the_pictures_fault(tmp_path, monkey
         Pictures(find_source(str(written(tmp_path / "set", range(6)))), Frame(8, 8), skip_broken=True)
 
 
+def test_a_damaged_row_is_decoded_again_and_written(tmp_path):
+    path = written(tmp_path / "set", range(10, 16))
+    pictures = Pictures(find_source(str(path)), Frame(8, 8))
+    whole = pictures.file.read_bytes()
+    pictures.file.write_bytes(bytes([whole[0] ^ 0x40]) + whole[1:])
+    assert reds(pictures) == [*range(10, 16)]
+    assert pictures.file.read_bytes() == whole
+
+
+def test_a_listing_of_before_that_has_no_checksums_is_taken(tmp_path):
+    path = written(tmp_path / "set", range(10, 16))
+    listing = Pictures(find_source(str(path)), Frame(8, 8)).file.with_suffix(".jsonl")
+    notes = [json.loads(line[9:]) for line in listing.read_bytes().splitlines() if line]
+    before = [cache._signed(json.dumps([*note, row.split()[0]]).encode()) for *note, row in notes]
+    listing.write_bytes(b"\n".join(before))
+    pictures = Pictures(find_source(str(path)), Frame(8, 8))
+    assert reds(pictures) == [*range(10, 16)] and pictures.file.stat().st_size == 6 * pictures.bytes
+
+
 def test_without_room_on_the_disk_pictures_are_decoded_as_needed(tmp_path, monkeypatch):
     path = written(tmp_path / "set", range(6))
     monkeypatch.setattr(module, "MARGIN", 2**60)

@@ -24,6 +24,7 @@ def folder(tmp_path):
 
 def test_a_sound_is_its_numbers_scaled_to_the_published_peak(folder):
     found = Sounds(folder, RATE, 4000)
+    assert found.sample_names == [b"a.wav", b"b.flac", b"c.ogg", b"f.wav", b"inside/d.wav", b"inside/e.wav"]
     assert len(found) == 6 and found.lengths == [4000, 4001, 4002, 4005, 4003, 4004]
     read, _ = soundfile.read(folder / "a.wav", dtype="int16")
     wanted = torch.from_numpy(0.95 * read / numpy.abs(read).max()).float()
@@ -47,6 +48,18 @@ def test_it_is_decoded_once_and_again_after_it_has_changed(folder, monkeypatch):
     monkeypatch.setattr(Sounds, "_decode", lambda self, entry: read.append(entry) or decoded(self, entry))
     assert Sounds(folder, RATE, LENGTH).lengths[0] == 900
     assert read == [0]
+
+
+def test_a_damaged_file_of_the_cache_is_made_again(folder):
+    found, wave = Sounds(folder, RATE, 4000), Sounds(folder, RATE, 4000)[0]["wave"]
+    (file,) = found.folder.glob("*-0.npy")
+    whole = file.read_bytes()
+    for place in (0, len(whole) - 1):  # the head, and a number
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
+        assert torch.equal(Sounds(folder, RATE, 4000)[0]["wave"], wave) and file.read_bytes() == whole
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 0x40]))
+    found._known[0] = [word for number, word in enumerate(found._known[0]) if number != 2]
+    assert not torch.equal(found[0]["wave"], wave), "a listing of before has no checksums, and is taken"
 
 
 def test_other_rates_and_several_channels_become_one(folder):

@@ -87,6 +87,18 @@ def test_a_file_that_is_not_plain_is_named_without_advice_to_run_it(content, tmp
     assert load_plain(tmp_path / "x.pt") == {"a": torch.ones(1)}
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_changed_weight_is_found_by_the_checksums_of_torchs_zip(zipped, tmp_path):
+    torch.save({"a": torch.ones(64)}, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
+    one = torch.ones(1).numpy().tobytes()
+    (tmp_path / "x.pt").write_bytes((tmp_path / "x.pt").read_bytes().replace(64 * one, 63 * one + b"\0\0\1\0"))
+    if zipped:
+        with pytest.raises(UserError, match=r"^it is damaged: x/data/0 in it has another checksum$"):
+            load_plain(tmp_path / "x.pt")
+    else:  # the form of before has none
+        assert load_plain(tmp_path / "x.pt")["a"][-1] != 1
+
+
 @not_on_windows
 def test_only_a_regular_file_is_read_and_only_a_small_one(tmp_path):
     file = tmp_path / "a"

@@ -42,7 +42,7 @@ def test_every_damaged_byte_is_found(latent, tmp_path):
         try:
             again = Latent.load(path, generator())
         except UserError as error:
-            assert "me.pt' is damaged" in str(error) or "me.pt' cannot be read" in str(error)
+            assert "me.pt' cannot be read" in str(error)
         else:  # a byte that nobody reads
             assert torch.equal(again.w, latent.w)
             assert all(torch.equal(again.maps[name], latent.maps[name]) for name in latent.maps)
@@ -52,20 +52,16 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def flip(path: Path) -> None:
-    saved = torch.load(path)
-    saved["w"][0, 0] += 1
-    torch.save(saved, path)
-
-
 @pytest.mark.parametrize(
     ("deed", "said"),
     [
         (cut, "cannot be read as a latent file"),
-        (flip, "me.pt' is damaged: it holds no latent; make one with"),
-        (lambda path: torch.save({"codes": torch.zeros(1)}, path), "it holds no latent; make one with"),
+        (
+            lambda path: torch.save({"codes": torch.zeros(1)}, path),
+            "me.pt' is damaged: it holds no latent; make one with",
+        ),
         (lambda path: torch.save([torch.zeros(1)], path), "it holds no latent; make one with"),
-        (lambda path: torch.save({"w": 1, "maps": [], "source": 2, "crc32": 3}, path), "it holds no latent"),
+        (lambda path: torch.save({"w": 1, "maps": []}, path), "it holds no latent"),
         (lambda path: torch.save({"w": Path("x")}, path), "holds more than tensors and plain values"),
         (Path.unlink, "cannot be read as a latent file .No such file"),
     ],

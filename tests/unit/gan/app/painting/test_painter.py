@@ -1,11 +1,11 @@
 """Using a run: pictures by name, their styles, painting, and the mean."""
 
-import os
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image, ImageOps
 
 from datasets import Faces
 from gan.app.painting import grids
@@ -121,22 +121,26 @@ def test_the_mean_is_over_the_training_pictures_that_have_the_region(copied):
     assert torch.allclose(few.codes[0], torch.stack([styles.codes[0] for styles in ends]).mean(0), atol=1e-6)
 
 
-def test_the_mean_is_saved_and_computed_again_for_a_newer_checkpoint(copied):
-    first, path = copied.mean(), copied.opened.folder.path / "styles" / "mean-of-16-step-000002.pt"
+def test_the_mean_is_saved_and_computed_again_for_other_weights_and_if_it_is_damaged(copied):
+    shutil.rmtree(copied.opened.checkpoint)  # training has gone on
+    first, folder = copied.mean(), copied.opened.folder.path / "styles"
+    (path,) = folder.iterdir()
     marked = Styles(first.codes + 1, first.present, first.label_names, first.source)
     marked.save(path)
     assert torch.equal(copied.mean().codes, marked.codes)  # read, not computed
-    later = copied.opened.checkpoint.stat().st_mtime_ns + 10**9
-    os.utime(copied.opened.checkpoint, ns=(later, later + 10**12))
+    path.write_bytes(path.read_bytes()[:-100])
     assert torch.equal(copied.mean().codes, first.codes)
-    older = path.with_name("mean-of-16-step-000001.pt")
-    path.rename(older)
-    copied.mean()
-    assert path.is_file() and not older.exists()
-    shutil.rmtree(copied.opened.checkpoint)  # training has gone on
-    assert torch.equal(copied.mean().codes, first.codes)
-    path.unlink()
-    assert torch.equal(copied.mean().codes, first.codes)
+    next(copied.game.encoder.parameters()).mul_(2)
+    assert not torch.equal(copied.mean().codes, first.codes) and not path.exists() and len([*folder.iterdir()]) == 1
+
+
+def test_the_mean_is_computed_again_for_other_pictures_at_the_same_checkpoint(folder_run, tmp_path):
+    run = shutil.copytree(folder_run, tmp_path / "001-copy")
+    data = shutil.copytree(folder_run.parent.parent / "data", tmp_path / "data")
+    first = Painter(open_run(str(run), data=str(data))).mean()
+    for path in (data / "images").iterdir():
+        ImageOps.invert(Image.open(path)).save(path)
+    assert not torch.equal(Painter(open_run(str(run), data=str(data))).mean().codes, first.codes)
 
 
 def test_label_maps_of_a_folders_run_go_by_its_own_rules(folder_run, tmp_path):
