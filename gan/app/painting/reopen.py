@@ -140,8 +140,9 @@ def build_again(settings: Namespace, where: RunFolder) -> Run:
     chosen = options.run_settings(settings)
     if "perceptual" in chosen:
         chosen["perceptual"] = "off"  # only training needs this loss, and the file of its weights may be gone
+    said = where.said()
     try:
-        with made_to("look"):
+        with made_to("look", said):
             return build(settings.run, **chosen)
     except UserError as error:
         if "data" not in chosen:
