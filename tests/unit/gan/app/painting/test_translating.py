@@ -85,6 +85,13 @@ def test_what_is_broken_is_named_and_the_others_are_translated(run, photos, tmp_
     assert "no picture in" in capsys.readouterr().err
 
 
+def test_a_network_that_fails_is_no_file_that_cannot_be_written(run, photos, tmp_path, monkeypatch):
+    found = opened(str(run), "cpu")
+    monkeypatch.setattr(found.game.generator, "forward", lambda x: x.mm(x))
+    with pytest.raises(RuntimeError, match="must be a matrix"):
+        found.translate(str(photos), tmp_path / "painted")
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
