@@ -157,9 +157,10 @@ def find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | No
         ) from error
     folder = holding(path)
     if path.is_file():
+        begins = f". A published file begins a training: python -m gan.fit RUN --from {quoted(which)}"
+        published = path.suffix in (".pkl", ".pth", ".ckpt")
         raise UserError(
-            f"'{which}' is not of a run: it is a file; give a run's folder, or auto. A published file "
-            f"begins a training: python -m gan.fit RUN --from {quoted(which)}"
+            f"'{which}' is not of a run: it is a file; give a run's folder, or auto{begins if published else ''}"
         )
     checkpoint = path if is_checkpoint(path) else folder.newest_checkpoint()
     if checkpoint is not None and folder.settings.is_file():
