@@ -130,11 +130,13 @@ def export(
     """
     from gan.app.painting.reopen import open_run
 
-    opened = open_run(which, out, exactly=weights, **overrides)
+    opened = open_run(which, out, weights=weights, exactly=True, **overrides)
     players = networks(opened.run.game, opened.averaged)
+    if opened.settings["precision"] == "64-true":
+        opened.run.game.float()  # as samples are, that programs and cards show; `players` have copies
     files = _programs(opened, players, formats) if formats else {}  # first: torch may refuse to write one
     files |= {f"{each.file}.safetensors": _safetensors(each, opened) for each in players}
-    theirs = _published(opened.run.game, players) if published else {}
+    theirs = _published(opened.run.game) if published else {}
     files |= {name: each.write for name, each in theirs.items()}
     said = _readme(opened, players, theirs)
     # HiFi-GAN's published code has a config.json too: then one file has both.
@@ -186,10 +188,8 @@ def _safetensors(each: Exported, opened: "SavedRun") -> Callable[[Path], None]:
     return lambda path: save_file(each.state, path, metadata=about)
 
 
-def _published(game: "GanModule", players: list[Exported]) -> dict[str, "PublishedFile"]:
+def _published(game: "GanModule") -> dict[str, "PublishedFile"]:
     """The files of the published code. A network may not have that form, so they are made before any is written."""
-    for each in players:
-        each.network.load_state_dict(each.state, assign=True)
     if not callable(files := getattr(game, "published", None)):
         raise UserError(f"--published: {type(game).__name__} has no published form; leave it out")
     try:

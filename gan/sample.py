@@ -103,8 +103,7 @@ def _sample(settings: Namespace, argv: list[str], device: str) -> None:
     from gan.app.editing.editors import open
     from gan.app.painting.reopen import together
 
-    where = {"out": settings.out, "data": settings.data, "name": settings.run}
-    where["exactly"] = "raw" if settings.weights == "raw" else None
+    where = {"out": settings.out, "data": settings.data, "name": settings.run, "weights": settings.weights}
     opened = together(
         lambda which: open(which, device, **where),
         settings.which,

@@ -111,15 +111,16 @@ class Source(ABC):
 
 
 class Folder(Source):
-    """Files in a folder, however deep; with StyleGAN's dataset.json, their labels."""
+    """Files in a folder, however deep, or one file; with StyleGAN's dataset.json, their labels."""
 
     suffixes: tuple[str, ...] = SUFFIXES
 
     def __init__(self, path: Path, classes: bool | None) -> None:
         names, stamps, others = [], [], Counter()
-        start = len(str(path)) + len(os.sep)
-        for entry in all_files(path):
-            name = entry.path[start:].replace(os.sep, "/")
+        folder = path.parent if path.is_file() else path
+        start = os.path.join(folder, "")
+        for file in (entry.path for entry in all_files(path)) if folder == path else [start + path.name]:
+            name = file.removeprefix(start).replace(os.sep, "/")
             suffix = os.path.splitext(name)[1].lower()
             if name.startswith(f"{FOLDER}/") or name == JSON:
                 continue
@@ -128,7 +129,7 @@ class Folder(Source):
                 continue
             names.append(name)
             try:
-                state = os.stat(entry)
+                state = os.stat(file)
                 stamps.append((state.st_size, state.st_mtime_ns))
             except OSError:  # a link to nothing; to read it says so
                 stamps.append((0, 0))
@@ -138,7 +139,7 @@ class Folder(Source):
             with reading(path / JSON, "labels"):
                 regular(path / JSON)
                 labels, kind = _labels_in((path / JSON).open("rb"), names, path / JSON), f"a folder with {JSON}"
-        super().__init__(kind, path, names, stamps, labels, note)
+        super().__init__(kind, folder, names, stamps, labels, note)
 
     def read(self, index: int) -> BinaryIO:
         path, stamp = self.name(index), tuple(self.stamps[index])

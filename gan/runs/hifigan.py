@@ -8,7 +8,7 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Run, Seed, Share, begin_with, is_planned, say
+from gan.runs.run import Run, Seed, Share, begin_with, is_planned, of_file, say
 from gan.runs.tones import SCORES, check_segment
 from nets.hifigan import Judges, PeriodJudges, ScaleJudges
 
@@ -106,18 +106,20 @@ def _configuration(typed: str | None, from_: str | None) -> tuple[dict[str, Any]
     """The published configuration, and what it is called in messages."""
     from nets.published.hifigan import CONFIG, CONFIGS, read_config
 
-    if typed is None and from_ is not None:
-        path = Path(from_).expanduser()
-        beside = (path if path.is_dir() else path.parent) / CONFIG
-        if beside.exists():
-            return read_config(beside), str(beside)
-    if typed is None or typed in CONFIGS:
+    if typed in CONFIGS or typed is from_ is None:
         return dict(CONFIGS[typed or "V1"]), typed or "V1"
-    if not Path(typed).expanduser().is_file():
-        raise UserError(
-            f"--config {typed} is not known; type one of {', '.join(CONFIGS)}, or a config.json of HiFi-GAN"
-        )
-    return read_config(Path(typed).expanduser()), typed
+    path = Path(typed or from_ or "").expanduser()
+    if typed is None:
+        path = (path if path.is_dir() else path.parent) / CONFIG
+
+    def read() -> dict[str, Any]:
+        if typed is not None and not path.is_file():
+            raise UserError(
+                f"--config {typed} is not known; type one of {', '.join(CONFIGS)}, or a config.json of HiFi-GAN"
+            )
+        return read_config(path) if path.exists() else CONFIGS["V1"]
+
+    return of_file(read), str(path)
 
 
 def _said(data: str, found: "Sounds", train: "Sounds", val: "Sounds") -> str:

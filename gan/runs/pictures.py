@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Pixels, Run, Seed, Share, is_planned, say
+from gan.runs.run import Pixels, Run, Seed, Share, is_planned, of_file, say
 
 if TYPE_CHECKING:
     from datasets import GanData
@@ -80,15 +80,21 @@ class Found:
 
     def networks(self, path: str, drawer: type[G], judge: type[D]) -> tuple[G, D]:
         """The generator and the discriminator of a published file, for these pictures. The average begins anew."""
-        from nets.published.from_noise import ours
-        from nets.published.pickles import read
+        from nets.published.from_noise import made, ours, rule_of
+        from nets.published.pickles import Network, read
 
-        saved = read(Path(path))
-        if missing := {"G", "D"} - saved.keys():
-            raise UserError(
-                f"{path} has no '{min(missing)}'; take a file with both networks, such as a training's snapshot"
-            )
-        found: list[Any] = [ours(saved[name]).train() for name in "GD"]
+        saved: dict[str, Network] = {}
+
+        def rules() -> dict[str, Any]:
+            saved.update(read(Path(path)))
+            if missing := {"G", "D"} - saved.keys():
+                raise UserError(
+                    f"{path} has no '{min(missing)}'; take a file with both networks, such as a training's snapshot"
+                )
+            return {name: rule_of(saved[name]) for name in "GD"}
+
+        said = of_file(rules)
+        found: list[Any] = [(ours(saved[name]) if saved else made(said.get(name))).train() for name in "GD"]
         if not all(map(isinstance, found, (drawer, judge))):
             raise UserError(f"{path} has other networks, such as {type(found[0]).__name__}; type another run")
         generator, side = found[0], found[1].side

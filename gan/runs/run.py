@@ -1,7 +1,7 @@
 """What a run is, and what all functions that make a run need."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from gan import GanModule
 
 HELD_OUT = 1_000_000  # the number of the first face that no run trains on
-_MADE_TO: ContextVar[Literal["train", "plan", "look"]] = ContextVar("made to", default="train")
+Purpose = Literal["train", "resume", "plan", "look"]
+_MADE_TO: ContextVar[Purpose] = ContextVar("made to", default="train")
+_SAID: ContextVar[dict[str, Any]] = ContextVar("said")  # see `of_file`
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 Pixels = restricted_string_type("Pixels", r"^[1-9]\d{0,4}(x[1-9]\d{0,4})?$", docstring="WIDTHxHEIGHT, such as 256x192")
 Share = restricted_number_type("Share", float, [(">=", 0), ("<=", 0.5)])
@@ -70,23 +72,35 @@ def preset(presets: Mapping[str, P], config: str, **typed: Any) -> P:
 
 
 def begin_with(weights: str | None, game: Any) -> None:
-    """Load published weights into the networks of a game, if any are typed."""
+    """Load published weights into the networks of a game, if any are typed. Later a checkpoint has the weights."""
     from nets.published.files import read_published
 
-    if weights is not None:
+    if weights is not None and _MADE_TO.get() not in ("resume", "look"):
         if not callable(files := getattr(game, "published", None)):
             raise UserError(f"{type(game).__name__} has no published weights to begin with; leave --from out")
         say(f"weights: {', '.join(read_published(weights, files()))} of {weights}")
 
 
+def of_file(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a file says of the networks, read where the run begins. Later the run's folder says it: see `made_to`."""
+    said = _SAID.get({})
+    if not said:
+        said.update(read())
+    return dict(said)
+
+
 @contextmanager
-def made_to(purpose: Literal["plan", "look"]) -> Iterator[None]:
-    """Inside the `with`, runs are made for this. A plan needs no weights of VGG, and no pictures if there are none."""
-    token = _MADE_TO.set(purpose)
+def made_to(purpose: Purpose, said: dict[str, Any] | None = None) -> Iterator[None]:
+    """Inside the `with`, runs are made for this. A plan needs no weights of VGG, and no pictures if there are none.
+
+    `said` is what a file has said of the networks, by JSON's values; if that is empty, it gets what the file says now.
+    """
+    tokens = _MADE_TO.set(purpose), _SAID.set({} if said is None else said)
     try:
         yield
     finally:
-        _MADE_TO.reset(token)
+        _MADE_TO.reset(tokens[0])
+        _SAID.reset(tokens[1])
 
 
 def is_planned() -> bool:
@@ -96,5 +110,5 @@ def is_planned() -> bool:
 
 def say(text: str) -> None:
     """Say what a run is made of, on the first rank of a training. Who looks at the run later has read it."""
-    if this_rank() == 0 and _MADE_TO.get() == "train":
+    if this_rank() == 0 and _MADE_TO.get() in ("train", "resume"):
         print(printable(text), file=sys.stderr, flush=True)

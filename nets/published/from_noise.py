@@ -2,7 +2,8 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Size, nn
@@ -16,6 +17,7 @@ from nets.stylegan import StyleDiscriminator, StyleGenerator
 
 FILTER = "resample_filter", "Kernel"
 R3 = "Model."  # what the published names of R3GAN's weights begin with
+KINDS = {kind.__name__: kind for kind in (R3Generator, R3Discriminator, StyleGenerator, StyleDiscriminator)}
 
 Shapes = Mapping[str, Size]  # of the weights, by their names in our networks
 Rule = dict[str, Any]  # what one of our networks is made with
@@ -26,23 +28,44 @@ def ours(network: Network) -> nn.Module:
     weights = {name.removeprefix(R3): value for name, value in network.weights.items()}
     if any(name.endswith(FILTER) and not taps().equal(value.float().cpu()) for name, value in weights.items()):
         raise UserError(f"a {network.kind} whose low-pass filter is not [1, 3, 3, 1]; our networks have no other")
-    shapes, drawer = {name: value.shape for name, value in weights.items()}, network.kind == "Generator"
-    try:
+    found = made(rule_of(network))
+    with _refusing(f"a {network.kind}"):
+        found.load_state_dict(weights)
+    return found.eval()
+
+
+def rule_of(network: Network) -> Rule:
+    """What one of our networks is made with to have the weights of a published one, and its `kind`: JSON's values."""
+    shapes = {name.removeprefix(R3): value.shape for name, value in network.weights.items()}
+    drawer = network.kind == "Generator"
+    with _refusing(f"a {network.kind}"):
         if any(name.startswith(R3) for name in network.weights):
-            made = (R3Generator if drawer else R3Discriminator)(**_r3(shapes, drawer))
-        else:
-            # What no weight tells: the limit of activations, and the groups of the deviation.
-            beside = {"clamp": network.settings.get("synthesis_kwargs", network.settings).get("conv_clamp")}
-            if not drawer:
-                beside["group"] = network.settings.get("epilogue_kwargs", {}).get("mbstd_group_size", 4)
-            made = (StyleGenerator if drawer else StyleDiscriminator)(**_style(shapes, drawer), **beside)
-        made.load_state_dict(weights)
+            return _r3(shapes, drawer) | {"kind": "R3Generator" if drawer else "R3Discriminator"}
+        # What no weight tells: the limit of activations, and the groups of the deviation.
+        clamp = network.settings.get("synthesis_kwargs", network.settings).get("conv_clamp")
+        beside: Rule = {"clamp": None if clamp is None else float(clamp)}
+        if not drawer:
+            beside["group"] = int(network.settings.get("epilogue_kwargs", {}).get("mbstd_group_size", 4))
+        return _style(shapes, drawer) | beside | {"kind": "StyleGenerator" if drawer else "StyleDiscriminator"}
+
+
+def made(rule: Any) -> nn.Module:
+    """One of our networks, without weights, of what `rule_of` says. A person may have changed that."""
+    with _refusing("a network"):
+        arguments = dict(rule)
+        return KINDS[arguments.pop("kind")](**arguments)
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Inside the `with`, sizes that make none of our networks are an error of the file."""
+    try:
+        yield
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, UserError):
             raise
         first = " ".join(str(error).split())[:200]
-        raise UserError(f"a {network.kind} that is neither StyleGAN2's nor R3GAN's: {first}") from error
-    return made.eval()
+        raise UserError(f"{what} that is neither StyleGAN2's nor R3GAN's: {first}") from error
 
 
 def published(net: nn.Module) -> Network:

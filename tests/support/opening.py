@@ -67,7 +67,7 @@ def untrained(name: str, **settings) -> SavedRun:
 
 def exported(game: GanModule, checkpoint: Path, weights: str) -> list[Exported]:
     """The networks of a game as gan.export writes them from a checkpoint."""
-    return networks(game, _load(Run(game, None, 1), load(checkpoint), checkpoint, weights))
+    return networks(game, _load(Run(game, None, 1), load(checkpoint), checkpoint, weights, exactly=True))
 
 
 def program(call: programs.Call, path: Path) -> Any:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from gan import GanModule, Phase, Player
+from gan import GanModule, Phase, Player, sample
 from gan import export as command
 from gan.app.exporting import card, programs
 from gan.app.painting.reopen import open_run
@@ -145,6 +145,23 @@ def test_averaged_weights_are_those_of_the_checkpoint_and_raw_ones_differ(averag
     game.generator.load_state_dict(ema)
     opened = open_run(str(averaged)).run.game.generator.state_dict()
     assert all(torch.equal(tensor, opened[key]) for key, tensor in game.generator.state_dict().items())
+
+
+def test_a_run_of_64_true_is_written_in_64_bits_and_shown_in_32(averaged, tmp_path):
+    (path,) = averaged.glob("checkpoints/*.ckpt")
+
+    def wide(value):
+        if isinstance(value, dict):
+            return {name: wide(each) for name, each in value.items()}
+        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    write_checkpoint(path, saved := wide(read_checkpoint(path)))
+    opening.rewrite(averaged, precision="64-true")
+    export(str(averaged), tmp_path, weights="raw", card=True, published=True)
+    found = load_file(tmp_path / "generator.safetensors")
+    assert all(torch.equal(value, saved["state_dict"][f"generator.{name}"]) for name, value in found.items())
+    assert (tmp_path / "samples.png").exists()
+    assert sample.main([str(averaged), "show", "--weights", "raw", "-o", str(tmp_path / "raw.png")]) == 0
 
 
 class Odd(GanModule):
@@ -291,7 +308,7 @@ def test_a_run_of_stylegan2_with_classes_and_opacity_begins_from_what_another_on
     first = build("stylegan2", width=0.005, mapping=1, **typed).game
     for weight in first.generator.parameters():
         torch.nn.init.normal_(weight)
-    for name, file in _published(first, networks(first, ())).items():
+    for name, file in _published(first).items():
         file.write(tmp_path / name)
     game = build("stylegan2", from_=str(tmp_path / "network-snapshot.pkl"), **typed).game
     assert (game.generator.channels, game.generator.classes) == (4, 2)
@@ -306,7 +323,7 @@ def test_networks_of_another_form_are_not_published_and_nothing_is_written(sean)
     with pytest.raises(UserError, match=reason):
         export(str(sean), published=True)
     with pytest.raises(UserError, match="--published: Identity has no published form; leave it out"):
-        _published(torch.nn.Identity(), [])
+        _published(torch.nn.Identity())
     assert not (sean / "export").exists()
 
 

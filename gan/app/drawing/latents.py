@@ -35,7 +35,7 @@ class Latent:
 
     def save(self, path: Path) -> None:
         """Write a file of tensors and numbers only, so that it is read without running code."""
-        with writing(path), whole_file(path) as part:
+        with writing(path, RuntimeError), whole_file(path) as part:
             torch.save(vars(self), part)
 
     @classmethod

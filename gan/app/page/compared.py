@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from gan.sound import Sound
 from strategies.micro_batches import tensors
 
 SAME = "The same held-out samples, and for what is drawn from noise the same seeds."
-OTHERS = "Each run shows its own held-out samples; they are other ones, or not all here. Noise has the same seeds."
-NO_COMPARISON = "Do not compare these scores: the runs' held-out samples are other ones, or not all here."
+OTHERS = "Not all runs have the same held-out samples here. What is drawn from noise has the same seeds."
+NO_COMPARISON = "Compare scores only among runs that have the same held-out samples here"
 
 
 def look(which: str, device: str) -> SavedRun:
@@ -86,8 +87,9 @@ def scores(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
         Row(name, [*(Cell(score.value if score else "–") for score in here[name]), Cell(how)])
         for name, how in zip(known, hows, strict=True)
     ]
-    same = _alike(_held_out(opened, SHOWN))
-    return Table([*names, "how it was computed"], rows, "" if same else NO_COMPARISON)
+    alike = _alike(_held_out(opened, SHOWN), names)
+    groups = "; ".join(dict.fromkeys(alike))
+    return Table([*names, "how it was computed"], rows, f"{NO_COMPARISON}: {groups}." if len({*alike}) > 1 else "")
 
 
 def _how(names: Sequence[str], found: Sequence[card.Scored | None]) -> str:
@@ -99,14 +101,15 @@ def _how(names: Sequence[str], found: Sequence[card.Scored | None]) -> str:
 def pictures(opened: Sequence[SavedRun], names: Sequence[str], count: int = SHOWN) -> Table:
     """What each run makes of the first held-out samples, or of the same seeds. What is given is shown once."""
     batches = _held_out(opened, count)
-    same = _alike(batches)
+    alike = _alike(batches, names)
+    same = len({*alike}) == 1
     made = [made_by(each, batch) for each, batch in zip(opened, batches, strict=True)]
     rows = []
-    for number, (name, each, batch) in enumerate(zip(names, opened, batches, strict=True)):
-        if number == 0 or not same:
+    for number, (group, each, batch) in enumerate(zip(alike, opened, batches, strict=True)):
+        if alike.index(group) == number:
             columns = shown(each.run.game, batch)
             given = {title: column for title, column in columns.items() if title not in made[number]}
-            rows += [_row(title if same else f"{title}: {name}", column) for title, column in given.items()]
+            rows += [_row(title if same else f"{title}: {group}", column) for title, column in given.items()]
     for title in dict.fromkeys(title for columns in made for title in columns):
         for name, columns in zip(names, made, strict=True):
             if title in columns:
@@ -135,7 +138,8 @@ def _held_out(opened: Sequence[SavedRun], count: int) -> list[Any]:
     return [held_out(each, count) if any(each.run.game.named_children()) else {} for each in opened]
 
 
-def _alike(batches: Sequence[Any]) -> bool:
-    """Whether all batches have the same numbers."""
-    first, *others = [list(tensors(batch)) for batch in batches]
-    return all(len(each) == len(first) and all(map(torch.equal, each, first)) for each in others)
+def _alike(batches: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """For each batch the names of all that have the same numbers. A batch without samples is like no other."""
+    found = [list(tensors(batch)) or [torch.tensor(number)] for number, batch in enumerate(batches)]
+    same = [[len(one) == len(each) and all(map(torch.equal, one, each)) for one in found] for each in found]
+    return [", ".join(compress(names, row)) for row in same]

@@ -74,7 +74,8 @@ def open_run(
     device: str = "cpu",
     data: str | Path | None = None,
     name: str | None = None,
-    exactly: Literal["ema", "raw"] | None = None,
+    weights: Literal["ema", "raw"] = "ema",
+    exactly: bool = False,
     **overrides: Any,
 ) -> SavedRun:
     """Build a run from its settings and load a checkpoint's weights, averaged ones where a player has them.
@@ -82,8 +83,8 @@ def open_run(
     `which` is a run's folder, a checkpoint inside one, or `auto`: the newest run below `out` that has a checkpoint.
     `data` is the folder of the run's pictures, if they have moved. `name` is a run's name, as for `--run`: `auto` is
     then the newest run of that name, and an own run may have moved. `overrides` are other settings to change. With
-    `exactly` the weights keep the number format of the checkpoint, and with "raw" no player gets an average. The
-    networks are in evaluation mode and require no gradients. The run may still be training.
+    "raw" no player gets an average. `exactly`: the networks take the number format of the checkpoint. The networks are
+    in evaluation mode and require no gradients. The run may still be training.
     """
     place, gone = device_of(device), None
     if data:
@@ -105,7 +106,7 @@ def open_run(
         run = build_again(settings, where)
         try:
             saved = load(checkpoint)
-            averaged = _load(run, saved, checkpoint, exactly)
+            averaged = _load(run, saved, checkpoint, weights, exactly)
         except UserError as error:
             if isinstance(error, NotFinite):
                 earlier = where.before(checkpoint)
@@ -140,8 +141,9 @@ def build_again(settings: Namespace, where: RunFolder) -> Run:
     chosen = options.run_settings(settings)
     if "perceptual" in chosen:
         chosen["perceptual"] = "off"  # only training needs this loss, and the file of its weights may be gone
+    said = where.said()
     try:
-        with made_to("look"):
+        with made_to("look", said):
             return build(settings.run, **chosen)
     except UserError as error:
         if "data" not in chosen:
@@ -151,7 +153,9 @@ def build_again(settings: Namespace, where: RunFolder) -> Run:
         ) from error
 
 
-def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path, exactly: str | None = None) -> frozenset[str]:
+def _load(
+    run: Run, saved: Mapping[str, Any], checkpoint: Path, weights: str = "ema", exactly: bool = False
+) -> frozenset[str]:
     """Load weights and averages, after a check that they are of this game. Returns whose weights are averages."""
     game = run.game
     game.assemble()
@@ -164,7 +168,7 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path, exactly: str | N
             f"{checkpoint} is of {whose} with players {who}; the run's settings make {type(game).__name__} with "
             f"players {', '.join(game.players)}; if its code has other names now, change them back"
         )
-    averages = {name: (exactly != "raw" and each["ema"]) or {} for name, each in players.items()}
+    averages = {name: (weights != "raw" and each["ema"]) or {} for name, each in players.items()}
     state, left_out = saved["state_dict"], saved.get("left_out", {})
     in_files = reopened(game, game.players.values(), saved)
     if exactly:

@@ -59,7 +59,7 @@ class Styles:
 
     def save(self, path: Path) -> None:
         """Write a file of tensors, strings and lists only, so that it can be loaded without running code."""
-        with writing(path), whole_file(path) as part:
+        with writing(path, RuntimeError), whole_file(path) as part:
             torch.save({**vars(self), "label_names": list(self.label_names)}, part)
 
     @classmethod

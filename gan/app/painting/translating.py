@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,8 +35,6 @@ from gan.sound import Sound
 from nets.mel import PIECE
 from strategies import random_state
 
-S = TypeVar("S", bound=Source)
-
 
 def way(game: Any, title: str, direction: str | None) -> Translation:
     """The game's translation of that name; without a name its first one."""
@@ -52,7 +50,13 @@ def translate_folder(
     chosen: Translation, inputs: str, out: Path, largest: int | None, device: torch.device, background: str
 ) -> Path:
     """Write each picture's translation as a PNG of the same name and size; codes are in files .npy [h, w]."""
-    source, rows = _files(Codes if chosen.codes else partial(find_source, classes=False, option="--inputs"), inputs)
+    path = Path(inputs).expanduser()
+    if chosen.codes:
+        source = Codes(path)
+    elif path.is_file() and path.suffix.lower() in SUFFIXES:
+        source = Folder(path, classes=False)
+    else:
+        source = find_source(inputs, classes=False, option="--inputs")
 
     def read(row: int) -> Tensor:
         if chosen.codes:
@@ -64,21 +68,20 @@ def translate_folder(
         made = translated(chosen, found[None].to(device))[0]
         return npy(made) if chosen.encodes else grids.png(grids.picture(made, transparent=True))
 
-    return write_all(source, rows, out, ".npy" if chosen.encodes else ".png", read, make)
+    return write_all(source, out, ".npy" if chosen.encodes else ".png", read, make)
 
 
 def write_all(
     source: Source,
-    rows: list[int],
     out: Path,
     ending: str,
     read: Callable[[int], Tensor],
     make: Callable[[Tensor], bytes],
 ) -> Path:
     """Write what is made of each file, under its name with another ending. What could not be is said at the end."""
-    names, problems = _names([os.fsdecode(source.names[row]) for row in rows], ending), []
-    with writing(out), into(out) as write, tqdm(rows, desc="translating", unit="file") as bar:
-        for row, name in zip(bar, names, strict=True):
+    names, problems = _names([os.fsdecode(name) for name in source.names], ending), []
+    with writing(out), into(out) as write, tqdm(names, desc="translating", unit="file") as bar:
+        for row, name in enumerate(bar):
             try:
                 found = make(read(row))
             except UserError as error:
@@ -86,10 +89,10 @@ def write_all(
                 problems.append(str(error) if own in str(error) else f"{own}: {error}")
                 continue
             write(name, found)
-    if len(problems) == len(rows):
+    if len(problems) == len(names):
         raise UserError(listed(f"no {source.what.removesuffix('s')} in {source.path} can be read:", problems))
     if problems:
-        title = f"{len(problems)} of {len(rows)} {source.what} in {source.path} were left out:"
+        title = f"{len(problems)} of {len(names)} {source.what} in {source.path} were left out:"
         say(printable(listed(title, problems)))
     return out
 
@@ -106,14 +109,6 @@ def translated(chosen: Translation, pictures: Tensor, seed: int = 0) -> Tensor:
         random_state.reseed(seed)  # so that dropout is the same for a picture each time
         made = chosen.paint(pictures)
     return made[..., :height, :width] if bottom or right else made
-
-
-def _files(find: Callable[[str], S], inputs: str) -> tuple[S, list[int]]:
-    """The files at a path, and which of them are meant: all of a folder or zip, or the one whose path it is."""
-    path = Path(inputs).expanduser()
-    single = path.is_file() and path.suffix.lower() in (*SUFFIXES, *SoundsAndMels.suffixes)
-    source = find(str(path.parent if single else path))
-    return source, [row for row in range(len(source)) if not single or os.fsdecode(source.names[row]) == path.name]
 
 
 def _names(names: list[str], ending: str) -> list[str]:
@@ -143,8 +138,8 @@ class Codes(Folder):
     suffixes = (".npy",)
     what, forms = "maps of codes", "a folder of .npy files, as --direction codes writes them"
 
-    def __init__(self, path: str) -> None:
-        super().__init__(Path(path), classes=False)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, classes=False)
 
 
 def read_codes(path: Path, codes: int) -> np.ndarray:
@@ -166,15 +161,21 @@ def npy(numbers: Tensor) -> bytes:
 
 
 class SoundsAndMels(SoundFolder):
-    """Sounds and mel spectrograms in a folder."""
+    """Sounds and mel spectrograms in a folder, or one."""
 
     suffixes = (*SoundFolder.suffixes, ".npy")
     what, forms = "sounds", f"{SoundFolder.forms}, or of .npy files of mel spectrograms"
 
+    def __init__(self, path: Path) -> None:
+        if path.is_file() and path.suffix.lower() in self.suffixes:
+            Folder.__init__(self, path, classes=False)
+        else:
+            super().__init__(path)
+
 
 def voice_folder(game: HifiGan, inputs: str, out: Path, device: torch.device) -> Path:
     """Write what the generator makes of each spectrogram: of a sound's own one, or of a given one."""
-    source, rows = _files(SoundsAndMels, inputs)
+    source = SoundsAndMels(Path(inputs).expanduser())
 
     def read(row: int) -> Tensor:
         if not source.name(row).lower().endswith(".npy"):
@@ -190,4 +191,4 @@ def voice_folder(game: HifiGan, inputs: str, out: Path, device: torch.device) ->
         shown = tqdm(pieces, "a long sound", count, leave=False, delay=2, unit="piece")
         return Sound(torch.cat([piece[0].cpu() for piece in shown]), game.mel.rate).wav()
 
-    return write_all(source, rows, out, ".wav", read, make)
+    return write_all(source, out, ".wav", read, make)

@@ -1,5 +1,6 @@
 """The folder of a run, `runs/<number>-<name>/`: making it, finding it, and the files in it."""
 
+import json
 import os
 import re
 import shutil
@@ -9,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gan.app.run import settings_file
-from gan.files.disk import lockable
-from gan.files.errors import UserError
+from gan.files.disk import lockable, read_text
+from gan.files.errors import UserError, reason
 from gan.files.system import lock, quoted
 from gan.runs import short_name
 
@@ -36,6 +38,7 @@ class RunFolder:
     path: Path
 
     settings = File("settings.yaml")  # every setting of the run; `--resume` and `--config` read it
+    networks = File("networks.json")  # what the file of --from or --config has said of the networks; see `said`
     game = File("game.txt")  # players, networks and phases as text
     launch = File("launch.json")  # who trains this run now, and the last checkpoint of that; see start.py
     metrics = File("metrics.csv")  # one row for each logged step
@@ -83,6 +86,15 @@ class RunFolder:
         """What to type after --resume to continue from a step: the run, or the checkpoint if there are later ones."""
         path = self.checkpoint(step)
         return path if path.exists() and path != self.newest_checkpoint() else self.path
+
+    def said(self) -> dict[str, Any]:
+        """What networks.json says: see `of_file` of gan/runs/run.py. Runs without such a file have none."""
+        try:
+            return dict(json.loads(read_text(self.networks, 2**23)))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise UserError(f"cannot read '{self.networks}': {reason(error)}; put back what gan.fit wrote") from error
 
     def fill(self, texts: Mapping[Path, str]) -> None:
         """Write the first files of a folder that nobody else knows yet. If that fails, the folder is removed."""
@@ -145,9 +157,10 @@ def find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | No
         ) from error
     folder = holding(path)
     if path.is_file():
+        begins = f". A published file begins a training: python -m gan.fit RUN --from {quoted(which)}"
+        published = path.suffix in (".pkl", ".pth", ".ckpt")
         raise UserError(
-            f"'{which}' is not of a run: it is a file; give a run's folder, or auto. A published file "
-            f"begins a training: python -m gan.fit RUN --from {quoted(which)}"
+            f"'{which}' is not of a run: it is a file; give a run's folder, or auto{begins if published else ''}"
         )
     checkpoint = path if is_checkpoint(path) else folder.newest_checkpoint()
     if checkpoint is not None and folder.settings.is_file():

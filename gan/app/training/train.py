@@ -1,5 +1,6 @@
 """One training of `gan.fit`: what it begins with, the Trainer, and what is printed at its begin and end."""
 
+import json
 import time
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
@@ -30,6 +31,7 @@ from gan.files.errors import Damaged, UserError, this_rank
 from gan.files.finite import NotFinite
 from gan.files.system import quoted, signals
 from gan.runs import Run, build, short_name
+from gan.runs.run import made_to
 from strategies import PhaseStrategy
 from strategies.lockstep import Lockstep
 from strategies.processes import agent, slurm
@@ -78,8 +80,11 @@ class Beginning:
         now = options.run_settings(settings)
         said = {**now, "precision": settings.precision}
         self.trained = Resumed(resumed[0], settings.run, said) if resumed is not None else None
+        others = self.trained is None or {"from_", "config_"}.intersection(self.trained.changed)
+        self.said = {} if self.trained is None or others else self.trained.folder.said()
         try:
-            self.run = build(settings.run, **now)
+            with made_to("train" if self.trained is None else "resume", self.said):
+                self.run = build(settings.run, **now)
         except UserError as error:
             raise self.trained.where_data_were(error) if self.trained is not None else error from None
         self.summary, self.all_settings = describe(self.run.game), options.dump(settings, settings.run)
@@ -87,6 +92,8 @@ class Beginning:
     def texts(self, chosen: Chosen, launchers: list[str]) -> dict[Path, str]:
         """What the files of the run's folder say that are written before its first step."""
         found = {chosen.folder.settings: self.all_settings, chosen.folder.game: self.summary}
+        if self.said:
+            found[chosen.folder.networks] = json.dumps(self.said, indent=1) + "\n"
         if launchers and not self.settings.dry_run:
             begun_from = () if chosen.checkpoint is None else (chosen.checkpoint.name,)
             found[chosen.folder.launch] = start.text(launchers, *begun_from)

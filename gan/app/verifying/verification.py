@@ -23,6 +23,7 @@ from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.runs import build
+from gan.runs.run import made_to
 from strategies import PhaseStrategy
 from strategies.check.comparison import A_MEAN_OVER_SAMPLES, THE_SAME_ON_ALL_RANKS, shake_weights
 from strategies.check.trial import RanksDiffer
@@ -74,7 +75,8 @@ def train(
     settings.precision = precision
     seed_everything(settings.get("seed", 0), verbose=False)
     now = run_settings(settings)
-    run, first = build(settings.run, **now), 0
+    with made_to("train") if start is None else made_to("resume", holding(start).said()):
+        run, first = build(settings.run, **now), 0
     if start is not None:
         Resumed(holding(start), settings.run, now).check(run, start)
         first = load(start)["global_step"]

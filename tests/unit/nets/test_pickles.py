@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gan.files.errors import UserError
-from nets.published.from_noise import ours, published
+from nets.published.from_noise import made, ours, published
 from nets.published.pickles import Network, read, write
 from nets.r3 import R3Discriminator, R3Generator
 from nets.stylegan import StyleDiscriminator, StyleGenerator
@@ -157,6 +157,9 @@ def test_a_network_of_another_kind_is_refused():
     small.weights["Model.AggregationLayer.Layer.weight"] = torch.zeros(3, 5, 1, 1)
     with pytest.raises(UserError, match="AggregationLayer"):
         ours(small)
+    for kept in (None, {}, {"kind": "Generator"}, {"kind": "R3Generator", "widths": 8}):
+        with pytest.raises(UserError, match="neither StyleGAN2's nor R3GAN's"):
+            made(kept)
 
 
 def test_what_is_written_has_only_published_names(nets, tmp_path):

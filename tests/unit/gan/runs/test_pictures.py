@@ -46,7 +46,7 @@ def test_a_folder_of_pictures_becomes_batches(tmp_path, capsys):
     )
 
 
-def test_sub_folders_that_hold_all_pictures_are_classes(tmp_path, capsys):
+def test_sub_folders_that_hold_all_pictures_are_classes(tmp_path, capsys, monkeypatch):
     for number in range(8):
         put(tmp_path / ("cat", "dog")[number % 2] / f"{number}.png")
     data = found(tmp_path)
@@ -55,6 +55,8 @@ def test_sub_folders_that_hold_all_pictures_are_classes(tmp_path, capsys):
         assert all(part[row]["class"] == ("cat", "dog").index(part.name(row)[:3]) for row in range(len(part)))
     assert "2 classes (cat, dog; --classes false for none)" in capsys.readouterr().err
     assert found(tmp_path, classes=False).classes == 0
+    monkeypatch.chdir(tmp_path)
+    assert found(".").class_names == ("cat", "dog")
     put(tmp_path / "beside.png")
     assert found(tmp_path).classes == 0
     with pytest.raises(UserError, match="pictures lie beside those"):

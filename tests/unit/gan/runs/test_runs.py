@@ -15,7 +15,8 @@ from lightning import Trainer
 from PIL import Image
 
 from datasets import Faces, Tones
-from gan import runs
+from gan import fit, runs
+from gan.app.painting import reopen
 from gan.app.run import options
 from gan.files.errors import UserError
 from gan.games.spade import Spade
@@ -24,7 +25,7 @@ from gan.runs.run import made_to
 from gan.sound import Sound
 from nets.sean.ace import ACE
 from strategies import PhaseStrategy
-from tests.support import layouts, narrow_vgg
+from tests.support import layouts, narrow_vgg, opening
 
 COMMON = {"size", "batch_size", "max_steps", "seed", "workers"}
 FACES = {"faces": 4, "held_out": 4}
@@ -59,10 +60,15 @@ SMALL = {
 }
 LABELS = {"celebamask": 19, "ade20k": 151, "cityscapes": 35, "coco": 183, "facades": 13, "folder": 4}
 ON_FILES = list(OLD_NAMES)
+BEGUN = ("stylegan2", "hifigan", "sean", "r3gan", "biggan", "vqgan", "pix2pix", "cyclegan", "cut")
 FROM_NOISE = ("r3gan-faces", "biggan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces", "dmd2-lora-faces")
 
 
 def small(name: str, **settings) -> Run:
+    return build(name, **settings_of(name) | settings)
+
+
+def settings_of(name: str) -> dict[str, typing.Any]:
     on_files = {}
     if name in (*ON_FILES, "sean", "spade"):
         on_files = {"data": str(written(name.partition("-")[2] or "folder")), "perceptual": vgg()}
@@ -75,7 +81,7 @@ def small(name: str, **settings) -> Run:
     if name == "hifigan":
         on_files = {"data": str(sounds())}
     size = {} if name.startswith("hifigan") else {"size": 16}
-    return build(name, **{"batch_size": 2, "max_steps": 1} | size | SMALL[name] | on_files | settings)
+    return {"batch_size": 2, "max_steps": 1} | size | SMALL[name] | on_files
 
 
 @functools.cache
@@ -358,6 +364,38 @@ def test_networks_that_no_memory_holds_are_refused_in_one_line(width, monkeypatc
     monkeypatch.setitem(RUNS, "mine", mine)
     with pytest.raises(RuntimeError, match="size mismatch"):  # a mistake in a run of one's own stays what it is
         build("mine")
+
+
+@pytest.mark.parametrize("name", [*BEGUN[:3], *(pytest.param(each, marks=pytest.mark.slow) for each in BEGUN[3:])])
+def test_the_file_that_a_run_begins_with_is_needed_no_more(name, tmp_path):
+    """Also what the file says and no weight does: StyleGAN2's limit of activations, HiFi-GAN's configuration."""
+    theirs, gone = tmp_path / "theirs", tmp_path / "gone"
+    theirs.mkdir()
+    typed = settings_of(name) | ({"size": 32, "upsamplings": 5} if name == "sean" else {})
+    game = build(name, **typed | {"seed": 1} | ({"config_": "V3"} if name == "hifigan" else {})).game
+    if name == "stylegan2":
+        game.generator.get_submodule(limited := "synthesis.b4.conv1").clamp = 0.5
+    for file in game.published():
+        file.write(theirs / file.name)
+    if name in ("stylegan2", "r3gan"):
+        typed = {key: value for key, value in typed.items() if key not in ("width", "mapping")}
+    from_ = theirs / file.name if file.name.endswith(".pkl") else theirs
+    run = opening.train(tmp_path / "runs", name, **typed, save_every=1, check=False, from_=from_)
+
+    def pictures() -> dict[str, typing.Any]:
+        opened = reopen.open_run(str(run)).run
+        assert name != "stylegan2" or opened.game.generator.get_submodule(limited).clamp == 0.5
+        columns = reopen.shown(opened.game, reopen.first_samples(reopen.samples(opened)[0], 2))
+        return {title: column.samples if isinstance(column, Sound) else column for title, column in columns.items()}
+
+    before = pictures()
+    theirs.rename(gone)
+    torch.testing.assert_close(pictures(), before, rtol=0, atol=0)
+    assert fit.main(["--resume", str(run), "--max-steps", "2", "--check", "false"]) == 0
+    after = pictures()
+    (run / "networks.json").unlink(missing_ok=True)  # as runs were before
+    gone.rename(theirs)
+    torch.testing.assert_close(pictures(), after, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,9 @@ def test_transparent_parts_are_on_the_ground_that_the_run_was_trained_on(run, ph
 
 
 def test_one_picture_may_be_made_smaller_and_goes_into_the_run(run, photos):
+    """What lies beside the picture is not looked at."""
+    (photos / "loop").symlink_to(photos)
+    (photos / "cifar-10-batches-py").mkdir()
     (folder,) = opened(str(run), "cpu").translate(str(photos / "a.png"), largest=10)
     assert folder == run / "samples" / "translated-a"
     assert [(path.name, Image.open(path).size) for path in folder.iterdir()] == [("a.png", (10, 8))]
@@ -71,8 +74,9 @@ def test_a_photo_is_translated_as_the_camera_was_held(run, tmp_path):
     turned = Image.Exif()
     turned[0x0112] = 6
     Image.new("RGB", (21, 16)).save(tmp_path / "turned.jpg", exif=turned)
-    (folder,) = opened(str(run), "cpu").translate(str(tmp_path / "turned.jpg"))
-    assert Image.open(folder / "turned.png").size == (16, 21)
+    (tmp_path / "turned.jpg").rename(tmp_path / ".turned.jpg")
+    (folder,) = opened(str(run), "cpu").translate(str(tmp_path / ".turned.jpg"))
+    assert Image.open(folder / ".turned.png").size == (16, 21)
 
 
 def test_what_is_broken_is_named_and_the_others_are_translated(run, photos, tmp_path, capsys):
@@ -83,6 +87,13 @@ def test_what_is_broken_is_named_and_the_others_are_translated(run, photos, tmp_
     assert len(list((tmp_path / "painted").rglob("*.png"))) == 3
     assert sample.main([str(run), "--inputs", str(photos / "c.png"), "-o", str(tmp_path / "none")]) == 2
     assert "no picture in" in capsys.readouterr().err
+
+
+def test_a_network_that_fails_is_no_file_that_cannot_be_written(run, photos, tmp_path, monkeypatch):
+    found = opened(str(run), "cpu")
+    monkeypatch.setattr(found.game.generator, "forward", lambda x: x.mm(x))
+    with pytest.raises(RuntimeError, match="must be a matrix"):
+        found.translate(str(photos), tmp_path / "painted")
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,15 @@ def test_numbers_go_up_whatever_the_name(tmp_path):
     assert folder.create(tmp_path / "runs", "sean").path.name == "042-sean"
 
 
+def test_networks_that_were_damaged_are_named(tmp_path):
+    run = make(tmp_path, "mine")
+    assert run.said() == {}
+    for text in ("{", "5", "[" * 100_000):
+        run.networks.write_text(text)
+        with pytest.raises(UserError, match=r"cannot read '.*networks.json': .*; put back what gan.fit wrote"):
+            run.said()
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"cannot write to '.*file': .*; choose a folder with --out"):
