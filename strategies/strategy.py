@@ -63,7 +63,7 @@ class PhaseStrategy(RanksStrategy):
     time.
     `check_replicas` compares weights and buffers on all ranks after every phase. Processes, devices and the process
     group are Lightning's own: the other arguments are those of its DDPStrategy, and the model is never wrapped in DDP.
-    `start_method` "spawn" starts the ranks from a script, "fork" from a notebook. `process_group_backend` is gloo, nccl
+    `start_method` "spawn" or "fork" starts ranks as functions; a notebook forks. `process_group_backend` is gloo, nccl
     or mpi; without it nccl on GPUs, else gloo. `init_method` is where ranks meet, if not at MASTER_ADDR and
     MASTER_PORT: `tcp://HOST:PORT`, or `file:///PATH` on a disk that they share (a file that does not exist yet).
     """

@@ -61,7 +61,7 @@ ForkingPickler.register(torch.Generator, lambda own: (_generator, (own.device, o
 
 
 class OwnRanks(FunctionLauncher):
-    """Starts the ranks of dp, and those of other policies where a `start_method` was typed.
+    """Starts the ranks of dp, and those of other policies in a notebook or where a `start_method` was typed.
 
     [Note: ranks of one process]
     A person starts one process, a script or a notebook. Each `fit`, `validate`, `test` or `predict` in it starts a rank
@@ -74,6 +74,7 @@ class OwnRanks(FunctionLauncher):
     """
 
     _strategy: LaunchedStrategy
+    is_interactive_compatible = True  # `refuse_to_spawn` says what to type where a notebook cannot
 
     def __init__(self, strategy: LaunchedStrategy, start_method: StartMethod) -> None:
         super().__init__(strategy, "fork" if start_method == "popen" else start_method)
