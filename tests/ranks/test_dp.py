@@ -553,9 +553,11 @@ class Refused(Plain):
         return super().judge(batch)
 
 
-def test_an_error_of_a_rank_is_raised_here():
-    with pytest.raises(Exception, match=r"(?s)Process 1 terminated.*in judge.*ZeroDivisionError: by chance"):
-        fit(Broken())
+def test_an_error_of_a_rank_is_raised_here(tmp_path):
+    """Also where a callback saves at an error, and the other rank cannot take part."""
+    saving = {"callbacks": [OnExceptionCheckpoint(tmp_path)], "enable_checkpointing": True}
+    with pytest.raises(Exception, match=r"(?s)Process 1 terminated.*in judge.*ZeroDivisionError: by chance\s*$"):
+        fit(Broken(), **saving)
     with pytest.raises(UserError, match=r"^this rank is refused$"):
         fit(Refused())
 
