@@ -17,7 +17,7 @@ import torch
 import torch._inductor.config
 import torch.distributed as dist
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from lightning.fabric.utilities.data import _set_sampler_epoch as set_epoch
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed as set_threads
 from lightning.pytorch.loggers import CSVLogger, Logger
@@ -399,6 +399,12 @@ def in_checkpoint() -> bool:
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
+
+
+def forget_port(environment: ClusterEnvironment) -> None:
+    """Let Lightning's own environment look for a free port again."""
+    if type(environment) is LightningEnvironment:
+        environment._main_port = -1
 
 
 def set_first(first: bool) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -81,12 +82,13 @@ def launcher(strategy: LaunchedStrategy, start_method: StartMethod, is_dp: bool 
     """The launcher for Lightning's `start_method`. Where somebody else has started the ranks, it starts none."""
     if place_of(strategy.cluster_environment) is not None:
         return Scripts(strategy)
-    if (start_method == "popen" and not is_dp) or strategy.cluster_environment.creates_processes_externally:
+    scripts = start_method == "popen" and not is_dp and not hasattr(sys, "ps1")  # a notebook is none
+    if scripts or strategy.cluster_environment.creates_processes_externally:
         return Scripts(strategy)
     if strategy.num_nodes > 1:
         raise UserError(
-            f"start_method '{start_method}' starts the ranks of one machine, and there are {strategy.num_nodes}; leave "
-            f"start_method out, and start the program on each machine"
+            f"start_method and notebooks start the ranks of one machine, and there are {strategy.num_nodes}; start a "
+            f"program on each machine, without start_method"
         )
     return OwnRanks(strategy, start_method)
 

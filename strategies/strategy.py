@@ -17,6 +17,7 @@ from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities import rank_zero_warn
 
 from datasets.workers import Loader
 from gan.files.errors import DiskError, UserError
@@ -63,7 +64,7 @@ class PhaseStrategy(RanksStrategy):
     time.
     `check_replicas` compares weights and buffers on all ranks after every phase. Processes, devices and the process
     group are Lightning's own: the other arguments are those of its DDPStrategy, and the model is never wrapped in DDP.
-    `start_method` "spawn" starts the ranks from a script, "fork" from a notebook. `process_group_backend` is gloo, nccl
+    `start_method` "spawn" or "fork" starts ranks as functions; a notebook forks. `process_group_backend` is gloo, nccl
     or mpi; without it nccl on GPUs, else gloo. `init_method` is where ranks meet, if not at MASTER_ADDR and
     MASTER_PORT: `tcp://HOST:PORT`, or `file:///PATH` on a disk that they share (a file that does not exist yet).
     """
@@ -279,9 +280,25 @@ class PhaseStrategy(RanksStrategy):
 
     # ---- save a checkpoint ----
 
+    @property
+    def _in_a_step(self) -> bool:
+        return self.began and (private.in_a_step(self.game.trainer) or self.steps.epoch_begins)
+
+    @property
+    def _ended_in_a_step(self) -> bool:
+        """By an error or Ctrl-C. A callback that saves then must not hide it by an error of its own."""
+        return self._in_a_step and self.game.trainer.state.status == TrainerStatus.INTERRUPTED
+
+    def barrier(self, name: str | None = None) -> None:
+        """Lightning's after a save too. After one that was left out other ranks may have gone."""
+        if not self._ended_in_a_step:
+            super().barrier(name)
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """This rank's shares of the weights, and the other state of the modules: the first that Lightning asks for."""
-        if self.began and (private.in_a_step(self.game.trainer) or self.steps.epoch_begins):
+        if self._ended_in_a_step:
+            return {}
+        if self._in_a_step:
             raise UserError(
                 "a checkpoint is saved while a step is played, or a step or epoch begins, and no training could go on "
                 "from it; save in on_train_batch_end"
@@ -290,6 +307,8 @@ class PhaseStrategy(RanksStrategy):
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """This rank's shares of a player's optimizer state."""
+        if self._ended_in_a_step:
+            return {}
         return self.saving.optimizer(optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
@@ -297,6 +316,9 @@ class PhaseStrategy(RanksStrategy):
 
         Every rank writes its shares, to the path that the first rank gives. All machines must share this file system.
         """
+        if self._ended_in_a_step:
+            rank_zero_warn(f"{filepath} is not saved, because the training ended within a step; resume an earlier one")
+            return
         self.background.wait()
         self.lockstep.places.compare()
         path, name = self.saving.complete(checkpoint, filepath)
@@ -317,7 +339,7 @@ class PhaseStrategy(RanksStrategy):
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint, but only when the one that is being saved is whole."""
-        if self.is_global_zero:
+        if self.is_global_zero and not self._ended_in_a_step:  # else the one that would replace it was left out
             self.background.afterwards(partial(remove, filepath))
 
     # ---- validate, with averaged weights, and disturb no training ----

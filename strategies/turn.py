@@ -14,6 +14,7 @@ from gan import later, noise
 from gan.files.errors import UserError
 from gan.phase import Losses, Phase
 from strategies import private
+from strategies.advice import instead
 from strategies.draws import Draws
 from strategies.guard import Guard
 from strategies.hooks import NO_HOOKS, Hooks, see_gradients, whole_gradients_alone
@@ -198,6 +199,12 @@ def _losses(phase: Phase, part: Any, place: noise.Place, training: Training) -> 
                 error.add_note(f"player '{name}' has layers with forward hooks. {LEFT_ELSEWHERE}")
         raise
     except RuntimeError as error:
+        for name, policy in training.policies.items():
+            if "bf16" in policy.options and "type" in str(error):
+                error.add_note(
+                    f"player '{name}' has the option bf16, with which its layers read their weights in bfloat16, and "
+                    f"not every kernel takes that; type {instead(name, without='bf16')}"
+                )
         if "not require grad" not in str(error):
             raise
         raise UserError(

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -146,9 +146,8 @@ class ForwardState:
         self.place = None if place is None else replace(place)
         self.world = ranks.here()
         self.dice: Any = random_state.dice()  # None after a forward that has drawn nothing from them
-        self.attributes = self._attributes()
+        self.attributes = attributes_of(modules)
         self.dtype = torch.get_default_dtype()
-        self.modes = [module.training for module in modules]
         self.requires_grad = [weight.requires_grad for weight in weights]
         self.buffers = {id(b): b.detach().clone() for _, _, b in self._buffers(modules)}
         self.slots = [(module, name, id(buffer)) for module, name, buffer in self._buffers(modules)]
@@ -168,7 +167,7 @@ class ForwardState:
         others = self._buffers([module for module in self.owner.player.module.modules() if module not in own])
         before = [version_of(tensor) for tensor in inputs], [version_of(buffer) for _, _, buffer in others]
         unwritten = [version_of(weight) for weight in self.weights]
-        kept = self._kept()
+        kept = states_of(self.attributes)
         with ranks.recording(self.sums):
             yield
         if before[0] != [version_of(tensor) for tensor in inputs]:
@@ -183,13 +182,11 @@ class ForwardState:
                     f"write it again in backward; leave recompute out for this player, or write the weight between "
                     f"phases, inside trainer.strategy.gathered(write=True)"
                 )
-        for key, (state, _) in self._kept().items():
-            if key in kept and kept[key][0] != state:
-                kind, name, *_ = key
-                raise UserError(
-                    f"{self.what} changes the attribute '{name}' of a {kind} in forward, and recompute would change it "
-                    f"again in backward; keep it in a buffer, draw without a generator, or do it in the loss"
-                )
+        if (found := changed_in_place(kept)) is not None:
+            raise UserError(
+                f"{self.what} changes {found} in forward, and recompute would change it again in backward; keep it in "
+                f"a buffer, draw without a generator, or do it in the loss"
+            )
         for (module, name, buffer), version in zip(others, before[1], strict=True):
             if version_of(buffer) != version:
                 raise UserError(
@@ -199,22 +196,6 @@ class ForwardState:
         if self.dice == random_state.dice():  # setting them takes longer than a small block
             self.dice = None
         self.stamp = self._stamp()
-
-    def _attributes(self) -> list[tuple[nn.Module, dict[str, Any]]]:
-        """What modules keep in attributes: a counter, or what another network has computed for them, as in MUNIT."""
-        return [
-            (module, {name: value for name, value in vars(module).items() if name not in OF_MODULES})
-            for module in self.modules
-        ]
-
-    def _kept(self) -> dict[tuple[str, str, int], tuple[Any, Any]]:
-        """The states of what may be changed in place, and the objects, so that their ids stay theirs."""
-        return {
-            (type(module).__name__, name, id(value)): (state, value)
-            for module, attributes in self._attributes()
-            for name, value in attributes.items()
-            if (state := _state_of(value)) is not None
-        }
 
     def _stamp(self) -> Any:
         return self.owner.updates, [version_of(weight) for weight in self.weights]
@@ -227,36 +208,31 @@ class ForwardState:
                 f"one of the variables needed for gradient computation has been modified by an inplace operation: "
                 f"weights of {self.what} were updated after the forward that is to be differentiated"
             )
-        modes = [module.training for module in self.modules]
         requires_grad = [weight.requires_grad for weight in self.weights]
         buffers = [(module, name, module._buffers[name]) for module, name, _ in self.slots]
         dtype = torch.get_default_dtype()
         copies = {key: buffer.clone() for key, buffer in self.buffers.items()}
         places = [(module, name, dict.get(module._parameters, name)) for module, name, _ in self.places]
         place = None if self.place is None else replace(self.place)
-        dice, attributes = self.dice and random_state.dice(), self._attributes()
+        dice, attributes = self.dice and random_state.dice(), attributes_of(self.modules)
         try:
             if self.dice:
                 random_state.set_dice(self.dice)
-            _set_attributes(self.attributes)
+            set_attributes(self.attributes)
             torch.set_default_dtype(self.dtype)
             _place(self.places)
-            self._set(self.modes, self.requires_grad, [(module, name, copies[key]) for module, name, key in self.slots])
+            self._set(self.requires_grad, [(module, name, copies[key]) for module, name, key in self.slots])
             with noise.at(place), ranks.at(self.world), ranks.replaying(self.sums):
                 yield
         finally:
-            self._set(modes, requires_grad, buffers)
+            self._set(requires_grad, buffers)
             _place(places)
             torch.set_default_dtype(dtype)
             if dice:
                 random_state.set_dice(dice)
-            _set_attributes(attributes)
+            set_attributes(attributes)
 
-    def _set(
-        self, modes: list[bool], requires_grad: list[bool], buffers: Sequence[tuple[nn.Module, str, Tensor | None]]
-    ) -> None:
-        for module, mode in zip(self.modules, modes, strict=True):
-            module.training = mode
+    def _set(self, requires_grad: list[bool], buffers: Sequence[tuple[nn.Module, str, Tensor | None]]) -> None:
         for weight, value in zip(self.weights, requires_grad, strict=True):
             if weight.requires_grad != value:
                 weight.requires_grad_(value)
@@ -264,12 +240,36 @@ class ForwardState:
             module._buffers[name] = buffer
 
 
-OF_MODULES = frozenset(vars(nn.Module()))
+Attributes = list[tuple[nn.Module, dict[str, Any]]]
+TORCHS = frozenset(vars(nn.Module())) - {"training"}
 
 
-def _set_attributes(attributes: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+def attributes_of(modules: Iterable[nn.Module]) -> Attributes:
+    """What modules keep in attributes: a counter, or what another network has computed for them, as in MUNIT."""
+    return [(each, {name: value for name, value in vars(each).items() if name not in TORCHS}) for each in modules]
+
+
+def set_attributes(attributes: Attributes) -> None:
+    """Let the modules have these attributes, and no others."""
     for module, values in attributes:
+        for name in vars(module).keys() - values.keys() - TORCHS:
+            del vars(module)[name]
         vars(module).update(values)
+
+
+def states_of(attributes: Attributes) -> list[tuple[str, Any, Any]]:
+    """What may be changed in place in attributes: in which, the object, and its state."""
+    return [
+        (f"the attribute '{name}' of a {type(module).__name__}", value, state)
+        for module, values in attributes
+        for name, value in values.items()
+        if (state := _state_of(value)) is not None
+    ]
+
+
+def changed_in_place(before: list[tuple[str, Any, Any]]) -> str | None:
+    """In which attribute an object has changed since, whose values were not assigned anew."""
+    return next((where for where, value, state in before if _state_of(value) != state), None)
 
 
 def _place(weights: Sequence[tuple[nn.Module, str, nn.Parameter | None]]) -> None:

@@ -172,7 +172,7 @@ class Discovery:
                     advice = "return the rows of each batch apart" if several else "return a mean for each sample"
                     raise self._refusal(f"a tensor of shape {tuple(leaf.shape)}, not a row for each sample; {advice}")
                 plan.outputs[number] = Transfer(program.stage(leaf) or 0, OUTSIDE, Meta.of(leaf), leaf.requires_grad)
-        self._agree(list(written), bool(buffers.noted), program.whole_batch)
+        self._agree(list(written), bool(buffers.told()), program.whole_batch)
         if plan.written and self.request.chunks > 1 and not plan.whole_batch:
             self._compare_chunks(written)
         return plan

@@ -3,21 +3,26 @@
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from gan.files.errors import UserError
 from strategies.advice import instead
+from strategies.options.recompute import attributes_of, changed_in_place, set_attributes, states_of
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.pipe import ForwardRequest, Pipe
 from strategies.pipelining.program import Transfer, UnitCall
 from strategies.pipelining.schedule import Action, Step, messages, orders
 from strategies.sharding.resharded_parameter import version_of
 
-PLAIN = (bool, int, float, str)
+PLAIN = (bool, int, float, str, type(None))
+SMALL = 1024  # numbers in an attribute that is told to the other ranks
 
 
 class Buffers:
@@ -27,12 +32,12 @@ class Buffers:
     moves once here. Each chunk has copies of its own, because a graph may have saved them. A chunk of another stage of
     this rank has written other buffers.
 
-    The same holds for numbers and other plain attributes, such as a count of calls: the author's Python runs for each
-    chunk, and in the end each attribute is as after one forward. Those of a unit are told to the other ranks.
+    The same holds for attributes, such as a count of calls: the author's Python runs for each chunk, and in the end an
+    attribute is as after one forward. Those of a unit are told to the other ranks, unless they are large: a cache.
     """
 
     def __init__(self, pipe: Pipe, names: Collection[str]) -> None:
-        self.modules = dict(pipe.network.named_modules())
+        self.pipe, self.modules = pipe, dict(pipe.network.named_modules())
         mine = pipe.mine()
         self.of_units = {m for unit in pipe.units if unit.stage in mine for m in unit.module.modules()}
         self.slots = {
@@ -42,8 +47,9 @@ class Buffers:
             if (found := f"{path}.{name}".lstrip(".")) in names and buffer is not None
         }
         self.written: dict[str, Tensor] = {}  # buffers that were written in place, or that differ from before
-        self.attributes = {module: _plain(module) for module in self.modules.values()}
-        self.noted: dict[str, dict[str, Any]] = {}  # by module, the attributes that units of this rank have changed
+        self.attributes = attributes_of(self.modules.values())
+        self.states = states_of(self.attributes)
+        self.changed: dict[str, dict[str, Any]] = {}  # by module, the attributes that units of this rank have assigned
 
     @contextmanager
     def chunk(self) -> Iterator[None]:
@@ -54,41 +60,81 @@ class Buffers:
         try:
             yield
         finally:
-            for path, module in self.modules.items():
-                before = self.attributes[module]
-                changed = {name: value for name, value in _plain(module).items() if before.get(name, self) != value}
-                if changed and module in self.of_units:
-                    self.noted[path] = changed
+            for path, (module, before) in zip(self.modules, self.attributes, strict=True):
+                if module in self.of_units:
+                    ((_, now),) = attributes_of([module])
+                    changed = {name: each for name, each in now.items() if not _alike(before.get(name, self), each)}
+                    self.changed |= {path: changed} if changed else {}
             for key, (module, name, buffer) in self.slots.items():
                 now, module._buffers[name] = module._buffers[name], buffer
                 if now is None or now is buffer:
                     continue
                 if version_of(now) or not torch.equal(now, buffer):
                     self.written[key] = now
+        if (found := changed_in_place(self.states)) is not None:
+            raise UserError(
+                f"player '{self.pipe.player}': its forward changes {found} in place, which a pipeline would do once "
+                f"for each chunk; assign a new one (self.x = [*self.x, new]), keep it in a buffer, or do it in the loss"
+            )
 
     def restore_attributes(self) -> None:
         """Make attributes what they were before the call."""
-        for module, before in self.attributes.items():
-            for name in _plain(module).keys() - before.keys():
-                del vars(module)[name]
-            vars(module).update(before)
+        set_attributes(self.attributes)
 
     @torch.no_grad()
     def keep(self) -> None:
         """After the last chunk: let the buffers have what the chunks have written."""
         for key, now in self.written.items():
             self.slots[key][2].copy_(now)
-        self.note(self.noted)
+        for path, changed in self.changed.items():
+            for name, each in changed.items():
+                left = pytree.tree_map_only(Tensor, partial(self._left, path, name), each)
+                vars(self.modules[path])[name] = left
 
-    def note(self, noted: Mapping[str, Mapping[str, Any]]) -> None:
-        """Let the modules have these attributes."""
-        for path, changed in noted.items():
+    def _left(self, path: str, name: str, tensor: Tensor) -> Tensor:
+        """A tensor that a unit has left in an attribute. Its gradient would reach one rank, in the midst of a graph."""
+        if tensor.is_leaf:
+            return tensor
+
+        def refuse(_: Tensor) -> None:
+            player = self.pipe.player
+            raise UserError(
+                f"player '{player}': a loss learns from what '{path}' leaves in its attribute '{name}', which a "
+                f"pipeline has on the rank of the layer only; let the network's forward return that, or type "
+                f"{instead(player, 'zero3')}"
+            )
+
+        with torch.enable_grad():
+            found = tensor.view_as(tensor)
+        found.register_hook(refuse)
+        return found
+
+    def told(self) -> dict[str, dict[str, Any]]:
+        """Those of the changed attributes that are small, and have no graph."""
+        found = {
+            path: {
+                name: each for name, each in changed.items() if sum(map(_numbers, pytree.tree_leaves(each))) <= SMALL
+            }
+            for path, changed in self.changed.items()
+        }
+        return pytree.tree_map_only(Tensor, Tensor.cpu, {path: each for path, each in found.items() if each})
+
+    def hear(self, told: Mapping[str, Mapping[str, Any]], device: torch.device) -> None:
+        """Let the modules have what another rank has told."""
+        for path, changed in pytree.tree_map_only(Tensor, lambda each: each.to(device), told).items():
             vars(self.modules[path]).update(changed)
 
 
-def _plain(module: nn.Module) -> dict[str, Any]:
-    """A module's attributes that are numbers, strings and the like."""
-    return {name: value for name, value in vars(module).items() if value is None or type(value) in PLAIN}
+def _alike(before: Any, now: Any) -> bool:
+    """Whether an attribute is what it was: the same object, or an equal number or text."""
+    return before is now or (type(now) in PLAIN and before == now)
+
+
+def _numbers(value: Any) -> float:
+    """How many numbers there are in a part of an attribute. What cannot be told has too many."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return float("inf") if getattr(value, "requires_grad", False) else np.prod(value.shape)
+    return 1 if type(value) in PLAIN else float("inf")
 
 
 AHEAD = 2  # receives that are begun before they are needed
@@ -252,9 +298,10 @@ class ForwardPass:
             for name in names:
                 dist.broadcast(buffers[name], group=self.pipe.group, group_src=rank)
         for rank in self.plan.noting:
-            noted: list[Any] = [self.buffers.noted]
-            dist.broadcast_object_list(noted, group=self.pipe.group, group_src=rank)
-            self.buffers.note(noted[0])
+            told: list[Any] = [self.buffers.told()]
+            dist.broadcast_object_list(told, group=self.pipe.group, group_src=rank)
+            if rank != self.pipe.rank:
+                self.buffers.hear(told[0], self.pipe.device)
 
 
 class BackwardPass:

@@ -75,7 +75,7 @@ class ForwardPlan:
     outputs: dict[int, Transfer] = field(default_factory=dict)  # the tensors, by the numbers of these leaves
     whole_batch: str = ""  # a unit that looks at the whole batch
     written: dict[int, list[str]] = field(default_factory=dict)  # by rank, the buffers that its stages write
-    noting: list[int] = field(default_factory=list)  # ranks whose units change plain attributes
+    noting: list[int] = field(default_factory=list)  # ranks whose units assign attributes
 
 
 class Carrier(Protocol):

@@ -37,7 +37,7 @@ class Pipeline(Policy):
     their gradients; the gradients of what went from stage to stage; one all-reduce of the gradients of inputs, if they
     need them. After the phase's last backward one all-reduce of the gradients over the groups, if there are several,
     and norms and zero gradients as in zero2. Nothing in the update. `averaged` broadcasts the weights twice. A network
-    whose forward writes buffers, or blocks' plain attributes, broadcasts them after each call.
+    whose forward writes buffers, or assigns attributes of blocks, broadcasts them after each call.
 
     Held on each rank: weights, gradients, optimizer state and average of its stages; in a phase what backward needs of
     its stages, for the samples of all ranks of its group.

@@ -32,6 +32,7 @@ from strategies.private import (
     call_setup_hooks,
     call_teardown_hooks,
     callbacks,
+    forget_port,
     interrupt,
     leave_loops,
     name_version,
@@ -60,7 +61,7 @@ ForkingPickler.register(torch.Generator, lambda own: (_generator, (own.device, o
 
 
 class OwnRanks(FunctionLauncher):
-    """Starts the ranks of dp, and those of other policies where a `start_method` was typed.
+    """Starts the ranks of dp, and those of other policies in a notebook or where a `start_method` was typed.
 
     [Note: ranks of one process]
     A person starts one process, a script or a notebook. Each `fit`, `validate`, `test` or `predict` in it starts a rank
@@ -73,6 +74,7 @@ class OwnRanks(FunctionLauncher):
     """
 
     _strategy: LaunchedStrategy
+    is_interactive_compatible = True  # `refuse_to_spawn` says what to type where a notebook cannot
 
     def __init__(self, strategy: LaunchedStrategy, start_method: StartMethod) -> None:
         super().__init__(strategy, "fork" if start_method == "popen" else start_method)
@@ -93,6 +95,7 @@ class OwnRanks(FunctionLauncher):
                 share_file(logger)
         self._already_fit = False  # unlike Lightning's, this process has all that a second fit begins with
         strategy.is_starter = False
+        port = os.environ.get("MASTER_PORT")
         root = trainer.default_root_dir if os.access(trainer.default_root_dir, os.W_OK) else None
         try:
             with tempfile.TemporaryDirectory(prefix="gan-ranks-", dir=root) as folder:
@@ -105,6 +108,10 @@ class OwnRanks(FunctionLauncher):
             raise
         finally:
             strategy.is_starter = True
+            os.environ.pop("MASTER_PORT", None)  # Lightning's, which by the next fit may be another program's
+            if port is not None:
+                os.environ["MASTER_PORT"] = port
+            forget_port(strategy.cluster_environment)
 
     def put_back(self) -> None:
         """When Lightning has told the callbacks."""
@@ -118,7 +125,6 @@ class OwnRanks(FunctionLauncher):
             for process in self.procs:
                 process.join(PATIENCE)
             self.kill(how)
-        os.environ.pop("MASTER_PORT", None)
 
     def _launch(self, function: Callable[..., Any], *args: Any, trainer: Trainer, **kwargs: Any) -> Any:
         refused, self.given = self.folder / REFUSED, args

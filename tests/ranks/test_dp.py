@@ -34,7 +34,7 @@ from tests.ranks.test_games import GAMES, pictures
 from tests.support.hard_games import HARD, BatchNorms, Plain
 from tests.support.parity import BATCH, BROKEN, EXACT, Whole, distance, parts, snapshot, train, trainer, vectors
 from tests.support.saved import Saves, read_checkpoint
-from tests.support.worlds import context
+from tests.support.worlds import context, free_port
 
 
 def fit(game, devices=2, steps=1, **kwargs):
@@ -522,6 +522,18 @@ def test_the_process_that_starts_them_is_a_world_of_its_own():
     assert (made.world_size, made.global_rank) == (1, 0)
 
 
+def test_each_training_meets_at_a_free_port(monkeypatch):
+    """The port of the last one may be another program's by now. What a person has set stays."""
+    with mock.patch("lightning.fabric.plugins.environments.lightning.find_free_network_port", wraps=free_port) as asked:
+        made = fit(Plain())
+        made.fit(Plain(), parts(1))
+    assert asked.call_count == 2 and "MASTER_PORT" not in os.environ
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    before = os.environ["MASTER_PORT"]
+    fit(Plain())
+    assert os.environ["MASTER_PORT"] == before
+
+
 # ---- errors ----
 
 
@@ -541,9 +553,11 @@ class Refused(Plain):
         return super().judge(batch)
 
 
-def test_an_error_of_a_rank_is_raised_here():
-    with pytest.raises(Exception, match=r"(?s)Process 1 terminated.*in judge.*ZeroDivisionError: by chance"):
-        fit(Broken())
+def test_an_error_of_a_rank_is_raised_here(tmp_path):
+    """Also where a callback saves at an error, and the other rank cannot take part."""
+    saving = {"callbacks": [OnExceptionCheckpoint(tmp_path)], "enable_checkpointing": True}
+    with pytest.raises(Exception, match=r"(?s)Process 1 terminated.*in judge.*ZeroDivisionError: by chance\s*$"):
+        fit(Broken(), **saving)
     with pytest.raises(UserError, match=r"^this rank is refused$"):
         fit(Refused())
 

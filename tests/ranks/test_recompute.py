@@ -118,8 +118,8 @@ def forgetting(what):
     """Recomputation that does not restore one thing."""
     real = ForwardState._set
 
-    def without_flags(state, modes, _, buffers):
-        real(state, modes, [weight.requires_grad for weight in state.weights], buffers)
+    def without_flags(state, _, buffers):
+        real(state, [weight.requires_grad for weight in state.weights], buffers)
 
     return {
         "buffers": lambda: mock.patch.object(ForwardState, "_buffers", staticmethod(lambda modules: [])),

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -442,6 +443,28 @@ def test_a_checkpoint_in_the_midst_of_a_step_is_refused(game):
         "a checkpoint is saved while a step is played, or a step or epoch begins, and no training could go on from it; "
         "save in on_train_batch_end"
     )
+
+
+class Fails(Plain):
+    fails = True
+
+    def fool(self, batch):
+        if self.fails and self.step == 3:
+            raise ValueError("by chance")
+        return super().fool(batch)
+
+
+def test_a_callback_that_saves_at_an_error_does_not_hide_the_error(tmp_path):
+    """And leaves the last checkpoint, and a game that can be trained again."""
+    game = Fails()
+    saving = ModelCheckpoint(tmp_path, "{step}", save_last=True, save_on_exception=True, every_n_train_steps=2)
+    saving.CHECKPOINT_NAME_LAST = "last-{step}"
+    settings = {"callbacks": [saving], "enable_checkpointing": True}
+    with pytest.raises(ValueError, match="by chance"), pytest.warns(UserWarning, match="is not saved, because the tr"):
+        trainer(PhaseStrategy("single"), 1, 4, **settings).fit(game, parts(4))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last-step=2.ckpt", "step=2.ckpt"]
+    game.fails = False
+    trainer(PhaseStrategy("single"), 1, 2).fit(game, parts(2))
 
 
 # ---- a training that has nothing left to do ----

@@ -412,6 +412,28 @@ def test_bfloat16_without_autocast_is_refused(ranks):
         assert "type --precision bf16-mixed" in message
 
 
+class BeginsWithANorm(Plain):
+    """A layer norm of samples, which on a CPU takes weights of other kinds than its input's only one way round."""
+
+    def __init__(self):
+        super().__init__()
+        self.discriminator = nn.Sequential(nn.LayerNorm(6), self.discriminator)
+
+
+def where_bf16_fails(policy):
+    try:
+        trainer(PhaseStrategy(policy), 2, 1, precision="bf16-mixed").fit(BeginsWithANorm().float(), parts(1, 2, single))
+    except RuntimeError as error:
+        return " ".join(error.__notes__)
+
+
+def test_a_layer_that_takes_no_bfloat16_weights_is_answered_with_what_to_type(ranks):
+    for said in ranks(2).run(where_bf16_fails, "discriminator=zero3+bf16,*=ddp"):
+        assert (
+            "player 'discriminator' has the option bf16" in said and "type --strategy discriminator=zero3,*=d" in said
+        )
+
+
 # ---- weights that are read where they are not ----
 
 

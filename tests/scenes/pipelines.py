@@ -288,6 +288,54 @@ class Warming(Chained):
         return self.strength * x.tanh()
 
 
+class Keeping(nn.Linear):
+    """A last layer that keeps its mean size in a tensor and its last two sizes in a tuple, and scales by them."""
+
+    mean, sizes = torch.ones(()), (1.0,)
+
+    def forward(self, x):
+        found = super().forward(x) * self.mean * sum(self.sizes)
+        size = ranks.mean(found.detach().square().mean())
+        self.mean, self.sizes = 0.9 * self.mean + 0.1 * size, (*self.sizes[-1:], float(size))
+        return found
+
+
+class KeepingInPlace(Keeping):
+    """The same, with a list that grows."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.log = []
+
+    def forward(self, x):
+        self.log.append(len(x))
+        return super().forward(x)
+
+
+class KeepingLoss(Keeping):
+    """A layer that leaves an auxiliary loss, which its game adds to the generator's."""
+
+    def forward(self, x):
+        self.aux = self.weight.square().mean()
+        return super().forward(x)
+
+
+class Keeps(Painting):
+    def __init__(self, first=nn.Linear, last=Keeping):
+        super().__init__(Chained)
+        self.generator.one, self.generator.two = first(4, 8), last(8, 6)
+
+
+class LearnsFromIt(Keeps):
+    """One layer on each rank, so that each has a part of the loss that it refuses."""
+
+    def __init__(self):
+        super().__init__(KeepingLoss, KeepingLoss)
+
+    def fool(self, batch):
+        return super().fool(batch) + sum(getattr(each, "aux", 0.0) for each in self.generator.children())
+
+
 class Tabled(Chained):
     def forward(self, z, table):
         return self.two(torch.tanh(self.one(z)) + table[:7].mean())
@@ -383,7 +431,7 @@ STAGES, DDP = "encoder=ddp,*=pipeline", "encoder=ddp,discriminator=ddp,*=pipelin
 BY_TWO, OFTEN = f"{STAGES}+stages:2", "encoder=ddp,discriminator=zero3,*=pipeline+schedule:interleaved"
 FORTH_AND_BACK = "+stages:2+chunks:2+schedule:1f1b"
 CUT = "'1' looks at the whole batch, so a pipeline cannot cut it into 2 chunks"
-TWO_CHUNKS = "generator=pipeline+chunks:2,*=ddp"
+WHOLE, TWO_CHUNKS = "generator=pipeline+chunks:1,*=ddp", "generator=pipeline+chunks:2,*=ddp"
 
 # Skips over stages, codes that reach all of them, noise, spectral norms, a second call through the first.
 PIPELINES = {
@@ -463,6 +511,16 @@ PIPELINES = {
     ),
     "a block without weights": one(NamesCodebook, "+chunks:1"),
     "a number that a forward counts with": one(partial(Painting, Warming), "+chunks:4"),
+    "what a layer keeps in attributes": one(
+        Keeps, "+chunks:1", checked=False, saved=(WHOLE,), arrives=(("ddp", 2),),
+        refused=(
+            Refused(
+                partial(Keeps, last=KeepingInPlace), WHOLE,
+                "changes the attribute 'log' of a KeepingInPlace in place",
+            ),
+            Refused(LearnsFromIt, WHOLE, ("a loss learns from what '", "leaves in its attribute 'aux'"), check=False),
+        ),
+    ),
     "a weight whose gradient is scaled": Scene(
         Scaled, policies={"zero3": 2}, often=("zero3",), mutants=(Mutant("without the hook", "zero3", game=Plain),),
         refused=(Refused(Scaled, "generator=pipeline,*=ddp", "weight '0.weight' has a hook that changes"),),

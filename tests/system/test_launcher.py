@@ -114,8 +114,18 @@ def test_under_torchrun_and_srun_there_is_no_family():
 
 def test_a_notebooks_ranks_are_those_of_one_machine():
     assert isinstance(launcher(AllTrain(cluster_environment=Environment(), num_nodes=1), "fork"), OwnRanks)
-    with pytest.raises(UserError, match="start_method 'fork' starts the ranks of one machine, and there are 2; leave"):
+    with pytest.raises(UserError, match="start the ranks of one machine, and there are 2; start a program on each"):
         launcher(AllTrain(cluster_environment=Environment(), num_nodes=2), "fork")
+
+
+@pytest.mark.parametrize("start_method", ["popen", "spawn"])
+def test_no_strategy_must_be_told_that_it_is_in_a_notebook(start_method, monkeypatch):
+    """Lightning would refuse those whose launcher says that it cannot start ranks there, with a word of its own."""
+    alone = AllTrain(cluster_environment=Environment(), num_processes=2, num_nodes=1)
+    assert isinstance(launcher(alone, "popen"), Scripts)
+    monkeypatch.setattr("sys.ps1", ">>>", raising=False)
+    found = launcher(alone, start_method)
+    assert isinstance(found, OwnRanks) and found.is_interactive_compatible
 
 
 def _twice():

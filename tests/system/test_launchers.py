@@ -131,7 +131,7 @@ def test_ranks_that_were_started_without_variables_are_not_connected(one_device,
 
 
 @slow
-@pytest.mark.parametrize("settings", ["start_method='fork'", "policy='dp'"])
+@pytest.mark.parametrize("settings", ["", "policy='dp'"])
 def test_a_notebook_forks_its_ranks(settings, one_device, tmp_path, monkeypatch):
     cell = f"""
         from tests.support.launched import Noted, play
