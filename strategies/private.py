@@ -366,9 +366,8 @@ class OfGradients:
 
 def only_gradients(weight: Tensor) -> None:
     """Let the hooks that `register_hook` has added be called only with a gradient, as in plain torch."""
-    for key, hook in (weight._backward_hooks or {}).items():
-        if not isinstance(hook, OfGradients):
-            weight._backward_hooks[key] = OfGradients(hook)
+    hooks = weight._backward_hooks or {}
+    hooks |= {key: OfGradients(hook) for key, hook in hooks.items() if not isinstance(hook, OfGradients)}
 
 
 def post_accumulate_hooks(weight: Tensor) -> list[Callable[..., Any]]:
