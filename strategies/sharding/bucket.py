@@ -112,8 +112,8 @@ class Bucket:
         self.pieces = {
             name: nn.Parameter(shard[low - self.first : high - self.first], requires_grad=weight.requires_grad)
             for name, weight in self.weights.items()
+            if self._owns(name)
             for low, high in [self._range(name)]
-            if low < high
         }
 
     def memory(self) -> Tensor:
@@ -136,6 +136,11 @@ class Bucket:
         start = self.starts[name]
         return max(start, self.first), min(start + self.weights[name].numel(), self.first + self.length)
 
+    def _owns(self, name: str) -> bool:
+        """Whether this rank has elements of a weight. One without elements is the first rank's."""
+        low, high = self._range(name)
+        return low < high or not (self.weights[name].numel() or self.sharing.rank)
+
     def piece_of(self, name: str, tensor: Tensor) -> Tensor:
         """This rank's part of a tensor that has the shape of a weight, on the shard's device."""
         low, high = self._range(name)
@@ -144,12 +149,11 @@ class Bucket:
 
     def share_of(self, name: str) -> Share | None:
         """This rank's share of a weight, if it has any."""
-        low, high = self._range(name)
-        if low >= high:
+        if not self._owns(name):
             return None
         # After the release only the author's parameter is written to.
         own = self.piece_of(name, self.weights[name]) if self.released else self.pieces[name]
-        return Share(own.detach(), self.weights[name].shape, low - self.starts[name])
+        return Share(own.detach(), self.weights[name].shape, self._range(name)[0] - self.starts[name])
 
     def joined(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Lay tensors that have the weights' shapes end to end, with zeros for a weight without a tensor."""

@@ -199,5 +199,5 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
     """The largest difference between two trainings; infinite where they hold other tensors, or what is no number."""
     if one.keys() != other.keys():
         return math.inf
-    largest = torch.stack([(one[key].double() - other[key].double()).abs().max() for key in one]).max().item()
+    largest = torch.cat([(one[key].double() - other[key].double()).abs().flatten() for key in one]).max().item()
     return math.inf if math.isnan(largest) else largest
