@@ -6,8 +6,7 @@ memory      the peak of a rank above what it had before the game was made, as a 
 bubble      the share of a pass through the pipeline in which a rank must wait, by the schedule
 payload     the bytes that a rank gives to collectives and messages, or gets from them, in a step
 planned     the peak and the payload that gan.plan says. A plan counts tensors; the measured peak also has what torch,
-            gloo and the allocator keep, and a plan of a pipeline counts all of a rank's activations, as if it had no
-            stages
+            gloo and the allocator keep. Of a pipeline's messages it counts what a rank sends, not what it gets
 """
 
 import csv
