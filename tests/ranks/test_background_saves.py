@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 from lightning import Callback
 
+from gan.app.run.folder import RunFolder
 from gan.files import disk
+from gan.files.errors import UserError
 from gan.files.tensors import pieces
 from gan.pool import ImagePool
 from strategies import PhaseStrategy
@@ -32,6 +34,7 @@ from tests.support.hard_games import Plain
 from tests.support.parity import Whole, distance, often, parts, snapshot, trainer
 from tests.support.saved import names, number_of, numbered, values_of
 from tests.support.worlds import Ranks as Processes
+from tests.unit.gan.app.training.test_keep import Full, kept_when_full
 
 STEPS, HALF = 5, 2
 
@@ -278,6 +281,27 @@ def test_if_one_rank_cannot_write_all_say_so_after_the_same_step_and_the_older_o
     assert [first, second] == [each.format(path=tmp_path / "b.ckpt") for each in said]
     assert step == other < 200
     assert names(tmp_path) == ["a.ckpt"]
+
+
+def full_on_one_rank(folder, *steps):
+    """A run's last step, the checkpoints that its Keep has written, and what is said when it is over."""
+    keep, ended = kept_when_full(folder, Full(*steps, ranks=[1]), True, steps=6, ranks=2)
+    try:
+        keep.refuse_if_not_saved(True)
+    except UserError as error:
+        return ended, keep.wrote, str(error)
+    return ended, keep.wrote, ""
+
+
+@pytest.mark.promise("a rank cannot write its part of a checkpoint: its disk is full")
+def test_if_its_disk_is_full_all_train_on_and_say_so_at_the_end_if_the_last_one_was_not_saved(ranks, tmp_path):
+    """test_checkpoints.py has what all say where they wait for it."""
+    assert ranks(2).run(full_on_one_rank, tmp_path / "a", 4) == [(6, [2, 6], "")] * 2
+    assert RunFolder(tmp_path / "a").steps() == [2, 6]
+    for ended, wrote, said in ranks(2).run(full_on_one_rank, tmp_path / "b", 6):
+        assert (ended, wrote) == (6, [2, 4]) and "the last checkpoint was not saved, and the newest one is" in said
+        assert "step-000006.ckpt: rank 1: No space left on device" in said
+    assert RunFolder(tmp_path / "b").steps() == [2, 4]
 
 
 # ---- kills ----

@@ -145,7 +145,7 @@ def left(policy, world):
     trainer(PhaseStrategy(policy), world, 1, precision="32-true").fit(game, single(policy, world, 1))
     hooks = [
         *(hook for p in game.parameters() for hook in (p._post_accumulate_grad_hooks or p._backward_hooks or ())),
-        *(hook for m in game.modules() for hook in (*m._forward_pre_hooks, *m._forward_hooks)),
+        *(hook for m in game.modules() for name in vars(m) if name.endswith("_hooks") for hook in vars(m)[name]),
     ]
     return {
         "the same modules": marks(game) == before,
@@ -159,7 +159,7 @@ def left(policy, world):
 
 
 def marks(game):
-    modules = [(id(m), type(m), type(m._parameters)) for m in game.modules()]
+    modules = [(id(m), type(m), type(m._parameters), m is game or sorted(vars(m))) for m in game.modules()]
     return modules, list(game.state_dict()), [id(p) for p in game.parameters()]
 
 

@@ -14,8 +14,8 @@ from gan.app.training import health, metrics, scores
 from gan.app.training.health import Health
 from gan.app.training.keep import Keep
 from gan.app.training.scores import Scores
+from gan.runs import build
 from strategies import PhaseStrategy
-from tests.support import labelled
 from tests.support.parity import distance, often, snapshot, trainer
 
 STEPS = 4
@@ -24,7 +24,7 @@ STEPS = 4
 def trained(folder: str, policy: str, world: int = 1, measured: bool = True, count: int = 37):
     """What a training has made, and the rows of its metrics.csv."""
     Path(folder).mkdir(exist_ok=True)
-    where, run = RunFolder(Path(folder)), labelled.run()
+    where, run = RunFolder(Path(folder)), build("biggan-faces", faces=40, held_out=12, batch_size=8, size=16, width=2)
     log, keep = metrics.Record(where), Keep(where, STEPS, best=1, score="score/feature_distance")
     scorer = Scorer(scores.SCORES, extractor=features.always())
     scored = Scores(where, run, scorer, 2, keep, count)
@@ -33,7 +33,7 @@ def trained(folder: str, policy: str, world: int = 1, measured: bool = True, cou
     strategy = PhaseStrategy(policy, check=False)
     beside = {"callbacks": [health, keep, scored], "logger": [log]} if measured else {}
     # Batches of 8 pictures, some of which only one rank has.
-    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), mock.patch.object(scores, "PIXELS", 8 * 16):
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), mock.patch.object(scores, "PIXELS", 8 * 16**2):
         trainer(strategy, world, STEPS, num_sanity_val_steps=0, log_every_n_steps=1, **beside).fit(run.game, run.data)
     return snapshot(run.game, strategy), log.rows
 

@@ -1,8 +1,5 @@
 """What ranks hold and move where an optimizer looks at whole weights; how they train: tests/scenes/optimizers.py."""
 
-from unittest import mock
-
-import pytest
 import torch
 from lightning import Callback
 from torch import nn
@@ -10,10 +7,8 @@ from torch import nn
 from gan import GanModule, Phase, Player
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.sharding.whole_weights import WholeWeights
-from tests.scenes.optimizers import SHAMPOO, Saved
-from tests.support.duel import fit, played
-from tests.support.parity import EXACT, distance, parts, trainer
+from tests.scenes.optimizers import SHAMPOO
+from tests.support.parity import parts, trainer
 from tests.support.watch import moved
 
 # ---- what a rank holds, and what is moved ----
@@ -83,26 +78,3 @@ def stale_graph(policy, world):
 
 def test_a_graph_of_old_weights_is_an_error_on_every_rank(ranks):
     assert ranks(2).run(stale_graph, "zero1", 2) == [True, True]
-
-
-# ---- checkpoints ----
-
-
-STEPS, HALF = 6, 3
-
-
-def only_own(storage, values):
-    return values
-
-
-def forgetful(path):
-    with mock.patch.object(WholeWeights, "values_of_all", only_own):
-        return fit(Saved, "zero1", 2, HALF, save=path)
-
-
-@pytest.mark.slow
-def test_the_control_that_saves_the_first_ranks_numbers_alone_differs(ranks, tmp_path):
-    path, expected = str(tmp_path / "half.ckpt"), fit(Saved, "single", 1, STEPS)
-    ranks(2).run(forgetful, path)
-    with pytest.raises((RuntimeError, KeyError)):
-        assert distance(played(ranks, Saved, "ddp", 2, steps=STEPS, resume=path), expected) < EXACT

@@ -22,7 +22,6 @@ from gan.app.painting.reopen import open_run
 from gan.export import _published, export, main, networks
 from gan.files.errors import UserError
 from gan.runs import build
-from nets.published import load_discriminator, load_generator
 from nets.published.pickles import read
 from tests.support import commands, opening
 from tests.support.saved import read_checkpoint, write_checkpoint
@@ -253,31 +252,6 @@ def test_exported_again_it_is_written_over_and_nothing_else_is_left(sean):
     assert load_file(written[0]).keys() == fresh(sean).encoder.state_dict().keys()
 
 
-@pytest.mark.slow
-def test_published_files_hold_the_same_networks_with_the_weights_that_were_asked_for(published_run, tmp_path):
-    run = shutil.copytree(published_run, tmp_path / "runs" / published_run.name)
-    (path,) = run.glob("checkpoints/*.ckpt")
-    saved = read_checkpoint(path)
-    names = [name for name, _ in open_run(str(run)).run.game.generator.named_parameters()]
-    saved["players"]["generator"]["ema"] = {name: saved["state_dict"][f"generator.{name}"] + 1 for name in names}
-    write_checkpoint(path, saved)
-    files, found = ["latest_net_G.pth", "latest_net_D.pth"], {}
-    for weights in ("ema", "raw"):
-        written = export(str(run), tmp_path / weights, weights, published=True)
-        assert [path.name for path in written][3:] == [*files, "README.txt"]
-        found[weights] = [torch.load(tmp_path / weights / name, weights_only=True) for name in files]
-    (ema, _), (raw, judge) = found["ema"], found["raw"]
-    assert torch.equal(ema["conv_img.weight"], raw["conv_img.weight"] + 1)
-    assert torch.equal(ema["Zencoder.model.1.weight"], raw["Zencoder.model.1.weight"])
-    encoder, generator = load_generator(raw)
-    for name, network in dict(encoder=encoder, generator=generator, discriminator=load_discriminator(judge)).items():
-        state, ours = load_file(tmp_path / "raw" / f"{name}.safetensors"), network.state_dict()
-        assert ours.keys() == state.keys()
-        assert all(torch.equal(ours[key], tensor) for key, tensor in state.items())
-    said = (tmp_path / "raw" / "README.txt").read_text()
-    assert "latest_net_G.pth" in said and "discriminator: keys with `parametrizations`" in said
-
-
 def test_a_sean_begins_with_what_another_one_wrote(published_run, tmp_path):
     export(str(published_run), tmp_path, published=True)
     settings = yaml.safe_load((published_run / "settings.yaml").read_text())
@@ -292,7 +266,8 @@ def test_a_sean_begins_with_what_another_one_wrote(published_run, tmp_path):
 
 
 def test_a_run_of_r3gan_is_written_as_a_published_file(averaged, tmp_path):
-    export(str(averaged), tmp_path, published=True)
+    *_, readme = export(str(averaged), tmp_path, published=True)
+    assert "network-snapshot.pkl: as the published code loads them" in readme.read_text()
     found = read(tmp_path / "network-snapshot.pkl")
     for name, player in (("G", "generator"), ("G_ema", "generator"), ("D", "discriminator")):
         wanted = load_file(tmp_path / f"{player}.safetensors")

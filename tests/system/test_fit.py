@@ -30,10 +30,8 @@ from gan.app.training import metrics
 from gan.app.training.pace import Bar
 from gan.files.errors import UserError
 from gan.runs import RUNS, build
-from strategies import PhaseStrategy
 from strategies.checkpoint import writing
 from tests.support import commands, narrow_vgg, opening
-from tests.support.parity import trainer
 from tests.support.saved import read_checkpoint
 from tests.support.trained_on import ON_GPUS
 from tests.support.worlds import free_port
@@ -144,44 +142,6 @@ def test_every_game_resumes_bit_for_bit_after_a_signal(name, step, number, monke
         row.pop("seconds", None)
     assert rows == unbroken
     assert "at the start" in capsys.readouterr().out
-
-
-def resume_on_two_ranks(folder):
-    """CycleGAN, whose image pools lie on both ranks, stopped in the middle and resumed."""
-    from tests.ranks.test_strategy import Interrupted
-
-    def run(callbacks=(), ckpt_path=None):
-        torch.manual_seed(0)
-        made = build("cyclegan-faces", **{**SMALL, **TINY["cyclegan-faces"], "max_steps": 5})
-        strategy = PhaseStrategy("ddp", check=False)
-        engine = trainer(
-            strategy,
-            2,
-            5,
-            callbacks=list(callbacks),
-            precision="32-true",
-            sync_batchnorm=True,
-            use_distributed_sampler=True,
-            limit_val_batches=0,
-        )
-        try:
-            engine.fit(made.game, made.data, ckpt_path=ckpt_path)
-        except SystemExit:
-            return None
-        engine.save_checkpoint(folder / "end.ckpt")
-        return read_checkpoint(folder / "end.ckpt")
-
-    unbroken = run()
-    assert run([Interrupted(3, folder / "three.ckpt")]) is None
-    resumed = run(ckpt_path=str(folder / "three.ckpt"))
-    same(resumed, unbroken)
-    pools = [state for name, state in unbroken["state_dict"].items() if "_extra_state" in name]
-    return [sorted(pool) for pool in pools]
-
-
-@pytest.mark.slow
-def test_image_pools_of_all_ranks_resume(ranks, tmp_path):
-    assert ranks(2).run(resume_on_two_ranks, tmp_path) == [[[0, 1, 2, 3]] * 2] * 2
 
 
 # ---- what a run leaves ----

@@ -1,6 +1,7 @@
 """`--logger`: what services are told, read back from their files without a network, and that a run goes on there."""
 
 import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ from gan import fit
 from gan.app.training import health, loggers, metrics
 from tests.support import commands, opening
 from tests.support.parity import often
-from tests.support.wandb_files import records
 
 WANTED = ("score/feature_distance", "val/distance", "grid/filenames", "health/told_apart")
 NARROW = {"size": 16, "width": 8, "latent": 8, "faces": 16, "held_out": 4}
@@ -82,6 +82,26 @@ def test_tensorboard_has_scalars_pictures_settings_and_the_card(run):
     assert {each.step for each in events.Images("grid")} == {*range(7)} and len(events.Images("reals")) == 1
     assert b"2 CPU processes" in events.Tensors("card/text_summary")[-1].tensor_proto.string_val[0]
     assert b"| strategy | ddp |" in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
+
+
+BLOCK, HEADER = 32768, 7  # bytes; a header is a checksum, a length and the kind of a piece: 1 whole, 4 the last
+
+
+def records(path):
+    """The records of what Weights & Biases writes without a connection: of protobuf, in the format of LevelDB's log."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, at, whole = path.read_bytes(), HEADER, b""
+    while at + HEADER <= len(content):
+        if BLOCK - at % BLOCK < HEADER:
+            at += BLOCK - at % BLOCK
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, at)
+        whole += content[at + HEADER : at + HEADER + length]
+        at += HEADER + length
+        if kind in (1, 4):
+            yield Record.FromString(whole)
+            whole = b""
 
 
 @SERVICES

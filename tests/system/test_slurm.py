@@ -137,7 +137,6 @@ def told(cluster, here, job, ranks, number):
     ("devices", "limit"),
     [
         (1, ()),
-        pytest.param(2, (), marks=pytest.mark.slow),
         pytest.param(2, ("--time=2", "--signal=USR1@10"), marks=pytest.mark.slow),
     ],
 )

@@ -43,26 +43,6 @@ def start(hosts, number, folder, module):
         return commands.Typed(command, cwd=folder, env=environment, stdout=said, stderr=said)
 
 
-@pytest.mark.slow
-def test_the_cable_can_be_cut_and_joined_again(monkeypatch):
-    knock = f"import socket; socket.create_connection(({ADDRESSES[0]!r}, 9), 1)"
-
-    def answers():
-        said = hosts.start(1, [sys.executable, "-S", "-c", knock], stderr=subprocess.PIPE).communicate()[1]
-        return b"ConnectionRefusedError" in said  # nobody listens, but the host is there
-
-    with two_hosts() as hosts:
-        assert answers()
-        hosts.cut()
-        assert not answers()
-        hosts.restore()
-        assert wait_until(answers, 10)
-    assert hosts.names[0] not in subprocess.check_output(["ip", "netns"], text=True)
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(pytest.skip.Exception, match="two hosts need root and iproute2"), two_hosts():
-        pass
-
-
 def wait_until(condition, seconds):
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:

@@ -62,7 +62,6 @@ def test_when_is_asked_only_in_steps_that_are_due_otherwise():
         (lambda: player(ema=lambda n: 2.0).decay(3), r"player 'one': ema\(3\) returned 2.0, which is not in \[0, 1\]"),
         (lambda: player(ema=0.9, ema_per="epoch"), "ema_per='epoch' is not known; type one of 'update', 'step'"),
         (lambda: player(ema_per="step"), "'one' has ema_per='step' and no ema; add ema=..., or leave it out"),
-        (lambda: player(schedule_per="step"), "has schedule_per='step' and no schedule; add schedule="),
         (
             lambda: player(follows="two", ema=0.9),
             r"'one' follows 'two', so it has a decay and no optimizer; type Player\(",

@@ -112,11 +112,9 @@ def without(*names):
     [
         (lambda path: None, "there is no file '.*v.pth' of VGG-19's weights"),
         (lambda path: path.write_text("<html>"), "cannot be read as weights"),
-        (lambda path: (torch.save(without(), path), path.write_bytes(path.read_bytes()[:-99])), "cannot be read"),
         (lambda path: torch.save(Evil(), path), "cannot be read as weights"),
         (lambda path: torch.save([1, 2], path), "does not hold VGG-19 as torchvision saves it"),
         (lambda path: torch.save({"features.0.weight": 1}, path), "does not hold VGG-19 as torchvision saves it"),
-        (lambda path: torch.save({"state": 1}, path), "torchvision saves it: 'features.0.weight'"),
         (lambda path: torch.save(without("features.28.bias"), path), "torchvision saves it: 'features.28.bias'"),
         (
             lambda path: torch.save(without() | {"features.5.weight": torch.zeros(9, 2, 3, 3)}, path),

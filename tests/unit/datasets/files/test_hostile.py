@@ -156,11 +156,9 @@ LABELS = {
     "none": ('{"labels": []}', "misses: a.png"),
     "negative": ('{"labels": [["a.png", -1]]}', "neither whole numbers"),
     "huge": ('{"labels": [["a.png", 99999999999]]}', "neither whole numbers"),
-    "text label": ('{"labels": [["a.png", "cat"]]}', "neither whole numbers"),
     "truth": ('{"labels": [["a.png", true]]}', "neither whole numbers"),
     "no number": ('{"labels": [["a.png", [NaN, 1]]]}', "neither whole numbers"),
     "empty vector": ('{"labels": [["a.png", []]]}', "neither whole numbers"),
-    "list of names": ('{"labels": [[["a"], 0]]}', "is not {"),
 }
 
 

@@ -308,36 +308,6 @@ def test_without_a_restart_nobody_waits_for_the_host_that_kept_the_rendezvous(tm
     assert f"the rendezvous {meeting}: the host that keeps it has ended" in capfd.readouterr().err
 
 
-WAITING = """
-size = os.environ["WORLD_SIZE"]
-open(f"there-{size}-{rank}", "w").close()
-def end(*_):
-    open("told", "w").close()
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end)
-while size == "1":
-    time.sleep(0.05)
-"""
-
-
-@pytest.mark.slow
-def test_a_host_that_comes_later_is_taken_in(tmp_path, capfd):
-    """The ranks that train are told to end, so that they can save, and all start again. It is no failure."""
-    meeting, until = address(), time.monotonic() + 120
-    with hosts_with(WAITING, tmp_path) as hosts:
-        hosts.append(host(meeting, (1, 2)))
-        while not (tmp_path / "there-1-0").exists() and time.monotonic() < until:
-            time.sleep(0.1)
-        hosts.append(host(meeting, (1, 2)))
-        assert [each.wait(until - time.monotonic()) for each in hosts] == [0, 0]
-    assert (tmp_path / "told").exists()
-    assert {path.name for path in tmp_path.glob("there-2-*")} == {"there-2-0", "there-2-1"}
-    said = capfd.readouterr().err
-    assert "restart 1" not in said
-    assert said.count("a host has come, or starts again: all ranks start again with it") == 1
-    assert said.count(f"waits at the rendezvous {meeting} for 1 to 2 hosts, until ") == 2
-
-
 # ---- whether to try again ----
 
 
