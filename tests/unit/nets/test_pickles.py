@@ -103,11 +103,6 @@ def tensor(size, stride=(1,), offset=0):
     return Call(torch._utils._rebuild_tensor_v2, storage, offset, size, stride, False, {})
 
 
-def torch_of(value):
-    """Bytes that torch.load would run."""
-    return pickle.dumps(Call(torch.storage._load_from_bytes, pickle.dumps(value)), 3)
-
-
 HARM = Call(os.system, "touch ran")
 HOSTILE = {
     "a call": (pickle.dumps({"G": HARM}, 3), "posix.system"),

@@ -3,7 +3,6 @@
 import json
 import math
 from collections import Counter, OrderedDict, namedtuple
-from datetime import timedelta
 from enum import Enum, IntEnum
 
 import numpy as np
@@ -128,8 +127,8 @@ def test_a_value_comes_back_in_its_kind(value):
 @pytest.mark.parametrize(
     "value",
     [
-        *(object(), Pair(1, 2), Small.one, Named.one, np.float64(1), np.arange(2), timedelta(1), range(3), len, int),
-        *(type("Text", (str,), {})("a"), type("Dict", (dict,), {})(), nn.ReLU(), torch.Generator(), slice(1)),
+        *(object(), Pair(1, 2), Small.one, Named.one, np.float64(1), len),
+        *(type("Text", (str,), {})("a"), type("Dict", (dict,), {})()),
         *(torch.zeros(2).to_sparse(), torch.zeros(2, device="meta"), nn.Parameter(torch.zeros(2, device="meta"))),
     ],
     ids=lambda value: type(value).__name__,

@@ -98,7 +98,6 @@ VARIABLE, HOST_BY_HOST = "^the environment variable ", "ranks must be numbered h
         ("mpi", dict(OMPI_COMM_WORLD_SIZE=""), f"{VARIABLE}OMPI_COMM_WORLD_SIZE is '', which is no number from 0 on"),
         ("mpi", dict(OMPI_COMM_WORLD_RANK="2"), r"host by host, .*: type mpirun --map-by ppr:N:node"),
         ("slurm", dict(SLURM_NODEID="2"), VARIABLE + r"SLURM_STEP_TASKS_PER_NODE is '2\(x2\)', which says no tasks o"),
-        ("slurm", dict(SLURM_STEP_TASKS_PER_NODE="two"), f"{VARIABLE}SLURM_STEP_TASKS_PER_NODE is 'two', which says"),
         # What Lightning would read, where nobody has started ranks.
         *(("nobody", {name: "x"}, f"{VARIABLE}{name} is 'x', which is no number from 0 on$") for name in IS_NO_NUMBER),
     ],
