@@ -138,7 +138,12 @@ class _Sum(torch.autograd.Function):
         return _Sum.apply(tangent, _world())
 
 
+made = 0  # sums over ranks, in this process so far
+
+
 def _all_reduce(values: Tensor) -> Tensor:
+    global made
+    made += 1
     total = values.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total)
     return total

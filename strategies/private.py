@@ -355,19 +355,21 @@ def weight_hooks(weight: Tensor) -> list[Callable[..., Any]]:
 
 
 class OfGradients:
-    """A hook of a weight, called with gradients alone. torch calls it with None where an edge brings no gradient."""
+    """An author's hook of a weight, for gradients alone. torch calls it too where an edge brings no gradient."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         self.hook = hook
 
-    def __call__(self, gradient: Tensor | None) -> Tensor | None:
-        return None if gradient is None else self.hook(gradient)
+    def __call__(self, given: Tensor | None) -> Tensor | None:
+        """With a gradient, or with a weight that has one."""
+        is_there = given is not None and not (isinstance(given, nn.Parameter) and given.grad is None)
+        return self.hook(given) if is_there else None
 
 
 def only_gradients(weight: Tensor) -> None:
-    """Let the hooks that `register_hook` has added be called only with a gradient, as in plain torch."""
-    hooks = weight._backward_hooks or {}
-    hooks |= {key: OfGradients(hook) for key, hook in hooks.items() if not isinstance(hook, OfGradients)}
+    """Let an author's hooks be called only where there is a gradient, as in plain torch."""
+    for hooks in (weight._backward_hooks or {}, weight._post_accumulate_grad_hooks or {}):
+        hooks |= {key: OfGradients(hook) for key, hook in hooks.items() if not isinstance(hook, OfGradients)}
 
 
 def post_accumulate_hooks(weight: Tensor) -> list[Callable[..., Any]]:

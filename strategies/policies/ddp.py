@@ -56,7 +56,10 @@ class Dp(Ddp):
 class DdpReduction(GroupReduction):
     """The reducer of torch's DDP. A DDP module is built around the weights only for its reducer. It is never called.
 
-    See [Note: every weight is waited for]: the reducer too waits for weights that the loss does not reach.
+    [Note: the reducer waits for every weight]
+    A weight that the loss reaches on no rank, or on some ranks only, would hang it or leave its bucket unreduced. So
+    `_Reach` joins every weight to the loss by an edge without a gradient: the reducer's hooks fire, and nothing is
+    computed.
     """
 
     norms = Reduction.norms  # gradients are whole
@@ -101,19 +104,19 @@ class DdpReduction(GroupReduction):
         self.backward = None
         if not last:
             return loss
-        frozen = [weight for weight in self.storage.weights.values() if not weight.requires_grad]
+        weights = list(self.storage.weights.values())
+        frozen = [weight for weight in weights if not weight.requires_grad]
         # The reducer waits for frozen weights too, and an edge can be made only to a weight that requires a gradient.
         for weight in frozen:
             weight.requires_grad_(True)
-        loss = self.joined(loss)
+        for weight in weights:
+            private.only_gradients(weight)
+        loss = _Reach.apply(self, loss, *weights)
         for weight in frozen:
             weight.requires_grad_(False)
         assert self.reducer is not None
         prepare_for_backward(self.reducer, loss)
         return loss
-
-    def begin(self) -> None:
-        self.backward = private.running_backward()
 
     def drop(self) -> None:
         super().drop()
@@ -124,3 +127,17 @@ class DdpReduction(GroupReduction):
         super().release()
         if self.reducer is not None:
             self.reducer.process_group = self.reducer = None
+
+
+class _Reach(torch.autograd.Function):
+    """The loss unchanged, joined to every weight. See [Note: the reducer waits for every weight]."""
+
+    @staticmethod
+    def forward(ctx, reduction: DdpReduction, loss: Tensor, *weights: Tensor) -> Tensor:  # noqa: ANN001
+        ctx.reduction, ctx.weights = reduction, len(weights)
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+        ctx.reduction.backward = private.running_backward()
+        return None, gradient, *[None] * ctx.weights

@@ -253,6 +253,7 @@ class Policy(Costs):
         """
         self.switch.turn(self.player.name in phase.learners)
         self.updater = self.updaters.get(phase.name, self.updaters.get(""))
+        self.reduction.trying = trying
         if self.compiled is not None:
             self.compiled.use(not phase.second_order)
         if self.on_read is None:

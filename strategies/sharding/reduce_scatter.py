@@ -6,19 +6,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gan import ranks
 from gan.files.errors import UserError
 from strategies.sharding.bucket import PendingReduction
 from strategies.sharding.reduction import GroupReduction
 from strategies.sharding.storage import Buckets
 from strategies.sharding.unshard_on_read import UnshardOnRead
+from strategies.world import agree
 
 
 class ReduceScatter(GroupReduction):
     """A bucket is reduced as soon as it has all of its gradients; each rank keeps its shard of them.
 
     As in DDP, a weight is ready when backward has added up its whole gradient. Buckets are reduced in the same order
-    on all ranks: that in which backward comes to them, as far as `on_read` knows, or else the last one first. See
-    [Note: every weight is waited for].
+    on all ranks: that in which backward comes to them, as far as `on_read` knows, or else the last one first. A bucket
+    that is not ready during the backward is reduced after it.
+
+    [Note: ranks that reach other weights]
+    Samples may decide which layers run. A rank whose loss does not reach a weight reduces its bucket after its backward
+    only, in which it may wait for this rank, in a sum over ranks such as a batch norm's. Were this rank to wait for the
+    bucket in its own backward, both would wait for ever. So trials reduce after the backward, and compare which sums
+    over ranks came before each bucket was ready. If ranks differ, that player is reduced after the backward from then
+    on, which holds its whole gradients. Where weights are gathered in backward, such a game is refused: see `agree` in
+    unshard_on_read.py.
     """
 
     def __init__(
@@ -37,6 +47,10 @@ class ReduceScatter(GroupReduction):
         self._came: set[str] = set()  # the weights that have one of this backward
         self._pending: list[PendingReduction] = []
         self._reducing = False
+        self._ready: list[int] = []  # for each bucket with all of its gradients: the sums over ranks before it
+        self._made = 0  # sums over ranks before this backward
+        self._after = False  # whether buckets wait for the backward's end
+        self.uneven = False  # whether ranks reach other weights
         self.hooks = [
             weight.register_post_accumulate_grad_hook(partial(self._saw_gradient, number, name))
             for number, bucket in enumerate(self.buckets)
@@ -52,11 +66,13 @@ class ReduceScatter(GroupReduction):
             self._missing = [
                 {name for name, weight in bucket.weights.items() if weight.requires_grad} for bucket in self.buckets
             ]
-        return self.joined(loss) if last else loss
+        self._ready, self._made = [], ranks.made
+        piecewise = self.on_read is not None and self.on_read.piecewise
+        self._after = (self.uneven or self.trying) and not piecewise
+        return loss
 
     def _saw_gradient(self, number: int, name: str, weight: Tensor) -> None:
-        if weight.grad is not None:
-            self.reached.add(name)
+        self.reached.add(name)
         if not self._reducing:
             return
         if name not in self._missing[number]:
@@ -70,8 +86,10 @@ class ReduceScatter(GroupReduction):
             return
         self._came.add(name)
         self._missing[number].remove(name)
-        while len(self._pending) < len(self.buckets) and not self._missing[self._next]:
-            self._start_next()
+        while len(self._ready) < len(self.buckets) and not self._missing[self.in_turn[len(self._ready)]]:
+            self._ready.append(ranks.made - self._made)
+            if not self._after:
+                self._start_next()
 
     @property
     def _next(self) -> int:
@@ -92,6 +110,8 @@ class ReduceScatter(GroupReduction):
     def finish(self, scale: float) -> Tensor:
         """Reduce the remaining buckets. One all-reduce makes the norms of whole weights from those of their pieces."""
         self._start_all()
+        if self.trying and not agree(self._ready, self.device, self.group):
+            self.uneven = True
         for reduction in self._pending:
             reduction.give(scale)
         self._pending = []

@@ -1,7 +1,7 @@
 """How a learner's gradients are averaged over the ranks. This class is for one device, with nothing to average."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch.utils.hooks import RemovableHandle
 
 from gan import later
 from gan.files.errors import UserError
-from strategies import private
 from strategies.sharding.storage import Storage
 
 
@@ -21,6 +20,7 @@ class Reduction:
     """One player's gradients in a phase: `arm` before each backward, `finish` after the last one."""
 
     reduces_in_backward = True  # the weights have their whole gradients after the last backward
+    trying = False  # whether the phase is played for a trial
 
     def __init__(self, storage: Storage, device: torch.device) -> None:
         self.storage, self.device = storage, device
@@ -70,12 +70,6 @@ class Reduction:
 class GroupReduction(Reduction):
     """A reduction over the ranks of a group, which leaves zeros where a loss has reached a weight on no rank.
 
-    [Note: every weight is waited for]
-    Samples may decide which layers run, so a loss may reach a weight on some ranks only. What is reduced during the
-    backward must begin on all ranks, at its place: a rank that began it after its backward would wait in a sum over
-    ranks for one that waits for it. So `_Reach` joins every weight to the loss by an edge without a gradient: the
-    weight's hook is called in each backward, and nothing is computed.
-
     [Note: weights that the loss did not reach]
     Plain torch leaves the gradient of such a weight None, and its optimizer skips it. With zeros Adam would still move
     the weight. So ranks tell each other which weights they have reached, by one byte a weight, but only if some
@@ -92,17 +86,6 @@ class GroupReduction(Reduction):
         self.hooks: list[RemovableHandle] = []
         self.reached: set[str] = set()  # the weights that this rank's loss has reached
         self.with_zeros: set[str] = set()  # the phases in which a gradient was exactly zero, when last played
-
-    def joined(self, loss: Tensor) -> Tensor:
-        """The loss, joined to every weight that requires a gradient. See [Note: every weight is waited for]."""
-        with torch._C.DisableTorchFunctionSubclass():
-            weights = [weight for weight in self.storage.weights.values() if weight.requires_grad]
-            for weight in weights:
-                private.only_gradients(weight)
-            return _Reach.apply(self.begin, loss, *weights)
-
-    def begin(self) -> None:
-        """The backward begins whose loss is `joined`."""
 
     def norms(self) -> Tensor:
         """Those of whole weights, of which each rank has pieces, by one all-reduce of 8 bytes a weight."""
@@ -145,18 +128,6 @@ class GroupReduction(Reduction):
         for hook in self.hooks:
             hook.remove()
         self.hooks, self.group = [], None  # a reference to the group would keep its threads
-
-
-class _Reach(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, begin: Callable[[], None], loss: Tensor, *weights: Tensor) -> Tensor:  # noqa: ANN001
-        ctx.begin, ctx.weights = begin, len(weights)
-        return loss.view_as(loss)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
-        ctx.begin()
-        return None, gradient, *[None] * ctx.weights
 
 
 # A rank's optimizer works on pieces of the weights, so a norm over their gradients is another one on each rank. A hook

@@ -17,7 +17,7 @@ from strategies.micro_batches import deal_batch, rows
 from strategies.policies.belongings import Belongings
 from tests.support import forward_games
 from tests.support.forward_games import Derived, Slopes, joined
-from tests.support.hard_games import BatchNorms, Plain
+from tests.support.hard_games import BatchNorms, Plain, mlp
 from tests.support.parity import BATCH, vectors
 from tests.support.scene import DEAF, POLICIES, RARELY_DEAF, SMALL, Mutant, Refused, Scene
 from tests.support.sharing_games import Adapters, FollowingAdapters, OneModule, SharedBase, by_hand
@@ -104,7 +104,7 @@ def place_in_chunks(phase, counts, index, step, training):
 
 
 class Expert(nn.Module):
-    """Some samples reach the last layer, on some ranks none does. A weight of it has a hook; one has no elements."""
+    """Some samples reach the last layer, on some ranks none does. A weight of it has a hook, as torch calls it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,14 +112,30 @@ class Expert(nn.Module):
         self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)))
         self.expert, self.score = nn.Linear(8, 8), nn.Linear(8, 1)
         self.expert.weight.register_hook(partial(torch.mul, other=0.5))
-        self.prompt = nn.Parameter(torch.zeros(0, 8))
 
     def forward(self, x):
         found = self.blocks(self.first(x))
         (rows,) = (x[:, 0] > 1.6).nonzero(as_tuple=True)
         if len(rows):
             found = found.index_put((rows,), self.expert(found[rows]))
-        return self.score(found + self.prompt.sum(0))
+        return self.score(found)
+
+
+class Prompted(nn.Module):
+    """Its prompt has no tokens: a weight without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.prompt = mlp(6, 1), nn.Parameter(torch.zeros(0, 1))
+
+    def forward(self, x):
+        return self.score(x) + self.prompt.sum(0)
+
+
+class WithoutElements(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.discriminator = Prompted()
 
 
 class Experts(Plain):
@@ -470,9 +486,13 @@ LOSSES = {
             ),
         ),
     ),
+    "a weight without elements": Scene(
+        WithoutElements, policies={"zero1": 2, "zero3": 2, "fsdp": 2}, often=("zero3",), saved=("zero3",),
+        arrives=(("single", 1),),
+    ),
     "layers of some samples below a batch norm": Scene(
         Experts, policies={"ddp": 2, "zero2": 2, "zero3+whole": 2, "fsdp+whole": 2},
-        often=("ddp", "zero2", "fsdp+whole"), bucket=SMALL, saved=("zero2",), arrives=(("single", 1),),
+        often=("ddp", "zero2", "fsdp+whole"), checked=("zero2", "zero3+whole", "fsdp+whole"), bucket=SMALL,
         refused=tuple(
             Refused(Experts, policy, f"layers are chosen by sample, type {policy}+whole", slow=policy == "zero3")
             for policy in ("zero3", "fsdp")
