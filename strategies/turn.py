@@ -128,7 +128,8 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
             raise UserError(
                 f"phase '{phase.name}': its loss depends on no weight of {', '.join(phase.learners)}; "
                 f"is something detached, frozen, or computed under no_grad, made in the turn of another phase (see "
-                f"self.shared), or does it call backward() itself?"
+                f"self.shared), does it call backward() itself, or does no sample of this rank count? Then let it "
+                f"return 0 * net(x).sum(), with a learner's network"
             )
         for learner in learners:
             total = learner.reduction.arm(total, last=index == parts - 1)
