@@ -110,7 +110,8 @@ class DdpReduction(GroupReduction):
         for weight in frozen:
             weight.requires_grad_(True)
         for weight in weights:
-            private.only_gradients(weight)
+            if weight._backward_hooks or len(weight._post_accumulate_grad_hooks or ()) > 1:  # not ours alone
+                private.only_gradients(weight)
         loss = _Reach.apply(self, loss, *weights)
         for weight in frozen:
             weight.requires_grad_(False)
