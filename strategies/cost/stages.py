@@ -17,9 +17,9 @@ from strategies.policies.pipeline import Pipeline
 class Stages(Dry):
     """The gradients of a rank's own weights, and what goes from stage to stage and from rank to rank.
 
-    A rank keeps the activations of its own stages, for the samples of all ranks of its pipeline. It is the rank that
-    holds most which is planned. What goes around the chain of stages is counted as if it came from the stage before:
-    skips over several stages cost a little more.
+    A rank keeps the activations of its own stages, for the samples of all ranks of its pipeline. The rank that holds
+    most is planned. What goes around the chain of stages is counted as if it came from the stage before: skips over
+    several stages cost a little more.
     """
 
     def __init__(self, policy: Pipeline, phases: Sequence[Phase]) -> None:

@@ -23,12 +23,12 @@ class ReduceScatter(GroupReduction):
     that is not ready during the backward is reduced after it.
 
     [Note: ranks that reach other weights]
-    Samples may decide which layers run. A rank whose loss does not reach a weight reduces its bucket after its backward
-    only, in which it may wait for this rank, in a sum over ranks such as a batch norm's. Were this rank to wait for the
-    bucket in its own backward, both would wait for ever. So trials reduce after the backward, and compare which sums
-    over ranks came before each bucket was ready. If ranks differ, that player is reduced after the backward from then
-    on, which holds its whole gradients. Where weights are gathered in backward, such a game is refused: see `agree` in
-    unshard_on_read.py.
+    Samples may decide which layers run. A rank whose loss does not reach a weight reduces that weight's bucket after
+    its backward. During its backward it may wait for another rank, in a sum over ranks such as a batch norm's. If that
+    other rank waits for the bucket meanwhile, both wait for ever. So trials reduce after the backward, and compare
+    which sums over ranks came before each bucket was ready. If ranks differ, the player is reduced after the backward
+    from then on; its gradients are whole until then. Where weights are gathered in backward, such a game is refused:
+    see `agree` in unshard_on_read.py.
     """
 
     def __init__(
