@@ -33,7 +33,7 @@ from lightning.pytorch.trainer.call import _call_lightning_datamodule_hook as ca
 from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module
 from lightning.pytorch.trainer.call import _interrupt as interrupt
 from lightning.pytorch.trainer.connectors import data_connector
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_utilities.core.rank_zero import rank_zero_only as utils_rank_zero_only
 from torch import Tensor, nn
@@ -158,9 +158,11 @@ def compiled_whole(module: LightningModule) -> bool:
     return getattr(module, "_compiler_ctx", None) is not None
 
 
-def trainer_of(module: LightningModule) -> Trainer | None:
-    """The trainer that a module has been given in this process."""
-    return module._trainer
+def fitting(module: LightningModule) -> Trainer | None:
+    """The trainer that has fitted the module in this process, up to now without an error."""
+    trainer = module._trainer  # None in a process that has only started others
+    runs = trainer and trainer.state.fn == TrainerFn.FITTING and trainer.state.status == TrainerStatus.RUNNING
+    return trainer if runs else None
 
 
 def end_by(trainer: Trainer, wish: Callable[..., None]) -> None:

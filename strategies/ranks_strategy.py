@@ -21,6 +21,7 @@ from strategies import private, random_state
 from strategies.assignment import check_ranks, is_dp
 from strategies.checkpoint.writing import refuse_other
 from strategies.choice import Choice, choices
+from strategies.loaders import prepared
 from strategies.lockstep import Lockstep
 from strategies.placing.placement import Placement, placement_of, refuse_a_group
 from strategies.policies import POLICIES
@@ -195,6 +196,13 @@ class RanksStrategy(LaunchedStrategy):
     def checkpoint_io(self, io: Any) -> None:
         refuse_other(io)
 
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Lightning calls this with every loader, after it has chosen the sampler."""
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        overfits = getattr(trainer, "overfit_batches", 0) > 0
+        return super().process_dataloader(prepared(dataloader, self.world, trainer.training, self.is_dp, overfits))
+
     # ---- start the ranks, and connect them ----
 
     def _configure_launcher(self) -> None:
@@ -274,6 +282,13 @@ class RanksStrategy(LaunchedStrategy):
     def end_at_once(self, why: str) -> None:
         """End all ranks in the midst of what they do, and say why, once. For a signal handler."""
         self.lockstep.end_at_once(why, speaks=self.is_global_zero)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Tell the other ranks, and end what all do beside training."""
+        self.lockstep.places.tell()
+        self.lockstep.settle()
+        if isinstance(self.launcher, OwnRanks):
+            self.launcher.put_back()
 
     @property
     def ending(self) -> Ending:

@@ -39,7 +39,7 @@ class Steps:
     """Made when training begins: then all that a phase needs is known, also what a checkpoint has.
 
     `check` is PhaseStrategy's: each phase is tried before its first time, and again. `compared`: weights and buffers
-    are compared on all ranks after every phase.
+    are compared on all ranks after every phase. `to_device` is Lightning's way of a batch.
     """
 
     def __init__(
@@ -49,13 +49,15 @@ class Steps:
         lockstep: Lockstep,
         check: bool | Literal["often"],
         compared: bool,
-        transfer: Transfer | None = None,
+        to_device: Callable[..., Any],
     ) -> None:
         checked = bool(check) and training.world.size > 1
         self.forms = Forms(training.equal_rows) if checked and training.equal_rows.store is not None else None
         training = replace(training, forms=self.forms)
         self.game, self.training, self.lockstep, self.compared = game, training, lockstep, compared
-        self.transfer = transfer  # where the author has hooks around it
+        self.to_device = to_device
+        around = training.hooks.of_batches  # the author has hooks around it
+        self.transfer = Transfer(to_device, training.seed, training.world) if around else None
         self.guard, self.policies = training.guard, training.policies
         for policy in self.policies.values():
             if checked and policy.storage.cut:
@@ -71,8 +73,9 @@ class Steps:
         words = (str(getattr(each, name, "")) for each in private.callbacks(game.trainer) for name in ASKING)
         self.asked = " ".join(words)  # with the names of losses of which callbacks ask in each step
 
-    def note(self, batch: Any) -> Any:
-        """Note a batch as it comes to the device."""
+    def take(self, batch: Any, *where: Any) -> Any:
+        """Bring the next batch to the device, and note it as it comes there."""
+        batch = self.to_device(batch, *where) if self.transfer is None else self.transfer.next(batch, self.game.step)
         if self.training.world.size > 1:
             self.moved = [(each, version_of(each)) for each in tensors(batch)]
         return batch

@@ -1,7 +1,5 @@
 """PhaseStrategy: the one class that Lightning sees. Its hooks stand in the order in which Lightning calls them."""
 
-import os
-import signal
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
@@ -19,36 +17,31 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_warn
 
-from datasets.workers import Loader
 from gan.files.errors import DiskError, UserError
 from gan.module import GanModule
 from gan.phase import Phase
 from strategies import private
-from strategies.accelerator import correct, same_parameters
+from strategies.accelerator import same_parameters
 from strategies.assignment import Auto
-from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.folders import remove
-from strategies.checkpoint.player_state import Averages, last_averages, show_averages
+from strategies.checkpoint.player_state import Averages, last_averages
 from strategies.checkpoint.state import State, opened
 from strategies.checkpoint.writing import (
     Background,
     InBackground,
-    check_loadable,
     excused,
 )
 from strategies.choice import choices
-from strategies.draws import draws_follow
-from strategies.first_weights import FirstWeights, move, refuse_lazy, refuse_one_memory, without_values
+from strategies.first_weights import without_values
 from strategies.hooks import Hooks, overrides, refuse_what_is_not_called
-from strategies.loaders import check_together, prepared
+from strategies.loaders import check_together
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
-from strategies.processes.own_ranks import OwnRanks
-from strategies.processes.stopping import SIGNALS, Stopped
+from strategies.processes.stopping import Stopped
 from strategies.ranks_strategy import RanksStrategy
-from strategies.steps import Steps, while_training
-from strategies.transfer import Transfer
+from strategies.setup import on_devices, serve_players, set_up_players
+from strategies.steps import Steps
 from strategies.turn import Training, all_learning
 from strategies.world import world_of_thread
 
@@ -117,25 +110,11 @@ class PhaseStrategy(RanksStrategy):
     # ---- what a rank does ----
 
     def serve(self, trainer: Trainer, game: LightningModule | None = None, *args: Any, **kwargs: Any) -> None:
-        """What a serving rank does in place of training: see [Note: serving]. Lightning's set-up hooks are called."""
+        """What a serving rank does in place of training."""
         game = _game(game or trainer.lightning_module)
         game.trainer = trainer
         self.connect(game)
-        training, signals = trainer.state.fn == TrainerFn.FITTING, self.lockstep.signals
-        try:
-            # The ranks that train are told of it, and end together. They also decide what Ctrl-C means.
-            signals.take(SIGNALS, self.ending.wish)
-            signals.take((signal.SIGINT,), lambda *_: None)
-            self.setup_environment()
-            if training:
-                self.until_teardown.enter_context(draws_follow(self.root_device))
-            private.call_setup_hooks(trainer, game, *args)
-            self.division.set_up(game, self.choice, self.players, self.world, self.precision_plugin, training)
-            self.division.serve(self.policies, lambda: self.ending.noted)
-            self.players.release()  # after an error `teardown` does so
-        finally:
-            self.until_teardown.close()
-            signals.give_back()
+        serve_players(self, trainer, game, self.players, *args)
 
     # ---- set-up ----
 
@@ -146,49 +125,9 @@ class PhaseStrategy(RanksStrategy):
             refuse_what_is_not_called(model.trainer, model)
 
     def setup(self, trainer: Trainer) -> None:
-        """Lightning's set-up, in its order. But each player gets its policy, instead of one wrapped module."""
-        training = trainer.state.fn == TrainerFn.FITTING
-        game = self.game
-        if training and trainer.checkpoint_callbacks:
-            check_loadable({"hyper_parameters": dict(game.hparams)})
-
-        self.until_teardown.enter_context(private.keeping_loaders(Loader))
-
-        # The devices, and the networks on them. What other ranks serve is not needed here.
-        several = self.world_size > 1
-        if not several or self.is_dp:
-            private.leave_samplers(trainer)
-        assert self.accelerator is not None
-        self.accelerator.setup(trainer)
-        correct(self.precision_plugin, self.root_device)
-        if training:
-            synchronise = several and self._layer_sync is not None
-            self.until_teardown.enter_context(while_training(trainer, self.root_device, synchronise))
-        self.division.leave_to_others(game, self.choice)
-        refuse_lazy(game)
-        if several:
-            refuse_one_memory(game)
-        averages = self.averages or last_averages(game)
-        move(game, self.root_device, self.precision_plugin, everywhere=several)
-        game.assemble()
-        attributes = Attributes(game, self.root_device) if training else None
-
-        # What all ranks must agree on.
-        self.groups.phases, world = game.phases, self.world
-        seed = world.broadcast(int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32)))
-        self.lockstep.name_run(world, trainer if training else None)
-
-        # The players, and what Lightning wants to know of them.
-        resumed = self.resumes_from is not None
-        first = FirstWeights(game, world, seed, resumed and game.strict_loading)
-        servers = self.division.servers(game, self.choice, self.ending.wish)
-        self.players.assign(game, self.choice, world, self.precision_plugin, servers)
-        self.saving = State(game, self.policies, world, seed, first.files, attributes)
-        if training or resumed:
-            self.saving.left_out.note_files(first_of_host=self.local_rank == 0)
-        self.players.adopt(first, training)
-        if not (training or resumed):
-            show_averages(game, self.policies, averages)
+        """Lightning calls it on each rank, after the processes have found each other."""
+        self.until_teardown.enter_context(on_devices(self, trainer, self.game))
+        self.saving = set_up_players(self, trainer, self.game, self.players, self.averages)
         self.optimizers = self.players.optimizers()
         self.lr_scheduler_configs = self.players.schedules()
         self.setup_precision_plugin()
@@ -217,33 +156,23 @@ class PhaseStrategy(RanksStrategy):
 
     # ---- train ----
 
-    def process_dataloader(self, dataloader: Any) -> Any:
-        """Lightning calls this with every loader, after it has chosen the sampler."""
-        trainer = self.game.trainer
-        overfits = getattr(trainer, "overfit_batches", 0) > 0
-        return super().process_dataloader(prepared(dataloader, self.world, trainer.training, self.is_dp, overfits))
-
     def on_train_start(self) -> None:
         """What the game remembers comes back only here, after the game's own on_train_start."""
         super().on_train_start()
-        game, world = self.game, self.world
+        game = self.game
         self.began = True
         self.lockstep.begin()
         check_together(game.trainer.train_dataloader, private.taken_ahead(game.trainer))
         hooks, equal_rows = Hooks(game.trainer, game), self.lockstep.equal_rows
-        training = Training(self.policies, self.precision_plugin, world, self.saving.seed, hooks, equal_rows)
-        move = super().batch_to_device if hooks.of_batches else None
-        transfer = Transfer(move, self.saving.seed, world) if move else None
-        self.steps = Steps(game, training, self.lockstep, self.check, self.check_replicas, transfer)
+        training = Training(self.policies, self.precision_plugin, self.world, self.saving.seed, hooks, equal_rows)
+        self.steps = Steps(game, training, self.lockstep, self.check, self.check_replicas, super().batch_to_device)
         self.saving.resume(game.trainer)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        """A batch of the training goes the way of `Transfer`."""
+        """Lightning calls this with every batch."""
         if not (self.game.trainer.training and self.began):
             return super().batch_to_device(batch, device, dataloader_idx)
-        if self.steps.transfer is not None:
-            return self.steps.note(self.steps.transfer.next(batch, self.game.step))
-        return self.steps.note(super().batch_to_device(batch, device, dataloader_idx))
+        return self.steps.take(batch, device, dataloader_idx)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """End here if any rank got a signal. If that is because a save has failed, raise that."""
@@ -398,26 +327,12 @@ class PhaseStrategy(RanksStrategy):
 
     # ---- the end ----
 
-    def on_exception(self, exception: BaseException) -> None:
-        self.lockstep.places.tell()
-        self.background.settle()
-        if isinstance(self.launcher, OwnRanks):
-            self.launcher.put_back()
-
-    def _end_without_a_step(self) -> None:
-        """If there was nothing left to train, Lightning has called no hook of a training."""
-        trainer = private.trainer_of(self.game)  # None in a process that has only started others
-        if trainer and trainer.state.fn == TrainerFn.FITTING and trainer.state.status == TrainerStatus.RUNNING:
-            if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-                trainer.fit_loop.reset()  # counts an epoch that ends with the checkpoint
-            self.saving.resume(trainer)
-            self.players.give_back()
-
     def teardown(self) -> None:
         """Take the policies away, with hooks, process groups and shards. What training has changed stays."""
         self.until_teardown.close()
-        if not (self.began or self.is_starter):
-            self._end_without_a_step()
+        if not (self.began or self.is_starter) and (trainer := private.fitting(self.game)):
+            self.saving.resume_at_the_end(trainer)  # nothing was left to train
+            self.players.give_back()
         self.began = False
         self.players.release()
         self.background.close()
