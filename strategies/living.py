@@ -38,14 +38,21 @@ class Living(TorchDispatchMode):
         self.here = Count()
         self.there: dict[str, Count] = defaultdict(Count)
         self.saw_collective = saw_collective
-        self.now = 0  # a moment, as who asks counts them
-        self.lives: list[list[int]] = []  # of what is made here: the moments of its beginning and end, and its bytes
+        self.now = 0  # each operation is a moment of its own
+        # Of what is made here: the moments of its beginning and end, its bytes, and a mark of who asks.
+        self.lives: list[list[int]] = []
+        self.saw_use: Callable[[list[int]], None] | None = None  # gets the life of each operand
         self._count = self.here
         self._left_out = [tensor.untyped_storage() for tensor in leave_out if tensor.layout == torch.strided]
         # Every storage, with what counts it: by its address in C++, which a storage has without values too.
         self._known: dict[int, tuple[Any, list[Count], list[int]]] = {e._cdata: (None, [], []) for e in self._left_out}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.now += 1
+        if self.saw_use is not None:
+            for tensor in pytree.tree_leaves(args):
+                if isinstance(tensor, Tensor) and (life := self.life(tensor)):
+                    self.saw_use(life)
         out = function(*args, **(kwargs or {}))
         for tensor in (out,) if isinstance(out, Tensor) else pytree.tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
@@ -70,7 +77,7 @@ class Living(TorchDispatchMode):
     def _saw(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
         if key not in self._known:
-            life = [self.now, sys.maxsize, size]
+            life = [self.now, sys.maxsize, size, 0]
             self._known[key] = weakref.ref(storage, partial(self._gone, key, size)), [self._count], life
             self._count.alive += size
             if not self.is_away:
@@ -81,6 +88,11 @@ class Living(TorchDispatchMode):
         life[1] = min(life[1], self.now)
         for count in counts:
             count.alive -= size
+
+    def life(self, tensor: Tensor) -> list[int]:
+        """The life of a tensor's memory. Empty if it is not counted."""
+        known = tensor.layout == torch.strided and self._known.get(tensor.untyped_storage()._cdata)
+        return known[2] if known else []
 
     def forget(self, tensor: Tensor) -> None:
         """Count this tensor's memory no more."""

@@ -170,13 +170,16 @@ class Budget:
         phases = []
         for number, trace in enumerate(self.traces(recompute)):
             mine = {name: each[number] for name, each in curves.items()}
-            total = activations[number] + sum(each.gradients + each.flying for each in mine.values())
-            at = int(total.argmax())
+            flying = {name: np.atleast_2d(each.flying) for name, each in mine.items()}
+            ranks = np.arange(max(map(len, flying.values())))
+            total = activations[number] + sum(each.gradients for each in mine.values())
+            total = total + sum(each[ranks % len(each)] for each in flying.values())
+            rank, at = map(int, np.unravel_index(total.argmax(), total.shape))  # the rank that holds most, and when
             players = {
                 name: replace(
                     held[name],
                     gradients=float(curve.gradients[at]),
-                    flying=held[name].flying + float(curve.flying[at]),
+                    flying=held[name].flying + float(flying[name][rank % len(flying[name]), at]),
                 )
                 for name, curve in mine.items()
             }

@@ -45,8 +45,8 @@ COLLECTIVES = {"allreduce": "all-reduce", "allgather": "all-gather", "reduce_sca
 class Curve:
     """A player in a phase, as arrays over its events: `gradients` and `flying`, during an event and after it.
 
-    Both are one array, first all during and then all after. `idle` is the part of the phase in which this rank waits
-    for others that compute: the bubble of a pipeline.
+    Both are one array, first all during and then all after; of a pipeline `flying` is one for each of its ranks. `idle`
+    is the part of the phase in which this rank waits for others that compute: the bubble of a pipeline.
     """
 
     gradients: np.ndarray

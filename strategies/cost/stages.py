@@ -1,111 +1,143 @@
 """A pipeline, played dry: what a rank holds of its stages, and what goes from stage to stage."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from gan.phase import Phase
 from strategies.amounts import Group, bubble, size
 from strategies.cost import trace as kinds
 from strategies.cost.dry import Curve, Dry, NoOptimizer
 from strategies.cost.trace import Event, Trace
+from strategies.pipelining.passes import AHEAD
 from strategies.policies.pipeline import Pipeline
 
 
 class Stages(Dry):
     """The gradients of a rank's own weights, and what goes from stage to stage and from rank to rank.
 
-    A rank keeps the activations of its own stages, for the samples of all ranks of its pipeline. The rank that holds
-    most is planned. What goes around the chain of stages is counted as if it came from the stage before: skips over
-    several stages cost a little more.
+    A rank keeps the activations of its own stages, for the samples of all ranks of its pipeline, and computes one chunk
+    of them at a time. The rank that holds most is planned. What is sent is counted as if all of it came from the stage
+    before: skips over several stages cost a little more.
     """
 
     def __init__(self, policy: Pipeline, phases: Sequence[Phase]) -> None:
         super().__init__(policy, phases)
         ranks, stages = policy.shape
-        self.bubble = bubble(ranks, policy.options.get("chunks") or 2 * ranks, stages // ranks)
+        norms = any(isinstance(each, _BatchNorm) for network, _ in policy.staged for each in network.modules())
+        self.chunks = 1 if norms else policy.options.get("chunks") or 2 * ranks
+        self.bubble = bubble(ranks, self.chunks, stages // ranks)
         self.pipe, self.copies = Group(ranks), Group(policy.world.size // ranks, ranks)
         mine = {name: policy.weights[name] for name in policy.of_largest() if name in policy.weights}
         self.copy_of = {id(each): self.copy_of[id(each)] for each in mine.values()}
-        self.own, self.largest = size(mine.values()), max((each.nbytes for each in mine.values()), default=0)
-        self.optimizer = NoOptimizer(policy.step_bytes(self.own))
+        self.optimizer = NoOptimizer(policy.step_bytes(size(mine.values())))
         self.networks = {network for network, _ in policy.staged}
         self.ends: set[nn.Module] = set()  # of all stages but the last
-        self.rank_of = dict.fromkeys(self.networks, 0)
+        self.stage_of = dict.fromkeys(self.networks, 0)
+        self.stage_of_weight: dict[int, int] = {}
         for _, units in policy.staged:
             self.ends |= set(list({unit.stage: unit.module for unit in units}.values())[:-1])
-            self.rank_of |= {unit.module: unit.stage % ranks for unit in units}
+            self.stage_of |= {unit.module: unit.stage for unit in units}
+            self.stage_of_weight |= {id(each): unit.stage for unit in units for each in unit.parameters.values()}
         self.entered: list[nn.Module] = []
+        # The gradients of each rank: all of them, the largest one, and whose they are.
+        learning = [{id(each): each.nbytes for each in part.values() if each.requires_grad} for part in policy.parts]
+        self.own = [sum(part.values()) for part in learning]
+        self.largest = [max(part.values(), default=0) for part in learning]
+        self.rank_of = {weight: rank for rank, part in enumerate(learning) for weight in part}
         # How much less of weights, optimizer states and averages each rank holds than the one that has most weights.
         kept = policy.between_phases().bytes / max(1, policy.whole_bytes)
         self.less = [kept * (policy.whole_bytes - size(part.values())) for part in policy.parts]
 
     def play(self, trace: Trace) -> Curve:
         curve = super().play(trace)
-        without = curve.gradients + curve.flying + trace.activations
-        more = max(self.more(trace), key=lambda more: (without + more).max())
-        flying = curve.flying + more
-        if self.learning:
-            # A chunk's gradients, beside the sums of the others and one more sum.
-            flying = flying + (self.own + self.largest) * self.in_backward(trace)
-        return replace(curve, flying=flying, idle=self.bubble if self.learning else 0.0)
-
-    def in_backward(self, trace: Trace) -> np.ndarray:
-        """Whether it is an event between the first backward and the end of the last one."""
-        kind = [event.kind for event in trace.events]
-        begin, end = kind.index(kinds.BACKWARD), kind.index(kinds.FINISH)
-        return np.tile([begin <= number < end for number in range(len(kind))], 2)
+        return replace(curve, flying=curve.flying + self.more(trace), idle=self.bubble if self.learning else 0.0)
 
     # ---- memory ----
 
-    def more(self, trace: Trace) -> list[np.ndarray]:
+    def more(self, trace: Trace) -> np.ndarray:
         """For each rank: what it holds more than one device does, during the events and after them."""
-        where, passed = self.computed(trace)
-        lives = np.array(trace.lives, dtype=np.int64).reshape(-1, 3)
-        lives[:, 1] = lives[:, 1].clip(max=len(where) - 1)
-        rank_of = where[lives[:, 0]]
-        one_device = _alive(lives[rank_of >= 0], len(where))
-        found = []
-        for rank, less in enumerate(self.less):
-            mine = lives[rank_of == rank]
-            got = []
-            for at, begin, end, amount in passed[rank]:
-                of_call = mine[(mine[:, 0] >= begin) & (mine[:, 0] <= end)]
-                got.append((at, of_call[:, 1].max(initial=at), amount))
-            got = np.array(got, dtype=np.int64).reshape(-1, 3)
-            found.append(self.pipe.size * _alive(np.concatenate([mine, got]), len(where)) - one_device - less)
-        return found
+        lives = Lives(trace)
+        one_device = Ledger(lives.moments)
+        one_device.hold(lives.begin, lives.end, lives.amount)
+        ranks = [Ledger(lives.moments) for _ in self.less]
+        for call in self.calls(trace, lives):
+            for stage in call.parts:
+                self.add_forward(call, stage, ranks)
+                if stage in call.needs:
+                    self.add_backward(call, stage, ranks)
+        for weight, *life in zip(lives.weight, lives.begin, lives.end, -lives.amount, strict=True):
+            for rank, ledger in enumerate(ranks):
+                if self.rank_of.get(weight, rank) != rank:
+                    ledger.hold(*life)  # the gradient of a weight of another rank
+        return np.array([ledger.curve(one_device) - less for ledger, less in zip(ranks, self.less, strict=True)])
 
-    def computed(self, trace: Trace) -> tuple[np.ndarray, list[list[tuple[int, int, int, int]]]]:
-        """The rank that computes after each event, -1 outside of the networks; and what each rank gets for a call.
-
-        That is inputs, what comes from the stage before, and gradients of outputs: the event, the first and the last
-        one of the call, and the bytes of a rank's samples.
-        """
-        rank, where, inside, begun = -1, [], [], []
-        got: list[tuple[int, int, int]] = []
-        passed: list[list[tuple[int, int, int, int]]] = [[] for _ in self.less]
+    def calls(self, trace: Trace, lives: "Lives") -> Iterator["Call"]:
+        inside, first, stage, stages = [], None, 0, np.full(len(trace.events), -1)
         for number, event in enumerate(trace.events):
             if event.kind == kinds.ENTER:
                 inside.append(event.what)
                 if event.what in self.networks:
-                    begun.append(number)
-                    got = [(0, number, event.passed)]
-                if begun:
-                    rank = self.rank_of.get(event.what, rank)
-            elif event.kind == kinds.LEAVE:
-                module = inside.pop()
-                if module in self.ends and begun:
-                    got.append(((rank + 1) % self.pipe.size, number, event.passed))
-                if module in self.networks:
-                    first, rank = begun.pop(), -1
-                    got.append((self.pipe.size - 1, number, event.passed))
-                    for to, at, amount in got:
-                        passed[to].append((at, first, number, amount))
-            where.append(rank)
-        return np.array(where), passed
+                    first, stage = number, 0
+                stage = self.stage_of.get(event.what, stage)
+            elif event.kind == kinds.LEAVE and inside.pop() in self.networks and first is not None:
+                yield Call(trace, lives, first, number, stages, self.stage_of_weight)
+                first, stages = None, np.full(len(trace.events), -1)
+            if first is not None:
+                stages[number] = stage
+
+    def add_forward(self, call: "Call", stage: int, ranks: Sequence["Ledger"]) -> None:
+        """What a rank has of one of its stages, for all chunks and for the one that it computes."""
+        samples, chunk = self.pipe.size, self.pipe.size / self.chunks  # in the samples of a rank
+        rank, lives, learns = ranks[stage % samples], call.lives, stage in call.needs
+        _, finish = call.needs.get(stage, (call.last, call.last))
+        start, stop = call.parts[stage]
+        if stage == 0:
+            for each in ranks:  # all ranks gather the inputs
+                each.hold(call.first, finish if each is rank else call.last, samples * call.inputs.passed)
+
+        # What it makes is there as long as on one device. What it sends is kept, whoever needs it.
+        inner = call.made(stage) & ~call.outputs
+        end = np.where(call.sent, np.maximum(lives.end, finish), lives.end)
+        rank.hold(lives.begin[inner], end[inner], chunk * lives.amount[inner])
+        kept = inner & (end > stop)
+        end = np.where(end > call.last, finish, end)
+        rank.hold(start, end[kept], (samples - chunk) * lives.amount[kept])
+        for each in ranks:
+            each.hold(lives.begin[inner], lives.end[inner], -lives.amount[inner])
+
+        received = sum(lives.amount[life] for life in call.received(stage, samples))
+        rank.hold(start, finish if learns else stop, (samples if learns else chunk) * received)
+        returned = call.of(stage, call.outputs)  # the chunks, and one piece of memory to deal them out
+        rank.hold(start, finish, samples * returned)
+        rank.hold(call.last, call.last, samples * returned)
+
+    def add_backward(self, call: "Call", stage: int, ranks: Sequence["Ledger"]) -> None:
+        """The same of its backward. Its first chunk needs most: those of the others are still there."""
+        samples, chunk = self.pipe.size, self.pipe.size / self.chunks
+        number, lives, (start, finish) = stage % samples, call.lives, call.needs[stage]
+        rank = ranks[number]
+        returned = call.of(stage, call.outputs)  # their gradients come in parts, which are joined
+        rank.hold(start, start, samples * returned)
+        rank.hold(start, finish, samples * returned)
+        ahead = min(self.chunks - 1, AHEAD / max(1, (call.made(stage) & call.sent).sum()))  # chunks
+        rank.hold(start, finish, (1 + ahead) * chunk * call.of(stage, call.sent))
+        if stage == 0 and call.inputs.learns:
+            for each in ranks:
+                each.hold(min(begin for begin, _ in call.needs.values()), finish, samples * call.inputs.passed)
+
+        made = (lives.weight == 0) & (lives.begin >= start) & (lives.begin <= finish)
+        rank.hold(lives.begin[made], lives.end[made], chunk * lives.amount[made])
+        for each in ranks:
+            each.hold(lives.begin[made], lives.end[made], -lives.amount[made])
+        if self.learning and self.chunks > 1:
+            # The second chunk has its gradients beside those of the first one, which no longer needs what it kept.
+            rank.hold(start, finish, max(0, self.own[number] - chunk * call.of(stage, call.saved)))
+            rank.hold(finish, finish, self.largest[number])
 
     # ---- messages ----
 
@@ -133,11 +165,93 @@ class Stages(Dry):
         self.move("all-reduce", size(self.copy_of.values()), self.copies)
 
 
-def _alive(lives: np.ndarray, count: int) -> np.ndarray:
-    """The bytes that live at each of so many events, and then the most during each. See `Trace.lives`."""
-    begin, end, amount = lives.T
-    alive, during = np.zeros((2, count + 1))
-    for changes, first in ((alive, np.minimum(begin + 1, end + 1)), (during, begin)):
-        np.add.at(changes, first, amount)
-        np.add.at(changes, end + 1, -amount)
-    return np.concatenate([alive[:-1].cumsum(), during[:-1].cumsum()])
+class Call:
+    """A call of a network. `stages` has for each event the stage that computes after it, -1 outside of the call.
+
+    Its first and last event, the parts of its stages, and their backwards are moments, as in `Trace.lives`. `weights`
+    has the stages of weights, by their ids.
+    """
+
+    def __init__(
+        self, trace: Trace, lives: "Lives", first: int, last: int, stages: np.ndarray, weights: Mapping[int, int]
+    ) -> None:
+        self.lives, self.inputs = lives, trace.events[first]
+        self.first, self.last = lives.moments[[first, last]]
+        events = {stage: np.flatnonzero(stages == stage) for stage in sorted({*map(int, stages)} - {-1})}
+        self.parts = {
+            stage: (lives.moments[each[0]], lives.moments[each[-1] + 1] - 1) for stage, each in events.items()
+        }
+        inside = (lives.begin >= self.first) & (lives.begin <= self.last) & (lives.weight == 0)
+        self.made_in = np.where(inside, stages[lives.event], -1)
+        self.outputs = inside & (lives.last_use >= last)
+        used = {(life, int(stages[event])) for life, event in lives.uses if inside[life] and first <= event <= last}
+        self.passed = {(life, to) for life, to in used if to != self.made_in[life]}
+        self.sent = np.isin(np.arange(len(inside)), [life for life, _ in self.passed])
+        kind = [event.kind for event in trace.events]
+        backward = kind.index(kinds.BACKWARD, last) if kinds.BACKWARD in kind[last:] else len(kind) - 1
+        self.saved = inside & (lives.end >= lives.moments[backward]) & ~self.outputs
+        # The backwards of the stages that have one: the first moment and the last one. The later stages come first.
+        self.needs: dict[int, tuple[int, int]] = {}
+        ends = lives.end[self.saved]
+        start = lives.moments[lives.moments <= ends.min(initial=lives.end.max())].max()
+        needs = np.array([each.at for each in trace.events if each.kind == kinds.NEED])
+        until = needs[needs > ends.max(initial=0)].min(initial=lives.moments[-1])  # another call's
+        for stage in reversed(self.parts):
+            if (self.made(stage) & self.saved).any():
+                own = [each for each in trace.events if start <= each.at < until and weights.get(each.what) == stage]
+                finish = lives.end[self.made(stage) & self.saved].max()
+                finish = max(finish, *(each.at for each in own if each.kind == kinds.GRADIENT), 0)
+                for each in own:
+                    if each.kind == kinds.NEED:  # by the next operation that makes something
+                        finish = max(finish, lives.begin[lives.begin > each.at].min(initial=lives.moments[-1]))
+                self.needs[stage] = int(start), int(finish)
+                start = finish + 1
+
+    def made(self, stage: int) -> np.ndarray:
+        """Which lives are of what this stage has made."""
+        return self.made_in == stage
+
+    def of(self, stage: int, lives: np.ndarray) -> float:
+        """The bytes of what this stage has made, of these lives."""
+        return self.lives.amount[self.made(stage) & lives].sum()
+
+    def received(self, stage: int, ranks: int) -> list[int]:
+        """What this stage gets from stages of other ranks."""
+        return [life for life, to in self.passed if to == stage and (self.made_in[life] - stage) % ranks]
+
+
+class Lives:
+    """The rows of `Trace.lives` as columns, and the moments of the events. What outlives the phase ends with it."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.moments = np.array([event.at for event in trace.events])
+        columns = np.array(trace.lives, dtype=np.int64).reshape(-1, 4).T
+        self.begin, self.end, self.amount, self.weight = columns
+        self.end = self.end.clip(max=self.moments[-1])
+        self.event = np.searchsorted(self.moments, self.begin) - 1  # after which it is made
+        number = {id(life): number for number, life in enumerate(trace.lives)}
+        self.uses = [(number[life], event) for life, event in trace.uses if life in number]
+        self.last_use = np.zeros_like(self.begin)
+        for life, event in self.uses:
+            self.last_use[life] = max(self.last_use[life], event)
+
+
+class Ledger:
+    """The bytes that live at each moment."""
+
+    def __init__(self, events: np.ndarray) -> None:
+        """`events` are their moments."""
+        self.events, self.changes = events - events[0], np.zeros(events[-1] - events[0] + 2)
+        self.begin = events[0]
+
+    def hold(self, begin: Any, end: Any, amount: Any) -> None:
+        """From the first moment to the last one: numbers, or arrays of them."""
+        begin, end, amount = np.broadcast_arrays(begin, end, amount)
+        np.add.at(self.changes, begin - self.begin, amount)
+        np.add.at(self.changes, end + 1 - self.begin, -amount)
+
+    def curve(self, beside: "Ledger") -> np.ndarray:
+        """The bytes at the events, and then by how much the most until the next event grows, beside another ledger."""
+        own, other = self.changes[:-1].cumsum(), beside.changes[:-1].cumsum()
+        more = np.maximum.reduceat(own + other, self.events) - np.maximum.reduceat(other, self.events)
+        return np.concatenate([own[self.events], more])

@@ -28,7 +28,8 @@ END = "end"  # of the phase
 class Event:
     """`alive` bytes of activations live when it happens, and `highest` is the most of them until the next event.
 
-    `there`: the same on ranks that serve players, for the calls of one rank, by the numbers of those ranks.
+    `at`: the moment in which it happens; operations and events are counted. `there`: the same as `alive` and `highest`
+    on ranks that serve players, for the calls of one rank, by the numbers of those ranks.
     `passed`: the bytes of the tensors that a forward gets or returns; `learns`: a gradient comes back to them.
     """
 
@@ -36,6 +37,7 @@ class Event:
     what: Any
     alive: int
     highest: int
+    at: int = 0
     there: dict[str, Count] = field(default_factory=dict)
     passed: int = 0
     learns: bool = False
@@ -55,8 +57,9 @@ class Trace:
 
     `reduced`: bytes that the game itself sums over all ranks, in losses and in synchronised batch norms. `asked`: what
     goes to the ranks that serve a player and comes back, by player. `resting`: the most bytes of activations that live
-    on ranks that serve between two calls of a rank, for its backward. `lives`: of each piece of activations made here,
-    the numbers of the events in which it is made and freed, and its bytes.
+    on ranks that serve between two calls of a rank, for its backward. `lives`: of each piece of memory made here the
+    moments in which it is made and freed, its bytes, and the id of the weight if it is a gradient of one. `uses`: after
+    which events forwards use it, by the id of its row in `lives`.
     """
 
     phase: str
@@ -68,11 +71,12 @@ class Trace:
     asked: dict[str, Asked] = field(default_factory=dict)
     resting: dict[str, int] = field(default_factory=dict)
     lives: list[list[int]] = field(default_factory=list)
+    uses: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def activations(self) -> np.ndarray:
         """When the events happen, and then the most of each until the next one."""
         return np.array([*(e.alive for e in self.events), *(e.highest for e in self.events)], dtype=float)
 
-    def add(self, kind: str, what: Hashable | nn.Module = None, alive: int = 0) -> None:
-        self.events.append(Event(kind, what, alive, alive))
+    def add(self, kind: str, what: Hashable | nn.Module = None, alive: int = 0, at: int = 0) -> None:
+        self.events.append(Event(kind, what, alive, alive, at))

@@ -172,6 +172,7 @@ class Recorder:
         buffers = [b for module in self.modules for b in module.buffers(recurse=False)]
         self.batch = sum(each.untyped_storage().nbytes() for each in batch)
         self.living = Living([*parameters, *buffers, *batch], self._sums)
+        self.living.saw_use = self._use
         self.id_of = {each.untyped_storage()._cdata: id(each) for each in parameters}
         self.parameters = list(parameters)
         self.begun: Trace | None = None
@@ -209,6 +210,10 @@ class Recorder:
         assert self.begun is not None
         return self.begun
 
+    def _use(self, life: list[int]) -> None:
+        if not private.in_backward():
+            self.trace.uses.add((id(life), len(self.trace.events) - 1))
+
     def _sums(self, _: str, args: list[Any]) -> None:
         """The game itself sums something over all ranks."""
         self.trace.reduced += sum(each.nbytes for each in args if isinstance(each, Tensor))
@@ -228,8 +233,8 @@ class Recorder:
             for where, count in self.living.there.items():
                 self.trace.resting[where] = max(self.trace.resting.get(where, 0), count.alive)
         self.living.reset()
-        self.living.now = len(self.trace.events)
-        self.trace.add(kind, what, self.living.here.alive + self.batch)
+        self.living.now += 1
+        self.trace.add(kind, what, self.living.here.alive + self.batch, self.living.now)
         self.trace.events[-1].there = {where: replace(count) for where, count in self.living.there.items()}
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -251,6 +256,7 @@ class Recorder:
 
     def _gradient(self, weight: nn.Parameter) -> None:
         if weight.grad is not None:
+            self.living.life(weight.grad)[3:] = [id(weight)]
             self.living.forget(weight.grad)  # it is counted where the policies are played
             self.add(kinds.GRADIENT, id(weight))
 
