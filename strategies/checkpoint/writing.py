@@ -141,7 +141,8 @@ def _split(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Key, S
             return kind(without((*key, number), each) for number, each in enumerate(value))
         if isinstance(value, LEAVES):
             return value
-        return tree_map_with_path(lambda path, leaf: without((*key, *_steps(path)), leaf) if path else leaf, value)
+        share = lambda path, leaf: without((*key, *_steps(path)), leaf) if isinstance(leaf, Share) else leaf  # noqa: E731
+        return tree_map_with_path(share, value)
 
     return without((), tree), shares
 
