@@ -41,6 +41,8 @@ def resize_nearest(planes: Tensor, size: tuple[int, int]) -> Tensor:
 
 def xavier_(weight: Tensor, gain: float) -> None:
     """Normal weights with the variance of Glorot and Bengio 2010. SPADE and SEAN start with gain 0.02."""
+    if weight.is_meta:  # there is nothing to fill, and torch would need longer for it than for a small weight
+        return
     nn.init.xavier_normal_(weight, gain)
 
 

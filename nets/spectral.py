@@ -28,8 +28,9 @@ class SpectralNorm(nn.Module):
         matrix = weight.detach().flatten(1)
         self.register_buffer("_u", F.normalize(torch.randn_like(matrix[:, 0]), dim=0))
         self.register_buffer("_v", F.normalize(torch.randn_like(matrix[0]), dim=0))
-        # Without this, the first forwards would divide by a bad estimate.
-        for _ in range(WARM_UP):
+        # Without this, the first forwards would divide by a bad estimate. Where weights have no values, neither have u
+        # and v, and torch would need longer for it than where they have some.
+        for _ in range(0 if matrix.is_meta else WARM_UP):
             self._iterate(matrix)
 
     def forward(self, weight: Tensor) -> Tensor:

@@ -104,8 +104,8 @@ class Reachable:
 
     def iterators(self) -> list[str]:
         """The names of objects that give each item once: a trial would take items that cannot be put back."""
-        found = [(name, value) for name, value in self.objects.values() if isinstance(value, Iterator)]
-        return [name for name, value in found if type(value).__module__ in ONCE]
+        found = [(name, value) for name, value in self.objects.values() if type(value).__module__ in ONCE]
+        return [name for name, value in found if isinstance(value, Iterator)]  # asked last: it takes longest
 
     def _inside(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         """The objects in this one, with their names in it."""

@@ -19,7 +19,8 @@ from tests.support.worker import work
 # The longest files, and those that wait long: as the last ones they would keep one process busy alone.
 FIRST = (
     *("slurm", "restarts", "systems", "contract", "fit", "devices", "rehearsal", "dp", "verify", "pipeline", "fsdp"),
-    *("games", "export", "evaluate", "some", "names", "hifigan"),
+    *("games", "export", "evaluate", "some", "names", "hifigan", "agent"),
+    *("crashes", "lost_ranks", "two_hosts"),  # of the second tier
 )
 TIERS = {"together": "not slow and not alone", "alone": "alone and not slow"}
 PROCESSES = 3  # on two cores: ranks, jobs and commands wait a lot, and what is `alone` waits nearly all the time

@@ -99,6 +99,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def make_light() -> None:
     """Once, as tests/__main__.py collects each file by itself."""
     commands.remember_plugins()
+    commands.log_in_place()
+    commands.seed_the_cpu()
     commands.fork_ranks()
     commands.leave_out_curves()
 

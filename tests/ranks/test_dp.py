@@ -32,7 +32,7 @@ from strategies.processes.own_ranks import OwnRanks
 from strategies.processes.starting import Scripts, SingleProcess
 from tests.ranks.test_games import GAMES, pictures
 from tests.support.hard_games import HARD, BatchNorms, Plain
-from tests.support.parity import BATCH, BROKEN, EXACT, Whole, distance, parts, snapshot, train, trainer, vectors
+from tests.support.parity import BATCH, BROKEN, EXACT, Whole, distance, often, parts, snapshot, train, trainer, vectors
 from tests.support.saved import Saves, read_checkpoint
 from tests.support.worlds import context, free_port
 
@@ -136,7 +136,8 @@ def taught(loader, policy, devices):
     return snapshot(game, strategy)
 
 
-@pytest.mark.parametrize("loader", LOADERS)
+# "by workers" shuffles too, and a second fit, below, has a GlobalLoader.
+@pytest.mark.parametrize("loader", often(LOADERS, ["by workers", "a stream", "whole batches"]))
 def test_every_loader_gives_the_batches_of_one_device(loader):
     assert distance(taught(loader, "dp", 2), taught(loader, "single", 1)) < EXACT
 
@@ -214,17 +215,24 @@ def close(one, other):
     return one == pytest.approx(other, abs=1e-6) if isinstance(one, float) else one == other  # logged in float32
 
 
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory):
+    """What it leaves, and the folder of its checkpoint."""
+    folder = tmp_path_factory.mktemp("told") / "single"
+    return told("single", 1, folder), folder
+
+
 @pytest.mark.parametrize(("policy", "start_method"), [("dp", "popen"), ("zero3", "fork")])
-def test_a_person_reads_after_it_what_one_device_leaves(policy, start_method, tmp_path):
+def test_a_person_reads_after_it_what_one_device_leaves(policy, start_method, one_device, tmp_path):
     """And goes on from there: the checkpoint that this process saves resumes on one device."""
-    alone = told("single", 1, tmp_path / "single")
+    alone, folder = one_device
     several = told(policy, 2, tmp_path / policy, start_method)
     assert {key: (alone[key], several[key]) for key in alone if not close(alone[key], several[key])} == {}
     found = []
-    for devices, which, other in ((1, "single", policy), (2, policy, "single")):
+    for devices, which, other in ((1, "single", tmp_path / policy), (2, policy, folder)):
         game, strategy = Remembers(), PhaseStrategy(which, check=False, start_method=start_method)
         made = trainer(strategy, devices, -1, max_epochs=4)
-        made.fit(game, GlobalLoader(ROWS, BATCH), ckpt_path=tmp_path / other / "after.ckpt")
+        made.fit(game, GlobalLoader(ROWS, BATCH), ckpt_path=other / "after.ckpt")
         found.append(snapshot(game, strategy))
         assert (made.global_step, made.current_epoch, game.count, len(game.seen)) == (8, 4, 8, 8)
     assert distance(*found) < EXACT

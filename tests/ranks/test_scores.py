@@ -29,7 +29,7 @@ def trained(folder: str, policy: str, world: int = 1, measured: bool = True, cou
     scorer = Scorer(scores.SCORES, extractor=features.always())
     scored = Scores(where, run, scorer, 2, keep, count)
     health = Health(STEPS)
-    health.every = 1
+    health.every = 2
     strategy = PhaseStrategy(policy, check=False)
     beside = {"callbacks": [health, keep, scored], "logger": [log]} if measured else {}
     # Batches of 8 pictures, some of which only one rank has.

@@ -24,15 +24,18 @@ from typing import Any, NoReturn
 import torch
 from lightning import Trainer
 from lightning.fabric.utilities import registry
+from lightning.pytorch.trainer.connectors.logger_connector import result
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from gan.app import outputs
 from gan.app.training.callbacks import Pictures
 from tests.support import namespaces, worlds
 from tests.support.rehearsal import systems
+from tests.support.trained_on import ON_GPUS
 
 LIMIT = 120.0  # seconds
 OURS = ("gan", "nets", "datasets", "strategies", "samples", "tests")
+MOVE = result._ResultMetric.to
 Ended = subprocess.CompletedProcess
 
 
@@ -118,6 +121,28 @@ def remember_plugins() -> None:
     """From now on in this process, a Trainer looks once for callbacks that installed packages bring along."""
     registry.entry_points = cache(entry_points)
     registry._load_external_callbacks("lightning.pytorch.callbacks_factory")
+
+
+def log_in_place() -> None:
+    """From now on in this process, a number that is logged on the CPU stays there, as it is.
+
+    Lightning looks through all that each number has for tensors to move: a tenth of a tiny training.
+    """
+
+    def to(metric: result._ResultMetric, device: Any = None, *args: Any, **kwargs: Any) -> result._ResultMetric:
+        stays = str(device) == "cpu" and not kwargs and metric.is_tensor
+        return metric if stays and metric.value.device.type == "cpu" else MOVE(metric, device, *args, **kwargs)
+
+    result._ResultMetric.to = to
+
+
+def seed_the_cpu() -> None:
+    """From now on in this process, a seed is one of the CPU, unless tests run on GPUs.
+
+    Else torch remembers for each kind of GPU that may still begin who has set it: a twentieth of a tiny training.
+    """
+    for kind in () if ON_GPUS else (torch.cuda.random, torch.xpu.random, torch.mtia):
+        kind._lazy_call = lambda *_, **__: None
 
 
 def fork_ranks() -> None:

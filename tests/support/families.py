@@ -92,7 +92,7 @@ def _weight(key: str, shape: tuple[int, ...], seed: int) -> Tensor:
         return x
     if last == "scale" or (last in ("gain", "weight") and len(shape) == 1):
         return 1 + 0.1 * x
-    return x / math.prod(shape[1:]) ** 0.5 if len(shape) > 1 else 0.1 * x
+    return x.div_(math.prod(shape[1:]) ** 0.5) if len(shape) > 1 else x.mul_(0.1)
 
 
 @contextmanager

@@ -40,9 +40,7 @@ def learning(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def gradients(net: nn.Module, start: str = "") -> dict[str, Tensor]:
     """The gradients of a network's parameters under the published key names."""
-    found = deepcopy(net)
-    for gradient, parameter in zip(found.parameters(), net.parameters(), strict=True):
-        gradient.data = parameter.grad
+    found = deepcopy(net, {id(parameter): nn.Parameter(parameter.grad) for parameter in net.parameters()})
     return {start + key: part for key, part in published_state(found).items() if not key.endswith(BUFFERS)}
 
 

@@ -13,6 +13,7 @@ import torch
 from lightning import Trainer
 from lightning.fabric.utilities import registry
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.utils.data import DataLoader
 
 from gan import GanModule
@@ -23,6 +24,7 @@ from strategies.checkpoint.player_state import average_state, optimizer_state
 from strategies.policies import POLICIES
 from strategies.policies.ddp import Ddp, Dp
 from strategies.sharding.reduction import Reduction
+from tests.support import worlds
 from tests.support.trained_on import ON_GPUS, accelerator
 
 STEPS = 10
@@ -175,7 +177,8 @@ def together(shares: dict[str, Share], world: int) -> dict[str, Tensor]:
     if world == 1:
         return found
     parts: list[Any] | None = [None] * world if torch.distributed.get_rank() == 0 else None
-    torch.distributed.gather_object(shares, parts, dst=0)
+    with mock.patch.object(distributed_c10d, "_pickler", worlds.Pickler):
+        torch.distributed.gather_object(shares, parts, dst=0)
     rest = [(k, v) for part in parts or () for k, v in part.items() if k not in found]
     flat = {k: torch.full((v.shape.numel(),), math.nan, dtype=v.tensor.dtype) for k, v in rest}
     for name, share in rest:

@@ -46,4 +46,6 @@ if find_spec("deepspeed") is not None:
 
 options.parse(["r3gan-faces"])  # imports what reads a command line
 commands.remember_plugins()
+commands.log_in_place()
+commands.seed_the_cpu()
 forget()  # a rank that looks for garbage need not look through what all ranks have imported

@@ -93,7 +93,7 @@ class Ranks:
 
 
 class Pickler(pickle.Pickler):
-    """Writes the numbers of a tensor. Connection.send would open a file and a socket for each tensor, which is slow."""
+    """Writes the numbers of a tensor. torch writes each small one as a file; Connection.send opens a socket for it."""
 
     def reducer_override(self, value: Any) -> Any:
         plain = type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided

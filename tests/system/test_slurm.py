@@ -145,13 +145,13 @@ def test_a_job_that_is_warned_goes_on_by_itself_and_ends_as_one_that_was_not(
 ):
     """Two machines, warned by hand, or by Slurm itself before a time limit of two minutes."""
     size = 2 * devices
-    job = submit(cluster, script(capsys, "--strategy", "zero3", devices=devices), *limit)
+    job = submit(cluster, script(capsys, "--strategy", "zero3", "--check", "false", devices=devices), *limit)
     if not limit:
         told(cluster, here, job, size, "USR1")
-    words = ("--strategy", "zero3", "--devices", str(size))
+    words = ("--strategy", "zero3", "--devices", str(size), "--check", "false")
     ranks(size).run(without_slurm, here, "unbroken", *words, ranks=size)
     for steps in (STEPS, STEPS - 1):
-        without_slurm(here, "alone", "--strategy", "single", "--max-steps", str(steps))
+        without_slurm(here, "alone", "--strategy", "single", "--max-steps", str(steps), "--check", "false")
     ended, said = cluster.wait(job, 240), (here / f"placed-{job}.log").read_text()
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
     assert f"job {job} goes back into the queue, to go on by itself\n" in said

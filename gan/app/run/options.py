@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -323,7 +324,13 @@ def _strategies() -> str:
 
 def parameters(run: str) -> set[str]:
     """The names of the run's own settings, also those that it passes to another function."""
-    return set(ArgumentParser().add_function_arguments(find(run), as_positional=False, fail_untyped=":" not in run))
+    return set(_parameters(find(run), fail_untyped=":" not in run))
+
+
+@cache
+def _parameters(function: Callable[..., Any], fail_untyped: bool) -> list[str]:
+    """Once, because a command asks several times, and jsonargparse reads the source of functions for it."""
+    return ArgumentParser().add_function_arguments(function, as_positional=False, fail_untyped=fail_untyped)
 
 
 def nodes(text: str) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Batch norms over all ranks, and spectral norms."""
 
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from gan import ranks as ranks_of_gan
 from gan.files.errors import UserError
 from nets.biggan import SpectralLinear
 from nets.norm import ActNorm, SyncBatchNorm, in_groups, synchronised
-from nets.spectral import spectral_norm
+from nets.spectral import SpectralNorm, spectral_norm
 from tests.scenes.losses import Own
 from tests.support.parity import distance, train
 
@@ -326,6 +327,18 @@ def test_on_one_device_torchs_own_batch_norm_trains():
     with synchronised():
         assert F.batch_norm is not before[0]
     assert (F.batch_norm, nn.SyncBatchNorm.forward) == before  # outside nothing is changed
+
+
+def test_it_begins_with_a_good_estimate_and_looks_for_none_where_weights_have_no_values():
+    torch.manual_seed(0)
+    linear = nn.Linear(64, 32)
+    bound = torch.linalg.matrix_norm(linear.weight.detach(), 2)
+    assert torch.linalg.matrix_norm(spectral_norm(linear).eval().weight, 2).item() == pytest.approx(1, abs=0.02)
+    assert bound < 0.95  # it was another weight
+    with torch.device("meta"), mock.patch.object(SpectralNorm, "_iterate") as iterate:
+        made = spectral_norm(nn.Linear(64, 32))
+    assert {each.is_meta for each in made.state_dict().values()} == {True}
+    assert iterate.call_count <= 2  # when torch tries the parametrisation
 
 
 def test_spectral_norms_compute_in_full_precision_from_weights_in_half():

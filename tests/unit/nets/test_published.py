@@ -40,12 +40,12 @@ def value(key: str, shape: list[int], seed: int) -> Tensor:
     if last == "running_var":
         return 0.5 + x.abs()
     if last in ("weight_u", "weight_v"):
-        return x / x.norm()
+        return x.div_(x.norm())
     if last in ("blending_gamma", "blending_beta"):
         return x
     if last != "running_mean" and x.dim() > 1:
-        return x / x[0].numel() ** 0.5
-    return 0.1 * x
+        return x.div_(x[0].numel() ** 0.5)
+    return x.mul_(0.1)
 
 
 def inputs(settings: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -114,11 +114,9 @@ def deviation(found: Any, wanted: Any) -> float:
         # The scale of the random noise is not among the figures.
         assert {key for key in found if not key.endswith("noise_var")} == wanted.keys()
         return max(
-            deviation(
-                torch.stack([found[key].norm(), found[key].sum()])[side], torch.tensor(figure, dtype=torch.double)
-            )
+            deviation(size, torch.tensor(figure, dtype=torch.double))
             for key, figures in wanted.items()
-            for side, figure in enumerate(figures or [0.0, 0.0])
+            for size, figure in zip((found[key].norm(), found[key].sum()), figures or [0.0, 0.0], strict=True)
         )
     if isinstance(wanted, list):
         return max(deviation(one, other) for one, other in zip(found, wanted, strict=True))

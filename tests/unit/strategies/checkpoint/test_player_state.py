@@ -10,7 +10,7 @@ from torch.optim import Adam
 
 from gan import GanModule, Phase, Player
 from strategies import PhaseStrategy
-from strategies.checkpoint.player_state import load_rest, rest_of_state
+from strategies.checkpoint.player_state import _with, load_rest, rest_of_state
 from tests.support.parity import Whole, trainer
 
 
@@ -22,6 +22,15 @@ def test_counts_of_updates_come_back():
     resumed = player(0, 0)
     load_rest(resumed, rest_of_state(player(5, 3)))
     assert (resumed.average.updates, resumed.skipped) == (5, 3)
+
+
+def test_the_tensors_of_an_optimizers_state_are_found_also_in_lists_and_dicts():
+    one, two, three = torch.zeros(3)
+    values = {"one": one, "list": [two, 5], "dict": {"three": three}, "step": 3}
+    found = _with(values, lambda key, tensor: (key, id(tensor)))
+    assert found == {
+        "one": ("one", id(one)), "list": [("list", id(two)), 5], "dict": {"three": ("dict", id(three))}, "step": 3
+    }  # fmt: skip
 
 
 class ChannelsLast(GanModule):
