@@ -167,11 +167,7 @@ def _of_other_types(values: Mapping[str, Any], dtype: torch.dtype) -> list[str]:
 
 def _with(values: dict[str, Any], make: Callable[[str, Any], Any]) -> dict[str, Any]:
     """An optimizer's state of one weight, with `make(key, tensor)` in place of each tensor, also in lists and dicts."""
-    kinds = Tensor, SavedTensor
-    return {  # torch's search for tensors takes longer than all else here, and nearly each value is one
-        key: make(key, value) if isinstance(value, kinds) else tree_map_only(kinds, partial(make, key), value)
-        for key, value in values.items()
-    }
+    return {key: tree_map_only((Tensor, SavedTensor), partial(make, key), value) for key, value in values.items()}
 
 
 def _share(policy: Policy, name: str, key: str, value: Tensor) -> Share:

@@ -6,7 +6,7 @@ would take more code than this file has.
 """
 
 import os
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
-from torch.utils._pytree import KeyPath, MappingKey, tree_map_with_path
+from torch.utils._pytree import MappingKey, tree_leaves_with_path, tree_map_only
 
 from gan.files import tensors
 from gan.files.checkpoint import FORMAT, SHARE, TENSOR
@@ -29,7 +29,6 @@ from strategies.checkpoint.folders import check_seen, new_part, part_of, put
 from strategies.world import World
 
 ALONE = World()
-LEAVES = (Tensor, str, bytes, int, float, complex, type(None))  # in which there is nothing
 
 
 def refuse_other(io: Any) -> None:
@@ -128,27 +127,12 @@ def _copy(share: Share) -> Share:
 def _split(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Key, Share]]]:
     """The tree with None in place of its shares, and the shares by name."""
     shares: dict[str, tuple[Key, Share]] = {}
-
-    def without(key: Key, value: Any) -> Any:
-        kind = type(value)
-        if isinstance(value, Share):
+    for path, leaf in tree_leaves_with_path(tree):
+        if isinstance(leaf, Share):
+            key = tuple(each.key if isinstance(each, MappingKey) else each.idx for each in path)  # pyrefly: ignore[missing-attribute] - of lists
             assert _name(key) not in shares, "two tensors of one name"
-            shares[_name(key)] = key, value
-            return None
-        if kind is dict or kind is OrderedDict:  # by hand, because torch's functions for trees take ten times as long
-            return kind((name, without((*key, name), each)) for name, each in value.items())
-        if kind is list or kind is tuple:
-            return kind(without((*key, number), each) for number, each in enumerate(value))
-        if isinstance(value, LEAVES):
-            return value
-        share = lambda path, leaf: without((*key, *_steps(path)), leaf) if isinstance(leaf, Share) else leaf  # noqa: E731
-        return tree_map_with_path(share, value)
-
-    return without((), tree), shares
-
-
-def _steps(path: KeyPath) -> Key:
-    return tuple(each.key if isinstance(each, MappingKey) else each.idx for each in path)  # pyrefly: ignore[missing-attribute] - of lists
+            shares[_name(key)] = key, leaf
+    return tree_map_only(Share, lambda _: None, tree), shares
 
 
 def _name(key: Key) -> str:
