@@ -28,8 +28,8 @@ class R3Gan(FromNoise):
     own: so one turn of both, which is an iteration of the published code, is two steps.
 
     Everything moves by a cosine, until `images` pictures have been shown to each network: the learning `rate`, Adam's
-    `beta2`, the weight `gamma` of the penalties, the half-life `ema` of the generator's average in pictures, and the
-    probability `p` of the augmentation. `batch_size` counts the samples of all ranks.
+    `beta2`, the weight `gamma` of both penalties (R1 and R2), the half-life `ema` of the generator's average in
+    pictures, and the probability `p` of the augmentation. `batch_size` counts the samples of all ranks.
     """
 
     def __init__(

@@ -1,14 +1,6 @@
 """The state of a training in a checkpoint, and how a resumed training gets all of it back.
 
-    state_dict              weights, buffers, image pools
-    players                 for each its averages, loss scale, and two counts: player_state.py
-    optimizer_states        those of the learners: player_state.py, made.py
-    left_out, files         checksums of the weights that are not saved: player_state.py
-    attributes              what the game remembers in plain objects: attributes.py
-    random_states, seed     of each rank, and of the run
-    game                    the name of its class
-    loops, callbacks, lr_schedulers, hyper_parameters and others    Lightning's own
-
+docs/how/checkpoints.md has each key, with who writes and who reads it.
 Each rank saves and loads what it owns: its shares of the weights, averages and optimizers, and its random states.
 """
 

@@ -35,7 +35,10 @@ class Storage:
         return True
 
     def unshard(self, exact: bool = False) -> None:
-        """Make all weights whole and up to date. `exact`: in their own dtype, not in the one that phases compute in."""
+        """Make all weights whole and up to date. `exact`: in their own dtype, not in the one that phases compute in.
+
+        A phase asks without `exact`; validations, code of an author between phases, and the end of a training with it.
+        """
 
     def reshard(self) -> None:
         """Free what a rank does not hold between phases."""
@@ -59,7 +62,7 @@ class Storage:
         return [*weights, *(bucket.shard for bucket in self.buckets)]
 
     def shares(self) -> dict[Tensor, Share | None]:
-        """This rank's share of each sharded parameter; None for a parameter of which it owns nothing."""
+        """This rank's share of each sharded parameter, to be saved or filled; None where it owns nothing of one."""
         return {}
 
     def share_of(self, name: str, tensor: Tensor) -> Share:

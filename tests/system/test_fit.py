@@ -165,7 +165,13 @@ def test_a_run_leaves_settings_metrics_curves_pictures_and_checkpoints(here, cur
     for path in [run / "curves.png", *(run / "samples").iterdir()]:
         with Image.open(path) as image:
             assert len(image.getcolors(1 << 24)) > 20
-    assert (run / "checkpoints" / "step-000005.ckpt").is_dir()
+    page = (Path(__file__).parents[2] / "docs" / "how" / "checkpoints.md").read_text()
+    table = {
+        key for row in re.findall(r"^\| (`.+?) \|", page, re.MULTILINE) for key in re.findall(r"`(\w[\w-]+)`", row)
+    }
+    assert read_checkpoint(run / "checkpoints" / "step-000005.ckpt").keys() == table - {
+        "hyper_parameters"
+    }  # the game has none
     said = capsys.readouterr().out
     for name, words in build("r3gan-faces").scores.items():
         found = re.search(rf"^{words}: (\S+) at the start, (\S+) now \(\d+ % of the start\)$", said, re.MULTILINE)
