@@ -44,11 +44,14 @@ class Stages(Dry):
             self.stage_of |= {unit.module: unit.stage for unit in units}
             self.stage_of_weight |= {id(each): unit.stage for unit in units for each in unit.parameters.values()}
         self.entered: list[nn.Module] = []
-        # The gradients of each rank: all of them, the largest one, and whose they are.
-        learning = [{id(each): each.nbytes for each in part.values() if each.requires_grad} for part in policy.parts]
-        self.own = [sum(part.values()) for part in learning]
-        self.largest = [max(part.values(), default=0) for part in learning]
-        self.rank_of = {weight: rank for rank, part in enumerate(learning) for weight in part}
+        # The gradients of each rank, by network: all of them, and the largest one.
+        self.rank_of = {id(each): rank for rank, part in enumerate(policy.parts) for each in part.values()}
+        self.own, self.largest = {}, {}
+        for network, _ in policy.staged:
+            learning = [each for each in network.parameters() if each.requires_grad]
+            parts = [[each.nbytes for each in learning if self.rank_of[id(each)] == n] for n in range(ranks)]
+            self.own[network] = [sum(part) for part in parts]
+            self.largest[network] = [max(part, default=0) for part in parts]
         # How much less of weights, optimizer states and averages each rank holds than the one that has most weights.
         kept = policy.between_phases().bytes / max(1, policy.whole_bytes)
         self.less = [kept * (policy.whole_bytes - size(part.values())) for part in policy.parts]
@@ -65,11 +68,18 @@ class Stages(Dry):
         one_device = Ledger(lives.moments)
         one_device.hold(lives.begin, lives.end, lives.amount)
         ranks = [Ledger(lives.moments) for _ in self.less]
-        for call in self.calls(trace, lives):
+        calls = sorted(self.calls(trace, lives), key=lambda call: min(call.needs.values(), default=(0, 0)))
+        for number, call in enumerate(calls):
+            before = [each for each in calls[:number] if each.needs and each.network is call.network]
+            later = any(each.network is call.network and each.backward == call.backward for each in calls[number + 1 :])
+            # Gradients that are there beside those of this call: of other calls in this backward, and of other
+            # micro-batches, to which one device has added them by then.
+            summed = any(each.backward == call.backward for each in before)
+            summed += not later and any(each.backward != call.backward for each in before)
             for stage in call.parts:
                 self.add_forward(call, stage, ranks)
                 if stage in call.needs:
-                    self.add_backward(call, stage, ranks)
+                    self.add_backward(call, stage, ranks, summed)
         for weight, *life in zip(lives.weight, lives.begin, lives.end, -lives.amount, strict=True):
             for rank, ledger in enumerate(ranks):
                 if self.rank_of.get(weight, rank) != rank:
@@ -116,7 +126,7 @@ class Stages(Dry):
         rank.hold(start, finish, samples * returned)
         rank.hold(call.last, call.last, samples * returned)
 
-    def add_backward(self, call: "Call", stage: int, ranks: Sequence["Ledger"]) -> None:
+    def add_backward(self, call: "Call", stage: int, ranks: Sequence["Ledger"], summed: int) -> None:
         """The same of its backward. Its first chunk needs most: those of the others are still there."""
         samples, chunk = self.pipe.size, self.pipe.size / self.chunks
         number, lives, (start, finish) = stage % samples, call.lives, call.needs[stage]
@@ -134,10 +144,12 @@ class Stages(Dry):
         rank.hold(lives.begin[made], lives.end[made], chunk * lives.amount[made])
         for each in ranks:
             each.hold(lives.begin[made], lives.end[made], -lives.amount[made])
-        if self.learning and self.chunks > 1:
+        if self.learning:
             # The second chunk has its gradients beside those of the first one, which no longer needs what it kept.
-            rank.hold(start, finish, max(0, self.own[number] - chunk * call.of(stage, call.saved)))
-            rank.hold(finish, finish, self.largest[number])
+            own, largest = self.own[call.network][number], self.largest[call.network][number]
+            several = self.chunks > 1
+            rank.hold(start, finish, max(0, own - chunk * call.of(stage, call.saved)) if several else 0)
+            rank.hold(finish, finish, largest * several + own * summed)
 
     # ---- messages ----
 
@@ -175,7 +187,7 @@ class Call:
     def __init__(
         self, trace: Trace, lives: "Lives", first: int, last: int, stages: np.ndarray, weights: Mapping[int, int]
     ) -> None:
-        self.lives, self.inputs = lives, trace.events[first]
+        self.lives, self.inputs, self.network = lives, trace.events[first], trace.events[first].what
         self.first, self.last = lives.moments[[first, last]]
         events = {stage: np.flatnonzero(stages == stage) for stage in sorted({*map(int, stages)} - {-1})}
         self.parts = {
@@ -188,8 +200,8 @@ class Call:
         self.passed = {(life, to) for life, to in used if to != self.made_in[life]}
         self.sent = np.isin(np.arange(len(inside)), [life for life, _ in self.passed])
         kind = [event.kind for event in trace.events]
-        backward = kind.index(kinds.BACKWARD, last) if kinds.BACKWARD in kind[last:] else len(kind) - 1
-        self.saved = inside & (lives.end >= lives.moments[backward]) & ~self.outputs
+        self.backward = kind.index(kinds.BACKWARD, last) if kinds.BACKWARD in kind[last:] else len(kind) - 1
+        self.saved = inside & (lives.end >= lives.moments[self.backward]) & ~self.outputs
         # The backwards of the stages that have one: the first moment and the last one. The later stages come first.
         self.needs: dict[int, tuple[int, int]] = {}
         ends = lives.end[self.saved]

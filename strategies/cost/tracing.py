@@ -186,6 +186,7 @@ class Recorder:
             hooks.append(module.register_forward_hook(self._leave, always_call=True))
         for parameter in self.parameters:
             if parameter.requires_grad:
+                hooks.append(parameter.register_hook(partial(self._of_weight, id(parameter))))
                 hooks.append(parameter.register_post_accumulate_grad_hook(self._gradient))
         listen(self.modules, self._read)
         try:
@@ -254,9 +255,11 @@ class Recorder:
         if self.begun is not None:
             self.add(kinds.READ, tuple(map(id, weights)))
 
+    def _of_weight(self, weight: int, slope: Tensor) -> None:
+        self.living.life(slope)[3:] = [weight]
+
     def _gradient(self, weight: nn.Parameter) -> None:
         if weight.grad is not None:
-            self.living.life(weight.grad)[3:] = [id(weight)]
             self.living.forget(weight.grad)  # it is counted where the policies are played
             self.add(kinds.GRADIENT, id(weight))
 
