@@ -88,7 +88,7 @@ def open_run(
     """
     place, gone = device_of(device), None
     if data:
-        overrides["data"] = data
+        overrides["data"] = str(data)
     while True:
         try:
             found = folder.find(which, out, name and full_name(name))

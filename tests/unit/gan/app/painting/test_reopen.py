@@ -94,7 +94,7 @@ def test_data_that_have_moved_are_named_by_their_setting(folder_run, tmp_path):
     opening.rewrite(moved, data="gone")
     with pytest.raises(UserError, match=r"cannot be opened: there is no folder gone.* type --data and the folder"):
         open_run(str(moved))
-    found = open_run(str(moved), data=str(folder_run.parent.parent / "data"))
+    found = open_run(str(moved), data=folder_run.parent.parent / "data")
     assert len(found.run.data.val) == 2
 
 
