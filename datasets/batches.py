@@ -99,8 +99,7 @@ def check_divides(batch: int, ranks: int, option: str) -> None:
         raise UserError(f"batch {batch} is empty; try {option}{ranks}")
     if batch % ranks:
         below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
-        devices = f"{'--devices ' if option.startswith('--') else 'devices='}{batch}"
-        advice = f"{option}{below} or {option}{above}" if below else f"{option}{above} or {devices}"
+        advice = f"{option}{below} or {option}{above}" if below else f"{option}{above}, or {batch} ranks"
         raise UserError(f"batch {batch} is not divisible by {ranks} ranks; try {advice}")
 
 
