@@ -80,6 +80,11 @@ def test_nobody_reads_any_more():
     assert (status, error) == (2, "")
 
 
+def test_an_error_of_an_authors_code_is_no_answer_of_a_command():
+    status, _, error = run("from gan.app import outputs\noutputs.run(lambda: 1 / 0)")
+    assert status == 2 and "ZeroDivisionError" in error
+
+
 DEAF = """
 import signal, time
 end.__globals__["PATIENCE"] = 0.3
