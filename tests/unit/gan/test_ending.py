@@ -213,6 +213,8 @@ def ends(command, error, monkeypatch) -> int:
         return pytest.fail("a traceback")
 
 
+LIGHTNINGS = SystemExit(1)
+LIGHTNINGS.__context__ = KeyboardInterrupt()
 TOO_MANY = "error: too many open files: this shell allows a process"
 
 
@@ -221,6 +223,7 @@ TOO_MANY = "error: too many open files: this shell allows a process"
     ("error", "status", "said"),
     [
         (KeyboardInterrupt(), 130, ""),
+        (LIGHTNINGS, 130, ""),
         (UserError("this is wrong"), 2, "error: this is wrong\n"),
         (OSError(errno.EMFILE, "Too many open files"), 2, TOO_MANY),
     ],
