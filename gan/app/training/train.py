@@ -229,7 +229,7 @@ def take_new_data(run: Run, wanted: bool) -> None:
 
 def keeper(settings: Namespace, run: Run, where: RunFolder, every: int, made: Collection[str] = ()) -> Keep:
     """What saves and removes checkpoints. Validations are `every` so many steps; `made` are scores of --score-every."""
-    best, by = settings.keep_best, settings.keep_best_by
+    best, by = settings.keep_best, settings.keep_best_by and settings.keep_best_by.rpartition("/")[2]
     known = {name.rpartition("/")[2]: name for name in (*run.scores, *made)}
     if best and not known:
         raise UserError(f"--keep-best {best}: this run has no scores to tell which is best; leave --keep-best out")
