@@ -98,9 +98,9 @@ def check_divides(batch: int, ranks: int, option: str) -> None:
     if batch < 1:
         raise UserError(f"batch {batch} is empty; try {option}{ranks}")
     if batch % ranks:
-        below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
-        devices = f"{'--devices ' if option.startswith('--') else 'devices='}{batch}"
-        advice = f"{option}{below} or {option}{above}" if below else f"{option}{above} or {devices}"
+        below, fits = batch // ranks * ranks, max(fewer for fewer in range(1, ranks) if batch % fewer == 0)
+        advice = " or ".join(f"{option}{size}" for size in (below, below + ranks) if size)
+        advice += f", or {fits} rank{'s' * (fits > 1)}"
         raise UserError(f"batch {batch} is not divisible by {ranks} ranks; try {advice}")
 
 

@@ -51,7 +51,7 @@ class FoundFile(NamedTuple):
 
 
 def all_files(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterator[os.DirEntry]:
-    """All files in a folder and below, also through links. Hidden files are left out.
+    """All files in a folder and below, also through links. Hidden files and caches are left out.
 
     `above` are device and number of the folders that it is in. A link to one of them would never end.
     """
@@ -61,7 +61,7 @@ def all_files(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterator
         raise UserError(f"{folder} links to a folder that it is in; remove the link")
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") or entry.name == FOLDER:
                 continue
             if _is_folder(entry):
                 yield from all_files(Path(entry.path), (*above, this))

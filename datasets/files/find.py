@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from datasets.files.cache import FOLDER, all_files, cache_folder
+from datasets.files.cache import all_files, cache_folder
 from datasets.files.decoding import MOST_BYTES, SUFFIXES
 from datasets.files.sources import FORMS, Folder, Source, Tar, Zip, numbered, reading
 from gan.files.errors import UserError, reason
@@ -66,8 +66,6 @@ def _at(path: Path, classes: bool | None) -> Source:
                 return Named(name, path, classes)
         for entry in all_files(path):
             suffix = Path(entry.name).suffix.lower()
-            if f"/{FOLDER}/" in entry.path:
-                continue
             if suffix in SUFFIXES:
                 return Folder(path, classes)
             found[suffix].append(Path(entry.path))

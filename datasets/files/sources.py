@@ -17,7 +17,7 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 from PIL import Image
 
-from datasets.files.cache import FOLDER, all_files, cache_folder
+from datasets.files.cache import all_files, cache_folder
 from datasets.files.decoding import MOST_BYTES, READ, SUFFIXES
 from datasets.files.pairs import why
 from gan.files.disk import regular
@@ -122,7 +122,7 @@ class Folder(Source):
         for file in (entry.path for entry in all_files(path)) if folder == path else [start + path.name]:
             name = file.removeprefix(start).replace(os.sep, "/")
             suffix = os.path.splitext(name)[1].lower()
-            if name.startswith(f"{FOLDER}/") or name == JSON:
+            if name == JSON:
                 continue
             if suffix not in self.suffixes:
                 others[suffix or "without a suffix"] += 1

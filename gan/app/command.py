@@ -42,6 +42,8 @@ def command(work: Callable[[list[str]], int | None]) -> Callable[..., int]:
             with explained():
                 return work(sys.argv[1:] if argv is None else argv) or 0
         except BaseException as raised:
+            if isinstance(raised, SystemExit) and isinstance(raised.__context__, KeyboardInterrupt):
+                raised = raised.__context__  # Lightning has left with a status of its own
             error = _named(raised) or raised
             report(error)
             if isinstance(error, UserError):

@@ -29,6 +29,9 @@ def run(main: Callable[[], int]) -> NoReturn:
             status = main()
         except SystemExit as asked:  # for --help
             status = int(asked.code or 0)
+        except Exception as error:  # noqa: BLE001 - of whatever an author has written
+            sys.excepthook(type(error), error, error.__traceback__)
+            status = 2  # Python's own would be 1, by which gan.plan and gan.verify answer
         end(status)
 
 

@@ -74,7 +74,7 @@ def test_data_that_have_moved_are_found_again(folder_run, tmp_path, capsys):
     moved = shutil.copytree(folder_run, tmp_path / "runs" / folder_run.name)
     opening.rewrite(moved, data="gone")
     assert sample.main([str(moved)]) == 2
-    assert "If its data have moved, type --data and their folder" in capsys.readouterr().err
+    assert "cannot be opened: there is no folder gone; type --data and the folder" in capsys.readouterr().err
     assert sample.main([str(moved), "--data", str(folder_run.parent.parent / "data")]) == 0
     with Image.open(moved / "samples" / "reconstruct.png") as sheet:
         assert 2 * 128 < sheet.height < 3 * 128

@@ -302,7 +302,8 @@ class NoiseEditor(Editor):
     @torch.no_grad()
     def draw(self, edit: Edit) -> tuple[Image.Image, list[str]]:
         values = {each.name: number(edit, each.name, each.value, each.min, each.max) for each in self.sliders}
-        seed, label = values["seed"], values.get("class")
+        seed = values["seed"]
+        label = values.get("class") if "class" in edit else None  # None: the class that gan.sample gives the seed
         if not self.drawer.layers:
             return grids.picture(self.drawer.pictures([seed], label=label)[0], transparent=True), []
         own, other = self.drawer.w_of([seed, values["other"]], label=label, truncation=values["truncation"])

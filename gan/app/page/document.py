@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from gan.app.page.table import Charts, Table
 from gan.files.disk import whole_file
-from gan.files.errors import UserError
+from gan.files.errors import UserError, reason
 
 HERE = Path(__file__).resolve().parent
 LOOK = HERE / "look.css"  # the editor's, too
@@ -65,13 +64,12 @@ Click a picture to enlarge it; the arrow keys go on to its neighbours.</footer>
 
 def write(path: Path, make: Callable[[], str], option: str) -> None:
     """Write the page, which takes a while to make: first see whether it can be written. `option` says where."""
-    with ExitStack() as stack:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = stack.enter_context(whole_file(path))
-        except OSError as error:
-            raise UserError(f"cannot write '{path}': {error.strerror}; choose a place with {option}") from error
-        part.write_text(make(), encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as part:
+            part.write_text(make(), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {reason(error)}; choose a place with {option}") from error
 
 
 def _section(part: Part) -> str:

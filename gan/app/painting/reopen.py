@@ -20,7 +20,7 @@ from datasets.augment import Item, Samples, as_item, to_tensors
 from datasets.loaders import alone
 from gan.app.run import folder, options
 from gan.app.run.folder import RunFolder
-from gan.app.run.resumed import instead
+from gan.app.run.resumed import instead, where_data_are
 from gan.files.checkpoint import Share, check_left_out, load, load_module_state, read
 from gan.files.errors import Damaged, UserError, reason
 from gan.files.finite import NotFinite, as_made, named, of_players
@@ -88,7 +88,7 @@ def open_run(
     """
     place, gone = device_of(device), None
     if data:
-        overrides["data"] = data
+        overrides["data"] = str(data)
     while True:
         try:
             found = folder.find(which, out, name and full_name(name))
@@ -148,9 +148,7 @@ def build_again(settings: Namespace, where: RunFolder) -> Run:
     except UserError as error:
         if "data" not in chosen:
             raise
-        raise NotMade(
-            f"{where.path} cannot be opened: {error}. If its data have moved, type --data and their folder"
-        ) from error
+        raise NotMade(f"{where.path} cannot be opened: {where_data_are(error, chosen)}") from error
 
 
 def _load(

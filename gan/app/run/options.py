@@ -55,7 +55,7 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
     and one is typed, which then begins: the script of a job may be the same each time.
     """
     argv = run_first(arguments(argv))
-    known = early(argv, run=None, resume=None, out="runs", config=[])
+    known = early(argv, run=None, resume=None, out="runs", config=[], kimg=None, epochs=None, falling_epochs=None)
     _refuse_idle_out(argv, known.resume, ", or resume a copy of the run's folder")
     typed = None if known.run is None else full_name(known.run)
     files = [Path(file) for file in known.config if file]
@@ -79,6 +79,9 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
     parser, saved = _parser(run), None
     for file in files:
         saved = _settings_in(file, parser, run, saved)
+    other = known.kimg or known.epochs or known.falling_epochs  # a length in another unit, which a saved one would hide
+    if saved is not None and other and "max_steps" in saved and parser.get_default("max_steps") is None:
+        saved.max_steps = None
     settings = parser.parse_args(argv, saved)
     settings.run = run
     if settings.resume != known.resume:

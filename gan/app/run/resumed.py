@@ -74,7 +74,7 @@ class Resumed:
         """`run` is where the run is now, and `now` are its settings."""
         self.folder, self.now = folder, now
         saved = options.load(folder.settings, run)
-        self.out, self.before = Path(saved.out), {**options.run_settings(saved), "precision": saved.precision}
+        self.before = {**options.run_settings(saved), "precision": saved.precision}
         self.changed = [name for name, value in now.items() if value != self.before.get(name)]
 
     def __str__(self) -> str:
@@ -105,17 +105,13 @@ class Resumed:
                 f"and {_text(weight.shape)} now. {by[0].upper()}{by[1:]}"
             )
 
-    def where_data_were(self, error: UserError) -> UserError:
-        """The error of a run that could not be made, with what to type if its data are not where they were."""
-        data = self.now.get("data")
-        if not isinstance(data, str | Path) or data != self.before["data"] or Path(data).exists():
-            return error
-        advice = "if its data have moved, type --data and their folder"
-        here = self.folder.path.absolute()
-        if not Path(data).is_absolute() and here.parent.parts[-len(self.out.parts) :] == self.out.parts:
-            start = here.parents[len(self.out.parts)]
-            advice = f"'{data}' is relative to {start}, where the run was started: type --data {quoted(start / data)}"
-        return UserError(f"{error}; {advice}")
+
+def where_data_are(error: UserError, settings: Mapping[str, Any]) -> UserError:
+    """The error of a run that could not be made, with what to type if its data are gone and the error does not say."""
+    data = settings.get("data")
+    if not isinstance(data, str | Path) or Path(data).exists() or "--data" in str(error):
+        return error
+    return UserError(f"{error}; if its data have moved, type --data and their folder")
 
 
 def _text(shape: tuple[int, ...]) -> str:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
+from gan.app.outputs import say
 from gan.app.run.folder import RunFolder
 from gan.files.disk import whole_file
 from gan.files.errors import UserError, reason
@@ -102,7 +104,10 @@ class Record(Logger):
 
     @rank_zero_only
     def take_up(self, step: int) -> None:
-        """Read the rows of a run that is resumed from this step. Rows that were written after that are dropped."""
+        """Read the rows of a run that is resumed from this step. Rows that were written after that are dropped.
+
+        If checkpoints of later steps stay, a copy keeps their rows.
+        """
         self._fresh = False
         try:
             found = read(self.folder.metrics)
@@ -111,6 +116,12 @@ class Record(Logger):
             with self._spare.trying(aside):
                 self.folder.metrics.replace(aside)
                 warn(f"{error}; it is now {aside.name}, and a new file begins")
+        last = max(found, default=-1)
+        if min(last, max(self.folder.steps(), default=-1)) > step:
+            aside = self.folder.metrics.with_name(f"metrics-to-step-{last:06d}.csv")
+            with self._spare.trying(aside):
+                shutil.copyfile(self.folder.metrics, aside)
+                say(f"metrics.csv goes on from step {step}; {aside.name} keeps its later rows")
         self.rows = {number: row for number, row in found.items() if number <= step}
 
     @rank_zero_only

@@ -17,7 +17,7 @@ from gan.app.outputs import say
 from gan.app.run import folder, options
 from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
-from gan.app.run.resumed import Resumed, instead, newest_whole, to_resume
+from gan.app.run.resumed import Resumed, instead, newest_whole, to_resume, where_data_are
 from gan.app.training import loggers, start
 from gan.app.training.callbacks import Pictures, Score, WriteSettings
 from gan.app.training.describe import describe
@@ -86,7 +86,7 @@ class Beginning:
             with made_to("train" if self.trained is None else "resume", self.said):
                 self.run = build(settings.run, **now)
         except UserError as error:
-            raise self.trained.where_data_were(error) if self.trained is not None else error from None
+            raise where_data_are(error, now) if self.trained is not None else error from None
         self.summary, self.all_settings = describe(self.run.game), options.dump(settings, settings.run)
 
     def texts(self, chosen: Chosen, launchers: list[str]) -> dict[Path, str]:
@@ -229,7 +229,7 @@ def take_new_data(run: Run, wanted: bool) -> None:
 
 def keeper(settings: Namespace, run: Run, where: RunFolder, every: int, made: Collection[str] = ()) -> Keep:
     """What saves and removes checkpoints. Validations are `every` so many steps; `made` are scores of --score-every."""
-    best, by = settings.keep_best, settings.keep_best_by
+    best, by = settings.keep_best, settings.keep_best_by and settings.keep_best_by.rpartition("/")[2]
     known = {name.rpartition("/")[2]: name for name in (*run.scores, *made)}
     if best and not known:
         raise UserError(f"--keep-best {best}: this run has no scores to tell which is best; leave --keep-best out")

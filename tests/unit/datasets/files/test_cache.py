@@ -298,8 +298,8 @@ def test_another_number_of_labels_is_checked_again(root, monkeypatch):
 # Small things.
 
 
-def test_hidden_files_are_no_data(tmp_path):
-    for name in ("a", ".a", "b/c", ".git/d"):
+def test_hidden_files_and_caches_are_no_data(tmp_path):
+    for name in ("a", ".a", "b/c", ".git/d", "gan-cache/e", "b/gan-cache/f"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert sorted(entry.name for entry in all_files(tmp_path)) == ["a", "c"]

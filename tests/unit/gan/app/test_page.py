@@ -1,6 +1,7 @@
 """The tables of a run's page."""
 
 import base64
+import errno
 import json
 import re
 import shutil
@@ -13,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gan.app.page import compared, run_tables
+from gan.app.page import compared, document, run_tables
 from gan.app.page.table import Cell, Charts, Row, Table, encode, spread
 from gan.app.painting import grids
 from gan.app.painting.painter import Painter
@@ -50,6 +51,14 @@ def picture_of(sample) -> bytes:
 
 MOVING = [Row("output", [Cell(pictures=(RED, BLUE))])]
 EYES = [Row("eyes", [Cell(pictures=(RED,)), Cell("has none")], (1, 2, 3))]
+
+
+def test_a_page_for_which_there_is_no_space_is_refused_by_name(tmp_path):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    message = "cannot write '.*c.html': No space left on device; choose a place with -o"
+    with mock.patch("pathlib.Path.write_text", side_effect=full), pytest.raises(UserError, match=message):
+        document.write(tmp_path / "c.html", str, "-o")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -233,11 +233,11 @@ def test_sliders_draw_what_the_drawer_draws(noise_editor):
     def made(**edit):
         return noise_editor.draw(edit)[0].tobytes()
 
-    assert made(seed=3, truncation=0.5) == drawn(drawer.pictures([3], label=0, truncation=0.5)[0])
-    assert made(seed=3, **{"class": 1}) == drawn(drawer.pictures([3], label=1)[0])
+    assert made(seed=3, truncation=0.5) == drawn(drawer.pictures([3], truncation=0.5)[0])
+    assert made(seed=3, **{"class": 0}) == drawn(drawer.pictures([3], label=0)[0])
     other = made(seed=5)
     assert made(seed=3, layers=0, other=5) == other
-    sheet = Drawings(drawer).directions(seeds=[3], label=0, direction=2, strength="2:2")
+    sheet = Drawings(drawer).directions(seeds=[3], direction=2, strength="2:2")
     assert made(seed=3, direction2=2) == drawn(sheet.columns["+2"][0])
     others = ({}, {"layers": 2, "other": 5}, {"truncation": 0}, {"direction2": 1.5}, {"direction1": -3.0})
     assert len({other, *(made(seed=3, **edit) for edit in others)}) == 6

@@ -16,7 +16,7 @@ from torch import nn
 
 from gan.app.run import folder, options
 from gan.app.run.folder import RunFolder
-from gan.app.run.resumed import Resumed
+from gan.app.run.resumed import Resumed, where_data_are
 from gan.files.checkpoint import Share
 from gan.files.errors import UserError
 from gan.files.system import fcntl
@@ -306,20 +306,15 @@ def test_weights_that_do_not_fit_are_refused_with_the_settings_that_have_changed
 
 @pytest.mark.promise("`--resume` with other settings, or from another folder")
 @pytest.mark.parametrize(
-    ("saved", "typed", "advice"),
+    ("error", "data", "advice"),
     [
-        ({}, [], "; 'mine' is relative to {}, where the run was started: type --data {}/mine"),
-        ({"out": "other/runs"}, [], "; if its data have moved, type --data and their folder"),
-        ({"data": "/nowhere/mine"}, [], "; if its data have moved, type --data and their folder"),
-        ({}, ["--data", "typed"], ""),
-        ({"data": os.getcwd()}, [], ""),
+        ("no pictures", "/nowhere/mine", "; if its data have moved, type --data and their folder"),
+        ("no folder; type --data and the folder", "/nowhere/mine", ""),
+        ("no pictures", os.getcwd(), ""),
     ],
 )
-def test_data_that_are_not_there_are_named_with_where_they_were(saved, typed, advice, trained, tmp_path, monkeypatch):
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    found = resumed(trained, typed, **saved).where_data_were(UserError("no pictures"))
-    assert str(found) == "no pictures" + advice.format(tmp_path, tmp_path)
+def test_where_data_are_gone_what_to_type_is_said_once(error, data, advice):
+    assert str(where_data_are(UserError(error), {"data": data})) == error + advice
 
 
 def test_settings_have_the_whole_path_of_data_that_are_there(tmp_path, monkeypatch):

@@ -84,6 +84,13 @@ def test_what_is_typed_overrides_what_was_saved(here):
     assert (settings.run, settings.latent, settings.max_steps) == ("r3gan-faces", 8, 11)
 
 
+def test_a_length_that_is_typed_in_another_unit_counts(here):
+    run = saved(here, "biggan", "--kimg", "1", "--max-steps", "11")
+    for typed, length in ((["--kimg", "3"], None), (["--kimg", "3", "--max-steps", "7"], 7), (["--width", "4"], 11)):
+        for file in (["--resume", str(run.path)], ["--config", str(run.settings)]):
+            assert options.parse([*file, *typed])[0].max_steps == length
+
+
 def test_auto_looks_for_the_run_that_was_named(here):
     saved(here, "--run", "r3gan-faces", "--devices", "0,2")
     newest = saved(here, "--run", "pix2pix-faces")

@@ -40,6 +40,17 @@ def test_a_resumed_run_continues_from_its_checkpoint(tmp_path):
     rows = metrics.read(folder.metrics)
     assert [row.get("x") for row in rows.values()] == [0, 10, 20, None, None]
     assert (rows[30], rows[50]) == ({"y": 3}, {"y": 1})
+    assert [*tmp_path.iterdir()] == [folder.metrics]
+
+
+def test_rows_of_checkpoints_that_stay_are_kept_beside(tmp_path, capsys):
+    folder = RunFolder(tmp_path)
+    write(folder, [(step, {"x": step}) for step in range(0, 50, 10)])
+    folder.checkpoint(40).mkdir(parents=True)
+    write(folder, [(20, {"y": 1})])
+    assert [*metrics.read(folder.metrics)] == [0, 10, 20]
+    assert [*metrics.read(tmp_path / "metrics-to-step-000040.csv")] == [0, 10, 20, 30, 40]
+    assert "goes on from step 19; metrics-to-step-000040.csv keeps its later rows" in capsys.readouterr().out
 
 
 def test_curves_are_drawn_with_a_panel_a_phase(tmp_path):
