@@ -11,6 +11,7 @@ import torch
 from lightning import Trainer
 from torch import Tensor
 
+from gan import noise
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
@@ -168,7 +169,8 @@ class Steps:
     def _asked(self, phase: Phase) -> bool:
         """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
         assert phase.when is not None
-        return self.training.world.answer(phase.when) if self.trial is None else self.trial.answer(phase)
+        with noise.at(noise.Place((self.training.seed, self.game.step, phase.name, "when"), 0, 1, 1)):  # for all ranks
+            return self.training.world.answer(phase.when) if self.trial is None else self.trial.answer(phase)
 
     def _try(
         self, play: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], trial: Trial, batch: Any
