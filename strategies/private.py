@@ -7,6 +7,7 @@ tests/unit/strategies/test_world.py says which.
 import csv
 import logging
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -433,6 +434,12 @@ def steps_of(schedule: LRScheduler) -> int:
 def keeps_graph() -> bool:
     """Whether the backward that runs was asked to keep its graph."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def forget_compiling_threads() -> None:
+    """In a forked process, which does not have them, and would wait for them. torch forgets its processes by itself."""
+    if (known := sys.modules.get("torch._inductor.async_compile")) is not None:
+        known.AsyncCompile.pool.cache_clear()
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 import csv
 import gc
+import importlib
+import multiprocessing
 import os
 import pickle
 import random
@@ -385,6 +387,20 @@ def test_ranks_compute_on_several_threads_though_this_process_has_done_so():
         assert fit(Threaded()).global_step == 1
     finally:
         torch.set_num_threads(before)
+
+
+def compiles():
+    torch._inductor.async_compile.AsyncCompile.submit(int).result(timeout=10)
+
+
+def test_a_forked_rank_compiles_though_this_process_has_done_so(monkeypatch):
+    importlib.import_module("torch._inductor.async_compile")
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 2)
+    compiles()
+    rank = multiprocessing.get_context("fork").Process(target=own_ranks._apart, args=(random_state.capture(), compiles))
+    rank.start()
+    rank.join(60)
+    assert rank.exitcode == 0
 
 
 def test_a_rank_makes_its_pool_of_threads_before_other_threads_ask_for_it(monkeypatch, tmp_path):
