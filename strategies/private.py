@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from multiprocessing import forkserver
 from typing import Any
 from unittest import mock
 
@@ -436,8 +437,9 @@ def keeps_graph() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
-def forget_compiling_threads() -> None:
-    """In a forked process, which does not have them, and would wait for them. torch forgets its processes by itself."""
+def forget_helpers() -> None:
+    """Forget what a forked process does not have: threads that compile, the process from which loaders are forked."""
+    forkserver._forkserver.__init__()
     if (known := sys.modules.get("torch._inductor.async_compile")) is not None:
         known.AsyncCompile.pool.cache_clear()
 

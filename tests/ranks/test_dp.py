@@ -11,6 +11,7 @@ import threading
 import warnings
 from functools import partial
 from inspect import getattr_static
+from multiprocessing import forkserver
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from unittest import mock
@@ -393,13 +394,14 @@ def compiles():
     torch._inductor.async_compile.AsyncCompile.submit(int).result(timeout=10)
 
 
-def test_a_forked_rank_compiles_though_this_process_has_done_so(monkeypatch):
+@pytest.mark.parametrize("use", [compiles, forkserver.ensure_running])
+def test_a_forked_rank_has_helpers_of_its_own_though_this_process_has_some(use):
     importlib.import_module("torch._inductor.async_compile")
-    monkeypatch.setattr("torch._inductor.config.compile_threads", 2)
-    compiles()
-    rank = multiprocessing.get_context("fork").Process(target=own_ranks._apart, args=(random_state.capture(), compiles))
-    rank.start()
-    rank.join(60)
+    with torch._inductor.config.patch(compile_threads=2):
+        use()
+        rank = multiprocessing.get_context("fork").Process(target=own_ranks._apart, args=(random_state.capture(), use))
+        rank.start()
+        rank.join(60)
     assert rank.exitcode == 0
 
 
