@@ -76,6 +76,15 @@ class Alone(Plain):
         return super().judge(batch)
 
 
+class OwnSums(Plain):
+    """In step 2 rank 1 adds up alone."""
+
+    def judge(self, batch):
+        if self.step == 2 and dist.get_rank() == 1:
+            dist.all_reduce(torch.zeros(1))
+        return super().judge(batch)
+
+
 class Hangs(Plain):
     """Before step 2, rank 1 does something that takes longer than the time limit."""
 
@@ -120,6 +129,12 @@ def test_a_loader_that_ends_first_is_named(policy, pair):
     one, other = pair.run(astray, Plain, (5, 3), policy)
     assert "rank 0 plays phase 'discriminator' of step 3 where rank 1 has ended step 2 and begins no other" in one
     assert "rank 1 has ended step 2 and begins no other where rank 0 plays phase 'discriminator' of step 3" in other
+
+
+def test_ranks_that_wait_in_one_phase_are_told_what_may_be_the_cause(pair):
+    said = pair.run(astray, OwnSums, (5, 5), "ddp")
+    assert any("plays phase 'discriminator' of step 2 where all others do too" in str(each) for each in said)
+    assert any("where samples choose them, type +whole" in str(each) for each in said)
 
 
 def test_a_rank_that_waits_for_none_is_named_by_those_that_wait_for_it(pair):
