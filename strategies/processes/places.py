@@ -100,10 +100,7 @@ class Places:
                 raise
             self.waiting = _call_of_ranks(reversed(list(traceback.walk_tb(error.__traceback__))))
             self.tell()
-            elsewhere = self.elsewhere()
-            if not elsewhere and not self.here.playing:
-                raise
-            elsewhere = elsewhere or f"rank {self.world.rank} {self} where all others do too (one may be slow)"
+            elsewhere = self.elsewhere() or f"rank {self.world.rank} {self} where all others do too (one may be slow)"
             raise RanksDiverged(f"{elsewhere}, so they wait for each other in vain; {ADVICE}") from error
 
     def tell(self) -> None:
