@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from inspect import getfullargspec
 from typing import Any, NoReturn, Self, TypeVar
 
 from lightning import LightningModule
@@ -17,6 +18,7 @@ from gan.making import on_meta, reopened
 from gan.phase import Phase, Player, check_game
 
 T = TypeVar("T")
+OF_CLI = {"_instantiator", "_class_path"}  # what LightningCLI saves beside hyper-parameters
 
 
 class GanModule(LightningModule):
@@ -136,7 +138,7 @@ class GanModule(LightningModule):
         if hparams_file is not None:
             raise UserError("hyper-parameters are read from the checkpoint, or given by name; leave hparams_file out")
         saved = load(checkpoint_path, weights_only)
-        game = cls(**{**saved.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}), **kwargs})
+        game = cls(**{**cls._arguments(saved), **kwargs})
         meant = as_made(game)
         game.on_load_checkpoint(saved)
         left_out, strict = saved.get("left_out", {}), game.strict_loading if strict is None else strict
@@ -157,6 +159,16 @@ class GanModule(LightningModule):
             )
         game.pretrained_weights_read = True
         return game if map_location is None else game.to(map_location)
+
+    @classmethod
+    def _arguments(cls, saved: dict[str, Any]) -> dict[str, Any]:
+        """The saved hyper-parameters that the constructor takes. LightningCLI, say, saves others too."""
+        takes, found = getfullargspec(cls.__init__), saved.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
+        names = {*takes.args, *takes.kwonlyargs}
+        if (config := saved.get(cls.CHECKPOINT_HYPER_PARAMS_NAME)) in names:
+            return {config: found}
+        names |= found.keys() - OF_CLI if takes.varkw else set()
+        return {name: found[name] for name in names & found.keys()}
 
     # ---- Lightning's manual optimization, in which nothing would be synchronised ----
 

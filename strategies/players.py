@@ -49,8 +49,10 @@ class Players:
         self.world, self.servers = world, servers
         self.policies = assign(choice, game, world, precision, servers)
         if _needs_loss_scale(precision):
+            scaler = getattr(precision, "scaler", None)  # off where the device has none: Lightning makes it for cuda
+            begin = (scaler.get_scale(), scaler.get_growth_interval()) if scaler and scaler.is_enabled() else ()
             for policy in self.policies.values():
-                policy.loss_scale = LossScale()
+                policy.loss_scale = LossScale(*begin)
 
     def adopt(self, first: FirstWeights, training: bool) -> None:
         """Their first weights. What a policy shards gets its values after the policy has adopted its player."""

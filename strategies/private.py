@@ -7,9 +7,11 @@ tests/unit/strategies/test_world.py says which.
 import csv
 import logging
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from multiprocessing import forkserver
 from typing import Any
 from unittest import mock
 
@@ -433,6 +435,13 @@ def steps_of(schedule: LRScheduler) -> int:
 def keeps_graph() -> bool:
     """Whether the backward that runs was asked to keep its graph."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def forget_helpers() -> None:
+    """Forget what a forked process does not have: threads that compile, the process from which loaders are forked."""
+    forkserver._forkserver.__init__()
+    if (known := sys.modules.get("torch._inductor.async_compile")) is not None:
+        known.AsyncCompile.pool.cache_clear()
 
 
 @contextmanager

@@ -11,11 +11,12 @@ import torch
 from lightning import Trainer
 from torch import Tensor
 
+from gan import noise
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
 from nets.norm import synchronised
-from strategies import private
+from strategies import private, random_state
 from strategies.check.one_device import check_guesses, check_step
 from strategies.check.replicas import compare_replicas, compare_settings
 from strategies.check.trial import Trial, Trials
@@ -65,6 +66,7 @@ class Steps:
         training.draws.compiled = any(each.compiled or each.compiled_by_author for each in self.policies.values())
         self.trials = Trials(game.phases if checked else (), check == "often")
         self.trial: Trial | None = None  # that is played now
+        self.dice: tuple[Any, ...] = ()  # with which the step has begun, if a `when` may throw them
         self.stepped = False
         self.epoch_begins = False  # the game's own on_train_epoch_start runs
         self.moved: list[tuple[Tensor, int]] = []  # the tensors of the batch that is to be played, and their versions
@@ -97,23 +99,24 @@ class Steps:
         self.guard.raise_if_hopeless()
         if not self.stepped and (self.training.world.size > 1 or any(each.micro_batches > 1 for each in game.phases)):
             check_rows(batch, game.trainer.train_dataloader, game.trainer.is_last_batch)
-        tried = self.trials.due(game.phases, step)
+        tried = self.trials.before(game.phases, step)
         for policy in self.policies.values():
             policy.begin_step(step, tried)
         self.lockstep.equal_rows.begin(batch)
         self.lockstep.places.begin_step(game.step)
         with self.lockstep.places.named():
             raw = batch if self.transfer is None else self.transfer.raw
-            check = partial(check_step, game, self.training, raw, self.trials.ready)
+            check = partial(check_step, game, self.training, raw, partial(self._try, play, args, kwargs))
+            self.dice = random_state.dice() if any(phase.when for phase in game.phases) else ()
             if tried:
-                check(partial(self._try, play, args, kwargs), first=step == 0)
+                check(first=step == 0)
             if self.logged:  # a phase that is not played until they get more has nothing to tell
                 private.forget_logged(game.trainer, self.losses)
                 self.losses, self.logged = {}, False
             output = self._pass(play, batch, *args, **kwargs)
             if self.forms is not None:
-                if new := self.forms.new_on_all():
-                    check(partial(self._try, play, args, kwargs))
+                if (new := self.forms.new_on_all()) | self.trials.after():
+                    check()
                     check_guesses(self.training, step)
                 self.forms.end_step(forget=new and self.training.draws.unmet())
             if not self.trials.played and any(phase.due(step, lambda _: False) for phase in game.phases):
@@ -146,6 +149,8 @@ class Steps:
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase."""
         if self.trial is not None:
+            if phase.when is not None:
+                self.trials.tried(phase.name)
             self.trial.play(phase, batch, self.training)
             return
         step, world = self.game.step, self.training.world
@@ -156,19 +161,24 @@ class Steps:
         if phase.name not in self.trials.played and world.rank == 0 and (draws := self.training.draws.said(phase)):
             private.say(draws)
         self.trials.played.add(phase.name)
+        if phase.when is not None and self.forms is not None:
+            self.trials.asked.append(phase.name)
         if self.compared:
             compare_replicas(self.game, self.policies, world, f"after phase '{phase.name}' of step {step}")
 
     def _asked(self, phase: Phase) -> bool:
         """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
         assert phase.when is not None
-        return self.training.world.answer(phase.when) if self.trial is None else self.trials.ready(phase)
+        with noise.at(noise.Place((self.training.seed, self.game.step, phase.name, "when"), 0, 1, 1)):  # for all ranks
+            return self.training.world.answer(phase.when) if self.trial is None else self.trial.answer(phase)
 
     def _try(
         self, play: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], trial: Trial, batch: Any
     ) -> None:
         """Play the step for a trial."""
         self.trial = trial
+        if self.dice:
+            random_state.set_dice(self.dice)
         try:
             if self.transfer is not None:
                 batch = self.transfer(batch, self.game.step, trial.alone)

@@ -103,6 +103,8 @@ class Comparison:
         """One line for each phase and learner, with the weight that differs most."""
         found = {}
         for (phase, player), one in self.alone.norms.items():
+            if phase in self.unlike:
+                continue
             many = self.together.norms[phase, player]
             largest = max([*one.values(), *many.values()], default=0.0)
             rounding = self.rounding[phase]
@@ -114,7 +116,7 @@ class Comparison:
                 for weight, pair in pairs.items()
                 if _apart(*pair, max(least, rounding * max(pair), min(small, measured.get(weight, 0.0))))
             }
-            if apart and phase not in self.unlike:
+            if apart:
                 worst = max(apart, key=lambda weight: abs(apart[weight][0] - apart[weight][1]))
                 found[
                     f"phase '{phase}', player '{player}': the gradients of {len(apart)} of {len(pairs)} weights; that "

@@ -35,7 +35,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from gan.files.errors import UserError
 from gan.module import GanModule
-from gan.phase import Phase
 from gan.pool import ImagePool
 from nets.norm import unsynchronised
 from strategies.check.comparison import SHAKES, Comparison, moved, roundings, shake_weights
@@ -71,14 +70,12 @@ def check_step(
     game: GanModule,
     training: Training,
     batch: Any,
-    ready: Callable[[Phase], bool],
     play: Callable[[Trial, Any], None],
     first: bool = True,
 ) -> None:
     """Raise if the ranks together would not train as one device does.
 
-    `ready`: whether a phase with a `when` is tried. `play(trial, batch)` plays the step for a trial. `first`: it plays
-    its losses for the first time, or in a new way.
+    `play(trial, batch)` plays the step for a trial. `first`: it plays its losses for the first time, or in a new way.
     """
     own, gather = first_samples(game, training, batch), training.world.gather
     everyone = gather(own)
@@ -105,7 +102,6 @@ def check_step(
             f"{error}. Else what is drawn for a batch, and what a network makes of padding, differ from one device"
         )
     tries = Tries(game, training, kept, play)
-    tries.compare_answers(ready)
     try:
         together, lines = tries.differences(own, samples, more, first)
     except TooFew as error:
@@ -257,7 +253,9 @@ class Tries:
             together, alone = self(own), self(samples, alone=True)
         unlike, losses, repeated = zip(*gather((together.unlike, together.losses, alone.losses)), strict=True)
         together.unlike = {name for each in unlike for name in each}
-        comparison = Comparison(losses, repeated, together, alone, roundings(together.dtypes), together.unlike)
+        turns = {phase for phase, _ in together.norms.keys() ^ alone.norms.keys()}  # a `when` has said other things
+        rounding = roundings(together.dtypes)
+        comparison = Comparison(losses, repeated, together, alone, rounding, together.unlike | turns)
         first, *others = gather(comparison.kept())
         alike = [name for name in first if all(first[name].equal(each.get(name, first[name])) for each in others)]
         together.own = sorted({re.sub(r"(\.\d+)+$", "", name) for name in alike})  # without the numbers of items
@@ -270,21 +268,6 @@ class Tries:
         coarser = replace(comparison, rounding=roundings(*seen))
         lines = coarser.lines(moved(alone, shaken))
         return together, dict(line for each in gather(lines) for line in each.items())
-
-    def compare_answers(self, ready: Callable[[Phase], bool]) -> None:
-        """Warn of a `when` that ranks answer in different ways."""
-        step = self.game.step
-        for phase in self.game.phases:
-            if phase.when is None or not phase.due(step, ready):
-                continue
-            with self.kept.aside():
-                answers = self.training.world.gather(bool(phase.when()))
-            if len(set(answers)) > 1:
-                rank_zero_warn(
-                    f"phase '{phase.name}': in step {step} its `when` is {answers[0]} on the first rank, which "
-                    f"decides, and {not answers[0]} on others; let it read what is the same on all ranks, such as "
-                    f"gan.ranks.mean(x)"
-                )
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import dis
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from gan import ranks
@@ -143,7 +144,7 @@ class Trials:
     """Decides when phases are tried: before they are played for the first time, and again at growing distances.
 
     A phase is tried when it has been played 0, 1, 3, 10, 30, 100, 300, ... times; with `often`, at least each tenth
-    time. A phase with a `when` begins with its second time, because its loss may not be ready before the first.
+    time. One with a `when` is tried after a step that has played it, because before it nobody knows.
     """
 
     def __init__(self, phases: Iterable[Phase] = (), often: bool = False) -> None:
@@ -152,26 +153,31 @@ class Trials:
         self.times = {phase.name: 0 for phase in phases}  # how often each was due
         self.next = dict.fromkeys(self.times, 0)  # how often it will have been when it is tried again
         self.played: set[str] = set()
+        self.asked: list[str] = []  # those with a `when` that this step has played
 
-    def ready(self, phase: Phase) -> bool:
-        """Whether a phase with a `when` is played in a trial."""
-        return phase.name in self.played
-
-    def due(self, phases: Iterable[Phase], step: int) -> bool:
+    def before(self, phases: Iterable[Phase], step: int) -> bool:
         """Whether there is a trial before this step. It counts as done then."""
-        names = [phase.name for phase in phases if phase.name in self.times and phase.due(step, self.ready)]
+        return self._due([each.name for each in phases if each.name in self.times and each.due(step, lambda _: False)])
+
+    def after(self) -> bool:
+        """Whether there is one after this step, because it has played a phase with a `when`."""
+        names, self.asked = self.asked, []
+        return self._due(names)
+
+    def _due(self, names: Collection[str]) -> bool:
         due = any(self.times[name] >= self.next[name] for name in names)
         for name in names:
             if due:
-                self.next[name] = self._later(self.times[name])
+                self.tried(name)
             self.times[name] += 1
         return due
 
-    def _later(self, times: int) -> int:
-        later = 1
+    def tried(self, name: str) -> None:
+        """A trial plays a phase: the next one is later."""
+        times, later = self.times[name], 1
         while later <= times:
             later = 3 * later if str(later).startswith("1") else later // 3 * 10
-        return min(later, times + TIMES) if self.often else later
+        self.next[name] = min(later, times + TIMES) if self.often else later
 
 
 @dataclass
@@ -245,6 +251,19 @@ class Trial:
         if random_state.changed(before) and not by_seed:  # a seed of the author's is the same on all ranks
             self.unlike.add(phase.name)
         self.drawn_alike |= random_state.changed_alike(before)
+
+    def answer(self, phase: Phase) -> bool:
+        """What a phase's `when` says on the first rank, after what the trial has played. Warns if others say no."""
+        assert phase.when is not None
+        self.meet(f"asks whether to play phase '{phase.name}'")
+        with ranks.alone(in_all_threads=True) if self.alone else nullcontext():
+            first, *others = self.world.gather(bool(phase.when()))
+        if not all(each == first for each in others):
+            rank_zero_warn(
+                f"phase '{phase.name}': in step {self.step} its `when` is {first} on the first rank, which decides, "
+                f"and {not first} on others; let it read what is the same on all ranks, such as gan.ranks.mean(x)"
+            )
+        return first
 
     def meet(self, what: str, patience: float | None = None) -> bool:
         """Raise if another rank does something else now. In training the ranks would wait for each other.

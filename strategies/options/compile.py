@@ -182,9 +182,10 @@ def compiling() -> Iterator[None]:
     """For as long as there are compiled players: in torch 2.15 each patch of a setting leaves a variable behind.
 
     A compiled graph may run backward twice, as in plain torch. That must be set when it is compiled, and when it runs.
+    And what a forward makes of a buffer that it has moved must not be computed again (torch's pull request 197039).
     """
-    undonated = torch._functorch.config.patch(donated_buffer=False)
-    with undonated, torch._dynamo.config.patch(recompile_limit=RECOMPILES):
+    exact = torch._functorch.config.patch(donated_buffer=False, treat_parameters_as_free_to_save=False)
+    with exact, torch._dynamo.config.patch(recompile_limit=RECOMPILES):
         yield
 
 

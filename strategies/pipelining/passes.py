@@ -17,7 +17,7 @@ from strategies.advice import instead
 from strategies.options.recompute import attributes_of, changed_in_place, set_attributes, states_of
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.pipe import ForwardRequest, Pipe
-from strategies.pipelining.program import Transfer, UnitCall
+from strategies.pipelining.program import Meta, Transfer, UnitCall
 from strategies.pipelining.schedule import Action, Step, messages, orders
 from strategies.sharding.resharded_parameter import version_of
 
@@ -213,6 +213,12 @@ class StageChunk:
         if known is None or (known.source, known.target) != (source, target):
             raise another_way(self.player)
         if source == self.action.stage:
+            now = tensor.requires_grad, tensor.shape, tensor.dtype
+            if now != (known.learns, known.meta.shape, known.meta.dtype):
+                raise another_way(
+                    self.player,
+                    "passes on a tensor of another shape than before, or that learns where it did not, or the reverse",
+                )
             if known.learns:
                 self.sent[number] = tensor
             self.wires.send(True, number, self.action.chunk, tensor)
@@ -228,10 +234,17 @@ class StageChunk:
         if known is None or known.unit != unit.name:
             before = "returned" if known is None else f"called '{known.unit}'"
             raise another_way(self.player, f"calls '{unit.name}', where it {before} before")
+        if call is not None and _plain(call.leaves) != _plain(known.leaves):
+            raise another_way(self.player, f"gets other numbers from '{unit.name}' than before")
         if call is not None and call.draws != known.draws:
             drew = f"draws {call.draws} times in '{unit.name}', where it drew {known.draws} times before"
             raise another_way(self.player, drew)
         return known
+
+
+def _plain(leaves: Sequence[Any]) -> list[Any]:
+    """The numbers and texts among leaves."""
+    return [None if isinstance(leaf, Tensor | Meta) else leaf for leaf in leaves]
 
 
 StageChunks = dict[Action, StageChunk]
@@ -263,8 +276,12 @@ class ForwardPass:
             leaves, form, piece.inputs = self.request.run(program, self.inputs, action.chunk)
         if form != self.plan.form or len(program.carried) != len(self.plan.transfers):
             raise another_way(self.pipe.player)
+        if _plain(leaves) != self.plan.leaves:
+            raise another_way(self.pipe.player, "returns other numbers than before")
         for number, output in self.plan.outputs.items():
             if output.source == action.stage:
+                if output.learns != leaves[number].requires_grad:
+                    raise another_way(self.pipe.player, "returns a tensor that learns where it did not, or the reverse")
                 self.held.setdefault(number, []).append(leaves[number].detach())
                 if leaves[number].requires_grad:
                     piece.outputs[number] = leaves[number]

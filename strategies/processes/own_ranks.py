@@ -32,6 +32,7 @@ from strategies.private import (
     call_setup_hooks,
     call_teardown_hooks,
     callbacks,
+    forget_helpers,
     forget_port,
     interrupt,
     leave_loops,
@@ -271,6 +272,7 @@ def _apart(state: Mapping[str, Any], function: Callable[..., Any], *args: Any, *
     Python's generator anew.
     """
     random_state.restore(state)
+    forget_helpers()
     shared: dict[int, torch.UntypedStorage] = {}
     for game in (each for each in args if isinstance(each, GanModule)):
         for _, tensor in Reachable([game]).objects.values():

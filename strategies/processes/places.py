@@ -29,8 +29,9 @@ RECENT = 1000  # phases whose names are kept
 
 ADVICE = (
     "every rank needs the same number of batches (type max_steps=, or drop_last=True in a loader of your own), the "
-    "same turns (decide a turn by what is the same on all ranks, such as gan.ranks.mean(loss)), and the same calls of "
-    "gan.ranks (call none in a branch that depends on the rank's own samples)"
+    "same turns (decide a turn by what is the same on all ranks, such as gan.ranks.mean(loss)), the same calls of "
+    "gan.ranks (call none in a branch that depends on the rank's own samples), and the same layers (where samples "
+    "choose them, type +whole, as in zero3+whole, and leave out batch norms)"
 )
 
 
@@ -99,9 +100,7 @@ class Places:
                 raise
             self.waiting = _call_of_ranks(reversed(list(traceback.walk_tb(error.__traceback__))))
             self.tell()
-            elsewhere = self.elsewhere()
-            if not elsewhere:
-                raise
+            elsewhere = self.elsewhere() or f"rank {self.world.rank} {self} where all others do too (one may be slow)"
             raise RanksDiverged(f"{elsewhere}, so they wait for each other in vain; {ADVICE}") from error
 
     def tell(self) -> None:
@@ -181,5 +180,5 @@ def _first_difference(every: list[tuple[int, list[tuple[int, str]]]]) -> str:
 
 def _in_vain(error: BaseException) -> bool:
     """Whether this is the error of a collective that has waited too long, or that met another one."""
-    text = str(error)
-    return any(words in text for words in ("Timed out waiting", "timed out", "op.preamble.length", "data size"))
+    known = "Timed out waiting", "timed out", "Application timeout", "op.preamble.length", "data size"
+    return any(words in str(error) for words in known)

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
@@ -95,7 +96,8 @@ class GroupReduction(Reduction):
         norms = torch.stack([own[name].double() if name in own else zero for name in self.storage.weights])
         squares = norms.square().to(self.device, non_blocking=True)
         dist.all_reduce(squares, group=self.storage.group)
-        return squares.sqrt().to(next(iter(self.storage.weights.values())).dtype.to_real())
+        types = (weight.dtype.to_real() for weight in self.storage.weights.values())
+        return squares.sqrt().to(reduce(torch.promote_types, types))
 
     def ask_reached(self, phase: str) -> None:
         self.unreached = set()

@@ -932,11 +932,35 @@ class Sometimes(Later):
         return super().late(batch) * self.scale
 
 
-@pytest.mark.parametrize(("game", "step"), often([(Later, 2), (Sometimes, 3)], [Later]))
-def test_a_phase_is_tried_before_its_first_time_or_with_a_when_before_its_second(game, step, ranks):
-    assert ranks(2).run(refused, game, policy="zero3", world=2, steps=step, check=True) == [None, None]
-    message = ranks(2).run(refused, game, policy="zero3", world=2, steps=step + 1, check=True)[0]
+class Thrown(Sometimes):
+    """The same, where dice say in each step whether the loss is ready: in step 2 for the first time."""
+
+    def on_fit_start(self):
+        random.seed(9)
+
+    def configure_phases(self):
+        yield Phase("net", self.throw, "net")
+        yield Phase("late", self.late, "net", when=lambda: self.scale is not None)
+
+    def throw(self, batch):
+        self.scale = 2.0 if random.random() < 0.3 else None
+        return self.net(batch["x"]).square().mean()
+
+
+class Lawful(Thrown):
+    def late(self, batch):
+        return self.net(batch["x"]).mean() * self.scale
+
+
+@pytest.mark.parametrize("game", often([Later, Sometimes, Thrown], [Later, Thrown]))
+def test_a_phase_is_tried_before_its_first_time_or_with_a_when_after_it(game, ranks):
+    assert ranks(2).run(refused, game, policy="zero3", world=2, steps=2, check=True) == [None, None]
+    message = ranks(2).run(refused, game, policy="zero3", world=2, steps=3, check=True)[0]
     assert "phase 'late': loss 'loss'" in message
+
+
+def test_a_phase_is_tried_only_where_its_when_says_yes(ranks):
+    assert "no comparison" not in ranks(2).run(_warned, Lawful, steps=6)[0]
 
 
 class OnItsOwn(Later):

@@ -219,6 +219,25 @@ def test_a_game_is_loaded_from_a_checkpoint_as_lightnings_users_do(tmp_path):
         Sized.load_from_checkpoint(tmp_path / "x.ckpt", hparams_file="x.yaml")
 
 
+class AnySize(Sized):
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+
+
+class Configured(Sized):
+    def __init__(self, config):
+        super().__init__(config["width"])
+        self.save_hyperparameters(config)
+
+
+@pytest.mark.parametrize("make", [Sized, AnySize, lambda **sizes: Configured(sizes)])
+def test_hyper_parameters_that_its_constructor_does_not_take_are_left_out(make, tmp_path):
+    game = make(width=3)
+    game.hparams.update({"_instantiator": "lightning.pytorch.cli.instantiate_module"})  # as LightningCLI does
+    fit(game, 1).save_checkpoint(tmp_path / "x.ckpt")
+    assert type(game).load_from_checkpoint(tmp_path / "x.ckpt").generator[0].out_features == 3
+
+
 class Factored(GanModule):
     """An optimizer whose state has shapes of its own: numbers for rows and columns."""
 

@@ -96,6 +96,29 @@ def test_parity_with_random_numbers_and_several_backwards_of_a_graph(backend):
         assert distance(train(Rich, policy="single+compile", steps=4), expected) < EXACT
 
 
+class Warming(nn.Module):
+    """Moves a buffer, and computes with it."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.net(x) * (1 + 0.1 * self.calls)
+
+
+class Warm(Plain):
+    def __init__(self):
+        super().__init__()
+        self.generator = Warming(self.generator)
+
+
+def test_parity_where_a_forward_moves_a_buffer():
+    assert distance(train(Warm, policy="single+compile"), train(Warm, policy="single")) < EXACT
+
+
 class Numb(Compiled):
     """The control: a compiled network whose weights nobody gathers."""
 

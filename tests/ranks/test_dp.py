@@ -2,6 +2,8 @@
 
 import csv
 import gc
+import importlib
+import multiprocessing
 import os
 import pickle
 import random
@@ -9,6 +11,7 @@ import threading
 import warnings
 from functools import partial
 from inspect import getattr_static
+from multiprocessing import forkserver
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from unittest import mock
@@ -393,6 +396,21 @@ def test_ranks_compute_on_several_threads_though_this_process_has_done_so():
         assert fit(Threaded()).global_step == 1
     finally:
         torch.set_num_threads(before)
+
+
+def compiles():
+    torch._inductor.async_compile.AsyncCompile.submit(int).result(timeout=10)
+
+
+@pytest.mark.parametrize("use", [compiles, forkserver.ensure_running])
+def test_a_forked_rank_has_helpers_of_its_own_though_this_process_has_some(use):
+    importlib.import_module("torch._inductor.async_compile")
+    with torch._inductor.config.patch(compile_threads=2):
+        use()
+        rank = multiprocessing.get_context("fork").Process(target=own_ranks._apart, args=(random_state.capture(), use))
+        rank.start()
+        rank.join(60)
+    assert rank.exitcode == 0
 
 
 def test_a_rank_makes_its_pool_of_threads_before_other_threads_ask_for_it(monkeypatch, tmp_path):

@@ -376,6 +376,30 @@ def test_a_forward_that_goes_another_way_on_one_rank_is_refused_by_all(how, word
     assert message == other
 
 
+class Turning(Chained):
+    """From step 1 on it detaches what goes to the next stage, or returns another number."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.late = how, False
+
+    def forward(self, z, codes):
+        x = self.one(z)
+        y = self.two(x.detach() if self.late and self.how == "detaches" else x)
+        return y, int(self.late and self.how == "number")
+
+
+class Turned(Painting):
+    def on_train_batch_start(self, *_):
+        self.generator.late = self.step > 0
+
+
+@pytest.mark.parametrize(("how", "words"), [("detaches", "passes on a tensor of"), ("number", "returns other numbers")])
+def test_a_forward_that_goes_another_way_in_a_later_step_is_refused(how, words, ranks):
+    message = ranks(2).run(refusal, partial(Turned, partial(Turning, how)))[0]
+    assert f"player 'generator': its forward {words}" in message
+
+
 WITH_THE_TENSOR = "passes a tensor from stage 0 to stage 1"
 
 

@@ -17,6 +17,7 @@ from gan import GanModule, Phase, Player, ranks
 from strategies import PhaseStrategy
 from strategies.processes import places
 from strategies.processes.places import Places, _first_difference
+from strategies.world import World
 from tests.support.hard_games import Plain
 from tests.support.parity import trainer, vectors
 from tests.support.worlds import Ranks
@@ -76,6 +77,15 @@ class Alone(Plain):
         return super().judge(batch)
 
 
+class OwnSums(Plain):
+    """In step 2 rank 1 adds up alone."""
+
+    def judge(self, batch):
+        if self.step == 2 and dist.get_rank() == 1:
+            dist.all_reduce(torch.zeros(1))
+        return super().judge(batch)
+
+
 class Hangs(Plain):
     """Before step 2, rank 1 does something that takes longer than the time limit."""
 
@@ -120,6 +130,26 @@ def test_a_loader_that_ends_first_is_named(policy, pair):
     one, other = pair.run(astray, Plain, (5, 3), policy)
     assert "rank 0 plays phase 'discriminator' of step 3 where rank 1 has ended step 2 and begins no other" in one
     assert "rank 1 has ended step 2 and begins no other where rank 0 plays phase 'discriminator' of step 3" in other
+
+
+def test_ranks_that_wait_in_one_phase_are_told_what_may_be_the_cause(pair):
+    said = pair.run(astray, OwnSums, (5, 5), "ddp")
+    assert any("plays phase 'discriminator' of step 2 where all others do too" in str(each) for each in said)
+    assert any("where samples choose them, type +whole" in str(each) for each in said)
+
+
+def between_phases():
+    try:
+        with Places(World(2, dist.get_rank()), "a run").named():
+            raise RuntimeError("Timed out waiting 3000ms for recv operation to complete")
+    except places.RanksDiverged as error:
+        return str(error)
+
+
+def test_so_are_ranks_that_wait_between_phases(pair):
+    assert (
+        "where all others do too (one may be slow), so they wait for each other in vain" in pair.run(between_phases)[1]
+    )
 
 
 def test_a_rank_that_waits_for_none_is_named_by_those_that_wait_for_it(pair):

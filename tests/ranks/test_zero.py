@@ -21,7 +21,7 @@ from strategies.sharding.fsdp_bucket import FsdpBucket
 from strategies.sharding.resharded_parameter import ReshardedParameter
 from strategies.sharding.unshard_on_read import KEPT
 from tests.support.hard_games import Micro4, Plain
-from tests.support.parity import EXACT, distance, often, parts, refused, single, snapshot, trainer
+from tests.support.parity import EXACT, distance, often, parts, refused, single, snapshot, train, trainer
 from tests.support.watch import WatchedStrategy, moved, watched
 
 ON_READ = "strategies.sharding.unshard_on_read"
@@ -349,6 +349,20 @@ def test_after_a_failure_reading_waits_for_nobody(policy, ranks):
 
 
 # ---- in bfloat16 ----
+
+
+class LowFirst(Plain):
+    """Its generator's first weight is in bfloat16, the others in float64."""
+
+    def __init__(self):
+        super().__init__()
+        self.double().generator.low = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("policy", often(["zero2", "zero3", "fsdp"], ["zero3"]))
+def test_gradients_are_clipped_by_their_whole_norm_beside_a_weight_in_bfloat16(policy, ranks):
+    one = train(LowFirst, policy="single", precision="32-true")
+    assert distance(ranks(2).run(train, LowFirst, policy=policy, world=2, precision="32-true")[0], one) < EXACT
 
 
 def mixed(policy):
