@@ -33,6 +33,7 @@ from strategies.transfer import Transfer
 from strategies.turn import Training, play
 
 ROOM = 64  # for losses: a message has a multiple of it
+PLAIN = (int, float, str, type(None))
 ASKING = ("monitor", "filename")  # attributes of callbacks with the names of what is logged
 
 
@@ -66,7 +67,8 @@ class Steps:
         training.draws.compiled = any(each.compiled or each.compiled_by_author for each in self.policies.values())
         self.trials = Trials(game.phases if checked else (), check == "often")
         self.trial: Trial | None = None  # that is played now
-        self.dice: tuple[Any, ...] = ()  # with which the step has begun, if a `when` may throw them
+        # The dice and the game's plain attributes with which the step has begun, if a `when` may throw or count.
+        self.begun: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.stepped = False
         self.epoch_begins = False  # the game's own on_train_epoch_start runs
         self.moved: list[tuple[Tensor, int]] = []  # the tensors of the batch that is to be played, and their versions
@@ -107,7 +109,9 @@ class Steps:
         with self.lockstep.places.named():
             raw = batch if self.transfer is None else self.transfer.raw
             check = partial(check_step, game, self.training, raw, partial(self._try, play, args, kwargs))
-            self.dice = random_state.dice() if any(phase.when for phase in game.phases) else ()
+            if any(phase.when for phase in game.phases):
+                plain = {name: value for name, value in vars(game).items() if isinstance(value, PLAIN)}
+                self.begun = random_state.dice(), plain
             if tried:
                 check(first=step == 0)
             if self.logged:  # a phase that is not played until they get more has nothing to tell
@@ -177,8 +181,10 @@ class Steps:
     ) -> None:
         """Play the step for a trial."""
         self.trial = trial
-        if self.dice:
-            random_state.set_dice(self.dice)
+        if self.begun is not None:
+            dice, plain = self.begun
+            random_state.set_dice(dice)
+            vars(self.game).update(plain)
         try:
             if self.transfer is not None:
                 batch = self.transfer(batch, self.game.step, trial.alone)

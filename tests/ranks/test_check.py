@@ -947,12 +947,26 @@ class Thrown(Sometimes):
         return self.net(batch["x"]).square().mean()
 
 
+class Counting(Later):
+    """The same, where `when` counts how often it is asked."""
+
+    asked = 0
+
+    def configure_phases(self):
+        yield Phase("net", lambda batch: self.net(batch["x"]).square().mean(), "net")
+        yield Phase("late", self.late, "net", when=self.third)
+
+    def third(self):
+        self.asked += 1
+        return self.asked % 3 == 0
+
+
 class Lawful(Thrown):
     def late(self, batch):
         return self.net(batch["x"]).mean() * self.scale
 
 
-@pytest.mark.parametrize("game", often([Later, Sometimes, Thrown], [Later, Thrown]))
+@pytest.mark.parametrize("game", often([Later, Sometimes, Thrown, Counting], [Later, Thrown, Counting]))
 def test_a_phase_is_tried_before_its_first_time_or_with_a_when_after_it(game, ranks):
     assert ranks(2).run(refused, game, policy="zero3", world=2, steps=2, check=True) == [None, None]
     message = ranks(2).run(refused, game, policy="zero3", world=2, steps=3, check=True)[0]
