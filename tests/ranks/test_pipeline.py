@@ -1,5 +1,6 @@
 """pipeline: what it refuses, holds and moves. tests/scenes/pipelines.py has that it trains as one device does."""
 
+import math
 import re
 from functools import partial
 from unittest import mock
@@ -377,7 +378,7 @@ def test_a_forward_that_goes_another_way_on_one_rank_is_refused_by_all(how, word
 
 
 class Turning(Chained):
-    """From step 1 on it detaches what goes to the next stage, or returns another number."""
+    """From step 1 on it detaches what goes to the next stage, or returns another number. It returns a NaN, too."""
 
     def __init__(self, how):
         super().__init__()
@@ -386,7 +387,7 @@ class Turning(Chained):
     def forward(self, z, codes):
         x = self.one(z)
         y = self.two(x.detach() if self.late and self.how == "detaches" else x)
-        return y, int(self.late and self.how == "number")
+        return y, int(self.late and self.how == "number"), math.nan
 
 
 class Turned(Painting):
@@ -398,6 +399,7 @@ class Turned(Painting):
 def test_a_forward_that_goes_another_way_in_a_later_step_is_refused(how, words, ranks):
     message = ranks(2).run(refusal, partial(Turned, partial(Turning, how)))[0]
     assert f"player 'generator': its forward {words}" in message
+    assert ranks(2).run(refusal, partial(Turned, partial(Turning, "not"))) == [None, None]
 
 
 WITH_THE_TENSOR = "passes a tensor from stage 0 to stage 1"
