@@ -257,9 +257,10 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: flo
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """A running mean over a window of one twentieth of the curve."""
-    width = max(1, len(values) // 20)
-    sums = np.cumsum(np.concatenate([[0.0], values]))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - width)
-    return (sums[ends] - sums[starts]) / (ends - starts)
+    """A running mean of what is finite over a window of one twentieth of the curve.
+
+    Each window is summed by itself: in differences of one long sum, a huge value would spoil all that follow it.
+    """
+    finite, window = np.isfinite(values), np.ones(max(1, len(values) // 20))
+    sums, counts = (np.convolve(each, window)[: len(values)] for each in (np.where(finite, values, 0.0), finite))
+    return sums / np.where(counts, counts, np.nan)

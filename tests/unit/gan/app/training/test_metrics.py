@@ -94,6 +94,15 @@ def test_smoothing_is_a_running_mean():
     assert metrics._smooth(np.array([4.0]))[0] == 4
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e20])
+def test_one_bad_value_spoils_only_the_means_of_its_window(bad):
+    values = np.ones(100)
+    values[10] = bad
+    smooth = metrics._smooth(values)
+    assert all(smooth[:10] == 1) and all(smooth[15:] == 1)
+    assert all(smooth[10:15] == (1 if bad != 1e20 else 2e19))
+
+
 @pytest.mark.parametrize(
     "content",
     [
