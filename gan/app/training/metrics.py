@@ -20,7 +20,7 @@ from tqdm import tqdm
 from gan.app.outputs import say
 from gan.app.run.folder import RunFolder
 from gan.files.disk import whole_file
-from gan.files.errors import UserError, reason
+from gan.files.errors import UserError, printable, reason
 
 
 class Spare:
@@ -230,7 +230,7 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: flo
     figure = Figure(figsize=(6.4 * columns, 3.4 * lines), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     if title:
-        figure.suptitle(title)
+        figure.suptitle(_plain(title))
     for number, (group, panel) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, columns, number + 1)
         for colour, (label, points) in enumerate(panel.items()):
@@ -238,13 +238,15 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: flo
                 continue
             steps, values = np.array(points).T
             axes.plot(steps, values, color=f"C{colour}", alpha=0.25, linewidth=0.8)
-            axes.plot(steps, _smooth(values), color=f"C{colour}", label=label, marker="." if len(steps) < 30 else None)
+            axes.plot(
+                steps, _smooth(values), color=f"C{colour}", label=_plain(label), marker="." if len(steps) < 30 else None
+            )
         everything = np.array([value for points in panel.values() for _, value in points])
         everything = everything[np.isfinite(everything)]
         if len(everything) and everything.min() > 0 and everything.max() > 50 * everything.min():
             axes.set_yscale("log")
         names = list(dict.fromkeys([group, *panel])) if len(panel) == 1 else [group]
-        axes.set(title=": ".join(names), xlabel=xlabel)
+        axes.set(title=_plain(": ".join(names)), xlabel=xlabel)
         axes.locator_params("x", integer=xlabel == "step")
         if kimg:
             above = axes.secondary_xaxis("top", functions=(partial(np.multiply, kimg), partial(np.multiply, 1 / kimg)))
@@ -254,6 +256,11 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: flo
             axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
     with whole_file(path) as part:
         figure.savefig(part, format=path.suffix.removeprefix("."))
+
+
+def _plain(name: str) -> str:
+    """The name for matplotlib, which would read what stands between two "$" as mathematics."""
+    return printable(name).replace("$", r"\$")
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
