@@ -238,9 +238,8 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: flo
                 continue
             steps, values = np.array(points).T
             axes.plot(steps, values, color=f"C{colour}", alpha=0.25, linewidth=0.8)
-            axes.plot(
-                steps, _smooth(values), color=f"C{colour}", label=_plain(label), marker="." if len(steps) < 30 else None
-            )
+            name = f" {_plain(label)}"  # a legend would leave out one that begins with "_"
+            axes.plot(steps, _smooth(values), color=f"C{colour}", label=name, marker="." if len(steps) < 30 else None)
         everything = np.array([value for points in panel.values() for _, value in points])
         everything = everything[np.isfinite(everything)]
         if len(everything) and everything.min() > 0 and everything.max() > 50 * everything.min():

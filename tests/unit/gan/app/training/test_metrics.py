@@ -89,10 +89,10 @@ def test_curves_survive_infinities(tmp_path):
 
 
 def test_names_are_drawn_as_they_stand(tmp_path):
-    """Matplotlib reads "$" as mathematics, and cannot draw the name of a folder that is not UTF-8."""
-    name, path = "a_$^$_\udcff", tmp_path / "curves.svg"
+    """Matplotlib reads "$" as mathematics, has no "_a" in a legend, and cannot draw a name that is not UTF-8."""
+    name, path = "_a_$^$_\udcff", tmp_path / "curves.svg"
     metrics.draw_panels({name: {name: [(0, 1.0)], "b": [(0, 2.0)]}}, path, name)
-    assert path.read_text().count(r"<!-- a_$^$_\udcff -->") == 3  # the title, the panel's, the legend
+    assert path.read_text().count(r"_a_$^$_\udcff -->") == 3  # the title, the panel's, the legend
 
 
 def test_smoothing_is_a_running_mean():
