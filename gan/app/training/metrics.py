@@ -163,15 +163,16 @@ def log(trainer: Trainer, found: Mapping[str, float]) -> None:
         logger.log_metrics(dict(found), trainer.global_step - 1)
 
 
-def read(path: Path) -> dict[int, dict[str, float]]:
-    """The rows of a metrics file by step; none if there is no file. A last line that was cut off is left out."""
+def read(path: Path, last: float = np.inf) -> dict[int, dict[str, float]]:
+    """The rows of a metrics file up to a step; none if there is no file. A last line that was cut off is left out."""
     if not path.is_file():
         return {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
             names, *rows = [*filter(None, csv.reader(line for line in file if line.endswith("\n")))] or [["step"]]
         named = (dict(zip(names, values, strict=True)) for values in rows)
-        return {int(row.pop("step")): {name: float(value) for name, value in row.items() if value} for row in named}
+        rows = {int(row.pop("step")): {name: float(value) for name, value in row.items() if value} for row in named}
+        return {step: row for step, row in rows.items() if step <= last}
     except (OSError, csv.Error, ValueError, KeyError) as error:  # also what is no text
         raise UserError(f"'{path}' is damaged ({type(error).__name__}: {error}); remove it, or mend it") from error
 
