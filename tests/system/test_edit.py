@@ -211,7 +211,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(page):
     page.call("Emulation.clearDeviceMetricsOverride")
 
 
-def test_sliders_change_a_picture_from_noise(screen):
+def test_sliders_change_a_picture_from_noise(screen, tmp_path):
     torch.manual_seed(0)
     net = StyleGenerator(16, base=64, most=8, latent=8, style=8, mapping=2, classes=2).eval().requires_grad_(False)
     editor = NoiseEditor(Drawings(Drawer(net, "mine.pkl", partial(noise_of, length=8), ("cat", "dog"))))
@@ -232,6 +232,9 @@ def test_sliders_change_a_picture_from_noise(screen):
         screen.click("#undo")
         settle(screen)
         assert screen.evaluate(AFTER) == seen[-2]
+        (tmp_path / "part.json").write_text(json.dumps({"seed": 3}))
+        hand_over(screen, tmp_path / "part.json")
+        assert pixels(screen.evaluate(AFTER)) == editor.draw({"seed": 3})[0].tobytes()
         screen.open("about:blank/")
 
 

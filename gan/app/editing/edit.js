@@ -349,7 +349,8 @@ async function open(file) {
   try {
     found = JSON.parse(await file.text());
     const { run, step, label, ...rest } = found;
-    found = about.kind === "noise" ? rest : { picture: 0, styles: {}, seed: 0, ...rest, label: null };
+    const whole = about.kind === "noise" ? { ...start(), class: undefined } : { picture: 0, styles: {}, seed: 0, label: null };
+    found = { ...whole, ...rest }; // without a class: that of the seed
     if (label) found.label = Uint8Array.from(atob(label), (letter) => letter.charCodeAt(0));
   } catch {
     throw new Error(`${file.name} is no edit; choose a file that Save the edit has written, or a label map as PNG.`);
