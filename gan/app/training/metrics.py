@@ -228,7 +228,8 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: flo
 
     columns = min(2, len(panels))
     lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(6.4 * columns, 3.4 * lines), dpi=110, layout="constrained")
+    height = 3.1 + 0.15 * max(map(len, panels.values()))  # with a line of the legend for each curve
+    figure = Figure(figsize=(6.4 * columns, height * lines), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     if title:
         figure.suptitle(_plain(title))
@@ -253,14 +254,16 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: flo
             above.set_xlabel("kimg", loc="right")
         axes.grid(alpha=0.3)
         if len(panel) > 1:  # inside, it would hide curves
-            axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
+            ncols = 2 if max(map(len, panel)) <= 30 else 1
+            axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=ncols, frameon=False)
     with whole_file(path) as part:
         figure.savefig(part, format=path.suffix.removeprefix("."))
 
 
 def _plain(name: str) -> str:
-    """The name for matplotlib, which would read what stands between two "$" as mathematics."""
-    return printable(name).replace("$", r"\$")
+    """The name for matplotlib, which would read what stands between two "$" as mathematics. A long one is cut."""
+    name = printable(name if len(name) <= 60 else f"{name[:28]} … {name[-28:]}")
+    return name.replace("$", r"\$")
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
