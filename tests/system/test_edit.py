@@ -130,11 +130,18 @@ def test_what_is_saved_is_drawn_again_by_the_command_and_by_the_page(page, run, 
     settle(page)
     hand_over(page, file)
     assert pixels(page.evaluate(AFTER)) == Image.open(picture).tobytes()
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"run": "zzz", "step": 5, "picture": 2}))
+    hand_over(page, other)
+    assert page.evaluate(STATUS).endswith("made with zzz, step 5, where it may have looked different")
+    page.click("#reset")
+    settle(page)
+    assert page.evaluate(STATUS).endswith("ms.") and page.evaluate("edit.picture") == 2
     wrong = tmp_path / "wrong.json"
     wrong.write_text(json.dumps({"picture": 77}))
     hand_over(page, wrong)
     assert page.evaluate(PROBLEM) == "'picture' of the edit is 77; choose from 0 to 3"
-    assert page.evaluate("edit.picture") == 0
+    assert page.evaluate("edit.picture") == 2
     page.problems[:] = [problem for problem in page.problems if "400 (Bad Request)" not in problem]
 
 
@@ -211,7 +218,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(page):
     page.call("Emulation.clearDeviceMetricsOverride")
 
 
-def test_sliders_change_a_picture_from_noise(screen):
+def test_sliders_change_a_picture_from_noise(screen, tmp_path):
     torch.manual_seed(0)
     net = StyleGenerator(16, base=64, most=8, latent=8, style=8, mapping=2, classes=2).eval().requires_grad_(False)
     editor = NoiseEditor(Drawings(Drawer(net, "mine.pkl", partial(noise_of, length=8), ("cat", "dog"))))
@@ -232,6 +239,9 @@ def test_sliders_change_a_picture_from_noise(screen):
         screen.click("#undo")
         settle(screen)
         assert screen.evaluate(AFTER) == seen[-2]
+        (tmp_path / "part.json").write_text(json.dumps({"seed": 3}))
+        hand_over(screen, tmp_path / "part.json")
+        assert pixels(screen.evaluate(AFTER)) == editor.draw({"seed": 3})[0].tobytes()
         screen.open("about:blank/")
 
 

@@ -106,7 +106,8 @@ function change(parts) {
   past.push(edit);
   if (past.length > STEPS) past.shift();
   future = [];
-  return take({ ...edit, ...parts });
+  const { run, step, ...rest } = edit; // of an opened edit; what is made of it here is no longer theirs
+  return take({ ...rest, ...parts });
 }
 
 async function take(next) {
@@ -348,8 +349,9 @@ async function open(file) {
   let found;
   try {
     found = JSON.parse(await file.text());
-    const { run, step, label, ...rest } = found;
-    found = about.kind === "noise" ? rest : { picture: 0, styles: {}, seed: 0, ...rest, label: null };
+    const { label, ...rest } = found;
+    const whole = about.kind === "noise" ? { ...start(), class: undefined } : { picture: 0, styles: {}, seed: 0, label: null };
+    found = { ...whole, ...rest }; // without a class: that of the seed
     if (label) found.label = Uint8Array.from(atob(label), (letter) => letter.charCodeAt(0));
   } catch {
     throw new Error(`${file.name} is no edit; choose a file that Save the edit has written, or a label map as PNG.`);

@@ -57,7 +57,7 @@ def number(edit: Edit, name: str, default: float, least: float, most: float) -> 
     """A number of an edit, in its bounds; a whole one if its default is."""
     found = part(edit, name, int if isinstance(default, int) else (int, float), default)
     if not least <= found <= most:
-        raise UserError(f"'{name}' of the edit is {str(found)[:40]}; choose from {least:g} to {most:g}")
+        raise UserError(f"'{name}' of the edit is {str(found)[:40]}; choose from {least:,} to {most:,}")
     return found
 
 

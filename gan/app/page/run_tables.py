@@ -78,7 +78,7 @@ def health(opened: SavedRun) -> Charts:
 
 
 def _logged(opened: SavedRun) -> tuple[dict[str, metrics.Panel], float, str]:
-    rows = metrics.read(opened.folder.metrics)
+    rows = metrics.read(opened.folder.metrics, opened.step)
     return metrics.panels(rows), *metrics.clock(rows)
 
 
@@ -98,7 +98,7 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
 
     A column of the grid becomes a row here. A row that is the same at every step, such as the truth, is shown once.
     """
-    drawn = list(opened.folder.grids().items())
+    drawn = [(step, path) for step, path in opened.folder.grids().items() if step <= opened.step]
     if not drawn:
         return Table(note="This run has drawn no grids yet.")
     drawn = [drawn[k] for k in spread(len(drawn), most)]

@@ -49,8 +49,7 @@ def facts(
     sizes = {each: sum(weight.numel() for weight in net.parameters()) for each, net in run.game.named_children()}
     own = run.data
     counts = [f"{len(own.train):,} to train on", f"{len(own.val):,} held out"] if has_numbers(own) else []
-    rows = metrics.read(folder.metrics).items()  # training may be writing newer ones
-    _, time = metrics.clock({number: row for number, row in rows if number <= step})
+    _, time = metrics.clock(metrics.read(folder.metrics, step))  # training may be writing newer ones
     return {
         "run": f"{folder.path.resolve().name}: {first_sentence(settings['run'])}",
         "trained": f"{step:,} of {run.max_steps:,} steps" + (f", {batch} {what} a step" if batch else ""),
@@ -77,7 +76,7 @@ def scores(folder: RunFolder, run: Run, step: int) -> list[Scored]:
 
     If gan.evaluate has computed a score several times, that of the most pictures counts, and of these the newest.
     """
-    rows, found = {number: row for number, row in metrics.read(folder.metrics).items() if number <= step}, []
+    rows, found = metrics.read(folder.metrics, step), []
     held_out = f"on {len(run.data.val):,} held-out samples" if has_numbers(run.data) else "at validation"
     for name, words in run.scores.items():
         if both := metrics.first_and_last(rows, name):

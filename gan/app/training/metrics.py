@@ -20,7 +20,7 @@ from tqdm import tqdm
 from gan.app.outputs import say
 from gan.app.run.folder import RunFolder
 from gan.files.disk import whole_file
-from gan.files.errors import UserError, reason
+from gan.files.errors import UserError, printable, reason
 
 
 class Spare:
@@ -163,15 +163,16 @@ def log(trainer: Trainer, found: Mapping[str, float]) -> None:
         logger.log_metrics(dict(found), trainer.global_step - 1)
 
 
-def read(path: Path) -> dict[int, dict[str, float]]:
-    """The rows of a metrics file by step; none if there is no file. A last line that was cut off is left out."""
+def read(path: Path, last: float = np.inf) -> dict[int, dict[str, float]]:
+    """The rows of a metrics file up to a step; none if there is no file. A last line that was cut off is left out."""
     if not path.is_file():
         return {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
             names, *rows = [*filter(None, csv.reader(line for line in file if line.endswith("\n")))] or [["step"]]
         named = (dict(zip(names, values, strict=True)) for values in rows)
-        return {int(row.pop("step")): {name: float(value) for name, value in row.items() if value} for row in named}
+        rows = {int(row.pop("step")): {name: float(value) for name, value in row.items() if value} for row in named}
+        return {step: row for step, row in rows.items() if step <= last}
     except (OSError, csv.Error, ValueError, KeyError) as error:  # also what is no text
         raise UserError(f"'{path}' is damaged ({type(error).__name__}: {error}); remove it, or mend it") from error
 
@@ -227,10 +228,11 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: flo
 
     columns = min(2, len(panels))
     lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(6.4 * columns, 3.4 * lines), dpi=110, layout="constrained")
+    height = 3.1 + 0.15 * max(map(len, panels.values()))  # with a line of the legend for each curve
+    figure = Figure(figsize=(6.4 * columns, height * lines), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     if title:
-        figure.suptitle(title)
+        figure.suptitle(_plain(title))
     for number, (group, panel) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, columns, number + 1)
         for colour, (label, points) in enumerate(panel.items()):
@@ -238,28 +240,37 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: flo
                 continue
             steps, values = np.array(points).T
             axes.plot(steps, values, color=f"C{colour}", alpha=0.25, linewidth=0.8)
-            axes.plot(steps, _smooth(values), color=f"C{colour}", label=label, marker="." if len(steps) < 30 else None)
+            name = f" {_plain(label)}"  # a legend would leave out one that begins with "_"
+            axes.plot(steps, _smooth(values), color=f"C{colour}", label=name, marker="." if len(steps) < 30 else None)
         everything = np.array([value for points in panel.values() for _, value in points])
         everything = everything[np.isfinite(everything)]
         if len(everything) and everything.min() > 0 and everything.max() > 50 * everything.min():
             axes.set_yscale("log")
         names = list(dict.fromkeys([group, *panel])) if len(panel) == 1 else [group]
-        axes.set(title=": ".join(names), xlabel=xlabel)
+        axes.set(title=_plain(": ".join(names)), xlabel=xlabel)
         axes.locator_params("x", integer=xlabel == "step")
         if kimg:
             above = axes.secondary_xaxis("top", functions=(partial(np.multiply, kimg), partial(np.multiply, 1 / kimg)))
             above.set_xlabel("kimg", loc="right")
         axes.grid(alpha=0.3)
         if len(panel) > 1:  # inside, it would hide curves
-            axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
+            ncols = 2 if max(map(len, panel)) <= 30 else 1
+            axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=ncols, frameon=False)
     with whole_file(path) as part:
         figure.savefig(part, format=path.suffix.removeprefix("."))
 
 
+def _plain(name: str) -> str:
+    """The name for matplotlib, which would read what stands between two "$" as mathematics. A long one is cut."""
+    name = printable(name if len(name) <= 60 else f"{name[:28]} … {name[-28:]}")
+    return name.replace("$", r"\$")
+
+
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """A running mean over a window of one twentieth of the curve."""
-    width = max(1, len(values) // 20)
-    sums = np.cumsum(np.concatenate([[0.0], values]))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - width)
-    return (sums[ends] - sums[starts]) / (ends - starts)
+    """A running mean of what is finite over a window of one twentieth of the curve.
+
+    Each window is summed by itself: in differences of one long sum, a huge value would spoil all that follow it.
+    """
+    finite, window = np.isfinite(values), np.ones(max(1, len(values) // 20))
+    sums, counts = (np.convolve(each, window)[: len(values)] for each in (np.where(finite, values, 0.0), finite))
+    return sums / np.where(counts, counts, np.nan)

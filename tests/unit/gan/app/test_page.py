@@ -222,6 +222,17 @@ def test_a_chart_a_phase_and_health_has_one_of_its_own(copy):
     assert all("</svg>" in drawing for drawing in charts.drawings.values())
 
 
+def test_curves_and_grids_of_an_earlier_checkpoint_end_at_its_step(run, monkeypatch):
+    for each in (compared, run_tables):
+        monkeypatch.setattr(each, "charts", lambda panels, *_: panels)
+    early = replace(run, step=1)
+    alone, beside = run_tables.curves(early), compared.curves([run, early], ["late", "early"])
+    assert {points[-1][0] for panel in alone.values() for points in panel.values()} == {1}
+    ends = {(panel["late"][-1][0], panel["early"][-1][0]) for panel in beside.values()}
+    assert ends == {(2, 1)}
+    assert run_tables.over_time(early).moments == ["step 0", "step 1"]
+
+
 def test_every_score_says_how_it_was_computed(copy):
     how = {"network": "Inception", "flips": False, "pictures made": 16}
     found = {"score/fid": 12.345678, "score/output: kid": 0.5}
@@ -246,10 +257,10 @@ def test_every_score_says_how_it_was_computed(copy):
     assert found["SSIM, data range 1"] == ("0.25", 4)
     assert found["PSNR, dB"] == ("20", 3)
     assert found["recall, share of what is real that is made, by gan.evaluate"] == ("0.25", 5)
-    rows = metrics.read(copy / "metrics.csv")  # of a checkpoint of before
-    rows[1]["score/fid"] = 20.0
-    with mock.patch.object(metrics, "read", return_value=rows):
-        validation, *_, other = card.scores(RunFolder(copy), open_run(str(copy)).run, 1)
+    rows = metrics.read(copy / "metrics.csv")
+    head, *lines = (copy / "metrics.csv").read_text().splitlines()
+    (copy / "metrics.csv").write_text("".join([f"{head},score/fid\n", *(f"{line},20\n" for line in lines)]))
+    validation, *_, other = card.scores(RunFolder(copy), open_run(str(copy)).run, 1)  # of a checkpoint of before
     assert validation.value == f"{rows[1]['val/transfer_error']:.4g}" and validation.how.startswith("step 1; on 4 held")
     assert other[:2] == ("FID", "20") and other.how.startswith("step 1; network Inception")
     (copy / "scores.json").write_text("{}")
@@ -291,7 +302,7 @@ def test_grids_over_time_are_those_that_training_drew(run):
 def test_a_long_run_shows_some_of_its_steps_and_grids_of_another_shape_whole(copy):
     for step in (*range(3, 2000, 7), 1_000_000):
         shutil.copy(copy / "samples" / "step-000002.png", copy / "samples" / f"step-{step:06d}.png")
-    moments = run_tables.over_time(open_run(str(copy)), most=5).moments
+    moments = run_tables.over_time(replace(open_run(str(copy)), step=1_000_000), most=5).moments
     assert len(moments) == 5 and moments[0] == "step 0" and moments[-1] == "step 1,000,000"
     sheet = Image.new("RGB", (333, 222), "red")
     for path in copy.glob("samples/step-*.png"):

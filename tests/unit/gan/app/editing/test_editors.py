@@ -134,6 +134,7 @@ def test_in_python_an_edit_is_drawn_from_a_file_or_from_what_is_in_it(sean_run, 
 WRONG = {
     "no edit": ([1], "'picture' of the edit is .* of a wrong kind"),
     "no such picture": ({"picture": 4}, "'picture' of the edit is 4; choose from 0 to 3"),
+    "a seed too large": ({"seed": 2**31}, "'seed' of the edit is 2147483648; choose from 0 to 2,147,483,647"),
     "a path for a picture": ({"picture": "/etc/passwd"}, "'picture' of the edit is '/etc/passwd', .* wrong kind"),
     "yes for a picture": ({"picture": True}, "'picture' of the edit is 'True', .* wrong kind"),
     "no base64": ({"label": "?"}, "the label map of the edit is damaged"),

@@ -1,6 +1,7 @@
 """metrics.csv over interruptions, and the picture of the curves."""
 
 import errno
+import re
 from pathlib import Path
 from unittest import mock
 
@@ -88,10 +89,36 @@ def test_curves_survive_infinities(tmp_path):
     assert (tmp_path / "bad.png").exists()
 
 
+def test_names_are_drawn_as_they_stand(tmp_path):
+    """Matplotlib reads "$" as mathematics, has no "_a" in a legend, and cannot draw a name that is not UTF-8."""
+    name, path = "_a_$^$_\udcff", tmp_path / "curves.svg"
+    metrics.draw_panels({name: {name: [(0, 1.0)], "b": [(0, 2.0)]}}, path, name)
+    assert path.read_text().count(r"_a_$^$_\udcff -->") == 3  # the title, the panel's, the legend
+
+
+@pytest.mark.parametrize("length", [40, 200])
+def test_long_names_stand_below_each_other_within_the_picture(length, tmp_path):
+    names = [f"{number:02}-{'n' * length}" for number in range(12)]
+    metrics.draw_panels({"x": {name: [(0, 1.0)] for name in names}}, tmp_path / "long.svg")
+    places = re.findall(r"<!--  \d\d-n.*?translate\((\S+) (\S+)\)", (tmp_path / "long.svg").read_text(), re.DOTALL)
+    assert len(places) == 12 and len({x for x, _ in places}) == 1 and float(places[0][0]) > 0
+    height = float(re.search(r'height="(.*?)pt"', (tmp_path / "long.svg").read_text())[1])
+    assert max(float(y) for _, y in places) < height
+
+
 def test_smoothing_is_a_running_mean():
     values = np.arange(100.0)
     assert metrics._smooth(values)[10] == np.mean(values[6:11])
     assert metrics._smooth(np.array([4.0]))[0] == 4
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e20])
+def test_one_bad_value_spoils_only_the_means_of_its_window(bad):
+    values = np.ones(100)
+    values[10] = bad
+    smooth = metrics._smooth(values)
+    assert all(smooth[:10] == 1) and all(smooth[15:] == 1)
+    assert all(smooth[10:15] == (1 if bad != 1e20 else 2e19))
 
 
 @pytest.mark.parametrize(
