@@ -123,7 +123,7 @@ def curves(opened: Sequence[SavedRun], names: Sequence[str]) -> Charts:
     """A chart for each metric, with a curve for each run."""
     found: dict[str, metrics.Panel] = {}
     for name, each in zip(names, opened, strict=True):
-        for group, panel in metrics.panels(metrics.read(each.folder.metrics, each.step)).items():
+        for group, panel in metrics.panels(metrics.until(each.folder, each.step)).items():
             for label, points in panel.items():
                 chart = found.setdefault(f"{group}: {label}", {run: [] for run in names})
                 chart[name] = points

@@ -78,7 +78,7 @@ def health(opened: SavedRun) -> Charts:
 
 
 def _logged(opened: SavedRun) -> tuple[dict[str, metrics.Panel], float, str]:
-    rows = metrics.read(opened.folder.metrics, opened.step)
+    rows = metrics.until(opened.folder, opened.step)
     return metrics.panels(rows), *metrics.clock(rows)
 
 

@@ -177,6 +177,11 @@ def read(path: Path, last: float = np.inf) -> dict[int, dict[str, float]]:
         raise UserError(f"'{path}' is damaged ({type(error).__name__}: {error}); remove it, or mend it") from error
 
 
+def until(folder: RunFolder, step: int) -> dict[int, dict[str, float]]:
+    """The rows of a run up to a checkpoint. What came after the newest one belongs to no other, so it is there too."""
+    return read(folder.metrics, step if step < max(folder.steps(), default=step) else np.inf)
+
+
 def first_and_last(rows: Mapping[int, Mapping[str, float]], name: str) -> tuple[float, float] | None:
     """The first value of a metric and the last one; None if there is none."""
     values = [row[name] for _, row in sorted(rows.items()) if name in row]

@@ -231,6 +231,8 @@ def test_curves_and_grids_of_an_earlier_checkpoint_end_at_its_step(run, monkeypa
     ends = {(panel["late"][-1][0], panel["early"][-1][0]) for panel in beside.values()}
     assert ends == {(2, 1)}
     assert run_tables.over_time(early).moments == ["step 0", "step 1"]
+    monkeypatch.setattr(RunFolder, "steps", lambda _: [1])  # now it is the newest one
+    assert {points[-1][0] for panel in run_tables.curves(early).values() for points in panel.values()} == {2}
 
 
 def test_every_score_says_how_it_was_computed(copy):
