@@ -112,6 +112,8 @@ class Answers:
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(call.learns))
             stack.enter_context(self._autocast(call))
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(call.dtype)
             stack.enter_context(noise.at(place))
             stack.enter_context(ranks.alone() if call.ranks == 1 else ranks.summed_by(self._refused(call), 0, 2))
             if call.shared:
