@@ -16,6 +16,7 @@ from gan import noise, ranks
 from gan.files.checkpoint import checksum
 from gan.files.errors import UserError
 from gan.phase import Phase
+from strategies import random_state
 from strategies.choice import ranks_as_typed
 from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, unpacked
 from strategies.placing.placement import rounds
@@ -108,7 +109,8 @@ class Answers:
         versions = [each._version for each in inside]
         given = Packed((args, kwargs), self.device).content
         place = call.place
-        draws = 0 if place is None else place.calls
+        draws, seeds = (0, (0, False)) if place is None else (place.calls, (place.of_seed, place.seeded))
+        dice = random_state.dice()
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(call.learns))
             stack.enter_context(self._autocast(call))
@@ -119,6 +121,10 @@ class Answers:
             if call.shared:
                 stack.enter_context(policy.for_several_phases())
             value = (attrgetter(call.name)(network) if call.name else network)(*args, **kwargs)
+        seeded = place is not None and place.seeded and (place.of_seed, place.seeded) != seeds
+        if seeded or dice != random_state.dice():
+            what = "draws by NumPy, by random, or by torch after a seed"
+            raise self._refusal(call, what, "draw in the loss, and give it to the call as an argument")
         if [each._version for each in inside] != versions:
             raise self._refusal(call, "writes into a tensor that it is called with")
         if Packed((args, kwargs), self.device).content != given:
@@ -156,7 +162,7 @@ class Answers:
 
     def _refusal(self, call: Call, what: str, instead: str = "return what it makes") -> UserError:
         return UserError(
-            f"{call.called} of player '{call.player}' {what}, which is on another rank; {instead}, or leave "
+            f"{call.called} of player '{call.player}', which is on another rank, {what}; {instead}, or leave "
             f"@{self.where} out"
         )
 
