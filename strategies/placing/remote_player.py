@@ -81,7 +81,7 @@ class Servers:
             self.contexts.pop()
             raise
         self.contexts.pop()
-        if self.entered == context:
+        if self.entered == context and context not in self.contexts:
             self._leave()
 
     def enter(self) -> None:

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,8 +20,9 @@ from gan.noise import Place
 from strategies.choice import choices
 from strategies.cost.tracing import traces
 from strategies.draws import draws_follow
-from strategies.placing.messages import Call, Packed, unpacked
+from strategies.placing.messages import Call, Enter, Leave, Packed, unpacked
 from strategies.placing.placement import placement_of, rounds
+from strategies.placing.remote_player import Servers
 from strategies.placing.server import Answers, Fingerprint
 from strategies.policies import POLICIES
 from tests.support.placed_games import Distil
@@ -159,6 +161,17 @@ def test_every_call_is_answered_once_and_all_work_in_every_round(training, servi
     assert len({len(each) for each in those}) == 1, "a rank without a call in a round would be missed"
     for each in those:
         assert len({rank for rank, _ in each}) == len(each), "a call would come twice to one rank"
+
+
+def test_an_inner_context_that_ends_leaves_the_outer_one():
+    bridge = mock.Mock(rank=0, device=CPU)
+    servers = Servers(bridge, range(2), range(2, 4), print)
+    servers.together = True
+    with servers.inside(Enter()):
+        with servers.inside(Enter()):  # as averaged() inside gathered()
+            servers.enter()
+        servers.enter()
+    assert [type(call.args[1]) for call in bridge.send.call_args_list] == [Enter, Leave]
 
 
 # ---- server ----
