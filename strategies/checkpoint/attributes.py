@@ -25,7 +25,8 @@ from gan.module import GanModule
 from strategies.reachable import CACHE, PLAIN, Reachable, Scope, alike, content_of, copied, kind_of
 
 LIGHTNINGS = {"_hparams", "_hparams_initial"}  # made when they are first asked for
-TORCHS = vars(nn.Module()).keys() - {"training"}  # attributes of modules that torch saves or makes again
+OF_RNNS = {"_flat_weights", "_flat_weight_refs"}  # lists of the parameters of an nn.LSTM
+TORCHS = vars(nn.Module()).keys() - {"training"} | OF_RNNS  # attributes of modules that torch saves or makes again
 CODE = (nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque)}
 DICTS: dict[str, type[dict[Any, Any]]] = {kind.__name__: kind for kind in (dict, OrderedDict, Counter, defaultdict)}

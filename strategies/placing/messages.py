@@ -45,8 +45,8 @@ class Call:
     """A call of a player's network, or of a part or a method of it, by its `name`.
 
     `arguments` are packed, without their `tensors`. `key` names the call for its backward. `shared`: its graph will be
-    used in several phases. `ranks` is the number of ranks that play. `training` are the modules in training mode.
-    `dropped` are the keys of calls through which no backward can go any more.
+    used in several phases. `dtype` is torch's default. `ranks` is the number of ranks that play. `training` are the
+    modules in training mode. `dropped` are the keys of calls through which no backward can go any more.
     """
 
     player: str
@@ -57,6 +57,7 @@ class Call:
     learns: bool
     shared: bool
     autocast: torch.dtype | None
+    dtype: torch.dtype
     place: Place | None
     ranks: int
     training: frozenset[str]

@@ -81,7 +81,7 @@ class Servers:
             self.contexts.pop()
             raise
         self.contexts.pop()
-        if self.entered == context:
+        if self.entered == context and context not in self.contexts:
             self._leave()
 
     def enter(self) -> None:
@@ -267,6 +267,7 @@ class RemotePlayer(Policy):
             learns=torch.is_grad_enabled() and any(each.requires_grad for each in packed.tensors),
             shared=self.shared,
             autocast=torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
+            dtype=torch.get_default_dtype(),
             place=place,
             ranks=self.world.size if ranks.more_than_one() else 1,
             training=frozenset(name for name, module in self.player.module.named_modules() if module.training),

@@ -16,6 +16,7 @@ from gan import noise, ranks
 from gan.files.checkpoint import checksum
 from gan.files.errors import UserError
 from gan.phase import Phase
+from strategies import random_state
 from strategies.choice import ranks_as_typed
 from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, unpacked
 from strategies.placing.placement import rounds
@@ -108,15 +109,22 @@ class Answers:
         versions = [each._version for each in inside]
         given = Packed((args, kwargs), self.device).content
         place = call.place
-        draws = 0 if place is None else place.calls
+        draws, seeds = (0, (0, False)) if place is None else (place.calls, (place.of_seed, place.seeded))
+        dice = random_state.dice()
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(call.learns))
             stack.enter_context(self._autocast(call))
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(call.dtype)
             stack.enter_context(noise.at(place))
             stack.enter_context(ranks.alone() if call.ranks == 1 else ranks.summed_by(self._refused(call), 0, 2))
             if call.shared:
                 stack.enter_context(policy.for_several_phases())
             value = (attrgetter(call.name)(network) if call.name else network)(*args, **kwargs)
+        seeded = place is not None and place.seeded and (place.of_seed, place.seeded) != seeds
+        if seeded or dice != random_state.dice():
+            what = "draws by NumPy, by random, or by torch after a seed"
+            raise self._refusal(call, what, "draw in the loss, and give it to the call as an argument")
         if [each._version for each in inside] != versions:
             raise self._refusal(call, "writes into a tensor that it is called with")
         if Packed((args, kwargs), self.device).content != given:
@@ -154,7 +162,7 @@ class Answers:
 
     def _refusal(self, call: Call, what: str, instead: str = "return what it makes") -> UserError:
         return UserError(
-            f"{call.called} of player '{call.player}' {what}, which is on another rank; {instead}, or leave "
+            f"{call.called} of player '{call.player}', which is on another rank, {what}; {instead}, or leave "
             f"@{self.where} out"
         )
 

@@ -294,6 +294,18 @@ def test_what_cannot_be_saved_is_named_once(tmp_path):
     assert said[1].startswith("training changes 'late', and checkpoints")
 
 
-def test_a_game_that_remembers_nothing_has_nothing_in_its_checkpoints(tmp_path):
-    fit(Plain, "single", 1, 2, tmp_path / "a.ckpt")
+class Listing(Plain):
+    """An nn.LSTM lists its weights. Another one takes the place of one, as where a served player is given back."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(2, 2).requires_grad_(False)
+
+    def on_train_batch_end(self, *_):
+        self.lstm.bias_hh_l0 = nn.Parameter(self.lstm.bias_hh_l0 + 1, requires_grad=False)
+
+
+@pytest.mark.parametrize("game", [Plain, Listing])
+def test_a_game_that_remembers_nothing_has_nothing_in_its_checkpoints(game, tmp_path):
+    fit(game, "single", 1, 2, tmp_path / "a.ckpt")
     assert load(tmp_path / "a.ckpt")["attributes"] == [{}]

@@ -252,7 +252,7 @@ Changed.teacher_of = Odd
         ("set", "'strength' of its network was changed after the set-up, and ranks 1, which serve the player, have"),
         pytest.param(
             "keeps",
-            "'keeping' of player 'teacher' changes 'last' of its network, which is on another rank; return it",
+            "'keeping' of player 'teacher', which is on another rank, changes 'last' of its network; return it",
             marks=pytest.mark.slow,
         ),
     ],

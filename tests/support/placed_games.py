@@ -47,7 +47,7 @@ class Teacher(nn.Module):
         self.strength = 0.5
 
     def forward(self, x: Tensor, *, strengths: dict[str, float]) -> Seen:
-        levels = [self.start(x) + self.shift]
+        levels = [self.start(x) + self.shift * torch.tensor(0.1)]  # in torch's default precision
         for block in self.blocks:
             levels.append(block(levels[-1]))
         last = self.norm(levels[-1]) + strengths["noise"] * noise.randn(levels[-1].shape, like=x)

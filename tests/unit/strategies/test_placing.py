@@ -1,9 +1,14 @@
 """Players on ranks of their own."""
 
+import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,11 +16,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gan.files.errors import UserError
+from gan.noise import Place
 from strategies.choice import choices
 from strategies.cost.tracing import traces
-from strategies.placing.messages import Packed, unpacked
+from strategies.draws import draws_follow
+from strategies.placing.messages import Call, Enter, Leave, Packed, unpacked
 from strategies.placing.placement import placement_of, rounds
-from strategies.placing.server import Fingerprint
+from strategies.placing.remote_player import Servers
+from strategies.placing.server import Answers, Fingerprint
 from strategies.policies import POLICIES
 from tests.support.placed_games import Distil
 
@@ -155,6 +163,17 @@ def test_every_call_is_answered_once_and_all_work_in_every_round(training, servi
         assert len({rank for rank, _ in each}) == len(each), "a call would come twice to one rank"
 
 
+def test_an_inner_context_that_ends_leaves_the_outer_one():
+    bridge = mock.Mock(rank=0, device=CPU)
+    servers = Servers(bridge, range(2), range(2, 4), print)
+    servers.together = True
+    with servers.inside(Enter()):
+        with servers.inside(Enter()):  # as averaged() inside gathered()
+            servers.enter()
+        servers.enter()
+    assert [type(call.args[1]) for call in bridge.send.call_args_list] == [Enter, Leave]
+
+
 # ---- server ----
 
 
@@ -203,3 +222,46 @@ def test_what_is_the_same_is_no_change():
     assert before.changed() is None
     network.shift.add_(1)
     assert before.changed() == "shift"
+
+
+class Drawing(nn.Module):
+    def of_numpy(self) -> float:
+        return np.random.rand()
+
+    def of_random(self) -> float:
+        return random.random()
+
+    def of_torch(self) -> Tensor:
+        return torch.rand(4)
+
+    def seeds(self) -> None:
+        torch.manual_seed(1)
+
+    def forks(self) -> Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            return torch.rand(4)
+
+    def draws_nothing(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "seeded", "refused"),
+    [
+        ("of_numpy", False, True),
+        ("of_random", False, True),
+        ("seeds", False, True),
+        ("of_torch", True, True),
+        ("of_torch", False, False),
+        ("forks", False, False),
+        ("draws_nothing", True, False),
+    ],
+)
+def test_draws_from_generators_of_the_training_rank_are_refused(name, seeded, refused):
+    nothing, place = Packed(((), {}), CPU).content, Place(("a",), 0, 4, 4, seeded=seeded)
+    call = Call("net", name, nothing, [], 1, False, False, None, torch.float32, place, 1, frozenset(), [])
+    answers = Answers({"net": SimpleNamespace(player=SimpleNamespace(module=Drawing()))}, CPU, "1")
+    said = f"'{name}' of player 'net', which is on another rank, draws by NumPy, .*; draw in the loss, and"
+    with draws_follow(CPU), pytest.raises(UserError, match=said) if refused else nullcontext():
+        answers.called(0, call)
