@@ -1,4 +1,4 @@
-"""What all commands say to a mistake: mistakes.txt, word for word. A mistake leaves nothing behind."""
+"""What all commands say to a mistake: answers.txt, word for word. A mistake leaves nothing behind."""
 
 import contextlib
 import importlib
@@ -14,7 +14,7 @@ import pytest
 from strategies.policies import POLICIES
 from tests.support.posix import only_on_linux
 
-GOLDEN, FOLDER = Path(__file__).with_name("mistakes.txt"), Path(__file__).with_name("mistakes")
+GOLDEN, FOLDER = Path(__file__).with_name("answers.txt"), Path(__file__).with_name("mistakes")
 FOUND = re.findall(r"^\$ (.*)\n((?:    .*\n)*)", GOLDEN.read_text("utf-8"), re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""Runs of a person's own: in a file, in a package, in a module that is installed. Mistakes are in ../mistakes.txt."""
+"""Runs of a person's own: in a file, in a package, in a module that is installed. Mistakes are in ../answers.txt."""
 
 import os
 import sys
