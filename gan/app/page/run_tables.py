@@ -117,10 +117,11 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
         return Table([""], rows, "The grids as training drew them.", moments)
     rows = []
     for column, title in enumerate(columns):
-        cells = [Cell(pictures=frames) for frames in zip(*(piece[column] for piece in pieces), strict=True)]
+        # On another number of ranks a grid has other numbers of samples.
+        cells = [Cell(pictures=frames) for frames in zip(*(piece[column] for piece in pieces), strict=False)]
         still = all(each == cell.pictures[0] for cell in cells for each in cell.pictures)
         rows.append(Row(title, [Cell(pictures=cell.pictures[:1]) for cell in cells] if still else cells))
-    titles = [f"picture {number}" for number in range(len(pieces[0][0]))]
+    titles = [f"picture {number}" for number in range(min(len(piece[0]) for piece in pieces))]
     return Table(titles, rows, "The same held-out samples at every step, as training drew them.", moments)
 
 

@@ -301,6 +301,16 @@ def test_grids_over_time_are_those_that_training_drew(run):
         assert all(len(cell.pictures) == 3 for cell in row(table, title))
 
 
+def test_grids_of_fewer_samples_as_another_number_of_ranks_draws_them_are_shown_beside_others(copy):
+    path, ends = copy / "samples" / "step-000002.png", grids.TITLE + grids.MARGIN
+    with Image.open(path) as sheet:
+        half = sheet.crop((0, 0, sheet.width, ends + (sheet.height - ends) // 2))
+    half.save(path)
+    table = run_tables.over_time(open_run(str(copy)))
+    assert list(table.columns) == ["picture 0", "picture 1"]
+    assert [len(cell.pictures) for cell in row(table, "output")] == [3, 3]
+
+
 def test_a_long_run_shows_some_of_its_steps_and_grids_of_another_shape_whole(copy):
     for step in (*range(3, 2000, 7), 1_000_000):
         shutil.copy(copy / "samples" / "step-000002.png", copy / "samples" / f"step-{step:06d}.png")
