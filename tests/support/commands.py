@@ -10,9 +10,9 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from multiprocessing import forkserver
@@ -191,7 +191,16 @@ def _run(words: list[str], cwd: str, env: dict[str, str], session: bool, files: 
     module = import_module(words[0])
     sys.argv = [module.__file__, *words[1:]]
     sys.path.insert(0, cwd)
-    outputs.run(module.main)
+    outputs.run(module.main if words[0].partition(".")[0] in OURS else partial(_as_python, module.main))
+
+
+def _as_python(main: Callable[[], int]) -> int:
+    """The status of a program of others, such as torchrun, that ends with a traceback is Python's own."""
+    try:
+        return main()
+    except Exception:  # noqa: BLE001 - whatever it is
+        sys.excepthook(*sys.exc_info())
+        return 1
 
 
 def begin_anew(words: list[str], env: Mapping[str, str]) -> NoReturn:
