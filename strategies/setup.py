@@ -28,7 +28,7 @@ from strategies.steps import while_training
 
 @contextmanager
 def on_devices(strategy: RanksStrategy, trainer: Trainer, game: GanModule) -> Iterator[None]:
-    """Inside the `with` this rank's device is ready, and so is what Lightning does otherwise for a single module."""
+    """Inside the `with` this rank's device, loaders and batch norms are ready for a game."""
     training, several = trainer.state.fn == TrainerFn.FITTING, strategy.world_size > 1
     if training and trainer.checkpoint_callbacks:
         check_loadable({"hyper_parameters": dict(game.hparams)})

@@ -26,11 +26,7 @@ from strategies.assignment import Auto
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.player_state import Averages, last_averages
 from strategies.checkpoint.state import State, opened
-from strategies.checkpoint.writing import (
-    Background,
-    InBackground,
-    excused,
-)
+from strategies.checkpoint.writing import Background, InBackground, excused
 from strategies.choice import choices
 from strategies.first_weights import without_values
 from strategies.hooks import Hooks, overrides, refuse_what_is_not_called

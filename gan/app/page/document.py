@@ -67,7 +67,11 @@ def write(path: Path, make: Callable[[], str], option: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as part:
-            part.write_text(make(), encoding="utf-8")
+            try:
+                text = make()
+            except OSError as error:  # of what is read for the page
+                raise UserError(reason(error)) from error
+            part.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write '{path}': {reason(error)}; choose a place with {option}") from error
 
