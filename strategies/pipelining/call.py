@@ -1,6 +1,6 @@
 """A call of a network in stages: first what goes where is found out, once; then it is a step of this rank's graph."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,16 @@ from strategies.observers import OwnCollectives
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, another_way, run
 from strategies.pipelining.pipe import PLAIN, ForwardRequest, Pipe
-from strategies.pipelining.program import OUTSIDE, ForwardPlan, Meta, Program, Transfer, UnitCall, refuse_checkpoint
+from strategies.pipelining.program import (
+    OUTSIDE,
+    ForwardPlan,
+    Meta,
+    Place,
+    Program,
+    Transfer,
+    UnitCall,
+    refuse_checkpoint,
+)
 
 
 def call(pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -157,6 +166,8 @@ class Discovery:
         self.request, self.pipe = request, request.pipe
         self.made = ForwardPlan()
         self.refused = False  # by all ranks
+        self.sent: dict[Place, Tensor] = {}  # what this rank's stages pass on, or return
+        self.got: dict[Place, Tensor] = {}  # the leaves of their graphs, but for weights
 
     def plan(self) -> ForwardPlan:
         plan, rows = self.made, self.request.bounds(0)[1]
@@ -171,7 +182,10 @@ class Discovery:
                     several = leaf.dim() > 1 and not len(leaf) % rows
                     advice = "return the rows of each batch apart" if several else "return a mean for each sample"
                     raise self._refusal(f"a tensor of shape {tuple(leaf.shape)}, not a row for each sample; {advice}")
-                plan.outputs[number] = Transfer(program.stage(leaf) or 0, OUTSIDE, Meta.of(leaf), leaf.requires_grad)
+                source = program.stage(leaf) or 0
+                plan.outputs[number] = Transfer(source, OUTSIDE, Meta.of(leaf), leaf.requires_grad)
+                if source in self.pipe.mine():
+                    self.sent["output", number] = leaf
         self._agree(list(written), bool(buffers.told()), program.whole_batch)
         if plan.written and self.request.chunks > 1 and not plan.whole_batch:
             self._compare_chunks(written)
@@ -197,7 +211,8 @@ class Discovery:
         buffers = Buffers(self.pipe, dict(self.pipe.network.named_buffers()))
         try:
             with buffers.chunk(), OwnCollectives(self._refuse_collective):
-                leaves, self.made.form, _ = self.request.run(program, self.request.inputs(), chunk)
+                leaves, self.made.form, inputs = self.request.run(program, self.request.inputs(), chunk)
+                self.got |= {("input", number): each for number, each in enumerate(inputs)}
             self._meet(f"returns after {self.request.draws} random draws")
         except UserError as error:
             if not self.refused:
@@ -217,12 +232,16 @@ class Discovery:
     def _agree(self, written: list[str], notes: bool, whole_batch: str) -> None:
         """Tell all ranks what only the rank of a stage knows. A stand-in says that no gradient comes back."""
         plan, moved = self.made, [*self.made.transfers, *self.made.outputs.values()]
-        everyone = self._of_all(([each.learns for each in moved], written, notes, whole_batch))
+        reached = {place: _reached(tensor, self.got) for place, tensor in self.sent.items()}
+        everyone = self._of_all(([each.learns for each in moved], written, notes, whole_batch, reached))
         for number, each in enumerate(moved):
             each.learns = any(learns[number] for learns, *_ in everyone)
-        plan.written = {rank: names for rank, (_, names, _, _) in enumerate(everyone) if names}
-        plan.noting = [rank for rank, (_, _, noting, _) in enumerate(everyone) if noting]
-        plan.whole_batch = next((unit for *_, unit in everyone if unit), "")
+        plan.written = {rank: names for rank, (_, names, *_) in enumerate(everyone) if names}
+        plan.noting = [rank for rank, (_, _, noting, *_) in enumerate(everyone) if noting]
+        plan.whole_batch = next((unit for *_, unit, _ in everyone if unit), "")
+        steps = {place: found for *_, each in everyone for place, found in each.items()}
+        for number in plan.outputs:
+            plan.reached[number] = _all_from(("output", number), lambda place: steps.get(place, ()))
 
     def _meet(self, where: str, own: Any = None, refusal: str = "") -> list[Any]:
         """What each rank has here. All ranks raise the same if one refuses, or if they are not at one place."""
@@ -255,21 +274,39 @@ class Discovery:
                 f"player '{pipe.player}': a tensor between its blocks is {dtype} on its stage, and would be "
                 f"{expected} without autocast; compute it inside a block"
             )
-        if pipe.rank not in (sender, receiver):
-            return None
-        if sender == receiver:
-            return tensor
         if pipe.rank == sender:
-            dist.send(tensor.detach().contiguous(), group=pipe.group, group_dst=receiver)
+            self.sent["transfer", number] = tensor
+            if sender != receiver:
+                dist.send(tensor.detach().contiguous(), group=pipe.group, group_dst=receiver)
+        if pipe.rank != receiver:
             return None
-        received = Meta.of(tensor).empty(pipe.device)
-        dist.recv(received, group=pipe.group, group_src=sender)
+        received = tensor.detach() if sender == receiver else Meta.of(tensor).empty(pipe.device)
+        if sender != receiver:
+            dist.recv(received, group=pipe.group, group_src=sender)
+        self.got["transfer", number] = received
         return received.requires_grad_() if learns else received
 
     def told(self, unit: Unit, call: UnitCall | None) -> UnitCall:
         found = self._meet(f"calls '{unit.name}'", call)[self.pipe.rank_of(unit.stage)]
         self.made.calls.append(found)
         return found
+
+
+def _reached(tensor: Tensor, leaves: Mapping[Place, Tensor]) -> set[Place]:
+    """The leaves to which the gradient of a tensor comes. A backward would meet other ranks, so the graph is read."""
+    nodes = _all_from(tensor.grad_fn, lambda node: () if node is None else (inner for inner, _ in node.next_functions))
+    ends = {id(tensor), *(id(getattr(node, "variable", None)) for node in nodes)}
+    return {place for place, leaf in leaves.items() if id(leaf) in ends}
+
+
+def _all_from(first: Hashable, next_of: Callable[[Any], Iterable[Any]]) -> set[Any]:
+    """What one comes to from the first, step by step."""
+    found, pending = {first}, [first]
+    while pending:
+        new = set(next_of(pending.pop())) - found
+        found |= new
+        pending += new
+    return found
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:

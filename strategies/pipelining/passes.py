@@ -17,7 +17,7 @@ from strategies.advice import instead
 from strategies.options.recompute import attributes_of, changed_in_place, set_attributes, states_of
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.pipe import ForwardRequest, Pipe
-from strategies.pipelining.program import Meta, Transfer, UnitCall
+from strategies.pipelining.program import Meta, Place, Transfer, UnitCall
 from strategies.pipelining.schedule import Action, Step, messages, orders
 from strategies.sharding.resharded_parameter import version_of
 
@@ -205,8 +205,7 @@ class StageChunk:
         self.calls = iter(self.plan.calls)
         self.inputs: list[Tensor] = []  # leaves of the network's inputs
         self.received: dict[int, Tensor] = {}  # leaves, by transfer
-        self.sent: dict[int, Tensor] = {}
-        self.outputs: dict[int, Tensor] = {}  # by the number of the output
+        self.made: dict[Place, Tensor] = {}  # what it sends and returns, with a graph
 
     def carry(self, number: int, tensor: Tensor, source: int, target: int) -> Tensor | None:
         known = self.plan.transfers[number] if number < len(self.plan.transfers) else None
@@ -220,7 +219,7 @@ class StageChunk:
                     "passes on a tensor of another shape than before, or that learns where it did not, or the reverse",
                 )
             if known.learns:
-                self.sent[number] = tensor
+                self.made["transfer", number] = tensor
             self.wires.send(True, number, self.action.chunk, tensor)
         if target != self.action.stage:
             return None
@@ -284,7 +283,7 @@ class ForwardPass:
                     raise another_way(self.pipe.player, "returns a tensor that learns where it did not, or the reverse")
                 self.held.setdefault(number, []).append(leaves[number].detach())
                 if leaves[number].requires_grad:
-                    piece.outputs[number] = leaves[number]
+                    piece.made["output", number] = leaves[number]
         if self.request.graph:
             self.pieces[action] = piece
 
@@ -327,7 +326,10 @@ class BackwardPass:
     def __init__(self, request: ForwardRequest, pieces: StageChunks, slopes: Sequence[Tensor | None]) -> None:
         self.request, self.plan, self.pipe, self.pieces = request, request.plan, request.pipe, pieces
         rows = request.rows * request.owners
-        self.of_outputs = self._gathered(slopes)
+        used = self._used(slopes)
+        # Only these have a gradient on one device too. Others would learn from zeros: by momentum, by weight decay.
+        self.reached = {place for number in used for place in self.plan.reached[number]}
+        self.of_outputs = self._gathered(used)
         self.of_inputs = [leaf.new_zeros(rows, *leaf.shape[1:]) for leaf in (request.leaves[n] for n in request.wanted)]
         self.of_weights: list[Tensor | None] = [None] * len(request.weights)
 
@@ -339,20 +341,26 @@ class BackwardPass:
         """One chunk in one stage."""
         start, stop = self.request.bounds(action.chunk)
         piece = self.pieces.pop(action)
-        made = [*piece.sent.values(), *piece.outputs.values()]
-        slopes = [wires.receive(False, number, action.chunk) for number in piece.sent]
-        slopes += [self.of_outputs[number][start:stop] for number in piece.outputs]
+        slopes = {
+            (kind, number): wires.receive(False, number, action.chunk)
+            for kind, number in piece.made
+            if kind == "transfer"
+        }
+        slopes |= {("output", number): slope[start:stop] for number, slope in self.of_outputs.items()}
+        made = {place: tensor for place, tensor in piece.made.items() if place in self.reached}
         leaves = [*piece.received.values(), *piece.inputs, *self.request.weights]
         found: list[Tensor | None] = [None] * len(leaves)
         # What two phases share is made while weights learn that the later phase has frozen.
         asked = [number for number, leaf in enumerate(leaves) if leaf.requires_grad]
         with self._buffers_stay():
             if made and asked:
-                slopes_found = torch.autograd.grad(made, [leaves[n] for n in asked], slopes, allow_unused=True)
-                for number, slope in zip(asked, slopes_found, strict=True):
+                which = tuple(made.values()), [leaves[n] for n in asked], [slopes[place] for place in made]
+                for number, slope in zip(asked, torch.autograd.grad(*which, allow_unused=True), strict=True):
                     found[number] = slope
         for number, tensor in piece.received.items():
             slope = found.pop(0)
+            if (slope is not None) != (("transfer", number) in self.reached):
+                raise another_way(self.pipe.player, "learns through a tensor of another stage in some calls only")
             wires.send(False, number, action.chunk, torch.zeros_like(tensor) if slope is None else slope)
         for total in self.of_inputs:
             slope = found.pop(0)
@@ -379,7 +387,9 @@ class BackwardPass:
 
     def slopes(self) -> list[Tensor | None]:
         """The gradients of the inputs that need one, and of this rank's weights."""
-        return [*map(self._own_rows, self.of_inputs), *self.of_weights]
+        reached = [("input", number) in self.reached for number in range(len(self.of_inputs))]
+        inputs = [self._own_rows(each) if came else None for each, came in zip(self.of_inputs, reached, strict=True)]
+        return [*inputs, *self.of_weights]
 
     def give(self) -> None:
         """Add the gradients to those of the weights, as autograd does after a backward."""
@@ -389,12 +399,21 @@ class BackwardPass:
                 slope = torch.empty_like(weight).copy_(slope)
                 weight.grad = slope if weight.grad is None else weight.grad + slope
 
-    def _gathered(self, slopes: Sequence[Tensor | None]) -> dict[int, Tensor]:
+    def _used(self, slopes: Sequence[Tensor | None]) -> dict[int, Tensor | None]:
+        """The outputs of which some rank's loss makes use, with this rank's gradient."""
+        every = zip(self.plan.outputs.items(), slopes, strict=True)
+        found = {number: slope for (number, output), slope in every if output.learns}
+        if len(found) < 2:
+            return found
+        used = torch.tensor([slope is not None for slope in found.values()], dtype=torch.int32, device=self.pipe.device)
+        dist.all_reduce(used, dist.ReduceOp.MAX, group=self.pipe.group)
+        return {number: found[number] for number, by_some in zip(found, used.tolist(), strict=True) if by_some}
+
+    def _gathered(self, slopes: Mapping[int, Tensor | None]) -> dict[int, Tensor]:
         """For each output that this rank's stages have: the gradients of all ranks' rows."""
         found: dict[int, Tensor] = {}
-        for (number, output), slope in zip(self.plan.outputs.items(), slopes, strict=True):
-            if not output.learns:
-                continue
+        for number, slope in slopes.items():
+            output = self.plan.outputs[number]
             target, group, meta = self.pipe.rank_of(output.source), self.pipe.group, output.meta
             if slope is None:
                 slope = torch.zeros((self.request.rows, *meta.shape[1:]), dtype=meta.dtype, device=self.pipe.device)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
 from gan import Phase, Player, noise, ranks
@@ -390,6 +391,49 @@ class RemadeNorms(BatchNorms):
         self.generator = nn.Sequential(Remade(*self.generator[:3]), self.generator[3])
 
 
+class Heads(nn.Module):
+    """Two heads of one body, the first behind a layer of its own, and a way that no gradient goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.inner = nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 8)
+        self.first, self.second = Stopped(8, 6), nn.Linear(8, 6)
+
+    def forward(self, z):
+        x = self.body(z)
+        return self.first(self.inner(x), x), self.second(x)
+
+
+class Stopped(nn.Linear):
+    """Once the step says so, its second input does not learn through it."""
+
+    after = -1
+    step = 0
+
+    def forward(self, x, skip):
+        return super().forward(x + (skip.detach() if self.step > self.after else skip))
+
+
+class HeadsInTurn(Plain):
+    """A loss that makes use of one output of the generator, and in the next step of the other one.
+
+    What has no gradient on one device keeps its weights; zeros would move them, by momentum and weight decay.
+    """
+
+    def __init__(self, after: int = -1) -> None:
+        super().__init__()
+        self.generator = Heads()
+        self.generator.first.after = after
+
+    def configure_players(self):
+        yield Player("generator", self.generator, partial(AdamW, lr=1e-2, weight_decay=0.1))
+        yield Player("discriminator", self.discriminator, partial(AdamW, lr=1e-2))
+
+    def fake(self, real):
+        self.generator.first.step = self.step
+        return self.generator(noise.randn((len(real), 4), like=real))[self.step % 2]
+
+
 class RemadeFakes(Plain):
     def fake(self, real):
         return checkpoint(super().fake, real, use_reentrant=False)
@@ -406,6 +450,10 @@ class RemadeLayers(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.generator = EachRemade(*self.generator)
+
+
+def all_of_them(self, slopes):
+    return {n: slope for (n, output), slope in zip(self.plan.outputs.items(), slopes, strict=True) if output.learns}
 
 
 def noise_of_the_first(self):
@@ -475,6 +523,18 @@ PIPELINES = {
     "stages_and_shared": Scene(
         SharesWithFrozen, policies={"zero3": 2, "pipeline": 2, "discriminator=pipeline,*=ddp": 2},
         often=("discriminator=pipeline,*=ddp",),
+    ),
+    "heads_in_turn": Scene(
+        HeadsInTurn, policies={**POLICIES, "pipeline": 2, f"generator=pipeline{FORTH_AND_BACK},*=ddp": 2},
+        often=("pipeline",),
+        mutants=(
+            RARELY_DEAF,
+            Mutant("zeros for what has no gradient", "pipeline",
+                   replaced={"strategies.pipelining.passes.BackwardPass._used": all_of_them}),
+        ),
+        refused=(
+            Refused(partial(HeadsInTurn, 1), "generator=pipeline,*=ddp", "of another stage in some calls only"),
+        ),
     ),
     "stages that are made later": one(MadeLater, checked=False),
     "stages that look at the whole batch": one(
