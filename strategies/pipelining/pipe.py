@@ -38,6 +38,7 @@ class Pipe:
     Then each rank computes its loss from its own samples, by whatever networks and policies. So all ranks work while
     the discriminator does. When its backward comes to this call:
 
+        compare     which outputs some rank's loss makes use of: what leads to others has no gradient, as on one device
         gather      the last stage gets all gradients of outputs
         backward    each rank runs the backward of its stages for each chunk; gradients go back to earlier stages
         sum         of the gradients of inputs, if they need them
