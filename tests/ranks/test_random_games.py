@@ -1,0 +1,59 @@
+"""Games that nobody has thought of train as one device does, wherever their players are, or are refused by name."""
+
+import os
+from random import Random, SystemRandom
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+
+from gan.files.errors import UserError
+from strategies import PhaseStrategy
+from strategies.policies import POLICIES
+from strategies.sharding import bucket
+from tests.support.parity import BROKEN, Deaf, Whole, distance, equals, often, snapshot, trainer
+from tests.support.random_games import RandomGame, placement
+from tests.support.saved import Saves
+from tests.support.scene import PROMISED
+
+FIRST = int(os.environ.get("GAMES_SEED") or SystemRandom().randrange(10**6))
+STEPS = 6
+
+
+def play(seed: int, placed: str, world: int, check: bool = False, **checkpoint: str) -> dict[str, Any] | str:
+    """What training makes of a game on one rank, or the words in which it is refused."""
+    loader = Whole(40, dist.get_rank() if world > 1 else 0, world)
+    saves = [Saves(checkpoint["save"], STEPS // 2)] if "save" in checkpoint else []
+    size = mock.patch.object(bucket, "SIZE", 64 if seed % 2 else 2**20)
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), mock.patch.dict(POLICIES, {Deaf.name: Deaf}), size:
+        game, strategy = RandomGame(seed), PhaseStrategy(placed, check=check)
+        try:
+            trainer(strategy, world, STEPS, callbacks=saves).fit(game, loader, ckpt_path=checkpoint.get("resume"))
+        except UserError as error:
+            return str(error)
+        return snapshot(game, strategy)
+
+
+@pytest.mark.promise("a game that nobody has thought of", PROMISED)
+@pytest.mark.parametrize("number", often(range(200), range(4)))
+def test_a_random_game_trains_and_travels_as_on_one_device(number, ranks, tmp_path):
+    seed, save = FIRST + number, str(tmp_path / "half.ckpt")
+    chance, alone = Random(seed), play(seed, "single", 1)
+    places = [(placement(chance), chance.choice((2, 2, 4)), {}), (placement(chance), 2, {"resume": save})]
+    for placed, world, checkpoint in places:
+        saves = {} if checkpoint else {"save": save}
+        found = ranks(world).run(play, seed, placed, world, check=chance.random() < 0.5, **checkpoint, **saves)
+        try:
+            if isinstance(found[0], str):
+                assert found[0] == alone or ("pipeline" in placed and "as one device does" not in found[0])
+                break
+            equals(found, alone)
+        except AssertionError as error:
+            raise AssertionError(f"GAMES_SEED={seed}: {placed} on {world} ranks; {str(found)[:500]}") from error
+
+
+def test_without_synchronisation_it_differs(ranks):
+    every = ((seed, play(seed, "single", 1)) for seed in range(FIRST, FIRST + 20))
+    seed, alone = next((seed, found) for seed, found in every if isinstance(found, dict))
+    assert distance(ranks(2).run(play, seed, Deaf.name, 2)[0], alone) > BROKEN
