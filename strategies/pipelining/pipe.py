@@ -300,7 +300,7 @@ class ForwardRequest:
         if place is not None and self.place is not None:
             self.draws = place.calls - self.place.calls
             seeded = place.seeded and (place.seeded, place.of_seed) != (self.place.seeded, self.place.of_seed)
-            if place.follows and (seeded or program.generators):
+            if place.follows and (seeded or program.moved_generator()):
                 raise self._own_generator()
         return *pytree.tree_flatten(found), learning
 

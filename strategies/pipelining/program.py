@@ -1,10 +1,10 @@
 """A network's own forward, run for the stages of one rank."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -148,7 +148,7 @@ class Program(TorchFunctionMode):
         self.carried: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
         self.running = False  # a unit of this rank: torch works as usual
         self.whole_batch = ""  # a unit that has looked at the whole batch
-        self.generators: WeakSet[torch.Generator] = WeakSet()  # of the game, by which the forward has drawn
+        self.generators: dict[int, torch.Generator] = {}  # by which the forward has drawn
 
     # ---- where a tensor is ----
 
@@ -159,6 +159,11 @@ class Program(TorchFunctionMode):
     def latest(self, leaves: Sequence[Any]) -> int | None:
         stages = [stage for leaf in leaves if isinstance(leaf, Tensor) and (stage := self.stage(leaf)) is not None]
         return max(stages, default=None)
+
+    def moved_generator(self) -> bool:
+        """Whether the forward has drawn by a generator that lives on. torch 2.11 has no weak reference to one."""
+        *ours, fresh = map(sys.getrefcount, (*self.generators.values(), torch.Generator()))
+        return max(ours, default=0) > fresh + 1  # it is in the dict, too
 
     def _carried(self, leaf: Any, target: int) -> Any:
         """A leaf as the target stage needs it. Elsewhere: as a stand-in."""
@@ -188,7 +193,7 @@ class Program(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if kwargs.get("generator") is not None and noise.here() is not None:
-            self.generators.add(kwargs["generator"])
+            self.generators[id(kwargs["generator"])] = kwargs["generator"]
         if self.running:
             return function(*args, **kwargs)
         leaves, form = pytree.tree_flatten((args, kwargs))
