@@ -19,6 +19,7 @@ from strategies.pipelining.cutting import Unit
 
 WITH_A_VALUE = frozenset(("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"))
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "matmul")
+WHERE = tuple(each.__get__ for each in (Tensor.device, Tensor.is_cpu, Tensor.is_cuda, Tensor.is_meta))
 IN_PLACE = frozenset(("__setitem__", *(f"__i{each}__" for each in ARITHMETIC)))
 
 
@@ -201,8 +202,8 @@ class Program(TorchFunctionMode):
         if stage is None:
             return function(*args, **kwargs)
         name = getattr(function, "__name__", str(function))
-        if function == Tensor.device.__get__:
-            return self.device
+        if function in WHERE or (function is Tensor.type and len(leaves) == 1):  # a stand-in would tell of itself
+            return function(torch.empty(0, dtype=leaves[0].dtype, device=self.device))
         if name in WITH_A_VALUE:
             raise UserError(
                 f"player '{self.player}': its forward reads a value ({name}) between its blocks, which only one rank "
