@@ -106,6 +106,7 @@ def _library(keys: set[str]) -> torch.library.Library:
     made = {
         **dict.fromkeys(IN_PLACE, _in_place),
         **dict.fromkeys(BY_ROWS, _by_rows),
+        "multinomial": _multinomial,
         **dict.fromkeys(("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor"), _normal),
         "bernoulli_.Tensor": _bernoulli,
     }
@@ -206,6 +207,13 @@ def _by_rows(original: Kernel, place: Place, name: str, self: Tensor, *args: Any
             own = [a[row : row + 1] if isinstance(a, Tensor) and a.dim() and len(a) == n else a for a in (self, *args)]
             found.append(original(*own, generator=noise.seeded(device, place.seed(call, number))))
     return self if name.endswith("_") else torch.cat(found)
+
+
+def _multinomial(original: Kernel, place: Place, name: str, self: Tensor, count: int, again: bool = False) -> Tensor:
+    """From one row of weights, with replacement, each draw is one of its own: so many rows, as for classes of fakes."""
+    if not again or self.numel() != self.shape[-1] or count > noise.COPIES * place.total:
+        return _by_rows(original, place, name, self, count, again)
+    return _by_rows(original, place, name, self.expand(count, -1), 1, True).view(*self.shape[:-1], count)
 
 
 def _normal(original: Kernel, place: Place, name: str, mean: Any, std: Any = 1.0, **generator: Any) -> Tensor:

@@ -15,9 +15,10 @@ from strategies.advice import instead
 from strategies.observers import OwnCollectives
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, another_way, run
-from strategies.pipelining.pipe import PLAIN, ForwardRequest, Pipe
+from strategies.pipelining.pipe import ForwardRequest, Pipe, as_result
 from strategies.pipelining.program import (
     OUTSIDE,
+    PLAIN,
     ForwardPlan,
     Meta,
     Place,
@@ -167,7 +168,7 @@ class Discovery:
         self.made = ForwardPlan()
         self.refused = False  # by all ranks
         self.sent: dict[Place, Tensor] = {}  # what this rank's stages pass on, or return
-        self.got: dict[Place, Tensor] = {}  # the leaves of their graphs, but for weights
+        self.got: dict[Place, Tensor] = {}  # what they get from others
 
     def plan(self) -> ForwardPlan:
         plan, rows = self.made, self.request.bounds(0)[1]
@@ -211,8 +212,7 @@ class Discovery:
         buffers = Buffers(self.pipe, dict(self.pipe.network.named_buffers()))
         try:
             with buffers.chunk(), OwnCollectives(self._refuse_collective):
-                leaves, self.made.form, inputs = self.request.run(program, self.request.inputs(), chunk)
-                self.got |= {("input", number): each for number, each in enumerate(inputs)}
+                leaves, self.made.form, _ = self.request.run(program, self.request.inputs(), chunk)
             self._meet(f"returns after {self.request.draws} random draws")
         except UserError as error:
             if not self.refused:
@@ -280,11 +280,11 @@ class Discovery:
                 dist.send(tensor.detach().contiguous(), group=pipe.group, group_dst=receiver)
         if pipe.rank != receiver:
             return None
-        received = tensor.detach() if sender == receiver else Meta.of(tensor).empty(pipe.device)
+        received = tensor.detach().clone() if sender == receiver else Meta.of(tensor).empty(pipe.device)
         if sender != receiver:
             dist.recv(received, group=pipe.group, group_src=sender)
         self.got["transfer", number] = received
-        return received.requires_grad_() if learns else received
+        return as_result(received.requires_grad_()) if learns else received
 
     def told(self, unit: Unit, call: UnitCall | None) -> UnitCall:
         found = self._meet(f"calls '{unit.name}'", call)[self.pipe.rank_of(unit.stage)]

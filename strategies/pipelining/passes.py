@@ -16,7 +16,7 @@ from gan.files.errors import UserError
 from strategies.advice import instead
 from strategies.options.recompute import attributes_of, changed_in_place, set_attributes, states_of
 from strategies.pipelining.cutting import Unit
-from strategies.pipelining.pipe import ForwardRequest, Pipe
+from strategies.pipelining.pipe import ForwardRequest, Pipe, as_result
 from strategies.pipelining.program import Meta, Place, Transfer, UnitCall
 from strategies.pipelining.schedule import Action, Step, messages, orders
 from strategies.sharding.resharded_parameter import version_of
@@ -177,7 +177,7 @@ class Wires:
         """Begin to send. The tensor must not change until the pass ends."""
         transfer, tensor = self.transfers[forward][number], tensor.detach()
         if self.pipe.rank_of(transfer.source) == self.pipe.rank_of(transfer.target):
-            self.here[forward, number, chunk] = tensor
+            self.here[forward, number, chunk] = tensor.clone()  # a block of the later stage may write into it
             return
         while self._receives_next():
             self._begin_to_receive()
@@ -224,9 +224,10 @@ class StageChunk:
         if target != self.action.stage:
             return None
         received = self.wires.receive(True, number, self.action.chunk)
-        if known.learns:
-            self.received[number] = received.requires_grad_()
-        return received
+        if not known.learns:
+            return received
+        self.received[number] = received.requires_grad_()
+        return as_result(received)
 
     def told(self, unit: Unit, call: UnitCall | None) -> UnitCall:
         known = next(self.calls, None)
@@ -331,6 +332,7 @@ class BackwardPass:
         self.reached = {place for number in used for place in self.plan.reached[number]}
         self.of_outputs = self._gathered(used)
         self.of_inputs = [leaf.new_zeros(rows, *leaf.shape[1:]) for leaf in (request.leaves[n] for n in request.wanted)]
+        self.came: set[int] = set()  # of these: those that have got a gradient, on this rank
         self.of_weights: list[Tensor | None] = [None] * len(request.weights)
 
     def run(self) -> None:
@@ -360,12 +362,16 @@ class BackwardPass:
         for number, tensor in piece.received.items():
             slope = found.pop(0)
             if (slope is not None) != (("transfer", number) in self.reached):
-                raise another_way(self.pipe.player, "learns through a tensor of another stage in some calls only")
+                what = (
+                    "learns in some calls only through what another stage has made (write x.detach() if it never does)"
+                )
+                raise another_way(self.pipe.player, what)
             wires.send(False, number, action.chunk, torch.zeros_like(tensor) if slope is None else slope)
-        for total in self.of_inputs:
+        for number, total in enumerate(self.of_inputs):
             slope = found.pop(0)
             if slope is not None:
                 total[start:stop] += slope
+                self.came.add(number)
         for number, slope in enumerate(found):
             before = self.of_weights[number]
             if slope is not None:  # not added in place: autograd may give one tensor to two weights
@@ -387,8 +393,8 @@ class BackwardPass:
 
     def slopes(self) -> list[Tensor | None]:
         """The gradients of the inputs that need one, and of this rank's weights."""
-        reached = [("input", number) in self.reached for number in range(len(self.of_inputs))]
-        inputs = [self._own_rows(each) if came else None for each, came in zip(self.of_inputs, reached, strict=True)]
+        came = self._on_some_rank([number in self.came for number in range(len(self.of_inputs))])
+        inputs = [self._own_rows(each) if by_some else None for each, by_some in zip(self.of_inputs, came, strict=True)]
         return [*inputs, *self.of_weights]
 
     def give(self) -> None:
@@ -403,11 +409,15 @@ class BackwardPass:
         """The outputs of which some rank's loss makes use, with this rank's gradient."""
         every = zip(self.plan.outputs.items(), slopes, strict=True)
         found = {number: slope for (number, output), slope in every if output.learns}
-        if len(found) < 2:
-            return found
-        used = torch.tensor([slope is not None for slope in found.values()], dtype=torch.int32, device=self.pipe.device)
-        dist.all_reduce(used, dist.ReduceOp.MAX, group=self.pipe.group)
-        return {number: found[number] for number, by_some in zip(found, used.tolist(), strict=True) if by_some}
+        used = self._on_some_rank([slope is not None for slope in found.values()])
+        return {number: found[number] for number, by_some in zip(found, used, strict=True) if by_some}
+
+    def _on_some_rank(self, own: list[bool]) -> list[bool]:
+        """Which of these are so on some rank."""
+        everyone = torch.tensor(own, dtype=torch.int32, device=self.pipe.device)
+        if own:
+            dist.all_reduce(everyone, dist.ReduceOp.MAX, group=self.pipe.group)
+        return [bool(each) for each in everyone.tolist()]
 
     def _gathered(self, slopes: Mapping[int, Tensor | None]) -> dict[int, Tensor]:
         """For each output that this rank's stages have: the gradients of all ranks' rows."""

@@ -17,9 +17,8 @@ from nets.norm import rows_together
 from strategies import private
 from strategies.advice import instead
 from strategies.pipelining.cutting import Unit
-from strategies.pipelining.program import Carrier, ForwardPlan, Program
-
-PLAIN = (Tensor, int, float, str, bool, type(None), torch.dtype, torch.device)  # of what a call may get and return
+from strategies.pipelining.program import PLAIN, Carrier, ForwardPlan, Program
+from strategies.sharding.resharded_parameter import version_of
 
 
 @dataclass
@@ -192,7 +191,8 @@ class ForwardRequest:
         rows = next((len(leaf) for leaf in tensors.values() if leaf.dim()), 0)
         found = [n for n, leaf in tensors.items() if leaf.dim() and len(leaf) == rows]
         # What had other rows than the samples in an earlier call, such as the trial, is a table in this one too.
-        self.pipe.tables |= {(self.form, n) for n in tensors if n not in found}
+        # One row, for all samples, cannot be mixed up with a batch.
+        self.pipe.tables |= {(self.form, n) for n, leaf in tensors.items() if n not in found and leaf.shape[:1] != (1,)}
         found = [n for n in found if (self.form, n) not in self.pipe.tables]
         unlike = [leaf for leaf in self.leaves if not isinstance(leaf, PLAIN)]
         whole = [leaf for n, leaf in tensors.items() if n not in found and self.graph and leaf.requires_grad]
@@ -285,7 +285,9 @@ class ForwardRequest:
         start, stop = self.bounds(chunk)
         leaves = [inputs[n][start:stop] if n in inputs else leaf for n, leaf in enumerate(self.leaves)]
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        learning = [leaves[n].requires_grad_() for n in self.wanted]
+        learning = {n: leaves[n].requires_grad_() for n in self.wanted}
+        with torch.set_grad_enabled(self.graph):
+            leaves = [as_result(leaf) if n in self.batched else leaf for n, leaf in enumerate(leaves)]
         args, kwargs = pytree.tree_unflatten(leaves, self.form)
         place = self.place
         if place is not None:
@@ -297,12 +299,14 @@ class ForwardRequest:
                 found = self.forward(*args, **kwargs)
         finally:
             self.pipe.program = outer
+        if any(version_of(leaves[n]) for n in self.batched):
+            raise self._refusal("changes in place what it gets; build its first layer without inplace=True")
         if place is not None and self.place is not None:
             self.draws = place.calls - self.place.calls
             seeded = place.seeded and (place.seeded, place.of_seed) != (self.place.seeded, self.place.of_seed)
             if place.follows and (seeded or program.moved_generator()):
                 raise self._own_generator()
-        return *pytree.tree_flatten(found), learning
+        return *pytree.tree_flatten(found), [*learning.values()]
 
     def _own_generator(self) -> UserError:
         """The error where a generator of the game goes on after a forward, and has moved on the rank of a stage alone.
@@ -315,6 +319,11 @@ class ForwardRequest:
             f"which would then go on differently on each rank of a pipeline; leave generator= out, seed inside `with "
             f"torch.random.fork_rng():` in the forward, or type {instead(name, 'zero3')}"
         )
+
+
+def as_result(leaf: Tensor) -> Tensor:
+    """The same memory as no leaf and no view of one, because a block may write into it: ReLU(inplace=True)."""
+    return leaf.unsafe_chunk(1)[0] if leaf.dim() else leaf
 
 
 def _learns(leaf: Any) -> bool:

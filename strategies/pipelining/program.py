@@ -16,10 +16,12 @@ from gan.files.errors import UserError
 from strategies import private, random_state
 from strategies.advice import instead
 from strategies.pipelining.cutting import Unit
+from strategies.sharding.resharded_parameter import version_of
 
+PLAIN = (Tensor, int, float, str, bool, type(None), torch.dtype, torch.device)  # of what a call may get and return
 WITH_A_VALUE = frozenset(("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"))
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "matmul")
-WHERE = tuple(each.__get__ for each in (Tensor.device, Tensor.is_cpu, Tensor.is_cuda, Tensor.is_meta))
+WHERE = tuple(vars(torch._C.TensorBase)[name].__get__ for name in ("device", "is_cpu", "is_cuda", "is_meta"))
 IN_PLACE = frozenset(("__setitem__", *(f"__i{each}__" for each in ARITHMETIC)))
 
 
@@ -44,17 +46,18 @@ class Meta:
 
 @dataclass(frozen=True)
 class UnitCall:
-    """One call of a unit: what it returns, where a tensor is a `Meta`, and how often it draws noise."""
+    """One call of a unit: what it returns, where a tensor is a `Meta`, how often it draws noise, and what it writes."""
 
     unit: str
     form: Any
     leaves: Sequence[Any]
     draws: int
+    wrote: Sequence[int] = ()  # the numbers of the arguments that it has changed in place
 
 
 OUTSIDE = -1  # where an output goes
 
-Place = tuple[str, int]  # "output", "transfer" or "input", and its number
+Place = tuple[str, int]  # "output" or "transfer", and its number
 
 
 @dataclass
@@ -147,6 +150,7 @@ class Program(TorchFunctionMode):
         self.copies, self.trying = copies, trying
         # What has been carried, by id and target, in the order of transfers: the tensor, and what is there of it.
         self.carried: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
+        self.written: dict[int, tuple[Tensor, Unit]] = {}  # by id: what a unit of another stage has changed in place
         self.running = False  # a unit of this rank: torch works as usual
         self.whole_batch = ""  # a unit that has looked at the whole batch
         self.generators: dict[int, torch.Generator] = {}  # by which the forward has drawn
@@ -171,6 +175,12 @@ class Program(TorchFunctionMode):
         if not isinstance(leaf, Tensor):
             return leaf
         source = self.stage(leaf)
+        _, writer = self.written.get(id(leaf), (None, None))
+        if writer is not None and writer.stage != target:
+            raise UserError(
+                f"player '{self.player}': '{writer.name}' changes in place what another stage uses after it; build its "
+                f"first layer without inplace=True, or type {instead(self.player, 'zero3')}"
+            )
         real = leaf if source is None else None
         if source is not None and source != target:
             if (id(leaf), target) not in self.carried:
@@ -258,9 +268,10 @@ class Program(TorchFunctionMode):
                 f"modules. Name blocks in the order of their calls, Player(..., blocks=[...]), or type "
                 f"{instead(self.player, 'zero3')}"
             )
-        carried = [self._carried(leaf, stage) for leaf in leaves]
+        given, carried = leaves, [self._carried(leaf, stage) for leaf in leaves]
         if stage not in self.mine:
             call = self.carrier.told(unit, None)
+            self._wrote(unit, [leaves[number] for number in call.wrote])
             if (place := noise.here()) is not None:
                 place.calls += call.draws
             found = [leaf.stand_in() if isinstance(leaf, Meta) else leaf for leaf in call.leaves]
@@ -281,6 +292,7 @@ class Program(TorchFunctionMode):
         args, kwargs = pytree.tree_unflatten(carried, form)
         place = noise.here()
         before = 0 if place is None else place.calls
+        versions = {n: version_of(each) for n, each in enumerate(carried) if isinstance(each, Tensor)}
         with self._natively(unit):
             dice = random_state.dice() if self.trying else None
             found = forward(*args, **kwargs)
@@ -290,12 +302,30 @@ class Program(TorchFunctionMode):
                 f"stage would do; draw by torch, such as torch.rand(1), or between the blocks"
             )
         drawn = 0 if place is None else place.calls - before
+        wrote = [number for number, version in versions.items() if version_of(carried[number]) != version]
+        self._wrote(unit, [given[number] for number in wrote])
         leaves, form = pytree.tree_flatten(found)
+        if unlike := [leaf for leaf in leaves if not isinstance(leaf, PLAIN)]:
+            raise UserError(
+                f"player '{self.player}': '{unit.name}' returns a {type(unlike[0]).__name__}, which other stages would "
+                f"not see; return tensors, or lists or dicts of them, or type {instead(self.player, 'zero3')}"
+            )
         told = [Meta.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self.carrier.told(unit, UnitCall(unit.name, form, told, drawn))
+        self.carrier.told(unit, UnitCall(unit.name, form, told, drawn, wrote))
         # A unit may return its input, which is a tensor of another stage, or its parameter.
         found = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return self._marked(pytree.tree_unflatten(found, form), stage)
+
+    def _wrote(self, unit: Unit, changed: Sequence[Tensor]) -> None:
+        """Note what a unit has changed in place. Its own stage sees that; other stages and the caller do not."""
+        for tensor in changed:
+            if self.stage(tensor) is None:
+                raise UserError(
+                    f"player '{self.player}': '{unit.name}' changes in place what it gets, which other ranks have too; "
+                    f"build its first layer without inplace=True, or type {instead(self.player, 'zero3')}"
+                )
+            if self.stage(tensor) != unit.stage:
+                self.written[id(tensor)] = tensor, unit
 
     def _check_attributes(self, unit: Unit) -> None:
         """What a unit gets as an argument is seen, and carried. What lies in its modules, as in MUNIT's, is not."""

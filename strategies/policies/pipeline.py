@@ -33,10 +33,10 @@ class Pipeline(Policy):
     """The network is cut into stages of whole layers, one for each rank of a group; each group has a copy.
 
     Communication, in order, in each call of the network: 24 bytes to compare the calls; one all-gather of the inputs;
-    the tensors that go from stage to stage, chunk by chunk; one scatter of the outputs. In its backward: if there are
-    several outputs, one all-reduce of 4 bytes each, which says whether a loss makes use of them; one gather of their
-    gradients; the gradients of what went from stage to stage; one all-reduce of the gradients of inputs, if they need
-    them. After the phase's last backward one all-reduce of the gradients over the groups, if there are several,
+    the tensors that go from stage to stage, chunk by chunk; one scatter of the outputs. In its backward: one
+    all-reduce of 4 bytes an output, which says whether some rank has a gradient of it; one gather of these gradients;
+    the gradients of what went from stage to stage; if inputs learn, the same 4 bytes each, and one all-reduce of their
+    gradients. After the phase's last backward one all-reduce of the gradients over the groups, if there are several,
     and norms and zero gradients as in zero2. Nothing in the update. `averaged` broadcasts the weights twice. A network
     whose forward writes buffers, or assigns attributes of blocks, broadcasts them after each call.
 

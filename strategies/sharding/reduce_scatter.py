@@ -72,7 +72,8 @@ class ReduceScatter(GroupReduction):
         return loss
 
     def _saw_gradient(self, number: int, name: str, weight: Tensor) -> None:
-        self.reached.add(name)
+        if weight.grad is not None:  # torch calls hooks also where an autograd.Function gives no gradient
+            self.reached.add(name)
         if not self._reducing:
             return
         if name not in self._missing[number]:

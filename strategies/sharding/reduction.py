@@ -216,9 +216,10 @@ def _gather(storage: Storage, weights: dict[str, nn.Parameter]) -> None:
                 whole[share.start : share.stop].copy_(piece.grad.reshape(-1))
         dist.all_reduce(flat, group=storage.group)
         for name, weight in alike.items():
-            weight.grad = wholes[name].view_as(weight)
+            weight.grad = wholes[name].view_as(weight).detach()  # a hook may change it while gradients are on
 
 
+@torch.no_grad()
 def _keep(storage: Storage) -> None:
     """Give each piece its part of the whole gradients. It is copied in place, because an engine may own the memory."""
     for name, piece in storage.owned.items():

@@ -36,6 +36,7 @@ class Draws(Plain):
         z = z + torch.rand([], **double) * torch.empty([], dtype=torch.int64).random_(1, 5)
         z = z[:, torch.randperm(4)] + torch.normal(mean, mean.abs()) * torch.bernoulli(mean.sigmoid())
         z = z + F.gumbel_softmax(mean) + F.one_hot(torch.multinomial(mean.exp(), 1)[:, 0], 4)
+        z = z + F.one_hot(torch.multinomial(torch.arange(1.0, 5), len(z), replacement=True), 4)
         z = z * torch.rand(2 * n, 4, **double).view(2, n, 4).sum(0) + torch.randn(7, **double).mean()
         start = (torch.rand(n, **double) * 3).long()
         z = (

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -436,6 +436,90 @@ class HeadsInTurn(Plain):
         return self.generator(noise.randn((len(real), 4), like=real))[self.step % 2]
 
 
+class Fading(nn.Linear):
+    """Sees a code from some step on."""
+
+    on = False
+
+    def forward(self, z, code):
+        return super().forward(torch.cat([z, code if self.on else torch.zeros_like(code)], 1))
+
+
+class Coded(nn.Module):
+    """A head behind the code, and one that never sees that. A block writes into what comes from another stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.coarse = Fading(7, 8), nn.Linear(4, 6)
+        self.second = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 6))
+
+    def forward(self, z, code):
+        return self.second(self.first(z, code)), self.coarse(z)
+
+
+class FadesIn(Plain):
+    """An encoder that has no gradient on one device, as long as no loss makes use of its code."""
+
+    def __init__(self, generator: Callable[[], nn.Module] = Coded) -> None:
+        super().__init__()
+        self.encoder, self.generator = mlp(6, 3), generator()
+
+    def configure_players(self):
+        for name in ("encoder", "generator", "discriminator"):
+            yield Player(name, getattr(self, name), partial(AdamW, lr=1e-2, weight_decay=0.1))
+
+    def configure_phases(self):
+        yield Phase("discriminator", self.judge, "discriminator")
+        yield Phase("generator", self.fool, ("encoder", "generator"))
+
+    def fake(self, real):
+        if isinstance(self.generator, Coded):
+            self.generator.first.on = self.step > 0
+        return self.generator(noise.randn((len(real), 4), like=real), self.encoder(real))[self.step % 3 == 2]
+
+
+@dataclass
+class Features:
+    x: torch.Tensor
+
+
+class ReturnsFeatures(nn.Linear):
+    def forward(self, z):
+        return Features(super().forward(z))
+
+
+class Featured(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = ReturnsFeatures(4, 8), nn.Linear(8, 6)
+
+    def forward(self, z, code):
+        return (self.second(self.first(z).x),) * 2
+
+
+class Overwrites(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.relu_())
+
+
+class OverwritesInput(nn.Sequential):
+    def forward(self, z, code):
+        return (super().forward(z),) * 2
+
+
+class Skips(nn.Module):
+    """A third stage sees what the second has written into, and the first has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), Overwrites(8, 8)
+        self.third, self.fourth = nn.Linear(8, 8), nn.Linear(8, 6)
+
+    def forward(self, z, code):
+        x = self.first(z)
+        return (self.fourth(self.third(self.second(x) + x) + x),) * 2
+
+
 class RemadeFakes(Plain):
     def fake(self, real):
         return checkpoint(super().fake, real, use_reentrant=False)
@@ -536,6 +620,23 @@ PIPELINES = {
         ),
         refused=(
             Refused(partial(HeadsInTurn, 1), "generator=pipeline,*=ddp", "of another stage in some calls only"),
+        ),
+    ),
+    "inputs that a loss makes use of later": Scene(
+        FadesIn, policies={**POLICIES, "pipeline": 2, "encoder=zero3,*=pipeline": 2, "encoder=zero2,*=pipeline": 2},
+        often=("pipeline", "encoder=zero3,*=pipeline"), checked=("pipeline",),
+        refused=tuple(
+            Refused(partial(FadesIn, network), f"generator=pipeline{options},*=ddp", words)
+            for network, options, words in (
+                (Featured, "", "'first' returns a Features, which"),
+                (Skips, "+schedule:interleaved", "'second' changes in place what another stage uses after it"),
+                *(
+                    (partial(OverwritesInput, *layers), "", "changes in place what it gets")
+                    for layers in (
+                        (Overwrites(4, 8), nn.Linear(8, 6)), (nn.ReLU(inplace=True), nn.Linear(4, 8), nn.Linear(8, 6)),
+                    )
+                ),
+            )
         ),
     ),
     "stages that are made later": one(MadeLater, checked=False),

@@ -57,7 +57,7 @@ class Adaptive(ClipsByNorm):
     def on_before_optimizer_step(self, optimizer):
         for weight in self.weights(optimizer):
             if weight.grad is not None:
-                weight.grad = weight.grad * (0.01 * weight.norm() / weight.grad.norm()).clamp(max=1)
+                weight.grad.mul_((0.01 * weight.norm() / weight.grad.norm()).clamp(max=1))  # gradients are on here
 
 
 class Loose(ClipsByNorm):

@@ -37,7 +37,7 @@ class Odd(nn.Module):
 
     KINDS = (
         "plain", "residual", "spectral", "norm", "noisy", "dropout", "mean", "counter", "chosen", "stopped", "frozen",
-        "unused", "embedded", "own gradient",
+        "unused", "embedded", "own gradient", "no gradient",
     )  # fmt: skip
 
     def __init__(self, kind: str) -> None:
@@ -81,18 +81,23 @@ class Odd(nn.Module):
             case "embedded":
                 return self.layer(x).tanh() + self.table((x[:, 0] > 0).long())
             case "own gradient":
-                return Halved.apply(self.layer(x).tanh())
+                return Scaled.apply(self.layer(x).tanh(), 0.5)
+            case "no gradient":
+                return x + Scaled.apply(self.layer(x).tanh(), None)
         return self.layer(x).tanh()
 
 
-class Halved(torch.autograd.Function):
+class Scaled(torch.autograd.Function):
+    """Gives back a part of the gradient, or none."""
+
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
+    def forward(ctx, x: Tensor, part: float | None) -> Tensor:
+        ctx.part = part
         return x.clone()
 
     @staticmethod
-    def backward(ctx, slope: Tensor) -> Tensor:
-        return slope / 2
+    def backward(ctx, slope: Tensor) -> tuple[Tensor | None, None]:
+        return None if ctx.part is None else slope * ctx.part, None
 
 
 class OddNet(nn.Module):

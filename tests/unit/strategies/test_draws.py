@@ -43,6 +43,7 @@ BY_ROWS = {
     "poisson": lambda x: torch.poisson(5 * x),
     "gamma": lambda x: torch.distributions.Gamma(x, x, validate_args=False).rsample(),
     "multinomial": lambda x: torch.multinomial(x, 2),
+    "multinomial of one row": lambda x: torch.multinomial(torch.ones(50, device=x.device), len(x), replacement=True),
     "dropout": lambda x: F.dropout(x, 0.5),
     "dropout2d": lambda x: nn.Dropout2d()(x[..., None, None].expand(-1, -1, 2, 2)),
     "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, training=True),
