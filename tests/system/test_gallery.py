@@ -130,7 +130,7 @@ def test_headings_say_what_each_picture_is(made):
     text = made.read_text()
     styles = text[text.index('<section id="styles">') : text.index('<section id="copies">')]
     assert '<th scope="col">style of picture 3</th>' in styles
-    assert re.search(r'<th scope="row"><span class="swatch"[^>]*></span>hair</th>', text)
+    assert re.search(r'<th scope="row"><div><span class="swatch"[^>]*></span>hair</div></th>', text)
     assert 'alt="background, style of picture 1"' in styles
 
 
