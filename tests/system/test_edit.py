@@ -207,6 +207,16 @@ def test_what_is_painted_while_another_picture_comes_is_kept(page):
     assert page.evaluate("[edit.picture, past.length, future.length]") == [0, 2, 1]
 
 
+def test_a_painting_that_is_not_saved_is_not_left_without_a_question(page, address, tmp_path):
+    for is_saved in (True, False):
+        stroke(page, (0.5, 0.5), (0.7, 0.7))
+        if is_saved:
+            saved(tmp_path, page, "#save-edit", "*-edit.json")
+        page.open(address)
+        assert ("Page.javascriptDialogOpening" in page.events) is not is_saved
+        settle(page)
+
+
 def test_brush_and_fill_paint_whole_pixels_only(page):
     choose_region(page, "hat")
     page.click("[value=fill]")

@@ -9,7 +9,7 @@ const SHOWN = 60; // pictures that are offered by sight
 const LONG = "Painting … The first use of the mean styles looks at many training pictures, and takes a while.";
 
 let about, colours, width, height;
-let edit;
+let edit, saved; // now, and when it was last saved
 const originals = new Map(); // the pictures' own label maps, by number
 const past = [], future = [];
 let region = 0;
@@ -393,8 +393,9 @@ function listen() {
     save(fileName("-mask.png"), kept(await answer.blob()));
   });
   on("save-edit", "click", () => {
-    const saved = { run: about.run, step: about.step, ...sent(edit) };
-    save(fileName("-edit.json"), kept(new Blob([JSON.stringify(saved)], { type: "application/json" })));
+    const whole = { run: about.run, step: about.step, ...sent(edit) };
+    save(fileName("-edit.json"), kept(new Blob([JSON.stringify(whole)], { type: "application/json" })));
+    saved = edit;
   });
   on("choose", "click", () => choose("Choose a picture to edit", [], (which) => begin(Number(which))));
   for (const end of ["from", "to"])
@@ -416,6 +417,7 @@ function listen() {
   });
   on("seed", "change", () => change({ seed: Math.max(0, Math.floor($("seed").value)) }));
   on("close", "click", () => $("dialog").close());
+  window.addEventListener("beforeunload", (event) => past.length && edit.label && edit !== saved && event.preventDefault());
   document.addEventListener("keydown", (event) => {
     const step = { "[": -1, "]": 1 }[event.key];
     if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z") $(event.shiftKey ? "redo" : "undo").click();
