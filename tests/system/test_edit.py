@@ -277,6 +277,12 @@ def test_sliders_change_a_picture_from_noise(screen, tmp_path):
         screen.click("#undo")
         settle(screen)
         assert screen.evaluate(AFTER) == seen[-2]
+        screen.evaluate(
+            "(each => {each.value = '4.5'; each.dispatchEvent(new Event('change'))})"
+            "(document.getElementsByName('seed')[1])"
+        )
+        settle(screen)
+        assert screen.evaluate(f"[edit.seed, {PROBLEM}]") == [4, ""]
         (tmp_path / "part.json").write_text(json.dumps({"seed": 3}))
         hand_over(screen, tmp_path / "part.json")
         assert pixels(screen.evaluate(AFTER)) == editor.draw({"seed": 3})[0].tobytes()

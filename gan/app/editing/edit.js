@@ -329,7 +329,8 @@ function makeSliders() {
     inputs[0].id = `slider-${name}`;
     inputs[1]?.setAttribute("aria-label", `${title}, as a number`);
     inputs[0].addEventListener("input", () => draw({ ...edit, [name]: Number(inputs[0].value) }));
-    for (const input of inputs) input.addEventListener("change", () => change({ [name]: Number(input.value) }));
+    const typed = step === 1 ? Math.floor : Number;
+    for (const input of inputs) input.addEventListener("change", () => change({ [name]: typed(input.value) }));
     const words = Object.assign(document.createElement("label"), { htmlFor: inputs[0].id, textContent: title });
     $("sliders").append(words, ...inputs);
   }
