@@ -16,7 +16,7 @@ from gan import noise, ranks
 from gan.files.checkpoint import checksum
 from gan.files.errors import UserError
 from gan.phase import Phase
-from strategies import random_state
+from strategies import private, random_state
 from strategies.choice import ranks_as_typed
 from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, unpacked
 from strategies.placing.placement import rounds
@@ -58,7 +58,8 @@ def _attributes(network: nn.Module) -> dict[str, list[Any]]:
     """Each by its name, with what is in it."""
     found = {}
     for path, module in network.named_modules():
-        own = {name: value for name, value in vars(module).items() if name not in TORCHS}
+        normed = {getattr(hook, "name", "") for hook in private.module_hooks(module)}  # weights that a norm sets
+        own = {name: value for name, value in vars(module).items() if name not in TORCHS | normed}
         for name, value in (own | module._buffers | module._modules).items():
             found[f"{path}.{name}".lstrip(".")] = [value, *_inside(value)]
     return found

@@ -99,10 +99,15 @@ class Page:
         complaint = {
             "Runtime.exceptionThrown": lambda: True,
             "Runtime.consoleAPICalled": lambda: about["type"] in ("error", "warning", "assert"),
-            "Log.entryAdded": lambda: about["entry"]["level"] in ("error", "warning"),
+            "Log.entryAdded": lambda: (
+                about["entry"]["level"] in ("error", "warning") and about["entry"]["source"] != "intervention"
+            ),
             "Network.loadingFailed": lambda: True,
             "Network.requestWillBeSent": lambda: not about["request"]["url"].startswith(("data:", "blob:", self.host)),
         }
+        if event == "Page.javascriptDialogOpening":  # whether to leave the page; until this is answered it does nothing
+            answer = {"id": 0, "method": "Page.handleJavaScriptDialog", "params": {"accept": True}}
+            os.write(self.into, json.dumps({**answer, "sessionId": self.session}).encode() + b"\0")
         if event in complaint and complaint[event]():
             self.problems.append(line.decode())
         return heard

@@ -34,7 +34,7 @@ def section(text, name):
 def test_settings_that_differ_are_on_top_and_no_others(made):
     text = made.read_text()
     assert re.findall(r'<section id="(\w+)"', text) == ["differs", "scores", "pictures", "curves"]
-    titles = re.findall(r'<th scope="row">(.*?)</th>', section(text, "differs"))
+    titles = re.findall(r'<th scope="row"><div>(.*?)</div></th>', section(text, "differs"))
     assert titles == ["gamma"]
     assert re.findall(r'<td class="words">(.*?)</td>', section(text, "differs")) == ["2.0", "50.0"]
 
@@ -94,7 +94,7 @@ def test_a_run_whose_data_are_gone_has_all_but_pictures(runs, folder_run, tmp_pa
     assert compare.main([str(gone), str(runs[0]), "-o", str(page)]) == 0
     said = f"{gone}: there is no folder {tmp_path / 'gone'}; the page has its settings, scores and curves, and no pict"
     assert said in capsys.readouterr().out
-    shown = dict.fromkeys(re.findall(r'<th scope="row">(.*?)</th>', section(page.read_text(), "pictures")))
+    shown = dict.fromkeys(re.findall(r'<th scope="row"><div>(.*?)</div></th>', section(page.read_text(), "pictures")))
     assert shown and all(title.endswith(": 001-r3gan-faces") for title in shown)
     scores = compared.scores([compared.look(str(run), "cpu") for run in (gone, runs[0])], ["gone", "here"])
     assert [row.title for row in scores.rows if row.cells[0].words != "–"] == ["val/transfer_error"]
@@ -114,4 +114,6 @@ def test_a_browser_shows_it_in_one_file_and_has_nothing_to_complain(made, screen
     screen.open(made)
     widths = screen.evaluate("[...document.images].map(each => each.complete && each.naturalWidth)")
     assert len(widths) > 20 and all(widths)
+    screen.evaluate("document.querySelector('#pictures tbody th div').textContent = 'long-name-of-a-run-'.repeat(9)")
+    assert screen.evaluate("document.querySelector('#pictures tbody th').offsetWidth") < 300  # not over the pictures
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", made.read_text())

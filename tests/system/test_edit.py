@@ -179,6 +179,44 @@ def test_all_can_be_done_with_keys_and_undone(page):
     assert len(names) > 30 and all(names)
 
 
+def test_what_is_painted_while_another_picture_comes_is_kept(page):
+    choose_region(page, "skin")
+    page.evaluate("real = ask, ask = (...all) => new Promise(done => answer = () => done(real(...all))), undefined")
+    page.evaluate("begin(3), ask = real, undefined")
+    stroke(page, (0.1, 0.1), (0.3, 0.2), (0.3, 0.6))
+    x, y, w, h = page.evaluate("(box => [box.x, box.y, box.width, box.height])(canvas.getBoundingClientRect())")
+    hold = partial(page.call, "Input.dispatchMouseEvent", x=x + w / 2, y=y + h / 2, button="left", buttons=1)
+    hold(type="mousePressed", clickCount=1)
+    page.evaluate("answer(), undefined")
+    until = time.monotonic() + 60
+    while page.evaluate("edit.picture") != 3:
+        assert time.monotonic() < until
+    hold(type="mouseReleased", clickCount=1)
+    settle(page)
+    assert page.evaluate(f"[{CHANGED}, past.length]") == [0, 3]
+    page.click("#undo")
+    settle(page)
+    assert page.evaluate(f"[edit.picture, {CHANGED} > 20, past.length]") == [0, True, 2]
+
+    hold(type="mousePressed", clickCount=1)
+    page.call("Input.dispatchKeyEvent", type="keyDown", key="z", modifiers=2)
+    hold(type="mouseReleased", clickCount=1)
+    settle(page)
+    assert page.evaluate("[past.length, future.length]") == [2, 1]
+    page.evaluate("ask = async () => { throw new Error('gone') }, begin(2).catch(() => ask = real)")
+    assert page.evaluate("[edit.picture, past.length, future.length]") == [0, 2, 1]
+
+
+def test_a_painting_that_is_not_saved_is_not_left_without_a_question(page, address, tmp_path):
+    for is_saved in (True, False):
+        stroke(page, (0.5, 0.5), (0.7, 0.7))
+        if is_saved:
+            saved(tmp_path, page, "#save-edit", "*-edit.json")
+        page.open(address)
+        assert ("Page.javascriptDialogOpening" in page.events) is not is_saved
+        settle(page)
+
+
 def test_brush_and_fill_paint_whole_pixels_only(page):
     choose_region(page, "hat")
     page.click("[value=fill]")
@@ -239,6 +277,12 @@ def test_sliders_change_a_picture_from_noise(screen, tmp_path):
         screen.click("#undo")
         settle(screen)
         assert screen.evaluate(AFTER) == seen[-2]
+        screen.evaluate(
+            "(each => {each.value = '4.5'; each.dispatchEvent(new Event('change'))})"
+            "(document.getElementsByName('seed')[1])"
+        )
+        settle(screen)
+        assert screen.evaluate(f"[edit.seed, {PROBLEM}]") == [4, ""]
         (tmp_path / "part.json").write_text(json.dumps({"seed": 3}))
         hand_over(screen, tmp_path / "part.json")
         assert pixels(screen.evaluate(AFTER)) == editor.draw({"seed": 3})[0].tobytes()

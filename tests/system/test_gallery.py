@@ -105,6 +105,18 @@ def test_a_phone_scrolls_tables_and_not_the_page(made, screen):
     screen.call("Emulation.clearDeviceMetricsOverride")
 
 
+def test_on_paper_all_pictures_stand_in_dark_words_on_white(made, screen):
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    screen.resize(660, 900)
+    screen.open(made)
+    screen.call("Emulation.setEmulatedMedia", media="print", features=dark)
+    assert screen.evaluate(f"{EVERY_PICTURE}.every(each => each.getBoundingClientRect().right < 640)")
+    assert screen.evaluate("getComputedStyle(document.querySelector('.scroll')).overflow") == "visible"
+    assert screen.evaluate("getComputedStyle(document.body).color") == "rgb(31, 35, 40)"
+    screen.call("Emulation.setEmulatedMedia", media="", features=[])
+    screen.call("Emulation.clearDeviceMetricsOverride")
+
+
 def test_without_scripts_the_last_step_is_shown(made, screen):
     screen.call("Emulation.setScriptExecutionDisabled", value=True)
     screen.open(made)
@@ -130,7 +142,7 @@ def test_headings_say_what_each_picture_is(made):
     text = made.read_text()
     styles = text[text.index('<section id="styles">') : text.index('<section id="copies">')]
     assert '<th scope="col">style of picture 3</th>' in styles
-    assert re.search(r'<th scope="row"><span class="swatch"[^>]*></span>hair</th>', text)
+    assert re.search(r'<th scope="row"><div><span class="swatch"[^>]*></span>hair</div></th>', text)
     assert 'alt="background, style of picture 1"' in styles
 
 

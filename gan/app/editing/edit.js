@@ -9,9 +9,9 @@ const SHOWN = 60; // pictures that are offered by sight
 const LONG = "Painting … The first use of the mean styles looks at many training pictures, and takes a while.";
 
 let about, colours, width, height;
-let edit;
+let edit, saved; // now, and when it was last saved
 const originals = new Map(); // the pictures' own label maps, by number
-let past = [], future = [];
+const past = [], future = [];
 let region = 0;
 
 // ---- asking the server ----
@@ -102,19 +102,25 @@ const drawBefore = inTurns(async (now) => {
 
 // ---- changing the edit ----
 
-function change(parts) {
-  past.push(edit);
-  if (past.length > STEPS) past.shift();
-  future = [];
-  const { run, step, ...rest } = edit; // of an opened edit; what is made of it here is no longer theirs
-  return take({ ...rest, ...parts });
+async function change(parts) {
+  const picture = parts.picture ?? edit?.picture;
+  if (about.kind !== "noise" && !originals.has(picture)) {
+    const answer = await ask(`label/${picture}`);
+    originals.set(picture, new Uint8Array(await answer.arrayBuffer()));
+  }
+  up(); // what was painted meanwhile comes before
+  put(parts);
 }
 
-async function take(next) {
-  if (about.kind !== "noise" && !originals.has(next.picture)) {
-    const answer = await ask(`label/${next.picture}`);
-    originals.set(next.picture, new Uint8Array(await answer.arrayBuffer()));
-  }
+function put(parts) {
+  if (edit) past.push(edit);
+  if (past.length > STEPS) past.shift();
+  future.length = 0;
+  const { run, step, ...rest } = edit ?? {}; // of an opened edit; what is made of it here is no longer theirs
+  take({ ...rest, ...parts });
+}
+
+function take(next) {
   edit = about.kind === "noise" ? next : { ...next, label: next.label ?? originals.get(next.picture) };
   show();
   draw();
@@ -122,9 +128,10 @@ async function take(next) {
 }
 
 function back(from, to) {
+  up();
   if (!from.length) return;
   to.push(edit);
-  return take(from.pop());
+  take(from.pop());
 }
 
 const begin = (picture) => change({ picture, label: null, styles: {} });
@@ -241,7 +248,7 @@ function up() {
   if (!stroke) return;
   const label = stroke;
   stroke = null;
-  change({ label });
+  put({ label });
 }
 
 function ring([x, y]) {
@@ -322,7 +329,8 @@ function makeSliders() {
     inputs[0].id = `slider-${name}`;
     inputs[1]?.setAttribute("aria-label", `${title}, as a number`);
     inputs[0].addEventListener("input", () => draw({ ...edit, [name]: Number(inputs[0].value) }));
-    for (const input of inputs) input.addEventListener("change", () => change({ [name]: Number(input.value) }));
+    const typed = step === 1 ? Math.floor : Number;
+    for (const input of inputs) input.addEventListener("change", () => change({ [name]: typed(input.value) }));
     const words = Object.assign(document.createElement("label"), { htmlFor: inputs[0].id, textContent: title });
     $("sliders").append(words, ...inputs);
   }
@@ -386,8 +394,9 @@ function listen() {
     save(fileName("-mask.png"), kept(await answer.blob()));
   });
   on("save-edit", "click", () => {
-    const saved = { run: about.run, step: about.step, ...sent(edit) };
-    save(fileName("-edit.json"), kept(new Blob([JSON.stringify(saved)], { type: "application/json" })));
+    const whole = { run: about.run, step: about.step, ...sent(edit) };
+    save(fileName("-edit.json"), kept(new Blob([JSON.stringify(whole)], { type: "application/json" })));
+    saved = edit;
   });
   on("choose", "click", () => choose("Choose a picture to edit", [], (which) => begin(Number(which))));
   for (const end of ["from", "to"])
@@ -409,6 +418,7 @@ function listen() {
   });
   on("seed", "change", () => change({ seed: Math.max(0, Math.floor($("seed").value)) }));
   on("close", "click", () => $("dialog").close());
+  window.addEventListener("beforeunload", (event) => past.length && edit.label && edit !== saved && event.preventDefault());
   document.addEventListener("keydown", (event) => {
     const step = { "[": -1, "]": 1 }[event.key];
     if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z") $(event.shiftKey ? "redo" : "undo").click();
@@ -436,7 +446,7 @@ async function main() {
     makeSliders();
     $("before").parentElement.hidden = about.sliders.every((each) => each.kept); // it would be the same picture
     listen();
-    return take(start());
+    return change(start());
   }
   [height, width] = about.size;
   colours = about.regions.map(({ colour: [red, green, blue] }) => ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0);
@@ -457,7 +467,7 @@ async function main() {
   for (const id of ["before", "after"]) $(id).classList.toggle("large", width > 128);
   listen();
   listenToCanvas();
-  return take({ picture: 0, styles: {}, seed: 0 });
+  return change({ picture: 0, styles: {}, seed: 0 });
 }
 
 main().catch(say);

@@ -27,6 +27,7 @@ from gan.files.errors import UserError
 HERE = Path(__file__).resolve().parent
 HOST, NAMES = "127.0.0.1", re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
 REQUESTS = 64  # at once; more are refused
+HEADER = 1 << 16  # bytes of one; each start leaves the browser a cookie, and all come in one header
 IDLE = 15.0  # seconds after which a connection that asks nothing is closed
 FULL = "The editor has too much to do. Close other pages of it, and try this again."
 HEADERS = {
@@ -137,7 +138,7 @@ async def serve(editor: Editor, port: int, ready: Callable[[str], None]) -> None
     """Serve until this task is cancelled; `ready` gets the address when it can be opened."""
     token = secrets.token_urlsafe(24)
     app = Site(editor, token).application()
-    runner = web.AppRunner(app, access_log=None, keepalive_timeout=IDLE, shutdown_timeout=1)
+    runner = web.AppRunner(app, access_log=None, max_field_size=HEADER, keepalive_timeout=IDLE, shutdown_timeout=1)
     await runner.setup()
     try:
         await web.TCPSite(runner, HOST, port).start()

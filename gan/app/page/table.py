@@ -112,7 +112,7 @@ class Table:
             self._cell(cell, f"{row.title}, {column}".strip(" ,"))
             for cell, column in zip(row.cells, columns, strict=True)
         )
-        return f'<tr><th scope="row">{mark}{escape(row.title)}</th>{cells}</tr>'
+        return f'<tr><th scope="row"><div>{mark}{escape(row.title)}</div></th>{cells}</tr>'
 
     def _cell(self, cell: Cell, place: str) -> str:
         words = escape(cell.words)

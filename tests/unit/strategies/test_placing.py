@@ -224,6 +224,17 @@ def test_what_is_the_same_is_no_change():
     assert before.changed() == "shift"
 
 
+def test_a_weight_that_torchs_norm_sets_in_each_call_is_no_change():
+    network = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)))
+    network.eval()
+    before = Fingerprint(network)
+    network(torch.ones(1, 4))
+    assert before.changed() is None
+    network.train()
+    network(torch.ones(1, 4))
+    assert before.changed() == "0.weight_u"
+
+
 class Drawing(nn.Module):
     def of_numpy(self) -> float:
         return np.random.rand()

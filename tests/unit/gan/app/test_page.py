@@ -65,7 +65,7 @@ def test_a_page_for_which_there_is_no_space_is_refused_by_name(tmp_path):
     ("table", "parts"),
     [
         (Table(["one", "two"], EYES), ['<th scope="col">one</th>', '<th scope="col">two</th>']),
-        (Table(["one", "two"], EYES), ['<span class="swatch" style="background:rgb(1, 2, 3)"></span>eyes</th>']),
+        (Table(["one", "two"], EYES), ['<span class="swatch" style="background:rgb(1, 2, 3)"></span>eyes</div></th>']),
         (Table(["one", "two"], EYES), ['width="4" height="4" alt="eyes, one">', '<td class="words">has none</td>']),
         (Table(["one"], [Row("near", [Cell("no. 3", (RED,))])]), ['alt="near, one: no. 3"', "<small>no. 3</small>"]),
         (Table(note="nothing"), ['<div class="table"><p class="note">nothing</p></div>']),

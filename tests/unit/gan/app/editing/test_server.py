@@ -145,6 +145,11 @@ def test_two_hundred_at_once_are_refused_politely_and_it_goes_on(visitor, blocks
     assert visitor.draw(seed=1)[0] == 200
 
 
+def test_a_browser_has_the_cookies_of_all_earlier_starts(visitor):
+    earlier = "".join(f"edit-{number:08}={'x' * 32}; " for number in range(180))
+    assert visitor.ask("GET", "/", Cookie=earlier + visitor.headers["Cookie"])[0] == 200
+
+
 def test_connections_that_ask_nothing_are_closed(blocks, monkeypatch):
     monkeypatch.setattr(server, "IDLE", 0.5)
     with serving(blocks) as address:
