@@ -52,12 +52,16 @@ class ClipsNetworks(ClipsByNorm):
 
 
 class Adaptive(ClipsByNorm):
-    """Clips each gradient by the norm of its weight, as adaptive gradient clipping does, and writes a new one."""
+    """Clips each gradient by the norm of its weight, as adaptive gradient clipping does, in place or anew."""
 
     def on_before_optimizer_step(self, optimizer):
         for weight in self.weights(optimizer):
             if weight.grad is not None:
-                weight.grad.mul_((0.01 * weight.norm() / weight.grad.norm()).clamp(max=1))  # gradients are on here
+                scale = (0.01 * weight.norm() / weight.grad.norm()).clamp(max=1)
+                if weight.dim() > 1:
+                    weight.grad = weight.grad * scale
+                else:
+                    weight.grad.mul_(scale)
 
 
 class Loose(ClipsByNorm):
