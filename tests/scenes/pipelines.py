@@ -619,7 +619,7 @@ PIPELINES = {
                    replaced={"strategies.pipelining.passes.BackwardPass._used": all_of_them}),
         ),
         refused=(
-            Refused(partial(HeadsInTurn, 1), "generator=pipeline,*=ddp", "of another stage in some calls only"),
+            Refused(partial(HeadsInTurn, 1), "generator=pipeline,*=ddp", "learns in some calls only through what another stage"),
         ),
     ),
     "inputs that a loss makes use of later": Scene(
