@@ -619,10 +619,10 @@ PIPELINES = {
                    replaced={"strategies.pipelining.passes.BackwardPass._used": all_of_them}),
         ),
         refused=(
-            Refused(partial(HeadsInTurn, 1), "generator=pipeline,*=ddp", "learns in some calls only through what another stage"),
+            Refused(partial(HeadsInTurn, 1), "generator=pipeline,*=ddp", "learns in some calls only through"),
         ),
     ),
-    "inputs that a loss makes use of later": Scene(
+    "inputs_used_later": Scene(
         FadesIn, policies={**POLICIES, "pipeline": 2, "encoder=zero3,*=pipeline": 2, "encoder=zero2,*=pipeline": 2},
         often=("pipeline", "encoder=zero3,*=pipeline"), checked=("pipeline",),
         refused=tuple(
