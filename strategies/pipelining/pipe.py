@@ -95,7 +95,8 @@ class Pipe:
 
         number, size = (0, 1) if self.copies is None else (dist.get_rank(self.copies), dist.get_world_size(self.copies))
         copies = ranks.World(number, size, add)
-        return Program(self.player, frozenset(mine), self.stage_of, carrier, self.device, copies, self.trying)
+        where = frozenset(mine), self.stage_of, carrier, self.device
+        return Program(self.player, *where, copies, self.trying, self.network.buffers)
 
     def finish(self) -> None:
         """Run the backward that waits. All ranks call it together."""

@@ -1,7 +1,7 @@
 """A network's own forward, run for the stages of one rank."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -140,14 +140,16 @@ class Program(TorchFunctionMode):
         device: torch.device,
         copies: ranks.World,
         trying: bool = False,
+        buffers: Callable[[], Iterable[Tensor]] = tuple,
     ) -> None:
         """`stage_of` has the stages of the network's parameters, by their ids.
 
-        `copies` are the ranks that have the same stages in other pipelines. `trying`: it is a trial.
+        `copies` are the ranks that have the same stages in other pipelines. `trying`: it is a trial. `buffers` are the
+        network's: what a unit writes into one, all ranks get after the forward.
         """
         super().__init__()
         self.player, self.mine, self.stage_of, self.carrier, self.device = player, mine, stage_of, carrier, device
-        self.copies, self.trying = copies, trying
+        self.copies, self.trying, self.buffers = copies, trying, buffers
         # What has been carried, by id and target, in the order of transfers: the tensor, and what is there of it.
         self.carried: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
         self.written: dict[int, tuple[Tensor, Unit]] = {}  # by id: what a unit of another stage has changed in place
@@ -317,14 +319,11 @@ class Program(TorchFunctionMode):
         return self._marked(pytree.tree_unflatten(found, form), stage)
 
     def _wrote(self, unit: Unit, changed: Sequence[Tensor]) -> None:
-        """Note what a unit has changed in place. Its own stage sees that; other stages and the caller do not."""
+        """Note what a unit has changed in place, which only its own stage sees: that stage has it now."""
         for tensor in changed:
-            if self.stage(tensor) is None:
-                raise UserError(
-                    f"player '{self.player}': '{unit.name}' changes in place what it gets, which other ranks have too; "
-                    f"build its first layer without inplace=True, or type {instead(self.player, 'zero3')}"
-                )
-            if self.stage(tensor) != unit.stage:
+            if self.stage(tensor) is None and not any(tensor is buffer for buffer in self.buffers()):
+                self._marked(tensor, unit.stage)
+            elif self.stage(tensor) not in (None, unit.stage):
                 self.written[id(tensor)] = tensor, unit
 
     def _check_attributes(self, unit: Unit) -> None:
