@@ -65,6 +65,8 @@ def test_a_rank_draws_its_own_rows(name):
 @pytest.mark.parametrize("name", [*BY_ROWS, "native_dropout in use"])
 def test_a_stand_in_without_values_counts_the_same_draws(name):
     """Between the blocks of a pipeline. What has no stand-in among its arguments is drawn on all ranks."""
+    if name == "gamma" and torch.__version__ < (2, 12):
+        pytest.skip("torch 2.11 has no stand-in of a gamma, so a pipeline refuses the draw")
     draw = BY_ROWS.get(name, lambda x: torch.native_dropout(x, 0.5, False)[0])
     places = {device: noise.Place((1,), 0, 4, 8) for device in ("cpu", "meta")}
     for device, place in places.items():
