@@ -19,9 +19,9 @@ from strategies.pipelining.pipe import ForwardRequest, Pipe, as_result
 from strategies.pipelining.program import (
     OUTSIDE,
     PLAIN,
+    Endpoint,
     ForwardPlan,
     Meta,
-    Place,
     Program,
     Transfer,
     UnitCall,
@@ -167,8 +167,8 @@ class Discovery:
         self.request, self.pipe = request, request.pipe
         self.made = ForwardPlan()
         self.refused = False  # by all ranks
-        self.sent: dict[Place, Tensor] = {}  # what this rank's stages pass on, or return
-        self.got: dict[Place, Tensor] = {}  # what they get from others
+        self.sent: dict[Endpoint, Tensor] = {}  # what this rank's stages pass on, or return
+        self.got: dict[Endpoint, Tensor] = {}  # what they get from others
 
     def plan(self) -> ForwardPlan:
         plan, rows = self.made, self.request.bounds(0)[1]
@@ -292,7 +292,7 @@ class Discovery:
         return found
 
 
-def _reached(tensor: Tensor, leaves: Mapping[Place, Tensor]) -> set[Place]:
+def _reached(tensor: Tensor, leaves: Mapping[Endpoint, Tensor]) -> set[Endpoint]:
     """The leaves to which the gradient of a tensor comes. A backward would meet other ranks, so the graph is read."""
     nodes = _all_from(tensor.grad_fn, lambda node: () if node is None else (inner for inner, _ in node.next_functions))
     ends = {id(tensor), *(id(getattr(node, "variable", None)) for node in nodes)}
@@ -300,7 +300,7 @@ def _reached(tensor: Tensor, leaves: Mapping[Place, Tensor]) -> set[Place]:
 
 
 def _all_from(first: Hashable, next_of: Callable[[Any], Iterable[Any]]) -> set[Any]:
-    """What one comes to from the first, step by step."""
+    """All that can be reached from the first, step by step."""
     found, pending = {first}, [first]
     while pending:
         new = set(next_of(pending.pop())) - found

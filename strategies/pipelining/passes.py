@@ -17,7 +17,7 @@ from strategies.advice import instead
 from strategies.options.recompute import attributes_of, changed_in_place, set_attributes, states_of
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.pipe import ForwardRequest, Pipe, as_result
-from strategies.pipelining.program import Meta, Place, Transfer, UnitCall
+from strategies.pipelining.program import Endpoint, Meta, Transfer, UnitCall
 from strategies.pipelining.schedule import Action, Step, messages, orders
 from strategies.sharding.resharded_parameter import version_of
 
@@ -205,7 +205,7 @@ class StageChunk:
         self.calls = iter(self.plan.calls)
         self.inputs: list[Tensor] = []  # leaves of the network's inputs
         self.received: dict[int, Tensor] = {}  # leaves, by transfer
-        self.made: dict[Place, Tensor] = {}  # what it sends and returns, with a graph
+        self.made: dict[Endpoint, Tensor] = {}  # what it sends and returns, with a graph
 
     def carry(self, number: int, tensor: Tensor, source: int, target: int) -> Tensor | None:
         known = self.plan.transfers[number] if number < len(self.plan.transfers) else None

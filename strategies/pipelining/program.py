@@ -57,7 +57,7 @@ class UnitCall:
 
 OUTSIDE = -1  # where an output goes
 
-Place = tuple[str, int]  # "output" or "transfer", and its number
+Endpoint = tuple[str, int]  # "output" or "transfer", and its number
 
 
 @dataclass
@@ -82,7 +82,7 @@ class ForwardPlan:
     whole_batch: str = ""  # a unit that looks at the whole batch
     written: dict[int, list[str]] = field(default_factory=dict)  # by rank, the buffers that its stages write
     noting: list[int] = field(default_factory=list)  # ranks whose units assign attributes
-    reached: dict[int, set[Place]] = field(default_factory=dict)  # by output: where its gradient comes
+    reached: dict[int, set[Endpoint]] = field(default_factory=dict)  # by output: where its gradient comes
 
 
 class Carrier(Protocol):
