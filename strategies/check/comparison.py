@@ -116,6 +116,10 @@ class Comparison:
                 for weight, pair in pairs.items()
                 if _apart(*pair, max(least, rounding * max(pair), min(small, measured.get(weight, 0.0))))
             }
+            if reached := sorted(one.keys() ^ many.keys()):  # with zeros an optimizer still moves a weight
+                where = "on one device only" if reached[0] in one else "by the ranks together only"
+                text = f"{len(reached)} of {len(pairs)} weights are reached otherwise: '{reached[0]}' {where}"
+                found[f"phase '{phase}', player '{player}': {text}"] = A_MEAN_OVER_SAMPLES
             if apart:
                 worst = max(apart, key=lambda weight: abs(apart[weight][0] - apart[weight][1]))
                 found[

@@ -291,11 +291,12 @@ class Trial:
 
 
 def norms_by_name(learner: Policy, norms: Tensor) -> dict[str, float]:
-    """The norms of a learner's gradients, as `finish` returns them, by the weights' names."""
+    """The norms of a learner's gradients, as `finish` returns them, by the names of the weights that have one."""
     names = list(learner.weights)
     if len(names) != len(norms):
         names = [name for name, weight in learner.weights.items() if weight.grad is not None]
-    return dict(zip(names, norms.tolist(), strict=True))
+    unreached = learner.reduction.unreached
+    return {name: norm for name, norm in zip(names, norms.tolist(), strict=True) if name not in unreached}
 
 
 def coarse_from_the_start(phases: Iterable[Phase], training: Training) -> set[str]:

@@ -117,7 +117,9 @@ class StageReduction(GroupReduction):
             for gradient, values in zip(part, flat.split([each.numel() for each in part]), strict=True):
                 gradient.copy_(values.view_as(gradient))
         if gradients:
-            torch._foreach_mul_(list(gradients.values()), 1 / (scale * dist.get_world_size(self.group)))
+            # In a trial as one device each rank of a pipeline may have computed the whole network by itself.
+            ranks = dist.get_world_size(self.group) // (self.pipes[0].size if self.storage.unsharded else 1)
+            torch._foreach_mul_(list(gradients.values()), 1 / (scale * ranks))
         return self.norms()
 
     def drop(self) -> None:

@@ -1,7 +1,7 @@
 """pipeline: each rank has some of the player's layers, and all samples of a group of ranks go through them."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from itertools import groupby
 from types import MethodType
@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
 from gan.phase import Phase
+from gan.ranks import more_than_one
 from strategies import private
 from strategies.advice import instead
 from strategies.amounts import size
@@ -27,6 +28,8 @@ from strategies.pipelining.stage_storage import StageReduction, StageStorage
 from strategies.policies.policy import Policy
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
+
+FITS = 2**30  # bytes of weights that every rank has room for in a trial as one device
 
 
 class Pipeline(Policy):
@@ -201,7 +204,18 @@ class Pipeline(Policy):
     def during(self, phase: Phase, trying: bool = False) -> AbstractContextManager[Any]:
         for pipe in self.pipes:
             pipe.trying = trying
-        return super().during(phase)
+        super().during(phase)
+        as_one_device = trying and not more_than_one()
+        return self._whole() if as_one_device and size(self.belongings.parameters.values()) <= FITS else nullcontext()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Calls go through the network as its author wrote it, so that a trial does not compare stages with stages."""
+        self.storage.unshard()
+        try:
+            yield
+        finally:
+            self.storage.reshard()
 
     # ---- calls of the network and of its units ----
 

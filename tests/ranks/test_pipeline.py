@@ -2,6 +2,7 @@
 
 import math
 import re
+from contextlib import ExitStack
 from functools import partial
 from unittest import mock
 
@@ -18,7 +19,7 @@ from gan import ranks as every_rank
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.pipelining import passes
-from tests.scenes.pipelines import Chained, Painting
+from tests.scenes.pipelines import Chained, HeadsInTurn, Painting
 from tests.support.composite import WIDTH, SizedEvenly
 from tests.support.duel import fit
 from tests.support.hard_games import Micro4, Plain
@@ -496,3 +497,29 @@ def test_ranks_that_call_the_network_differently_are_named(ranks):
     assert message == other
     assert "is called by the ranks of its pipeline with other shapes, modes or numbers" in message
     assert "'start' with [(8, 4), (8, 3)] or 'start' with [(16, 4), (16, 3)]" in message
+
+
+# ---- what the trial of a step finds ----
+
+
+def through_a_broken_engine(what):
+    slopes, used = passes.BackwardPass.slopes, passes.BackwardPass._used
+    broken = {
+        "nothing": {},
+        "scaled": {"slopes": lambda self: [None if each is None else 1.01 * each for each in slopes(self)]},
+        "zeros": {"_used": lambda self, given: {number: used(self, given).get(number) for number in self.plan.outputs}},
+    }
+    with ExitStack() as stack:
+        for name, method in broken[what].items():
+            stack.enter_context(mock.patch.object(passes.BackwardPass, name, method))
+        return refused(HeadsInTurn, policy="generator=pipeline,*=ddp", world=2, steps=1, check=True)
+
+
+@pytest.mark.parametrize("what", ["nothing", "scaled", "zeros"])
+def test_one_device_computes_the_network_without_stages_in_a_trial(what, ranks):
+    """So a fault of the pipeline itself is found, which a network in stages would have too."""
+    for message in ranks(2).run(through_a_broken_engine, what):
+        if what == "nothing":
+            assert message is None
+        else:
+            assert "player 'generator'" in message and "would not train as one device does" in message
