@@ -356,9 +356,13 @@ class Draws:
         return wrong
 
     def wrong_in_parts(self, phase: Phase) -> list[str]:
-        """Draws that one device, which has no trial, would not follow from one micro-batch to the next."""
+        """Draws of which a micro-batch has no rows of its own: those of packs, which it parts, and rows side by side.
+
+        One device cannot tell these from copies of the batch, for it compares with none.
+        """
         drawn = self.known.get(phase.name, {}).values() if phase.micro_batches > 1 else ()
-        return [f"{list(draw.shape)} ({draw.name})" for draw in drawn if draw.dim or draw.beside]
+        apart = [each for each in drawn if each.beside or (each.dim is not None and each.shape[each.dim] < each.rows)]
+        return [f"{list(draw.shape)} ({draw.name})" for draw in apart]
 
     def said(self, phase: Phase) -> str:
         """What was taken for what; nothing if the phase draws nothing."""

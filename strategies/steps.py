@@ -17,7 +17,7 @@ from gan.module import GanModule
 from gan.phase import Phase
 from nets.norm import synchronised
 from strategies import private, random_state
-from strategies.check.one_device import check_guesses, check_step
+from strategies.check.one_device import check_guesses, check_step, learn_draws
 from strategies.check.replicas import compare_replicas, compare_settings
 from strategies.check.trial import Trial, Trials
 from strategies.draws import draws_follow
@@ -65,7 +65,9 @@ class Steps:
             if checked and policy.storage.cut:
                 check_unaltered(policy.player, policy.updaters.values(), policy.name)
         training.draws.compiled = any(each.compiled or each.compiled_by_author for each in self.policies.values())
-        self.trials = Trials(game.phases if checked else (), check == "often")
+        parted = any(each.micro_batches > 1 and each.draws == "samples" for each in game.phases)
+        self.check = check_step if training.world.size > 1 else learn_draws
+        self.trials = Trials(game.phases if checked or (check and parted) else (), check == "often")
         self.trial: Trial | None = None  # that is played now
         # The dice and the game's plain attributes with which the step has begun, if a `when` may throw or count.
         self.begun: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -108,7 +110,7 @@ class Steps:
         self.lockstep.places.begin_step(game.step)
         with self.lockstep.places.named():
             raw = batch if self.transfer is None else self.transfer.raw
-            check = partial(check_step, game, self.training, raw, partial(self._try, play, args, kwargs))
+            check = partial(self.check, game, self.training, raw, partial(self._try, play, args, kwargs))
             if any(phase.when for phase in game.phases):
                 plain = {name: value for name, value in vars(game).items() if isinstance(value, PLAIN)}
                 self.begun = random_state.dice(), plain

@@ -38,10 +38,10 @@ from gan.module import GanModule
 from gan.pool import ImagePool
 from nets.norm import unsynchronised
 from strategies.check.comparison import SHAKES, Comparison, moved, roundings, shake_weights
-from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_each
+from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_each, samples_together
 from strategies.check.trial import RanksDiffer, Snapshot, Trial, coarse_from_the_start
 from strategies.draws import BY_GENERATOR
-from strategies.micro_batches import join_batches, rows
+from strategies.micro_batches import first_rows, join_batches, rows
 from strategies.observers import OwnCollectives
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training
@@ -59,7 +59,9 @@ DRAWS = (
 DRAWS_ALIKE = (
     "NumPy and random give all ranks the same numbers: draw what each sample has of its own with torch or gan.noise."
 )
-IN_MICRO_BATCHES = "In micro-batches the rows of a draw must be the samples, in blocks; or leave micro_batches= out."
+IN_MICRO_BATCHES = (
+    "In micro-batches a draw must have a row for each sample, or several in blocks; or leave micro_batches= out."
+)
 DRAWS_BY_GENERATOR = (
     "The phase draws with generator=. Leave that out, or take gan.noise; or seed the generator alike on all ranks, and "
     "give it to torch.randn, torch.rand and torch.randint only."
@@ -148,6 +150,24 @@ def check_guesses(training: Training, step: int) -> None:
             f"gan.noise, with common=True for one draw of the whole batch. Weights and checkpoints differ since this "
             f"step, so begin again"
         )
+
+
+def learn_draws(
+    game: GanModule, training: Training, batch: Any, play: Callable[[Trial, Any], None], first: bool = True
+) -> None:
+    """On one device: find out where the samples are in what micro-batches draw, by two trials of a few samples."""
+    kept, together = Snapshot(game, training.policies), samples_together(game, training)
+    sizes = [size for count in (4, 2, 1) if (size := count * together) <= rows(batch)]
+    if kept.iterators or len(sizes) < 2:
+        return
+    tries = Tries(game, training, kept, play)
+    tries.coarse = {phase.name for phase in game.phases}
+    with suppress(TooFew, UserError):  # a game may refuse a few samples
+        many, few = (tries(on_cpu(first_rows(batch, size))) for size in sizes[:2])
+        training.draws.learn([(few.drawn, many.drawn)])
+    for phase in game.phases:
+        if wrong := training.draws.wrong_in_parts(phase):
+            raise UserError(f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}. {IN_MICRO_BATCHES}")
 
 
 class TooFew(Exception):

@@ -30,7 +30,7 @@ def deal(game: GanModule, training: Training, batch: Any) -> tuple[Any, Any] | N
     world = training.world
     try:
         first = world.broadcast(on_cpu(batch))
-        count = rows(first) // (world.size * (together := _together(game, training))) * world.size * together
+        count = rows(first) // (world.size * (together := samples_together(game, training))) * world.size * together
         samples = first_rows(first, count)
         return (deal_batch(samples, world.rank, world.size), samples) if count else None
     except UserError:
@@ -42,7 +42,7 @@ def first_samples(game: GanModule, training: Training, batch: Any, most: bool = 
 
     None, with a warning, if there can be no trial.
     """
-    together = _together(game, training)
+    together = samples_together(game, training)
     try:
         own_rows = rows(batch)
         room = ROOM.get(training.world.device.type, 1) * own_rows // training.world.size
@@ -82,7 +82,7 @@ def has_room(training: Training, own: Any, batch: Any) -> bool:
     return room and batch is not None and rows(own) < rows(batch)
 
 
-def _together(game: GanModule, training: Training) -> int:
+def samples_together(game: GanModule, training: Training) -> int:
     """A trial has so many samples on each rank, or a multiple."""
     together = math.lcm(*(phase.micro_batches for phase in game.phases))
     return together * math.lcm(*(rows_together(policy.player.module) for policy in training.policies.values()))

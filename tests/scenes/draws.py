@@ -138,8 +138,26 @@ class SideBySideInParts(SideBySide):
     micro_batches = 2
 
 
-class RecurrentInParts(Recurrent):
+class OfTorch(Recurrent):
+    """Without a generator of the author's, which draws for each micro-batch anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.dice = None
+
+
+class RecurrentInParts(OfTorch):
     micro_batches = 2
+
+
+class PacksInParts(Plain):
+    """A draw for each pack of two samples, which micro-batches part."""
+
+    micro_batches = 2
+
+    def fake(self, real):
+        packs = torch.randn(len(real) // 2, 4, dtype=real.dtype)
+        return self.generator(packs.repeat_interleave(2, 0))
 
 
 class OfNumPy(Draws):
@@ -268,7 +286,7 @@ DRAWS = {
         refused=(
             Refused(OfEachRank, "ddp", (ALONE, "seed the generator alike on all ranks")),
             Refused(BothWays, "ddp", (ALONE, "or all side by side")),
-            Refused(RecurrentInParts, "ddp", (ALONE, "In micro-batches")),
+            Refused(PacksInParts, "single", "has micro-batches, and draws [1, 4] (normal_). In micro-batches a draw"),
             Refused(SideBySideInParts, "ddp", (ALONE, "In micro-batches"), slow=True),
         ),
     ),
@@ -278,6 +296,10 @@ DRAWS = {
     ),
     "draws that may be of samples": Scene(Ambiguous, **BY_TRIAL),
     "samples in the second dimension": Scene(Recurrent, **BY_TRIAL),
+    "samples in the second dimension, in micro-batches": Scene(
+        RecurrentInParts, alone=OfTorch, policies={"single": 1, "ddp": 2}, often=("single", "ddp"),
+        checked=("single", "ddp"), steps=3, mutants=(Mutant("without a trial", "single"),),
+    ),
     "samples side by side": Scene(SideBySide, **BY_TRIAL),
     "later_side_by_side": Scene(JoinsSideBySide, **BY_TRIAL),
     "varying_draws": Scene(
