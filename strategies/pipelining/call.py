@@ -1,6 +1,6 @@
 """A call of a network in stages: first what goes where is found out, once; then it is a step of this rank's graph."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from strategies.pipelining.program import (
     Program,
     Transfer,
     UnitCall,
+    in_bytes,
     refuse_checkpoint,
 )
 
@@ -38,7 +39,9 @@ def call(pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
     if request.graph:
         # The anchor requires a gradient also on a rank whose own weights do not.
         anchor = torch.zeros((), requires_grad=True)
-        found = _Piped.apply(request, anchor, *(request.leaves[n] for n in request.wanted), *request.weights)
+        wanted = (request.leaves[n] for n in request.wanted)
+        *found, beside = _Piped.apply(request, anchor, *wanted, *request.weights)
+        pipe.called.append(beside)
     else:
         found, _ = _forward(request)
     if request.place is not None:
@@ -67,7 +70,7 @@ class _Piped(torch.autograd.Function):
         outputs = zip(found, request.plan.outputs.values(), strict=True)
         ctx.mark_non_differentiable(*(each for each, output in outputs if not output.learns))
         ctx.set_materialize_grads(False)
-        return found
+        return *found, torch.zeros(())
 
     @staticmethod
     def backward(ctx, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN001
@@ -89,12 +92,29 @@ class _Piped(torch.autograd.Function):
             )
         pipe.finish()
         pieces, ctx.pieces = ctx.pieces, {}
-        waiting = BackwardPass(request, pieces, slopes)
+        waiting = BackwardPass(request, pieces, slopes[:-1])
         if pipe.overlaps and not pipe.last and not request.wanted:
             pipe.waiting = waiting  # it will give the weights their gradients
             return (None,) * (2 + len(request.weights))
         waiting.run()
         return None, None, *waiting.slopes()
+
+
+def with_calls(loss: Tensor, called: Sequence[Tensor]) -> Tensor:
+    """The loss, whose backward comes to all of these calls, whether the loss makes use of them or not."""
+    ahead = [each for each in called if getattr(each.grad_fn, "pieces", None)]
+    return _WithCalls.apply(loss, *ahead) if ahead else loss
+
+
+class _WithCalls(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, loss: Tensor, *called: Tensor) -> Tensor:  # noqa: ANN001
+        ctx.called = len(called)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, slope: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+        return slope, *(None,) * ctx.called
 
 
 class _Constant(torch.autograd.Function):
@@ -277,12 +297,12 @@ class Discovery:
         if pipe.rank == sender:
             self.sent["transfer", number] = tensor
             if sender != receiver:
-                dist.send(tensor.detach().contiguous(), group=pipe.group, group_dst=receiver)
+                dist.send(in_bytes(tensor.detach().contiguous()), group=pipe.group, group_dst=receiver)
         if pipe.rank != receiver:
             return None
         received = tensor.detach().clone() if sender == receiver else Meta.of(tensor).empty(pipe.device)
         if sender != receiver:
-            dist.recv(received, group=pipe.group, group_src=sender)
+            dist.recv(in_bytes(received), group=pipe.group, group_src=sender)
         self.got["transfer", number] = received
         return as_result(received.requires_grad_()) if learns else received
 

@@ -17,7 +17,7 @@ from strategies.advice import instead
 from strategies.options.recompute import attributes_of, changed_in_place, set_attributes, states_of
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.pipe import ForwardRequest, Pipe, as_result
-from strategies.pipelining.program import Endpoint, Meta, Transfer, UnitCall
+from strategies.pipelining.program import Endpoint, Meta, Transfer, UnitCall, in_bytes
 from strategies.pipelining.schedule import Action, Step, messages, orders
 from strategies.sharding.resharded_parameter import version_of
 
@@ -168,7 +168,7 @@ class Wires:
     def _begin_to_receive(self) -> None:
         message = self.next.popleft()
         room = self.transfers[message.forward][message.number].meta.empty(self.pipe.device)
-        self.running[message[:3]] = room, dist.irecv(room, group=self.pipe.group, group_src=message.source)
+        self.running[message[:3]] = room, dist.irecv(in_bytes(room), group=self.pipe.group, group_src=message.source)
 
     def _receives_next(self) -> bool:
         return bool(self.next) and self.next[0].target == self.rank
@@ -183,7 +183,7 @@ class Wires:
             self._begin_to_receive()
         message, tensor = self.next.popleft(), tensor.contiguous()
         assert message[:3] == (forward, number, chunk)
-        self.sending.append((dist.isend(tensor, group=self.pipe.group, group_dst=message.target), tensor))
+        self.sending.append((dist.isend(in_bytes(tensor), group=self.pipe.group, group_dst=message.target), tensor))
 
     def receive(self, forward: bool, number: int, chunk: int) -> Tensor:
         """Wait for a message."""
@@ -301,10 +301,10 @@ class ForwardPass:
         whole = None if held is None else torch.cat(held).contiguous()
         if self.request.alone:
             own = own if whole is None else whole
-            dist.broadcast(own, group=group, group_src=source)
+            dist.broadcast(in_bytes(own), group=group, group_src=source)
         else:
-            parts = None if whole is None else list(whole.split(self.request.rows))
-            dist.scatter(own, parts, group=group, group_src=source)
+            parts = None if whole is None else [in_bytes(part) for part in whole.split(self.request.rows)]
+            dist.scatter(in_bytes(own), parts, group=group, group_src=source)
         return own
 
     @torch.no_grad()
@@ -431,11 +431,11 @@ class BackwardPass:
                 found[number] = slope.clone(memory_format=torch.contiguous_format)
                 dist.reduce(found[number], group=group, group_dst=target)
                 continue
-            own = slope.contiguous()
+            own = in_bytes(slope.contiguous())
             parts = [torch.empty_like(own) for _ in range(self.pipe.size)] if self.pipe.rank == target else None
             dist.gather(own, parts, group=group, group_dst=target)
             if parts is not None:
-                found[number] = torch.cat(parts)
+                found[number] = torch.cat([part.view(slope.dtype).view(slope.shape) for part in parts])
         return found
 
     def _own_rows(self, total: Tensor) -> Tensor:

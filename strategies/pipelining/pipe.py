@@ -17,7 +17,7 @@ from nets.norm import rows_together
 from strategies import private
 from strategies.advice import instead
 from strategies.pipelining.cutting import Unit
-from strategies.pipelining.program import PLAIN, Carrier, ForwardPlan, Program
+from strategies.pipelining.program import PLAIN, Carrier, ForwardPlan, Program, in_bytes
 from strategies.sharding.resharded_parameter import version_of
 
 
@@ -65,6 +65,7 @@ class Pipe:
     last: bool = True  # the backward that runs, or comes next, is that of the phase's last micro-batch
     trying: bool = False  # a trial of a step, on a few samples, whatever the number of chunks
     waiting: Any = None  # the backward of an earlier micro-batch that runs beside the next forward
+    called: list[Tensor] = field(default_factory=list)  # what each call since the last backward has returned beside
 
     def __post_init__(self) -> None:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
@@ -106,8 +107,8 @@ class Pipe:
             waiting.give()
 
     def drop(self) -> None:
-        """Forget the backward that waits, after a phase that has failed or was a trial."""
-        self.waiting = None
+        """Forget the backward that waits, after a phase that has failed or was a trial, and earlier calls."""
+        self.waiting, self.called = None, []
 
 
 @dataclass
@@ -274,7 +275,7 @@ class ForwardRequest:
         for n in self.batched:
             own = self.leaves[n].detach().contiguous()
             found[n] = own.new_empty(self.pipe.size * len(own), *own.shape[1:])
-            dist.all_gather_into_tensor(found[n], own, group=self.pipe.group)
+            dist.all_gather_into_tensor(in_bytes(found[n]), in_bytes(own), group=self.pipe.group)
         return found
 
     def run(self, program: Program, inputs: Mapping[int, Tensor], chunk: int) -> tuple[list[Any], Any, list[Tensor]]:

@@ -44,6 +44,11 @@ class Meta:
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
+def in_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor, because gloo and NCCL do not send every dtype: int16, complex numbers."""
+    return tensor.view(-1).view(torch.uint8)
+
+
 @dataclass(frozen=True)
 class UnitCall:
     """One call of a unit: what it returns, where a tensor is a `Meta`, how often it draws noise, and what it writes."""

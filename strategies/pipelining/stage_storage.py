@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gan.files.checkpoint import Share
+from strategies.pipelining.call import with_calls
 from strategies.pipelining.pipe import Pipe
 from strategies.sharding import bucket
 from strategies.sharding.reduction import GroupReduction
@@ -96,9 +97,12 @@ class StageReduction(GroupReduction):
         self.copies, self.pipes = copies, pipes
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
+        """The backward of a call is the work of all ranks, also of one whose loss makes no use of the call."""
+        called: list[Tensor] = []
         for pipe in self.pipes:
-            pipe.last = last
-        return loss
+            called += pipe.called
+            pipe.last, pipe.called = last, []
+        return with_calls(loss, called)
 
     def finish(self, scale: float) -> Tensor:
         """An all-reduce of each bucket of gradients over the copies, and one for the norms."""

@@ -436,6 +436,35 @@ class HeadsInTurn(Plain):
         return self.generator(noise.randn((len(real), 4), like=real))[self.step % 2]
 
 
+class Spectrum(Chained):
+    """Complex numbers between stages and returned, and samples of 16-bit sound."""
+
+    def forward(self, z, sound):
+        x = self.one(z) * sound
+        wave = self.two((x + 1j * x.roll(1, 1)).abs())
+        return torch.complex(wave, wave.roll(1, 1)), (8 * wave).to(torch.int16)
+
+
+class Sounding(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = Spectrum()
+
+    def fake(self, real):
+        spectrum, samples = self.generator(noise.randn((len(real), 4), like=real), (8 * real[:, :1]).to(torch.int16))
+        return spectrum.abs() + samples
+
+
+class OfSomeSamples(HeadsInTurn):
+    """A call of which the loss of a rank makes use if that has such samples. A third call is of no use on any rank."""
+
+    def fool(self, batch):
+        real = batch["x"]
+        few, found, _ = real[:, 0] > 1, self.fake(real), self.fake(real)
+        loss = super().fool(batch)
+        return loss + found[few].square().sum() / len(real) if few.any() else loss
+
+
 class Fading(nn.Linear):
     """Sees a code from some step on."""
 
@@ -621,6 +650,11 @@ PIPELINES = {
         refused=(
             Refused(partial(HeadsInTurn, 1), "generator=pipeline,*=ddp", "learns in some calls only through"),
         ),
+    ),
+    "dtypes_in_stages": one(Sounding),
+    "calls that some ranks do not use": Scene(
+        OfSomeSamples, policies={**POLICIES, "pipeline": 2, f"generator=pipeline{FORTH_AND_BACK},*=ddp": 2},
+        often=("pipeline",), checked=("pipeline",),
     ),
     "inputs_used_later": Scene(
         FadesIn, policies={**POLICIES, "pipeline": 2, "encoder=zero3,*=pipeline": 2, "encoder=zero2,*=pipeline": 2},
