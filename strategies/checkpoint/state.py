@@ -173,9 +173,9 @@ class State:
         if checkpoint.get("game") != name or saved != list(self.policies):
             raise UserError(
                 f"the checkpoint is of {checkpoint.get('game', 'another program')} with players "
-                f"{', '.join(saved) or 'unknown'}; this game is {name} with players {', '.join(self.policies)}. Let its "
-                f"configure_players yield the same ones in the same order; a network that never learns may be an "
-                f"attribute without a Player"
+                f"{', '.join(saved) or 'unknown'}; this game is {name} with players {', '.join(self.policies)}. "
+                f"Let its configure_players yield the same ones in the same order; a network that never learns may be "
+                f"an attribute without a Player"
             )
         if strict:
             self.left_out.check(checkpoint)
