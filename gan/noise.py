@@ -61,6 +61,7 @@ def seed_for(*parts: int | str) -> int:
 
 Site = tuple[str | int, ...]
 OF_SEED = 1 << 32  # the numbers of draws after a seed of the author's begin here
+OF_LOOP = 40  # so many bits are free for the numbers of draws that count as one
 
 
 class Drawn(NamedTuple):
@@ -122,6 +123,16 @@ class Place:
             return OF_SEED + self.of_seed - 1
         self.calls += 1
         return self.calls - 1
+
+    @contextmanager
+    def one_call(self) -> Iterator[None]:
+        """All draws inside the `with` count as one, so how many there are moves no later draw."""
+        call = self.next_call()
+        calls, self.calls = self.calls, call + 1 << OF_LOOP
+        try:
+            yield
+        finally:
+            self.calls = calls
 
     def seed(self, call: int, number: int) -> int:
         """The seed of a block or row of a draw. It costs little, because there may be many."""

@@ -37,7 +37,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from itertools import chain
 from types import FrameType
@@ -82,6 +82,7 @@ def draws_follow(device: torch.device) -> Iterator[None]:
     if _running == 0:
         _put_back.callback(_library({"CPU", private.dispatch_key(device)})._destroy)
         _put_back.enter_context(private.draw_as_eager())
+        _put_back.enter_context(private.redraws(_as_one_call))
         _give_torch(_state, _set_state, _manual_seed)
     _running += 1
     try:
@@ -91,6 +92,17 @@ def draws_follow(device: torch.device) -> Iterator[None]:
         if _running == 0:
             _give_torch(*_torchs)
             _put_back.close()
+
+
+def _as_one_call(function: Callable[..., Any]) -> Callable[..., Any]:
+    """How often it draws depends on what a rank has drawn for its own samples."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        place = noise.here()
+        with place.one_call() if place is not None and place.follows and not place.seeded else nullcontext():
+            return function(*args, **kwargs)
+
+    return called
 
 
 def _give_torch(*functions: Callable[..., Any]) -> None:

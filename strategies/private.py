@@ -260,6 +260,11 @@ def draw_as_eager() -> AbstractContextManager[Any]:
     return torch._inductor.config.patch(fallback_random=True)
 
 
+def redraws(wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> AbstractContextManager[Any]:
+    """Inside the `with`, torch's function that draws again until all numbers are accepted is wrapped."""
+    return mock.patch.object(nn.init, "_no_grad_trunc_normal_", wrapped(nn.init._no_grad_trunc_normal_))
+
+
 def callbacks(trainer: Trainer) -> list[Callback]:
     """An attribute that Lightning gives a trainer, and its class does not declare."""
     return vars(trainer)["callbacks"]

@@ -115,6 +115,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
         losses = _losses(phase, part, place, training)
         if training.forms is not None:
             training.forms.saw(phase.name, losses, training.draws.guesses(phase))
+            training.equal_rows.drew(phase.name, index, place.calls)
         total = _sum(losses.values(), scale / parts)
         for name, loss in losses.items():
             mean = loss.detach() / parts if parts > 1 else loss.detach()

@@ -54,7 +54,7 @@ WORDS = "Let gan.ranks.sum(x), gan.ranks.mean(x) and gan.ranks.gather(x) do that
 DRAWS = (
     "The phase draws. A draw must have a row for each sample, or several: all draws of the game in blocks, as "
     "torch.cat makes them, or all side by side, as nn.MultiheadAttention drops its weights (not with "
-    "need_weights=False)."
+    "need_weights=False). Each rank must draw equally often."
 )
 DRAWS_ALIKE = (
     "NumPy and random give all ranks the same numbers: draw what each sample has of its own with torch or gan.noise."

@@ -1,6 +1,7 @@
-"""What a rank writes for the others before its backward, if it has changed: the size of its batch, a loss's form.
+"""What a rank writes for the others before its backward, if it has changed: sizes, counts of draws, a loss's form.
 
-With batches of other sizes the mean of the ranks' gradients is not the mean over the samples.
+With batches of other sizes the mean of the ranks' gradients is not the mean over the samples. A rank that draws more
+often than others draws other numbers from then on than one device.
 """
 
 from collections.abc import Mapping
@@ -14,9 +15,11 @@ from strategies.micro_batches import rows
 from strategies.private import default_store
 from strategies.world import World
 
+ROWS = "rows"  # of a batch, beside counts of draws, which have a phase and the number of a micro-batch
+
 
 class EqualRows:
-    """Refuses an update from batches of different sizes.
+    """Refuses an update from batches of different sizes, or after different numbers of draws.
 
     [Note: sizes are compared when one changes]
     In the first step all ranks tell each other the size of their batch. From then on, a step whose batch has the same
@@ -25,14 +28,16 @@ class EqualRows:
     So the rank reads what the others have written, and knows all sizes before it makes its update. If they differ it
     ends with an error, and the lifeline tells the others. A rank whose own size has not changed may have made this
     update meanwhile. But nothing of it can be saved, because all ranks save together.
+
+    The same holds for how often a loss draws, but the first time is left to the trial.
     """
 
     def __init__(self, world: World = World(), run: str = "") -> None:  # noqa: B008 - it cannot be changed
         """`run` is a name for this run, the same on all ranks."""
         self.world, self.run = world, run
         self.store = default_store() if world.size > 1 else None
-        self.rows = 0  # of the last step
-        self.before: int | None = None  # the size before a change that is not compared yet
+        self.last: dict[str, int] = {}  # the size, and the counts, that this rank has had last
+        self.before: dict[str, int] = {}  # of these: what was before a change that is not compared yet
         self.steps = 0  # how many have begun
 
     def begin(self, batch: Any) -> None:
@@ -45,30 +50,39 @@ class EqualRows:
         self.steps += 1
         if self.steps == 1:
             _refuse_unequal(dict(enumerate(self.world.gather(size))))
-        elif size != self.rows:
-            self.before = self.rows
-            self.store.set(own := self._key(self.world.rank), f"{self.steps} {size}")
+        self._tell(ROWS, size)
+
+    def drew(self, phase: str, part: int, times: int) -> None:
+        """Call it before each backward: how often the loss of a micro-batch has drawn."""
+        self._tell(f"draws of part {part} of '{phase}'", times)
+
+    def _tell(self, what: str, number: int) -> None:
+        before = self.last.setdefault(what, number)
+        if number != before and self.store is not None:
+            self.before[what] = before
+            self.store.set(own := self._key(what, self.world.rank), f"{self.steps} {number}")
             self.store.check([own])  # returns when the store has it
-        self.rows = size
+        self.last[what] = number
 
     def check(self, phase: str, step: int) -> None:
         """Call it when gradients are reduced, before an update."""
-        if self.before is None:
-            return
-        sizes = {rank: self._written(rank) or self.before for rank in range(self.world.size)}
-        self.before = None
-        _refuse_unequal(sizes, f"phase '{phase}' of step {step}: ")
+        changed, self.before = self.before, {}
+        for what, before in changed.items():
+            written = [self._written(what, rank) for rank in range(self.world.size)]
+            refuse = _refuse_unequal if what == ROWS else _refuse_draws
+            numbers = enumerate(before if each is None else each for each in written)
+            refuse(dict(numbers), f"phase '{phase}' of step {step}: ")
 
-    def _key(self, rank: int) -> str:
+    def _key(self, what: str, rank: int) -> str:
         # Two in turn: a rank may write for the next step before another one has read what it wrote for this one.
-        return f"rows of {self.run}, rank {rank}, {self.steps % 2}"
+        return f"{what} of {self.run}, rank {rank}, {self.steps % 2}"
 
-    def _written(self, rank: int) -> int | None:
-        """The size of another rank's batch, if it has changed in this step."""
-        if self.store is None or not self.store.check([self._key(rank)]):
+    def _written(self, what: str, rank: int) -> int | None:
+        """The number of another rank, if it has changed in this step."""
+        if self.store is None or not self.store.check([self._key(what, rank)]):
             return None
-        step, size = self.store.get(self._key(rank)).split()
-        return int(size) if int(step) == self.steps else None
+        step, number = self.store.get(self._key(what, rank)).split()
+        return int(number) if int(step) == self.steps else None
 
 
 NODES, FORMS = 16, 12  # first nodes of a graph; forms of a phase
@@ -118,6 +132,16 @@ class Forms:
             for phase, form in self.new.values():
                 self.known[phase].discard(form)
         self.new = {}
+
+
+def _refuse_draws(times: Mapping[int, int], where: str) -> None:
+    for rank, count in times.items():
+        if count != times[0]:
+            raise UserError(
+                f"{where}rank {rank} draws {count} times and rank 0 {times[0]} times, so what is drawn after that "
+                f"differs from one device. A loop that draws until all samples are accepted must not depend on a "
+                f"rank's own samples: draw a fixed number of times, or by nn.init.trunc_normal_"
+            )
 
 
 def _refuse_unequal(sizes: Mapping[int, int], where: str = "") -> None:

@@ -150,6 +150,28 @@ class RecurrentInParts(OfTorch):
     micro_batches = 2
 
 
+class Truncated(Plain):
+    """Noise that is drawn again until all of it is accepted, and more noise after that."""
+
+    def fake(self, real):
+        z = nn.init.trunc_normal_(torch.empty(len(real), 4, dtype=real.dtype))
+        return self.generator(z + torch.randn(len(real), 4, dtype=real.dtype))
+
+
+class TruncatedInParts(Truncated):
+    micro_batches = 2
+
+
+class ByLoop(Plain):
+    """The same by the author's own loop, in a later step."""
+
+    def fake(self, real):
+        z = torch.randn(len(real), 4, dtype=real.dtype)
+        while self.step == 2 and (again := z.abs() > 0.5).any():
+            z = torch.where(again, torch.randn_like(z), z)
+        return self.generator(z + torch.randn(len(real), 4, dtype=real.dtype))
+
+
 class PacksInParts(Plain):
     """A draw for each pack of two samples, which micro-batches part."""
 
@@ -256,6 +278,10 @@ class SeededByGenerator(Plain):
         return self.generator(z * kept / 0.7 + torch.randn(len(real), 4, dtype=real.dtype))
 
 
+def as_it_is(function):
+    return function
+
+
 # ---- the table ----
 
 
@@ -293,6 +319,11 @@ DRAWS = {
     "draws in micro-batches": Scene(
         InParts, alone=Draws, policies={"single": 1, "ddp": 2}, often=("ddp",), checked=("ddp",), steps=3,
         mutants=(Mutant("by torch", game=ByTorch),)
+    ),
+    "draws again until accepted": Scene(
+        TruncatedInParts, alone=Truncated, policies={"single": 1, "ddp": 2}, often=("ddp",), checked=("single", "ddp"),
+        steps=6, mutants=(Mutant("by a loop", "ddp", replaced={"strategies.draws._as_one_call": as_it_is}),),
+        refused=(Refused(ByLoop, "ddp", ("phase 'discriminator' of step 2: rank", "A loop that draws until all")),),
     ),
     "draws that may be of samples": Scene(Ambiguous, **BY_TRIAL),
     "samples in the second dimension": Scene(Recurrent, **BY_TRIAL),
