@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
@@ -41,6 +41,14 @@ def file_name(action: str, words: Sequence[str] | None) -> str:
 def after(word: str, given: Words) -> list[str]:
     """A part of a file's name that another list cannot be taken for: `--to 1 --region 2` is not `--to 1 2`."""
     return [] if given is None else [word, *words(given)]
+
+
+class How(TypedDict, total=False):
+    """What is done where styles are missing, see `StyleSource`; and the seed of SEAN's noise."""
+
+    missing: str
+    mean_of: int
+    seed: int
 
 
 class StyleSource:
@@ -200,11 +208,17 @@ class Paintings(Shown):
     def painter(self) -> Painter:
         return Painter(self.saved)
 
-    def _painter(self, seed: int) -> Painter:
-        return Painter(self.saved, seed) if seed else self.painter
+    def _sources(
+        self, which: Sequence[str] = (), missing: str = "mean", mean_of: int = 1000, seed: int = 0
+    ) -> tuple[Painter, list[StyleSource]]:
+        painter = Painter(self.saved, seed) if seed else self.painter
+        return painter, [StyleSource(painter, name, missing, mean_of) for name in which]
+
+    def _regions(self, region: Words) -> list[int] | None:
+        return None if region is None else regions(words(region), self.painter.label_names)
 
     def reconstruct(self, picture: Words = None, count: int = 8, seed: int = 0) -> Sheet:
-        painter = self._painter(seed)
+        painter, _ = self._sources(seed=seed)
         which = words(picture) or [str(number) for number in range(min(count, len(painter.val)))]
         chosen = [painter.picture(each) for each in which]
         made = [painter.paint(each, painter.styles(each)) for each in chosen]
@@ -212,21 +226,11 @@ class Paintings(Shown):
         titles = list(map(_row, chosen))
         return Sheet(file_name("reconstruct", words(picture)), columns, titles, dict(zip(titles, made, strict=True)))
 
-    def transfer(
-        self,
-        from_: Words = None,
-        to: Words = None,
-        region: Words = None,
-        missing: str = "mean",
-        mean_of: int = 1000,
-        seed: int = 0,
-    ) -> Sheet:
-        painter = self._painter(seed)
-        few = [str(number) for number in range(min(5, len(painter.val)))]
+    def transfer(self, from_: Words = None, to: Words = None, region: Words = None, **how: Unpack[How]) -> Sheet:
+        few = [str(number) for number in range(min(5, len(self.painter.val)))]
         styled, shapes = words(from_) or few, words(to) or few
-        pictures = [painter.picture(name) for name in shapes]
-        sources = [StyleSource(painter, name, missing, mean_of) for name in styled]
-        chosen = regions(words(region), painter.label_names) if region is not None else None
+        pictures, chosen = list(map(self.painter.picture, shapes)), self._regions(region)
+        painter, sources = self._sources(styled, **how)
         name = file_name("transfer", ["from", *styled, "to", *shapes, *after("region", region)])
 
         # The first row shows the styles' pictures, the first columns the pictures to paint; the rest is painted.
@@ -244,27 +248,19 @@ class Paintings(Shown):
         return Sheet(name, columns, ["", *map(_row, pictures)], singles)
 
     def interpolate(
-        self,
-        between: Words = None,
-        on: Words = None,
-        frames: int = 8,
-        region: Words = None,
-        missing: str = "mean",
-        mean_of: int = 1000,
-        seed: int = 0,
+        self, between: Words = None, on: Words = None, frames: int = 8, region: Words = None, **how: Unpack[How]
     ) -> Sheet:
-        painter = self._painter(seed)
-        ends = words(between) or ["0", str(min(1, len(painter.val) - 1))]
+        ends = words(between) or ["0", str(min(1, len(self.painter.val) - 1))]
         if len(ends) != 2:
             raise UserError(f"--between takes two styles and got {len(ends)}; type --between 3 5")
-        start, end = (StyleSource(painter, name, missing, mean_of) for name in ends)
+        painter, (start, end) = self._sources(ends, **how)
         if on is not None:
             shapes = [painter.picture(name) for name in words(on)]
         elif start.picture is not None:
             shapes = [start.picture]
         else:
             raise UserError(f"'{start.title}' has styles and no shapes; say with --on which pictures to paint")
-        chosen = regions(words(region), painter.label_names) if region is not None else None
+        chosen = self._regions(region)
         shares = [number / (frames - 1) for number in range(frames)]
         made = []
         for picture in shapes:
@@ -289,21 +285,14 @@ class Paintings(Shown):
 
         return Sheet(name, columns, list(map(_row, shapes)), singles, moving)
 
-    def repaint(
-        self,
-        picture: str | int = 0,
-        label: str | Path | None = None,
-        missing: str = "mean",
-        mean_of: int = 1000,
-        seed: int = 0,
-    ) -> Sheet:
-        painter, which = self._painter(seed), str(picture)
+    def repaint(self, picture: str | int = 0, label: str | Path | None = None, **how: Unpack[How]) -> Sheet:
+        which = str(picture)
         if label is None:
             raise UserError(
                 "repaint needs the edited label map: type --label mine.png; a label map to edit is written by "
                 f"python -m gan.sample {quoted(self.saved.folder.path)} save-labels --picture {quoted(which)}"
             )
-        source = StyleSource(painter, which, missing, mean_of)
+        painter, (source,) = self._sources([which], **how)
         edited = painter.picture(str(label))
         columns: Columns = {}
         if source.picture is not None:
