@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from gan.app import outputs
-from gan.app.command import command, on_ranks, working
+from gan.app.command import command, on_ranks
 from gan.app.outputs import run, say
 from gan.app.run import options
 from gan.app.run.parser import Parser
@@ -68,12 +68,7 @@ EXAMPLES = """examples:
 def main(argv: list[str]) -> None:
     """Score a run, on one device or by ranks that share the work."""
     request = parse(argv)
-    with working():
-        from gan.app.run.computer import machine
-
-    asked = {"accelerator": request.accelerator, "devices": request.devices}
-    computer = machine(Namespace(**asked, nodes=1, strategy="ddp", precision="32-true"))
-    on_ranks("gan.evaluate", argv, computer, partial(_evaluate, request))
+    on_ranks("gan.evaluate", argv, request.accelerator, request.devices, partial(_evaluate, request))
 
 
 def parse(argv: list[str] | None = None) -> Namespace:

@@ -84,7 +84,6 @@ def main(argv: list[str]) -> None:
     settings = parse(argv)
     with working():
         from gan.app.painting.reopen import device_of
-        from gan.app.run.computer import machine
 
     if settings.get("inputs"):  # then --out is where the translations go
         typed = any(word.partition("=")[0] == "--out" for word in argv)
@@ -93,9 +92,8 @@ def main(argv: list[str]) -> None:
         _sample(settings, argv, settings.device)
         return
     place = device_of(settings.device)
-    asked = {"accelerator": place.type, "devices": settings.devices if place.index is None else f"{place.index},"}
-    computer = machine(Namespace(**asked, nodes=1, strategy="ddp", precision="32-true"))
-    on_ranks("gan.sample", argv, computer, partial(_sample, settings, argv))
+    devices = settings.devices if place.index is None else f"{place.index},"
+    on_ranks("gan.sample", argv, place.type, devices, partial(_sample, settings, argv))
 
 
 def _sample(settings: Namespace, argv: list[str], device: str) -> None:
