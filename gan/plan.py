@@ -7,7 +7,7 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from gan.app.command import command, working
 from gan.app.outputs import run
-from gan.app.run import run_options
+from gan.app.run import options
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError
 
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 def parse(argv: list[str] | None = None) -> Namespace:
     """The settings. `memory` is a number of bytes."""
-    settings = run_options.parse(
+    settings = options.parse_run(
         argv,
         _add_own,
         prog="python -m gan.plan",

@@ -21,8 +21,7 @@ from typing import Any
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from gan.app.run import run_options
-from gan.app.run.options import parameters
+from gan.app.run.options import numbers, parameters, strategies
 from gan.app.training import metrics
 from gan.bench.cell import BATCH_SIZE, ONE, Cell, planned, play, refuse_strategy, together
 from gan.bench.harness import Column, Figures, RunBenchmark, in_world
@@ -102,12 +101,12 @@ class GridBenchmark(RunBenchmark[Cell]):
                 f"{settings.run} has no argument '{BATCH_SIZE}', which the grid varies; write "
                 f"def {find(settings.run).__name__}({BATCH_SIZE}: int = 32, ...)"
             )
-        settings.policies = run_options.strategies(settings.policies)
+        settings.policies = strategies(settings.policies)
         for strategy in settings.policies:
             refuse_strategy(strategy)
         for name in ("processes", "chunks", "batch_sizes"):
-            settings[name] = run_options.numbers(name, settings[name])
-        settings.stages = [None] if settings.stages is None else run_options.numbers("stages", settings.stages)
+            settings[name] = numbers(name, settings[name])
+        settings.stages = [None] if settings.stages is None else numbers("stages", settings.stages)
         return settings
 
     def cells(self) -> Iterator[Cell]:

@@ -19,8 +19,7 @@ import torch
 
 from gan.app import outputs
 from gan.app.outputs import quiet
-from gan.app.run import run_options
-from gan.app.run.options import run_settings
+from gan.app.run.options import parse_run, run_settings
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError
 from strategies.processes import call_on_ranks
@@ -183,12 +182,12 @@ class RunBenchmark(Benchmark[C]):
     """A benchmark of a run, which is the first word that is typed, and whose settings are options too."""
 
     usage: ClassVar[str]
-    texts: ClassVar[dict[str, Any]]  # of `run_options.parse`
+    texts: ClassVar[dict[str, Any]]  # of `parse_run`
 
     def parse(self, argv: Sequence[str]) -> Any:
         prog, add = f"python -m gan.bench {self.name}", lambda parser: self.add_options(parser.add_argument)
         usage = f"{prog} [RUN] {self.usage} [options]"
-        return run_options.parse(argv, add, prog=prog, usage=usage, description=self.about, **self.texts)
+        return parse_run(argv, add, prog=prog, usage=usage, description=self.about, **self.texts)
 
     @property
     def run(self) -> tuple[str, dict[str, Any]]:

@@ -1,10 +1,10 @@
-"""The options of `python -m gan.fit`: those that every run has, and the settings of the chosen run."""
+"""What is typed: the options of `python -m gan.fit` and of other commands, and the settings of the chosen run."""
 
 import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from itertools import pairwise
@@ -310,6 +310,48 @@ def run_parser(
         named["config_"].help = f"{named['config_'].help} Or a YAML file of settings, such as a run's settings.yaml."
         named["config"].help = argparse.SUPPRESS
     return parser
+
+
+def parse_run(
+    argv: Sequence[str] | None,
+    add_own: Callable[[Parser], None],
+    *,
+    default: str = DEFAULT_RUN,
+    saved: Mapping[str, Any] | None = None,
+    **texts: Any,
+) -> Namespace:
+    """The settings of gan.plan, gan.verify and gan.bench, of which `saved` count where nothing else is typed.
+
+    `add_own` adds the options of the command itself; for `texts` see `run_parser`.
+    """
+    argv = run_first(arguments(argv))
+    run = full_name(early(argv, run=default).run)
+    parser = run_parser(run, add_own, default, **texts)
+    parser.set_defaults(dict(saved or {}))
+    settings = parser.parse_args(argv)
+    settings.run = run
+    return settings
+
+
+def strategies(words: list[str]) -> list[str]:
+    """The strategies that are typed in these words: `ddp,zero3` are two, and `generator=zero3,*=ddp` is one."""
+    found: list[str] = []
+    for word in words:
+        parts = [part.strip() for part in word.split(",")]
+        if not all(parts):
+            raise UserError(f"cannot read strategy '{word}'; type e.g. ddp,zero3 or generator=zero3,*=ddp")
+        found += [part for part in parts if "=" not in part]
+        pairs = [part for part in parts if "=" in part]
+        found += [",".join(pairs)] if pairs else []
+    return list(dict.fromkeys(found))
+
+
+def numbers(name: str, text: str) -> list[int]:
+    """The whole numbers that are typed for option `name`, with commas between them, each once."""
+    if not re.fullmatch(r"\s*[1-9]\d*(\s*,\s*[1-9]\d*)*\s*", text):
+        option = f"--{name.replace('_', '-')}"
+        raise UserError(f"cannot read {option} '{text}'; type numbers with commas, such as {option} 2,4")
+    return list(dict.fromkeys(map(int, text.split(","))))
 
 
 def _strategies() -> str:

@@ -6,8 +6,6 @@ from jsonargparse import Namespace
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from gan.app.run import options as fit
-from gan.app.run import run_options
-from gan.app.run.options import DEFAULT_RUN, arguments, run_first
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError
 
@@ -32,15 +30,15 @@ def parse(argv: list[str] | None = None) -> Namespace:
 
     `found` is the run and the checkpoint that `--from-checkpoint` means.
     """
-    known = fit.early(run_first(arguments(argv)), run=None, from_checkpoint=None)
-    run, saved, found = DEFAULT_RUN, {}, None
+    known = fit.early(fit.run_first(fit.arguments(argv)), run=None, from_checkpoint=None)
+    run, saved, found = fit.DEFAULT_RUN, {}, None
     if known.from_checkpoint:
         typed = ["--run", known.run] if known.run else []
         resumed, found = fit.parse(["--resume", known.from_checkpoint, *typed])
         run, saved = resumed.run, fit.run_settings(resumed)
         if found is None:
             raise UserError("no run with a checkpoint in 'runs'; type the folder of a run after --from-checkpoint")
-    settings = run_options.parse(
+    settings = fit.parse_run(
         argv,
         _add_own,
         default=run,
@@ -51,8 +49,8 @@ def parse(argv: list[str] | None = None) -> Namespace:
         epilog=EXAMPLES,
     )
     settings.found = found
-    settings.strategy = run_options.strategies(settings.strategy)
-    settings.devices = run_options.numbers("devices", settings.devices)
+    settings.strategy = fit.strategies(settings.strategy)
+    settings.devices = fit.numbers("devices", settings.devices)
     return settings
 
 
