@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.nn import functional as F
@@ -94,6 +95,13 @@ def now(device: torch.device) -> float:
     """The time, after the device has done what it was given."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
+def now_on_all() -> float:
+    """The time, after all ranks have arrived here."""
+    if dist.is_initialized():
+        dist.barrier()
     return time.perf_counter()
 
 
