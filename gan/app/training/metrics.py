@@ -191,10 +191,7 @@ def first_and_last(rows: Mapping[int, Mapping[str, float]], name: str) -> tuple[
 Panel = dict[str, list[tuple[int, float]]]
 
 LAST = ("gradient norms", "health", "score", "precision and recall", "val")  # the panels after those of phases
-TITLES = {
-    "score": "distance from the true pictures",
-    "val": "held-out scores",
-}
+TITLES = {"score": "distance from the true pictures", "val": "held-out scores"}
 CLOCK = ("pictures", "seconds")  # so far: of no panel
 
 
