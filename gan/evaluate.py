@@ -107,17 +107,8 @@ def _evaluate(request: Namespace, device: str) -> None:
         request.which,
         lambda opened: opened.checkpoint,
     )
-    result = evaluate(
-        opened,
-        scores=request.scores,
-        inception=request.inception,
-        lpips=request.lpips,
-        segmenter=request.segmenter,
-        ignore=request.ignore_labels,
-        count=request.count,
-        batch_size=request.batch_size,
-        device=device,
-    )
+    asked = {name: request[name] for name in ("scores", "inception", "lpips", "segmenter", "count", "batch_size")}
+    result = evaluate(opened, ignore=request.ignore_labels, device=device, **asked)
     if result is not None:
         *_, path = opened.folder.evaluations(opened.step)
         say(table(result))
