@@ -147,10 +147,13 @@ def export(
     folder = opened.folder.path / "export" / default if to is None else to
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return [_write(folder / name, write) for name, write in files.items()]
+        for name, write in files.items():
+            with whole_file(folder / name) as part:
+                write(part)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot write to '{folder}': {reason}; choose a folder with --to") from error
+    return [folder / name for name in files]
 
 
 def networks(game: "GanModule", averaged: Collection[str]) -> list[Exported]:
@@ -253,12 +256,6 @@ def _card(
 
 def _text(text: str) -> Callable[[Path], object]:
     return lambda path: path.write_text(text, "utf-8")
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> Path:
-    with whole_file(path) as part:
-        write(part)
-    return path
 
 
 def _readme(opened: "SavedRun", players: list[Exported], published: Collection[str]) -> str:

@@ -64,10 +64,8 @@ class Blocks(GanModule):
     def judge(self, image: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
             fake = self.fake(image)
-        return {
-            "real": softplus(-self.discriminator(image)).mean(),
-            "fake": softplus(self.discriminator(fake)).mean(),
-        }
+        real, fake = self.discriminator(image), self.discriminator(fake)
+        return {"real": softplus(-real).mean(), "fake": softplus(fake).mean()}
 
     def fool(self, image: Tensor) -> Tensor:
         return softplus(-self.discriminator(self.fake(image))).mean()

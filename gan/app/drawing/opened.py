@@ -63,11 +63,7 @@ class Drawings(Shown):
 
     @torch.no_grad()
     def mix(
-        self,
-        rows: Numbers = "0-3",
-        columns: Numbers = "4-9",
-        layers: Numbers | None = None,
-        **how: Unpack[How],
+        self, rows: Numbers = "0-3", columns: Numbers = "4-9", layers: Numbers | None = None, **how: Unpack[How]
     ) -> Sheet:
         drawer, down, across = self.drawer, once(rows, "--rows"), once(columns, "--columns")
         own, other = (drawer.w_of(seeds, **how) for seeds in (down, across))
@@ -192,7 +188,6 @@ class Drawings(Shown):
         return paths
 
     def from_(self, latent: Files | None = None) -> Sheet:
-        """Draw latent files again."""
         if latent is None:
             raise UserError("from needs latent files; type --latent me.pt, a file that project has written")
         net = self.drawer.styled()
@@ -250,7 +245,6 @@ class Drawings(Shown):
             return frame.pixels(opened).float() / 127.5 - 1
 
     def _discriminator(self) -> StyleDiscriminator | None:
-        """The discriminator that learned with the generator."""
         if self.run is not None:
             net = getattr(self.game, "discriminator", None)
         else:

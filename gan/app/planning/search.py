@@ -55,7 +55,9 @@ def _candidates(budget: Budget) -> Iterator[tuple[tuple[float, ...], dict[str, C
         for texts in product(*(_levels(budget, player) for player in apart)):
             taken = {player.name: text for player, text in zip(apart, texts, strict=True)}
             taken |= {player.name: _near(texts[-1], _levels(budget, player)) for player in rest}
-            chosen = {name: _choice(text, name in again) for name, text in taken.items()}
+            chosen = {
+                name: choices(text + "+recompute" * (name in again), POLICIES)["*"] for name, text in taken.items()
+            }
             total = Moved()
             for name, choice in chosen.items():
                 if (name, str(choice)) not in costs:
@@ -78,10 +80,6 @@ def _levels(budget: Budget, player: Player) -> tuple[str, ...]:
 
 def _near(text: str, levels: tuple[str, ...]) -> str:
     return text if text in levels else levels[0]
-
-
-def _choice(text: str, recompute: bool) -> Choice:
-    return choices(text + "+recompute" * recompute, POLICIES)["*"]
 
 
 def _has_blocks(player: Player) -> bool:
