@@ -97,7 +97,6 @@ def main(argv: list[str]) -> None:
 
 
 def _sample(settings: Namespace, argv: list[str], device: str) -> None:
-    """The work of one process."""
     from gan.app.editing.editors import open
     from gan.app.painting.reopen import together
 
@@ -273,12 +272,8 @@ def _parser(action: str | None) -> Parser:
     described = {
         kind: "\n".join(f"  {name:13}{ACTIONS[name]}" for name in actions) for kind, actions in OPTIONS.items()
     }
-    parser = Parser(
-        prog="python -m gan.sample",
-        usage=f"python -m gan.sample [RUN|FILE [{action or 'ACTION'}]] [options]",
-        description=ACTIONS[action] if action else "Look at what a run's networks make.",
-        epilog=EXAMPLES.format(**described),
-    )
+    usage, what = f"[RUN|FILE [{action or 'ACTION'}]] [options]", "Look at what a run's networks make."
+    parser = Parser("python -m gan.sample", usage, ACTIONS.get(action or "", what), EXAMPLES.format(**described))
     options.add_saved_run(parser, weights=True)
     add = parser.add_argument
     add("action", nargs="?", default=None, help="what to do, see below; by default draw, reconstruct or show")
@@ -288,10 +283,10 @@ def _parser(action: str | None) -> Parser:
     for name, how in dict(chain.from_iterable(found)).items():
         add(name, **how)
     where = "where to write; default in the run's samples/, or here for a FILE.pkl"
-    add("-o", "--file", metavar="FILE", type=str | None, default=None, help=where)
+    parser.option("-o --file", str, where, metavar="FILE")
     what = "first take a BigGAN's batch norms' statistics anew, from so many batches of 64 pictures; published: 16"
-    add("--standing", type=PositiveInt | None, default=None, metavar="N", help=what)
-    add("--device", type=str, default="auto", help="what to compute on: auto, cpu, cuda or another device here")
+    parser.option("--standing", PositiveInt, what, metavar="N")
+    options.add_device(parser)
     return parser
 
 

@@ -20,8 +20,7 @@ from gan.app.training import card
 
 @command
 def main(argv: list[str]) -> None:
-    """Open the run, and write the page."""
-    parser = Parser(prog="python samples/gallery.py", description=__doc__.split("\n\n")[1])
+    parser = Parser("python samples/gallery.py", description=__doc__.split("\n\n")[1])
     parser.add_argument("run", nargs="?", default="auto", help="a run's folder or a checkpoint; default the newest run")
     parser.add_argument("--out", type=Path, help="the page, or the folder to put it in; default the run's folder")
     parser.add_argument("--data", help="where the run's pictures are now, if they have moved")

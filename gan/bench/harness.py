@@ -73,7 +73,7 @@ class Benchmark(ABC, Generic[C]):
 
     def parse(self, argv: Sequence[str]) -> Any:
         """The settings. What cannot be measured is refused here."""
-        parser = Parser(prog=f"python -m gan.bench {self.name}", description=self.about)
+        parser = Parser(f"python -m gan.bench {self.name}", description=self.about)
         self.add_options(parser.add_argument)
         return parser.parse_args(argv)
 
@@ -185,9 +185,9 @@ class RunBenchmark(Benchmark[C]):
     texts: ClassVar[dict[str, Any]]  # of `parse_run`
 
     def parse(self, argv: Sequence[str]) -> Any:
-        prog, add = f"python -m gan.bench {self.name}", lambda parser: self.add_options(parser.add_argument)
-        usage = f"{prog} [RUN] {self.usage} [options]"
-        return parse_run(argv, add, prog=prog, usage=usage, description=self.about, **self.texts)
+        prog, usage = f"python -m gan.bench {self.name}", f"[RUN] {self.usage} [options]"
+        own = lambda parser: self.add_options(parser.add_argument)  # noqa: E731
+        return parse_run(argv, own, prog=prog, usage=usage, description=self.about, **self.texts)
 
     @property
     def run(self) -> tuple[str, dict[str, Any]]:

@@ -180,7 +180,6 @@ class Timed(Sean):
     loss: Tensor
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The generator's turn."""
         self.times = [now(self.device)]
         with Kept(self.parameters()) as kept:
             losses = super().fool(batch)
@@ -188,7 +187,6 @@ class Timed(Sean):
         return losses
 
     def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The discriminator's turn."""
         self.times.append(now(self.device))
         return super().judge(batch)
 
@@ -283,7 +281,7 @@ class SeanBenchmark(Benchmark[Way]):
         add("--size", type=PositiveInt, default=256, help="height and width of the pictures")
         add("--batches", type=PositiveInt, nargs="+", default=[1, 4], help="pictures at a time")
         add("--masks", nargs="+", choices=MASKS, help="drawn faces, random blocks of 16 px, random pixels (all)")
-        add("--repeats", type=PositiveInt, default=3, dest="rounds", help="turns of each that count")
+        add("--repeats", type=PositiveInt, default=3, dest="rounds", metavar="REPEATS", help="turns of each that count")
         add("--labels", type=PositiveInt, default=19, help="labels of the random masks")
         add("--width", type=PositiveInt, default=64, help="channels of the last block")
         add("--hidden", type=PositiveInt, default=128, help="channels of the mask branch")

@@ -9,8 +9,6 @@ from gan.app.run import options as fit
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError
 
-STRATEGIES = "ddp,zero1,zero2,zero3"
-
 EXAMPLES = """examples:
   python -m gan.verify my_game.py:my_run
   python -m gan.verify sean-faces --size 32 --faces 64 --strategy ddp,zero3 --devices 2
@@ -44,7 +42,7 @@ def parse(argv: list[str] | None = None) -> Namespace:
         default=run,
         saved=saved,
         prog="python -m gan.verify",
-        usage="python -m gan.verify [RUN] [--strategy POLICY...] [--devices N,N] [--steps N] [options]",
+        usage="[RUN] [--strategy POLICY...] [--devices N,N] [--steps N] [options]",
         description="Train a run on one device and under strategies on several ranks, and compare.",
         epilog=EXAMPLES,
     )
@@ -55,15 +53,14 @@ def parse(argv: list[str] | None = None) -> Namespace:
 
 
 def _add_own(parser: Parser) -> None:
-    add = parser.add_argument
-    what = "strategies, as for gan.fit, with commas or spaces between them"
-    add("--strategy", nargs="+", type=str, default=STRATEGIES.split(","), help=what)
-    add("--devices", type=str, default="2,4", help="numbers of ranks")
-    add("--steps", type=PositiveInt, default=10, help="how many steps to train")
+    add, what = parser.option, "strategies, as for gan.fit, with commas or spaces between them"
+    add("--strategy", str, what, ["ddp", "zero1", "zero2", "zero3"], nargs="+")
+    add("--devices", str, "numbers of ranks", "2,4")
+    add("--steps", PositiveInt, "how many steps to train", 10)
     what = "begin there: a checkpoint, a run's folder, or auto (the newest run); its run and settings need not be typed"
-    add("--from_checkpoint", type=str | None, default=None, help=what)
+    add("--from_checkpoint", str, what)
     what = "32 for networks that cast to float32 by hand; then distances are in units of what rounding does"
-    add("--precision", type=Literal["64", "32"], default="64", help=what)
+    add("--precision", Literal["64", "32"], what, "64")
     fit.add_checks(parser)
-    add("--allow_refused", action="store_true", help="a strategy that refuses the run is no failure")
-    add("--limit", type=PositiveFloat, default=600.0, help="seconds after which a training is said to hang")
+    parser.flag("--allow_refused", "a strategy that refuses the run is no failure")
+    add("--limit", PositiveFloat, "seconds after which a training is said to hang", 600.0)
