@@ -65,8 +65,6 @@ PANELS = {
 
 
 class GridBenchmark(RunBenchmark[Cell]):
-    """Trains every cell."""
-
     name, places, columns = "grid", Cell._fields, tuple(COLUMNS.values())
     usage = "[--policies POLICY...] [--processes N,N] [--chunks N,N]"
     texts = {  # noqa: RUF012

@@ -206,7 +206,6 @@ class Drawings(Shown):
         by: Way = "weights",
         label: int | str | None = None,
     ) -> Sheet:
-        """Go from seeds or latent files in one direction, or in each of the first ones: a row each."""
         net, steps = self.drawer.styled(), directions(self.drawer, by)
         if direction is not None and direction >= len(steps):
             raise UserError(f"there is no direction {direction}; type --direction and one of 0 to {len(steps) - 1}")

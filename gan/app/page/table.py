@@ -153,7 +153,6 @@ class Charts:
         return bool(self.drawings)
 
     def html(self) -> str:
-        """HTML without a style."""
         note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
         images = "".join(
             f'<img class="chart" alt="{escape(f"curves of {title} over the steps")}" src="{uri}">'

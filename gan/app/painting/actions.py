@@ -91,7 +91,6 @@ class StyleSource:
         return (self.painter.styles(picture) if rest is None else rest).taking(filled, chosen)
 
     def _with_replaced(self, lacking: list[int], picture: Picture) -> Styles:
-        """These styles, with the missing ones replaced."""
         if not lacking or self.missing == "zero":
             return self.styles
         whose = f"styles of {self.title} lack"
@@ -280,7 +279,6 @@ class Paintings(Shown):
         singles = dict(zip(chain(*named), chain(*made), strict=True))
 
         def moving() -> Iterator[Image.Image]:
-            """All pictures side by side, as they change."""
             return (grids.tiles(list(map(grids.picture, row)), len(row)) for row in zip(*made, strict=True))
 
         return Sheet(name, columns, list(map(_row, shapes)), singles, moving)

@@ -172,7 +172,6 @@ def unpaint(colours: Tensor, labels: int) -> Tensor:
 
 
 def _packed(colours: Tensor) -> Tensor:
-    """Each colour as one number."""
     return (colours.long() * torch.tensor([1 << 16, 1 << 8, 1])).sum(-1)
 
 

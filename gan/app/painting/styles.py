@@ -40,7 +40,6 @@ class Styles:
         return replace(self, codes=torch.lerp(self.codes, other.codes, share), present=self.present | other.present)
 
     def lacking(self, regions: Collection[int]) -> list[int]:
-        """Which of these regions have no code here."""
         return [region for region in regions if not self.present[region]]
 
     def check(self, label_names: Sequence[str], length: int, where: Path) -> None:

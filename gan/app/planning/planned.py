@@ -101,7 +101,6 @@ class Planned:
         return None if speed is None else self.samples / (speed * len(self.training)) / 3600
 
     def length(self, speed: float | None) -> str:
-        """How long the training is, in words."""
         length = f"{self.game.steps:,} steps are {self.samples / 1000:,.6g} thousand samples"
         if speed is None:
             return f"{length}; for the hours type --speed and the samples/s of one device, which gan.fit prints"
@@ -117,7 +116,6 @@ class Planned:
 
 
 def _plan(argv: list[str], settings: Namespace, planned: Planned) -> int:
-    """Print it. Returns the exit status. Of players on ranks of their own, nothing else is proposed."""
     if settings.json:
         plan = {"ranks": settings.nodes * settings.devices, "memory": settings.memory}
         plan |= {"samples": planned.samples, "hours": planned.hours(settings.speed)}
@@ -186,12 +184,10 @@ def head(settings: Namespace, game: Opened, budget: Budget) -> Iterator[str]:
 
 
 def usable(memory: float) -> float:
-    """What a plan may take of a device's memory."""
     return memory * (1 - SPARE)
 
 
 def verdict(cost: Cost, memory: float) -> str:
-    """Whether it fits, and by how much."""
     of = f"of {readable(memory)} less a tenth"
     spare = usable(memory) - cost.peak.bytes
     if spare >= 0:

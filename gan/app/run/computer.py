@@ -28,12 +28,10 @@ class Computer:
 
     @property
     def processes(self) -> int:
-        """On all nodes together."""
         return self.devices * self.nodes
 
     @property
     def words(self) -> str:
-        """How many processes of what kind."""
         word = self.kind.upper() if self.kind not in GPUS else "GPU"
         return f"{self.processes} {word} process{'es' if self.processes > 1 else ''}"
 

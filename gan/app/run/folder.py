@@ -176,7 +176,6 @@ def _lost(folder: RunFolder) -> UserError:
 
 
 def run_in(settings: Path) -> str | None:
-    """The run that a file of settings names."""
     return settings_file.read(settings).get("run")
 
 

@@ -96,7 +96,6 @@ def _pix2pix(game: Pix2pix, batch: dict[str, Tensor], numbers: Tensor) -> dict[s
 
 @makes.register
 def _vqgan(game: VqGan, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
-    """Pictures painted again from the numbers of their codes."""
     return {"reconstruction": Made(game.autoencoder(batch["image"])[0], batch["image"])}
 
 

@@ -117,7 +117,6 @@ class Scorer:
         return figures
 
     def notes(self, count: int) -> list[str]:
-        """Notes that a reader of the figures needs."""
         if self.extractor is None or count > self.extractor.size:
             return []
         name = "FID" if self.extractor.fid else "the Fréchet distance"

@@ -34,7 +34,6 @@ def _networks(module: nn.Module) -> list[str]:
 
 
 def _parameters(player: Player, own: dict[str, dict[str, nn.Parameter]]) -> str:
-    """How many parameters it has, how many of them learn, and how many of them another player stores."""
     said = f"{_count(player.module)} parameters"
     parameters = list(player.module.parameters())
     learning = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)

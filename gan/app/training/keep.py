@@ -76,7 +76,6 @@ class Keep(Callback):
         self.signals.give_back()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Put them back after a failure too."""
         self.signals.give_back()
 
     def _note(self, trainer: Trainer, number: int, frame: FrameType | None) -> None:

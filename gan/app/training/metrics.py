@@ -153,7 +153,6 @@ class Record(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write the last row too."""
         self.save()
 
 

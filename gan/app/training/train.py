@@ -149,7 +149,6 @@ def train(
     chosen: Chosen,
     texts: Mapping[Path, str],
 ) -> None:
-    """Make the Trainer, train, and print how it ended."""
     where, checkpoint = chosen.folder, chosen.checkpoint
     log = Record(where)
     lockstep = strategy.lockstep
@@ -210,7 +209,6 @@ def train(
 
 
 def _in_place_of(checkpoint: Path, where: RunFolder, error: NotFinite | Damaged) -> str:
-    """What to type where a checkpoint is of no use."""
     if isinstance(error, Damaged):
         return instead(where, checkpoint, "--resume ")
     earlier = where.before(checkpoint)

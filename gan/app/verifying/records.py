@@ -101,7 +101,6 @@ class Recorder(Callback):
             self._note("", kind, name, digest(average))
 
     def on_train_end(self, trainer: Trainer, game: GanModule) -> None:
-        """Keep everything whole."""
         strategy = phase_strategy(trainer)
         for kind, name, tensor in chain(self._here(strategy), _averages(strategy)):
             self.record.last[f"{kind} '{name}'"] = tensor.detach().cpu().clone()
@@ -200,11 +199,9 @@ class Tolerance:
         return cls(exact, most, least, moved, shaken.distances)
 
     def at(self, moment: Moment) -> float:
-        """For a number on the way."""
         return self._of(self.moved.get((moment.kind, moment.name, moment.step), 0.0))
 
     def at_end(self, name: str) -> float:
-        """For one of the last tensors."""
         return self._of(self.ends.get(name, 0.0))
 
     @property
