@@ -54,14 +54,10 @@ def page(opened: SavedRun) -> str:
     ]
     made = f"<code>python samples/gallery.py</code> from <code>{escape(opened.checkpoint.name)}</code>"
     lede = card.first_sentence(opened.settings["run"])
-    return document(opened.folder.path.name, lede, _standing(opened), parts, made)
-
-
-def _standing(opened: SavedRun) -> str:
-    """How far the run is, and the first of its scores."""
-    scores = card.scores(opened.folder, opened.run, opened.step)[:1]
-    good = (f" {each.name[0].upper()}{each.name[1:]}: {each.value} ({each.how})." for each in scores)
-    return f"Step {opened.step:,} of {opened.run.max_steps:,}.{''.join(good)}"
+    standing = f"Step {opened.step:,} of {opened.run.max_steps:,}."
+    for each in card.scores(opened.folder, opened.run, opened.step)[:1]:
+        standing += f" {each.name[0].upper()}{each.name[1:]}: {each.value} ({each.how})."
+    return document(opened.folder.path.name, lede, standing, parts, made)
 
 
 if __name__ == "__main__":

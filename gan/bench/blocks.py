@@ -72,11 +72,7 @@ class Blocks(GanModule):
 
 
 def blocks(
-    width: int = 128,
-    generator_blocks: int = 8,
-    discriminator_blocks: int = 2,
-    size: int = 8,
-    batch_size: int = 32,
+    width: int = 128, generator_blocks: int = 8, discriminator_blocks: int = 2, size: int = 8, batch_size: int = 32
 ) -> Run:
     """A generator and a discriminator of convolutional blocks, on random pictures.
 

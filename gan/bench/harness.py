@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from gan.app import outputs
 from gan.app.outputs import quiet
+from gan.app.outputs import table as lines_of
 from gan.app.run.options import parse_run, run_settings
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError
@@ -175,7 +175,7 @@ def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table: words on the left of their column, numbers on the right."""
     columns = enumerate(zip(*table, strict=True))
     words = [number for number, column in columns if not all(map(NUMBER.fullmatch, column[1:]))]
-    return [line[2:].rstrip() for line in outputs.table(table, left=words)]
+    return [line[2:].rstrip() for line in lines_of(table, left=words)]
 
 
 class RunBenchmark(Benchmark[C]):

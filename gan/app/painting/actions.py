@@ -139,6 +139,10 @@ class Shown:
     def game(self) -> Any:
         return self.saved.run.game
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.game.parameters()).device
+
     def stand(self, batches: int) -> None:
         raise UserError(f"{self.title}: {self.about}, so it has no standing statistics; leave --standing out")
 
@@ -164,7 +168,7 @@ class Shown:
         batch = first_samples(found, count)
         if not held:
             say(NOTHING_HELD_OUT)
-        batch = move_data_to_device(batch, next(self.game.parameters()).device)
+        batch = move_data_to_device(batch, self.device)
         columns = shown(self.game, batch, seed)
         made = grids.made(columns, batch).items()
         singles = {f"{row}-{title}": each for title, column in made for row, each in enumerate(column)}
@@ -186,12 +190,11 @@ class Shown:
                 raise UserError(
                     f"{self.title}: sounds have no direction and no size; leave --direction and --largest out"
                 )
-            return [voice_folder(self.game, inputs, folder, next(self.game.parameters()).device)]
+            return [voice_folder(self.game, inputs, folder, self.device)]
         chosen = way(self.game, self.title, direction)
         if chosen.codes and largest:
             raise UserError(f"{self.title}: maps of codes have no size to change; leave --largest out")
-        device, ground = next(self.game.parameters()).device, self.saved.background
-        return [translate_folder(chosen, inputs, folder, largest, device, ground)]
+        return [translate_folder(chosen, inputs, folder, largest, self.device, self.saved.background)]
 
 
 class Paintings(Shown):

@@ -42,8 +42,10 @@ def grid(columns: Mapping[str, Batch], rows: int = 8, titles: Sequence[str] = ()
         for title, batch in columns.items()
     }
     first = next(cell for batch in cells.values() for cell in batch if cell is not None)
-    if is_wide(first.size):
-        cells, titles = _below_each_other(cells, titles)
+    if is_wide(first.size):  # in one column, row by row, with titles for its rows
+        order = range(max(map(len, cells.values())))
+        titles = [f"{titles[line]}: {title}" if titles else title for line in order for title in cells]
+        cells = {"": [column[line] for line in order for column in cells.values()]}
     zoom = max(1, CELL // first.width)
     width, height = first.width * zoom, first.height * zoom
     lines = max(map(len, cells.values()))
@@ -87,15 +89,6 @@ def enlarged(image: Image.Image, side: int) -> Image.Image:
 def is_wide(size: tuple[int, int]) -> bool:
     """Whether pictures of this width and height stand below each other in a grid."""
     return size[0] > WIDE * size[1]
-
-
-def _below_each_other(
-    cells: Mapping[str, list[Image.Image | None]], titles: Sequence[str]
-) -> tuple[dict[str, list[Image.Image | None]], list[str]]:
-    """The cells of a grid in one column, row by row, and titles for its rows."""
-    lines = range(max(map(len, cells.values())))
-    names = [f"{titles[line]}: {title}" if titles else title for line in lines for title in cells]
-    return {"": [column[line] for line in lines for column in cells.values()]}, names
 
 
 def _fit(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:

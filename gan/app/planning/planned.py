@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from gan.app import outputs
-from gan.app.outputs import say
+from gan.app.outputs import say, table
 from gan.app.planning.opening import Opened, opened
 from gan.app.planning.search import Found, search
 from gan.app.run.options import run_first, run_settings, without
@@ -207,7 +206,7 @@ def memory_table(cost: Cost, chosen: Mapping[str, Choice]) -> list[str]:
     rows.append(("all", "", *(_amount(getattr(total, kind)) for kind in COLUMNS), _amount(peak.bytes)))
     there = cost.host.bytes
     host = [f"and {readable(there)} in the memory of the host, for each rank"] if there else []
-    return [f"a rank at its peak, which is in phase '{peak.phase}'", *outputs.table(rows, left=(0, 1)), *host]
+    return [f"a rank at its peak, which is in phase '{peak.phase}'", *table(rows, left=(0, 1)), *host]
 
 
 def traffic_table(cost: Cost) -> list[str]:
@@ -222,7 +221,7 @@ def traffic_table(cost: Cost) -> list[str]:
     rows.append(("a step", "in the mean", "", _amount(mean.within), _amount(mean.between)))
     return [
         "bytes, sent by a rank to others of its node, and by a node to other nodes",
-        *outputs.table(rows, left=(0, 1)),
+        *table(rows, left=(0, 1)),
     ]
 
 

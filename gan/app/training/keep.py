@@ -51,10 +51,7 @@ class Keep(Callback):
         best: int = 0,
         score: str = "",
     ) -> None:
-        """Keep the `newest` checkpoints, and the `best` ones by the metric `score`.
-
-        Lower is better, but of precision and recall.
-        """
+        """Keep the `newest` checkpoints and the `best` by `score`. Lower is better, but of precision and recall."""
         self.folder, self.every, self.in_background, self.newest = folder, every, in_background, newest
         self.best, self.score = best, score
         self.scores = self._saved_scores() if best else {}  # of the validation after a step's checkpoint

@@ -58,6 +58,8 @@ class Record(Logger):
     on, and the next time that it can be, all rows are.
     """
 
+    version = ""  # a run has only one
+
     def __init__(self, folder: RunFolder) -> None:
         super().__init__()
         self.folder = folder
@@ -70,11 +72,6 @@ class Record(Logger):
     @property
     def name(self) -> str:
         return self.folder.path.name
-
-    @property
-    def version(self) -> str:
-        """Empty: a run has only one version."""
-        return ""
 
     @property
     def save_dir(self) -> str:
