@@ -65,7 +65,6 @@ def _devices() -> Iterator[tuple[str, str]]:
 
 
 def _run(settings: Namespace) -> Iterator[str]:
-    """Where the run is, how far it has come, and its settings."""
     found = folder.find(settings.which, settings.out, None)
     if found is None:
         yield f"no run with a checkpoint in '{settings.out}'"

@@ -106,5 +106,4 @@ def now_on_all() -> float:
 
 
 def place(device: torch.device) -> str:
-    """The device in words."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"

@@ -121,8 +121,6 @@ def masks_of(kind: str, batch: int, size: int, labels: int) -> Tensor:
 
 
 class Painter(nn.Module):
-    """The generator in one of our ways."""
-
     def __init__(self, generator: SeanGenerator, way: str) -> None:
         super().__init__()
         for module in generator.modules():
@@ -192,7 +190,6 @@ class Timed(Sean):
 
 
 def opened(cell: Way, sizes: Sizes) -> tuple[Timed, dict[str, Tensor]]:
-    """The game, and its batch of drawn faces."""
     torch.manual_seed(0)
     discriminator = MultiScaleDiscriminator(sizes["labels"] + 3)
     encoder = StyleEncoder(sizes["style"])

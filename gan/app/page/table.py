@@ -165,7 +165,6 @@ class Charts:
 
 
 def image_tag(picture: Image.Image, alt: str, hidden: bool = False) -> str:
-    """An <img> that contains the picture."""
     kind = ' class="exact"' if max(picture.size) <= TINY else ""
     size = f'width="{picture.width}" height="{picture.height}"'
     return f'<img{kind} src="{encode(picture)}" {size} alt="{escape(alt)}"{" hidden" if hidden else ""}>'

@@ -285,7 +285,6 @@ def shown(game: Any, batch: Any, seed: int = 0) -> dict[str, Tensor | Sound]:
 
 
 def _cut(batches: Iterator[Any], most: int | None) -> Iterator[Any]:
-    """The batches of the first samples."""
     left = most
     for batch in batches:
         if left is not None and rows(batch) > left:

@@ -171,7 +171,6 @@ def _named(argv: list[str], run: str) -> str:
 
 
 def head(settings: Namespace, game: Opened, budget: Budget) -> Iterator[str]:
-    """What is planned, and for how many ranks."""
     total = sum(p.numel() for each in budget.belongings.values() for p in each.parameters.values())
     ranks = settings.nodes * settings.devices
     where = f"{ranks} rank{'s' * (ranks > 1)}"
@@ -195,7 +194,6 @@ def verdict(cost: Cost, memory: float) -> str:
 
 
 def memory_table(cost: Cost, chosen: Mapping[str, Choice]) -> list[str]:
-    """The memory of a rank at its peak, by player and kind."""
     peak = cost.peak
     rows: list[tuple[str, ...]] = [("player", "policy", *COLUMNS[:4], "in flight", "all")]
     for name, held in peak.players.items():

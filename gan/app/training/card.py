@@ -37,7 +37,6 @@ def trained(folder: RunFolder) -> dict[str, str]:
 
 
 def first_sentence(name: str) -> str:
-    """What kind of run it is."""
     return (find(name).__doc__ or name).splitlines()[0]
 
 

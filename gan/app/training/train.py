@@ -236,7 +236,6 @@ def keeper(settings: Namespace, run: Run, where: RunFolder, every: int, made: Co
 
 
 def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, checkpoint: Path | None) -> None:
-    """Print what will be trained, on what, and where the files go."""
     how = f"{computer.words}, strategy {settings.strategy}"
     resumed = f", from {checkpoint}" if checkpoint is not None else ""
     batch = f" of {run.batch_size} sample{'s' * (run.batch_size != 1)}" if run.batch_size else ""
