@@ -269,11 +269,9 @@ def options_of(kind: str, action: str) -> dict[str, dict[str, Any]]:
 
 def _parser(action: str | None) -> Parser:
     """The parser of an action, with the options that it has in any kind of run."""
-    described = {
-        kind: "\n".join(f"  {name:13}{ACTIONS[name]}" for name in actions) for kind, actions in OPTIONS.items()
-    }
+    listed = {kind: "\n".join(f"  {name:13}{ACTIONS[name]}" for name in names) for kind, names in OPTIONS.items()}
     usage, what = f"[RUN|FILE [{action or 'ACTION'}]] [options]", "Look at what a run's networks make."
-    parser = Parser("python -m gan.sample", usage, ACTIONS.get(action or "", what), EXAMPLES.format(**described))
+    parser = Parser("python -m gan.sample", usage, ACTIONS.get(action or "", what), EXAMPLES.format(**listed))
     options.add_saved_run(parser, weights=True)
     add = parser.add_argument
     add("action", nargs="?", default=None, help="what to do, see below; by default draw, reconstruct or show")

@@ -108,9 +108,8 @@ def planned(run: str, settings: Mapping[str, Any], cell: Cell) -> Figures:
             cost = Budget(game.game, World(ranks, 0, torch.device("cpu"), ranks), game.trace).cost(chosen)
     except UserError:  # the cell says itself why it is impossible
         return {}
-    moved = sum(
-        each.payload / phase.every for phase in cost.phases for own in phase.collectives.values() for each in own
-    )
+    collectives = ((phase, each) for phase in cost.phases for own in phase.collectives.values() for each in own)
+    moved = sum(each.payload / phase.every for phase, each in collectives)
     return {"planned peak": round(cost.peak.bytes), "planned payload": round(moved)}
 
 

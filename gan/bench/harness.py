@@ -186,8 +186,8 @@ class RunBenchmark(Benchmark[C]):
 
     def parse(self, argv: Sequence[str]) -> Any:
         prog, usage = f"python -m gan.bench {self.name}", f"[RUN] {self.usage} [options]"
-        own = lambda parser: self.add_options(parser.add_argument)  # noqa: E731
-        return parse_run(argv, own, prog=prog, usage=usage, description=self.about, **self.texts)
+        texts = self.texts | {"prog": prog, "usage": usage, "description": self.about}
+        return parse_run(argv, lambda parser: self.add_options(parser.add_argument), **texts)
 
     @property
     def run(self) -> tuple[str, dict[str, Any]]:

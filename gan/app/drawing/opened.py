@@ -191,9 +191,8 @@ class Drawings(Shown):
         if latent is None:
             raise UserError("from needs latent files; type --latent me.pt, a file that project has written")
         net = self.drawer.styled()
-        made = {
-            title: image_of(drawn(net, start)[0], transparent=True) for title, start in self._latents(latent).items()
-        }
+        starts = self._latents(latent).items()
+        made = {title: image_of(drawn(net, start)[0], transparent=True) for title, start in starts}
         return Sheet(file_name("from", [*made]), singles=made)
 
     def directions(

@@ -52,9 +52,8 @@ def grid(columns: Mapping[str, Batch], rows: int = 8, titles: Sequence[str] = ()
     font = ImageFont.load_default(size=14)
     names = [_fit(title, font, CELL) for title in titles]
     margin = MARGIN + (max(round(font.getlength(name)) for name in names) + MARGIN if names else 0)
-    sheet = Image.new(
-        "RGB", (margin + len(cells) * (width + MARGIN), TITLE + MARGIN + lines * (height + MARGIN)), "white"
-    )
+    size = margin + len(cells) * (width + MARGIN), TITLE + MARGIN + lines * (height + MARGIN)
+    sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
     for line, name in enumerate(names):
         draw.text((margin - MARGIN, TITLE + line * (height + MARGIN) + height / 2), name, "black", font, anchor="rm")
@@ -63,9 +62,8 @@ def grid(columns: Mapping[str, Batch], rows: int = 8, titles: Sequence[str] = ()
         draw.text((left + width / 2, TITLE - 6), _fit(title, font, width), "black", font, anchor="ms")
         for line, cell in enumerate(pictures):
             if cell is not None:
-                sheet.paste(
-                    cell.resize((width, height), Image.Resampling.NEAREST), (left, TITLE + line * (height + MARGIN))
-                )
+                large = cell.resize((width, height), Image.Resampling.NEAREST)
+                sheet.paste(large, (left, TITLE + line * (height + MARGIN)))
     return sheet
 
 

@@ -217,10 +217,7 @@ def traffic_table(cost: Cost) -> list[str]:
         rows.append((phase.phase, often, _amount(phase.bytes), _amount(moved.within), _amount(moved.between)))
     mean = cost.moved
     rows.append(("a step", "in the mean", "", _amount(mean.within), _amount(mean.between)))
-    return [
-        "bytes, sent by a rank to others of its node, and by a node to other nodes",
-        *table(rows, left=(0, 1)),
-    ]
+    return ["bytes, sent by a rank to others of its node, and by a node to other nodes", *table(rows, left=(0, 1))]
 
 
 def as_typed(chosen: Mapping[str, Choice]) -> str:

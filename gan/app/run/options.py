@@ -271,9 +271,8 @@ def early(argv: list[str], **defaults: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name, default in defaults.items():
         how: dict[str, Any] = {"action": "append"} if default == [] else {"const": default}
-        parser.add_argument(
-            f"--{name}", default=default, nargs="?", **how
-        )  # if nothing follows, the next parser says so
+        how["nargs"] = "?"  # if nothing follows, the next parser says so
+        parser.add_argument(f"--{name}", default=default, **how)
     return parser.parse_known_args(argv)[0]
 
 
@@ -444,10 +443,8 @@ def _written(name: str, value: Any) -> Any:
     """
     if isinstance(value, Enum):
         return value.name
-    path = isinstance(value, Path) or (
-        name in ("data", "from_", "mels", "config_") and isinstance(value, str) and value
-    )
-    if path and Path(value).exists():
+    typed = name in ("data", "from_", "mels", "config_") and isinstance(value, str) and value
+    if (typed or isinstance(value, Path)) and Path(value).exists():
         return str(Path(value).absolute())
     return str(value) if isinstance(value, Path | str) else _plain(value)
 

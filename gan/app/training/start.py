@@ -83,9 +83,8 @@ def text(launchers: list[str], *checkpoints: str) -> str:
 def note(folder: RunFolder, checkpoint: Path) -> None:
     """This launch saves a checkpoint, from which its next attempt goes on if it has become whole."""
     if record := _read(folder):
-        others = (
-            name for name in record["checkpoints"] if name != checkpoint.name and (folder.checkpoints / name).exists()
-        )
+        noted = (name for name in record["checkpoints"] if name != checkpoint.name)
+        others = (name for name in noted if (folder.checkpoints / name).exists())
         with whole_file(folder.launch) as part:
             part.write_text(text(record["launchers"], *others, checkpoint.name), encoding="utf-8")
 
