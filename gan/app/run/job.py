@@ -15,8 +15,7 @@ from strategies.processes import slurm
 
 AHEAD = 120  # seconds from the warning to the time limit: a step and a checkpoint. Slurm may warn a minute earlier
 CPUS = 4  # of each task, if the run does not want more workers
-FLAGS = ("--slurm", "--submit")
-GIVEN = ("--devices", "--nodes", "--num_nodes", "--accelerator", "--rendezvous")  # what the script itself says
+GIVEN = ("--slurm", "--submit", "--devices", "--nodes", "--num_nodes", "--accelerator", "--rendezvous")
 
 SCRIPT = """\
 #!/bin/bash
@@ -66,7 +65,7 @@ def script(argv: Sequence[str], settings: Namespace, is_dp: bool) -> str:
     if is_dp and machines != "1":
         raise UserError(f"strategy dp trains on one machine, and there are {machines}; leave --nodes out")
     name, kind = short_name(settings.run), "gpu" if settings.accelerator == "auto" else settings.accelerator
-    typed = without(argv, (*GIVEN, *FLAGS))  # but for what Slurm tells a task
+    typed = without(argv, GIVEN)  # but for what the script says itself, and Slurm tells a task
     return SCRIPT.format(
         name=name,
         machines=f"{machines} x {devices} {'CPU processes' if on_cpu else 'GPUs'}",

@@ -43,13 +43,7 @@ class Keep(Callback):
     """
 
     def __init__(
-        self,
-        folder: RunFolder,
-        every: int,
-        in_background: bool = True,
-        newest: int = 2,
-        best: int = 0,
-        score: str = "",
+        self, folder: RunFolder, every: int, in_background: bool = True, newest: int = 2, best: int = 0, score: str = ""
     ) -> None:
         """Keep the `newest` checkpoints and the `best` by `score`. Lower is better, but of precision and recall."""
         self.folder, self.every, self.in_background, self.newest = folder, every, in_background, newest
