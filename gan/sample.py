@@ -170,9 +170,7 @@ def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown")
 
 
 def _option(help: str, kind: Any = str, metavar: str = "", default: Any = None, **more: Any) -> dict[str, Any]:
-    """The arguments of add_argument. What is not typed and has no default is None."""
-    kind = kind if default is not None or "nargs" in more else kind | None
-    return {"type": kind, "default": default, "help": help, **more} | ({"metavar": metavar} if metavar else {})
+    return {"kind": kind, "default": default, "help": help, **more} | ({"metavar": metavar} if metavar else {})
 
 
 def _number(help: str, kind: Any, default: int | None = None) -> dict[str, Any]:
@@ -252,7 +250,7 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "classes seeds": _several("which seeds, a column each; default 0-7", "LIST"),
     "directions seeds": _several("seeds to start from; default 0-3", "LIST"),
     "draw seeds": _several("which seeds: 0-63, or 1 5 8-10; default 0-63", "LIST"),
-    "singles": {"action": "store_true", "help": "also write each picture by itself, in its own size"},
+    "singles": {"help": "also write each picture by itself, in its own size"},
     "steps": _number("of the search for w", PositiveInt, 1000),
     "strength": _option("from one strength to another by ones, in standard deviations of w", str, "FROM:TO", "-3:3"),
     "to": _several("the pictures to paint; default the first five held-out ones", "PICTURE"),
@@ -262,7 +260,7 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
 
 
 def options_of(kind: str, action: str) -> dict[str, dict[str, Any]]:
-    """The options that an action has in a kind of run, with the arguments of add_argument."""
+    """The options that an action has in a kind of run, with the arguments of `Parser.option` or `flag`."""
     words = OPTIONS[kind].get(action, "").split()
     return {f"--{word}": KNOWN.get(f"{action} {word}") or KNOWN[word] for word in words}
 
@@ -273,13 +271,13 @@ def _parser(action: str | None) -> Parser:
     usage, what = f"[RUN|FILE [{action or 'ACTION'}]] [options]", "Look at what a run's networks make."
     parser = Parser("python -m gan.sample", usage, ACTIONS.get(action or "", what), EXAMPLES.format(**listed))
     options.add_saved_run(parser, weights=True)
-    add = parser.add_argument
-    add("action", nargs="?", default=None, help="what to do, see below; by default draw, reconstruct or show")
+    what = "what to do, see below; by default draw, reconstruct or show"
+    parser.add_argument("action", nargs="?", default=None, help=what)
     without = {"any": "show", "seeds": "draw", "styles": "reconstruct"}
     found = [options_of(kind, action or without[kind]).items() for kind in OPTIONS]
     found += [] if action else [options_of("any", "translate").items()]
     for name, how in dict(chain.from_iterable(found)).items():
-        add(name, **how)
+        (parser.option if "kind" in how else parser.flag)(name, **how)
     where = "where to write; default in the run's samples/, or here for a FILE.pkl"
     parser.option("-o --file", str, where, metavar="FILE")
     what = "first take a BigGAN's batch norms' statistics anew, from so many batches of 64 pictures; published: 16"
