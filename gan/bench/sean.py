@@ -278,7 +278,7 @@ class SeanBenchmark(Benchmark[Way]):
         add("--size", type=PositiveInt, default=256, help="height and width of the pictures")
         add("--batches", type=PositiveInt, nargs="+", default=[1, 4], help="pictures at a time")
         add("--masks", nargs="+", choices=MASKS, help="drawn faces, random blocks of 16 px, random pixels (all)")
-        add("--repeats", type=PositiveInt, default=3, dest="rounds", metavar="REPEATS", help="turns of each that count")
+        add("--repeats", type=PositiveInt, default=3, help="turns of each that count")
         add("--labels", type=PositiveInt, default=19, help="labels of the random masks")
         add("--width", type=PositiveInt, default=64, help="channels of the last block")
         add("--hidden", type=PositiveInt, default=128, help="channels of the mask branch")
@@ -293,6 +293,10 @@ class SeanBenchmark(Benchmark[Way]):
             advice = "leave out --labels" if settings.whole else "type --masks blocks random"
             raise UserError(f"the drawn faces have {Faces.num_labels} labels; {advice}")
         return settings
+
+    @property
+    def rounds(self) -> int:
+        return self.settings.repeats
 
     @property
     def columns(self) -> Sequence[Column]:
