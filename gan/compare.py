@@ -19,7 +19,6 @@ EXAMPLES = """examples:
 
 @command
 def main(argv: list[str]) -> None:
-    """Open the runs, and write the page."""
     request = parse(argv)
     with working():
         from gan.app.page.compared import look, page
@@ -32,18 +31,16 @@ def main(argv: list[str]) -> None:
 
 
 def parse(argv: list[str]) -> Namespace:
-    parser = Parser(
-        prog="python -m gan.compare",
-        usage="python -m gan.compare RUN RUN ... [-o FILE]",
-        description="Show runs on one page: settings that differ, scores, curves over each other, pictures of the same "
-        "seeds or held-out inputs side by side.",
-        epilog=EXAMPLES,
+    what = (
+        "Show runs on one page: settings that differ, scores, curves over each other, pictures of the same seeds or "
+        "held-out inputs side by side."
     )
-    add = parser.add_argument
-    add("runs", metavar="RUN", nargs="+", type=str, help="a run's folder, or a checkpoint inside one; two or more")
+    parser = Parser("python -m gan.compare", "RUN RUN ... [-o FILE]", what, EXAMPLES)
+    what = "a run's folder, or a checkpoint inside one; two or more"
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=str, help=what)
     what = "where to write; default: compare.html beside the first run's folder"
-    add("-o", "--file", metavar="FILE", type=Path | None, default=None, help=what)
-    add("--device", type=str, default="auto", help="what to compute on: auto, cpu, cuda or another device here")
+    parser.option("-o --file", Path, what, metavar="FILE")
+    options.add_device(parser)
     request = parser.parse_args(options.arguments(argv))
     if len(request.runs) < 2:
         raise UserError(f"'{request.runs[0]}' alone cannot be compared; type two runs or more")

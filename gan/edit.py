@@ -58,22 +58,15 @@ def main(argv: list[str]) -> None:
 
 
 def parse(argv: list[str]) -> Namespace:
-    """Read the command line."""
-    parser = Parser(
-        prog="python -m gan.edit",
-        usage="python -m gan.edit [RUN] [options]",
-        description="Edit what a run's networks make, in a browser on this machine.",
-        epilog=EXAMPLES,
-    )
+    what = "Edit what a run's networks make, in a browser on this machine."
+    parser = Parser("python -m gan.edit", "[RUN] [options]", what, EXAMPLES)
     options.add_saved_run(parser)
-    add = parser.add_argument
-    add("--port", type=Port, default=0, help="the port on 127.0.0.1; 0 is a free one")
-    add("--open", action="store_true", help="let the browser open the address")
-    what = "draw the edit in this file, which the editor has saved, and stop"
-    add("--repeat", metavar="FILE", type=Path | None, default=None, help=what)
-    what = "where to write the repeated edit; default in the run's samples/"
-    add("-o", "--file", metavar="FILE", type=str | None, default=None, help=what)
-    add("--device", type=str, default="auto", help="what to compute on: auto, cpu, cuda or another device here")
+    add = parser.option
+    add("--port", Port, "the port on 127.0.0.1; 0 is a free one", 0)
+    parser.flag("--open", "let the browser open the address")
+    add("--repeat", Path, "draw the edit in this file, which the editor has saved, and stop", metavar="FILE")
+    add("-o --file", str, "where to write the repeated edit; default in the run's samples/", metavar="FILE")
+    options.add_device(parser)
     return options.parse_saved_run(parser, argv)
 
 

@@ -26,7 +26,6 @@ VARIABLES = ("CUDA", "GLOO", "MASTER", "NCCL", "OMP", "RANK", "SLURM_JOB", "SLUR
 
 @command
 def main(argv: list[str]) -> None:
-    """Print the report."""
     settings = parse(argv)
     of_run = list(_run(settings))
     say(*_table([("system", platform.platform()), ("python", platform.python_version()), *_versions()]))
@@ -37,11 +36,8 @@ def main(argv: list[str]) -> None:
 
 
 def parse(argv: list[str]) -> Namespace:
-    parser = Parser(
-        prog="python -m gan.env",
-        usage="python -m gan.env [RUN] [options]",
-        description="Print versions, devices and the settings of a run, to be put into a report of a problem.",
-    )
+    what = "Print versions, devices and the settings of a run, to be put into a report of a problem."
+    parser = Parser("python -m gan.env", "[RUN] [options]", what)
     what = "a run's folder, a checkpoint inside one, or auto: the newest run"
     parser.add_argument("which", metavar="RUN", nargs="?", default="auto", help=what)
     parser.add_argument("--out", metavar="FOLDER", type=Path, default=Path("runs"), help="where to look for that")
@@ -69,7 +65,6 @@ def _devices() -> Iterator[tuple[str, str]]:
 
 
 def _run(settings: Namespace) -> Iterator[str]:
-    """Where the run is, how far it has come, and its settings."""
     found = folder.find(settings.which, settings.out, None)
     if found is None:
         yield f"no run with a checkpoint in '{settings.out}'"

@@ -5,13 +5,13 @@ import json
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from gan.app import outputs
-from gan.app.command import command, on_ranks, working
+from gan.app.command import command, on_ranks
 from gan.app.outputs import run, say
 from gan.app.run import options
 from gan.app.run.parser import Parser
@@ -68,35 +68,25 @@ EXAMPLES = """examples:
 def main(argv: list[str]) -> None:
     """Score a run, on one device or by ranks that share the work."""
     request = parse(argv)
-    with working():
-        from gan.app.run.computer import machine
-
-    asked = {"accelerator": request.accelerator, "devices": request.devices}
-    computer = machine(Namespace(**asked, nodes=1, strategy="ddp", precision="32-true"))
-    on_ranks("gan.evaluate", argv, computer, partial(_evaluate, request))
+    on_ranks("gan.evaluate", argv, request.accelerator, request.devices, partial(_evaluate, request))
 
 
 def parse(argv: list[str] | None = None) -> Namespace:
-    parser = Parser(
-        prog="python -m gan.evaluate",
-        usage="python -m gan.evaluate [RUN] [--scores LIST] [--devices N] [options]",
-        description="Score what a run makes of its held-out samples: a table, and JSON in the run's folder.",
-        epilog=EXAMPLES,
-    )
+    what = "Score what a run makes of its held-out samples: a table, and JSON in the run's folder."
+    usage = "[RUN] [--scores LIST] [--devices N] [options]"
+    parser = Parser("python -m gan.evaluate", usage, what, EXAMPLES)
     options.add_saved_run(parser)
-    add = parser.add_argument
-    add("--scores", type=str, default="all", help=f"some of {','.join(NEEDS)}; default: all that are possible")
-    add("--inception", type=Path | None, default=None, help=options.INCEPTION)
-    what = "weights for LPIPS: VGG-16's as torchvision publishes them, vgg16-397923af.pth"
-    add("--lpips", type=Path | None, default=None, help=what)
-    what = "weights for mIoU: a state dict of a torchvision segmentation network"
-    add("--segmenter", type=Path | None, default=None, help=what)
-    add("--ignore_labels", type=str, default="", help="labels whose pixels mIoU leaves out, such as 0,182")
-    add("--count", type=PositiveInt | None, default=None, help="score only this many held-out samples, always the same")
-    add("--batch_size", type=PositiveInt, default=8, help="pictures at a time on each device; changes only the speed")
+    add = parser.option
+    add("--scores", str, f"some of {','.join(NEEDS)}; default: all that are possible", "all")
+    add("--inception", Path, options.INCEPTION)
+    add("--lpips", Path, "weights for LPIPS: VGG-16's as torchvision publishes them, vgg16-397923af.pth")
+    add("--segmenter", Path, "weights for mIoU: a state dict of a torchvision segmentation network")
+    add("--ignore_labels", str, "labels whose pixels mIoU leaves out, such as 0,182", "")
+    add("--count", PositiveInt, "score only this many held-out samples, always the same")
+    add("--batch_size", PositiveInt, "pictures at a time on each device; changes only the speed", 8)
     what = "processes; auto: all GPUs, or two on CPU; 0,2 (and 2, alone): these GPUs"
-    add("--devices", type=PositiveInt | Literal["auto"] | options.Indices, default="auto", help=what)
-    add("--accelerator", type=str, default="auto", help=options.ACCELERATOR)
+    add("--devices", options.Devices, what, "auto")
+    add("--accelerator", str, options.ACCELERATOR, "auto")
     request = options.parse_saved_run(parser, options.arguments(argv))
     request.scores, request.ignore_labels = _score_names(request.scores), _label_numbers(request.ignore_labels)
     return request
@@ -112,17 +102,8 @@ def _evaluate(request: Namespace, device: str) -> None:
         request.which,
         lambda opened: opened.checkpoint,
     )
-    result = evaluate(
-        opened,
-        scores=request.scores,
-        inception=request.inception,
-        lpips=request.lpips,
-        segmenter=request.segmenter,
-        ignore=request.ignore_labels,
-        count=request.count,
-        batch_size=request.batch_size,
-        device=device,
-    )
+    asked = {name: request[name] for name in ("scores", "inception", "lpips", "segmenter", "count", "batch_size")}
+    result = evaluate(opened, ignore=request.ignore_labels, device=device, **asked)
     if result is not None:
         *_, path = opened.folder.evaluations(opened.step)
         say(table(result))

@@ -81,7 +81,6 @@ def class_of(network: nn.Module) -> str:
 
 @command
 def main(argv: list[str]) -> None:
-    """Write the networks, and name the files."""
     request = parse(argv)
     with working():
         import gan.app.painting.reopen  # noqa: F401 - now, and not inside of `export`
@@ -91,22 +90,17 @@ def main(argv: list[str]) -> None:
 
 
 def parse(argv: list[str]) -> Namespace:
-    parser = Parser(
-        prog="python -m gan.export",
-        usage="python -m gan.export [RUN] [--weights ema|raw] [--to FOLDER] [options]",
-        description="Write each player's network as a safetensors file, which plain torch loads.",
-        epilog=EXAMPLES,
-    )
+    what = "Write each player's network as a safetensors file, which plain torch loads."
+    parser = Parser("python -m gan.export", "[RUN] [--weights ema|raw] [--to FOLDER] [options]", what, EXAMPLES)
     options.add_saved_run(parser, weights=True)
-    add = parser.add_argument
-    add("--to", type=Path | None, default=None, help="a folder to write to; default: export/ in the run's folder")
-    add("--published", action="store_true", help="also the files that the published code loads")
-    what = "also a model card: README.md, config.json and pictures, as hubs of models expect them"
-    add("--card", action="store_true", help=what)
+    add = parser.option
+    add("--to", Path, "a folder to write to; default: export/ in the run's folder")
+    parser.flag("--published", "also the files that the published code loads")
+    parser.flag("--card", "also a model card: README.md, config.json and pictures, as hubs of models expect them")
     what = "the licence of the data, for the card; default: the first line of LICENSE in their folder"
-    add("--licence", type=str | None, default=None, metavar="TEXT", help=what)
+    add("--licence", str, what, metavar="TEXT")
     what = "also the generator as a program without our code: torch (.pt2), onnx or both, with a comma"
-    add("--format", type=Formats | None, default=None, metavar="LIST", help=what)
+    add("--format", Formats, what, metavar="LIST")
     return options.parse_saved_run(parser, options.arguments(argv))
 
 
@@ -147,10 +141,13 @@ def export(
     folder = opened.folder.path / "export" / default if to is None else to
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return [_write(folder / name, write) for name, write in files.items()]
+        for name, write in files.items():
+            with whole_file(folder / name) as part:
+                write(part)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot write to '{folder}': {reason}; choose a folder with --to") from error
+    return [folder / name for name in files]
 
 
 def networks(game: "GanModule", averaged: Collection[str]) -> list[Exported]:
@@ -228,7 +225,6 @@ def _program(name: str, players: list[Exported]) -> str:
 def _card(
     opened: "SavedRun", players: list[Exported], licence: str | None, formats: str, said: str, known: Mapping[str, Any]
 ) -> dict[str, Callable[[Path], object]]:
-    """README.md, config.json and the pictures."""
     from gan.app.exporting import card, programs
     from gan.app.page.run_tables import held_out
     from gan.app.painting import grids
@@ -253,12 +249,6 @@ def _card(
 
 def _text(text: str) -> Callable[[Path], object]:
     return lambda path: path.write_text(text, "utf-8")
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> Path:
-    with whole_file(path) as part:
-        write(part)
-    return path
 
 
 def _readme(opened: "SavedRun", players: list[Exported], published: Collection[str]) -> str:

@@ -7,7 +7,7 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from gan.app.command import command, working
 from gan.app.outputs import run
-from gan.app.run import run_options
+from gan.app.run import options
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError
 
@@ -44,11 +44,11 @@ def main(argv: list[str]) -> int:
 
 def parse(argv: list[str] | None = None) -> Namespace:
     """The settings. `memory` is a number of bytes."""
-    settings = run_options.parse(
+    settings = options.parse_run(
         argv,
         _add_own,
         prog="python -m gan.plan",
-        usage="python -m gan.plan [RUN] [--strategy POLICY] [--nodes N] [--devices N] [--memory 80G] [options]",
+        usage="[RUN] [--strategy POLICY] [--nodes N] [--devices N] [--memory 80G] [options]",
         description="Plan a run on many devices without them: memory of a rank, bytes on each link, and what fits.",
         epilog=EXAMPLES,
     )
@@ -65,14 +65,14 @@ def _bytes(text: str) -> float:
 
 
 def _add_own(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--strategy", type=str, default="ddp", help="as for gan.fit, also auto")
-    add("--nodes", type=PositiveInt, default=1, help="number of hosts")
-    add("--devices", type=PositiveInt, default=8, help="devices on each host")
-    add("--memory", type=str, default="80G", help="the memory of one device, with its unit")
+    add = parser.option
+    add("--strategy", str, "as for gan.fit, also auto", "ddp")
+    add("--nodes", PositiveInt, "number of hosts", 1)
+    add("--devices", PositiveInt, "devices on each host", 8)
+    add("--memory", str, "the memory of one device, with its unit", "80G")
     what = "samples a second of one device, as gan.fit prints them while it trains there: tells the hours"
-    add("--speed", type=PositiveFloat | None, default=None, metavar="SAMPLES", help=what)
-    add("--json", action="store_true", help="print one JSON object, in bytes, for programs")
+    add("--speed", PositiveFloat, what, metavar="SAMPLES")
+    parser.flag("--json", "print one JSON object, in bytes, for programs")
 
 
 if __name__ == "__main__":

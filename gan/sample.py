@@ -84,7 +84,6 @@ def main(argv: list[str]) -> None:
     settings = parse(argv)
     with working():
         from gan.app.painting.reopen import device_of
-        from gan.app.run.computer import machine
 
     if settings.get("inputs"):  # then --out is where the translations go
         typed = any(word.partition("=")[0] == "--out" for word in argv)
@@ -93,13 +92,11 @@ def main(argv: list[str]) -> None:
         _sample(settings, argv, settings.device)
         return
     place = device_of(settings.device)
-    asked = {"accelerator": place.type, "devices": settings.devices if place.index is None else f"{place.index},"}
-    computer = machine(Namespace(**asked, nodes=1, strategy="ddp", precision="32-true"))
-    on_ranks("gan.sample", argv, computer, partial(_sample, settings, argv))
+    devices = settings.devices if place.index is None else f"{place.index},"
+    on_ranks("gan.sample", argv, place.type, devices, partial(_sample, settings, argv))
 
 
 def _sample(settings: Namespace, argv: list[str], device: str) -> None:
-    """The work of one process."""
     from gan.app.editing.editors import open
     from gan.app.painting.reopen import together
 
@@ -173,9 +170,7 @@ def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown")
 
 
 def _option(help: str, kind: Any = str, metavar: str = "", default: Any = None, **more: Any) -> dict[str, Any]:
-    """The arguments of add_argument. What is not typed and has no default is None."""
-    kind = kind if default is not None or "nargs" in more else kind | None
-    return {"type": kind, "default": default, "help": help, **more} | ({"metavar": metavar} if metavar else {})
+    return {"kind": kind, "default": default, "help": help, **more} | ({"metavar": metavar} if metavar else {})
 
 
 def _number(help: str, kind: Any, default: int | None = None) -> dict[str, Any]:
@@ -255,7 +250,7 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "classes seeds": _several("which seeds, a column each; default 0-7", "LIST"),
     "directions seeds": _several("seeds to start from; default 0-3", "LIST"),
     "draw seeds": _several("which seeds: 0-63, or 1 5 8-10; default 0-63", "LIST"),
-    "singles": {"action": "store_true", "help": "also write each picture by itself, in its own size"},
+    "singles": {"help": "also write each picture by itself, in its own size"},
     "steps": _number("of the search for w", PositiveInt, 1000),
     "strength": _option("from one strength to another by ones, in standard deviations of w", str, "FROM:TO", "-3:3"),
     "to": _several("the pictures to paint; default the first five held-out ones", "PICTURE"),
@@ -265,35 +260,29 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
 
 
 def options_of(kind: str, action: str) -> dict[str, dict[str, Any]]:
-    """The options that an action has in a kind of run, with the arguments of add_argument."""
+    """The options that an action has in a kind of run, with the arguments of `Parser.option` or `flag`."""
     words = OPTIONS[kind].get(action, "").split()
     return {f"--{word}": KNOWN.get(f"{action} {word}") or KNOWN[word] for word in words}
 
 
 def _parser(action: str | None) -> Parser:
     """The parser of an action, with the options that it has in any kind of run."""
-    described = {
-        kind: "\n".join(f"  {name:13}{ACTIONS[name]}" for name in actions) for kind, actions in OPTIONS.items()
-    }
-    parser = Parser(
-        prog="python -m gan.sample",
-        usage=f"python -m gan.sample [RUN|FILE [{action or 'ACTION'}]] [options]",
-        description=ACTIONS[action] if action else "Look at what a run's networks make.",
-        epilog=EXAMPLES.format(**described),
-    )
+    listed = {kind: "\n".join(f"  {name:13}{ACTIONS[name]}" for name in names) for kind, names in OPTIONS.items()}
+    usage, what = f"[RUN|FILE [{action or 'ACTION'}]] [options]", "Look at what a run's networks make."
+    parser = Parser("python -m gan.sample", usage, ACTIONS.get(action or "", what), EXAMPLES.format(**listed))
     options.add_saved_run(parser, weights=True)
-    add = parser.add_argument
-    add("action", nargs="?", default=None, help="what to do, see below; by default draw, reconstruct or show")
+    what = "what to do, see below; by default draw, reconstruct or show"
+    parser.add_argument("action", nargs="?", default=None, help=what)
     without = {"any": "show", "seeds": "draw", "styles": "reconstruct"}
     found = [options_of(kind, action or without[kind]).items() for kind in OPTIONS]
     found += [] if action else [options_of("any", "translate").items()]
     for name, how in dict(chain.from_iterable(found)).items():
-        add(name, **how)
+        (parser.option if "kind" in how else parser.flag)(name, **how)
     where = "where to write; default in the run's samples/, or here for a FILE.pkl"
-    add("-o", "--file", metavar="FILE", type=str | None, default=None, help=where)
+    parser.option("-o --file", str, where, metavar="FILE")
     what = "first take a BigGAN's batch norms' statistics anew, from so many batches of 64 pictures; published: 16"
-    add("--standing", type=PositiveInt | None, default=None, metavar="N", help=what)
-    add("--device", type=str, default="auto", help="what to compute on: auto, cpu, cuda or another device here")
+    parser.option("--standing", PositiveInt, what, metavar="N")
+    options.add_device(parser)
     return parser
 
 

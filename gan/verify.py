@@ -29,30 +29,18 @@ def main(argv: list[str]) -> int:
     settings = options.parse(argv)
     with working():
         from gan.app.verifying.verification import Verification
-
-    _check(settings)
-    with tempfile.TemporaryDirectory() as folder:
-        verification = Verification(argv, settings.limit, Path(folder), settings.precision, _start(settings))
-        return _verify(settings, verification)
-
-
-def _check(settings: Namespace) -> None:
-    """Refuse what no strategy could train, before anything is trained."""
-    from strategies import PhaseStrategy
+        from strategies import PhaseStrategy
 
     for strategy in settings.strategy:
-        PhaseStrategy(strategy)
-    for devices in settings.devices:
-        if settings.get("batch_size") is not None:
-            check_divides(settings.batch_size, devices, "--batch-size ")
-
-
-def _start(settings: Namespace) -> Path | None:
-    """The checkpoint to begin from, all of which is as it was written."""
-    if settings.found is None:
-        return None
-    folder, checkpoint = settings.found
-    return to_resume(settings.from_checkpoint, folder, checkpoint, say, "--from-checkpoint ")
+        PhaseStrategy(strategy)  # refuses what it cannot read, before anything is trained
+    for devices in settings.devices if settings.get("batch_size") is not None else ():
+        check_divides(settings.batch_size, devices, "--batch-size ")
+    start = None
+    if settings.found is not None:
+        found, checkpoint = settings.found
+        start = to_resume(settings.from_checkpoint, found, checkpoint, say, "--from-checkpoint ")
+    with tempfile.TemporaryDirectory() as folder:
+        return _verify(settings, Verification(argv, settings.limit, Path(folder), settings.precision, start))
 
 
 def _verify(settings: Namespace, verification: "Verification") -> int:

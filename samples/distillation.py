@@ -71,8 +71,6 @@ class Transformer(nn.Module):
 
 
 class Noise(Dataset):
-    """Pictures of noise."""
-
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size = count, size
 

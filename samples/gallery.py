@@ -20,8 +20,7 @@ from gan.app.training import card
 
 @command
 def main(argv: list[str]) -> None:
-    """Open the run, and write the page."""
-    parser = Parser(prog="python samples/gallery.py", description=__doc__.split("\n\n")[1])
+    parser = Parser("python samples/gallery.py", description=__doc__.split("\n\n")[1])
     parser.add_argument("run", nargs="?", default="auto", help="a run's folder or a checkpoint; default the newest run")
     parser.add_argument("--out", type=Path, help="the page, or the folder to put it in; default the run's folder")
     parser.add_argument("--data", help="where the run's pictures are now, if they have moved")
@@ -55,14 +54,10 @@ def page(opened: SavedRun) -> str:
     ]
     made = f"<code>python samples/gallery.py</code> from <code>{escape(opened.checkpoint.name)}</code>"
     lede = card.first_sentence(opened.settings["run"])
-    return document(opened.folder.path.name, lede, _standing(opened), parts, made)
-
-
-def _standing(opened: SavedRun) -> str:
-    """How far the run is, and the first of its scores."""
-    scores = card.scores(opened.folder, opened.run, opened.step)[:1]
-    good = (f" {each.name[0].upper()}{each.name[1:]}: {each.value} ({each.how})." for each in scores)
-    return f"Step {opened.step:,} of {opened.run.max_steps:,}.{''.join(good)}"
+    standing = f"Step {opened.step:,} of {opened.run.max_steps:,}."
+    for each in card.scores(opened.folder, opened.run, opened.step)[:1]:
+        standing += f" {each.name[0].upper()}{each.name[1:]}: {each.value} ({each.how})."
+    return document(opened.folder.path.name, lede, standing, parts, made)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from jsonargparse import Namespace
 from lightning_utilities.core.rank_zero import rank_zero_only
 
 from datasets.workers import explained
@@ -87,15 +88,19 @@ def take_place(place: Launched | None) -> None:
         agent.end_with_launcher(place.nodes)
 
 
-def on_ranks(module: str, argv: Sequence[str], computer: "Computer", work: Callable[[str], object]) -> None:
+def on_ranks(module: str, argv: Sequence[str], accelerator: str, devices: Any, work: Callable[[str], object]) -> None:
     """Do a work that ranks share: as a rank that was started, or by starting the ranks, or alone.
 
     `work` gets the device of its process.
     """
-    import torch.distributed as dist
+    with working():
+        import torch.distributed as dist
 
-    from strategies.processes.cluster import connect
+        from gan.app.run.computer import machine
+        from strategies.processes.cluster import connect
 
+    asked = {"accelerator": accelerator, "devices": devices}
+    computer = machine(Namespace(**asked, nodes=1, strategy="ddp", precision="32-true"))
     place = launched()
     take_place(place)
     if place is None and computer.processes > 1:

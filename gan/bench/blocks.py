@@ -64,21 +64,15 @@ class Blocks(GanModule):
     def judge(self, image: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
             fake = self.fake(image)
-        return {
-            "real": softplus(-self.discriminator(image)).mean(),
-            "fake": softplus(self.discriminator(fake)).mean(),
-        }
+        real, fake = self.discriminator(image), self.discriminator(fake)
+        return {"real": softplus(-real).mean(), "fake": softplus(fake).mean()}
 
     def fool(self, image: Tensor) -> Tensor:
         return softplus(-self.discriminator(self.fake(image))).mean()
 
 
 def blocks(
-    width: int = 128,
-    generator_blocks: int = 8,
-    discriminator_blocks: int = 2,
-    size: int = 8,
-    batch_size: int = 32,
+    width: int = 128, generator_blocks: int = 8, discriminator_blocks: int = 2, size: int = 8, batch_size: int = 32
 ) -> Run:
     """A generator and a discriminator of convolutional blocks, on random pictures.
 

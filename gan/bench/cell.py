@@ -1,7 +1,6 @@
 """One cell of the grid: how it is typed, what is planned for it, and what a rank measures."""
 
 import ctypes
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,13 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from lightning import Trainer, seed_everything
 from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import nn
 
 from gan.app.planning.opening import opened
-from gan.bench.device import Counter, payload, train
+from gan.bench.device import Counter, now_on_all, payload, train
 from gan.bench.harness import Figures
 from gan.files.errors import UserError
 from gan.runs import build
@@ -110,9 +108,8 @@ def planned(run: str, settings: Mapping[str, Any], cell: Cell) -> Figures:
             cost = Budget(game.game, World(ranks, 0, torch.device("cpu"), ranks), game.trace).cost(chosen)
     except UserError:  # the cell says itself why it is impossible
         return {}
-    moved = sum(
-        each.payload / phase.every for phase in cost.phases for own in phase.collectives.values() for each in own
-    )
+    collectives = ((phase, each) for phase in cost.phases for own in phase.collectives.values() for each in own)
+    moved = sum(each.payload / phase.every for phase, each in collectives)
     return {"planned peak": round(cost.peak.bytes), "planned payload": round(moved)}
 
 
@@ -133,24 +130,17 @@ class Clock:
         ctypes.CDLL(None).malloc_trim(0)
         if RESET.exists():  # else the peak is that of all steps
             RESET.write_text("5")
-        self.began = _now()
+        self.began = now_on_all()
 
     def end(self, trainer: Trainer, _: Any) -> None:
         self.found = {
-            "seconds": _now() - self.began,
+            "seconds": now_on_all() - self.began,
             "peak": max(0, _memory("VmHWM:") - self.resident),
             "payload": self.payload.total,
         }
         for policy in phase_strategy(trainer).policies.values():
             for pipe in policy.pipes if isinstance(policy, Pipeline) else ():
                 self.found["bubble"] = bubble(pipe.size, pipe.chunks or 2 * pipe.size, pipe.stages // pipe.size)
-
-
-def _now() -> float:
-    """The time, after all ranks have arrived here."""
-    if dist.is_initialized():
-        dist.barrier()
-    return time.perf_counter()
 
 
 def _memory(name: str) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.nn import functional as F
@@ -97,6 +98,12 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
+def now_on_all() -> float:
+    """The time, after all ranks have arrived here."""
+    if dist.is_initialized():
+        dist.barrier()
+    return time.perf_counter()
+
+
 def place(device: torch.device) -> str:
-    """The device in words."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"

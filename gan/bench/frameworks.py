@@ -121,12 +121,10 @@ def _train(task: Task, module: LightningGan | OurGan, strategy: Any) -> Weights:
 
 
 def lightning(task: Task, strategy: str) -> Weights:
-    """Lightning with its own strategy of that name."""
     return _train(task, LightningGan(task), strategy)
 
 
 def ours(task: Task, policy: str) -> Weights:
-    """PhaseStrategy with that policy for both players."""
     return _train(task, OurGan(task), PhaseStrategy(policy))
 
 

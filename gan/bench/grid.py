@@ -21,8 +21,7 @@ from typing import Any
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from gan.app.run import run_options
-from gan.app.run.options import parameters
+from gan.app.run.options import numbers, parameters, strategies
 from gan.app.training import metrics
 from gan.bench.cell import BATCH_SIZE, ONE, Cell, planned, play, refuse_strategy, together
 from gan.bench.harness import Column, Figures, RunBenchmark, in_world
@@ -66,8 +65,6 @@ PANELS = {
 
 
 class GridBenchmark(RunBenchmark[Cell]):
-    """Trains every cell."""
-
     name, places, columns = "grid", Cell._fields, tuple(COLUMNS.values())
     usage = "[--policies POLICY...] [--processes N,N] [--chunks N,N]"
     texts = {  # noqa: RUF012
@@ -102,12 +99,12 @@ class GridBenchmark(RunBenchmark[Cell]):
                 f"{settings.run} has no argument '{BATCH_SIZE}', which the grid varies; write "
                 f"def {find(settings.run).__name__}({BATCH_SIZE}: int = 32, ...)"
             )
-        settings.policies = run_options.strategies(settings.policies)
+        settings.policies = strategies(settings.policies)
         for strategy in settings.policies:
             refuse_strategy(strategy)
         for name in ("processes", "chunks", "batch_sizes"):
-            settings[name] = run_options.numbers(name, settings[name])
-        settings.stages = [None] if settings.stages is None else run_options.numbers("stages", settings.stages)
+            settings[name] = numbers(name, settings[name])
+        settings.stages = [None] if settings.stages is None else numbers("stages", settings.stages)
         return settings
 
     def cells(self) -> Iterator[Cell]:

@@ -17,10 +17,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from gan.app import outputs
 from gan.app.outputs import quiet
-from gan.app.run import run_options
-from gan.app.run.options import run_settings
+from gan.app.outputs import table as lines_of
+from gan.app.run.options import parse_run, run_settings
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError
 from strategies.processes import call_on_ranks
@@ -74,7 +73,7 @@ class Benchmark(ABC, Generic[C]):
 
     def parse(self, argv: Sequence[str]) -> Any:
         """The settings. What cannot be measured is refused here."""
-        parser = Parser(prog=f"python -m gan.bench {self.name}", description=self.about)
+        parser = Parser(f"python -m gan.bench {self.name}", description=self.about)
         self.add_options(parser.add_argument)
         return parser.parse_args(argv)
 
@@ -176,19 +175,19 @@ def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table: words on the left of their column, numbers on the right."""
     columns = enumerate(zip(*table, strict=True))
     words = [number for number, column in columns if not all(map(NUMBER.fullmatch, column[1:]))]
-    return [line[2:].rstrip() for line in outputs.table(table, left=words)]
+    return [line[2:].rstrip() for line in lines_of(table, left=words)]
 
 
 class RunBenchmark(Benchmark[C]):
     """A benchmark of a run, which is the first word that is typed, and whose settings are options too."""
 
     usage: ClassVar[str]
-    texts: ClassVar[dict[str, Any]]  # of `run_options.parse`
+    texts: ClassVar[dict[str, Any]]  # of `parse_run`
 
     def parse(self, argv: Sequence[str]) -> Any:
-        prog, add = f"python -m gan.bench {self.name}", lambda parser: self.add_options(parser.add_argument)
-        usage = f"{prog} [RUN] {self.usage} [options]"
-        return run_options.parse(argv, add, prog=prog, usage=usage, description=self.about, **self.texts)
+        prog, usage = f"python -m gan.bench {self.name}", f"[RUN] {self.usage} [options]"
+        texts = self.texts | {"prog": prog, "usage": usage, "description": self.about}
+        return parse_run(argv, lambda parser: self.add_options(parser.add_argument), **texts)
 
     @property
     def run(self) -> tuple[str, dict[str, Any]]:

@@ -49,7 +49,6 @@ class Peer:
 
 
 def peers() -> Iterator[Peer]:
-    """All peers. Ours are the last: every policy that works on more than one rank."""
     yield Peer("torch, by hand", frameworks.by_hand)
     yield Peer("torch, DDP", frameworks.torch_ddp)
     yield Peer("torch, FSDP2", frameworks.fsdp2)
@@ -116,8 +115,6 @@ def distance(one: Weights, other: Weights) -> float:
 
 
 class PeersBenchmark(Benchmark[Cell]):
-    """Lets every peer play both games."""
-
     name, places = "peers", ("game", "peer")
     rounds = 1  # of processes; those of steps are in them
     columns = (

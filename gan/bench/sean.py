@@ -121,8 +121,6 @@ def masks_of(kind: str, batch: int, size: int, labels: int) -> Tensor:
 
 
 class Painter(nn.Module):
-    """The generator in one of our ways."""
-
     def __init__(self, generator: SeanGenerator, way: str) -> None:
         super().__init__()
         for module in generator.modules():
@@ -180,7 +178,6 @@ class Timed(Sean):
     loss: Tensor
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The generator's turn."""
         self.times = [now(self.device)]
         with Kept(self.parameters()) as kept:
             losses = super().fool(batch)
@@ -188,13 +185,11 @@ class Timed(Sean):
         return losses
 
     def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The discriminator's turn."""
         self.times.append(now(self.device))
         return super().judge(batch)
 
 
 def opened(cell: Way, sizes: Sizes) -> tuple[Timed, dict[str, Tensor]]:
-    """The game, and its batch of drawn faces."""
     torch.manual_seed(0)
     discriminator = MultiScaleDiscriminator(sizes["labels"] + 3)
     encoder = StyleEncoder(sizes["style"])

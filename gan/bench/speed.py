@@ -47,7 +47,6 @@ class Way(NamedTuple):
 
 
 def measure(run: str, settings: Mapping[str, Any], way: Way, steps: int) -> Figures:
-    """Train the run in this way, in this process."""
     seed_everything(0, verbose=False)
     made = build(run, **settings)
     if "channels last" in way.title:
@@ -82,8 +81,6 @@ def measure(run: str, settings: Mapping[str, Any], way: Way, steps: int) -> Figu
 
 
 class SpeedBenchmark(RunBenchmark[Way]):
-    """Trains the run in every way."""
-
     name, places = "speed", ("precision", "way")
     columns = (
         Column("pictures/s", ".1f"),

@@ -3,7 +3,6 @@
 The same holds for all peers: networks, losses, optimizers and batches are the task's, and `alternate` takes the turns.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.optim import Adam
 
-from gan.bench.device import Counter, payload
+from gan.bench.device import Counter, now_on_all, payload
 
 LATENT, FEATURES, GAMMA = 64, 64, 1.0
 STEPS = 10  # weights are compared after these
@@ -120,15 +119,12 @@ class HandLoop:
         backwards = tuple(partial(self._backward, network) for network in self.networks)
         alternate(replace(self.task, batches=batches), self.networks, self.networks, self.adams, backwards)
 
-    def _backward(self, learner: nn.Module, loss: Tensor) -> None:
-        loss.backward()
-        self.average(learner)
-
     def weights(self) -> Weights:
         return weights(*self.networks)
 
-    def average(self, learner: nn.Module) -> None:
-        """Replace the gradients by their mean over the ranks."""
+    def _backward(self, learner: nn.Module, loss: Tensor) -> None:
+        """Replace the gradients by their mean over the ranks, too."""
+        loss.backward()
         if self.task.ranks == 1:
             return
         gradients = [weight.grad for weight in learner.parameters() if weight.grad is not None]
@@ -169,9 +165,9 @@ class Feed:
         for number in range(self.rounds):
             if number % 2:
                 self._by_hand()
-            began = _now()
+            began = now_on_all()
             yield from self._round()
-            self.peer_seconds.append(_now() - began)
+            self.peer_seconds.append(now_on_all() - began)
             if not number % 2:
                 self._by_hand()
         yield self.stock[0]
@@ -180,13 +176,7 @@ class Feed:
         return (self.stock[step % len(self.stock)] for step in range(self.steps))
 
     def _by_hand(self) -> None:
-        began = _now()
+        began = now_on_all()
         with torch.enable_grad():
             self.hand.play(self._round())
-        self.hand_seconds.append(_now() - began)
-
-
-def _now() -> float:
-    """The time, after all ranks have arrived here."""
-    dist.barrier()
-    return time.perf_counter()
+        self.hand_seconds.append(now_on_all() - began)

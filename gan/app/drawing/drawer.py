@@ -209,5 +209,4 @@ def numbers(given: Numbers, option: str = "--seeds") -> list[int]:
 
 
 def once(given: Numbers, option: str = "--seeds") -> list[int]:
-    """The numbers of a list, each only once."""
     return [*dict.fromkeys(numbers(given, option))]

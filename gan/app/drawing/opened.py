@@ -63,11 +63,7 @@ class Drawings(Shown):
 
     @torch.no_grad()
     def mix(
-        self,
-        rows: Numbers = "0-3",
-        columns: Numbers = "4-9",
-        layers: Numbers | None = None,
-        **how: Unpack[How],
+        self, rows: Numbers = "0-3", columns: Numbers = "4-9", layers: Numbers | None = None, **how: Unpack[How]
     ) -> Sheet:
         drawer, down, across = self.drawer, once(rows, "--rows"), once(columns, "--columns")
         own, other = (drawer.w_of(seeds, **how) for seeds in (down, across))
@@ -192,13 +188,11 @@ class Drawings(Shown):
         return paths
 
     def from_(self, latent: Files | None = None) -> Sheet:
-        """Draw latent files again."""
         if latent is None:
             raise UserError("from needs latent files; type --latent me.pt, a file that project has written")
         net = self.drawer.styled()
-        made = {
-            title: image_of(drawn(net, start)[0], transparent=True) for title, start in self._latents(latent).items()
-        }
+        starts = self._latents(latent).items()
+        made = {title: image_of(drawn(net, start)[0], transparent=True) for title, start in starts}
         return Sheet(file_name("from", [*made]), singles=made)
 
     def directions(
@@ -211,7 +205,6 @@ class Drawings(Shown):
         by: Way = "weights",
         label: int | str | None = None,
     ) -> Sheet:
-        """Go from seeds or latent files in one direction, or in each of the first ones: a row each."""
         net, steps = self.drawer.styled(), directions(self.drawer, by)
         if direction is not None and direction >= len(steps):
             raise UserError(f"there is no direction {direction}; type --direction and one of 0 to {len(steps) - 1}")
@@ -250,7 +243,6 @@ class Drawings(Shown):
             return frame.pixels(opened).float() / 127.5 - 1
 
     def _discriminator(self) -> StyleDiscriminator | None:
-        """The discriminator that learned with the generator."""
         if self.run is not None:
             net = getattr(self.game, "discriminator", None)
         else:

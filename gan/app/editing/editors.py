@@ -140,11 +140,9 @@ class LabelEditor(Editor):
         return {**super().about(), "size": self.size, "regions": regions, "pictures": len(self.val)}
 
     def item(self, which: int) -> dict[str, Tensor]:
-        """A held-out picture, with its label map."""
         return to_tensors(self.val[number({"picture": which}, "picture", 0, 0, len(self.val) - 1)])
 
     def picture(self, edit: Edit) -> Picture:
-        """The picture that an edit changes."""
         which = part(edit, "picture", int, 0)
         item = self.item(which)
         return Picture(str(which), item["label"], item["image"], item.get("edges"))

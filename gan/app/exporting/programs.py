@@ -5,6 +5,7 @@ network adds noise or has dropout, a program has neither.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -52,12 +53,10 @@ def calls(opened: SavedRun) -> dict[str, Call]:
         given = signature(network.forward).bind(*args, **kwargs).arguments
         found.setdefault(names[network], Call(network, dict(given)))
 
-    hooks = [network.register_forward_pre_hook(note, with_kwargs=True) for network in names]
-    try:
+    with ExitStack() as hooks:
+        for network in names:
+            hooks.enter_context(network.register_forward_pre_hook(note, with_kwargs=True))
         shown(opened.run.game, held_out(opened, SAMPLES))
-    finally:
-        for hook in hooks:
-            hook.remove()
     return {name: call for name, call in found.items() if name.rpartition(".")[0] not in found}
 
 

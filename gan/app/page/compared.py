@@ -45,7 +45,6 @@ def look(which: str, device: str) -> SavedRun:
 
 
 def page(opened: Sequence[SavedRun]) -> str:
-    """The whole page."""
     names = titles(opened)
     parts = [
         Part("differs", "What differs", [differences(opened, names)]),
@@ -66,7 +65,6 @@ def titles(opened: Sequence[SavedRun]) -> list[str]:
 
 
 def differences(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
-    """The settings that are not the same in all runs."""
     saved = [settings_file.read(each.folder.settings) for each in opened]
     values = {name: [each.get(name, "not a setting of it") for each in saved] for each in saved for name in each}
     rows = [
@@ -78,7 +76,6 @@ def differences(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
 
 
 def scores(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
-    """The last scores of each run, and how they were computed."""
     found = [{score.name: score for score in card.scores(each.folder, each.run, each.step)} for each in opened]
     known = list(dict.fromkeys(name for each in found for name in each))
     here = {name: [each.get(name) for each in found] for name in known}

@@ -187,9 +187,8 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
         return Table(note=NO_PICTURES)
     chosen = spread(len(train), among)
     places = [(index, kind) for index in chosen for kind in kinds]
-    known = torch.cat(
-        [_coarse(item[kind][None]) for item in (to_tensors(as_item(train[k])) for k in chosen) for kind in kinds]
-    )
+    items = (to_tensors(as_item(train[k])) for k in chosen)
+    known = torch.cat([_coarse(item[kind][None]) for item in items for kind in kinds])
     distances = _distances(_coarse(made), known)
     usual = _distances(_coarse(torch.cat([batch[kind] for kind in kinds])), known).amin(1)
 

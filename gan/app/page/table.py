@@ -153,7 +153,6 @@ class Charts:
         return bool(self.drawings)
 
     def html(self) -> str:
-        """HTML without a style."""
         note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
         images = "".join(
             f'<img class="chart" alt="{escape(f"curves of {title} over the steps")}" src="{uri}">'
@@ -166,7 +165,6 @@ class Charts:
 
 
 def image_tag(picture: Image.Image, alt: str, hidden: bool = False) -> str:
-    """An <img> that contains the picture."""
     kind = ' class="exact"' if max(picture.size) <= TINY else ""
     size = f'width="{picture.width}" height="{picture.height}"'
     return f'<img{kind} src="{encode(picture)}" {size} alt="{escape(alt)}"{" hidden" if hidden else ""}>'

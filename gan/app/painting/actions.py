@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
@@ -41,6 +41,14 @@ def file_name(action: str, words: Sequence[str] | None) -> str:
 def after(word: str, given: Words) -> list[str]:
     """A part of a file's name that another list cannot be taken for: `--to 1 --region 2` is not `--to 1 2`."""
     return [] if given is None else [word, *words(given)]
+
+
+class How(TypedDict, total=False):
+    """What is done where styles are missing, see `StyleSource`; and the seed of SEAN's noise."""
+
+    missing: str
+    mean_of: int
+    seed: int
 
 
 class StyleSource:
@@ -83,7 +91,6 @@ class StyleSource:
         return (self.painter.styles(picture) if rest is None else rest).taking(filled, chosen)
 
     def _with_replaced(self, lacking: list[int], picture: Picture) -> Styles:
-        """These styles, with the missing ones replaced."""
         if not lacking or self.missing == "zero":
             return self.styles
         whose = f"styles of {self.title} lack"
@@ -132,6 +139,10 @@ class Shown:
     def game(self) -> Any:
         return self.saved.run.game
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.game.parameters()).device
+
     def stand(self, batches: int) -> None:
         raise UserError(f"{self.title}: {self.about}, so it has no standing statistics; leave --standing out")
 
@@ -157,7 +168,7 @@ class Shown:
         batch = first_samples(found, count)
         if not held:
             say(NOTHING_HELD_OUT)
-        batch = move_data_to_device(batch, next(self.game.parameters()).device)
+        batch = move_data_to_device(batch, self.device)
         columns = shown(self.game, batch, seed)
         made = grids.made(columns, batch).items()
         singles = {f"{row}-{title}": each for title, column in made for row, each in enumerate(column)}
@@ -179,12 +190,11 @@ class Shown:
                 raise UserError(
                     f"{self.title}: sounds have no direction and no size; leave --direction and --largest out"
                 )
-            return [voice_folder(self.game, inputs, folder, next(self.game.parameters()).device)]
+            return [voice_folder(self.game, inputs, folder, self.device)]
         chosen = way(self.game, self.title, direction)
         if chosen.codes and largest:
             raise UserError(f"{self.title}: maps of codes have no size to change; leave --largest out")
-        device, ground = next(self.game.parameters()).device, self.saved.background
-        return [translate_folder(chosen, inputs, folder, largest, device, ground)]
+        return [translate_folder(chosen, inputs, folder, largest, self.device, self.saved.background)]
 
 
 class Paintings(Shown):
@@ -200,11 +210,17 @@ class Paintings(Shown):
     def painter(self) -> Painter:
         return Painter(self.saved)
 
-    def _painter(self, seed: int) -> Painter:
-        return Painter(self.saved, seed) if seed else self.painter
+    def _sources(
+        self, which: Sequence[str] = (), missing: str = "mean", mean_of: int = 1000, seed: int = 0
+    ) -> tuple[Painter, list[StyleSource]]:
+        painter = Painter(self.saved, seed) if seed else self.painter
+        return painter, [StyleSource(painter, name, missing, mean_of) for name in which]
+
+    def _regions(self, region: Words) -> list[int] | None:
+        return None if region is None else regions(words(region), self.painter.label_names)
 
     def reconstruct(self, picture: Words = None, count: int = 8, seed: int = 0) -> Sheet:
-        painter = self._painter(seed)
+        painter, _ = self._sources(seed=seed)
         which = words(picture) or [str(number) for number in range(min(count, len(painter.val)))]
         chosen = [painter.picture(each) for each in which]
         made = [painter.paint(each, painter.styles(each)) for each in chosen]
@@ -212,21 +228,11 @@ class Paintings(Shown):
         titles = list(map(_row, chosen))
         return Sheet(file_name("reconstruct", words(picture)), columns, titles, dict(zip(titles, made, strict=True)))
 
-    def transfer(
-        self,
-        from_: Words = None,
-        to: Words = None,
-        region: Words = None,
-        missing: str = "mean",
-        mean_of: int = 1000,
-        seed: int = 0,
-    ) -> Sheet:
-        painter = self._painter(seed)
-        few = [str(number) for number in range(min(5, len(painter.val)))]
+    def transfer(self, from_: Words = None, to: Words = None, region: Words = None, **how: Unpack[How]) -> Sheet:
+        few = [str(number) for number in range(min(5, len(self.painter.val)))]
         styled, shapes = words(from_) or few, words(to) or few
-        pictures = [painter.picture(name) for name in shapes]
-        sources = [StyleSource(painter, name, missing, mean_of) for name in styled]
-        chosen = regions(words(region), painter.label_names) if region is not None else None
+        pictures, chosen = list(map(self.painter.picture, shapes)), self._regions(region)
+        painter, sources = self._sources(styled, **how)
         name = file_name("transfer", ["from", *styled, "to", *shapes, *after("region", region)])
 
         # The first row shows the styles' pictures, the first columns the pictures to paint; the rest is painted.
@@ -244,27 +250,19 @@ class Paintings(Shown):
         return Sheet(name, columns, ["", *map(_row, pictures)], singles)
 
     def interpolate(
-        self,
-        between: Words = None,
-        on: Words = None,
-        frames: int = 8,
-        region: Words = None,
-        missing: str = "mean",
-        mean_of: int = 1000,
-        seed: int = 0,
+        self, between: Words = None, on: Words = None, frames: int = 8, region: Words = None, **how: Unpack[How]
     ) -> Sheet:
-        painter = self._painter(seed)
-        ends = words(between) or ["0", str(min(1, len(painter.val) - 1))]
+        ends = words(between) or ["0", str(min(1, len(self.painter.val) - 1))]
         if len(ends) != 2:
             raise UserError(f"--between takes two styles and got {len(ends)}; type --between 3 5")
-        start, end = (StyleSource(painter, name, missing, mean_of) for name in ends)
+        painter, (start, end) = self._sources(ends, **how)
         if on is not None:
             shapes = [painter.picture(name) for name in words(on)]
         elif start.picture is not None:
             shapes = [start.picture]
         else:
             raise UserError(f"'{start.title}' has styles and no shapes; say with --on which pictures to paint")
-        chosen = regions(words(region), painter.label_names) if region is not None else None
+        chosen = self._regions(region)
         shares = [number / (frames - 1) for number in range(frames)]
         made = []
         for picture in shapes:
@@ -284,26 +282,18 @@ class Paintings(Shown):
         singles = dict(zip(chain(*named), chain(*made), strict=True))
 
         def moving() -> Iterator[Image.Image]:
-            """All pictures side by side, as they change."""
             return (grids.tiles(list(map(grids.picture, row)), len(row)) for row in zip(*made, strict=True))
 
         return Sheet(name, columns, list(map(_row, shapes)), singles, moving)
 
-    def repaint(
-        self,
-        picture: str | int = 0,
-        label: str | Path | None = None,
-        missing: str = "mean",
-        mean_of: int = 1000,
-        seed: int = 0,
-    ) -> Sheet:
-        painter, which = self._painter(seed), str(picture)
+    def repaint(self, picture: str | int = 0, label: str | Path | None = None, **how: Unpack[How]) -> Sheet:
+        which = str(picture)
         if label is None:
             raise UserError(
                 "repaint needs the edited label map: type --label mine.png; a label map to edit is written by "
                 f"python -m gan.sample {quoted(self.saved.folder.path)} save-labels --picture {quoted(which)}"
             )
-        source = StyleSource(painter, which, missing, mean_of)
+        painter, (source,) = self._sources([which], **how)
         edited = painter.picture(str(label))
         columns: Columns = {}
         if source.picture is not None:

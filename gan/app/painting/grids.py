@@ -42,17 +42,18 @@ def grid(columns: Mapping[str, Batch], rows: int = 8, titles: Sequence[str] = ()
         for title, batch in columns.items()
     }
     first = next(cell for batch in cells.values() for cell in batch if cell is not None)
-    if is_wide(first.size):
-        cells, titles = _below_each_other(cells, titles)
+    if is_wide(first.size):  # in one column, row by row, with titles for its rows
+        order = range(max(map(len, cells.values())))
+        titles = [f"{titles[line]}: {title}" if titles else title for line in order for title in cells]
+        cells = {"": [column[line] for line in order for column in cells.values()]}
     zoom = max(1, CELL // first.width)
     width, height = first.width * zoom, first.height * zoom
     lines = max(map(len, cells.values()))
     font = ImageFont.load_default(size=14)
     names = [_fit(title, font, CELL) for title in titles]
     margin = MARGIN + (max(round(font.getlength(name)) for name in names) + MARGIN if names else 0)
-    sheet = Image.new(
-        "RGB", (margin + len(cells) * (width + MARGIN), TITLE + MARGIN + lines * (height + MARGIN)), "white"
-    )
+    size = margin + len(cells) * (width + MARGIN), TITLE + MARGIN + lines * (height + MARGIN)
+    sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
     for line, name in enumerate(names):
         draw.text((margin - MARGIN, TITLE + line * (height + MARGIN) + height / 2), name, "black", font, anchor="rm")
@@ -61,9 +62,8 @@ def grid(columns: Mapping[str, Batch], rows: int = 8, titles: Sequence[str] = ()
         draw.text((left + width / 2, TITLE - 6), _fit(title, font, width), "black", font, anchor="ms")
         for line, cell in enumerate(pictures):
             if cell is not None:
-                sheet.paste(
-                    cell.resize((width, height), Image.Resampling.NEAREST), (left, TITLE + line * (height + MARGIN))
-                )
+                large = cell.resize((width, height), Image.Resampling.NEAREST)
+                sheet.paste(large, (left, TITLE + line * (height + MARGIN)))
     return sheet
 
 
@@ -87,15 +87,6 @@ def enlarged(image: Image.Image, side: int) -> Image.Image:
 def is_wide(size: tuple[int, int]) -> bool:
     """Whether pictures of this width and height stand below each other in a grid."""
     return size[0] > WIDE * size[1]
-
-
-def _below_each_other(
-    cells: Mapping[str, list[Image.Image | None]], titles: Sequence[str]
-) -> tuple[dict[str, list[Image.Image | None]], list[str]]:
-    """The cells of a grid in one column, row by row, and titles for its rows."""
-    lines = range(max(map(len, cells.values())))
-    names = [f"{titles[line]}: {title}" if titles else title for line in lines for title in cells]
-    return {"": [column[line] for line in lines for column in cells.values()]}, names
 
 
 def _fit(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
@@ -172,7 +163,6 @@ def unpaint(colours: Tensor, labels: int) -> Tensor:
 
 
 def _packed(colours: Tensor) -> Tensor:
-    """Each colour as one number."""
     return (colours.long() * torch.tensor([1 << 16, 1 << 8, 1])).sum(-1)
 
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, Protocol, TypeGuard, TypeVar
 
 import torch
@@ -207,16 +208,6 @@ NOTHING_HELD_OUT = "nothing is held out: these are samples that it trains on"
 MOST = 1000  # samples that are read of those that a run trains on; their loader may have no end
 
 
-@dataclass
-class FirstRank:
-    """What data may ask a trainer."""
-
-    world_size: int
-    num_nodes: int = 1
-    global_rank: int = 0
-    global_step: int = 0
-
-
 class Numbered(Protocol):
     """Data whose samples have numbers: those to train on, and held-out ones."""
 
@@ -246,14 +237,14 @@ def numbered(which: str, data: Numbered) -> Item | None:
 @contextmanager
 def ready(run: Run, ranks: int = 1) -> Iterator[LightningDataModule | LightningModule]:
     """Inside the `with`, what has the run's loaders, ready to make those of the first rank of so many."""
-    first = FirstRank(ranks)
+    first: Any = SimpleNamespace(world_size=ranks, num_nodes=1, global_rank=0, global_step=0)  # all that data ask
     if run.data is not None:
-        run.data.trainer = first  # pyrefly: ignore[bad-assignment] - a stand-in, of which data ask no more
+        run.data.trainer = first
         run.data.prepare_data()
         run.data.setup("fit")
         yield run.data
         return
-    before, run.game._trainer = run.game._trainer, first  # pyrefly: ignore[bad-assignment] - the same stand-in
+    before, run.game._trainer = run.game._trainer, first
     try:
         yield run.game
     finally:
@@ -294,7 +285,6 @@ def shown(game: Any, batch: Any, seed: int = 0) -> dict[str, Tensor | Sound]:
 
 
 def _cut(batches: Iterator[Any], most: int | None) -> Iterator[Any]:
-    """The batches of the first samples."""
     left = most
     for batch in batches:
         if left is not None and rows(batch) > left:

@@ -53,7 +53,6 @@ class Sheet:
 
     @property
     def image(self) -> Image.Image:
-        """The picture of all."""
         if self.columns:
             return grids.grid(self.columns, max(map(len, self.columns.values())), self.titles)
         pictures = [grids.enlarged(each, SIDE) for each in self]

@@ -4,7 +4,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,11 +39,9 @@ class Styles:
         return replace(self, codes=torch.lerp(self.codes, other.codes, share), present=self.present | other.present)
 
     def lacking(self, regions: Collection[int]) -> list[int]:
-        """Which of these regions have no code here."""
         return [region for region in regions if not self.present[region]]
 
     def check(self, label_names: Sequence[str], length: int, where: Path) -> None:
-        """Raise an error where a run has other regions or codes of another length."""
         labels, ours = self.codes.shape
         if labels != len(label_names):
             why = f"has styles of {labels} regions and this run knows {len(label_names)}"
@@ -71,18 +68,13 @@ class Styles:
             saved = load_plain(path)
         except UserError as error:
             raise UserError(f"'{path}' cannot be read as styles: {error}") from error
-        _check_parts(saved, path)
-        return cls(saved["codes"], saved["present"], tuple(saved["label_names"]), saved["source"])
-
-
-def _check_parts(saved: Any, path: Path) -> None:
-    known = isinstance(saved, dict) and all(isinstance(saved.get(name), kind) for name, kind in PARTS.items())
-    if not known or saved["codes"].ndim != 2 or saved["present"].dtype != torch.bool:
-        raise UserError(f"'{path}' holds no styles; make such a file with python -m gan.sample RUN save-styles")
-    if not len(saved["codes"]) == len(saved["label_names"]) == len(saved["present"]):
-        raise UserError(
-            f"'{path}' is damaged: it has {len(saved['codes'])} codes and {len(saved['label_names'])} names"
-        )
+        known = isinstance(saved, dict) and all(isinstance(saved.get(name), kind) for name, kind in PARTS.items())
+        if not known or saved["codes"].ndim != 2 or saved["present"].dtype != torch.bool:
+            raise UserError(f"'{path}' holds no styles; make such a file with python -m gan.sample RUN save-styles")
+        codes, present, names, source = (saved[name] for name in PARTS)
+        if not len(codes) == len(names) == len(present):
+            raise UserError(f"'{path}' is damaged: it has {len(codes)} codes and {len(names)} names")
+        return cls(codes, present, tuple(names), source)
 
 
 def regions(wanted: Sequence[str | int], label_names: Sequence[str]) -> list[int]:

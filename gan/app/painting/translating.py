@@ -52,7 +52,7 @@ def translate_folder(
     """Write each picture's translation as a PNG of the same name and size; codes are in files .npy [h, w]."""
     path = Path(inputs).expanduser()
     if chosen.codes:
-        source = Codes(path)
+        source = Codes(path, classes=False)
     elif path.is_file() and path.suffix.lower() in SUFFIXES:
         source = Folder(path, classes=False)
     else:
@@ -72,11 +72,7 @@ def translate_folder(
 
 
 def write_all(
-    source: Source,
-    out: Path,
-    ending: str,
-    read: Callable[[int], Tensor],
-    make: Callable[[Tensor], bytes],
+    source: Source, out: Path, ending: str, read: Callable[[int], Tensor], make: Callable[[Tensor], bytes]
 ) -> Path:
     """Write what is made of each file, under its name with another ending. What could not be is said at the end."""
     names, problems = _names([os.fsdecode(name) for name in source.names], ending), []
@@ -137,9 +133,6 @@ class Codes(Folder):
 
     suffixes = (".npy",)
     what, forms = "maps of codes", "a folder of .npy files, as --direction codes writes them"
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, classes=False)
 
 
 def read_codes(path: Path, codes: int) -> np.ndarray:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from gan.app import outputs
-from gan.app.outputs import say
+from gan.app.outputs import say, table
 from gan.app.planning.opening import Opened, opened
 from gan.app.planning.search import Found, search
 from gan.app.run.options import run_first, run_settings, without
@@ -101,7 +100,6 @@ class Planned:
         return None if speed is None else self.samples / (speed * len(self.training)) / 3600
 
     def length(self, speed: float | None) -> str:
-        """How long the training is, in words."""
         length = f"{self.game.steps:,} steps are {self.samples / 1000:,.6g} thousand samples"
         if speed is None:
             return f"{length}; for the hours type --speed and the samples/s of one device, which gan.fit prints"
@@ -117,7 +115,6 @@ class Planned:
 
 
 def _plan(argv: list[str], settings: Namespace, planned: Planned) -> int:
-    """Print it. Returns the exit status. Of players on ranks of their own, nothing else is proposed."""
     if settings.json:
         plan = {"ranks": settings.nodes * settings.devices, "memory": settings.memory}
         plan |= {"samples": planned.samples, "hours": planned.hours(settings.speed)}
@@ -174,7 +171,6 @@ def _named(argv: list[str], run: str) -> str:
 
 
 def head(settings: Namespace, game: Opened, budget: Budget) -> Iterator[str]:
-    """What is planned, and for how many ranks."""
     total = sum(p.numel() for each in budget.belongings.values() for p in each.parameters.values())
     ranks = settings.nodes * settings.devices
     where = f"{ranks} rank{'s' * (ranks > 1)}"
@@ -186,12 +182,10 @@ def head(settings: Namespace, game: Opened, budget: Budget) -> Iterator[str]:
 
 
 def usable(memory: float) -> float:
-    """What a plan may take of a device's memory."""
     return memory * (1 - SPARE)
 
 
 def verdict(cost: Cost, memory: float) -> str:
-    """Whether it fits, and by how much."""
     of = f"of {readable(memory)} less a tenth"
     spare = usable(memory) - cost.peak.bytes
     if spare >= 0:
@@ -200,7 +194,6 @@ def verdict(cost: Cost, memory: float) -> str:
 
 
 def memory_table(cost: Cost, chosen: Mapping[str, Choice]) -> list[str]:
-    """The memory of a rank at its peak, by player and kind."""
     peak = cost.peak
     rows: list[tuple[str, ...]] = [("player", "policy", *COLUMNS[:4], "in flight", "all")]
     for name, held in peak.players.items():
@@ -211,7 +204,7 @@ def memory_table(cost: Cost, chosen: Mapping[str, Choice]) -> list[str]:
     rows.append(("all", "", *(_amount(getattr(total, kind)) for kind in COLUMNS), _amount(peak.bytes)))
     there = cost.host.bytes
     host = [f"and {readable(there)} in the memory of the host, for each rank"] if there else []
-    return [f"a rank at its peak, which is in phase '{peak.phase}'", *outputs.table(rows, left=(0, 1)), *host]
+    return [f"a rank at its peak, which is in phase '{peak.phase}'", *table(rows, left=(0, 1)), *host]
 
 
 def traffic_table(cost: Cost) -> list[str]:
@@ -224,10 +217,7 @@ def traffic_table(cost: Cost) -> list[str]:
         rows.append((phase.phase, often, _amount(phase.bytes), _amount(moved.within), _amount(moved.between)))
     mean = cost.moved
     rows.append(("a step", "in the mean", "", _amount(mean.within), _amount(mean.between)))
-    return [
-        "bytes, sent by a rank to others of its node, and by a node to other nodes",
-        *outputs.table(rows, left=(0, 1)),
-    ]
+    return ["bytes, sent by a rank to others of its node, and by a node to other nodes", *table(rows, left=(0, 1))]
 
 
 def as_typed(chosen: Mapping[str, Choice]) -> str:

@@ -28,12 +28,10 @@ class Computer:
 
     @property
     def processes(self) -> int:
-        """On all nodes together."""
         return self.devices * self.nodes
 
     @property
     def words(self) -> str:
-        """How many processes of what kind."""
         word = self.kind.upper() if self.kind not in GPUS else "GPU"
         return f"{self.processes} {word} process{'es' if self.processes > 1 else ''}"
 
@@ -50,10 +48,8 @@ def machine(settings: Namespace) -> Computer:
     on_cpu, there = kind == "cpu", accelerator.auto_device_count()
     if on_cpu and settings.precision == "16-mixed":
         raise UserError("--precision 16-mixed needs a GPU; type --precision bf16-mixed")
-    chosen, devices = _chosen(settings.devices, kind, there), settings.devices
-    if chosen:
-        devices = len(chosen)
-    place = launched()
+    chosen = _chosen(settings.devices, kind, there)
+    devices, place = len(chosen) or settings.devices, launched()
     if place is not None:
         if devices not in ("auto", place.local_size):
             advice = f"leave --devices out, or {place.advice(devices)}"
@@ -61,18 +57,18 @@ def machine(settings: Namespace) -> Computer:
         if not on_cpu and place.local_size > there:
             advice = f"{place.advice(there)}{place.launcher.see}, or type --accelerator cpu"
             raise UserError(f"{place}, and the {noun(kind)}s that each sees are {there}; {advice}")
-        _share_cpus(on_cpu, place.local_size)
-        return Computer(accelerator, kind, place.local_size, place.nodes, chosen)
-    if devices == "auto":
-        single = settings.strategy == "single" or WINDOWS
-        devices = 1 if single else min(2, cores()) if on_cpu else there
-    if not on_cpu and devices > there:
-        raise UserError(f"--devices {devices}: this machine has {counted(there, kind)}; type --devices {there}")
-    devices = int(devices)  # Lightning takes no number of a type of jsonargparse's
-    _share_cpus(on_cpu, devices)
-    computer = Computer(accelerator, kind, devices, options.nodes(settings.nodes)[1], chosen)
-    check_ranks(computer.processes, computer.nodes)
-    return computer
+        devices, nodes = place.local_size, place.nodes
+    else:
+        if devices == "auto":
+            single = settings.strategy == "single" or WINDOWS
+            devices = 1 if single else min(2, cores()) if on_cpu else there
+        if not on_cpu and devices > there:
+            raise UserError(f"--devices {devices}: this machine has {counted(there, kind)}; type --devices {there}")
+        devices, nodes = int(devices), options.nodes(settings.nodes)[1]  # Lightning takes no number of jsonargparse's
+        check_ranks(devices * nodes, nodes)
+    if on_cpu and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores() // devices))  # each rank of this host has its part of the CPUs
+    return Computer(accelerator, kind, devices, nodes, chosen)
 
 
 def _accelerator(name: str) -> Accelerator:
@@ -88,12 +84,6 @@ def _accelerator(name: str) -> Accelerator:
     if name not in {"gpu", *LEFT_OUT, *known}:
         raise UserError(f"--accelerator {name} is not known; type {', '.join(sorted({'auto', 'gpu', here, *known}))}")
     raise UserError(f"there is no {noun(name)} here; type --accelerator {here}")
-
-
-def _share_cpus(on_cpu: bool, ranks: int) -> None:
-    """Give each rank of this host its part of the CPUs, unless OMP_NUM_THREADS says how many it has."""
-    if on_cpu and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores() // ranks))
 
 
 def _chosen(devices: int | str, kind: str, there: int) -> tuple[int, ...]:

@@ -163,13 +163,12 @@ def find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | No
             f"'{which}' is not of a run: it is a file; give a run's folder, or auto{begins if published else ''}"
         )
     checkpoint = path if is_checkpoint(path) else folder.newest_checkpoint()
-    if checkpoint is not None and folder.settings.is_file():
-        return folder, checkpoint
-    if checkpoint is not None:
-        raise _lost(folder)
     if not folder.settings.is_file():
-        raise UserError(f"'{which}' is not of a run: {folder.settings} is missing; give a run's folder, or auto")
-    raise UserError(f"'{which}' has no checkpoint yet; wait for its first, or give another run")
+        missing = f"'{which}' is not of a run: {folder.settings} is missing; give a run's folder, or auto"
+        raise UserError(missing) if checkpoint is None else _lost(folder)
+    if checkpoint is None:
+        raise UserError(f"'{which}' has no checkpoint yet; wait for its first, or give another run")
+    return folder, checkpoint
 
 
 def _lost(folder: RunFolder) -> UserError:
@@ -177,7 +176,6 @@ def _lost(folder: RunFolder) -> UserError:
 
 
 def run_in(settings: Path) -> str | None:
-    """The run that a file of settings names."""
     return settings_file.read(settings).get("run")
 
 

@@ -15,8 +15,7 @@ from strategies.processes import slurm
 
 AHEAD = 120  # seconds from the warning to the time limit: a step and a checkpoint. Slurm may warn a minute earlier
 CPUS = 4  # of each task, if the run does not want more workers
-FLAGS = ("--slurm", "--submit")
-GIVEN = ("--devices", "--nodes", "--num_nodes", "--accelerator", "--rendezvous")  # what the script itself says
+GIVEN = ("--slurm", "--submit", "--devices", "--nodes", "--num_nodes", "--accelerator", "--rendezvous")
 
 SCRIPT = """\
 #!/bin/bash
@@ -56,16 +55,17 @@ export OMP_NUM_THREADS="$SLURM_CPUS_PER_TASK"
 
 
 def script(argv: Sequence[str], settings: Namespace, is_dp: bool) -> str:
-    """The script."""
     if (job := slurm.job()) is not None:
         raise UserError(f"this is inside of job {job}; leave --slurm out, or type it outside of the job")
     devices = 1 if settings.strategy == "single" and settings.devices == "auto" else settings.devices
     if not isinstance(devices, int):
         raise UserError("the devices of the cluster are not seen from here; type --devices N, for each machine")
-    machines, on_cpu = nodes_of(settings), settings.accelerator == "cpu"
+    least, most = nodes(settings.nodes)
+    machines, on_cpu = str(most) if least == most else f"{least}-{most}", settings.accelerator == "cpu"
     if is_dp and machines != "1":
         raise UserError(f"strategy dp trains on one machine, and there are {machines}; leave --nodes out")
-    name = short_name(settings.run)
+    name, kind = short_name(settings.run), "gpu" if settings.accelerator == "auto" else settings.accelerator
+    typed = without(argv, GIVEN)  # but for what the script says itself, and Slurm tells a task
     return SCRIPT.format(
         name=name,
         machines=f"{machines} x {devices} {'CPU processes' if on_cpu else 'GPUs'}",
@@ -77,14 +77,8 @@ def script(argv: Sequence[str], settings: Namespace, is_dp: bool) -> str:
         warning="USR1",  # WARNING of stopping.py, which Windows does not have
         ahead=AHEAD,
         threads=THREADS if on_cpu else "",
-        command=_command(argv, settings),
+        command=shlex.join([sys.executable, "-m", "gan.fit", *typed, "--accelerator", kind]),
     )
-
-
-def nodes_of(settings: Namespace) -> str:
-    """How many machines, as sbatch wants it: N or LEAST-MOST."""
-    least, most = nodes(settings.nodes)
-    return str(most) if least == most else f"{least}-{most}"
 
 
 def submit(text: str) -> str:
@@ -99,10 +93,3 @@ def submit(text: str) -> str:
         raise UserError(f"sbatch refused the job: {done.stderr.strip()}")
     job = done.stdout.strip().partition(";")[0]
     return f"job {job} is in the queue; to save and end it: scancel {job}"
-
-
-def _command(argv: Sequence[str], settings: Namespace) -> str:
-    """What a task does: what was typed, but for what Slurm tells it."""
-    words = [sys.executable, "-m", "gan.fit", *without(argv, (*GIVEN, *FLAGS))]
-    words += ["--accelerator", "gpu" if settings.accelerator == "auto" else settings.accelerator]
-    return shlex.join(words)

@@ -1,10 +1,10 @@
-"""The options of `python -m gan.fit`: those that every run has, and the settings of the chosen run."""
+"""What is typed: the options of `python -m gan.fit` and of other commands, and the settings of the chosen run."""
 
 import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from itertools import pairwise
@@ -32,6 +32,7 @@ Loggers = restricted_string_type(
     docstring="csv, tensorboard, wandb or mlflow, or several with commas",
 )
 Indices = restricted_string_type("Indices", r"^\d+,(\d+(,\d+)*)?$", docstring="numbers of GPUs, such as 0,2")
+Devices = PositiveInt | Literal["auto"] | Indices
 PASSING = ("resume", "dry_run", "list_runs", "debug", "new_data", "config", "rendezvous", "slurm", "submit")
 
 INCEPTION = "FID's network: weights-inception-2015-12-05-6726825d.pth, or NVIDIA's .pt"
@@ -177,7 +178,7 @@ def _parser(run: str) -> Parser:
         run,
         _add_own,
         prog="python -m gan.fit",
-        usage="python -m gan.fit [RUN] [--strategy POLICY] [--devices N] [options]",
+        usage="[RUN] [--strategy POLICY] [--devices N] [options]",
         description="Train a game of several networks: pictures, curves and checkpoints come out in runs/.",
         epilog=f"{EXAMPLES}\n{_strategies()}",
     )
@@ -188,64 +189,59 @@ def _parser(run: str) -> Parser:
 
 
 def _add_own(parser: Parser) -> None:
-    add = parser.add_argument
-    what = "take settings from a YAML file, such as the settings.yaml of a run"
-    add("--config", type=str | None, default=None, help=what)
-    add("--list_runs", action="store_true", help="list all runs and stop")
-    add("--strategy", type=str, default="ddp", help="how players are trained on several devices, see below")
-    what = "processes per node; auto: all GPUs, or two processes on CPU; 0,2 (and 2, alone): "
-    add("--devices", type=PositiveInt | Literal["auto"] | Indices, default="auto", help=f"{what}these GPUs")
-    add("--nodes", "--num_nodes", type=str | int, default=1, help="number of hosts, or LEAST:MOST")
-    add("--rendezvous", type=str | None, default=None, help="where several hosts meet: HOST:PORT or file:PATH")
-    what = "how often lost ranks are started again, from their last checkpoint"
-    add("--restarts", type=NonNegativeInt, default=3, help=what)
-    add("--accelerator", type=str, default="auto", help=ACCELERATOR)
+    add, flag = parser.option, parser.flag
+    add("--config", str, "take settings from a YAML file, such as the settings.yaml of a run")
+    flag("--list_runs", "list all runs and stop")
+    add("--strategy", str, "how players are trained on several devices, see below", "ddp")
+    what = "processes per node; auto: all GPUs, or two processes on CPU; 0,2 (and 2, alone): these GPUs"
+    add("--devices", Devices, what, "auto")
+    add("--nodes --num_nodes", str | int, "number of hosts, or LEAST:MOST", 1)
+    add("--rendezvous", str, "where several hosts meet: HOST:PORT or file:PATH")
+    add("--restarts", NonNegativeInt, "how often lost ranks are started again, from their last checkpoint", 3)
+    add("--accelerator", str, ACCELERATOR, "auto")
     what = "gloo, nccl or mpi, by which ranks communicate; default: nccl between GPUs"
-    add("--backend", type=Literal["gloo", "nccl", "mpi"] | None, default=None, help=what)
+    add("--backend", Literal["gloo", "nccl", "mpi"], what)
     kinds = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
-    add("--precision", type=kinds, default="32-true", help="number format in which the networks compute")
-    add("--out", type=str, default="runs", help="folder in which the run's folder is made")
-    add("--resume", type=str | None, default=None, help="continue: auto (the newest run), a run, or a checkpoint")
+    add("--precision", kinds, "number format in which the networks compute", "32-true")
+    add("--out", str, "folder in which the run's folder is made", "runs")
+    add("--resume", str, "continue: auto (the newest run), a run, or a checkpoint")
     what = "with --resume: go on though pictures were added, removed or renamed, in another order"
-    add("--new_data", type=bool, default=False, help=what)
-    what = "steps between grids and validations; default: a tenth of all steps"
-    add("--sample_every", type=PositiveInt | None, default=None, help=what)
-    what = "steps between checkpoints; default: as --sample-every"
-    add("--save_every", type=PositiveInt | None, default=None, help=what)
+    add("--new_data", bool, what, False)
+    add("--sample_every", PositiveInt, "steps between grids and validations; default: a tenth of all steps")
+    add("--save_every", PositiveInt, "steps between checkpoints; default: as --sample-every")
     what = "train on while a checkpoint is written; needs host memory for a copy of what each rank writes"
-    add("--save_in_background", type=bool, default=True, help=what)
-    add("--keep", type=PositiveInt, default=2, metavar="COUNT", help="how many of the newest checkpoints to keep")
-    what = "how many of the best ones to keep as well"
-    add("--keep_best", type=NonNegativeInt, default=0, metavar="COUNT", help=what)
+    add("--save_in_background", bool, what, True)
+    add("--keep", PositiveInt, "how many of the newest checkpoints to keep", 2, metavar="COUNT")
+    add("--keep_best", NonNegativeInt, "how many of the best ones to keep as well", 0, metavar="COUNT")
     what = "the score that tells which are best, such as fid; default: the run's first score"
-    add("--keep_best_by", type=str | None, default=None, metavar="NAME", help=what)
-    what = "steps between FID, KID, precision and recall; default: none"
-    add("--score_every", type=PositiveInt | None, default=None, metavar="STEPS", help=what)
+    add("--keep_best_by", str, what, metavar="NAME")
+    add("--score_every", PositiveInt, "steps between FID, KID, precision and recall; default: none", metavar="STEPS")
     what = "pictures made for a score; default: as many as are trained on, 50,000 at most"
-    add("--score_count", type=PositiveInt | None, default=None, metavar="COUNT", help=what)
-    add("--inception", type=str | None, default=None, metavar="FILE", help=INCEPTION)
-    add("--log_every", type=PositiveInt, default=10, help="steps between rows of metrics.csv")
+    add("--score_count", PositiveInt, what, metavar="COUNT")
+    add("--inception", str, INCEPTION, metavar="FILE")
+    add("--log_every", PositiveInt, "steps between rows of metrics.csv", 10)
     what = "where to log beside the run's files, such as wandb, or tensorboard,mlflow; csv is metrics.csv, always there"
-    add("--logger", type=Loggers | None, default=None, metavar="LIST", help=what)
-    add("--dry_run", action="store_true", help="print and save settings, networks and phases; train nothing")
-    add("--slurm", action="store_true", help="print the script of a Slurm job that trains this, and stop")
-    add("--submit", action="store_true", help="submit that script, by sbatch")
+    add("--logger", Loggers, what, metavar="LIST")
+    flag("--dry_run", "print and save settings, networks and phases; train nothing")
+    flag("--slurm", "print the script of a Slurm job that trains this, and stop")
+    flag("--submit", "submit that script, by sbatch")
     add_checks(parser)
 
 
 def add_saved_run(parser: Parser, weights: bool = False) -> None:
     """Add the options of a command that opens a saved run: which one, where its parts are, and which `weights`."""
-    add = parser.add_argument
-    what = "a run's folder, a checkpoint inside one, or auto: the newest run"
-    add("which", metavar="RUN", nargs="?", default="auto", help=what)
+    add, what = parser.option, "a run's folder, a checkpoint inside one, or auto: the newest run"
+    parser.add_argument("which", metavar="RUN", nargs="?", default="auto", help=what)
     what = "auto is the newest run of this name; for a run of your own: where it is, if it has moved"
-    add("--run", metavar="NAME", type=str | None, default=None, help=what)
-    what = "where the run's pictures are now, if they have moved"
-    add("--data", metavar="FOLDER", type=str | None, default=None, help=what)
-    add("--out", metavar="FOLDER", type=Path, default=Path("runs"), help="where to look for the newest run")
+    add("--run", str, what, metavar="NAME")
+    add("--data", str, "where the run's pictures are now, if they have moved", metavar="FOLDER")
+    add("--out", Path, "where to look for the newest run", Path("runs"), metavar="FOLDER")
     if weights:
-        what = "averaged ones where a player has them, or raw"
-        add("--weights", type=Literal["ema", "raw"], default="ema", help=what)
+        add("--weights", Literal["ema", "raw"], "averaged ones where a player has them, or raw", "ema")
+
+
+def add_device(parser: Parser) -> None:
+    parser.option("--device", str, "what to compute on: auto, cpu, cuda or another device here", "auto")
 
 
 def parse_saved_run(parser: Parser, argv: Sequence[str]) -> Namespace:
@@ -266,10 +262,8 @@ def _refuse_idle_out(argv: Sequence[str], which: str | None, other: str) -> None
 
 def add_checks(parser: Parser) -> None:
     """Add the options that say what a training checks. gan.verify has them too."""
-    what = "try the first step on all ranks and on one, and compare"
-    parser.add_argument("--check", type=bool, default=True, help=what)
-    what = "slower: be deterministic, find NaNs, compare ranks, try each phase more often"
-    parser.add_argument("--debug", action="store_true", help=what)
+    parser.option("--check", bool, "try the first step on all ranks and on one, and compare", True)
+    parser.flag("--debug", "slower: be deterministic, find NaNs, compare ranks, try each phase more often")
 
 
 def early(argv: list[str], **defaults: Any) -> argparse.Namespace:
@@ -277,9 +271,8 @@ def early(argv: list[str], **defaults: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name, default in defaults.items():
         how: dict[str, Any] = {"action": "append"} if default == [] else {"const": default}
-        parser.add_argument(
-            f"--{name}", default=default, nargs="?", **how
-        )  # if nothing follows, the next parser says so
+        how["nargs"] = "?"  # if nothing follows, the next parser says so
+        parser.add_argument(f"--{name}", default=default, **how)
     return parser.parse_known_args(argv)[0]
 
 
@@ -297,7 +290,7 @@ def run_parser(
     """
     find(run)  # refuse an unknown one first
     parser = Parser(**texts)
-    parser.add_argument("--run", type=str, default=default, help=f"{what}; the same as RUN in first place")
+    parser.option("--run", str, f"{what}; the same as RUN in first place", default)
     add_own(parser)
     clash = sorted((parameters(run) - set(without)) & {action.dest for action in parser._actions})
     if clash:
@@ -310,6 +303,48 @@ def run_parser(
         named["config_"].help = f"{named['config_'].help} Or a YAML file of settings, such as a run's settings.yaml."
         named["config"].help = argparse.SUPPRESS
     return parser
+
+
+def parse_run(
+    argv: Sequence[str] | None,
+    add_own: Callable[[Parser], None],
+    *,
+    default: str = DEFAULT_RUN,
+    saved: Mapping[str, Any] | None = None,
+    **texts: Any,
+) -> Namespace:
+    """The settings of gan.plan, gan.verify and gan.bench, of which `saved` count where nothing else is typed.
+
+    `add_own` adds the options of the command itself; for `texts` see `run_parser`.
+    """
+    argv = run_first(arguments(argv))
+    run = full_name(early(argv, run=default).run)
+    parser = run_parser(run, add_own, default, **texts)
+    parser.set_defaults(dict(saved or {}))
+    settings = parser.parse_args(argv)
+    settings.run = run
+    return settings
+
+
+def strategies(words: list[str]) -> list[str]:
+    """The strategies that are typed in these words: `ddp,zero3` are two, and `generator=zero3,*=ddp` is one."""
+    found: list[str] = []
+    for word in words:
+        parts = [part.strip() for part in word.split(",")]
+        if not all(parts):
+            raise UserError(f"cannot read strategy '{word}'; type e.g. ddp,zero3 or generator=zero3,*=ddp")
+        found += [part for part in parts if "=" not in part]
+        pairs = [part for part in parts if "=" in part]
+        found += [",".join(pairs)] if pairs else []
+    return list(dict.fromkeys(found))
+
+
+def numbers(name: str, text: str) -> list[int]:
+    """The whole numbers that are typed for option `name`, with commas between them, each once."""
+    if not re.fullmatch(r"\s*[1-9]\d*(\s*,\s*[1-9]\d*)*\s*", text):
+        option = f"--{name.replace('_', '-')}"
+        raise UserError(f"cannot read {option} '{text}'; type numbers with commas, such as {option} 2,4")
+    return list(dict.fromkeys(map(int, text.split(","))))
 
 
 def _strategies() -> str:
@@ -408,10 +443,8 @@ def _written(name: str, value: Any) -> Any:
     """
     if isinstance(value, Enum):
         return value.name
-    path = isinstance(value, Path) or (
-        name in ("data", "from_", "mels", "config_") and isinstance(value, str) and value
-    )
-    if path and Path(value).exists():
+    typed = name in ("data", "from_", "mels", "config_") and isinstance(value, str) and value
+    if (typed or isinstance(value, Path)) and Path(value).exists():
         return str(Path(value).absolute())
     return str(value) if isinstance(value, Path | str) else _plain(value)
 

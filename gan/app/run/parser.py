@@ -58,9 +58,18 @@ class Parser(jsonargparse.ArgumentParser):
 
     _typed: Sequence[str] = ()
 
-    def __init__(self, prog: str = "", usage: str = "", description: str = "", epilog: str = "") -> None:
-        texts = prog or None, usage or None, description or None, epilog or None
-        super().__init__(*texts, formatter_class=Help, print_config=None, allow_abbrev=False)
+    def __init__(self, prog: str, usage: str = "", description: str = "", epilog: str = "") -> None:
+        """`usage` is what may stand behind the name of the command."""
+        texts = (usage and f"{prog} {usage}") or None, description, epilog or None
+        super().__init__(prog, *texts, formatter_class=Help, print_config=None, allow_abbrev=False)
+
+    def option(self, names: str, kind: Any, help: str, default: Any = None, **more: Any) -> None:
+        """Add an option. One that has no default and is not typed is None."""
+        kind = kind | None if default is None and "nargs" not in more else kind
+        self.add_argument(*names.split(), type=kind, default=default, help=help, **more)
+
+    def flag(self, name: str, help: str) -> None:
+        self.add_argument(name, action="store_true", help=help)
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
         """Refuse empty values, then parse. Without `args` it parses the command line."""

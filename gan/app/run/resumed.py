@@ -78,7 +78,6 @@ class Resumed:
         self.changed = [name for name, value in now.items() if value != self.before.get(name)]
 
     def __str__(self) -> str:
-        """What has changed, as options; empty if nothing has."""
         if not self.changed:
             return ""
         return f"the run was trained with {self._typed(self.before)}, and goes on with {self._typed(self.now)}"

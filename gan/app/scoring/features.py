@@ -47,7 +47,6 @@ class Extractor:
 
 
 def cached(name: str) -> Path:
-    """Where torch stores its download of that name."""
     return Path(torch.hub.get_dir()) / "checkpoints" / name
 
 

@@ -79,9 +79,8 @@ def _sean(game: Sean, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Ma
         made["transfer"] = Made(game.transfer(batch), batch["truth"], label=label, known=known)
     if "region_truth" in batch:
         # One by one, so that the noise of a sample does not depend on its place in the batch.
-        pairs = [
-            game.restyle({name: value[row : row + 1] for name, value in batch.items()}) for row in range(len(label))
-        ]
+        samples = ({name: value[row : row + 1] for name, value in batch.items()} for row in range(len(label)))
+        pairs = map(game.restyle, samples)
         before, after = map(torch.cat, zip(*pairs, strict=True))
         region = label == batch["region"].view(-1, 1, 1)
         made["one region"] = Made(after, batch["region_truth"], label=label, region=region, before=before)
@@ -96,27 +95,24 @@ def _pix2pix(game: Pix2pix, batch: dict[str, Tensor], numbers: Tensor) -> dict[s
 
 @makes.register
 def _vqgan(game: VqGan, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
-    """Pictures painted again from the numbers of their codes."""
     return {"reconstruction": Made(game.autoencoder(batch["image"])[0], batch["image"])}
 
 
 @makes.register
 def _cyclegan(game: CycleGan, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
-    """Translations in both directions, with their drawn truth, or else with pictures of the other kind."""
     fake_b, fake_a = game.translate(batch["a"], batch["b"])
-    if "truth_b" in batch:
-        return {"a to b": Made(fake_b, batch["truth_b"]), "b to a": Made(fake_a, batch["truth_a"])}
-    return {"a to b": _unpaired(fake_b, batch, "a", "b"), "b to a": _unpaired(fake_a, batch, "b", "a")}
+    return {"a to b": _translated(fake_b, batch, "a", "b"), "b to a": _translated(fake_a, batch, "b", "a")}
 
 
 @makes.register
 def _cut(game: Cut, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
-    """Translations, with their drawn truth, or else with pictures of the other kind."""
-    fake = game.translate(batch["a"])
-    return {"a to b": Made(fake, batch["truth_b"]) if "truth_b" in batch else _unpaired(fake, batch, "a", "b")}
+    return {"a to b": _translated(game.translate(batch["a"]), batch, "a", "b")}
 
 
-def _unpaired(fake: Tensor, batch: dict[str, Tensor], source: str, target: str) -> Made:
+def _translated(fake: Tensor, batch: dict[str, Tensor], source: str, target: str) -> Made:
+    """A translation, with its drawn truth, or else with pictures of the other kind."""
+    if f"truth_{target}" in batch:
+        return Made(fake, batch[f"truth_{target}"])
     numbers = (batch[f"number_{source}"], batch[f"number_{target}"]) if "number_a" in batch else None
     return Made(fake, batch[target], paired=False, numbers=numbers)
 

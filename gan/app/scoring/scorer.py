@@ -23,10 +23,7 @@ Rows = dict[str, Tensor]
 NO_FLOAT64 = ["mps"]  # devices without the numbers in which pixels are compared; a CPU compares them
 
 # The figures that are means of one number a picture.
-MEANS = (
-    *("ssim", "ssim_range_2", "rmse", "psnr", "lpips"),
-    *("region_error", "region_spill", "mel_error", "spectral_error"),
-)
+MEANS = ("ssim", "ssim_range_2", "rmse", "psnr", "lpips", "region_error", "region_spill", "mel_error", "spectral_error")
 
 
 @dataclass
@@ -117,7 +114,6 @@ class Scorer:
         return figures
 
     def notes(self, count: int) -> list[str]:
-        """Notes that a reader of the figures needs."""
         if self.extractor is None or count > self.extractor.size:
             return []
         name = "FID" if self.extractor.fid else "the Fréchet distance"

@@ -179,7 +179,6 @@ def _turns(opened: SavedRun, count: int, batch_size: int, world: World, workers:
 
 
 def _counts(opened: SavedRun, most: int | None) -> tuple[int, int]:
-    """How many samples are scored, and how many are held out."""
     if has_numbers(opened.run.data):
         held_out = len(opened.run.data.val)
         return min(most or held_out, held_out), held_out

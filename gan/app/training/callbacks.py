@@ -49,7 +49,6 @@ class Pictures(Callback):
             self._draw(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Draw a grid and the curves every `every` steps and at the last step."""
         if trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps:
             if self.batch is not None:
                 self._draw(trainer, pl_module)

@@ -37,7 +37,6 @@ def trained(folder: RunFolder) -> dict[str, str]:
 
 
 def first_sentence(name: str) -> str:
-    """What kind of run it is."""
     return (find(name).__doc__ or name).splitlines()[0]
 
 
@@ -130,9 +129,8 @@ def card(folder: RunFolder, run: Run, step: int, settings: Mapping[str, Any], da
     if found := scores(folder, run, step):
         lines += ["", "| score | | how it was computed |", "|---|---|---|"]
         hows = briefly([each.how for each in found])
-        lines += [
-            f"| {_cell(each.name)} | {each.value} | {_cell(how)} |" for each, how in zip(found, hows, strict=True)
-        ]
+        both = zip(found, hows, strict=True)
+        lines += [f"| {_cell(each.name)} | {each.value} | {_cell(how)} |" for each, how in both]
     return "\n".join(lines) + "\n"
 
 

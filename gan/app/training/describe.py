@@ -13,7 +13,8 @@ def describe(game: GanModule) -> str:
     own = parameters_of(tuple(game.players.values()))
     for player in game.players.values():
         lines.append(f"  {player.name}: {_parameters(player, own)}, {_recipe(player)}")
-        lines += [f"    {line}" for line in _networks(player.module)]
+        children = ((name, child) for name, child in player.module.named_children() if [*child.parameters()])
+        lines += [f"    {name}: {type(child).__name__}, {_count(child)}" for name, child in children]
     lines += ["", "phases, in every step"]
     for phase in game.phases:
         notes = [f"teaches {', '.join(phase.learners)}"]
@@ -28,19 +29,13 @@ def describe(game: GanModule) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _networks(module: nn.Module) -> list[str]:
-    children = [(name, child) for name, child in module.named_children() if any(True for _ in child.parameters())]
-    return [f"{name}: {type(child).__name__}, {_count(child)}" for name, child in children]
-
-
 def _parameters(player: Player, own: dict[str, dict[str, nn.Parameter]]) -> str:
-    """How many parameters it has, how many of them learn, and how many of them another player stores."""
     said = f"{_count(player.module)} parameters"
     parameters = list(player.module.parameters())
     learning = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     if not player.frozen and not all(parameter.requires_grad for parameter in parameters):
         said += f", {learning:,} of them learn"
-    has = {id(parameter): parameter.numel() for parameter in player.module.parameters()}
+    has = {id(parameter): parameter.numel() for parameter in parameters}
     for name, stored in own.items():
         shared = sum(has.get(id(parameter), 0) for parameter in stored.values())
         said += f", {shared:,} of them stored by {name}" if shared and name != player.name else ""

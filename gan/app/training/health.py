@@ -28,24 +28,19 @@ WHILE = 5  # measurements whose median must be out of its range, before there is
 SIDE = 16  # pixels: the size at which pictures are compared with each other
 
 # The ranges in which a run is well, and what to say outside of them.
-RANGES = {
+RANGES = {"memorised": (0.0, 0.65), "told_apart": (0.55, 1.0), "diversity": (0.5, 3.0)}
+ADVICE = {
     "memorised": (
-        0.0,
-        0.65,
         "the discriminator scores training pictures above held-out ones in {:.0%} of pairs, and 50 % is right: it "
-        "learns them by heart; augment more, or give it more pictures",
+        "learns them by heart; augment more, or give it more pictures"
     ),
     "told_apart": (
-        0.55,
-        1.0,
         "the discriminator tells fakes apart in {:.0%} of pairs, and 50 % is guessing; if the pictures are not good, "
-        "raise its learning rate, or lower gamma (or the penalty)",
+        "raise its learning rate, or lower gamma (or the penalty)"
     ),
     "diversity": (
-        0.5,
-        3.0,
         "fakes differ from each other by {:.0%} of what pictures do, and 100 % is right: the generator has collapsed "
-        "or runs away; raise gamma (or the penalty), lower the learning rates, or go back to an earlier checkpoint",
+        "or runs away; raise gamma (or the penalty), lower the learning rates, or go back to an earlier checkpoint"
     ),
 }
 
@@ -67,7 +62,6 @@ class Health(Callback):
         self.said: set[str] = set()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Measure, and log it."""
         data = getattr(trainer, "datamodule", None)
         if trainer.global_step % self.every or not has_numbers(data):
             return
@@ -119,12 +113,12 @@ class Health(Callback):
     def advice(self, found: Mapping[str, float]) -> list[str]:
         """What to say about figures that are out of their range for a while; each thing once."""
         lines = []
-        for name, (least, most, words) in RANGES.items():
+        for name, (least, most) in RANGES.items():
             seen = self.seen[name]
             seen.append(found[name])
             if len(seen) == WHILE and name not in self.said and not least <= median(seen) <= most:
                 self.said.add(name)
-                lines.append(words.format(median(seen)))
+                lines.append(ADVICE[name].format(median(seen)))
         return lines
 
 

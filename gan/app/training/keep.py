@@ -21,8 +21,6 @@ from strategies.checkpoint.folders import remove
 from strategies.processes.stopping import SIGNALS, Ending, Signals, tell
 from strategies.strategy import phase_strategy
 
-NEWEST = 2  # so many checkpoints are kept
-
 
 class Keep(Callback):
     """Saves a checkpoint every `every` steps, at the end, on Ctrl-C or another signal to end, and when the guard stops.
@@ -37,8 +35,7 @@ class Keep(Callback):
     The newest checkpoints that this run wrote are kept, and so many of the best ones, if that is wished. Its others are
     removed, each when a newer one is whole. Checkpoints that it did not write stay: copies that the user made, and
     those of later steps, if the run was resumed from an earlier one. So each checkpoint holds the list of steps that
-    the run wrote. A checkpoint of an older version has no such list. Then the run is taken to have written all
-    checkpoints in its folder up to the step it resumes from.
+    the run wrote.
 
     [Note: a full disk]
     If a checkpoint cannot be written, nothing is removed, all ranks train on, and try again at the next save. Whether
@@ -46,24 +43,15 @@ class Keep(Callback):
     """
 
     def __init__(
-        self,
-        folder: RunFolder,
-        every: int,
-        in_background: bool = True,
-        newest: int = NEWEST,
-        best: int = 0,
-        score: str = "",
+        self, folder: RunFolder, every: int, in_background: bool = True, newest: int = 2, best: int = 0, score: str = ""
     ) -> None:
-        """Keep the `newest` checkpoints, and the `best` ones by the metric `score`.
-
-        Lower is better, but of precision and recall.
-        """
+        """Keep the `newest` checkpoints and the `best` by `score`. Lower is better, but of precision and recall."""
         self.folder, self.every, self.in_background, self.newest = folder, every, in_background, newest
         self.best, self.score = best, score
         self.scores = self._saved_scores() if best else {}  # of the validation after a step's checkpoint
         self.ending: Ending  # of the strategy, when training begins
         self.signals = Signals()
-        self.wrote: list[int] | None = None  # the steps whose checkpoints are there or being written
+        self.wrote: list[int] = []  # the steps whose checkpoints are there or being written
         self.failed: DiskError | None = None  # of the last save
         self._spare = Spare()
 
@@ -72,9 +60,6 @@ class Keep(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Replace Lightning's signal handlers, which are set by now."""
         self.ending, self._began, self._pressed = phase_strategy(trainer).ending, trainer.global_step, False
-        if self.wrote is None:
-            there = self.folder.steps() if trainer.global_step else ()
-            self.wrote = [step for step in there if step <= trainer.global_step]
         self.signals.take((signal.SIGINT, *SIGNALS), partial(self._note, trainer))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -82,7 +67,6 @@ class Keep(Callback):
         self.signals.give_back()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Put them back after a failure too."""
         self.signals.give_back()
 
     def _note(self, trainer: Trainer, number: int, frame: FrameType | None) -> None:
@@ -133,7 +117,7 @@ class Keep(Callback):
 
     def _missed(self, trainer: Trainer, step: int, error: DiskError) -> None:
         """See [Note: a full disk]. All ranks call it, also in the thread that writes."""
-        self.failed, self.wrote = error, [other for other in self.wrote or () if other != step]
+        self.failed, self.wrote = error, [other for other in self.wrote if other != step]
         if trainer.is_global_zero:
             there = self._there()
             older = f"{self.folder.checkpoint(there[-1]).name} remains" if there else "there is none before it"
@@ -145,9 +129,7 @@ class Keep(Callback):
 
     def note(self, trainer: Trainer, found: Mapping[str, Any]) -> None:
         """Note the score of the step that was saved before these metrics were found."""
-        if not self.best or self.wrote is None or not trainer.is_global_zero:
-            return
-        if trainer.global_step in self.wrote and self.score in found:
+        if self.best and trainer.is_global_zero and trainer.global_step in self.wrote and self.score in found:
             scores = {**self.scores, trainer.global_step: float(found[self.score])}
             self.scores = {step: each for step, each in scores.items() if step in self.wrote and math.isfinite(each)}
             said = {"score": self.score, "steps": self.scores}
@@ -178,12 +160,10 @@ class Keep(Callback):
 
     def _there(self) -> list[int]:
         """The steps whose checkpoints this run wrote and that are whole."""
-        return [step for step in self.wrote or () if self.folder.checkpoint(step).exists()]
+        return [step for step in self.wrote if self.folder.checkpoint(step).exists()]
 
     def _remove_others(self, trainer: Trainer) -> None:
-        if not trainer.is_global_zero:
-            return
-        wrote = self.wrote or []
+        wrote = self.wrote if trainer.is_global_zero else []
         for step in wrote:
             if step not in (*wrote[-self.newest :], *self._ranked(wrote)[: self.best]):
                 phase_strategy(trainer).background.afterwards(partial(self._remove, self.folder.checkpoint(step)))
@@ -194,7 +174,7 @@ class Keep(Callback):
 
     def state_dict(self) -> dict[str, list[int]]:
         """The steps whose checkpoints this run wrote, and may remove."""
-        return {"wrote": list(self.wrote or ())}
+        return {"wrote": list(self.wrote)}
 
     def load_state_dict(self, state: dict[str, list[int]]) -> None:
         self.wrote = list(state["wrote"])

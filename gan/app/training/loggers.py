@@ -172,7 +172,6 @@ class Track(Callback):
         self.folder, self.run, self.computer, self.record, self.settings = folder, run, computer, record, settings
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the settings, and note the names and on what it is trained."""
         if not trainer.is_global_zero:
             return
         name = name_of(trainer.strategy.root_device)
@@ -185,7 +184,6 @@ class Track(Callback):
         Spare().write(self.folder.trained, json.dumps(known, indent=1) + "\n")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the card."""
         for logger in beside(trainer):
             with logger.trying():
                 self.record.save()

@@ -58,6 +58,8 @@ class Record(Logger):
     on, and the next time that it can be, all rows are.
     """
 
+    version = ""  # a run has only one
+
     def __init__(self, folder: RunFolder) -> None:
         super().__init__()
         self.folder = folder
@@ -70,11 +72,6 @@ class Record(Logger):
     @property
     def name(self) -> str:
         return self.folder.path.name
-
-    @property
-    def version(self) -> str:
-        """Empty: a run has only one version."""
-        return ""
 
     @property
     def save_dir(self) -> str:
@@ -153,7 +150,6 @@ class Record(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write the last row too."""
         self.save()
 
 
@@ -191,10 +187,7 @@ def first_and_last(rows: Mapping[int, Mapping[str, float]], name: str) -> tuple[
 Panel = dict[str, list[tuple[int, float]]]
 
 LAST = ("gradient norms", "health", "score", "precision and recall", "val")  # the panels after those of phases
-TITLES = {
-    "score": "distance from the true pictures",
-    "val": "held-out scores",
-}
+TITLES = {"score": "distance from the true pictures", "val": "held-out scores"}
 CLOCK = ("pictures", "seconds")  # so far: of no panel
 
 

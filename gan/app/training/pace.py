@@ -85,11 +85,9 @@ class Bar(ProgressBar):
         self.pace = Pace(getattr(pl_module, "phases", ()), trainer.global_step, trainer.max_steps)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to measure a validation."""
         self.validating = time.monotonic()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note what the validation took."""
         every = trainer.val_check_batch if isinstance(trainer.val_check_batch, int) else trainer.max_steps
         self.pace.paused("validation", every, time.monotonic() - self.validating)
 

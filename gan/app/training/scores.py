@@ -53,12 +53,10 @@ class Scores(Callback):
         self._spare = Spare()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Score the untrained networks of a new run."""
         if trainer.global_step == 0:
             self._score(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Score where it is due."""
         if trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps:
             self._score(trainer, pl_module)
 

@@ -65,7 +65,8 @@ def begun_by(out: Path, launchers: list[str], pick: Callable[[list[Path]], Path]
 
     `pick` chooses one of the launch's checkpoints and those of earlier steps, newest first.
     """
-    found = [record for path in out.glob("*/launch.json") if (record := _read(RunFolder(path.parent)))]
+    folders = [RunFolder(path.parent) for path in out.glob("*/launch.json")]
+    found = [(folder, record) for folder in folders if (record := _read(folder))]
     for folder, record in sorted(found, key=lambda pair: pair[0].launch.stat().st_mtime, reverse=True):
         if set(launchers) & set(record["launchers"]):
             noted = (folder.checkpoints / name for name in reversed(record["checkpoints"]))
@@ -81,11 +82,9 @@ def text(launchers: list[str], *checkpoints: str) -> str:
 
 def note(folder: RunFolder, checkpoint: Path) -> None:
     """This launch saves a checkpoint, from which its next attempt goes on if it has become whole."""
-    if found := _read(folder):
-        record = found[1]
-        others = (
-            name for name in record["checkpoints"] if name != checkpoint.name and (folder.checkpoints / name).exists()
-        )
+    if record := _read(folder):
+        noted = (name for name in record["checkpoints"] if name != checkpoint.name)
+        others = (name for name in noted if (folder.checkpoints / name).exists())
         with whole_file(folder.launch) as part:
             part.write_text(text(record["launchers"], *others, checkpoint.name), encoding="utf-8")
 
@@ -116,10 +115,10 @@ def chosen_by_first(place: Launched | None, choose: Callable[[list[str]], Chosen
     return chosen, launchers
 
 
-def _read(folder: RunFolder) -> tuple[RunFolder, dict] | None:
+def _read(folder: RunFolder) -> dict[str, list[str]] | None:
     try:
         record = json.loads(read_text(folder.launch, 1_000_000))
-        return folder, {"launchers": list(record["launchers"]), "checkpoints": list(record["checkpoints"])}
+        return {"launchers": list(record["launchers"]), "checkpoints": list(record["checkpoints"])}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

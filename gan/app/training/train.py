@@ -33,7 +33,6 @@ from gan.files.system import quoted, signals
 from gan.runs import Run, build, short_name
 from gan.runs.run import made_to
 from strategies import PhaseStrategy
-from strategies.lockstep import Lockstep
 from strategies.processes import agent, slurm
 from strategies.processes.launchers import Launched
 from strategies.processes.stopping import WARNING, Signals, Stopped
@@ -150,10 +149,11 @@ def train(
     chosen: Chosen,
     texts: Mapping[Path, str],
 ) -> None:
-    """Make the Trainer, train, and print how it ended."""
     where, checkpoint = chosen.folder, chosen.checkpoint
     log = Record(where)
-    tell(strategy.lockstep, where)
+    lockstep = strategy.lockstep
+    lockstep.requeues, lockstep.saved = False, lambda: where.newest_checkpoint() is not None
+    lockstep.advice = "" if agent.speaks() else f"{ON} --resume {quoted(where.path)}"
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
     scorer = scorer_of(settings)
     keep = keeper(settings, run, where, every, names_of(scorer))
@@ -185,7 +185,10 @@ def train(
         callbacks=callbacks,
         default_root_dir=where.path,
     )
-    take_new_data(run, settings.new_data)
+    if isinstance(run.data, GanData):
+        run.data.new_data = settings.new_data
+    elif settings.new_data:
+        raise UserError("--new-data is for runs that have a GanData; give your loader new_data=True")
     begin(settings, run, computer, where, checkpoint)
     started = time.monotonic()
     try:
@@ -196,7 +199,8 @@ def train(
         raise UserError(f"{checkpoint}: {error}; {_in_place_of(checkpoint, where, error)}") from error
     except Stopped:
         keep.refuse_if_not_saved(trainer.is_global_zero)
-        say_stopped(trainer.global_step, where)
+        step = trainer.global_step
+        say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {quoted(where.resuming(step))}")
         if strategy.ending.signal == WARNING and slurm.started_by_srun():
             requeue(trainer.is_global_zero)
     else:
@@ -205,26 +209,10 @@ def train(
 
 
 def _in_place_of(checkpoint: Path, where: RunFolder, error: NotFinite | Damaged) -> str:
-    """What to type where a checkpoint is of no use."""
     if isinstance(error, Damaged):
         return instead(where, checkpoint, "--resume ")
     earlier = where.before(checkpoint)
     return f"type --resume {quoted(earlier[0])}" if earlier else "the run has none, so begin a new run"
-
-
-def tell(lockstep: Lockstep, where: RunFolder) -> None:
-    """What is said after a rank was lost, and what this command does itself."""
-    lockstep.requeues = False
-    lockstep.advice = "" if agent.speaks() else f"{ON} --resume {quoted(where.path)}"
-    lockstep.saved = lambda: where.newest_checkpoint() is not None
-
-
-def take_new_data(run: Run, wanted: bool) -> None:
-    """--new-data."""
-    if isinstance(run.data, GanData):
-        run.data.new_data = wanted
-    elif wanted:
-        raise UserError("--new-data is for runs that have a GanData; give your loader new_data=True")
 
 
 def keeper(settings: Namespace, run: Run, where: RunFolder, every: int, made: Collection[str] = ()) -> Keep:
@@ -248,7 +236,6 @@ def keeper(settings: Namespace, run: Run, where: RunFolder, every: int, made: Co
 
 
 def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, checkpoint: Path | None) -> None:
-    """Print what will be trained, on what, and where the files go."""
     how = f"{computer.words}, strategy {settings.strategy}"
     resumed = f", from {checkpoint}" if checkpoint is not None else ""
     batch = f" of {run.batch_size} sample{'s' * (run.batch_size != 1)}" if run.batch_size else ""
@@ -258,11 +245,6 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
     step = folder.step_of(checkpoint) if typed else None
     if step is not None and (latest := max(where.steps(), default=step)) > step:
         say(f"its checkpoints of later steps stay; --resume {quoted(where.path)} would go on from step {latest}")
-
-
-def say_stopped(step: int, where: RunFolder) -> None:
-    """Print how a run that was stopped goes on."""
-    say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {quoted(where.resuming(step))}")
 
 
 def finish(

@@ -6,12 +6,8 @@ from jsonargparse import Namespace
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from gan.app.run import options as fit
-from gan.app.run import run_options
-from gan.app.run.options import DEFAULT_RUN, arguments, run_first
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError
-
-STRATEGIES = "ddp,zero1,zero2,zero3"
 
 EXAMPLES = """examples:
   python -m gan.verify my_game.py:my_run
@@ -32,40 +28,39 @@ def parse(argv: list[str] | None = None) -> Namespace:
 
     `found` is the run and the checkpoint that `--from-checkpoint` means.
     """
-    known = fit.early(run_first(arguments(argv)), run=None, from_checkpoint=None)
-    run, saved, found = DEFAULT_RUN, {}, None
+    known = fit.early(fit.run_first(fit.arguments(argv)), run=None, from_checkpoint=None)
+    run, saved, found = fit.DEFAULT_RUN, {}, None
     if known.from_checkpoint:
         typed = ["--run", known.run] if known.run else []
         resumed, found = fit.parse(["--resume", known.from_checkpoint, *typed])
         run, saved = resumed.run, fit.run_settings(resumed)
         if found is None:
             raise UserError("no run with a checkpoint in 'runs'; type the folder of a run after --from-checkpoint")
-    settings = run_options.parse(
+    settings = fit.parse_run(
         argv,
         _add_own,
         default=run,
         saved=saved,
         prog="python -m gan.verify",
-        usage="python -m gan.verify [RUN] [--strategy POLICY...] [--devices N,N] [--steps N] [options]",
+        usage="[RUN] [--strategy POLICY...] [--devices N,N] [--steps N] [options]",
         description="Train a run on one device and under strategies on several ranks, and compare.",
         epilog=EXAMPLES,
     )
     settings.found = found
-    settings.strategy = run_options.strategies(settings.strategy)
-    settings.devices = run_options.numbers("devices", settings.devices)
+    settings.strategy = fit.strategies(settings.strategy)
+    settings.devices = fit.numbers("devices", settings.devices)
     return settings
 
 
 def _add_own(parser: Parser) -> None:
-    add = parser.add_argument
-    what = "strategies, as for gan.fit, with commas or spaces between them"
-    add("--strategy", nargs="+", type=str, default=STRATEGIES.split(","), help=what)
-    add("--devices", type=str, default="2,4", help="numbers of ranks")
-    add("--steps", type=PositiveInt, default=10, help="how many steps to train")
+    add, what = parser.option, "strategies, as for gan.fit, with commas or spaces between them"
+    add("--strategy", str, what, ["ddp", "zero1", "zero2", "zero3"], nargs="+")
+    add("--devices", str, "numbers of ranks", "2,4")
+    add("--steps", PositiveInt, "how many steps to train", 10)
     what = "begin there: a checkpoint, a run's folder, or auto (the newest run); its run and settings need not be typed"
-    add("--from_checkpoint", type=str | None, default=None, help=what)
+    add("--from_checkpoint", str, what)
     what = "32 for networks that cast to float32 by hand; then distances are in units of what rounding does"
-    add("--precision", type=Literal["64", "32"], default="64", help=what)
+    add("--precision", Literal["64", "32"], what, "64")
     fit.add_checks(parser)
-    add("--allow_refused", action="store_true", help="a strategy that refuses the run is no failure")
-    add("--limit", type=PositiveFloat, default=600.0, help="seconds after which a training is said to hang")
+    parser.flag("--allow_refused", "a strategy that refuses the run is no failure")
+    add("--limit", PositiveFloat, "seconds after which a training is said to hang", 600.0)

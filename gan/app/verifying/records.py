@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -84,39 +85,36 @@ class Recorder(Callback):
 
     def after(self, phase: Phase, strategy: PhaseStrategy) -> None:
         """The phase has been played, with the updates of its learners."""
-        game = strategy.steps.game
         for name, loss in strategy.steps.losses.items():
             if name.startswith(f"{phase.name}/") and not name.endswith("_grad_norm"):
                 self._note(phase.name, "loss", name.removeprefix(f"{phase.name}/"), (loss.item(),))
         for name, norm in self.norms.items():
             self._note(phase.name, "gradient", name, (norm,))
         self.norms = {}
-        for name, buffer in named(game, "buffers"):
-            self._note(phase.name, "buffer", name, digest(buffer))
+        for kind, name, tensor in self._here(strategy):
+            self._note(phase.name, kind, name, digest(tensor))
+
+    def on_train_batch_end(self, trainer: Trainer, game: GanModule, *_: Any) -> None:
+        """The run's own `max_steps` stays what it is for the game, so the training is stopped here."""
+        trainer.should_stop = trainer.should_stop or trainer.global_step >= self.last_step
+        for kind, name, average in _averages(phase_strategy(trainer)):
+            self._note("", kind, name, digest(average))
+
+    def on_train_end(self, trainer: Trainer, game: GanModule) -> None:
+        strategy = phase_strategy(trainer)
+        for kind, name, tensor in chain(self._here(strategy), _averages(strategy)):
+            self.record.last[f"{kind} '{name}'"] = tensor.detach().cpu().clone()
+
+    def _here(self, strategy: PhaseStrategy) -> Iterator[tuple[str, str, Tensor]]:
+        """All buffers and gathered weights, by kind and name, but for weights that other ranks serve."""
+        game = strategy.steps.game
+        yield from (("buffer", name, buffer) for name, buffer in named(game, "buffers"))
         with strategy.gathered():
             for name, weight in named(game, "parameters"):
                 if resharded(weight):
                     self.record.elsewhere.add(name)
                 else:
-                    self._note(phase.name, "weight", name, digest(weight))
-
-    def on_train_batch_end(self, trainer: Trainer, game: GanModule, *_: Any) -> None:
-        """The run's own `max_steps` stays what it is for the game, so the training is stopped here."""
-        trainer.should_stop = trainer.should_stop or trainer.global_step >= self.last_step
-        with phase_strategy(trainer).averaged():
-            for name, average in _averages(phase_strategy(trainer)).items():
-                self._note("", "average", name, digest(average))
-
-    def on_train_end(self, trainer: Trainer, game: GanModule) -> None:
-        """Keep everything whole."""
-        found = {f"buffer '{name}'": buffer for name, buffer in named(game, "buffers")}
-        with phase_strategy(trainer).gathered():
-            here = {name: weight for name, weight in named(game, "parameters") if name not in self.record.elsewhere}
-            found |= {f"weight '{name}'": weight for name, weight in here.items()}
-            self.record.last = {name: tensor.detach().cpu().clone() for name, tensor in found.items()}
-        with phase_strategy(trainer).averaged():
-            for name, average in _averages(phase_strategy(trainer)).items():
-                self.record.last[f"average '{name}'"] = average.detach().cpu().clone()
+                    yield "weight", name, weight
 
     def _note(self, phase: str, kind: str, name: str, numbers: tuple[float, ...]) -> None:
         self.record.moments[Moment(self.step, phase, kind, name)] = numbers
@@ -152,15 +150,14 @@ def named(game: GanModule, kind: str) -> Iterator[tuple[str, Tensor]]:
                 yield place + name, tensor
 
 
-def _averages(strategy: PhaseStrategy) -> dict[str, Tensor]:
-    """What players keep an average of, by the players' names. To be called within `averaged()`."""
-    found: dict[str, Tensor] = {}
-    for player, policy in strategy.policies.items():
-        module, buffers = policy.player.module, policy.player.ema_buffers == "averaged"
-        if policy.ema is not None:
-            kept = [*module.named_parameters(), *(module.named_buffers() if buffers else ())]
-            found |= {f"{player}.{name}": tensor for name, tensor in kept}
-    return found
+def _averages(strategy: PhaseStrategy) -> Iterator[tuple[str, str, Tensor]]:
+    """What players keep an average of, by kind and name."""
+    with strategy.averaged():
+        for player, policy in strategy.policies.items():
+            module, buffers = policy.player.module, policy.player.ema_buffers == "averaged"
+            if policy.ema is not None:
+                kept = [*module.named_parameters(), *(module.named_buffers() if buffers else ())]
+                yield from (("average", f"{player}.{name}", tensor) for name, tensor in kept)
 
 
 # ---- two trainings compared ----
@@ -202,11 +199,9 @@ class Tolerance:
         return cls(exact, most, least, moved, shaken.distances)
 
     def at(self, moment: Moment) -> float:
-        """For a number on the way."""
         return self._of(self.moved.get((moment.kind, moment.name, moment.step), 0.0))
 
     def at_end(self, name: str) -> float:
-        """For one of the last tensors."""
         return self._of(self.ends.get(name, 0.0))
 
     @property

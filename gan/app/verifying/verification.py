@@ -125,7 +125,6 @@ class Row:
 
     @property
     def far(self) -> str:
-        """The distance as text."""
         if self.distance is None:
             return ""
         return f"{self.distance:.2g} x rounding" if self.roundings else f"{self.distance:.0e}"
@@ -206,7 +205,6 @@ class Verification:
 
 
 def judged(one: OneDevice, ranks: Sequence[Record]) -> Row:
-    """The row for the trainings of all ranks."""
     tolerance = one.tolerance
     found = compare(one.record, ranks, tolerance)
     largest: dict[str, float] = {}

@@ -6,6 +6,7 @@ import shutil
 import zipfile
 from io import BytesIO
 from pathlib import Path
+from typing import get_args
 
 import av
 import numpy as np
@@ -15,7 +16,7 @@ from PIL import Image
 
 import gan
 from gan import sample
-from gan.app.drawing.drawer import How, numbers, once
+from gan.app.drawing.drawer import numbers, once
 from gan.app.drawing.latents import Latent, noise_maps
 from gan.app.drawing.opened import Drawings
 from gan.app.painting import sheet
@@ -247,7 +248,7 @@ def test_the_command_has_the_options_of_each_action_with_the_same_defaults(kind)
     for action in sample.OPTIONS[kind.kind]:
         typed = sample.parse(["auto", action])
         own = dict(inspect.signature(getattr(kind, sample.METHODS.get(action, action.replace("-", "_")))).parameters)
-        hows = How.__annotations__.keys() if own.pop("how", None) else set()
+        hows = get_args(own.pop("how").annotation)[0].__annotations__.keys() if "how" in own else set()
         options = sample.options_of(kind.kind, action)
         names = {how.get("dest", name[2:].replace("-", "_")): name for name, how in options.items()}
         wanted = {"from_" if name == "from" else name for name in names} - {"singles", "fps", "devices"}

@@ -17,7 +17,7 @@ from gan import fit as fit
 from gan import sample as sample
 from gan import verify as verify
 from gan.app.run import folder, options
-from gan.app.run.run_options import strategies
+from gan.app.run.options import strategies
 from gan.app.run.settings_file import MOST, read
 from gan.app.training.callbacks import WriteSettings
 from gan.files.errors import UserError

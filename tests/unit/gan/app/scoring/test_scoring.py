@@ -9,7 +9,7 @@ from datasets.files.sides import UnpairedSides
 from gan.app.scoring import scoring
 from gan.app.scoring.distances import Known, distances
 from gan.app.scoring.features import always, as_bytes
-from gan.app.scoring.outputs import Made, _unpaired
+from gan.app.scoring.outputs import Made, _translated
 from gan.app.scoring.scorer import Scorer
 from strategies.world import World
 
@@ -52,7 +52,7 @@ def test_of_two_sides_of_unequal_size_each_picture_is_scored_once(monkeypatch):
     both = {"a to b": ("a", "b"), "b to a": ("b", "a")}
 
     def makes(_, batch, numbers) -> dict[str, Made]:
-        return {title: _unpaired(batch[one] * 0.9, batch, one, other) for title, (one, other) in both.items()}
+        return {title: _translated(batch[one] * 0.9, batch, one, other) for title, (one, other) in both.items()}
 
     def features(side, strength):
         return Known.of(scorer.extractor.network(as_bytes(torch.stack([each["image"] for each in side]) * strength)))

@@ -68,7 +68,7 @@ def test_what_this_run_did_not_write_stays(tmp_path):
 
 
 def test_a_checkpoint_that_does_not_know_what_was_written_resumes(tmp_path):
-    """As all did once: what the folder has up to its step is of its run."""
+    """As one of a person's own program: then all that is in the folder stays."""
     kept(tmp_path, 4, {}, every=2)
     path = tmp_path / "checkpoints" / "step-000004.ckpt"
     saved = read_checkpoint(path)
@@ -77,7 +77,7 @@ def test_a_checkpoint_that_does_not_know_what_was_written_resumes(tmp_path):
     for other in ("000003-keep", "000100"):
         copied(tmp_path / "checkpoints", "000002", other)
     assert kept(tmp_path, 8, {}, resume=path.name)[1] == [
-        f"step-{step}.ckpt" for step in ("000003-keep", "000006", "000008", "000100")
+        f"step-{step}.ckpt" for step in ("000002", "000003-keep", "000004", "000006", "000008", "000100")
     ]
 
 
