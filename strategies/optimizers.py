@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from inspect import Parameter as Argument
 from inspect import signature
 from typing import Any, Protocol, runtime_checkable
@@ -330,9 +330,3 @@ class LossScale:
             self.scale /= 2
         elif self.good == self.growth_interval:
             self.scale, self.good = self.scale * 2, 0
-
-    def state_dict(self) -> dict[str, float]:
-        return asdict(self)
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.__dict__.update(state)

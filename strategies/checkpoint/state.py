@@ -247,17 +247,12 @@ class State:
         self, trainer: Trainer, remembered: list[Mapping[str, Any]] | None, states: list[dict[str, Any]] | None
     ) -> None:
         number, size = self.world.rank, self.world.size
-        if states is None:
-            if size > 1:
-                # Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all of them alike. The
-                # first one goes on as one device would, so that others may take what it draws.
-                if number > 0:
-                    torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))
-                random_state.restore_alike(self.world.broadcast(random_state.capture()))
-            return
         if remembered and self.attributes is not None:
             with failing(Path(trainer.ckpt_path or "")):
                 self.attributes.load(remembered[number] if len(remembered) == size else remembered[0])
+        # A training that begins goes on as if one device had saved it now: where the first rank is, so that others may
+        # take what that draws. Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all.
+        states = states or [self.world.broadcast(random_state.capture())]
         if len(states) == size or number == 0:
             random_state.restore(states[number])
         else:
