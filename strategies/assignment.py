@@ -117,16 +117,12 @@ def choose(choice: Mapping[str, Choice], players: Mapping[str, Player]) -> dict[
 
 
 def _decide(
-    chosen: dict[str, Choice],
-    players: Mapping[str, Player],
-    belongings: Mapping[str, Belongings],
-    world: World,
+    chosen: dict[str, Choice], players: Mapping[str, Player], belongings: Mapping[str, Belongings], world: World
 ) -> dict[str, Choice]:
     """Choose a policy for each player that has `auto`. The first rank prints a table of the choices and reasons."""
     if all(choice.policy != "auto" for choice in chosen.values()):
         return chosen
-    free = torch.tensor(memory(world.device, world.per_node), dtype=torch.float64)
-    free = world.smallest(free.to(world.device)).item()
+    free = min(world.gather(memory(world.device, world.per_node)))
     decisions = decide(chosen, players, belongings, world, free)
     if world.rank == 0:
         print(told(decisions, free), flush=True)

@@ -103,14 +103,7 @@ class World:
             dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    def smallest(self, value: Tensor) -> Tensor:
-        """The smallest of all ranks' numbers."""
-        if self.size > 1:
-            dist.all_reduce(value, dist.ReduceOp.MIN)
-        return value
-
     def mean(self, value: Tensor) -> Tensor:
-        """The mean over all ranks."""
         if self.size > 1:
             dist.all_reduce(value)
         return value / self.size
