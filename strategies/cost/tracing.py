@@ -91,12 +91,7 @@ def steps(phases: Sequence[Phase]) -> dict[int, list[Phase]]:
 
 
 def _trace(
-    game: GanModule,
-    phase: Phase,
-    step: int,
-    batch: Any,
-    trainer: "PaperTrainer",
-    recorder: "Recorder",
+    game: GanModule, phase: Phase, step: int, batch: Any, trainer: "PaperTrainer", recorder: "Recorder"
 ) -> Trace:
     policies, trainer.global_step = trainer.policies, step
     recorder.begin(Trace(phase.name, phase.second_order, tuple(phase.learners), phase.every))
@@ -243,7 +238,7 @@ class Recorder:
         self._passed(args)
 
     def _leave(self, module: nn.Module, args: Any, found: Any) -> None:
-        self.add(kinds.LEAVE)
+        self.add(kinds.LEAVE, module)
         self._passed(found)
 
     def _passed(self, values: Any) -> None:
