@@ -34,7 +34,6 @@ class Division:
 
     @property
     def trains(self) -> bool:
-        """Whether this rank trains."""
         return self.part is None or self.part.trains
 
     def take_part(self, rank: int, trains: Callable[..., Any], serves: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,7 +97,10 @@ class Division:
         training: bool,
     ) -> None:
         """The players that this rank serves, with their first weights."""
-        chosen = self.served_here(game, choice)
+        assert self.placement is not None and self.part is not None
+        game.assemble()
+        everywhere, here = served(self.placement, choice, game).items(), self.part.ranks
+        chosen = {name: Choice(each.policy, each.options) for name, each in everywhere if each.ranks == here}
         part = part_of(game, chosen)
         move(part, world.device, precision)
         players.assign(part, chosen, world, precision, {})
@@ -110,14 +112,6 @@ class Division:
             policy.switch.turn(False)
         assert self.bridge is not None and self.placement is not None and self.part is not None
         Server(self.bridge, self.placement.training, self.part.ranks, policies, signal).run()
-
-    def served_here(self, game: GanModule, choice: Mapping[str, Choice]) -> dict[str, Choice]:
-        """What was typed for the players that this rank serves."""
-        assert self.placement is not None and self.part is not None
-        game.assemble()
-        chosen = served(self.placement, choice, game)
-        here = {name: each for name, each in chosen.items() if each.ranks == self.part.ranks}
-        return {name: Choice(each.policy, each.options) for name, each in here.items()}
 
 
 def served(placement: Placement, choice: Mapping[str, Choice], game: GanModule) -> dict[str, Choice]:

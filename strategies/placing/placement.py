@@ -40,7 +40,6 @@ class Placement:
     serving: Mapping[str, range]
 
     def part(self, rank: int) -> Part:
-        """The part of a rank of the whole run."""
         ranks = next(each for each in (self.training, *self.serving.values()) if rank in each)
         return Part(ranks, rank - ranks.start)
 

@@ -114,7 +114,8 @@ class Answers:
         dice = random_state.dice()
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(call.learns))
-            stack.enter_context(self._autocast(call))
+            if call.autocast is not None:
+                stack.enter_context(torch.autocast(self.device.type, call.autocast))
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(call.dtype)
             stack.enter_context(noise.at(place))
@@ -152,9 +153,6 @@ class Answers:
         found = iter(torch.autograd.grad(outputs, learning, slopes, allow_unused=True, retain_graph=message.keep))
         return [next(found) if each.requires_grad else None for each in arguments]
 
-    def _autocast(self, call: Call) -> AbstractContextManager[Any]:
-        return nullcontext() if call.autocast is None else torch.autocast(self.device.type, call.autocast)
-
     def _refused(self, call: Call) -> Callable[[Tensor], NoReturn]:
         def add(values: Tensor) -> NoReturn:
             raise self._refusal(call, "uses gan.ranks")
@@ -172,12 +170,7 @@ class Server:
     """`policies` are those of the players that these ranks serve. `signal` says which one has asked to end, if any."""
 
     def __init__(
-        self,
-        bridge: Bridge,
-        training: range,
-        serving: range,
-        policies: Mapping[str, Policy],
-        signal: Callable[[], int],
+        self, bridge: Bridge, training: range, serving: range, policies: Mapping[str, Policy], signal: Callable[[], int]
     ) -> None:
         self.bridge, self.serving, self.policies, self.signal = bridge, serving, policies, signal
         self.rounds = rounds(training, serving, bridge.rank - serving.start)
