@@ -57,10 +57,7 @@ def check_device(name: str, device: torch.device) -> None:
 
 
 def check_start(
-    choice: Mapping[str, Choice],
-    environment: ClusterEnvironment,
-    per_node: int,
-    nodes: int,
+    choice: Mapping[str, Choice], environment: ClusterEnvironment, per_node: int, nodes: int
 ) -> Placement | None:
     """Refuse what cannot be, before any process is started. Returns who trains and who serves, if that was typed."""
     place = place_of(environment)
@@ -121,7 +118,6 @@ class RanksStrategy(LaunchedStrategy):
     # ---- what a rank does ----
 
     def take_part(self, survivor: Survivor, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What this rank of the whole run does: the function, which trains, or serving those that train."""
         self.lockstep.survivor = survivor
         trainer: Any = getattr(function, "__self__", None)
         serves = partial(self.serve, trainer)
@@ -179,7 +175,6 @@ class RanksStrategy(LaunchedStrategy):
 
     @contextmanager
     def on_one_device(self) -> Iterator[None]:
-        """Inside the `with` a set-up takes no notice of the strategies that were typed for the ranks."""
         typed = self.choice, self.division
         self.choice, self.division = choices("single", POLICIES), Division()
         try:
@@ -280,7 +275,6 @@ class RanksStrategy(LaunchedStrategy):
         return {"timeout": self._timeout, "device_id": device}
 
     def end_at_once(self, why: str) -> None:
-        """End all ranks in the midst of what they do, and say why, once. For a signal handler."""
         self.lockstep.end_at_once(why, speaks=self.is_global_zero)
 
     def on_exception(self, exception: BaseException) -> None:
@@ -292,5 +286,4 @@ class RanksStrategy(LaunchedStrategy):
 
     @property
     def ending(self) -> Ending:
-        """Whether the run ends before its last step, and by which signal."""
         return self.lockstep.ending

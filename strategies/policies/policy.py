@@ -15,15 +15,7 @@ from gan.files.errors import UserError
 from gan.phase import Phase, Player
 from nets.norm import torchs_own
 from strategies import private
-from strategies.optimizers import (
-    LossScale,
-    Modes,
-    Updater,
-    check_pieces,
-    check_schedule,
-    step_owned,
-    updaters_of,
-)
+from strategies.optimizers import LossScale, Modes, Updater, check_pieces, check_schedule, step_owned, updaters_of
 from strategies.options.compile import Compiled, compiled_by_author, refuse_forgetful
 from strategies.options.recompute import Recompute
 from strategies.policies.averages import EvalWeights, Follower
@@ -64,13 +56,7 @@ class Policy(Costs):
     communicates_only_in_its_turn = False  # in phases in which the player learns, and between phases
     package: str | None = None  # a package that it needs; the extra of this name installs it
 
-    def __init__(
-        self,
-        player: Player,
-        world: World,
-        options: Mapping[str, Any],
-        belongings: Belongings,
-    ) -> None:
+    def __init__(self, player: Player, world: World, options: Mapping[str, Any], belongings: Belongings) -> None:
         self.player = player
         self.world = world
         self.options = options
@@ -181,7 +167,6 @@ class Policy(Costs):
 
     @cached_property
     def group(self) -> dist.ProcessGroup:
-        """The process group of the player's collectives."""
         groups = self.world.groups
         return groups.shared(self.player.name) if self.communicates_only_in_its_turn else groups.own()
 

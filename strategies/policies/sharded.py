@@ -52,12 +52,10 @@ class Sharded(Policy):
         return size
 
     def parts(self, weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
-        """The weights of each bucket."""
         return bucket.parts(weights)
 
     @property
     def divided(self) -> bool:
-        """Whether there is something to share out, and somebody to share with."""
         return self.world.size > 1 and bool(self.weights if self.keep else self.belongings.parameters)
 
     @property
@@ -130,8 +128,6 @@ class Sharded(Policy):
     def mesh(self) -> DeviceMesh | None:
         """A row of ranks shares one copy; a column of ranks owns the same shard. None if all ranks share one copy."""
         size, ranks = self.shards, self.world.size
-        return (
-            None
-            if size == ranks
-            else self.world.groups.mesh(self.world.device.type, (ranks // size, size), ("copies", "shards"))
-        )
+        if size == ranks:
+            return None
+        return self.world.groups.mesh(self.world.device.type, (ranks // size, size), ("copies", "shards"))
