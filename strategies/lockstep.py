@@ -44,7 +44,6 @@ class Lockstep:
         self.survivor.tie(store, size, host, self.advice)
 
     def is_lost(self) -> bool:
-        """Whether a rank is lost."""
         return self.survivor is not None and self.survivor.lost
 
     def name_run(self, world: World, trainer: Trainer | None) -> None:
@@ -79,11 +78,9 @@ class Lockstep:
         os._exit(status)
 
     def end(self) -> None:
-        """Put the earlier signal handlers back."""
         self.signals.give_back()
 
     def requeue(self) -> None:
-        """A job that was warned goes back into the queue."""
         if self._requeue is not None:
             self._requeue.requeue()
 

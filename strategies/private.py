@@ -72,7 +72,6 @@ def in_transform() -> bool:
 
 
 def logs_are_due(trainer: Trainer) -> bool:
-    """Whether the loggers get this step's numbers."""
     return trainer._logger_connector.should_update_logs
 
 
@@ -276,7 +275,6 @@ def logs_graph(logger: Logger) -> bool:
 
 
 def set_callbacks(trainer: Trainer, callbacks: list[Callback]) -> None:
-    """Replace a trainer's callbacks."""
     vars(trainer)["callbacks"] = callbacks
 
 
@@ -393,7 +391,6 @@ def running_backward() -> int:
 
 
 def in_backward() -> bool:
-    """Whether this thread runs a backward."""
     return running_backward() != -1
 
 

@@ -106,7 +106,6 @@ class PhaseStrategy(RanksStrategy):
     # ---- what a rank does ----
 
     def serve(self, trainer: Trainer, game: LightningModule | None = None, *args: Any, **kwargs: Any) -> None:
-        """What a serving rank does in place of training."""
         game = _game(game or trainer.lightning_module)
         game.trainer = trainer
         self.connect(game)
@@ -138,15 +137,12 @@ class PhaseStrategy(RanksStrategy):
         return opened(self.world.broadcast(checkpoint_path), weights_only, self.game.trainer)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Weights and averages."""
         self.saving.load_networks(checkpoint, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Everything else that training needs to resume."""
         self.saving.load_training(checkpoint)
 
     def take_back(self, loops: dict[str, Any]) -> None:
-        """In the process that has started its ranks."""
         self.saving.take_back(loops)
         self.players.give_back()
 
@@ -165,7 +161,6 @@ class PhaseStrategy(RanksStrategy):
         self.saving.resume(game.trainer)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        """Lightning calls this with every batch."""
         if not (self.game.trainer.training and self.began):
             return super().batch_to_device(batch, device, dataloader_idx)
         return self.steps.take(batch, device, dataloader_idx)
@@ -183,12 +178,10 @@ class PhaseStrategy(RanksStrategy):
         return self.steps.step(self.game.training_step if own else self.play, *args, **kwargs)
 
     def play(self, batch: Any) -> None:
-        """Play every phase that is due."""
         for phase in self.steps.due():
             self.run(phase, batch)
 
     def run(self, phase: Phase, batch: Any) -> None:
-        """Play one phase."""
         self.steps.run(phase, batch)
 
     def all_learning(self) -> AbstractContextManager[None]:
@@ -231,7 +224,6 @@ class PhaseStrategy(RanksStrategy):
         return self.saving.networks()
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """This rank's shares of a player's optimizer state."""
         if self._ended_in_a_step:
             return {}
         return self.saving.optimizer(optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer)
@@ -276,7 +268,6 @@ class PhaseStrategy(RanksStrategy):
     on_validation_start = set_random_states_aside  # for a validation that was not started by training
 
     def on_validation_end(self) -> None:
-        """Restore training's random states, as if validation had drawn nothing."""
         self.saving.restore_random_states()
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -301,7 +292,6 @@ class PhaseStrategy(RanksStrategy):
 
     @property
     def game(self) -> GanModule:
-        """The game that is trained."""
         return _game(self.lightning_module)
 
     @property

@@ -65,7 +65,6 @@ class Compiled:
 
     @contextmanager
     def as_written(self) -> Iterator[None]:
-        """Inside the `with`, the network runs eagerly."""
         before = self.networks[0].used
         self.use(False)
         try:

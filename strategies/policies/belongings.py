@@ -34,7 +34,6 @@ class Belongings:
 def belongings_of(
     players: Mapping[str, Player], game: nn.Module, phases: Sequence[Phase] = ()
 ) -> dict[str, Belongings]:
-    """What belongs to each player of a game."""
     everywhere = _with_parameters([game, *(player.module for player in players.values())])
     learning = {module for player in players.values() if not player.frozen for module in player.module.modules()}
     found = {}

@@ -61,5 +61,4 @@ class Fsdp(Zero3):
 
     @cached_property
     def blocks(self) -> list[nn.Module]:
-        """The modules whose weights are gathered together."""
         return modules_of_blocks(self.player)

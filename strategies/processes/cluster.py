@@ -78,12 +78,10 @@ class GivenPlace(ClusterEnvironment):
 
     @property
     def main_address(self) -> str:
-        """Where rank 0 is."""
         return self._meeting("MASTER_ADDR", "127.0.0.1")
 
     @property
     def main_port(self) -> int:
-        """A free port of that host."""
         # All ranks of one launch compute the same number, and another launch another one.
         job = os.environ.get(self.place.launcher.job, "").encode()
         return int(self._meeting("MASTER_PORT", str(10_000 + zlib.crc32(job) % 20_000)))
