@@ -165,10 +165,7 @@ def check_apart(
 def updaters_of(
     player: Player, makers: Mapping[str, MakeOptimizer], weights: Mapping[str, nn.Parameter]
 ) -> dict[str, Updater]:
-    """The optimizers for a player's whole weights, as the author's functions may group them by shape.
-
-    `makers` are these functions, by phase, and "" for the player's own.
-    """
+    """The optimizers for a player's whole weights. `makers` are its functions by phase, and "" for its own."""
     names, found = {id(weight): name for name, weight in weights.items()}, {}
     for phase, make in makers.items():
         optimizer = make(list(weights.values()))

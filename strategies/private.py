@@ -112,10 +112,7 @@ def begin_epoch_again(trainer: Trainer) -> None:
 
 
 def call_setup_hooks(trainer: Trainer, *given: Any) -> None:
-    """What Lightning does before a strategy's set-up: hooks of data and module, which may make networks.
-
-    `given` is what `fit` was given: the module, loaders and data.
-    """
+    """What Lightning calls before a strategy's set-up, which may make networks. `given` is what `fit` was given."""
     assert trainer.state.fn is not None
     if given and trainer.state.fn == TrainerFn.FITTING:
         module, train, val, data = given[:4]

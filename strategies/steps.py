@@ -241,10 +241,7 @@ class Steps:
 
 @contextmanager
 def while_training(trainer: Trainer, device: torch.device, synchronise: bool) -> Iterator[None]:
-    """What differs in this process while a game trains: draws follow the samples.
-
-    With `synchronise` batch norms have statistics of all ranks.
-    """
+    """What differs here while a game trains. With `synchronise` batch norms have statistics of all ranks."""
     others = [each for each in private.callbacks(trainer) if not isinstance(each, GameFirst)]
     private.set_callbacks(trainer, [GameFirst(), *others])
     # ModelCheckpoint thinks that a manual optimization wants weights from before the update.

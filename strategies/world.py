@@ -202,10 +202,7 @@ def alike(tensors: Sequence[Tensor], device: torch.device) -> bool:
 
 
 def agree(what: object, device: torch.device, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Whether all ranks of the group have the same, as its `repr` says: a tensor, for one small collective.
-
-    To read it waits for the device, so a phase reads it later.
-    """
+    """Whether all ranks of the group have the same `repr`: a tensor, read later, because that waits for the device."""
     code = zlib.crc32(repr(what).encode())
     both = torch.tensor([code, -code]).to(device, non_blocking=True)
     dist.all_reduce(both, dist.ReduceOp.MAX, group=group)

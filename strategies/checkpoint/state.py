@@ -165,10 +165,7 @@ class State:
     # ---- load ----
 
     def load_networks(self, checkpoint: Mapping[str, Any], strict: bool) -> None:
-        """Check that the checkpoint is of this game, then load weights and averages.
-
-        Weights that are not finite are refused: no optimizer can mend them.
-        """
+        """Check that the checkpoint is of this game, then load weights and averages. Refuse what is not finite."""
         name, saved = type(self.game).__name__, list(checkpoint.get("players", ()))
         if checkpoint.get("game") != name or saved != list(self.policies):
             raise UserError(

@@ -105,10 +105,7 @@ class Sharded(Policy):
         return Bucket(part, self.sharing)
 
     def weights_and_others(self) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
-        """All parameters that the player stores: those that learn, and the others.
-
-        A player that follows another one is laid out like it.
-        """
+        """The parameters that learn, and the others. A player that follows another one is laid out like it."""
         like, own = self if self.followed is None else self.followed, self.belongings.parameters
         there = {name: own[name] for name in like.belongings.parameters if name in own}
         others = {name: parameter for name, parameter in there.items() if name not in like.weights}

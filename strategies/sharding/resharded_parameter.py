@@ -60,10 +60,7 @@ def resharded(tensor: Tensor) -> TypeGuard[ReshardedParameter]:
 
 
 def hide(weight: nn.Parameter, values: Tensor, elsewhere: str | None = None) -> None:
-    """Replace the parameter's values by the one element of `values`, which frees their memory.
-
-    `elsewhere` says, in errors, where the values are for good.
-    """
+    """Replace the parameter's values by the one element of `values`. `elsewhere`: where they are, in errors."""
     if elsewhere is not None:
         vars(weight)["_elsewhere"] = elsewhere
     weight.__class__ = vars(weight).setdefault("_class", type(weight))

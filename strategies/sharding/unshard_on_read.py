@@ -280,9 +280,6 @@ class UnshardOnRead:
                 self._start(following)
 
     def agree(self, what: object) -> None:
-        """Raise on all ranks of the group if another one gathers or reduces another bucket, by one small collective.
-
-        The ranks do so in trials, and the first time that a phase is played.
-        """
+        """In trials, and a phase's first time, raise on all ranks if one gathers or reduces another bucket."""
         if self.new and not agree(what, self.buckets[0].device, self.storage.group):
             raise UserError(other_order(self.phase, self.policy))
