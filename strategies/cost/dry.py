@@ -21,7 +21,7 @@ from strategies import private
 from strategies.amounts import Collective, Group, size
 from strategies.cost import trace as kinds
 from strategies.cost.trace import Event, Trace
-from strategies.living import Count, Living
+from strategies.observers import Count, Living
 from strategies.policies.belongings import Belongings
 from strategies.policies.ddp import Ddp
 from strategies.policies.deepspeed import DeepSpeed2

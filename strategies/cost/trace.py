@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from strategies.living import Count
+from strategies.observers import Count
 
 # What may happen, and what `what` is then.
 BEGIN = "begin"  # of the phase

@@ -20,8 +20,8 @@ from strategies import private
 from strategies.cost import trace as kinds
 from strategies.cost.trace import Trace
 from strategies.hooks import Hooks
-from strategies.living import Count, Living
 from strategies.micro_batches import tensors
+from strategies.observers import Count, Living
 from strategies.options.recompute import Recompute
 from strategies.placing.remote_player import RemotePlayer
 from strategies.placing.server import ServersOnPaper

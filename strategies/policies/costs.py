@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from gan.phase import MakeOptimizer, Player
 from strategies.amounts import Held, size
-from strategies.living import Living
+from strategies.observers import Living
 from strategies.optimizers import Modes, elementwise
 from strategies.policies.belongings import Belongings
 from strategies.world import World

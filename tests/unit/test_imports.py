@@ -19,7 +19,6 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
         *(
             "strategies/advice.py",
             "strategies/amounts.py",
-            "strategies/living.py",
             "strategies/private.py",
             "strategies/accelerator.py",
             "strategies/micro_batches.py",
