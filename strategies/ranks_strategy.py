@@ -50,12 +50,6 @@ def check_backend(name: str) -> None:
             raise UserError(f"torch {torch.__version__} has no backend '{single}' here, but {found}{why}; {TYPE_GLOO}")
 
 
-def check_device(name: str, device: torch.device) -> None:
-    """Refuse a backend that cannot move the memory of this device."""
-    if name.strip().lower() == "nccl" and device.type != "cuda":
-        raise UserError(f"backend nccl communicates between GPUs only, and ranks compute on {device.type}; {TYPE_GLOO}")
-
-
 def check_start(
     choice: Mapping[str, Choice], environment: ClusterEnvironment, per_node: int, nodes: int
 ) -> Placement | None:
@@ -152,7 +146,7 @@ class RanksStrategy(LaunchedStrategy):
     def world_size(self) -> int:
         """The number of ranks that train, or of those that serve with this one."""
         own = 1 if self.is_starter else super().world_size
-        return own if self.division.part is None else self.division.part.size
+        return own if self.division.part is None else len(self.division.part.ranks)
 
     @property
     def global_rank(self) -> int:
@@ -204,8 +198,9 @@ class RanksStrategy(LaunchedStrategy):
         """Refuse impossible choices before any process is started."""
         ranks = self.num_processes * self.num_nodes
         self.division.placement = check_start(self.choice, self.cluster_environment, self.num_processes, self.num_nodes)
-        if ranks > 1:
-            check_device(self._get_process_group_backend(), self.root_device)
+        backend, kind = self._get_process_group_backend().strip().lower(), self.root_device.type
+        if ranks > 1 and backend == "nccl" and kind != "cuda":
+            raise UserError(f"backend nccl communicates between GPUs only, and ranks compute on {kind}; {TYPE_GLOO}")
         self._launcher = launcher(self, self._start_method, self.is_dp) if ranks > 1 else SingleProcess(self)
         self.is_starter = self.is_dp and isinstance(self._launcher, OwnRanks)
 

@@ -65,7 +65,7 @@ class Division:
         """Make the process group of this rank's part, and the bridge to all ranks of the run."""
         if self.part is not None and self.placement is not None:
             part, own = self.part, dist.PrefixStore(self.part.name, store)
-            dist.init_process_group(backend, store=own, rank=part.rank, world_size=part.size, **options)
+            dist.init_process_group(backend, store=own, rank=part.rank, world_size=len(part.ranks), **options)
             self.bridge = Bridge(store, part.ranks[part.rank], self.placement.size, device)
 
     def leave_to_others(self, game: GanModule, choice: Mapping[str, Choice]) -> None:

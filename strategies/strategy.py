@@ -17,6 +17,7 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_warn
 
+from gan.files.checkpoint import load
 from gan.files.errors import DiskError, UserError
 from gan.module import GanModule
 from gan.phase import Phase
@@ -25,7 +26,7 @@ from strategies.accelerator import same_parameters
 from strategies.assignment import Auto
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.player_state import Averages, last_averages
-from strategies.checkpoint.state import State, opened
+from strategies.checkpoint.state import State
 from strategies.checkpoint.writing import Background, InBackground, excused
 from strategies.choice import choices
 from strategies.first_weights import without_values
@@ -134,7 +135,11 @@ class PhaseStrategy(RanksStrategy):
 
         As in a save the first rank's path counts: ModelCheckpoint's best one differs, if what it monitors does.
         """
-        return opened(self.world.broadcast(checkpoint_path), weights_only, self.game.trainer)
+        path = self.world.broadcast(checkpoint_path)
+        tree = load(path, weights_only)
+        if self.game.trainer.state.fn == TrainerFn.FITTING and "optimizer_states" not in tree:
+            raise UserError(f"{path} has weights only, with which no training goes on; give one that has all")
+        return tree
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         self.saving.load_networks(checkpoint, strict)

@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 from lightning import Trainer
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from gan import noise
-from gan.files.checkpoint import failing, load, load_module_state
+from gan.files.checkpoint import failing, load_module_state
 from gan.files.errors import UserError
 from gan.files.finite import Bad, NotFinite, as_made, named, not_finite
 from gan.files.tensors import Share
@@ -274,14 +273,6 @@ class State:
         if self._set_aside is not None:
             random_state.restore(self._set_aside)
         self._set_aside = None
-
-
-def opened(path: Any, weights_only: bool | None, trainer: Trainer) -> dict[str, Any]:
-    """A checkpoint's tree. If the trainer trains, it must be one from which that can go on."""
-    tree = load(path, weights_only)
-    if trainer.state.fn == TrainerFn.FITTING and "optimizer_states" not in tree:
-        raise UserError(f"{path} has weights only, with which no training goes on; give one that has all")
-    return tree
 
 
 def _go_on_in_the_epoch(trainer: Trainer) -> bool:

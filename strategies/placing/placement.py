@@ -23,10 +23,6 @@ class Part:
         return self.ranks.start == 0
 
     @property
-    def size(self) -> int:
-        return len(self.ranks)
-
-    @property
     def name(self) -> str:
         return ("training" if self.trains else "serving") + f" {ranks_as_typed(self.ranks)}"
 

@@ -57,10 +57,7 @@ class Policy(Costs):
     package: str | None = None  # a package that it needs; the extra of this name installs it
 
     def __init__(self, player: Player, world: World, options: Mapping[str, Any], belongings: Belongings) -> None:
-        self.player = player
-        self.world = world
-        self.options = options
-        self.belongings = belongings
+        self.player, self.world, self.options, self.belongings = player, world, options, belongings
         self.lenders: list[Policy] = []  # of the players that store parameters which this one has too
         self.requiring_grad = {name: p for name, p in self.belongings.parameters.items() if p.requires_grad}
         self.weights = {} if player.frozen else self.requiring_grad
