@@ -28,9 +28,9 @@ from strategies.policies import POLICIES
 from strategies.private import Launcher
 from strategies.processes.cluster import connect, environment, place_of
 from strategies.processes.cluster import store as store_of
-from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.own_ranks import OwnRanks
+from strategies.processes.rendezvous import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
 from strategies.processes.starting import LaunchedStrategy, Scripts, SingleProcess, StartMethod
 from strategies.processes.stopping import Ending
 from strategies.serving import Division
