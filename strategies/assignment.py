@@ -216,13 +216,10 @@ def choose_levels(players: Mapping[str, Needs], taken: float, free: float) -> li
     decisions = {name: Decision(name, "ddp", needs) for name, needs in players.items()}
     while taken + sum(each.bytes for each in decisions.values()) > free * USABLE:
         smaller = {name: then for name, each in decisions.items() if (then := each.next) is not None}
-        steps = [
-            ("offload" not in then.level, decisions[name].bytes - then.bytes, name)  # offload is slow, so it comes last
-            for name, then in smaller.items()
-        ]
-        if not steps:
+        if not smaller:
             break
-        *_, name = max(steps)
+        # Offload is slow, so it comes last.
+        name = max(smaller, key=lambda n: ("offload" not in smaller[n].level, decisions[n].bytes - smaller[n].bytes, n))
         decisions[name] = smaller[name]
     return list(decisions.values())
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from gan.module import GanModule
-from gan.phase import Phase, Player
+from gan.phase import Phase
 from strategies import private
 from strategies.cost import trace as kinds
 from strategies.cost.trace import Trace
@@ -49,8 +49,9 @@ def traces(
     belongings = belongings_of(game.players, game, game.phases)
     recorder = Recorder(game, tensors(batch))
     policies = {name: Policy(player, world, {}, belongings[name]) for name, player in game.players.items()}
-    undo: list[RecomputeEvents | RemotePlayer] = [
-        RecomputeEvents(game.players[name], recorder) for name in sorted(recompute)
+    undo: list[Recompute | RemotePlayer] = [
+        Recompute(game.players[name], begin_again=partial(recorder.add, kinds.AGAIN, name))
+        for name in sorted(recompute)
     ]
     before, trainer = game._trainer, PaperTrainer(policies)
     in_place: Any = trainer
@@ -109,22 +110,6 @@ def _trace(
     for policy in policies.values():
         policy.end_step(False)
     return recorder.trace
-
-
-class RecomputeEvents(Recompute):
-    """Says when backward runs the forward of a block again."""
-
-    def __init__(self, player: Player, recorder: "Recorder") -> None:
-        self.recorder = recorder
-        super().__init__(player)
-
-    def run(self, name: str, parts: Sequence[nn.Module], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            if private.in_backward():
-                self.recorder.add(kinds.AGAIN, self.player.name)
-            return forward(*args, **kwargs)
-
-        return super().run(name, parts, noted, *args, **kwargs)
 
 
 class Backwards(Hooks):

@@ -77,10 +77,8 @@ class Servers:
         self.contexts.append(context)
         try:
             yield
-        except BaseException:
+        finally:
             self.contexts.pop()
-            raise
-        self.contexts.pop()
         if self.entered == context and context not in self.contexts:
             self._leave()
 
