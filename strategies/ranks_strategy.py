@@ -23,7 +23,7 @@ from strategies.checkpoint.writing import refuse_other
 from strategies.choice import Choice, choices
 from strategies.loaders import prepared
 from strategies.lockstep import Lockstep
-from strategies.placing.placement import Placement, placement_of, refuse_a_group
+from strategies.placing.placement import placement_of, refuse_a_group
 from strategies.policies import POLICIES
 from strategies.private import Launcher
 from strategies.processes.cluster import connect, environment, place_of
@@ -48,26 +48,6 @@ def check_backend(name: str) -> None:
             found = ", ".join(each for each in KNOWN if dist.is_backend_available(each))
             why = "; only a torch that is built on a machine with MPI has it" if single == "mpi" else ""
             raise UserError(f"torch {torch.__version__} has no backend '{single}' here, but {found}{why}; {TYPE_GLOO}")
-
-
-def check_start(
-    choice: Mapping[str, Choice], environment: ClusterEnvironment, per_node: int, nodes: int
-) -> Placement | None:
-    """Refuse what cannot be, before any process is started. Returns who trains and who serves, if that was typed."""
-    place = place_of(environment)
-    machines = max(nodes, place.nodes if place is not None else 1)
-    if is_dp(choice) and machines > 1:
-        raise UserError(f"strategy dp trains on one machine, and there are {machines}; type --strategy ddp")
-    if place is not None and (place.local_size, place.nodes) != (per_node, nodes):
-        raise UserError(
-            f"{place}, {place.world_size} on all hosts, and the Trainer is for {per_node} on each of {nodes}; type "
-            f"Trainer(devices={place.local_size}, num_nodes={place.nodes})"
-        )
-    ranks = per_node * nodes
-    placement = placement_of(choice, ranks)
-    check_ranks(choice, ranks, placement)
-    check_system(ranks, nodes)
-    return placement
 
 
 def launcher(strategy: LaunchedStrategy, start_method: StartMethod, is_dp: bool = False) -> Launcher:
@@ -195,11 +175,21 @@ class RanksStrategy(LaunchedStrategy):
     # ---- start the ranks, and connect them ----
 
     def _configure_launcher(self) -> None:
-        """Refuse impossible choices before any process is started."""
-        ranks = self.num_processes * self.num_nodes
-        self.division.placement = check_start(self.choice, self.cluster_environment, self.num_processes, self.num_nodes)
-        backend, kind = self._get_process_group_backend().strip().lower(), self.root_device.type
-        if ranks > 1 and backend == "nccl" and kind != "cuda":
+        """Refuse what cannot be, before any process is started."""
+        place, per_node, nodes = place_of(self.cluster_environment), self.num_processes, self.num_nodes
+        ranks, machines = per_node * nodes, max(nodes, place.nodes if place is not None else 1)
+        if self.is_dp and machines > 1:
+            raise UserError(f"strategy dp trains on one machine, and there are {machines}; type --strategy ddp")
+        if place is not None and (place.local_size, place.nodes) != (per_node, nodes):
+            raise UserError(
+                f"{place}, {place.world_size} on all hosts, and the Trainer is for {per_node} on each of {nodes}; type "
+                f"Trainer(devices={place.local_size}, num_nodes={place.nodes})"
+            )
+        self.division.placement = placement_of(self.choice, ranks)
+        check_ranks(self.choice, ranks, self.division.placement)
+        check_system(ranks, nodes)
+        nccl = ranks > 1 and self._get_process_group_backend().strip().lower() == "nccl"
+        if nccl and (kind := self.root_device.type) != "cuda":
             raise UserError(f"backend nccl communicates between GPUs only, and ranks compute on {kind}; {TYPE_GLOO}")
         self._launcher = launcher(self, self._start_method, self.is_dp) if ranks > 1 else SingleProcess(self)
         self.is_starter = self.is_dp and isinstance(self._launcher, OwnRanks)

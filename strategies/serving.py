@@ -7,21 +7,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 
 from gan.files.errors import UserError
 from gan.module import GanModule
 from strategies.assignment import choose
 from strategies.choice import Choice, ranks_as_typed
-from strategies.first_weights import FirstWeights, move
 from strategies.placing.messages import Bridge
 from strategies.placing.placement import Part, Placement, check
 from strategies.placing.remote_player import Servers, leave
 from strategies.placing.server import Server
-from strategies.players import Players
 from strategies.policies.policy import Policy
-from strategies.world import World
 
 
 class Division:
@@ -87,24 +83,12 @@ class Division:
         players = served(self.placement, choice, game).items()
         return {name: lines[each.ranks] for name, each in players if each.ranks is not None}
 
-    def set_up(
-        self,
-        game: GanModule,
-        choice: Mapping[str, Choice],
-        players: Players,
-        world: World,
-        precision: Precision,
-        training: bool,
-    ) -> None:
-        """The players that this rank serves, with their first weights."""
+    def served_here(self, game: GanModule, choice: Mapping[str, Choice]) -> dict[str, Choice]:
+        """What was typed for the players that this rank serves."""
         assert self.placement is not None and self.part is not None
         game.assemble()
         everywhere, here = served(self.placement, choice, game).items(), self.part.ranks
-        chosen = {name: Choice(each.policy, each.options) for name, each in everywhere if each.ranks == here}
-        part = part_of(game, chosen)
-        move(part, world.device, precision)
-        players.assign(part, chosen, world, precision, {})
-        players.adopt(FirstWeights(part, world, seed=0, resumed=False), training)
+        return {name: Choice(each.policy, each.options) for name, each in everywhere if each.ranks == here}
 
     def serve(self, policies: Mapping[str, Policy], signal: Callable[[], int]) -> None:
         """Answer the ranks that train, until the training ends."""
