@@ -224,7 +224,18 @@ class State:
         """
         resumed, self._resumed = self._resumed, {}
         at_its_end = _go_on_in_the_epoch(trainer)
-        self._remember(trainer, resumed.get("attributes"), resumed.get("random_states"))
+        number, size, remembered = self.world.rank, self.world.size, resumed.get("attributes")
+        if remembered and self.attributes is not None:
+            with failing(Path(trainer.ckpt_path or "")):
+                self.attributes.load(remembered[number] if len(remembered) == size else remembered[0])
+        # A training that begins goes on as if one device had saved it now: where the first rank is, so that others may
+        # take what that draws. Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all.
+        states = resumed.get("random_states") or [self.world.broadcast(random_state.capture())]
+        if len(states) == size or number == 0:
+            random_state.restore(states[number])
+        else:
+            torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))
+            random_state.restore_alike(states[0])
         for (policy, updater), saved in zip(self._updaters(), resumed.get("optimizer_states", ()), strict=False):
             if "made" in saved and (said := go_on(policy.player, updater, saved["made"])):  # a schedule asks the game
                 private.say(said)
@@ -238,22 +249,6 @@ class State:
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             trainer.fit_loop.reset()  # counts an epoch that ends with the checkpoint
         self.resume(trainer)
-
-    def _remember(
-        self, trainer: Trainer, remembered: list[Mapping[str, Any]] | None, states: list[dict[str, Any]] | None
-    ) -> None:
-        number, size = self.world.rank, self.world.size
-        if remembered and self.attributes is not None:
-            with failing(Path(trainer.ckpt_path or "")):
-                self.attributes.load(remembered[number] if len(remembered) == size else remembered[0])
-        # A training that begins goes on as if one device had saved it now: where the first rank is, so that others may
-        # take what that draws. Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all.
-        states = states or [self.world.broadcast(random_state.capture())]
-        if len(states) == size or number == 0:
-            random_state.restore(states[number])
-        else:
-            torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))
-            random_state.restore_alike(states[0])
 
     def take_back(self, loops: dict[str, Any]) -> None:
         """In the process that has started its ranks: what they remember, and where they have ended."""

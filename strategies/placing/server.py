@@ -96,6 +96,10 @@ class Answers:
 
     def called(self, rank: int, call: Call, signal: int = 0) -> Returned:
         """Run a call, and keep its graph."""
+
+        def add(values: Tensor) -> NoReturn:
+            raise self._refusal(call, "uses gan.ranks")
+
         for key in call.dropped:
             self.graphs.pop((rank, call.player, key), None)
         policy = self.policies[call.player]
@@ -119,7 +123,7 @@ class Answers:
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(call.dtype)
             stack.enter_context(noise.at(place))
-            stack.enter_context(ranks.alone() if call.ranks == 1 else ranks.summed_by(self._refused(call), 0, 2))
+            stack.enter_context(ranks.alone() if call.ranks == 1 else ranks.summed_by(add, 0, 2))
             if call.shared:
                 stack.enter_context(policy.for_several_phases())
             value = (attrgetter(call.name)(network) if call.name else network)(*args, **kwargs)
@@ -152,12 +156,6 @@ class Answers:
         outputs, slopes = [each for each, _ in pairs], [slope for _, slope in pairs]
         found = iter(torch.autograd.grad(outputs, learning, slopes, allow_unused=True, retain_graph=message.keep))
         return [next(found) if each.requires_grad else None for each in arguments]
-
-    def _refused(self, call: Call) -> Callable[[Tensor], NoReturn]:
-        def add(values: Tensor) -> NoReturn:
-            raise self._refusal(call, "uses gan.ranks")
-
-        return add
 
     def _refusal(self, call: Call, what: str, instead: str = "return what it makes") -> UserError:
         return UserError(
