@@ -35,7 +35,7 @@ from strategies.loaders import check_together
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
-from strategies.processes.stopping import Stopped
+from strategies.processes.stopping import OTHERS, Stopped
 from strategies.ranks_strategy import RanksStrategy
 from strategies.setup import on_devices, serve_players, set_up_players
 from strategies.steps import Steps
@@ -158,7 +158,7 @@ class PhaseStrategy(RanksStrategy):
         super().on_train_start()
         game = self.game
         self.began = True
-        self.lockstep.begin()
+        self.lockstep.signals.take(OTHERS, self.ending.wish, gently=True)  # SIGTERM is Lightning's
         check_together(game.trainer.train_dataloader, private.taken_ahead(game.trainer))
         hooks, equal_rows = Hooks(game.trainer, game), self.lockstep.equal_rows
         training = Training(self.policies, self.precision_plugin, self.world, self.saving.seed, hooks, equal_rows)
@@ -327,7 +327,7 @@ class PhaseStrategy(RanksStrategy):
         self.began = False
         self.players.release()
         self.background.close()
-        self.lockstep.end()
+        self.lockstep.signals.give_back()
         assert self.lightning_module is not None
         with without_values(self.lightning_module), same_parameters(self.root_device):
             super().teardown()

@@ -86,7 +86,6 @@ class Attributes:
         return found
 
     def _name(self, what: list[str], words: str) -> None:
-        """Warn of what was not named before."""
         if new := [each for each in what if each not in self.named]:
             self.named.update(new)
             rank_zero_warn(words.format(", ".join(map(repr, new))))
@@ -107,7 +106,6 @@ class Attributes:
         return {n: changed[n] for n in kept if n not in left}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Fill in what `state` returned."""
         self.made = {}
         with torch._C.DisableTorchFunctionSubclass():  # a sharded weight would ask each time whether this is allowed
             for name, weight in self.game.named_parameters():

@@ -125,7 +125,6 @@ def optimizer_state(policy: Policy, updater: Updater) -> dict[str, Any]:
 
 
 def load_optimizer_state(policy: Policy, updater: Updater, saved: Mapping[str, Any]) -> None:
-    """Load this rank's part of a saved optimizer state."""
     if "made" in saved:
         check_made(policy.player, updater, saved["made"])
     if [group["params"] for group in saved["param_groups"]] != updater.groups:
@@ -207,7 +206,6 @@ def rest_of_state(policy: Policy) -> dict[str, Any]:
 
 
 def load_rest(policy: Policy, state: Mapping[str, Any]) -> None:
-    """Load what `rest_of_state` has saved beside the average."""
     policy.skipped = state.get("skipped", 0)
     if policy.average is not None:
         policy.average.updates = state.get("ema_updates", 0)

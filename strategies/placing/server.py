@@ -177,7 +177,6 @@ class Server:
         self.stack = ExitStack()  # the phase that is played, or gathered()
 
     def run(self) -> None:
-        """Answer calls until the training ends."""
         for rank, own in self.rounds:
             if own:
                 self.bridge.send([rank], self.together)

@@ -28,7 +28,6 @@ class EqualRows:
     """
 
     def __init__(self, world: World = World(), run: str = "") -> None:  # noqa: B008 - it cannot be changed
-        """`run` is a name for this run, the same on all ranks."""
         self.world, self.run = world, run
         self.store = default_store() if world.size > 1 else None
         self.rows = 0  # of the last step
