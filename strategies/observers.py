@@ -137,31 +137,28 @@ class Living(TorchDispatchMode):
         for count in counts:
             count.alive -= size
 
+    def _of(self, tensor: Tensor) -> tuple[Any, list[Count], list[int]]:
+        """What is known of a tensor's memory. Without a storage of its own it is not counted."""
+        known = self._known.get(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else None
+        return known or (None, [], [])
+
     def life(self, tensor: Tensor) -> list[int]:
         """The life of a tensor's memory. Empty if it is not counted."""
-        known = tensor.layout == torch.strided and self._known.get(tensor.untyped_storage()._cdata)
-        return known[2] if known else []
+        return self._of(tensor)[2]
 
     def forget(self, tensor: Tensor) -> None:
         """Count this tensor's memory no more."""
-        if tensor.layout != torch.strided:  # it has no storage of its own, and is not counted
-            return
-        storage = tensor.untyped_storage()
-        if storage._cdata in self._known:
-            _, counts, life = self._known[storage._cdata]
-            life[1:2] = [self.now]
-            while counts:
-                counts.pop().alive -= storage.nbytes()
+        _, counts, life = self._of(tensor)
+        life[1:2] = [self.now]
+        while counts:
+            counts.pop().alive -= tensor.untyped_storage().nbytes()
 
     def count_too(self, tensor: Tensor, count: Count) -> None:
         """Count this tensor's memory, if it is counted, in this count as well."""
-        if tensor.layout != torch.strided:
-            return
-        storage = tensor.untyped_storage()
-        counts = self._known.get(storage._cdata, (None, [], []))[1]
+        counts = self._of(tensor)[1]
         if counts and count not in counts:
             counts.append(count)
-            count.alive += storage.nbytes()
+            count.alive += tensor.untyped_storage().nbytes()
 
     def reset(self) -> None:
         for count in (self.here, *self.there.values()):
