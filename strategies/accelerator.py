@@ -72,7 +72,6 @@ def counted(count: int, of: str) -> str:
 
 
 def noun(of: str) -> str:
-    """What a device of this type is called."""
     return "GPU" if of in ("gpu", *GPUS) else f"{of} device"
 
 

@@ -117,16 +117,12 @@ def choose(choice: Mapping[str, Choice], players: Mapping[str, Player]) -> dict[
 
 
 def _decide(
-    chosen: dict[str, Choice],
-    players: Mapping[str, Player],
-    belongings: Mapping[str, Belongings],
-    world: World,
+    chosen: dict[str, Choice], players: Mapping[str, Player], belongings: Mapping[str, Belongings], world: World
 ) -> dict[str, Choice]:
     """Choose a policy for each player that has `auto`. The first rank prints a table of the choices and reasons."""
     if all(choice.policy != "auto" for choice in chosen.values()):
         return chosen
-    free = torch.tensor(memory(world.device, world.per_node), dtype=torch.float64)
-    free = world.smallest(free.to(world.device)).item()
+    free = min(world.gather(memory(world.device, world.per_node)))
     decisions = decide(chosen, players, belongings, world, free)
     if world.rank == 0:
         print(told(decisions, free), flush=True)
@@ -220,13 +216,10 @@ def choose_levels(players: Mapping[str, Needs], taken: float, free: float) -> li
     decisions = {name: Decision(name, "ddp", needs) for name, needs in players.items()}
     while taken + sum(each.bytes for each in decisions.values()) > free * USABLE:
         smaller = {name: then for name, each in decisions.items() if (then := each.next) is not None}
-        steps = [
-            ("offload" not in then.level, decisions[name].bytes - then.bytes, name)  # offload is slow, so it comes last
-            for name, then in smaller.items()
-        ]
-        if not steps:
+        if not smaller:
             break
-        *_, name = max(steps)
+        # Offload is slow, so it comes last.
+        name = max(smaller, key=lambda n: ("offload" not in smaller[n].level, decisions[n].bytes - smaller[n].bytes, n))
         decisions[name] = smaller[name]
     return list(decisions.values())
 

@@ -61,7 +61,6 @@ class Guard:
         return self.verdict is not None
 
     def raise_if_hopeless(self) -> None:
-        """Stop the run with the reason."""
         if self.verdict is not None:
             raise NothingLearned(self.verdict)
 

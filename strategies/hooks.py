@@ -145,10 +145,7 @@ NO_HOOKS = Hooks()
 
 
 def see_gradients(learner: Policy, phase: Phase, hooks: Hooks, world: World, compared: bool) -> Tensor:
-    """Let a person's hook see, and change, whole gradients. Returns the norm of each after that.
-
-    `compared`: what the hook leaves must be the same on all ranks.
-    """
+    """Let a hook see, and change, whole gradients. Returns their norms. `compared`: ranks must leave the same."""
     updater = learner.learners_updater
     with ExitStack() as stack:
         if learner.storage.sharded:
@@ -168,10 +165,7 @@ def _gradients_of(learner: Policy) -> list[tuple[Tensor, int]]:
 
 
 def _check_that_hooks_agree(learner: Policy, phase: Phase, before: list[tuple[Tensor, int]], world: World) -> None:
-    """Raise if a hook has left other gradients on each rank.
-
-    Later nothing could show that: each rank updates its own shards, and all gather the same weights.
-    """
+    """Raise if a hook has left other gradients on each rank: later all gather the same weights, so nothing shows it."""
     now = _gradients_of(learner)
     written = [(id(each), version) for each, version in now] != [(id(each), version) for each, version in before]
     if not alike([gradient for gradient, _ in now] if written else [], world.device):
@@ -184,10 +178,7 @@ def _check_that_hooks_agree(learner: Policy, phase: Phase, before: list[tuple[Te
 
 @contextmanager
 def whole_gradients_alone(learners: Sequence[Policy], last: bool, world: World) -> Iterator[None]:
-    """Inside the `with`, code that reads or writes a gradient which is not whole is an error.
-
-    A hook of published code would find None, and leave it alone without a word.
-    """
+    """Inside the `with`, to use a gradient that is not whole is an error: published code would find None, and go on."""
     policies = [each for each in learners if world.size > 1 and not (last and each.reduction.reduces_in_backward)]
     owners: dict[int, Policy] = {}
     for policy in policies:

@@ -78,10 +78,7 @@ class DealtLoader:
 
 
 def prepared(loader: Any, world: World, training: bool, is_dp: bool, overfits: bool) -> Any:
-    """The loader as ranks read it. One of ours that was made before the ranks were known is made again.
-
-    `overfits`: with overfit_batches the first batches come in each epoch.
-    """
+    """The loader as ranks read it, made again if need be. `overfits`: the first batches come in each epoch."""
     if type(loader) in (GlobalLoader, GlobalStream) and (overfits or loader.ranks != world.size):
         loader = loader.again()
     if is_dp and training and world.size > 1:
@@ -107,10 +104,7 @@ def prepared(loader: Any, world: World, training: bool, is_dp: bool, overfits: b
 
 
 def _compare_data(loader: ResumableLoader, signs: list[tuple[int, list[int]]]) -> None:
-    """A sample must be the same wherever, and whenever, it is read.
-
-    Files in another order on each rank are common: sets and `random` differ from rank to rank.
-    """
+    """A sample must be the same on each rank and each time. Files in another order on each rank are common."""
     length, samples = signs[0]
     if any(own[::2] != own[1::2] for _, own in signs):
         data = getattr(loader.dataset, "dataset", loader.dataset)  # the author's, inside of ours

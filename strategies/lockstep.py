@@ -17,7 +17,7 @@ from strategies.processes.board import shared_board
 from strategies.processes.equal_rows import EqualRows
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
-from strategies.processes.stopping import OTHERS, Ending, Signals, tell
+from strategies.processes.stopping import Ending, Signals, tell
 from strategies.world import World
 
 
@@ -44,7 +44,6 @@ class Lockstep:
         self.survivor.tie(store, size, host, self.advice)
 
     def is_lost(self) -> bool:
-        """Whether a rank is lost."""
         return self.survivor is not None and self.survivor.lost
 
     def name_run(self, world: World, trainer: Trainer | None) -> None:
@@ -65,10 +64,6 @@ class Lockstep:
             self._requeue = Requeue(warning, self.ending)
             private.set_callbacks(trainer, [*others, self._requeue])
 
-    def begin(self) -> None:
-        """Handle the signals to end that have no handler yet. SIGTERM is Lightning's."""
-        self.signals.take(OTHERS, self.ending.wish, gently=True)
-
     def end_at_once(self, why: str, speaks: bool) -> None:
         """End all ranks in the midst of what they do, and say why, once. For a signal handler."""
         if speaks and not agent.speaks():
@@ -78,12 +73,7 @@ class Lockstep:
             self.survivor.interrupt(why, status)
         os._exit(status)
 
-    def end(self) -> None:
-        """Put the earlier signal handlers back."""
-        self.signals.give_back()
-
     def requeue(self) -> None:
-        """A job that was warned goes back into the queue."""
         if self._requeue is not None:
             self._requeue.requeue()
 

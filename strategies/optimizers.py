@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field
 from inspect import Parameter as Argument
 from inspect import signature
 from typing import Any, Protocol, runtime_checkable
@@ -130,20 +131,16 @@ def check_saved(player: Player, updaters: Iterable[Updater]) -> None:
         optimizer = updater.optimizer
         parts = [(name, part) for name, each in vars(optimizer).items() for part in tree_leaves(each)]
         apart = [name for name, part in parts if isinstance(part, Optimizer) and part.state is not optimizer.state]
-        if apart or not {"state", "param_groups"} <= _saved_keys(optimizer):
+        saved: Mapping[str, Any] = {}
+        with suppress(AttributeError):  # it has not called super().__init__, which makes what state_dict() reads
+            saved = optimizer.state_dict()
+        if apart or not {"state", "param_groups"} <= saved.keys():
             what = f"in '{apart[0]}', which has a state of its own" if apart else "in the form of its own state_dict()"
             raise UserError(
                 f"player '{player.name}': a checkpoint would not have what {_kind(optimizer)} keeps {what}; call "
                 f"super().__init__(groups, {{}}) in it, keep what belongs to a weight in self.state[weight], give "
                 f"optimizers inside of it the same state (inner.state = self.state), and leave state_dict() as it is"
             )
-
-
-def _saved_keys(optimizer: Optimizer) -> set[str]:
-    try:
-        return {*optimizer.state_dict()}
-    except AttributeError:  # it has not called super().__init__, which makes what state_dict() reads
-        return set()
 
 
 def check_apart(
@@ -165,10 +162,7 @@ def check_apart(
 def updaters_of(
     player: Player, makers: Mapping[str, MakeOptimizer], weights: Mapping[str, nn.Parameter]
 ) -> dict[str, Updater]:
-    """The optimizers for a player's whole weights, as the author's functions may group them by shape.
-
-    `makers` are these functions, by phase, and "" for the player's own.
-    """
+    """The optimizers for a player's whole weights. `makers` are its functions by phase, and "" for its own."""
     names, found = {id(weight): name for name, weight in weights.items()}, {}
     for phase, make in makers.items():
         optimizer = make(list(weights.values()))
@@ -220,13 +214,9 @@ def _kind(value: Any) -> str:
 
 def plain_items(values: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers and text of a group or a state, without its weights."""
-    values = {name: _number(value) for name, value in values.items() if name not in ("params", "param_names")}
-    return {name: copy.deepcopy(value) for name, value in values.items() if _plain(value)}
-
-
-def _number(value: Any) -> Any:
-    """A rate may be a tensor."""
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    others = ((name, value) for name, value in values.items() if name not in ("params", "param_names"))
+    numbers = {n: v.item() if isinstance(v, Tensor) and v.numel() == 1 else v for n, v in others}  # a rate may be one
+    return {name: copy.deepcopy(value) for name, value in numbers.items() if _plain(value)}
 
 
 def _plain(value: Any) -> bool:
@@ -330,9 +320,3 @@ class LossScale:
             self.scale /= 2
         elif self.good == self.growth_interval:
             self.scale, self.good = self.scale * 2, 0
-
-    def state_dict(self) -> dict[str, float]:
-        return asdict(self)
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.__dict__.update(state)

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-import torch
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
@@ -45,7 +44,6 @@ class Players:
         precision: Precision,
         servers: Mapping[str, Servers],
     ) -> None:
-        """Which policy each player has."""
         self.world, self.servers = world, servers
         self.policies = assign(choice, game, world, precision, servers)
         if _needs_loss_scale(precision):
@@ -76,7 +74,6 @@ class Players:
             _expect_eval_mode(first.game)
 
     def optimizers(self) -> list[Optimizer]:
-        """All of them, in the order of the players."""
         return [each.optimizer for policy in self.policies.values() for each in policy.updaters.values()]
 
     def schedules(self) -> list[LRSchedulerConfig]:
@@ -139,9 +136,7 @@ class Players:
         remember_averages(self.first.game, averages)
 
     def _that_fit(self) -> list[Policy]:
-        device = self.world.device
-        free = torch.tensor(memory(device, self.world.per_node), dtype=torch.float64).to(device)
-        free = self.world.smallest(free).item() * USABLE
+        free = min(self.world.gather(memory(self.world.device, self.world.per_node))) * USABLE
         small = []
         for policy in self.policies.values():
             if isinstance(policy, RemotePlayer):
@@ -161,7 +156,6 @@ class Players:
             policy.storage.unshard(exact=True)
 
     def release(self) -> None:
-        """Take the policies away, with hooks and process groups."""
         for servers in dict.fromkeys(self.servers.values()):
             servers.end()
         self.servers = {}

@@ -72,7 +72,6 @@ def in_transform() -> bool:
 
 
 def logs_are_due(trainer: Trainer) -> bool:
-    """Whether the loggers get this step's numbers."""
     return trainer._logger_connector.should_update_logs
 
 
@@ -113,10 +112,7 @@ def begin_epoch_again(trainer: Trainer) -> None:
 
 
 def call_setup_hooks(trainer: Trainer, *given: Any) -> None:
-    """What Lightning does before a strategy's set-up: hooks of data and module, which may make networks.
-
-    `given` is what `fit` was given: the module, loaders and data.
-    """
+    """What Lightning calls before a strategy's set-up, which may make networks. `given` is what `fit` was given."""
     assert trainer.state.fn is not None
     if given and trainer.state.fn == TrainerFn.FITTING:
         module, train, val, data = given[:4]
@@ -281,7 +277,6 @@ def logs_graph(logger: Logger) -> bool:
 
 
 def set_callbacks(trainer: Trainer, callbacks: list[Callback]) -> None:
-    """Replace a trainer's callbacks."""
     vars(trainer)["callbacks"] = callbacks
 
 
@@ -398,7 +393,6 @@ def running_backward() -> int:
 
 
 def in_backward() -> bool:
-    """Whether this thread runs a backward."""
     return running_backward() != -1
 
 

@@ -55,7 +55,6 @@ def dice() -> tuple[Any, ...]:
 
 
 def set_dice(states: tuple[Any, ...]) -> None:
-    """Set what `dice` has returned."""
     of_python, kind, keys, *rest = states
     random.setstate(of_python)
     np.random.set_state((kind, np.frombuffer(keys, np.uint32), *rest))

@@ -23,14 +23,14 @@ from strategies.checkpoint.writing import refuse_other
 from strategies.choice import Choice, choices
 from strategies.loaders import prepared
 from strategies.lockstep import Lockstep
-from strategies.placing.placement import Placement, placement_of, refuse_a_group
+from strategies.placing.placement import placement_of, refuse_a_group
 from strategies.policies import POLICIES
 from strategies.private import Launcher
 from strategies.processes.cluster import connect, environment, place_of
 from strategies.processes.cluster import store as store_of
-from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.own_ranks import OwnRanks
+from strategies.processes.rendezvous import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
 from strategies.processes.starting import LaunchedStrategy, Scripts, SingleProcess, StartMethod
 from strategies.processes.stopping import Ending
 from strategies.serving import Division
@@ -48,35 +48,6 @@ def check_backend(name: str) -> None:
             found = ", ".join(each for each in KNOWN if dist.is_backend_available(each))
             why = "; only a torch that is built on a machine with MPI has it" if single == "mpi" else ""
             raise UserError(f"torch {torch.__version__} has no backend '{single}' here, but {found}{why}; {TYPE_GLOO}")
-
-
-def check_device(name: str, device: torch.device) -> None:
-    """Refuse a backend that cannot move the memory of this device."""
-    if name.strip().lower() == "nccl" and device.type != "cuda":
-        raise UserError(f"backend nccl communicates between GPUs only, and ranks compute on {device.type}; {TYPE_GLOO}")
-
-
-def check_start(
-    choice: Mapping[str, Choice],
-    environment: ClusterEnvironment,
-    per_node: int,
-    nodes: int,
-) -> Placement | None:
-    """Refuse what cannot be, before any process is started. Returns who trains and who serves, if that was typed."""
-    place = place_of(environment)
-    machines = max(nodes, place.nodes if place is not None else 1)
-    if is_dp(choice) and machines > 1:
-        raise UserError(f"strategy dp trains on one machine, and there are {machines}; type --strategy ddp")
-    if place is not None and (place.local_size, place.nodes) != (per_node, nodes):
-        raise UserError(
-            f"{place}, {place.world_size} on all hosts, and the Trainer is for {per_node} on each of {nodes}; type "
-            f"Trainer(devices={place.local_size}, num_nodes={place.nodes})"
-        )
-    ranks = per_node * nodes
-    placement = placement_of(choice, ranks)
-    check_ranks(choice, ranks, placement)
-    check_system(ranks, nodes)
-    return placement
 
 
 def launcher(strategy: LaunchedStrategy, start_method: StartMethod, is_dp: bool = False) -> Launcher:
@@ -121,7 +92,6 @@ class RanksStrategy(LaunchedStrategy):
     # ---- what a rank does ----
 
     def take_part(self, survivor: Survivor, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What this rank of the whole run does: the function, which trains, or serving those that train."""
         self.lockstep.survivor = survivor
         trainer: Any = getattr(function, "__self__", None)
         serves = partial(self.serve, trainer)
@@ -156,7 +126,7 @@ class RanksStrategy(LaunchedStrategy):
     def world_size(self) -> int:
         """The number of ranks that train, or of those that serve with this one."""
         own = 1 if self.is_starter else super().world_size
-        return own if self.division.part is None else self.division.part.size
+        return own if self.division.part is None else len(self.division.part.ranks)
 
     @property
     def global_rank(self) -> int:
@@ -179,7 +149,6 @@ class RanksStrategy(LaunchedStrategy):
 
     @contextmanager
     def on_one_device(self) -> Iterator[None]:
-        """Inside the `with` a set-up takes no notice of the strategies that were typed for the ranks."""
         typed = self.choice, self.division
         self.choice, self.division = choices("single", POLICIES), Division()
         try:
@@ -206,11 +175,22 @@ class RanksStrategy(LaunchedStrategy):
     # ---- start the ranks, and connect them ----
 
     def _configure_launcher(self) -> None:
-        """Refuse impossible choices before any process is started."""
-        ranks = self.num_processes * self.num_nodes
-        self.division.placement = check_start(self.choice, self.cluster_environment, self.num_processes, self.num_nodes)
-        if ranks > 1:
-            check_device(self._get_process_group_backend(), self.root_device)
+        """Refuse what cannot be, before any process is started."""
+        place, per_node, nodes = place_of(self.cluster_environment), self.num_processes, self.num_nodes
+        ranks, machines = per_node * nodes, max(nodes, place.nodes if place is not None else 1)
+        if self.is_dp and machines > 1:
+            raise UserError(f"strategy dp trains on one machine, and there are {machines}; type --strategy ddp")
+        if place is not None and (place.local_size, place.nodes) != (per_node, nodes):
+            raise UserError(
+                f"{place}, {place.world_size} on all hosts, and the Trainer is for {per_node} on each of {nodes}; type "
+                f"Trainer(devices={place.local_size}, num_nodes={place.nodes})"
+            )
+        self.division.placement = placement_of(self.choice, ranks)
+        check_ranks(self.choice, ranks, self.division.placement)
+        check_system(ranks, nodes)
+        nccl = ranks > 1 and self._get_process_group_backend().strip().lower() == "nccl"
+        if nccl and (kind := self.root_device.type) != "cuda":
+            raise UserError(f"backend nccl communicates between GPUs only, and ranks compute on {kind}; {TYPE_GLOO}")
         self._launcher = launcher(self, self._start_method, self.is_dp) if ranks > 1 else SingleProcess(self)
         self.is_starter = self.is_dp and isinstance(self._launcher, OwnRanks)
 
@@ -280,7 +260,6 @@ class RanksStrategy(LaunchedStrategy):
         return {"timeout": self._timeout, "device_id": device}
 
     def end_at_once(self, why: str) -> None:
-        """End all ranks in the midst of what they do, and say why, once. For a signal handler."""
         self.lockstep.end_at_once(why, speaks=self.is_global_zero)
 
     def on_exception(self, exception: BaseException) -> None:
@@ -292,5 +271,4 @@ class RanksStrategy(LaunchedStrategy):
 
     @property
     def ending(self) -> Ending:
-        """Whether the run ends before its last step, and by which signal."""
         return self.lockstep.ending

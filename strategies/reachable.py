@@ -144,7 +144,6 @@ class Reachable:
         yield from scope.read().items()
 
     def _own(self, module: str) -> bool:
-        """Whether the code of a module is the author's."""
         return module.partition(".")[0] in self.authors or _is_own(module)
 
 

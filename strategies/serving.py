@@ -7,21 +7,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 
 from gan.files.errors import UserError
 from gan.module import GanModule
 from strategies.assignment import choose
 from strategies.choice import Choice, ranks_as_typed
-from strategies.first_weights import FirstWeights, move
 from strategies.placing.messages import Bridge
 from strategies.placing.placement import Part, Placement, check
 from strategies.placing.remote_player import Servers, leave
 from strategies.placing.server import Server
-from strategies.players import Players
 from strategies.policies.policy import Policy
-from strategies.world import World
 
 
 class Division:
@@ -34,7 +30,6 @@ class Division:
 
     @property
     def trains(self) -> bool:
-        """Whether this rank trains."""
         return self.part is None or self.part.trains
 
     def take_part(self, rank: int, trains: Callable[..., Any], serves: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,7 +61,7 @@ class Division:
         """Make the process group of this rank's part, and the bridge to all ranks of the run."""
         if self.part is not None and self.placement is not None:
             part, own = self.part, dist.PrefixStore(self.part.name, store)
-            dist.init_process_group(backend, store=own, rank=part.rank, world_size=part.size, **options)
+            dist.init_process_group(backend, store=own, rank=part.rank, world_size=len(part.ranks), **options)
             self.bridge = Bridge(store, part.ranks[part.rank], self.placement.size, device)
 
     def leave_to_others(self, game: GanModule, choice: Mapping[str, Choice]) -> None:
@@ -88,21 +83,12 @@ class Division:
         players = served(self.placement, choice, game).items()
         return {name: lines[each.ranks] for name, each in players if each.ranks is not None}
 
-    def set_up(
-        self,
-        game: GanModule,
-        choice: Mapping[str, Choice],
-        players: Players,
-        world: World,
-        precision: Precision,
-        training: bool,
-    ) -> None:
-        """The players that this rank serves, with their first weights."""
-        chosen = self.served_here(game, choice)
-        part = part_of(game, chosen)
-        move(part, world.device, precision)
-        players.assign(part, chosen, world, precision, {})
-        players.adopt(FirstWeights(part, world, seed=0, resumed=False), training)
+    def served_here(self, game: GanModule, choice: Mapping[str, Choice]) -> dict[str, Choice]:
+        """What was typed for the players that this rank serves."""
+        assert self.placement is not None and self.part is not None
+        game.assemble()
+        everywhere, here = served(self.placement, choice, game).items(), self.part.ranks
+        return {name: Choice(each.policy, each.options) for name, each in everywhere if each.ranks == here}
 
     def serve(self, policies: Mapping[str, Policy], signal: Callable[[], int]) -> None:
         """Answer the ranks that train, until the training ends."""
@@ -110,14 +96,6 @@ class Division:
             policy.switch.turn(False)
         assert self.bridge is not None and self.placement is not None and self.part is not None
         Server(self.bridge, self.placement.training, self.part.ranks, policies, signal).run()
-
-    def served_here(self, game: GanModule, choice: Mapping[str, Choice]) -> dict[str, Choice]:
-        """What was typed for the players that this rank serves."""
-        assert self.placement is not None and self.part is not None
-        game.assemble()
-        chosen = served(self.placement, choice, game)
-        here = {name: each for name, each in chosen.items() if each.ranks == self.part.ranks}
-        return {name: Choice(each.policy, each.options) for name, each in here.items()}
 
 
 def served(placement: Placement, choice: Mapping[str, Choice], game: GanModule) -> dict[str, Choice]:

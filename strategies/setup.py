@@ -23,6 +23,7 @@ from strategies.first_weights import FirstWeights, move, refuse_lazy, refuse_one
 from strategies.players import Players
 from strategies.processes.stopping import SIGNALS
 from strategies.ranks_strategy import RanksStrategy
+from strategies.serving import part_of
 from strategies.steps import while_training
 
 
@@ -96,6 +97,10 @@ def serve_players(strategy: RanksStrategy, trainer: Trainer, game: GanModule, pl
         if training:
             stack.enter_context(draws_follow(strategy.root_device))
         private.call_setup_hooks(trainer, game, *given)
-        strategy.division.set_up(game, strategy.choice, players, strategy.world, strategy.precision_plugin, training)
+        chosen, precision = strategy.division.served_here(game, strategy.choice), strategy.precision_plugin
+        part = part_of(game, chosen)
+        move(part, strategy.root_device, precision)
+        players.assign(part, chosen, strategy.world, precision, {})
+        players.adopt(FirstWeights(part, strategy.world, seed=0, resumed=False), training)
         strategy.division.serve(players.policies, lambda: strategy.ending.noted)
         players.release()  # after an error `teardown` does so

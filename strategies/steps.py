@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -11,7 +11,7 @@ import torch
 from lightning import Trainer
 from torch import Tensor
 
-from gan import noise
+from gan import noise, ranks
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
@@ -24,17 +24,46 @@ from strategies.draws import draws_follow
 from strategies.hooks import GameFirst
 from strategies.loaders import check_rows
 from strategies.lockstep import Lockstep
-from strategies.micro_batches import tensors
+from strategies.micro_batches import row_counts, tensors
 from strategies.optimizers import check_saved, check_unaltered
 from strategies.processes import heap
 from strategies.processes.equal_rows import Forms
 from strategies.sharding.resharded_parameter import version_of
-from strategies.transfer import Transfer
 from strategies.turn import Training, play
+from strategies.world import World
 
 ROOM = 64  # for losses: a message has a multiple of it
 PLAIN = (int, float, str, type(None))
 ASKING = ("monitor", "filename")  # attributes of callbacks with the names of what is logged
+
+
+class Transfer:
+    """Brings a training's batches to the device, with the author's hooks.
+
+    What the hooks draw by torch follows the sample, as in a loss. A trial begins with `raw`, the batch before them, and
+    calls them again: on this rank's samples, and on those of all ranks. So what they compute is checked as a loss is.
+    """
+
+    def __init__(self, move: Callable[[Any], Any], seed: int, world: World) -> None:
+        self.move, self.seed, self.world = move, seed, world
+        self.raw: Any = None
+
+    def next(self, batch: Any, step: int) -> Any:
+        """A batch of the training."""
+        self.raw = batch
+        return self(batch, step)
+
+    def __call__(self, batch: Any, step: int, alone: bool = False) -> Any:
+        """`alone`: these are the samples of all ranks, as one device gets them."""
+        rank, size = (0, 1) if alone else (self.world.rank, self.world.size)
+        try:
+            rows, *others = row_counts(batch)
+        except UserError:  # anything may be a batch
+            return self.move(batch)
+        first = {count: rank * count for count in others}
+        place = noise.Place((self.seed, step, "batch"), rank * rows, rows, size * rows, others=first)
+        with noise.at(place), ranks.alone(in_all_threads=True) if alone else nullcontext():
+            return self.move(batch)
 
 
 class Steps:
@@ -153,7 +182,6 @@ class Steps:
         return (phase for phase in self.game.phases if phase.due(self.game.step, self._asked))
 
     def run(self, phase: Phase, batch: Any) -> None:
-        """Play one phase."""
         if self.trial is not None:
             if phase.when is not None:
                 self.trials.tried(phase.name)
@@ -181,7 +209,6 @@ class Steps:
     def _try(
         self, play: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], trial: Trial, batch: Any
     ) -> None:
-        """Play the step for a trial."""
         self.trial = trial
         if self.begun is not None:
             dice, plain = self.begun
@@ -216,10 +243,7 @@ class Steps:
 
 @contextmanager
 def while_training(trainer: Trainer, device: torch.device, synchronise: bool) -> Iterator[None]:
-    """What differs in this process while a game trains: draws follow the samples.
-
-    With `synchronise` batch norms have statistics of all ranks.
-    """
+    """What differs here while a game trains. With `synchronise` batch norms have statistics of all ranks."""
     others = [each for each in private.callbacks(trainer) if not isinstance(each, GameFirst)]
     private.set_callbacks(trainer, [GameFirst(), *others])
     # ModelCheckpoint thinks that a manual optimization wants weights from before the update.

@@ -17,6 +17,7 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_warn
 
+from gan.files.checkpoint import load
 from gan.files.errors import DiskError, UserError
 from gan.module import GanModule
 from gan.phase import Phase
@@ -25,7 +26,7 @@ from strategies.accelerator import same_parameters
 from strategies.assignment import Auto
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.player_state import Averages, last_averages
-from strategies.checkpoint.state import State, opened
+from strategies.checkpoint.state import State
 from strategies.checkpoint.writing import Background, InBackground, excused
 from strategies.choice import choices
 from strategies.first_weights import without_values
@@ -34,7 +35,7 @@ from strategies.loaders import check_together
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
-from strategies.processes.stopping import Stopped
+from strategies.processes.stopping import OTHERS, Stopped
 from strategies.ranks_strategy import RanksStrategy
 from strategies.setup import on_devices, serve_players, set_up_players
 from strategies.steps import Steps
@@ -106,7 +107,6 @@ class PhaseStrategy(RanksStrategy):
     # ---- what a rank does ----
 
     def serve(self, trainer: Trainer, game: LightningModule | None = None, *args: Any, **kwargs: Any) -> None:
-        """What a serving rank does in place of training."""
         game = _game(game or trainer.lightning_module)
         game.trainer = trainer
         self.connect(game)
@@ -135,18 +135,19 @@ class PhaseStrategy(RanksStrategy):
 
         As in a save the first rank's path counts: ModelCheckpoint's best one differs, if what it monitors does.
         """
-        return opened(self.world.broadcast(checkpoint_path), weights_only, self.game.trainer)
+        path = self.world.broadcast(checkpoint_path)
+        tree = load(path, weights_only)
+        if self.game.trainer.state.fn == TrainerFn.FITTING and "optimizer_states" not in tree:
+            raise UserError(f"{path} has weights only, with which no training goes on; give one that has all")
+        return tree
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Weights and averages."""
         self.saving.load_networks(checkpoint, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Everything else that training needs to resume."""
         self.saving.load_training(checkpoint)
 
     def take_back(self, loops: dict[str, Any]) -> None:
-        """In the process that has started its ranks."""
         self.saving.take_back(loops)
         self.players.give_back()
 
@@ -157,7 +158,7 @@ class PhaseStrategy(RanksStrategy):
         super().on_train_start()
         game = self.game
         self.began = True
-        self.lockstep.begin()
+        self.lockstep.signals.take(OTHERS, self.ending.wish, gently=True)  # SIGTERM is Lightning's
         check_together(game.trainer.train_dataloader, private.taken_ahead(game.trainer))
         hooks, equal_rows = Hooks(game.trainer, game), self.lockstep.equal_rows
         training = Training(self.policies, self.precision_plugin, self.world, self.saving.seed, hooks, equal_rows)
@@ -165,7 +166,6 @@ class PhaseStrategy(RanksStrategy):
         self.saving.resume(game.trainer)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        """Lightning calls this with every batch."""
         if not (self.game.trainer.training and self.began):
             return super().batch_to_device(batch, device, dataloader_idx)
         return self.steps.take(batch, device, dataloader_idx)
@@ -183,12 +183,10 @@ class PhaseStrategy(RanksStrategy):
         return self.steps.step(self.game.training_step if own else self.play, *args, **kwargs)
 
     def play(self, batch: Any) -> None:
-        """Play every phase that is due."""
         for phase in self.steps.due():
             self.run(phase, batch)
 
     def run(self, phase: Phase, batch: Any) -> None:
-        """Play one phase."""
         self.steps.run(phase, batch)
 
     def all_learning(self) -> AbstractContextManager[None]:
@@ -231,7 +229,6 @@ class PhaseStrategy(RanksStrategy):
         return self.saving.networks()
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """This rank's shares of a player's optimizer state."""
         if self._ended_in_a_step:
             return {}
         return self.saving.optimizer(optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer)
@@ -276,7 +273,6 @@ class PhaseStrategy(RanksStrategy):
     on_validation_start = set_random_states_aside  # for a validation that was not started by training
 
     def on_validation_end(self) -> None:
-        """Restore training's random states, as if validation had drawn nothing."""
         self.saving.restore_random_states()
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -301,7 +297,6 @@ class PhaseStrategy(RanksStrategy):
 
     @property
     def game(self) -> GanModule:
-        """The game that is trained."""
         return _game(self.lightning_module)
 
     @property
@@ -332,7 +327,7 @@ class PhaseStrategy(RanksStrategy):
         self.began = False
         self.players.release()
         self.background.close()
-        self.lockstep.end()
+        self.lockstep.signals.give_back()
         assert self.lightning_module is not None
         with without_values(self.lightning_module), same_parameters(self.root_device):
             super().teardown()

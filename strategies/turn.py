@@ -176,10 +176,7 @@ def finish(
 
 @contextmanager
 def all_learning(policies: Mapping[str, Policy], second_order: bool = False) -> Iterator[None]:
-    """Inside the `with`, every player that can learn requires gradients: for a fake that several phases use.
-
-    With `second_order`, compiled players run eagerly inside.
-    """
+    """Inside the `with`, all that can learn require gradients; with `second_order`, compiled players run eagerly."""
     with ExitStack() as stack:
         for policy in policies.values():
             stack.enter_context(policy.for_several_phases())

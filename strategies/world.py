@@ -103,14 +103,7 @@ class World:
             dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    def smallest(self, value: Tensor) -> Tensor:
-        """The smallest of all ranks' numbers."""
-        if self.size > 1:
-            dist.all_reduce(value, dist.ReduceOp.MIN)
-        return value
-
     def mean(self, value: Tensor) -> Tensor:
-        """The mean over all ranks."""
         if self.size > 1:
             dist.all_reduce(value)
         return value / self.size
@@ -209,10 +202,7 @@ def alike(tensors: Sequence[Tensor], device: torch.device) -> bool:
 
 
 def agree(what: object, device: torch.device, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Whether all ranks of the group have the same, as its `repr` says: a tensor, for one small collective.
-
-    To read it waits for the device, so a phase reads it later.
-    """
+    """Whether all ranks of the group have the same `repr`: a tensor, read later, because that waits for the device."""
     code = zlib.crc32(repr(what).encode())
     both = torch.tensor([code, -code]).to(device, non_blocking=True)
     dist.all_reduce(both, dist.ReduceOp.MAX, group=group)

@@ -86,7 +86,6 @@ class Attributes:
         return found
 
     def _name(self, what: list[str], words: str) -> None:
-        """Warn of what was not named before."""
         if new := [each for each in what if each not in self.named]:
             self.named.update(new)
             rank_zero_warn(words.format(", ".join(map(repr, new))))
@@ -101,17 +100,12 @@ class Attributes:
         left = TORCHS | LIGHTNINGS if isinstance(value.owner, nn.Module) else set()
         left = left if self.game.training else left | {"training"}  # a validation puts all modules into eval()
         changed = {n: each for n, each in now.items() if n not in before or not alike(before[n], each)}
-        players = self._of_players()
+        trainer = self.game.trainer  # it has optimizers and schedules that a checkpoint has already
+        players = {id(e) for e in (*trainer.optimizers, *(each.scheduler for each in trainer.lr_scheduler_configs))}
         kept = (n for n, each in changed.items() if not isinstance(each, CODE) and id(each) not in players)
         return {n: changed[n] for n in kept if n not in left}
 
-    def _of_players(self) -> set[int]:
-        """Optimizers and schedules that a checkpoint has already, which a game may keep too."""
-        trainer = self.game.trainer
-        return {id(each) for each in (*trainer.optimizers, *(each.scheduler for each in trainer.lr_scheduler_configs))}
-
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Fill in what `state` returned."""
         self.made = {}
         with torch._C.DisableTorchFunctionSubclass():  # a sharded weight would ask each time whether this is allowed
             for name, weight in self.game.named_parameters():

@@ -35,10 +35,12 @@ def check_made(player: Player, updater: Updater, then: Mapping[str, Any]) -> Non
             )
     for before, made in zip(then["groups"], now["groups"], strict=False):
         for name in _made_otherwise(before, made):
-            if _is_choice(name, before[name], made[name]):
+            was, is_now = before[name], made[name]
+            # An optimizer asks whether there is one.
+            if isinstance(is_now, bool | str | None) or was is None or (name == "momentum" and not was):
                 raise UserError(
-                    f"player '{player.name}': its {now['optimizer']} was trained with {name}={before[name]!r}, and has "
-                    f"{name}={made[name]!r} now; {advice}"
+                    f"player '{player.name}': its {now['optimizer']} was trained with {name}={was!r}, and has "
+                    f"{name}={is_now!r} now; {advice}"
                 )
 
 
@@ -81,11 +83,6 @@ def _replay(player: Player, updater: Updater, schedule: LRScheduler) -> None:
         for _ in range(private.steps_of(schedule)):
             again.step()
     schedule.load_state_dict(again.state_dict())
-
-
-def _is_choice(name: str, before: Any, now: Any) -> bool:
-    """Whether an optimizer asks whether there is one."""
-    return isinstance(now, bool | str | None) or before is None or (name == "momentum" and not before)
 
 
 def _put(group: dict[str, Any], name: str, value: Any) -> None:

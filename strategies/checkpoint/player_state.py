@@ -5,6 +5,7 @@ Each rank saves and loads its shares of the tensors, under the names that plain 
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,7 +21,7 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.pretrained import WeightFiles, check_files
 from strategies.checkpoint.made import check_made
-from strategies.optimizers import Updater
+from strategies.optimizers import LossScale, Updater
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import version_of
 from strategies.world import World
@@ -124,7 +125,6 @@ def optimizer_state(policy: Policy, updater: Updater) -> dict[str, Any]:
 
 
 def load_optimizer_state(policy: Policy, updater: Updater, saved: Mapping[str, Any]) -> None:
-    """Load this rank's part of a saved optimizer state."""
     if "made" in saved:
         check_made(policy.player, updater, saved["made"])
     if [group["params"] for group in saved["param_groups"]] != updater.groups:
@@ -200,18 +200,17 @@ def rest_of_state(policy: Policy) -> dict[str, Any]:
     return {
         "ema": average_state(policy),
         "ema_updates": 0 if policy.average is None else policy.average.updates,
-        "loss_scale": None if policy.loss_scale is None else policy.loss_scale.state_dict(),
+        "loss_scale": None if policy.loss_scale is None else asdict(policy.loss_scale),
         "skipped": policy.skipped,
     }
 
 
 def load_rest(policy: Policy, state: Mapping[str, Any]) -> None:
-    """Load what `rest_of_state` has saved beside the average."""
     policy.skipped = state.get("skipped", 0)
     if policy.average is not None:
         policy.average.updates = state.get("ema_updates", 0)
     if policy.loss_scale is not None and state.get("loss_scale") is not None:
-        policy.loss_scale.load_state_dict(state["loss_scale"])
+        policy.loss_scale = LossScale(**state["loss_scale"])
 
 
 # ---- weights that are not in it ----

@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 from lightning import Trainer
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from gan import noise
-from gan.files.checkpoint import failing, load, load_module_state
+from gan.files.checkpoint import failing, load_module_state
 from gan.files.errors import UserError
 from gan.files.finite import Bad, NotFinite, as_made, named, not_finite
 from gan.files.tensors import Share
@@ -165,10 +164,7 @@ class State:
     # ---- load ----
 
     def load_networks(self, checkpoint: Mapping[str, Any], strict: bool) -> None:
-        """Check that the checkpoint is of this game, then load weights and averages.
-
-        Weights that are not finite are refused: no optimizer can mend them.
-        """
+        """Check that the checkpoint is of this game, then load weights and averages. Refuse what is not finite."""
         name, saved = type(self.game).__name__, list(checkpoint.get("players", ()))
         if checkpoint.get("game") != name or saved != list(self.policies):
             raise UserError(
@@ -230,7 +226,18 @@ class State:
         """
         resumed, self._resumed = self._resumed, {}
         at_its_end = _go_on_in_the_epoch(trainer)
-        self._remember(trainer, resumed.get("attributes"), resumed.get("random_states"))
+        number, size, remembered = self.world.rank, self.world.size, resumed.get("attributes")
+        if remembered and self.attributes is not None:
+            with failing(Path(trainer.ckpt_path or "")):
+                self.attributes.load(remembered[number] if len(remembered) == size else remembered[0])
+        # A training that begins goes on as if one device had saved it now: where the first rank is, so that others may
+        # take what that draws. Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all.
+        states = resumed.get("random_states") or [self.world.broadcast(random_state.capture())]
+        if len(states) == size or number == 0:
+            random_state.restore(states[number])
+        else:
+            torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))
+            random_state.restore_alike(states[0])
         for (policy, updater), saved in zip(self._updaters(), resumed.get("optimizer_states", ()), strict=False):
             if "made" in saved and (said := go_on(policy.player, updater, saved["made"])):  # a schedule asks the game
                 private.say(said)
@@ -244,27 +251,6 @@ class State:
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             trainer.fit_loop.reset()  # counts an epoch that ends with the checkpoint
         self.resume(trainer)
-
-    def _remember(
-        self, trainer: Trainer, remembered: list[Mapping[str, Any]] | None, states: list[dict[str, Any]] | None
-    ) -> None:
-        number, size = self.world.rank, self.world.size
-        if states is None:
-            if size > 1:
-                # Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all of them alike. The
-                # first one goes on as one device would, so that others may take what it draws.
-                if number > 0:
-                    torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))
-                random_state.restore_alike(self.world.broadcast(random_state.capture()))
-            return
-        if remembered and self.attributes is not None:
-            with failing(Path(trainer.ckpt_path or "")):
-                self.attributes.load(remembered[number] if len(remembered) == size else remembered[0])
-        if len(states) == size or number == 0:
-            random_state.restore(states[number])
-        else:
-            torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))
-            random_state.restore_alike(states[0])
 
     def take_back(self, loops: dict[str, Any]) -> None:
         """In the process that has started its ranks: what they remember, and where they have ended."""
@@ -284,14 +270,6 @@ class State:
         if self._set_aside is not None:
             random_state.restore(self._set_aside)
         self._set_aside = None
-
-
-def opened(path: Any, weights_only: bool | None, trainer: Trainer) -> dict[str, Any]:
-    """A checkpoint's tree. If the trainer trains, it must be one from which that can go on."""
-    tree = load(path, weights_only)
-    if trainer.state.fn == TrainerFn.FITTING and "optimizer_states" not in tree:
-        raise UserError(f"{path} has weights only, with which no training goes on; give one that has all")
-    return tree
 
 
 def _go_on_in_the_epoch(trainer: Trainer) -> bool:

@@ -269,10 +269,7 @@ class Background:
             raise UserError("checkpoints are written to a local or mounted disk; leave storage_options out")
 
     def start(
-        self,
-        write: Callable[[], None],
-        failed: Callable[[], None],
-        excuse: Callable[[DiskError], None] | None = None,
+        self, write: Callable[[], None], failed: Callable[[], None], excuse: Callable[[DiskError], None] | None = None
     ) -> None:
         """Begin to write. `failed` is called in the thread if that, or what is done afterwards, raises an error.
 
@@ -319,7 +316,6 @@ class Background:
             rank_zero_warn(str(error))
 
     def close(self) -> None:
-        """End the thread."""
         self.wait()
         if self._thread is not None:
             self._thread.shutdown()

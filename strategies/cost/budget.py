@@ -56,16 +56,12 @@ class Cost:
 
     @property
     def peak(self) -> PhaseCost:
-        """The phase that holds most."""
         return max(self.phases, key=lambda phase: phase.bytes)
 
     @property
     def moved(self) -> Moved:
         """Bytes a step, in the mean over many steps."""
-        total = Moved()
-        for phase in self.phases:
-            total += phase.moved * (1 / phase.every)
-        return total
+        return sum((phase.moved * (1 / phase.every) for phase in self.phases), Moved())
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,7 @@ class Budget:
     def __post_init__(self) -> None:
         # Each is found out once.
         self.traces, self.policy = cache(self.trace), cache(self._policy)
-        self.curves, self.activations = cache(self._curves), cache(self._activations)
+        self.curves = cache(self._curves)
         self.belongings = belongings_of(self.game.players, self.game, self.game.phases)
         own = {id(each) for player in self.game.players.values() for each in _tensors(player.module)}
         self.others = size(each for each in _tensors(self.game) if id(each) not in own)  # of no player
@@ -134,7 +130,7 @@ class Budget:
             sums = [Collective("all-reduce", trace.reduced, Group(self.world.size))] if self.world.size > 1 else []
             calls = {name: self._sent(self.served[name].ranks, each.sent) for name, each in trace.asked.items()}
             more.append({**calls, LOSSES: sums})
-        activations = [each + self.others for each in self.activations(recompute)]
+        activations = [trace.activations + self.others for trace in self.traces(recompute)]
         return self._cost(here, recompute, activations, more, buffers)
 
     def serving(self, chosen: Mapping[str, Choice]) -> dict[range, Cost]:
@@ -213,9 +209,6 @@ class Budget:
         with private.fake_world(policy.world.size):
             played = _dry(policy, self.game.phases)
             return [played.play(trace) for trace in traces]
-
-    def _activations(self, recompute: frozenset[str]) -> list[np.ndarray]:
-        return [trace.activations for trace in self.traces(recompute)]
 
 
 def _dry(policy: Policy, phases: Sequence[Phase]) -> Dry:

@@ -21,7 +21,7 @@ from strategies import private
 from strategies.amounts import Collective, Group, size
 from strategies.cost import trace as kinds
 from strategies.cost.trace import Event, Trace
-from strategies.living import Count, Living
+from strategies.observers import Count, Living
 from strategies.policies.belongings import Belongings
 from strategies.policies.ddp import Ddp
 from strategies.policies.deepspeed import DeepSpeed2
@@ -36,7 +36,6 @@ from strategies.sharding.storage import Buckets
 from strategies.sharding.unshard_on_read import UnshardOnRead
 from strategies.world import Groups
 
-READS_AND_CALLS = (kinds.ENTER, kinds.LEAVE, kinds.READ, kinds.NEED, kinds.AGAIN)
 META = torch.device("meta")
 COLLECTIVES = {"allreduce": "all-reduce", "allgather": "all-gather", "reduce_scatter": "reduce-scatter"}
 
@@ -121,7 +120,9 @@ class Dry:
         kind, what = event.kind, event.what
         mine = what == self.policy.player.name
         if kind == kinds.BEGIN:
-            self.begin(self.phases[trace.phase])
+            phase = self.phases[trace.phase]
+            self.learning = self.policy.player.name in phase.learners
+            self.stack.enter_context(self.policy.during(phase))
         elif kind == kinds.BACKWARD and self.learning:
             self.backward(what)
         elif kind == kinds.GRADIENT and self.learning and what in self.copy_of:
@@ -133,13 +134,9 @@ class Dry:
         elif kind == kinds.DROP and mine:
             self.policy.reduction.drop()
         elif kind == kinds.END:
-            self.end()
-        elif kind in READS_AND_CALLS:
+            self.stack.close()
+        else:
             self.read_or_call(event)
-
-    def begin(self, phase: Phase) -> None:
-        self.learning = self.policy.player.name in phase.learners
-        self.stack.enter_context(self.policy.during(phase))
 
     def read_or_call(self, event: Event) -> None:
         """Weights are read, or needed by backward, of any player; or a call of a module begins or ends."""
@@ -154,7 +151,7 @@ class Dry:
         elif event.kind == kinds.NEED:
             for copy in self.copied([event.what]):
                 self.on_read.fetch(self.on_read.number[id(copy)])
-        elif event.what == self.policy.player.name:
+        elif event.kind == kinds.AGAIN and event.what == self.policy.player.name:
             self.on_read.begin_again()
 
     def copied(self, weights: Any) -> list[nn.Parameter]:
@@ -177,9 +174,6 @@ class Dry:
         for piece in self.owned.values() if self.home else ():
             if piece.grad is not None:
                 self.living.forget(piece.grad)  # it is in the CPU's memory now
-
-    def end(self) -> None:
-        self.stack.close()
 
 
 class Replicated(Dry):
@@ -247,8 +241,7 @@ def _prepare_engine(policy: DeepSpeed2) -> None:
     sharded_too = [Bucket(part, sharing) for part in parts(others)] if third else []
     policy.storage = Buckets(policy.weights, sharing, learning, sharded_too)
     if third:
-        everything, readers = policy.belongings.parameters.values(), policy.belongings.readers
-        policy.on_read = UnshardOnRead(everything, readers, policy.storage, policy.name)
+        policy.on_read = UnshardOnRead(policy.belongings.readers, policy.storage, policy.name)
     if policy.weights:
         policy.reduction = EngineReduction(policy)
 

@@ -43,7 +43,6 @@ class Stages(Dry):
             self.ends |= set(list({unit.stage: unit.module for unit in units}.values())[:-1])
             self.stage_of |= {unit.module: unit.stage for unit in units}
             self.stage_of_weight |= {id(each): unit.stage for unit in units for each in unit.parameters.values()}
-        self.entered: list[nn.Module] = []
         # The gradients of each rank, by network: all of them, and the largest one.
         self.rank_of = {id(each): rank for rank, part in enumerate(policy.parts) for each in part.values()}
         self.own, self.largest = {}, {}
@@ -87,14 +86,13 @@ class Stages(Dry):
         return np.array([ledger.curve(one_device) - less for ledger, less in zip(ranks, self.less, strict=True)])
 
     def calls(self, trace: Trace, lives: "Lives") -> Iterator["Call"]:
-        inside, first, stage, stages = [], None, 0, np.full(len(trace.events), -1)
+        first, stage, stages = None, 0, np.full(len(trace.events), -1)
         for number, event in enumerate(trace.events):
             if event.kind == kinds.ENTER:
-                inside.append(event.what)
                 if event.what in self.networks:
                     first, stage = number, 0
                 stage = self.stage_of.get(event.what, stage)
-            elif event.kind == kinds.LEAVE and inside.pop() in self.networks and first is not None:
+            elif event.kind == kinds.LEAVE and event.what in self.networks and first is not None:
                 yield Call(trace, lives, first, number, stages, self.stage_of_weight)
                 first, stages = None, np.full(len(trace.events), -1)
             if first is not None:
@@ -155,15 +153,13 @@ class Stages(Dry):
 
     def read_or_call(self, event: Event) -> None:
         if event.kind == kinds.ENTER:
-            self.entered.append(event.what)
             if event.what in self.networks:
                 self.passes(event, "all-gather", "all-reduce")
         elif event.kind == kinds.LEAVE:
-            module = self.entered.pop()
-            if module in self.ends:
+            if event.what in self.ends:
                 # Each rank sends to the next one only, so that in the mean over the ranks one of them sends nothing.
                 self.passes(event, "send", "send", (self.pipe.size - 1) / self.pipe.size)
-            if module in self.networks:
+            if event.what in self.networks:
                 self.passes(event, "scatter", "gather")
 
     def passes(self, event: Event, there: str, back: str, times: float = 1) -> None:

@@ -2,17 +2,18 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from strategies.living import Count
+from strategies.observers import Count
 
 # What may happen, and what `what` is then.
 BEGIN = "begin"  # of the phase
 ENTER = "enter"  # a module's forward begins: the module
-LEAVE = "leave"  # the innermost forward ends
+LEAVE = "leave"  # the innermost forward ends: its module
 READ = "read"  # weights are read: a tuple of their ids
 BACKWARD = "backward"  # a backward begins: whether it is the phase's last one
 NEED = "need"  # the backward needs a weight: its id
@@ -73,7 +74,7 @@ class Trace:
     lives: list[list[int]] = field(default_factory=list)
     uses: set[tuple[int, int]] = field(default_factory=set)
 
-    @property
+    @cached_property
     def activations(self) -> np.ndarray:
         """When the events happen, and then the most of each until the next one."""
         return np.array([*(e.alive for e in self.events), *(e.highest for e in self.events)], dtype=float)

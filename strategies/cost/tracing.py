@@ -15,13 +15,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from gan.module import GanModule
-from gan.phase import Phase, Player
+from gan.phase import Phase
 from strategies import private
 from strategies.cost import trace as kinds
 from strategies.cost.trace import Trace
 from strategies.hooks import Hooks
-from strategies.living import Count, Living
 from strategies.micro_batches import tensors
+from strategies.observers import Count, Living
 from strategies.options.recompute import Recompute
 from strategies.placing.remote_player import RemotePlayer
 from strategies.placing.server import ServersOnPaper
@@ -49,8 +49,9 @@ def traces(
     belongings = belongings_of(game.players, game, game.phases)
     recorder = Recorder(game, tensors(batch))
     policies = {name: Policy(player, world, {}, belongings[name]) for name, player in game.players.items()}
-    undo: list[RecomputeEvents | RemotePlayer] = [
-        RecomputeEvents(game.players[name], recorder) for name in sorted(recompute)
+    undo: list[Recompute | RemotePlayer] = [
+        Recompute(game.players[name], begin_again=partial(recorder.add, kinds.AGAIN, name))
+        for name in sorted(recompute)
     ]
     before, trainer = game._trainer, PaperTrainer(policies)
     in_place: Any = trainer
@@ -91,12 +92,7 @@ def steps(phases: Sequence[Phase]) -> dict[int, list[Phase]]:
 
 
 def _trace(
-    game: GanModule,
-    phase: Phase,
-    step: int,
-    batch: Any,
-    trainer: "PaperTrainer",
-    recorder: "Recorder",
+    game: GanModule, phase: Phase, step: int, batch: Any, trainer: "PaperTrainer", recorder: "Recorder"
 ) -> Trace:
     policies, trainer.global_step = trainer.policies, step
     recorder.begin(Trace(phase.name, phase.second_order, tuple(phase.learners), phase.every))
@@ -114,22 +110,6 @@ def _trace(
     for policy in policies.values():
         policy.end_step(False)
     return recorder.trace
-
-
-class RecomputeEvents(Recompute):
-    """Says when backward runs the forward of a block again."""
-
-    def __init__(self, player: Player, recorder: "Recorder") -> None:
-        self.recorder = recorder
-        super().__init__(player)
-
-    def run(self, name: str, parts: Sequence[nn.Module], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            if private.in_backward():
-                self.recorder.add(kinds.AGAIN, self.player.name)
-            return forward(*args, **kwargs)
-
-        return super().run(name, parts, noted, *args, **kwargs)
 
 
 class Backwards(Hooks):
@@ -243,7 +223,7 @@ class Recorder:
         self._passed(args)
 
     def _leave(self, module: nn.Module, args: Any, found: Any) -> None:
-        self.add(kinds.LEAVE)
+        self.add(kinds.LEAVE, module)
         self._passed(found)
 
     def _passed(self, values: Any) -> None:

@@ -93,7 +93,7 @@ def _groups(name: str, sequential: nn.Sequential) -> list[Block]:
     layers, ranges = list(sequential), []
     for is_part, positions in groupby(range(len(layers)), lambda k: _has_layers(layers[k])):
         row = list(positions)
-        weighted = [k for k in row if _has_weights(layers[k])]
+        weighted = [k for k in row if any(weight.dim() > 1 for weight in layers[k].parameters())]  # no mere norms
         if weighted and not is_part:
             each = math.ceil(len(weighted) / math.isqrt(len(weighted)))
             ranges += [(a, b) for a, b in pairwise([*weighted[::each], row[-1] + 1]) if b - a > 1]
@@ -109,11 +109,6 @@ def _has_layers(module: nn.Module) -> bool:
     """Whether modules inside the module do some of its work."""
     children = [child for _, child in _children("", module)]
     return len(children) > 1 if _is_sequential(module) else any(True for c in children for _ in c.parameters())
-
-
-def _has_weights(layer: nn.Module) -> bool:
-    """Whether a layer has weights, other than the vectors of a norm."""
-    return any(weight.dim() > 1 for weight in layer.parameters())
 
 
 def _children(name: str, module: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -65,7 +65,6 @@ class Compiled:
 
     @contextmanager
     def as_written(self) -> Iterator[None]:
-        """Inside the `with`, the network runs eagerly."""
         before = self.networks[0].used
         self.use(False)
         try:
@@ -161,20 +160,17 @@ def played(phase: Phase, compiled: list[str], by_author: bool) -> Iterator[None]
 
     `by_author`: the game itself compiles some of them.
     """
-    if not compiled:
-        yield
-        return
     try:
         yield
     except RuntimeError as error:
-        if "does not currently support double backward" in str(error):
-            option = f"leave torch.compile out of the game, type {instead(compiled[0], 'ddp+compile')} and "
-            raise UserError(
-                f"phase '{phase.name}' differentiates a gradient, and a compiled player cannot be differentiated twice "
-                f"({', '.join(compiled)}); {option * by_author}type Phase('{phase.name}', ..., second_order=True), "
-                f"and in this phase they run without torch.compile"
-            ) from error
-        raise
+        if not compiled or "does not currently support double backward" not in str(error):
+            raise
+        option = f"leave torch.compile out of the game, type {instead(compiled[0], 'ddp+compile')} and "
+        raise UserError(
+            f"phase '{phase.name}' differentiates a gradient, and a compiled player cannot be differentiated twice "
+            f"({', '.join(compiled)}); {option * by_author}type Phase('{phase.name}', ..., second_order=True), and in "
+            f"this phase they run without torch.compile"
+        ) from error
 
 
 @contextmanager

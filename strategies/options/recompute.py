@@ -130,7 +130,6 @@ class Recompute:
         return checkpoint(once, *leaves, use_reentrant=False, early_stop=not whole)
 
     def release(self) -> None:
-        """Restore every module's own forward."""
         for undo in reversed(self.undo):
             undo()
         self.undo, self.begin_again = [], None

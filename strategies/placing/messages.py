@@ -135,7 +135,6 @@ class Packed:
 
 
 def unpacked(content: bytes, tensors: Sequence[Tensor], device: torch.device) -> Any:
-    """The object again, with these tensors in it."""
     return _Unpickler(content, tensors, device).load()
 
 

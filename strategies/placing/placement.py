@@ -23,10 +23,6 @@ class Part:
         return self.ranks.start == 0
 
     @property
-    def size(self) -> int:
-        return len(self.ranks)
-
-    @property
     def name(self) -> str:
         return ("training" if self.trains else "serving") + f" {ranks_as_typed(self.ranks)}"
 
@@ -40,7 +36,6 @@ class Placement:
     serving: Mapping[str, range]
 
     def part(self, rank: int) -> Part:
-        """The part of a rank of the whole run."""
         ranks = next(each for each in (self.training, *self.serving.values()) if rank in each)
         return Part(ranks, rank - ranks.start)
 

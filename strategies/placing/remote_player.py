@@ -77,10 +77,8 @@ class Servers:
         self.contexts.append(context)
         try:
             yield
-        except BaseException:
+        finally:
             self.contexts.pop()
-            raise
-        self.contexts.pop()
         if self.entered == context and context not in self.contexts:
             self._leave()
 
@@ -230,10 +228,7 @@ class RemotePlayer(Policy):
     # ---- calls ----
 
     def take_calls(self) -> None:
-        """From now on calls of the network, of its parts and of their own methods go to the serving ranks.
-
-        The hooks of modules run there.
-        """
+        """From now on serving ranks answer calls of the network, its parts and their methods, and run the hooks."""
         for path, module in self.player.module.named_modules():
             names = {"_call_impl": path, **{name: f"{path}.{name}".lstrip(".") for name in methods(module)}}
             made = {name: self._caller(called, getattr(module, name)) for name, called in names.items()}

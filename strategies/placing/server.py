@@ -96,6 +96,10 @@ class Answers:
 
     def called(self, rank: int, call: Call, signal: int = 0) -> Returned:
         """Run a call, and keep its graph."""
+
+        def add(values: Tensor) -> NoReturn:
+            raise self._refusal(call, "uses gan.ranks")
+
         for key in call.dropped:
             self.graphs.pop((rank, call.player, key), None)
         policy = self.policies[call.player]
@@ -114,11 +118,12 @@ class Answers:
         dice = random_state.dice()
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(call.learns))
-            stack.enter_context(self._autocast(call))
+            if call.autocast is not None:
+                stack.enter_context(torch.autocast(self.device.type, call.autocast))
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(call.dtype)
             stack.enter_context(noise.at(place))
-            stack.enter_context(ranks.alone() if call.ranks == 1 else ranks.summed_by(self._refused(call), 0, 2))
+            stack.enter_context(ranks.alone() if call.ranks == 1 else ranks.summed_by(add, 0, 2))
             if call.shared:
                 stack.enter_context(policy.for_several_phases())
             value = (attrgetter(call.name)(network) if call.name else network)(*args, **kwargs)
@@ -152,15 +157,6 @@ class Answers:
         found = iter(torch.autograd.grad(outputs, learning, slopes, allow_unused=True, retain_graph=message.keep))
         return [next(found) if each.requires_grad else None for each in arguments]
 
-    def _autocast(self, call: Call) -> AbstractContextManager[Any]:
-        return nullcontext() if call.autocast is None else torch.autocast(self.device.type, call.autocast)
-
-    def _refused(self, call: Call) -> Callable[[Tensor], NoReturn]:
-        def add(values: Tensor) -> NoReturn:
-            raise self._refusal(call, "uses gan.ranks")
-
-        return add
-
     def _refusal(self, call: Call, what: str, instead: str = "return what it makes") -> UserError:
         return UserError(
             f"{call.called} of player '{call.player}', which is on another rank, {what}; {instead}, or leave "
@@ -172,12 +168,7 @@ class Server:
     """`policies` are those of the players that these ranks serve. `signal` says which one has asked to end, if any."""
 
     def __init__(
-        self,
-        bridge: Bridge,
-        training: range,
-        serving: range,
-        policies: Mapping[str, Policy],
-        signal: Callable[[], int],
+        self, bridge: Bridge, training: range, serving: range, policies: Mapping[str, Policy], signal: Callable[[], int]
     ) -> None:
         self.bridge, self.serving, self.policies, self.signal = bridge, serving, policies, signal
         self.rounds = rounds(training, serving, bridge.rank - serving.start)
@@ -186,7 +177,6 @@ class Server:
         self.stack = ExitStack()  # the phase that is played, or gathered()
 
     def run(self) -> None:
-        """Answer calls until the training ends."""
         for rank, own in self.rounds:
             if own:
                 self.bridge.send([rank], self.together)

@@ -1,6 +1,6 @@
 """What belongs to one player of a game, where players may share parameters that do not learn."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -34,8 +34,9 @@ class Belongings:
 def belongings_of(
     players: Mapping[str, Player], game: nn.Module, phases: Sequence[Phase] = ()
 ) -> dict[str, Belongings]:
-    """What belongs to each player of a game."""
-    everywhere = _with_parameters([game, *(player.module for player in players.values())])
+    roots = [game, *(player.module for player in players.values())]
+    modules = dict.fromkeys(module for root in roots for module in root.modules())
+    everywhere = {module: set(map(id, module.parameters())) for module in modules}
     learning = {module for player in players.values() if not player.frozen for module in player.module.modules()}
     found = {}
     for name, parameters in parameters_of(tuple(players.values())).items():
@@ -46,12 +47,6 @@ def belongings_of(
         readers = [*player.module.modules(), *readers]
         found[name] = Belongings(parameters, tuple(dict.fromkeys(readers)), kept, optimizers)
     return found
-
-
-def _with_parameters(roots: Iterable[nn.Module]) -> dict[nn.Module, set[int]]:
-    """All modules, each with the ids of the parameters that it has, directly or inside."""
-    modules = dict.fromkeys(module for root in roots for module in root.modules())
-    return {module: set(map(id, module.parameters())) for module in modules}
 
 
 # [Note: requires_grad]

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from gan.phase import MakeOptimizer, Player
 from strategies.amounts import Held, size
-from strategies.living import Living
+from strategies.observers import Living
 from strategies.optimizers import Modes, elementwise
 from strategies.policies.belongings import Belongings
 from strategies.world import World
@@ -42,10 +42,7 @@ class OptimizerCost:
 
 
 def optimizer_cost(make: MakeOptimizer, shapes: Sequence[Sequence[int]] = SQUARES) -> OptimizerCost:
-    """What an optimizer costs that `make` makes of weights of these shapes.
-
-    It gets small stand-ins of all of them, because it may group them by their place, number or dimensions.
-    """
+    """What an optimizer of such weights costs. It gets stand-ins of all: it may group them by place or dimensions."""
     weights = [_stand_in(shape) for shape in shapes]
     optimizer = make(weights)
     _step(optimizer, weights, foreach=None)

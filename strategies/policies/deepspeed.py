@@ -64,7 +64,6 @@ class DeepSpeed2(Policy):
 
     @property
     def divided(self) -> bool:
-        """Whether there is an engine."""
         return self.world.size > 1 and bool(self._sharded())
 
     @property
@@ -127,10 +126,9 @@ class DeepSpeed3(DeepSpeed2):
         return self.belongings.parameters
 
     def make_storage(self) -> Storage:
-        everything, readers = self.belongings.parameters.values(), self.belongings.readers
-        refuse_compiled_by_author(self.player, readers, self.name)
+        refuse_compiled_by_author(self.player, self.belongings.readers, self.name)
         storage = super().make_storage()
-        self.on_read = UnshardOnRead(everything, readers, storage, self.name)
+        self.on_read = UnshardOnRead(self.belongings.readers, storage, self.name)
         return storage
 
     @property

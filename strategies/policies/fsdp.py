@@ -1,18 +1,22 @@
-"""fsdp: everything of the player sharded, block by block, by torch's FSDP2."""
+"""fsdp: everything of the player sharded, block by block, by torch's FSDP2, of which only public words are used."""
 
 import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, UnshardHandle, fully_shard
 
+from strategies.accelerator import pins
 from strategies.amounts import size
 from strategies.options.blocks import modules_of_blocks
 from strategies.policies.sharded import WHOLE_BUCKETS
 from strategies.policies.zero3 import Zero3
 from strategies.sharding import bucket
-from strategies.sharding.fsdp_bucket import FsdpBucket
+from strategies.sharding.bucket import Bucket, Sharing
 
 
 class Fsdp(Zero3):
@@ -27,7 +31,7 @@ class Fsdp(Zero3):
 
     Held on each rank: as zero3. While FSDP2 gathers a unit it has the memory of two.
 
-    See [Note: what FSDP2 does not see] in sharding/fsdp_bucket.py.
+    See [Note: what FSDP2 does not see].
     """
 
     name = "fsdp"
@@ -55,11 +59,74 @@ class Fsdp(Zero3):
         largest = max(size(part.values()) for each in self.weights_and_others() for part in self.parts(each))
         return min(WHOLE_BUCKETS * largest, size(self.belongings.parameters.values()) + size(self.weights.values()))
 
-    def bucket(self, part: Mapping[str, nn.Parameter]) -> bucket.Bucket:
+    def bucket(self, part: Mapping[str, nn.Parameter]) -> Bucket:
         group = DeviceMesh.from_group(self.group, self.world.device.type) if self.mesh is None else self.mesh
         return FsdpBucket(part, self.sharing, group)
 
     @cached_property
     def blocks(self) -> list[nn.Module]:
-        """The modules whose weights are gathered together."""
         return modules_of_blocks(self.player)
+
+
+class FsdpBucket(Bucket):
+    """A bucket whose shard FSDP2 has, and which FSDP2 gathers in a phase.
+
+    [Note: what FSDP2 does not see]
+    FSDP2 expects that it wraps the network. It gathers a unit when its module is called, puts parameters of its own in
+    the place of the author's, and reduces when backward has passed the module. So it does not notice a weight that is
+    read outside of such a call; a weight that has changed since the forward; a weight for which one rank has no
+    gradient, after which the ranks' reductions do not match; or a phase of second order, which needs the weights again.
+    So here FSDP2 never sees the network. It shards a twin: a parameter of its own, as long as the bucket. When the unit
+    is read (see unshard_on_read.py), FSDP2 gathers the twin, and the author's weights use its memory until it is freed.
+    Gradients are reduced as in zero3.
+
+    FSDP2 resizes the memory that it frees, and cannot once code has a numpy view of it. So between phases the weights
+    are gathered into other memory.
+    """
+
+    def __init__(self, weights: Mapping[str, nn.Parameter], sharing: Sharing, mesh: DeviceMesh) -> None:
+        self.mesh: DeviceMesh | None = mesh
+        self.twin: Any = nn.Module()  # to which FSDP2 gives methods
+        super().__init__(weights, sharing)
+
+    def memory(self) -> torch.Tensor:
+        """Let FSDP2 make the shard, as its guide does for weights without values: on the meta device first."""
+        home = self.sharing.home
+        flat = torch.empty(self.length * self.sharing.size, dtype=self.dtype, device="meta")
+        self.twin.flat = nn.Parameter(flat, requires_grad=False)
+        fully_shard(
+            self.twin,
+            mesh=self.mesh,
+            mp_policy=MixedPrecisionPolicy(self.compute_dtype),
+            offload_policy=OffloadPolicy() if home is None else CPUOffloadPolicy(pin_memory=pins(self.device)),
+        )
+        self.twin.to_empty(device=home or self.device)
+        sharded: Any = self.twin.flat  # FSDP2 has made it a DTensor
+        return sharded.to_local().detach().zero_()
+
+    def start_unshard(self, dtype: torch.dtype | None = None) -> None:
+        if dtype is not None:
+            super().start_unshard(dtype)
+        else:
+            with torch.inference_mode(False):  # else FSDP2 could not write into this memory later
+                self.work = self.twin.unshard(async_op=True)
+
+    def unshard(self, dtype: torch.dtype | None = None) -> None:
+        if self.work is None:
+            self.start_unshard(dtype)
+        if isinstance(self.work, UnshardHandle):
+            with torch.inference_mode(False):
+                self.work.wait()
+            self.whole = self.twin.flat.detach()
+        super().unshard()
+
+    def drop(self) -> None:
+        super().drop()
+        if self.twin is not None:
+            self.twin.reshard()
+
+    def release(self) -> None:
+        """The twin and FSDP2's objects refer to each other, and so to the group, whose threads would stay."""
+        super().release()
+        vars(self.twin).clear()
+        self.mesh = self.twin = None

@@ -15,15 +15,7 @@ from gan.files.errors import UserError
 from gan.phase import Phase, Player
 from nets.norm import torchs_own
 from strategies import private
-from strategies.optimizers import (
-    LossScale,
-    Modes,
-    Updater,
-    check_pieces,
-    check_schedule,
-    step_owned,
-    updaters_of,
-)
+from strategies.optimizers import LossScale, Modes, Updater, check_pieces, check_schedule, step_owned, updaters_of
 from strategies.options.compile import Compiled, compiled_by_author, refuse_forgetful
 from strategies.options.recompute import Recompute
 from strategies.policies.averages import EvalWeights, Follower
@@ -64,17 +56,8 @@ class Policy(Costs):
     communicates_only_in_its_turn = False  # in phases in which the player learns, and between phases
     package: str | None = None  # a package that it needs; the extra of this name installs it
 
-    def __init__(
-        self,
-        player: Player,
-        world: World,
-        options: Mapping[str, Any],
-        belongings: Belongings,
-    ) -> None:
-        self.player = player
-        self.world = world
-        self.options = options
-        self.belongings = belongings
+    def __init__(self, player: Player, world: World, options: Mapping[str, Any], belongings: Belongings) -> None:
+        self.player, self.world, self.options, self.belongings = player, world, options, belongings
         self.lenders: list[Policy] = []  # of the players that store parameters which this one has too
         self.requiring_grad = {name: p for name, p in self.belongings.parameters.items() if p.requires_grad}
         self.weights = {} if player.frozen else self.requiring_grad
@@ -181,7 +164,6 @@ class Policy(Costs):
 
     @cached_property
     def group(self) -> dist.ProcessGroup:
-        """The process group of the player's collectives."""
         groups = self.world.groups
         return groups.shared(self.player.name) if self.communicates_only_in_its_turn else groups.own()
 

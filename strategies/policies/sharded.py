@@ -52,12 +52,10 @@ class Sharded(Policy):
         return size
 
     def parts(self, weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
-        """The weights of each bucket."""
         return bucket.parts(weights)
 
     @property
     def divided(self) -> bool:
-        """Whether there is something to share out, and somebody to share with."""
         return self.world.size > 1 and bool(self.weights if self.keep else self.belongings.parameters)
 
     @property
@@ -107,10 +105,7 @@ class Sharded(Policy):
         return Bucket(part, self.sharing)
 
     def weights_and_others(self) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
-        """All parameters that the player stores: those that learn, and the others.
-
-        A player that follows another one is laid out like it.
-        """
+        """The parameters that learn, and the others. A player that follows another one is laid out like it."""
         like, own = self if self.followed is None else self.followed, self.belongings.parameters
         there = {name: own[name] for name in like.belongings.parameters if name in own}
         others = {name: parameter for name, parameter in there.items() if name not in like.weights}
@@ -130,8 +125,6 @@ class Sharded(Policy):
     def mesh(self) -> DeviceMesh | None:
         """A row of ranks shares one copy; a column of ranks owns the same shard. None if all ranks share one copy."""
         size, ranks = self.shards, self.world.size
-        return (
-            None
-            if size == ranks
-            else self.world.groups.mesh(self.world.device.type, (ranks // size, size), ("copies", "shards"))
-        )
+        if size == ranks:
+            return None
+        return self.world.groups.mesh(self.world.device.type, (ranks // size, size), ("copies", "shards"))

@@ -33,7 +33,6 @@ class Zero1(Sharded):
 
     @property
     def kept_gradients(self) -> float:
-        """The reducer's buckets of gradients."""
         return size(self.weights.values()) if self.divided else 0.0
 
     def flying_at_most(self) -> float:

@@ -59,6 +59,5 @@ class Zero3(Zero2):
         readers = self.belongings.readers
         refuse_compiled_by_author(self.player, readers, self.name)
         storage = Buckets(weights, self.sharing, self.buckets(weights), self.buckets(others))
-        everything = [*weights.values(), *others.values()]
-        self.on_read = UnshardOnRead(everything, readers, storage, self.name, self.always_whole)
+        self.on_read = UnshardOnRead(readers, storage, self.name, self.always_whole)
         return storage

@@ -134,9 +134,7 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
             agent = Agent(launch, files, handlers.get_rendezvous_handler(parameters), history)
             signals.take((signal.SIGINT, *SIGNALS), agent.hand_on)
             result = agent.run()
-            if result is None:  # RendezvousGracefulExitError
-                return
-            if not result.is_failed():
+            if result is None or not result.is_failed():  # None: RendezvousGracefulExitError
                 return
             if history.ended:
                 if not history.killed:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
@@ -70,7 +71,7 @@ def call(
     context = mp.get_context("forkserver")
     context.set_forkserver_preload([__name__, *preload])
     with tempfile.TemporaryDirectory() as folder:
-        port, board = _free_port(), Board.new(Path(folder, "board"), ranks)
+        port, board = get_free_port(), Board.new(Path(folder, "board"), ranks)
         processes: list[BaseProcess] = []
         for rank in range(ranks):
             arguments = (Path(folder), rank, ranks, port, connected, device, function, args)
@@ -166,9 +167,3 @@ def _end(process: BaseProcess) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()
     process.join()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -2,6 +2,7 @@
 
 import os
 import zlib
+from functools import cache
 from typing import Any
 
 import torch.distributed as dist
@@ -14,8 +15,8 @@ from lightning.fabric.plugins.environments import (
 )
 
 from gan.files.errors import UserError
-from strategies.processes.interface import clear_meeting
 from strategies.processes.launchers import Launched, launched
+from strategies.processes.rendezvous import clear_meeting
 
 
 def environment(found: ClusterEnvironment) -> ClusterEnvironment:
@@ -40,9 +41,7 @@ def place_of(found: ClusterEnvironment | None) -> Launched | None:
     return launched() if isinstance(found, TorchElasticEnvironment | SLURMEnvironment | GivenPlace) else None
 
 
-_store: dist.Store | None = None  # kept, because rank 0 serves it
-
-
+@cache  # because rank 0 serves it
 def store(place: Launched) -> dist.Store:
     """torch's store, by which ranks that somebody else started find each other.
 
@@ -50,14 +49,11 @@ def store(place: Launched) -> dist.Store:
     address that another one had then for the one that it has now. So each attempt has a prefix of its own. (Of several
     hosts, each counts its own attempts. Our own agent keeps nothing.)
     """
-    global _store
-    if _store is None:
-        where = environment(LightningEnvironment())
-        os.environ.update(MASTER_ADDR=where.main_address, MASTER_PORT=str(where.main_port))
-        with clear_meeting(where.main_address, where.main_port):
-            found, *_ = next(dist.rendezvous(f"env://?rank={place.rank}&world_size={place.world_size}"))
-        _store = dist.PrefixStore(f"attempt {place.restarts if place.nodes == 1 else 0}", found)
-    return _store
+    where = environment(LightningEnvironment())
+    os.environ.update(MASTER_ADDR=where.main_address, MASTER_PORT=str(where.main_port))
+    with clear_meeting(where.main_address, where.main_port):
+        found, *_ = next(dist.rendezvous(f"env://?rank={place.rank}&world_size={place.world_size}"))
+    return dist.PrefixStore(f"attempt {place.restarts if place.nodes == 1 else 0}", found)
 
 
 def connect(place: Launched, backend: str, **options: Any) -> None:
@@ -78,12 +74,10 @@ class GivenPlace(ClusterEnvironment):
 
     @property
     def main_address(self) -> str:
-        """Where rank 0 is."""
         return self._meeting("MASTER_ADDR", "127.0.0.1")
 
     @property
     def main_port(self) -> int:
-        """A free port of that host."""
         # All ranks of one launch compute the same number, and another launch another one.
         job = os.environ.get(self.place.launcher.job, "").encode()
         return int(self._meeting("MASTER_PORT", str(10_000 + zlib.crc32(job) % 20_000)))

@@ -33,7 +33,6 @@ class EqualRows:
     """
 
     def __init__(self, world: World = World(), run: str = "") -> None:  # noqa: B008 - it cannot be changed
-        """`run` is a name for this run, the same on all ranks."""
         self.world, self.run = world, run
         self.store = default_store() if world.size > 1 else None
         self.last: dict[str, int] = {}  # the size, and the counts, that this rank has had last

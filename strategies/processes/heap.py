@@ -19,10 +19,7 @@ LARGEST, MAPPINGS = 32 * 2**20, 65_536
 
 
 def keep_freed_memory() -> bool:
-    """Keep what is freed from now on. False where that is not ours to say, or where there is no glibc.
-
-    It is not where somebody has set glibc's own variables, such as MALLOC_TRIM_THRESHOLD_.
-    """
+    """Keep what is freed from now on. False without glibc, or where somebody has set glibc's own variables."""
     if not _ours():
         return False
     return _set({M_MMAP_MAX: 0, M_TRIM_THRESHOLD: NEVER})

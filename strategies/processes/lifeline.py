@@ -76,10 +76,7 @@ class Lifeline:
     # ---- called by the rank ----
 
     def listen(self, host: str) -> tuple[int, str]:
-        """For rank 0: listen for the others, who will look for this `host`.
-
-        Returns the port, and the token that they must send there.
-        """
+        """Rank 0 listens for ranks that look for this `host`. Returns the port, and the token that they must send."""
         self._listener = _listener(host)
         self._call(self._serve(self._listener))
         return self._listener.getsockname()[1], self._token

@@ -135,7 +135,8 @@ class Survivor:
         lost = end is not None and end.lost and isinstance(error, Exception) and not isinstance(error, UserError)
         if end is None or not (follows or lost):
             atexit.register(self.end_children, QUIET / 2, list(self.children))  # before they print anything
-            self.lifeline.leave(self._own(error))
+            own = failed(self.rank, error)
+            self.lifeline.leave(replace(own, why=own.why[:8000]))
             return None
         if not self._speaks(end):
             time.sleep(QUIET)
@@ -148,10 +149,6 @@ class Survivor:
         named = RankLost(self._words(end))
         named.refused = end.kind == REFUSED
         return named
-
-    def _own(self, error: BaseException) -> Failure:
-        own = failed(self.rank, error)
-        return replace(own, why=own.why[:8000])
 
     def heard(self, end: Failure) -> None:
         """Called in a thread of its own when a rank has ended.

@@ -25,22 +25,7 @@ from gan.files.disk import whole_file
 from gan.files.errors import RankLost, UserError
 from gan.files.system import LINUX
 from gan.module import GanModule
-from strategies import random_state
-from strategies.private import (
-    FunctionLauncher,
-    WorkerOutput,
-    call_setup_hooks,
-    call_teardown_hooks,
-    callbacks,
-    forget_helpers,
-    forget_port,
-    interrupt,
-    leave_loops,
-    name_version,
-    restore,
-    set_callbacks,
-    share_file,
-)
+from strategies import private, random_state
 from strategies.processes.starting import LaunchedStrategy, StartMethod, survive
 from strategies.reachable import Reachable
 
@@ -61,7 +46,7 @@ def _generator(device: torch.device, state: bytes) -> torch.Generator:
 ForkingPickler.register(torch.Generator, lambda own: (_generator, (own.device, own.get_state().numpy().tobytes())))
 
 
-class OwnRanks(FunctionLauncher):
+class OwnRanks(private.FunctionLauncher):
     """Starts the ranks of dp, and those of other policies in a notebook or where a `start_method` was typed.
 
     [Note: ranks of one process]
@@ -93,7 +78,7 @@ class OwnRanks(FunctionLauncher):
             refuse_to_spawn(trainer, args, kwargs, typed=self.typed)
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
-                share_file(logger)
+                private.share_file(logger)
         self._already_fit = False  # unlike Lightning's, this process has all that a second fit begins with
         strategy.is_starter = False
         port = os.environ.get("MASTER_PORT")
@@ -104,20 +89,20 @@ class OwnRanks(FunctionLauncher):
                 return self._launch(function, *args, trainer=trainer, **kwargs)
         except BaseException:
             self._end_ranks()
-            self.aside = trainer, callbacks(trainer)
-            set_callbacks(trainer, [])  # Lightning would tell them of the error, and the ranks have done so
+            self.aside = trainer, private.callbacks(trainer)
+            private.set_callbacks(trainer, [])  # Lightning would tell them of the error, and the ranks have done so
             raise
         finally:
             strategy.is_starter = True
             os.environ.pop("MASTER_PORT", None)  # Lightning's, which by the next fit may be another program's
             if port is not None:
                 os.environ["MASTER_PORT"] = port
-            forget_port(strategy.cluster_environment)
+            private.forget_port(strategy.cluster_environment)
 
     def put_back(self) -> None:
         """When Lightning has told the callbacks."""
         if self.aside is not None:
-            set_callbacks(*self.aside)
+            private.set_callbacks(*self.aside)
         self.aside = None
 
     def _end_ranks(self) -> None:
@@ -139,20 +124,19 @@ class OwnRanks(FunctionLauncher):
             raise
 
     def _train(self, trainer: Trainer, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What a rank does."""
         try:
             found = survive(self._strategy, function, *args, **kwargs)
         except BaseException as error:
             if isinstance(error, UserError) and not isinstance(error, RankLost):
                 with whole_file(self.folder / REFUSED) as part:
                     part.write_text(str(error), "utf-8")
-            interrupt(trainer, error)  # as Lightning does in ranks that it has not started
+            private.interrupt(trainer, error)  # as Lightning does in ranks that it has not started
             raise
         if trainer.state.fn == TrainerFn.FITTING:
             trainer.save_checkpoint(self.folder / TRAINED, weights_only=False)
         return found
 
-    def _collect_rank_zero_results(self, trainer: Trainer, results: Any) -> WorkerOutput | None:
+    def _collect_rank_zero_results(self, trainer: Trainer, results: Any) -> private.WorkerOutput | None:
         """In files: Lightning's queue is a pipe, and this process does not read it before the rank has ended."""
         if self._strategy.local_rank != 0:
             return None
@@ -166,7 +150,7 @@ class OwnRanks(FunctionLauncher):
         with whole_file(self.folder / FOUND) as part:
             part.write_bytes(pickle.dumps(move_data_to_device(found, torch.device("cpu"))))
         best = getattr(trainer.checkpoint_callback, "best_model_path", None)
-        return WorkerOutput(best, None, trainer.state, None, {})
+        return private.WorkerOutput(best, None, trainer.state, None, {})
 
     def _found(self) -> dict[str, Any]:
         return pickle.loads((self.folder / FOUND).read_bytes())
@@ -178,7 +162,7 @@ class OwnRanks(FunctionLauncher):
             getattr(trainer, name).clear()
             getattr(trainer, name).update(metrics)
         for logger, version in zip(trainer.loggers, found["versions"], strict=True):
-            name_version(logger, version)
+            private.name_version(logger, version)
         if trainer.state.fn != TrainerFn.FITTING:
             return
         for callback, folder in zip(trainer.checkpoint_callbacks, found["folders"], strict=True):
@@ -199,19 +183,19 @@ class OwnRanks(FunctionLauncher):
         """What training on one device would have left here."""
         strategy = self._strategy
         trainer.lightning_module.trainer = trainer
-        call_setup_hooks(trainer, *self.given)
+        private.call_setup_hooks(trainer, *self.given)
         strategy.connect(trainer.lightning_module)
         strategy.resumes_from = checkpoint
         try:
             with strategy.on_one_device():
                 strategy.setup(trainer)
-            restore(trainer, checkpoint)
+            private.restore(trainer, checkpoint)
             strategy.take_back(loops)
-            call_teardown_hooks(trainer)
+            private.call_teardown_hooks(trainer)
         finally:
             strategy.teardown()
         trainer.fit_loop.load_state_dict({**loops, "state_dict": {}})
-        leave_loops(trainer.fit_loop)
+        private.leave_loops(trainer.fit_loop)
 
 
 def can_fork(kind: str) -> bool:
@@ -272,7 +256,7 @@ def _apart(state: Mapping[str, Any], function: Callable[..., Any], *args: Any, *
     Python's generator anew.
     """
     random_state.restore(state)
-    forget_helpers()
+    private.forget_helpers()
     shared: dict[int, torch.UntypedStorage] = {}
     for game in (each for each in args if isinstance(each, GanModule)):
         for _, tensor in Reachable([game]).objects.values():

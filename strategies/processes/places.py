@@ -66,12 +66,10 @@ class Places:
         self._go(self.here._replace(step=step, playing=False, phase=""))
 
     def begin(self, step: int, phase: str) -> None:
-        """A phase begins."""
         self.recent.append((step, phase))
         self._go(Entry(self.here.count + 1, zlib.crc32(phase.encode(), self.here.code), step, True, phase))
 
     def end_step(self) -> None:
-        """The last phase of a step has ended."""
         self._go(self.here._replace(playing=False))
 
     def _go(self, there: Entry) -> None:

@@ -15,13 +15,7 @@ import torch
 from lightning.fabric.plugins import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
-from strategies.private import (
-    Launcher,
-    ScriptLauncher,
-    note_checkpoint,
-    same_command,
-    set_threads,
-)
+from strategies.private import Launcher, ScriptLauncher, note_checkpoint, same_command, set_threads
 from strategies.processes.launchers import number
 from strategies.processes.lost_ranks import Survivor
 

@@ -45,7 +45,6 @@ class Signals:
             self.before[number] = signal.signal(number, handler)
 
     def give_back(self) -> None:
-        """Put the earlier handlers back."""
         for number, handler in self.before.items():
             signal.signal(number, handler)
         self.before = {}

@@ -101,7 +101,11 @@ class Bucket:
             self.take(self.whole[self.first : self.first + self.length])
             self._show()
         else:
-            self.take(self._begin_shard())
+            self.take(self.memory())
+            with torch.no_grad():
+                for name, piece in self.pieces.items():
+                    if not isinstance(self.weights[name], ReshardedParameter):  # it has values
+                        piece.copy_(self.piece_of(name, self.weights[name]))
             self._hide_all()
             if sharing.keep:
                 self.unshard()
@@ -120,16 +124,6 @@ class Bucket:
         """Memory for the shard, with zeros."""
         shard = torch.zeros(self.length, dtype=self.dtype, device=self.sharing.home or self.device)
         return shard.pin_memory() if pins(self.device) and shard.device.type == "cpu" else shard
-
-    def _begin_shard(self) -> Tensor:
-        """The shard, with this rank's part of the weights that have values."""
-        shard = self.memory()
-        for name, weight in self.weights.items():
-            low, high = self._range(name)
-            if low < high and not isinstance(weight, ReshardedParameter):
-                part = weight.detach().reshape(-1)[low - self.starts[name] : high - self.starts[name]]
-                shard[low - self.first : high - self.first].copy_(part)
-        return shard
 
     def _range(self, name: str) -> tuple[int, int]:
         """The range of the bucket in which this rank owns elements of a weight; empty if it owns none."""
@@ -168,7 +162,6 @@ class Bucket:
 
     @property
     def unsharded(self) -> bool:
-        """Whether the weights are whole."""
         return self.released or (self.whole is not None and self.work is None)
 
     def start_unshard(self, dtype: torch.dtype | None = None) -> None:
@@ -268,7 +261,6 @@ class Bucket:
         self.released = True
 
     def drop(self) -> None:
-        """Forget the whole weights."""
         if self.work is not None:
             with suppress(RuntimeError):  # a gather that has failed, which the rank that waited for it has said
                 self.work.wait()
@@ -298,7 +290,6 @@ class Bucket:
 
 
 def refuse_sparse(name: str, gradient: Tensor) -> None:
-    """Raise if a weight's gradient is sparse."""
     if gradient.layout != torch.strided:
         raise UserError(
             f"the gradient of weight '{name}' is sparse, and ranks add up dense ones; leave sparse=True out"

@@ -92,25 +92,19 @@ class ReduceScatter(GroupReduction):
             if not self._after:
                 self._start_next()
 
-    @property
-    def _next(self) -> int:
-        return self.in_turn[len(self._pending)]
-
     def _start_next(self) -> None:
         if len(self._pending) > 1:
             self._pending[-2].wait()  # at most two at once: each holds a bucket of whole gradients
+        number = self.in_turn[len(self._pending)]
         if self.on_read is not None:
-            self.on_read.agree(("reduce", self._next))
-        self._pending.append(self.buckets[self._next].reduce_scatter())
-
-    def _start_all(self) -> None:
-        self._reducing = False
-        while len(self._pending) < len(self.buckets):
-            self._start_next()
+            self.on_read.agree(("reduce", number))
+        self._pending.append(self.buckets[number].reduce_scatter())
 
     def finish(self, scale: float) -> Tensor:
         """Reduce the remaining buckets. One all-reduce makes the norms of whole weights from those of their pieces."""
-        self._start_all()
+        self._reducing = False
+        while len(self._pending) < len(self.buckets):
+            self._start_next()
         if self.trying and not agree(self._ready, self.device, self.group):
             self.uneven = True
         for reduction in self._pending:

@@ -10,26 +10,13 @@ from gan.files.errors import UserError
 
 # What works without the values, such as a size or a hook. Properties, such as `.shape`, work too, except `.data`.
 HARMLESS = {
-    Tensor.__hash__,
-    Tensor.__len__,
-    Tensor.dim,
-    Tensor.element_size,
-    Tensor.get_device,
-    Tensor.is_complex,
-    Tensor.is_contiguous,
-    Tensor.is_floating_point,
-    Tensor.is_inference,
-    Tensor.is_signed,
-    Tensor.nelement,
-    Tensor.numel,
-    Tensor.ndimension,
-    Tensor.register_hook,
-    Tensor.register_post_accumulate_grad_hook,
-    Tensor.requires_grad_,
-    Tensor.size,
-    Tensor.storage_offset,
-    Tensor.stride,
-    Tensor.untyped_storage,
+    getattr(Tensor, name)
+    for name in (
+        *("__hash__", "__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous"),
+        *("is_floating_point", "is_inference", "is_signed", "nelement", "ndimension", "numel", "register_hook"),
+        *("register_post_accumulate_grad_hook", "requires_grad_", "size", "storage_offset", "stride"),
+        "untyped_storage",
+    )
 }
 # pyrefly: ignore[missing-attribute]  # torch declares `data` for tensors, and its descriptor not
 DATA = (Tensor.data.__get__, Tensor.data.__set__)
@@ -73,10 +60,7 @@ def resharded(tensor: Tensor) -> TypeGuard[ReshardedParameter]:
 
 
 def hide(weight: nn.Parameter, values: Tensor, elsewhere: str | None = None) -> None:
-    """Replace the parameter's values by the one element of `values`, which frees their memory.
-
-    `elsewhere` says, in errors, where the values are for good.
-    """
+    """Replace the parameter's values by the one element of `values`. `elsewhere`: where they are, in errors."""
     if elsewhere is not None:
         vars(weight)["_elsewhere"] = elsewhere
     weight.__class__ = vars(weight).setdefault("_class", type(weight))

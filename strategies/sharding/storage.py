@@ -31,7 +31,6 @@ class Storage:
 
     @property
     def unsharded(self) -> bool:
-        """Whether all weights are whole."""
         return True
 
     def unshard(self, exact: bool = False) -> None:
@@ -112,7 +111,6 @@ class Buckets(Storage):
 
     @property
     def group(self) -> Any:
-        """The ranks that together own the weights once."""
         return self.sharing.group
 
     @property

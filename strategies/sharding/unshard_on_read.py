@@ -49,7 +49,6 @@ class Parameters(dict[str, nn.Parameter | None]):
         return [weight for weight in super().values() if weight is not None]
 
     def plain(self) -> dict[str, nn.Parameter | None]:
-        """A plain dict, as torch has it."""
         return dict(super().items())
 
     def _tell(self, weights: list[nn.Parameter]) -> None:
@@ -100,8 +99,8 @@ class UnshardOnRead:
     between forward and backward, also if the backward comes in a later phase. If they have changed by then, the error
     is that of plain torch.
 
-    `modules` are those through which code reads these parameters. Several players may listen to one module: each
-    sees all reads, and answers those of its own parameters.
+    `modules` are those through which code reads the storage's weights. Several players may listen to one module: each
+    sees all reads, and answers those of its own weights.
 
     [Note: torch.func.grad]
     torch.func.grad, vjp and jacrev cannot run where autograd saves places. So a phase of second order, in which weights
@@ -109,20 +108,12 @@ class UnshardOnRead:
     that `GanModule.shared` makes can, because places are saved for it.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        modules: Sequence[nn.Module],
-        storage: Storage,
-        policy: str,
-        always_whole: bool = True,
-    ) -> None:
+    def __init__(self, modules: Sequence[nn.Module], storage: Storage, policy: str, always_whole: bool = True) -> None:
         """`policy` is a name, for errors. `always_whole`: see [Note: whole for the phase] in zero3.py."""
         self.always_whole = always_whole
         self.modules, self.storage, self.buckets, self.policy = modules, storage, storage.buckets, policy
         self.phase = ""  # the one that is played
-        self.parameters = list(parameters)
-        self.own = set(map(id, self.parameters))
+        self.parameters = [weight for bucket in self.buckets for weight in bucket.weights.values()]
         self.number = {id(w): number for number, bucket in enumerate(self.buckets) for w in bucket.weights.values()}
         for number, bucket in enumerate(self.buckets):
             bucket.fetch = partial(self.fetch, number)
@@ -232,7 +223,7 @@ class UnshardOnRead:
     def read(self, weights: Iterable[nn.Parameter]) -> None:
         """Weights are read, of this player or of others."""
         if not self.piecewise:
-            if any(id(weight) in self.own for weight in weights):
+            if any(id(weight) in self.number for weight in weights):
                 self._unshard_all()
             return
         for number in dict.fromkeys(self.number[id(weight)] for weight in weights if id(weight) in self.number):
@@ -289,9 +280,6 @@ class UnshardOnRead:
                 self._start(following)
 
     def agree(self, what: object) -> None:
-        """Raise on all ranks of the group if another one gathers or reduces another bucket, by one small collective.
-
-        The ranks do so in trials, and the first time that a phase is played.
-        """
+        """In trials, and a phase's first time, raise on all ranks if one gathers or reduces another bucket."""
         if self.new and not agree(what, self.buckets[0].device, self.storage.group):
             raise UserError(other_order(self.phase, self.policy))

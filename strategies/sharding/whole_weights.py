@@ -40,10 +40,7 @@ class OneOwner(Storage):
 
     @torch.no_grad()
     def _send(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Broadcast these from their owners, in buckets. It also tells autograd on every rank that they have changed.
-
-        Each bucket has one dtype.
-        """
+        """Broadcast these from their owners, in buckets of one dtype, which also tells autograd on every rank."""
         chosen = set(parameters)
         for rank, part in enumerate(self.parts):
             sent = [each.detach() for each in part.values() if each in chosen]

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from datasets import GlobalLoader
 from gan import Phase, Player
 from gan.files.errors import UserError
-from strategies import PhaseStrategy, random_state
+from strategies import PhaseStrategy, private, random_state
 from strategies.loaders import DealtLoader
 from strategies.processes import own_ranks
 from strategies.processes.own_ranks import OwnRanks
@@ -437,7 +437,7 @@ def counted(asked, survive, *args, **kwargs):
 def test_where_a_gpu_is_in_use_ranks_are_spawned(monkeypatch):
     game, kinds = Plain(), []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(own_ranks.FunctionLauncher, "launch", lambda self, *_, **__: kinds.append(self._start_method))
+    monkeypatch.setattr(private.FunctionLauncher, "launch", lambda self, *_, **__: kinds.append(self._start_method))
     monkeypatch.setattr(OwnRanks, "_found", lambda self: {"results": None})
     fit(game)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)

@@ -12,7 +12,7 @@ from torch.optim import Adam
 
 from gan import GanModule, Phase, Player
 from strategies import PhaseStrategy
-from strategies.sharding.fsdp_bucket import FsdpBucket
+from strategies.policies.fsdp import FsdpBucket
 from strategies.sharding.unshard_on_read import UnshardOnRead
 from tests.scenes.policies import WIDTH, Block, Named, Odd
 from tests.support.parity import distance, equals, parts, single, train, trainer, vectors

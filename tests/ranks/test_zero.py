@@ -16,8 +16,8 @@ from torch.optim import Adam
 from gan import GanModule, Phase, Player
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
+from strategies.policies.fsdp import FsdpBucket
 from strategies.sharding.bucket import UNSHARDED, Bucket, Sharing
-from strategies.sharding.fsdp_bucket import FsdpBucket
 from strategies.sharding.resharded_parameter import ReshardedParameter
 from strategies.sharding.unshard_on_read import KEPT
 from tests.support.hard_games import Micro4, Plain

@@ -19,11 +19,9 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
         *(
             "strategies/advice.py",
             "strategies/amounts.py",
-            "strategies/living.py",
             "strategies/private.py",
             "strategies/accelerator.py",
             "strategies/micro_batches.py",
-            "strategies/transfer.py",
             "strategies/observers.py",
         ),
         *("strategies/random_state.py", "strategies/reachable.py", "strategies/draws.py"),

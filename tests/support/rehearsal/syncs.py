@@ -34,8 +34,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from strategies import PhaseStrategy
+from strategies.policies.fsdp import FsdpBucket
 from strategies.policies.policy import Policy
-from strategies.sharding.fsdp_bucket import FsdpBucket
 from strategies.steps import Steps
 
 DEVICE, HOST = torch.device("cpu", 0), torch.device("cpu")

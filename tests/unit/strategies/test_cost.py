@@ -14,7 +14,7 @@ from strategies.amounts import Collective, Group, Held, Moved, moved, readable
 from strategies.cost import trace as kinds
 from strategies.cost.budget import Cost, PhaseCost
 from strategies.cost.tracing import FusedAttention, steps, traces
-from strategies.living import Living
+from strategies.observers import Living
 from strategies.policies.belongings import belongings_of
 from strategies.policies.costs import optimizer_cost
 from strategies.policies.policy import Policy

@@ -253,15 +253,6 @@ def test_a_scale_falls_at_once_and_grows_after_a_row_of_good_updates():
         assert ours.scale == scaler.get_scale()
 
 
-def test_the_state_of_a_scale_travels():
-    scale = LossScale()
-    scale.update(False)
-    scale.update(True)
-    other = LossScale()
-    other.load_state_dict(scale.state_dict())
-    assert other == scale
-
-
 # ---- belongings ----
 
 

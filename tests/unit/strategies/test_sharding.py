@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
+from strategies.policies.fsdp import FsdpBucket
 from strategies.sharding.bucket import Bucket, Sharing
-from strategies.sharding.fsdp_bucket import FsdpBucket
 from strategies.sharding.resharded_parameter import end_graphs, forget_ended, hide, show, version_of
 from strategies.sharding.unshard_on_read import Parameters, listen, unlisten
 from strategies.sharding.whole_weights import deal

@@ -17,8 +17,8 @@ from datasets import GlobalLoader, GlobalStream
 from gan import Phase
 from gan.files.errors import UserError
 from strategies import PhaseStrategy, TorchAccelerator, private, random_state, ranks_strategy, world
-from strategies.processes import interface
-from strategies.processes.interface import GLOO
+from strategies.processes import rendezvous
+from strategies.processes.rendezvous import GLOO
 from strategies.world import Groups
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer
@@ -163,8 +163,8 @@ def test_ranks_of_one_host_talk_on_loopback_whatever_its_name_means(nodes, talk,
     monkeypatch.setenv(GLOO, "")
     monkeypatch.delenv(GLOO)
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.7")
-    monkeypatch.setattr(interface, "_interface", {"127.0.0.1": "lo", "10.0.0.7": "far0"}.get)
-    monkeypatch.setattr(interface, "own_address", lambda towards: towards)
+    monkeypatch.setattr(rendezvous, "_interface", {"127.0.0.1": "lo", "10.0.0.7": "far0"}.get)
+    monkeypatch.setattr(rendezvous, "own_address", lambda towards: towards)
     monkeypatch.setattr(ranks_strategy, "own_name", lambda main: main)
     strategy = trainer(PhaseStrategy("ddp"), 2, 1, num_nodes=nodes).strategy
     strategy.set_world_ranks = lambda: None

@@ -8,9 +8,8 @@ import torch.distributed as dist
 
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.processes import interface
-from strategies.processes.interface import GLOO, choose_interface, clear_errors, own_name
-from strategies.processes.rendezvous import Rendezvous
+from strategies.processes import rendezvous
+from strategies.processes.rendezvous import GLOO, Rendezvous, choose_interface, clear_errors, own_name
 from tests.support.parity import trainer
 
 # ---- rendezvous ----
@@ -134,7 +133,7 @@ def nothing_chosen(monkeypatch):
 def test_gloo_is_told_the_interface_towards_the_main_address(address, before, told, monkeypatch):
     if before is not None:
         monkeypatch.setenv(GLOO, before)
-    monkeypatch.setattr(interface, "own_address", lambda towards: socket.gethostbyname(towards))
+    monkeypatch.setattr(rendezvous, "own_address", lambda towards: socket.gethostbyname(towards))
     choose_interface(address)
     assert os.environ.get(GLOO) == told
 
@@ -142,7 +141,7 @@ def test_gloo_is_told_the_interface_towards_the_main_address(address, before, to
 @pytest.mark.parametrize(("own", "name"), [("10.1.2.3", "10.1.2.3"), ("127.0.1.1", "node0"), ("::1", "node0")])
 def test_a_host_is_called_by_its_own_address_unless_only_itself_can_reach_that(own, name, monkeypatch):
     assert own_name("no-such-host.invalid") == "no-such-host.invalid"  # taken as it is
-    monkeypatch.setattr(interface, "own_address", lambda towards: own)
+    monkeypatch.setattr(rendezvous, "own_address", lambda towards: own)
     assert own_name("node0") == name
 
 
@@ -163,10 +162,10 @@ def test_a_main_port_that_is_taken_is_named_with_its_variable():
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
         words = f"^the environment variable MASTER_PORT is '{port}', and another program"
-        with pytest.raises(UserError, match=words), interface.clear_meeting("127.0.0.1", port):
+        with pytest.raises(UserError, match=words), rendezvous.clear_meeting("127.0.0.1", port):
             dist.TCPStore("127.0.0.1", port, 2, is_master=True, wait_for_workers=False)
     words = "^the environment variable MASTER_ADDR is 'no host', and this host knows no"
-    with pytest.raises(UserError, match=words), interface.clear_meeting("no host", 29500):
+    with pytest.raises(UserError, match=words), rendezvous.clear_meeting("no host", 29500):
         pass
 
 
