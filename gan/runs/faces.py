@@ -10,7 +10,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from gan.files.errors import UserError
 from gan.runs.run import HELD_OUT, Run, Seed, Upsamplings, check_size
-from gan.runs.unpaired import cut_networks
+from gan.runs.sides import cut_networks
 from gan.runs.vqgan import SCORES as VQGAN_SCORES
 from nets.byol import Online, ResnetEncoder, perceptron
 from nets.discriminator import MultiScaleDiscriminator

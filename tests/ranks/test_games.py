@@ -27,7 +27,7 @@ from gan.games.spade import Spade, edges_of
 from gan.games.stylegan import StyleGan
 from gan.games.vqgan import VqGan
 from gan.games.wgan_gp import WganGp
-from gan.runs.unpaired import cut_networks
+from gan.runs.sides import cut_networks
 from nets.ada import Ada, Augmentation
 from nets.biggan import BigDiscriminator, BigGenerator
 from nets.blocks import onehot

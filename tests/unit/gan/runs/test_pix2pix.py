@@ -6,7 +6,7 @@ import torch
 from gan.files.errors import UserError
 from gan.games.pix2pix import down_by_epochs, half_then_down
 from gan.runs import build
-from gan.runs.pix2pix import unet_depth
+from gan.runs.sides import unet_depth
 from nets.patch import PixelGan
 from nets.resnet import ResnetGenerator
 from nets.unet import UNet
