@@ -22,13 +22,12 @@ from gan.runs.faces_from_noise import (
     stylegan_faces,
     wgan_gp_faces,
 )
-from gan.runs.hifigan import hifigan
+from gan.runs.hifigan import hifigan, hifigan_tones
 from gan.runs.pairs import sean, spade
 from gan.runs.r3gan import r3gan
 from gan.runs.run import HELD_OUT, Run, say
 from gan.runs.sides import cut, cyclegan, pix2pix
 from gan.runs.stylegan2 import stylegan2
-from gan.runs.tones import hifigan_tones
 from gan.runs.vqgan import vqgan
 
 __all__ = ["HELD_OUT", "RUNS", "Run", "build", "find", "full_name", "short_name"]
