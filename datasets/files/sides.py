@@ -16,8 +16,7 @@ from torchvision import tv_tensors
 from datasets.augment import Augment
 from datasets.files.cache import listed
 from datasets.files.find import find_source
-from datasets.files.made_up import MadeUp
-from datasets.files.pictures import Pictures, few_of
+from datasets.files.pictures import MadeUp, Pictures, few_of
 from datasets.files.sources import SPLITS, Source
 from gan.files.errors import UserError
 from gan.noise import seed_for

@@ -10,8 +10,7 @@ from gan.games.spade import Spade
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published.files import PublishedFile
 from nets.published.sean import discriminator_file, generator_file
-from nets.sean.encoder import StyleEncoder
-from nets.sean.generator import SeanGenerator
+from nets.sean.generator import SeanGenerator, StyleEncoder
 from nets.vgg import Vgg19
 
 

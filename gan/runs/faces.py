@@ -16,8 +16,7 @@ from nets.byol import Online, ResnetEncoder, perceptron
 from nets.discriminator import MultiScaleDiscriminator
 from nets.patch import PatchGan
 from nets.resnet import ResnetGenerator
-from nets.sean.encoder import StyleEncoder
-from nets.sean.generator import SeanGenerator
+from nets.sean.generator import SeanGenerator, StyleEncoder
 from nets.unet import UNet
 from nets.vqgan import VqAutoencoder
 

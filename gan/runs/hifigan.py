@@ -1,4 +1,4 @@
-"""HiFi-GAN: in its published configurations on sounds of a person's own, and on drawn ones in a size for a small CPU."""
+"""HiFi-GAN: in its published configurations on sounds of a person's own, and small on drawn ones."""
 
 from collections.abc import Sequence
 from math import log2, prod

@@ -10,12 +10,11 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 from gan.files.errors import UserError
 from gan.runs.run import Run, Seed, Share, Upsamplings, begin_with, check_size, is_planned, say
 from nets.discriminator import MultiScaleDiscriminator
-from nets.sean.encoder import StyleEncoder
-from nets.sean.generator import SeanGenerator
+from nets.sean.generator import SeanGenerator, StyleEncoder
 
 if TYPE_CHECKING:
-    from datasets.files.made_up import MadeUp
     from datasets.files.pairs import Pairs
+    from datasets.files.pictures import MadeUp
     from gan.games.spade import Spade
 
 
@@ -85,7 +84,7 @@ def layout_of(data: str) -> Layout:
 def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Pairs | MadeUp, Pairs | MadeUp]":
     """A data set's training and held-out split."""
     import datasets
-    from datasets.files.made_up import MadeUp
+    from datasets.files.pictures import MadeUp
 
     kind: Any = getattr(datasets, layout.kind)
     try:

@@ -131,8 +131,7 @@ class OnPictures(PictureOptions):
         """Look, decode what is new, and say in one line what there is."""
         from datasets.files.decoding import Frame
         from datasets.files.find import find_source
-        from datasets.files.made_up import MadeUp
-        from datasets.files.pictures import Headers, Pictures
+        from datasets.files.pictures import Headers, MadeUp, Pictures
 
         size = self.typed_size()
         try:

@@ -11,8 +11,7 @@ from gan.files.errors import UserError
 from gan.runs.pictures import COLOURS, FITTED, PLANNED, Found, PictureOptions
 from gan.runs.run import Run, begin_with, is_planned, say
 from nets.blocks import start_
-from nets.patch import PatchGan, PixelGan
-from nets.patch_vectors import PatchVectors
+from nets.patch import PatchGan, PatchVectors, PixelGan
 from nets.resnet import Norm, ResnetGenerator
 from nets.unet import UNet
 
@@ -76,8 +75,7 @@ class OnSides(PictureOptions):
     def find(self, *, paired: bool, backwards: bool = False) -> Found:
         """Look, decode what is new, and say in one line what there is. `backwards` exchanges A and B."""
         from datasets.files.decoding import Frame
-        from datasets.files.made_up import MadeUp
-        from datasets.files.pictures import Headers, Pictures
+        from datasets.files.pictures import Headers, MadeUp, Pictures
         from datasets.files.sides import Both, PairedSides, Side, UnpairedSides, aligned, find_sides
 
         typed = self.typed_size()

@@ -13,7 +13,7 @@ from nets.patch import PatchGan
 from nets.vqgan import Learning, VqAutoencoder
 
 if TYPE_CHECKING:
-    from nets.lpips import Lpips
+    from nets.vgg import Lpips
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _autoencoder(p: Preset, channels: int, width: int, blocks: int, codebook: Le
 def _lpips(perceptual: str) -> "Lpips | None":
     from torchvision.models import vgg16
 
-    from nets.lpips import load_lpips
+    from nets.vgg import load_lpips
 
     if perceptual == "off":
         return None

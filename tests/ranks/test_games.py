@@ -35,16 +35,14 @@ from nets.byol import Online, ResnetEncoder, perceptron
 from nets.denoiser import Denoiser, ExactDenoiser, Head
 from nets.discriminator import MultiScaleDiscriminator
 from nets.hifigan import HifiGenerator, Judges, PeriodJudges, ScaleJudges
-from nets.lpips import Lpips, Vgg16
 from nets.mel import Mel
 from nets.patch import PatchGan
 from nets.r3 import R3Discriminator, R3Generator
 from nets.resnet import ResnetGenerator
-from nets.sean.encoder import StyleEncoder
-from nets.sean.generator import SeanGenerator
+from nets.sean.generator import SeanGenerator, StyleEncoder
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 from nets.unet import UNet
-from nets.vgg import Vgg19
+from nets.vgg import Lpips, Vgg16, Vgg19
 from nets.vqgan import VqAutoencoder
 from nets.wgan import WganCritic, WganGenerator
 from strategies import PhaseStrategy
