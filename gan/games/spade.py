@@ -11,7 +11,7 @@ from torch.optim import Adam
 from gan import GanModule, Phase, Player
 from gan.games.pix2pix import linear_decay
 from gan.losses import feature_matching, hinge_discriminator, hinge_generator, perceptual
-from nets.blocks import onehot
+from nets.blocks import edges_of, onehot
 from nets.discriminator import MultiScaleDiscriminator
 from nets.sean.generator import SeanGenerator
 from nets.sean.neighbourhood import once
@@ -137,14 +137,3 @@ class Spade(GanModule):
         """A row a sample: the labels, what was painted and the true picture."""
         image, label = batch["image"], batch["label"]
         return {"shape": label, "output": self.repaint(image, self.mask(label, batch.get("edges"))), "truth": image}
-
-
-def edges_of(ids: Tensor) -> Tensor:
-    """A map of where one of the four neighbours in [B, H, W] has another number."""
-    edges = torch.zeros_like(ids, dtype=torch.bool)
-    down, right = ids[:, 1:] != ids[:, :-1], ids[:, :, 1:] != ids[:, :, :-1]
-    edges[:, 1:] |= down
-    edges[:, :-1] |= down
-    edges[:, :, 1:] |= right
-    edges[:, :, :-1] |= right
-    return edges

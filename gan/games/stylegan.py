@@ -1,6 +1,6 @@
 """StyleGAN2-ADA, Karras et al. 2020, with the published loop: penalties in turns of their own, in some of the steps."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -71,7 +71,7 @@ class StyleGan(FromNoise):
     def configure_players(self) -> Iterator[Player]:
         """Samples come from the generator's averaged weights, which move once a step."""
         yield Player("generator", self.generator, lazy_adam(self.rate, self.path_every), ema=self.ema, ema_per="step")
-        freeze = partial(_always, self.frozen) if self.frozen else None
+        freeze = (lambda step: self.frozen) if self.frozen else None
         yield Player("discriminator", self.discriminator, lazy_adam(self.rate, self.r1_every), freeze=freeze)
 
     def configure_phases(self) -> Iterator[Phase]:
@@ -183,7 +183,3 @@ def lazy_adam(rate: float, every: int) -> partial:
     """
     c = every / (every + 1)
     return partial(Adam, lr=rate * c, betas=tuple(beta**c for beta in BETAS), eps=1e-8, fused=True)
-
-
-def _always(names: Sequence[str], step: int) -> Sequence[str]:
-    return names
