@@ -35,9 +35,9 @@ class Vgg19(nn.Module):
     def __init__(self, weights: Mapping[str, Tensor], normalise: bool = False) -> None:
         super().__init__()
         self.normalise = normalise
-        (mean, spread) = (torch.tensor(values).view(3, 1, 1) for values in _imagenet())
-        self.register_buffer("mean", mean, persistent=False)
-        self.register_buffer("spread", spread, persistent=False)
+        imagenet = SOURCE.transforms()
+        self.register_buffer("mean", torch.tensor(imagenet.mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("spread", torch.tensor(imagenet.std).view(3, 1, 1), persistent=False)
 
         # On "meta" no memory is filled: the given tensors become the network's.
         width = len(weights["features.0.weight"])  # published: 64
@@ -67,11 +67,6 @@ class Vgg19(nn.Module):
         return found
 
 
-def _imagenet() -> tuple[list[float], list[float]]:
-    transform = SOURCE.transforms()
-    return transform.mean, transform.std
-
-
 def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     for name in [name for name in state if name.startswith(f"{prefix}features.")]:
         del state[name]
@@ -83,13 +78,17 @@ def _keep(module: Vgg19, state: dict[str, Any], prefix: str, *_: Any) -> None:
         state[name] = tensor
 
 
-def load_vgg19(weights: str, normalise: bool = False) -> Vgg19:
-    """VGG-19 with weights from a file. For "torchvision", from its cache; a missing file is downloaded to there."""
+def load_vgg19(weights: str | Mapping[str, Tensor], normalise: bool = False) -> Vgg19:
+    """VGG-19 with weights from a file, or as given. For "torchvision", from its cache, or else downloaded to there."""
     return load(weights, SOURCE, Vgg19.called, lambda state: Vgg19(state, normalise))
 
 
-def load(weights: str, source: WeightsEnum, called: str, make: Callable[[Mapping[str, Tensor]], N]) -> N:
+def load(
+    weights: str | Mapping[str, Tensor], source: WeightsEnum, called: str, make: Callable[[Mapping[str, Tensor]], N]
+) -> N:
     """What `make` makes of a file of torchvision's weights: one at that path, or for "torchvision" its own."""
+    if not isinstance(weights, str):
+        return make(weights)
     path = _cached(source, called) if weights == "torchvision" else Path(weights)
     if not path.is_file():
         raise UserError(f"there is no file '{path}' of {called}'s weights; {_advice(source)}")
@@ -172,6 +171,4 @@ def load_lpips(weights: str | Mapping[str, Tensor]) -> Lpips:
     spec = find_spec("torchmetrics")
     assert spec is not None and spec.origin is not None
     lins = load_plain(Path(spec.origin).parent / "functional" / "image" / "lpips_models" / "vgg.pth")
-    if not isinstance(weights, str):
-        return Lpips(Vgg16(weights, True), lins)
     return load(weights, VGG16_Weights.IMAGENET1K_V1, Vgg16.called, lambda state: Lpips(Vgg16(state, True), lins))

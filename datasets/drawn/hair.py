@@ -164,11 +164,6 @@ def _beside(plan: Plan, sign: int, points: Points) -> np.ndarray:
     return np.add(points, (plan.width, 0)) * (sign, 1)
 
 
-def draw_hat(pen: Pen, plan: Plan) -> None:
-    if plan.hat:
-        HATS[plan.hat](pen, plan)
-
-
 def _draw_beanie(pen: Pen, plan: Plan) -> None:
     top, low, out = plan.between(-1.35, -1.2), plan.between(-0.52, -0.44), plan.width + 0.12
     dome = [(0.25, top), (out * 0.82, top + 0.24), (out, -0.6), (out, low), (out * 0.5, low + 0.05)]
@@ -219,4 +214,4 @@ def _draw_beret(pen: Pen, plan: Plan) -> None:
     pen.tone(Region.HAT, Tone.LIGHT, smooth(shine * flip))
 
 
-HATS = {"beanie": _draw_beanie, "cap": _draw_cap, "brim": _draw_brim, "beret": _draw_beret}
+DRAW_HAT = {"beanie": _draw_beanie, "cap": _draw_cap, "brim": _draw_brim, "beret": _draw_beret}

@@ -7,7 +7,7 @@ are those of the picture.
 import numpy as np
 
 from datasets.drawn.drawing import SHORT, Canvas, Pen, Plan, Region, Tone, arc, mirrored, oval, ribbon, smooth
-from datasets.drawn.hair import draw_back_hair, draw_front_hair, draw_hat
+from datasets.drawn.hair import DRAW_HAT, draw_back_hair, draw_front_hair
 
 # How far beside the neck a neckline starts, and the range of depths where it ends on the chest.
 NECKLINES = {
@@ -55,7 +55,8 @@ def draw_portrait(seed: int, side: int) -> np.ndarray:
     draw_eyes(head, plan)
     draw_front_hair(head, plan)
     draw_earrings(head, plan)
-    draw_hat(head, plan)
+    if plan.hat:
+        DRAW_HAT[plan.hat](head, plan)
     return canvas.cells()
 
 

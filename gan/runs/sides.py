@@ -12,7 +12,7 @@ from gan.runs.pictures import COLOURS, FITTED, PLANNED, Found, PictureOptions
 from gan.runs.run import Run, begin_with, is_planned, say
 from nets.blocks import start_
 from nets.patch import PatchGan, PatchVectors, PixelGan
-from nets.resnet import Norm, ResnetGenerator
+from nets.resnet import ResnetGenerator
 from nets.unet import UNet
 
 DEEPEST = 9  # unet_512
@@ -152,9 +152,16 @@ def pix2pix(
 
     typed = OnSides(**settings)
     found, steps, decay = typed.begin(paired=True, backwards=direction == "BtoA")
-    both = sum(found.channels), judge_width
+    (inside, outside), width = found.channels, typed.width
+    both = inside + outside, judge_width
+    if network.startswith("resnet"):
+        blocks = int(network[len("resnet_")])
+        generator = ResnetGenerator(inside, outside, width, blocks, norm=norm, dropout=dropout)
+    else:
+        depth = unet_depth(found.size, network)
+        generator = UNet(inside, outside, width, depth, None if dropout else 0, norm)
     game = Pix2pix(
-        _generator(network, found.size, found.channels, typed.width, norm, dropout),
+        generator,
         PixelGan(*both, norm) if judge == "pixel" else PatchGan(*both, typed.layers, norm),
         decay,
         loss=loss,
@@ -163,15 +170,6 @@ def pix2pix(
     )
     begin_with(typed.from_, game)
     return found.run(game, typed.batch_size, steps, {"val/paint_error": "error of held-out pictures translated"})
-
-
-def _generator(
-    name: str, size: tuple[int, int], channels: tuple[int, int], width: int, norm: Norm, dropout: bool
-) -> UNet | ResnetGenerator:
-    if name.startswith("resnet"):
-        blocks = int(name[len("resnet_")])
-        return ResnetGenerator(*channels, width, blocks, norm=norm, dropout=dropout)
-    return UNet(*channels, width, unet_depth(size, name), None if dropout else 0, norm)
 
 
 def cyclegan(
