@@ -73,7 +73,6 @@ class OneStep(nn.Module):
         self.latent = 3 * size * size
 
     def forward(self, z: Tensor) -> Tensor:
-        """Pictures from vectors of noise [B, latent]."""
         return self.denoiser(self.sigma * z.view(-1, 3, self.size, self.size), z.new_full((z.shape[0],), self.sigma))
 
 
@@ -104,7 +103,6 @@ class ExactDenoiser(nn.Module):
         self.pictures = nn.Parameter(pictures, requires_grad=False)
 
     def forward(self, noisy: Tensor, sigma: Tensor) -> Tensor:
-        """The mean of all known pictures, weighted by how likely each one is under the noise."""
         # Outside autocast, because the logits are large and differ by little.
         with torch.autocast(noisy.device.type, enabled=False):
             likely = self._logits(noisy.to(self.pictures.dtype), sigma).softmax(1)

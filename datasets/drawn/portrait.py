@@ -186,7 +186,6 @@ def draw_face(pen: Pen, plan: Plan) -> None:
 
 
 def draw_nose(pen: Pen, plan: Plan) -> None:
-    """Draw the nose, from between the eyes to under its tip."""
     wing, low, bridge = plan.between(0.10, 0.17), plan.between(0.36, 0.46), plan.between(0.045, 0.07)
     top = plan.eye_y - 0.03
     pen.tone(Region.SKIN, Tone.SHADOW, oval(plan.side * 0.03, low + 0.03, wing * 0.9, 0.05))
@@ -250,7 +249,6 @@ def draw_eyes(pen: Pen, plan: Plan) -> None:
 
 
 def draw_mouth(pen: Pen, plan: Plan) -> None:
-    """Draw the lips and, if the mouth is open, the opening."""
     y, half, smile = plan.between(0.62, 0.68), plan.between(0.19, 0.29), plan.between(-0.015, 0.085)
     gap = plan.between(0.06, 0.17) if plan.chance(0.45) else 0.0
     upper, lower = plan.between(0.05, 0.085), plan.between(0.065, 0.11)

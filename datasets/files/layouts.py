@@ -112,6 +112,9 @@ class CocoStuff(Pairs):
         super().__init__(root, columns, size)
 
 
+FACADES_NAMES = "none background facade window door cornice sill balcony blind deco molding pillar shop"
+
+
 class Facades(Pairs):
     """CMP facades (Tylecek and Sara 2013): 606 rectified house fronts.
 
@@ -122,10 +125,7 @@ class Facades(Pairs):
     and 106.)
     """
 
-    label_names = (
-        "none", "background", "facade", "window", "door", "cornice", "sill", "balcony", "blind", "deco", "molding",
-        "pillar", "shop",
-    )  # fmt: skip
+    label_names = tuple(FACADES_NAMES.split())
     num_labels = len(label_names)
 
     def __init__(self, root: str | Path, split: str = "train", size: Size = 256) -> None:

@@ -118,7 +118,6 @@ class Pairs(Dataset):
 
     @property
     def sample_names(self) -> list[bytes]:
-        """The pictures' files, in order."""
         return self._files[:, 0].tolist()
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:

@@ -72,7 +72,6 @@ class UsableSamples(Dataset):
 
     @property
     def sample_names(self) -> list[bytes]:
-        """The names of the samples in the source, in order."""
         return self.source.names[self.entries].tolist()
 
     def split(self, held_out: float) -> tuple[Self, Self]:
@@ -122,7 +121,6 @@ class Pictures(UsableSamples):
         self.decoded = bool((self._rows[self.entries] >= 0).all())
 
     def name(self, index: int) -> str:
-        """The picture's name in its set."""
         return os.fsdecode(self.source.names[self.entries[index]])
 
     def __getitem__(self, index: int) -> dict[str, Any]:

@@ -191,7 +191,6 @@ class PairedSides(Dataset):
 
     @property
     def sample_names(self) -> list[bytes]:
-        """The names of a, then those of b."""
         return [*self.a.pictures.sample_names, *self.b.pictures.sample_names]
 
     def __len__(self) -> int:
@@ -203,7 +202,6 @@ class PairedSides(Dataset):
         return {"a": self.a[index % len(self.a)]["image"], "b": self.b[index % len(self.b)]["image"]}
 
     def load_crop(self, index: int, resized: Sequence[int], corner: tuple[int, int]) -> dict[str, Any]:
-        """The same part of both."""
         return {name: getattr(self, name).load_crop(index, resized, corner)["image"] for name in "ab"}
 
 
@@ -217,7 +215,6 @@ class UnpairedSides(PairedSides):
         return super().__getitem__(index) | {"number_a": index % len(self.a), "number_b": index % len(self.b)}
 
     def load_augmented(self, augment: Augment, epoch: int, index: int) -> dict[str, Any]:
-        """A sample of an epoch, augmented."""
         partner = seed_for("partner", augment.seed, epoch, index) % len(self.b)
         other = Augment(seed_for("partner", augment.seed, index), augment.flip, augment.crop)
         a = augment.load(self.a, epoch, index % len(self.a))

@@ -131,7 +131,6 @@ class Sounds(UsableSamples):
         return (self.mels or Path()) / Path(os.fsdecode(self.source.names[entry])).with_suffix(".npy")
 
     def _mel(self, entry: int) -> np.ndarray | None:
-        """The given spectrogram of a sound; None where none are given."""
         return None if self.mels is None else read_mel(self._mel_file(entry), self.bands)
 
     def pieces(self, held_out: float, length: int) -> "tuple[Sounds, Sounds]":

@@ -33,11 +33,8 @@ def not_finite(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     if not names:
         return {}
     found = torch.stack([each.to(bounds[0].device) for each in bounds]).cpu()
-    return {
-        name: "NaN" if nan else "infinity"
-        for name, (nan, infinite) in zip(names, found.tolist(), strict=True)
-        if nan or infinite
-    }
+    pairs = zip(names, found.tolist(), strict=True)
+    return {name: "NaN" if nan else "infinity" for name, (nan, infinite) in pairs if nan or infinite}
 
 
 def as_made(module: nn.Module) -> set[str]:
@@ -58,14 +55,9 @@ def named(found: Sequence[Bad]) -> str:
 
 def of_players(modules: Iterable[tuple[str, nn.Module]], meant: Mapping[str, set[str]]) -> list[Bad]:
     """What is not finite in whole networks. `meant` has the buffers that may be so."""
-    return [
-        (player, name, what)
-        for player, module in modules
-        for name, what in not_finite(
-            {
-                name: value
-                for name, value in module.state_dict(keep_vars=True).items()
-                if isinstance(value, Tensor) and name not in meant[player]
-            }
-        ).items()
-    ]
+    found: list[Bad] = []
+    for player, module in modules:
+        state = module.state_dict(keep_vars=True).items()
+        own = {name: value for name, value in state if isinstance(value, Tensor) and name not in meant[player]}
+        found += [(player, name, what) for name, what in not_finite(own).items()]
+    return found

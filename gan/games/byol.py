@@ -75,7 +75,6 @@ class Byol(GanModule):
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A row a sample: the picture, and two views of it."""
         image = batch["image"]
         return {"picture": image, "a view": random_view(image), "another view": random_view(image)}
 

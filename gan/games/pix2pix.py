@@ -77,13 +77,11 @@ class Pix2pix(GanModule):
         self.labels, self.loss, self.rate, self.pixels = labels, loss, rate, pixels
 
     def configure_players(self) -> Iterator[Player]:
-        """Both learn at one rate, which falls to zero over the second half."""
         adam = partial(Adam, lr=self.rate, betas=(0.5, 0.999), fused=True)
         yield Player("generator", self.generator, adam, self.decay)
         yield Player("discriminator", self.discriminator, adam, self.decay)
 
     def configure_phases(self) -> Iterator[Phase]:
-        """The discriminator's turn comes first."""
         yield Phase("discriminator", self.judge, "discriminator", second_order=self.loss == "wgangp")
         yield Phase("generator", self.fool, "generator")
 
@@ -132,7 +130,6 @@ class Pix2pix(GanModule):
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A row a sample: what is translated, the translation and the true picture."""
         source, image = self.pair(batch)
         first = {"shape": batch["label"]} if self.labels else {"input": source}
         return {**first, "output": self.generator(source), "truth": image}

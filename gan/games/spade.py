@@ -68,7 +68,6 @@ class Spade(GanModule):
         yield Player("discriminator", self.discriminator, partial(adam, lr=self.discriminator_rate), decay)
 
     def configure_phases(self) -> Iterator[Phase]:
-        """The generator's turn comes first."""
         yield Phase("generator", self.fool, self.painters)
         yield Phase("discriminator", self.judge, "discriminator")
 
@@ -134,6 +133,5 @@ class Spade(GanModule):
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A row a sample: the labels, what was painted and the true picture."""
         image, label = batch["image"], batch["label"]
         return {"shape": label, "output": self.repaint(image, self.mask(label, batch.get("edges"))), "truth": image}

@@ -314,9 +314,5 @@ def byol_faces(
         rate=rate,
         decay=decay,
     )
-    return Run(
-        game,
-        drawn.data(flip=False, look="poster"),
-        max_steps,
-        {"val/neighbour_error": "error in guessing what a held-out face has from its nearest ones; 1 is chance"},
-    )
+    scores = {"val/neighbour_error": "error in guessing what a held-out face has from its nearest ones; 1 is chance"}
+    return Run(game, drawn.data(flip=False, look="poster"), max_steps, scores)

@@ -97,7 +97,6 @@ class OnSides(PictureOptions):
         say(f"{said}; {FITTED[self.fit]} to {size[1]}x{size[0]}, {shown}")
 
         def opened(parts: Both, stored: tuple[int, int]) -> PairedSides:
-            """Both sides of a split, decoded."""
             frames = [Frame(*stored, count, self.fit, self.background) for count in channels]
             both = [Pictures(part, frame, self.skip_broken) for part, frame in zip(parts, frames, strict=True)]
             return kind(*(Side(each, size) for each in (aligned(*both) if paired else both)))

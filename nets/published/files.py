@@ -89,7 +89,6 @@ def published_state(network: nn.Module) -> dict[str, Tensor]:
 
 
 def take_published(network: nn.Module, state: State) -> None:
-    """Load weights that have their published names."""
     own, theirs = network.state_dict(), published_state(network)
     names = {name: published_name(name) for name in own}
     network.load_state_dict({name: state[names[name]] if names[name] in theirs else own[name] for name in own})
@@ -160,7 +159,6 @@ def _state(weights: State, start: str, network: nn.Module) -> dict[str, Tensor]:
 
 
 def _wrong(weights: State, start: str, network: nn.Module) -> str:
-    """Why the weights do not fit a network."""
     state, own = _state(weights, start, network), published_state(network)
     if names := sorted(own.keys() ^ state.keys()):
         return f"other networks than are made here: {names[0]} is only {'there' if names[0] in state else 'here'}"
