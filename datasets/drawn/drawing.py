@@ -22,11 +22,7 @@ Region = IntEnum(
 LABELS: tuple[str, ...] = tuple(region.name.lower() for region in Region)
 
 # A mirrored picture shows a left eye where the right one was.
-FLIP_PAIRS: tuple[tuple[int, int], ...] = (
-    (int(Region.L_EYE), int(Region.R_EYE)),
-    (int(Region.L_BROW), int(Region.R_BROW)),
-    (int(Region.L_EAR), int(Region.R_EAR)),
-)
+FLIP_PAIRS = tuple((int(Region[f"L_{part}"]), int(Region[f"R_{part}"])) for part in ("EYE", "BROW", "EAR"))
 
 Tone = IntEnum("Tone", "PLAIN SOFT SHADOW DEEP DARK INK BLUSH GLOW LIGHT SHINE WHITE", start=0)
 

@@ -176,7 +176,15 @@ class FolderPairs(Pairs):
         super().__init__(root, (pictures, Column("label map", tuple(f"{part}labels" for part in folders))), size)
         if split == "all" or prepared:
             return
-        self._hold_out(held_out, split)
+        if len(self) == 1:
+            raise UserError(f"one picture in '{self.root}' is none to hold out; add a second")
+        out = np.arange(len(self)) >= len(self) - held_out
+        if isinstance(held_out, float):
+            out = drawn(self.sample_names, held_out)
+        if not 0 < out.sum() < len(self):
+            found = f"{len(self)} pictures in '{self.root}'"
+            raise UserError(f"{found}, {held_out} to hold out; type a --held-out of 1 to {len(self) - 1}")
+        self.keep_only(out if split == "val" else ~out)
 
     @classmethod
     def find_labels(cls, root: str | Path) -> tuple[int, dict[int, int]]:
@@ -204,14 +212,3 @@ class FolderPairs(Pairs):
         void = values[-1] == VOID and VOID - 1 not in values and len(values) > 1
         count = values[-1 - void] + 1
         return count + void, {VOID: count} if void else {}
-
-    def _hold_out(self, held_out: float, split: str) -> None:
-        if len(self) == 1:
-            raise UserError(f"one picture in '{self.root}' is none to hold out; add a second")
-        out = np.arange(len(self)) >= len(self) - held_out
-        if isinstance(held_out, float):
-            out = drawn(self._files[:, 0].tolist(), held_out)
-        if not 0 < out.sum() < len(self):
-            found = f"{len(self)} pictures in '{self.root}'"
-            raise UserError(f"{found}, {held_out} to hold out; type a --held-out of 1 to {len(self) - 1}")
-        self.keep_only(out if split == "val" else ~out)

@@ -13,7 +13,7 @@ from gan import Phase, Player, noise, ranks
 from gan.games.from_noise import Compared
 from gan.games.translation import Translation
 from gan.losses import least_squares_discriminator, least_squares_generator
-from nets.patch import PatchGan, PatchVectors
+from nets.discriminator import PatchGan, PatchVectors
 from nets.published.files import PublishedFile, latest_nets
 from nets.resnet import ResnetGenerator
 

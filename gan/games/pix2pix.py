@@ -14,8 +14,7 @@ from gan import GanModule, Phase, Player, losses
 from gan.games.translation import Translation
 from nets.blocks import onehot
 from nets.published.files import PublishedFile, latest_nets
-from nets.resnet import ResnetGenerator
-from nets.unet import UNet
+from nets.resnet import ResnetGenerator, UNet
 
 Loss = Literal["vanilla", "lsgan", "wgangp"]
 # What the discriminator and the generator learn by. The discriminator learns at half the speed, as published.

@@ -13,11 +13,9 @@ from gan.runs.run import HELD_OUT, Run, Seed, Upsamplings, check_size
 from gan.runs.sides import cut_networks
 from gan.runs.vqgan import SCORES as VQGAN_SCORES
 from nets.byol import Online, ResnetEncoder, perceptron
-from nets.discriminator import MultiScaleDiscriminator
-from nets.patch import PatchGan
-from nets.resnet import ResnetGenerator
+from nets.discriminator import MultiScaleDiscriminator, PatchGan
+from nets.resnet import ResnetGenerator, UNet
 from nets.sean.generator import SeanGenerator, StyleEncoder
-from nets.unet import UNet
 from nets.vqgan import VqAutoencoder
 
 if TYPE_CHECKING:

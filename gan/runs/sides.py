@@ -11,9 +11,8 @@ from gan.files.errors import UserError
 from gan.runs.pictures import COLOURS, FITTED, PLANNED, Found, PictureOptions
 from gan.runs.run import Run, begin_with, is_planned, say
 from nets.blocks import start_
-from nets.patch import PatchGan, PatchVectors, PixelGan
-from nets.resnet import ResnetGenerator
-from nets.unet import UNet
+from nets.discriminator import PatchGan, PatchVectors, PixelGan
+from nets.resnet import ResnetGenerator, UNet
 
 DEEPEST = 9  # unet_512
 Network = Literal["unet", "unet_128", "unet_256", "unet_512", "resnet_9blocks", "resnet_6blocks"]

@@ -9,7 +9,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 from gan.files.errors import UserError
 from gan.runs.pictures import OnPictures
 from gan.runs.run import Run, begin_with, is_planned, preset
-from nets.patch import PatchGan
+from nets.discriminator import PatchGan
 from nets.vqgan import Learning, VqAutoencoder
 
 

@@ -33,15 +33,13 @@ from nets.biggan import BigDiscriminator, BigGenerator
 from nets.blocks import onehot
 from nets.byol import Online, ResnetEncoder, perceptron
 from nets.denoiser import Denoiser, ExactDenoiser, Head
-from nets.discriminator import MultiScaleDiscriminator
+from nets.discriminator import MultiScaleDiscriminator, PatchGan
 from nets.hifigan import HifiGenerator, Judges, PeriodJudges, ScaleJudges
 from nets.mel import Mel
-from nets.patch import PatchGan
 from nets.r3 import R3Discriminator, R3Generator
-from nets.resnet import ResnetGenerator
+from nets.resnet import ResnetGenerator, UNet
 from nets.sean.generator import SeanGenerator, StyleEncoder
 from nets.stylegan import StyleDiscriminator, StyleGenerator
-from nets.unet import UNet
 from nets.vgg import Lpips, Vgg16, Vgg19
 from nets.vqgan import VqAutoencoder
 from nets.wgan import WganCritic, WganGenerator
