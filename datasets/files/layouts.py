@@ -103,10 +103,7 @@ class CocoStuff(Pairs):
     def __init__(self, root: str | Path, split: str = "train", size: Size = 256, edges: bool = False) -> None:
         part, root = look_up_split(split, {"train": "train2017", "val": "val2017"}), Path(root).expanduser()
         pictures = part if (root / part).is_dir() else f"images/{part}"
-        columns = [
-            Column("picture", (pictures,), suffixes=PICTURES),
-            Column("label map", (f"stuffthingmaps/{part}",)),
-        ]
+        columns = [Column("picture", (pictures,), suffixes=PICTURES), Column("label map", (f"stuffthingmaps/{part}",))]
         if edges:
             columns.append(Column("instance map", (f"instances/{part}",)))
         super().__init__(root, columns, size)

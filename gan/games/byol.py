@@ -30,14 +30,7 @@ class Byol(GanModule):
     """
 
     def __init__(
-        self,
-        online: Online,
-        predictor: nn.Module,
-        *,
-        labels: int,
-        steps: int,
-        rate: float = 1e-3,
-        decay: float = 0.996,
+        self, online: Online, predictor: nn.Module, *, labels: int, steps: int, rate: float = 1e-3, decay: float = 0.996
     ) -> None:
         super().__init__()
         self.online, self.predictor, self.target = online, predictor, copy.deepcopy(online)

@@ -29,13 +29,7 @@ class HifiGan(GanModule):
     """
 
     def __init__(
-        self,
-        generator: HifiGenerator,
-        discriminators: Judges,
-        mel: Mel,
-        *,
-        rate: float = 2e-4,
-        decay: float = 0.999,
+        self, generator: HifiGenerator, discriminators: Judges, mel: Mel, *, rate: float = 2e-4, decay: float = 0.999
     ) -> None:
         super().__init__()
         self.generator, self.discriminators, self.mel = generator, discriminators, mel

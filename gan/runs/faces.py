@@ -144,10 +144,7 @@ def sean_or_spade(
 
 
 def pix2pix_faces(
-    max_steps: PositiveInt = 500,
-    width: PositiveInt = 24,
-    rate: PositiveFloat = 1e-3,
-    **settings: Any,
+    max_steps: PositiveInt = 500, width: PositiveInt = 24, rate: PositiveFloat = 1e-3, **settings: Any
 ) -> Run:
     """pix2pix on drawn faces: paint label maps in one palette, learned from pairs.
 
