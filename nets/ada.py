@@ -155,9 +155,6 @@ def _there(values: Any, like: Tensor) -> Tensor:
     return torch.as_tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)
 
 
-# ---- geometry ----
-
-
 def moved(x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
     """Each pixel of the result comes from the place `matrix @ pixel + offset`, in pixels from the middle (x, y)."""
     sides = x.shape[3], x.shape[2]
@@ -238,9 +235,6 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return _Sampled.apply(gradient, *ctx.saved_tensors), None, None
-
-
-# ---- colours and frequencies ----
 
 
 def recoloured(x: Tensor, brightness: Tensor, grey: Tensor, colour: Tensor, angle: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datasets.drawn.drawing import Pen, Plan, Points, Region, Tone, arc, mirrored, oval, ribbon, smooth
+from datasets.drawn.drawing import TIED, Pen, Plan, Points, Region, Tone, arc, mirrored, oval, ribbon, smooth
 
 # Lines over the head, from one side to the other: x in half widths of the head.
 CROWN = [(-1, 0), (-1.02, -0.35), (-0.86, -0.72), (-0.45, -0.95), (0.1, -1), (0.55, -0.93), (0.9, -0.7), (1.02, -0.35)]
@@ -34,9 +34,7 @@ CUTS = {
     "fringe": Cut(0.10, 0.18, 0.08, 0.12, FRINGE),
     "curly": Cut(0.10, 0.16, 0.10, 0.05, ROUND, combed=False, shining=False),
     "afro": Cut(0.20, 0.20, 0.14, 0.02, ROUND, combed=False, shining=False),
-    "bun": Cut(0.06, 0.10, 0.05, -0.02, ROUND),
-    "tail": Cut(0.06, 0.10, 0.05, -0.02, ROUND),
-    "pigtails": Cut(0.06, 0.10, 0.05, -0.02, ROUND),
+    **dict.fromkeys(TIED, Cut(0.06, 0.10, 0.05, -0.02, ROUND)),
 }
 
 

@@ -134,7 +134,6 @@ class Parquet(Source):
 
 
 def _columns(schema: Any, file: Path) -> tuple[str, str | None]:
-    """The columns of pictures and of classes."""
     from pyarrow import types as kinds
 
     def holds_bytes(kind: Any) -> bool:

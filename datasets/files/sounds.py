@@ -118,7 +118,6 @@ class Sounds(UsableSamples):
         return np.load(self.folder / name, mmap_mode="r")
 
     def _wrong(self, entry: int) -> str:
-        """Why a decoded sound cannot be used."""
         if (length := int(self._known[entry][0])) < self.least:
             return f"it is too short: {length:,} samples, and {self.least:,} are needed"
         try:

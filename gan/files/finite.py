@@ -47,7 +47,6 @@ def as_made(module: nn.Module) -> set[str]:
 
 
 def named(found: Sequence[Bad]) -> str:
-    """What was found, in words."""
     player, tensor, what = found[0]
     more = f", and {len(found) - 1} more tensors have" if len(found) > 1 else " has"
     return f"'{tensor}' of player '{player}'{more} {what if len(found) == 1 else 'NaN or infinity'}"

@@ -122,7 +122,6 @@ class Pix2pix(GanModule):
         return {} if self.labels else {"AtoB": Translation(self.generator, self.generator.inside, multiple)}
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """Log the difference between translations and their pictures, in 0..1."""
         source, image = self.pair(batch)
         error = F.l1_loss(self.generator(source), image) / 2
         self.log("val/paint_error", error, sync_dist=True, batch_size=len(image))

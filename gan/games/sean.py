@@ -66,7 +66,6 @@ class Sean(Spade):
             return self.generator(mask, codes)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """Log the error of transfers against the drawn truth."""
         label, style_label = batch["label"], batch.get("style_label", batch["label"])
 
         # The whole picture, but only regions that the style's picture has.

@@ -126,7 +126,6 @@ class Spade(GanModule):
         return torch.cat([onehot(label, self.labels, like), edges.unsqueeze(1).to(like.dtype)], 1)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """Log the difference between painted label maps and their pictures, in 0..1."""
         image = batch["image"]
         painted = self.repaint(image, self.mask(batch["label"], batch.get("edges")))
         self.log("val/paint_error", F.l1_loss(painted, image) / 2, sync_dist=True, batch_size=len(image))

@@ -31,9 +31,9 @@ class StyleGan(FromNoise):
     multiplied by 16. `path_mean` is the running mean that path lengths are pulled to.
 
     With probability `mixing`, the last layers of a whole batch, from a random one on, get the styles of other latents.
-    With `ada`, the discriminator sees all pictures augmented, more and more while it is too sure about real ones; every
-    `ada_every` steps that is adjusted. `ema`
-    is a decay, or a function of the number of steps. The discriminator's first `freeze` layers do not learn (FreezeD).
+    With `ada`, the discriminator sees all pictures augmented, more and more while it is too sure about real ones, which
+    is adjusted every `ada_every` steps. `ema` is a decay, or a function of the number of steps. The discriminator's
+    first `freeze` layers do not learn (FreezeD).
     """
 
     path_mean: Tensor

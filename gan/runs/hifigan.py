@@ -119,7 +119,6 @@ def _configuration(typed: str | None, from_: str | None) -> tuple[dict[str, Any]
 
 
 def _said(data: str, found: "Sounds", train: "Sounds", val: "Sounds") -> str:
-    """What was found and decided, in one line."""
     minutes = sum(found.lengths) / found.rate / 60
     notes = [f"data {data}: {len(found):,} sounds, {minutes:.1f} minutes at {found.rate:,} Hz"]
     notes += [f"{len(train):,} to train on and {len(val):,} held out"]

@@ -79,7 +79,6 @@ def layout_of(data: str) -> Layout:
 
 
 def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Pairs | MadeUp, Pairs | MadeUp]":
-    """A data set's training and held-out split."""
     import datasets
     from datasets.files.pictures import MadeUp
 

@@ -150,7 +150,6 @@ class OnPictures(PictureOptions):
         return found
 
     def _said(self, found: Found, pictures: "Pictures", headers: "Headers", why: str) -> str:
-        """What was found and decided, in one line."""
         source, (height, width), ordered = headers.source, found.size, sorted(headers.sizes)
         (common, count), *_ = headers.sizes.most_common(1)
         least, most, common = (f"{across}x{down}" for across, down in (ordered[0], ordered[-1], common))

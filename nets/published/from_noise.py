@@ -99,9 +99,6 @@ def snapshot(generator: nn.Module, discriminator: nn.Module) -> PublishedFile:
     return PublishedFile("network-snapshot.pkl", {}, others=found, save=lambda content, path: write(path, content))
 
 
-# ---- R3GAN ----
-
-
 def _r3(shapes: Shapes, drawer: bool) -> Rule:
     found: dict[int, list[Size]] = defaultdict(list)  # by stage: of each block the 1x1 and the grouped 3x3
     for name, shape in sorted(shapes.items()):
@@ -133,9 +130,6 @@ def _r3_arguments(rule: Rule) -> dict[str, Any]:
     return arguments | ({"NoiseDimension": rule["latent"]} if "latent" in rule else {})
 
 
-# ---- StyleGAN2 ----
-
-
 def _style(shapes: Shapes, drawer: bool) -> Rule:
     prefix = "synthesis." if drawer else ""
     sides = sorted({int(found[1]) for name in shapes if (found := re.match(rf"{prefix}b(\d+)\.", name))})
@@ -163,9 +157,6 @@ def _style_arguments(rule: Rule, clamp: object) -> dict[str, Any]:
         return about | layers | {"architecture": "resnet" if rule["skip"] else "orig"}
     about |= {"z_dim": rule["latent"], "w_dim": rule["style"], "mapping_kwargs": {"num_layers": rule["mapping"]}}
     return about | {"synthesis_kwargs": layers}
-
-
-# ---- BigGAN ----
 
 
 def big_generator(weights: Mapping[str, Tensor]) -> BigGenerator:
