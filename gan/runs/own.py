@@ -66,8 +66,11 @@ class OwnRun:
             try:
                 regular(self.file)
             except FileNotFoundError as error:
-                advice = f"{_like(self.file)}if it has moved, type --run {FORM}"
-                raise UserError(f"there is no file {self.file}; {advice}") from error
+                close = difflib.get_close_matches(
+                    self.file.name, [each.name for each in self.file.parent.glob("*.py")], 1
+                )
+                meant = f"did you mean {close[0]}? Or " if close else ""
+                raise UserError(f"there is no file {self.file}; {meant}if it has moved, type --run {FORM}") from error
             except OSError as error:
                 raise UserError(f"cannot read {self.file}: {error.strerror}; type --run {FORM}") from error
         if self.folder is not None and (not sys.path or sys.path[0] != str(self.folder)):
@@ -143,9 +146,3 @@ def _is_run(value: Any) -> bool:
     if isinstance(returned, str):  # from __future__ import annotations
         return returned.rpartition(".")[2] == Run.__name__
     return isinstance(returned, type) and issubclass(returned, Run)
-
-
-def _like(file: Path) -> str:
-    others = [each.name for each in file.parent.glob("*.py")] if file.parent.is_dir() else []
-    close = difflib.get_close_matches(file.name, others, 1)
-    return f"did you mean {close[0]}? Or " if close else ""
