@@ -63,12 +63,9 @@ class Plan:
         self.eye_x = self.width * self.between(0.43, 0.50)
         self.eye_y = self.between(-0.02, 0.08)
         self.hair = self.pick(*SHORT, *TIED, *LONG)
+        self.ears_hidden = self.hair in LONG
         self.hat = self.pick(*HATS) if self.chance(0.22) else None
         self.glasses = self.pick(*GLASSES) if self.chance(0.28) else None
-
-    @property
-    def ears_hidden(self) -> bool:
-        return self.hair in LONG
 
     def between(self, low: float, high: float) -> float:
         return low + (high - low) * self._random()

@@ -242,7 +242,6 @@ def draw_eyes(pen: Pen, plan: Plan) -> None:
             pen.tone(EYE[sign], Tone.WHITE, oval(x - 0.03, y - 0.03, 0.028, 0.028))
             pen.tone(EYE[sign], Tone.INK, ribbon(lid * (sign, 1) + at, 0.03, 0.05, 0.04))
 
-        # Draw the brow.
         brow = [(-half * 0.9, frown), (0.0, -0.03 - arch), (half * 0.75, -0.02 - arch * 0.6), (half * 1.25, 0.06)]
         line = np.multiply(brow, (sign, 1)) + at + (0, -rise)
         pen.fill(BROW[sign], ribbon(line, thick * 0.8, thick, thick * 0.8, 0.025))
@@ -261,7 +260,6 @@ def draw_mouth(pen: Pen, plan: Plan) -> None:
     top_in, low_in = middle - 0.35 * gap * round_, middle + 0.65 * gap * round_
     top, low = top_in - upper * round_**0.6 * bow, low_in + lower * round_**0.7
 
-    # Draw the lips and the opening.
     def between(one: np.ndarray, other: np.ndarray) -> np.ndarray:
         return np.concatenate([np.stack([x, one], 1), np.stack([x, other], 1)[::-1]])
 

@@ -66,9 +66,8 @@ class OwnRun:
             try:
                 regular(self.file)
             except FileNotFoundError as error:
-                close = difflib.get_close_matches(
-                    self.file.name, [each.name for each in self.file.parent.glob("*.py")], 1
-                )
+                others = [each.name for each in self.file.parent.glob("*.py")]
+                close = difflib.get_close_matches(self.file.name, others, 1)
                 meant = f"did you mean {close[0]}? Or " if close else ""
                 raise UserError(f"there is no file {self.file}; {meant}if it has moved, type --run {FORM}") from error
             except OSError as error:
