@@ -123,7 +123,6 @@ class Cut(Compared):
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A row a sample: the translation, beside its truth where there is one, and a picture of that kind."""
         columns = {"a": batch["a"], "as b": self.translate(batch["a"]), "truth b": batch.get("truth_b")}
         return {title: each for title, each in columns.items() if each is not None} | {"b": batch["b"]}
 

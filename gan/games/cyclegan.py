@@ -111,7 +111,6 @@ class CycleGan(Compared):
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A row a sample: both translations, each beside its truth where there is one."""
         fake_b, fake_a = self.translate(batch["a"], batch["b"])
         columns = {"a": batch["a"], "as b": fake_b, "truth b": batch.get("truth_b")}
         columns |= {"b": batch["b"], "as a": fake_a, "truth a": batch.get("truth_a")}

@@ -40,7 +40,6 @@ class Sean(Spade):
         return self.generator(mask, self.styles(image, mask))
 
     def styles(self, image: Tensor, mask: Tensor) -> Tensor:
-        """The style code of each region of a picture."""
         return self.encoder(image, mask[:, : self.labels])
 
     def transfer(self, batch: dict[str, Tensor]) -> Tensor:

@@ -131,7 +131,10 @@ class StyleGan(FromNoise):
                 f"path lengths are of one in {self.path_shrink} samples, and a rank (or micro-batch) has {len(image)}; "
                 f"take a batch size of {whole} (--batch-size {whole}), or one rank (--devices 1)"
             )
-        with nullcontext() if place is None else noise.at(sparse(place, self.path_shrink)):
+        if place is not None:  # that of one in so many samples: on any number of ranks they are the same ones
+            rows, stride = max(1, place.rows // self.path_shrink), place.stride * self.path_shrink
+            place = replace(place, rows=rows, stride=stride)
+        with nullcontext() if place is None else noise.at(place):
             pictures, lengths = path_lengths(
                 lambda z: self.styled(z, None if wanted is None else wanted[:: self.path_shrink][:count]),
                 self.latents(image[:count]),
@@ -168,11 +171,6 @@ class StyleGan(FromNoise):
 
     def published(self) -> list[PublishedFile]:
         return [snapshot(self.generator, self.discriminator)]
-
-
-def sparse(place: noise.Place, shrink: int) -> noise.Place:
-    """The place of one in `shrink` samples: on any number of ranks they are the same ones."""
-    return replace(place, rows=max(1, place.rows // shrink), stride=place.stride * shrink)
 
 
 def lazy_adam(rate: float, every: int) -> partial:
