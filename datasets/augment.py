@@ -64,7 +64,9 @@ class Augment:
             return value
         value = functional.horizontal_flip(value)
         if isinstance(value, tv_tensors.Mask) and name.endswith("label"):
-            value = _swap(value, self.flip_pairs)
+            label = value.clone()
+            for left, right in self.flip_pairs:
+                value[label == left], value[label == right] = right, left
         return value
 
 
@@ -90,13 +92,6 @@ def _crop(value: Any, down: float, right: float) -> Any:
     return functional.crop(grown, top, left, height, width)
 
 
-def _swap(label: tv_tensors.Mask, pairs: tuple[tuple[int, int], ...]) -> Tensor:
-    swapped = label.clone()
-    for left, right in pairs:
-        swapped[label == left], swapped[label == right] = right, left
-    return swapped
-
-
 def as_item(sample: Any) -> Item:
     """What a data set gives, by name: torchvision's sets give a picture, or a pair of a picture and its class.
 
@@ -118,7 +113,7 @@ def _as_picture(value: Any) -> Any:
         modes = {"1": "L", "P": "RGBA" if value.has_transparency_data else "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
         value = np.array(value.convert(modes.get(value.mode, value.mode)))
     if isinstance(value, np.ndarray) and value.dtype == np.uint8:
-        value = torch.from_numpy(value.reshape(*value.shape[:2], -1)).permute(2, 0, 1).contiguous()
+        return functional.to_image(value)
     if isinstance(value, Tensor) and value.dtype == torch.uint8 and not isinstance(value, tv_tensors.TVTensor):
         return tv_tensors.Image(value)
     return value

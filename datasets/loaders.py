@@ -1,13 +1,10 @@
 """Loaders for data sets and streams of one's own, whose batches are the same at any number of ranks."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from itertools import count
 from typing import Any
 
-import torch.distributed as dist
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
@@ -17,8 +14,8 @@ from datasets.workers import Begin, Loader, as_in_no_worker
 from gan.files.errors import UserError
 from gan.making import drawing_from, seed_generators
 from gan.noise import seed_for
+from gan.ranks import number_and_size
 
-_ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 END = object()  # what comes after the last sample of a stream
 
 
@@ -57,7 +54,7 @@ class GlobalLoader(ResumableLoader):
         if sampler is not None and shuffle:
             raise UserError("a sampler makes the order; leave shuffle=True out")
         count = len(dataset) if sampler is None else len(sampler)  # pyrefly: ignore[bad-argument-type]
-        rank, ranks = _rank_of_ranks()
+        rank, ranks = number_and_size()
         check_divides(batch_size, ranks, "batch_size=")
         if training and count < batch_size:
             raise UserError(f"{count} samples do not fill a batch of {batch_size}; make batch_size smaller")
@@ -90,7 +87,7 @@ class GlobalStream(Loader):
         how: dict[str, Any] = dict(workers=workers, prefetch_factor=prefetch_factor, worker_init_fn=worker_init_fn)
         how |= dict(collate_fn=collate_fn, seed=seed)
         self.again = partial(GlobalStream, stream, batch_size, **how)
-        rank, self.ranks = _rank_of_ranks()
+        rank, self.ranks = number_and_size()
         check_divides(batch_size, self.ranks, "batch_size=")
         self.rows = Rows(stream, batch_size, rank, self.ranks, seed)
         super().__init__(self.rows, batch_size=batch_size // self.ranks, **how)
@@ -170,19 +167,3 @@ class Rows(IterableDataset):
                 if row in self.own:
                     rows.append(sample)
         return rows, self.batch_size
-
-
-@contextmanager
-def alone() -> Iterator[None]:
-    """Inside the `with`, loaders are made that read all samples, also on one of several ranks."""
-    token = _ALONE.set(True)
-    try:
-        yield
-    finally:
-        _ALONE.reset(token)
-
-
-def _rank_of_ranks() -> tuple[int, int]:
-    if _ALONE.get():
-        return 0, 1
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)

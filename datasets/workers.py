@@ -124,8 +124,10 @@ def explained() -> Iterator[None]:
 
 def _explanation(error: Exception) -> UserError | None:
     text = f"{error.__cause__} {error}"  # torch has the signal in the first of the two, or has only the second
+    # multiprocessing raises it when it makes a lock, which needs shared memory too.
     semaphore = isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None
-    if _NO_ROOM.search(text) or (semaphore and _from_semaphore(error)):
+    frames = (frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__))
+    if _NO_ROOM.search(text) or (semaphore and "multiprocessing.synchronize" in frames):
         return UserError(
             "the loader's workers have no shared memory left, through which they hand batches over (df -h /dev/shm); "
             "type --workers 0, or give it more: docker run --shm-size 8g, mount -o remount,size=8g /dev/shm"
@@ -140,9 +142,3 @@ def _explanation(error: Exception) -> UserError | None:
             f"answer? Read the files by hand, or type --workers 0 to see where reading waits"
         )
     return None
-
-
-def _from_semaphore(error: BaseException) -> bool:
-    """Whether multiprocessing has raised it when it made a lock, which needs shared memory too."""
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_globals.get("__name__") == "multiprocessing.synchronize" for frame, _ in frames)

@@ -6,10 +6,9 @@ decides how players are distributed over devices. `gan.open` opens a trained run
 
 from typing import TYPE_CHECKING
 
-from gan.files import names
-from gan.files.loading import by_name, loading
+from gan.files.loading import by_name, loading, take_names
 
-names.take()
+take_names()
 
 with loading():
     from gan import noise, ranks

@@ -67,6 +67,11 @@ def _world() -> World:
     return _replacement.get() or _of_process or World(dist.get_rank(), dist.get_world_size(), _all_reduce)
 
 
+def number_and_size() -> tuple[int, int]:
+    """This rank's number, and how many ranks there are."""
+    return (_world().number, _world().size) if more_than_one() else (0, 1)
+
+
 # torch.compile leaves these functions alone: each rank compiles by itself, and all must meet in one order.
 
 

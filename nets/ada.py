@@ -101,7 +101,8 @@ class Augmentation(nn.Module):
             far = 0.125 * torch.stack([n["xfrac.x"], n["xfrac.y"]], 1)
             quarter = (4 * u["rotate90"]).floor() / 2
             angles = math.pi * torch.stack([quarter, signed["rotate.pre"], signed["rotate.post"]], 1)
-            turned, before, after = _turns(angles).unbind(1)
+            cos, sin = angles.cos(), angles.sin()
+            turned, before, after = torch.stack([cos, -sin, sin, cos], -1).unflatten(-1, (2, 2)).unbind(1)
             flip = 1 - 2 * (2 * u["xflip"]).floor()
             first = torch.stack([flip, torch.ones_like(flip)], 1)[:, :, None] * turned
             sizes = 2 ** (-0.2 * torch.stack([n["scale"] + n["aniso"], n["scale"] - n["aniso"]], 1))
@@ -152,14 +153,6 @@ class Ada(Augmentation):
 def _there(values: Any, like: Tensor) -> Tensor:
     """These numbers where `like` is. `like.new_tensor` would make the CPU wait for a GPU."""
     return torch.as_tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)
-
-
-# ---- geometry ----
-
-
-def _turns(angles: Tensor) -> Tensor:
-    cos, sin = angles.cos(), angles.sin()
-    return torch.stack([cos, -sin, sin, cos], -1).unflatten(-1, (2, 2))
 
 
 def moved(x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
@@ -242,9 +235,6 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return _Sampled.apply(gradient, *ctx.saved_tensors), None, None
-
-
-# ---- colours and frequencies ----
 
 
 def recoloured(x: Tensor, brightness: Tensor, grey: Tensor, colour: Tensor, angle: Tensor) -> Tensor:

@@ -34,6 +34,17 @@ def _refuse_others(labels: int, bounds: list[float]) -> None:
         )
 
 
+def edges_of(ids: Tensor) -> Tensor:
+    """Where one of a pixel's 4 neighbours in [..., H, W] has another number (Wang et al. 2018, pix2pixHD, 3.3)."""
+    edges = torch.zeros_like(ids, dtype=torch.bool)
+    down, right = ids[..., 1:, :] != ids[..., :-1, :], ids[..., 1:] != ids[..., :-1]
+    edges[..., 1:, :] |= down
+    edges[..., :-1, :] |= down
+    edges[..., 1:] |= right
+    edges[..., :-1] |= right
+    return edges
+
+
 def resize_nearest(planes: Tensor, size: tuple[int, int]) -> Tensor:
     """One-hot planes at another size, still one-hot."""
     return planes if planes.shape[-2:] == size else F.interpolate(planes, size, mode="nearest")

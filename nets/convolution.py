@@ -1,4 +1,4 @@
-"""Convolutions for losses with the gradient of a gradient, as gradient penalties and path lengths have.
+"""Convolutions, and the low-pass filter of StyleGAN and R3GAN, for losses with the gradient of a gradient.
 
 [Note: differentiated twice]
 torch takes the second derivative of a convolution by convolutions whose kernels are as large as the picture, one for
@@ -20,6 +20,7 @@ from gan.files.loading import not_compiled
 
 OURS = {"cuda"}  # kinds of devices on which torch's own way is slower
 TRITON: dict[torch.device, bool] = {}  # whether it works there
+TAPS = (1.0, 3.0, 3.0, 1.0)  # of the filter, on each channel by itself and in both directions
 
 
 def in_one_pass(x: Tensor) -> bool:
@@ -132,3 +133,32 @@ class _Gradients(torch.autograd.Function):
         if weight_wanted and of_x is not None:
             _, more_of_weight, _ = _Gradients.apply(slope, of_x, weight, how, (False, True, False))
         return reduce(torch.add, parts) if parts else None, more_of_x, more_of_weight, None, None
+
+
+def taps() -> Tensor:
+    """The filter, with a sum of 1, as published weights have it."""
+    line = torch.tensor(TAPS) / sum(TAPS)
+    return torch.outer(line, line)
+
+
+def filtered(x: Tensor, padding: int, stride: int = 1) -> Tensor:
+    """The filtered picture, with so many zeros around it; of every so many pixels one."""
+    if in_one_pass(x):
+        from nets import fused
+
+        rows, columns = ((side + 2 * padding - len(TAPS)) // stride + 1 for side in x.shape[2:])
+        return fused.filtered(x, fused.Filter(down=stride, padding=padding), rows, columns)
+    return convolve(x, _of_each(x), stride=stride, padding=padding, groups=x.shape[1])
+
+
+def doubled(x: Tensor) -> Tensor:
+    """Twice the size: zeros in between, and then the filter."""
+    if in_one_pass(x):
+        from nets import fused
+
+        return fused.filtered(x, fused.Filter(up=2, padding=2, gain=4.0), 2 * x.shape[2], 2 * x.shape[3])
+    return convolve(x, 4 * _of_each(x), stride=2, padding=1, groups=x.shape[1], transposed=True)
+
+
+def _of_each(x: Tensor) -> Tensor:
+    return taps().to(x.dtype).to(x.device, non_blocking=True).expand(x.shape[1], 1, -1, -1)

@@ -28,7 +28,9 @@ class Denoiser(nn.Module):
         self.see = nn.Conv2d(3, widths[0], 3, padding=1)
         self.down = nn.ModuleList(_Block(a, b, embedding) for a, b in pairwise((widths[0], *widths)))
         self.middle = _Block(widths[-1], widths[-1], embedding)
-        self.up = nn.ModuleList(_Block(a + b, a, embedding) for a, b in _climb(widths))
+        # For each size from the smallest up: the channels there, and the channels that come from the size below.
+        climb = zip(reversed(widths), (widths[-1], *reversed(widths[1:])), strict=True)
+        self.up = nn.ModuleList(_Block(a + b, a, embedding) for a, b in climb)
         self.norm = group_norm(widths[0], GROUPS)
         self.paint = nn.Conv2d(widths[0], 3, 3, padding=1)
         for parameter in self.paint.parameters():
@@ -71,7 +73,6 @@ class OneStep(nn.Module):
         self.latent = 3 * size * size
 
     def forward(self, z: Tensor) -> Tensor:
-        """Pictures from vectors of noise [B, latent]."""
         return self.denoiser(self.sigma * z.view(-1, 3, self.size, self.size), z.new_full((z.shape[0],), self.sigma))
 
 
@@ -102,7 +103,6 @@ class ExactDenoiser(nn.Module):
         self.pictures = nn.Parameter(pictures, requires_grad=False)
 
     def forward(self, noisy: Tensor, sigma: Tensor) -> Tensor:
-        """The mean of all known pictures, weighted by how likely each one is under the noise."""
         # Outside autocast, because the logits are large and differ by little.
         with torch.autocast(noisy.device.type, enabled=False):
             likely = self._logits(noisy.to(self.pictures.dtype), sigma).softmax(1)
@@ -132,11 +132,6 @@ class _Block(nn.Module):
         y = self.first(F.silu(self.norms[0](x)))
         y = self.second(F.silu(self.norms[1](y) * (1 + scale) + shift))
         return self.shortcut(x) + y
-
-
-def _climb(widths: Sequence[int]) -> list[tuple[int, int]]:
-    """For each size from the smallest up: the channels there, and the channels that come from the size below."""
-    return list(zip(reversed(widths), (widths[-1], *reversed(widths[1:])), strict=True))
 
 
 def _by_row(numbers: Tensor) -> Tensor:

@@ -19,9 +19,6 @@ BLOCK = 1024  # numbers for each of Triton's programs
 MOST = 2**31  # from so many numbers on, a place needs 64 bits
 
 
-# ---- a low-pass filter ----
-
-
 class Filter(NamedTuple):
     """What is done to rows and columns alike.
 
@@ -88,9 +85,6 @@ def _filter(
             value = tl.load(x + ((plane * height + y // UP) * width + z // UP) * inner + channel, there, 0)
             summed += (3 if a == 1 or a == 2 else 1) * (3 if b == 1 or b == 2 else 1) * value.to(kind)
     tl.store(out + at, summed * gain, at < total)
-
-
-# ---- an activation ----
 
 
 @not_compiled

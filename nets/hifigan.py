@@ -125,7 +125,6 @@ class PeriodJudge(nn.Module):
         self.conv_post = weight_norm(nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)))
 
     def forward(self, wave: Tensor) -> list[Tensor]:
-        """The features of each layer; the scores come last."""
         wave = F.pad(wave.unsqueeze(1), (0, -wave.shape[-1] % self.period), "reflect")
         return _features(self, wave.unflatten(-1, (-1, self.period)))
 
@@ -149,7 +148,6 @@ class ScaleJudge(nn.Module):
         self.conv_post = norm(nn.Conv1d(widths[-1], 1, 3, padding=1))
 
     def forward(self, wave: Tensor) -> list[Tensor]:
-        """The features of each layer; the scores come last."""
         return _features(self, wave.unsqueeze(1))
 
 
@@ -161,7 +159,6 @@ class PeriodJudges(nn.Module):
         self.discriminators = nn.ModuleList(PeriodJudge(period, widths) for period in periods)
 
     def forward(self, wave: Tensor) -> list[list[Tensor]]:
-        """A list of features for each judge; the scores come last in each list."""
         return [judge(wave) for judge in self.discriminators]
 
 
@@ -183,7 +180,6 @@ class ScaleJudges(nn.Module):
         self.discriminators = nn.ModuleList(judges)
 
     def forward(self, wave: Tensor) -> list[list[Tensor]]:
-        """A list of features for each judge; the scores come last in each list."""
         found = []
         for number, judge in enumerate(self.discriminators):
             if number:
@@ -200,7 +196,6 @@ class Judges(nn.Module):
         self.msd, self.mpd = msd, mpd
 
     def forward(self, wave: Tensor) -> dict[str, list[list[Tensor]]]:
-        """The features that each discriminator's judges see."""
         return {"mpd": self.mpd(wave), "msd": self.msd(wave)}
 
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nets.blocks import SLOPE, middle
-from nets.convolution import convolve
-from nets.filters import doubled, filtered, taps
+from nets.convolution import convolve, doubled, filtered, taps
 
 GAIN = (2 / (1 + SLOPE**2)) ** 0.5  # keeps the variance through a leaky ReLU: He et al. 2015
 

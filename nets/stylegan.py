@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nets.blocks import laid_out, middle
-from nets.filters import doubled
+from nets.convolution import doubled
 from nets.stylegan_layers import Conv, Dense, Filtered, Grain, Mapping, MinibatchDeviation, ModulatedConv, ToRgb
 
 

@@ -1,15 +1,16 @@
-"""VGG-19: the features by which a perceptual loss compares two pictures, and where such weights come from."""
+"""The features of VGG by which losses compare pictures, LPIPS, and where such weights come from."""
 
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from http.client import HTTPException
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torchvision.models import VGG19_Weights, WeightsEnum, vgg
+from torchvision.models import VGG16_Weights, VGG19_Weights, WeightsEnum, vgg
 
 from gan.files.disk import load_plain
 from gan.files.errors import UserError
@@ -34,9 +35,9 @@ class Vgg19(nn.Module):
     def __init__(self, weights: Mapping[str, Tensor], normalise: bool = False) -> None:
         super().__init__()
         self.normalise = normalise
-        (mean, spread) = (torch.tensor(values).view(3, 1, 1) for values in _imagenet())
-        self.register_buffer("mean", mean, persistent=False)
-        self.register_buffer("spread", spread, persistent=False)
+        imagenet = SOURCE.transforms()
+        self.register_buffer("mean", torch.tensor(imagenet.mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("spread", torch.tensor(imagenet.std).view(3, 1, 1), persistent=False)
 
         # On "meta" no memory is filled: the given tensors become the network's.
         width = len(weights["features.0.weight"])  # published: 64
@@ -66,11 +67,6 @@ class Vgg19(nn.Module):
         return found
 
 
-def _imagenet() -> tuple[list[float], list[float]]:
-    transform = SOURCE.transforms()
-    return transform.mean, transform.std
-
-
 def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     for name in [name for name in state if name.startswith(f"{prefix}features.")]:
         del state[name]
@@ -82,13 +78,17 @@ def _keep(module: Vgg19, state: dict[str, Any], prefix: str, *_: Any) -> None:
         state[name] = tensor
 
 
-def load_vgg19(weights: str, normalise: bool = False) -> Vgg19:
-    """VGG-19 with weights from a file. For "torchvision", from its cache; a missing file is downloaded to there."""
+def load_vgg19(weights: str | Mapping[str, Tensor], normalise: bool = False) -> Vgg19:
+    """VGG-19 with weights from a file, or as given. For "torchvision", from its cache, or else downloaded to there."""
     return load(weights, SOURCE, Vgg19.called, lambda state: Vgg19(state, normalise))
 
 
-def load(weights: str, source: WeightsEnum, called: str, make: Callable[[Mapping[str, Tensor]], N]) -> N:
+def load(
+    weights: str | Mapping[str, Tensor], source: WeightsEnum, called: str, make: Callable[[Mapping[str, Tensor]], N]
+) -> N:
     """What `make` makes of a file of torchvision's weights: one at that path, or for "torchvision" its own."""
+    if not isinstance(weights, str):
+        return make(weights)
     path = _cached(source, called) if weights == "torchvision" else Path(weights)
     if not path.is_file():
         raise UserError(f"there is no file '{path}' of {called}'s weights; {_advice(source)}")
@@ -125,3 +125,50 @@ def _advice(source: WeightsEnum) -> str:
         f"bring {source.url} as '{Path(torch.hub.get_dir(), 'checkpoints', name)}', or type --perceptual PATH "
         f"with the path of {name}, or --perceptual off to train without"
     )
+
+
+class Vgg16(Vgg19):
+    """The features relu1_2 to relu5_3 of VGG-16."""
+
+    relus, called, configuration = (3, 8, 15, 22, 29), "VGG-16", "D"
+
+
+class Lpips(nn.Module):
+    """The distance of pictures from -1 to 1 by Zhang et al. 2018, frozen.
+
+    The trunk normalises, except in version 0.0. `weights` are the published numbers that
+    weigh its features: lin0.model.1.weight and so on. With ones in their place all features count alike.
+    """
+
+    def __init__(self, trunk: Vgg19, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.trunk = trunk
+        for number in range(len(trunk.relus)):
+            # Squared differences times w are those of features times the root of w.
+            root = weights[f"lin{number}.model.1.weight"].to(torch.get_default_dtype()).sqrt()
+            self.register_buffer(f"root{number}", root, persistent=False)
+
+    def embed(self, image: Tensor) -> list[Tensor]:
+        """Features of each size, fine to coarse, whose squared differences are the distance."""
+        # The norm, and not the root of a sum: its gradient is finite where all features are zero.
+        return [
+            x * (self.get_buffer(f"root{number}") / (torch.linalg.vector_norm(x, dim=1, keepdim=True) + 1e-10))
+            for number, x in enumerate(self.trunk(image[:, :3].expand(-1, 3, -1, -1)))
+        ]
+
+    def layerwise(self, one: Tensor, other: Tensor) -> list[Tensor]:
+        """The distances at each place of each layer."""
+        pairs = zip(self.embed(one), self.embed(other), strict=True)
+        return [(a - b).square().sum(1, keepdim=True) for a, b in pairs]
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        """The distance of each pair of pictures, [B, 1, 1, 1]."""
+        return torch.stack([layer.mean((2, 3), keepdim=True) for layer in self.layerwise(one, other)]).sum(0)
+
+
+def load_lpips(weights: str | Mapping[str, Tensor]) -> Lpips:
+    """LPIPS 0.1 by VGG-16, of a file as in `load_vgg19`, or as given. torchmetrics has what weighs its features."""
+    spec = find_spec("torchmetrics")
+    assert spec is not None and spec.origin is not None
+    lins = load_plain(Path(spec.origin).parent / "functional" / "image" / "lpips_models" / "vgg.pth")
+    return load(weights, VGG16_Weights.IMAGENET1K_V1, Vgg16.called, lambda state: Lpips(Vgg16(state, True), lins))

@@ -172,8 +172,6 @@ class VqAutoencoder(nn.Module):
 
 
 class Encoder(nn.Module):
-    """From a picture to its features."""
-
     def __init__(
         self, inside: int, widths: list[int], blocks: int, attention: Collection[int], outside: int, groups: int
     ) -> None:

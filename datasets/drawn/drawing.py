@@ -22,11 +22,7 @@ Region = IntEnum(
 LABELS: tuple[str, ...] = tuple(region.name.lower() for region in Region)
 
 # A mirrored picture shows a left eye where the right one was.
-FLIP_PAIRS: tuple[tuple[int, int], ...] = (
-    (int(Region.L_EYE), int(Region.R_EYE)),
-    (int(Region.L_BROW), int(Region.R_BROW)),
-    (int(Region.L_EAR), int(Region.R_EAR)),
-)
+FLIP_PAIRS = tuple((int(Region[f"L_{part}"]), int(Region[f"R_{part}"])) for part in ("EYE", "BROW", "EAR"))
 
 Tone = IntEnum("Tone", "PLAIN SOFT SHADOW DEEP DARK INK BLUSH GLOW LIGHT SHINE WHITE", start=0)
 
@@ -58,26 +54,18 @@ class Plan:
     def __init__(self, seed: int) -> None:
         self._random = Random(seed).random
 
-        # Choose the head.
         self.side = self.pick(-1, 1)  # where the parting, the shadow and other one-sided things are
         self.width = self.between(0.70, 0.84)  # half the width of the head
         self.jaw = self.between(0.74, 0.92)  # the width at the jaw, as a part of that
         self.turn = self.between(-0.10, 0.10)
         self.size = self.between(0.285, 0.325)
         self.x, self.y = self.between(0.47, 0.53), self.between(0.455, 0.49)
-
-        # Choose the eyes.
         self.eye_x = self.width * self.between(0.43, 0.50)
         self.eye_y = self.between(-0.02, 0.08)
-
-        # Choose what is worn.
         self.hair = self.pick(*SHORT, *TIED, *LONG)
+        self.ears_hidden = self.hair in LONG
         self.hat = self.pick(*HATS) if self.chance(0.22) else None
         self.glasses = self.pick(*GLASSES) if self.chance(0.28) else None
-
-    @property
-    def ears_hidden(self) -> bool:
-        return self.hair in LONG
 
     def between(self, low: float, high: float) -> float:
         return low + (high - low) * self._random()

@@ -29,9 +29,7 @@ class Faces(Dataset):
     each region of each face has its own style, or "poster" or "neon", where all faces share one palette.
     """
 
-    num_labels = len(LABELS)
-    label_names = LABELS
-    flip_pairs = FLIP_PAIRS
+    num_labels, label_names, flip_pairs = len(LABELS), LABELS, FLIP_PAIRS
 
     def __init__(self, length: int, size: int = 64, seed: int = 0, first: int = 0, look: str = "any") -> None:
         if size < 16:

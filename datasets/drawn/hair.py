@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datasets.drawn.drawing import Pen, Plan, Points, Region, Tone, arc, mirrored, oval, ribbon, smooth
+from datasets.drawn.drawing import TIED, Pen, Plan, Points, Region, Tone, arc, mirrored, oval, ribbon, smooth
 
 # Lines over the head, from one side to the other: x in half widths of the head.
 CROWN = [(-1, 0), (-1.02, -0.35), (-0.86, -0.72), (-0.45, -0.95), (0.1, -1), (0.55, -0.93), (0.9, -0.7), (1.02, -0.35)]
@@ -34,9 +34,7 @@ CUTS = {
     "fringe": Cut(0.10, 0.18, 0.08, 0.12, FRINGE),
     "curly": Cut(0.10, 0.16, 0.10, 0.05, ROUND, combed=False, shining=False),
     "afro": Cut(0.20, 0.20, 0.14, 0.02, ROUND, combed=False, shining=False),
-    "bun": Cut(0.06, 0.10, 0.05, -0.02, ROUND),
-    "tail": Cut(0.06, 0.10, 0.05, -0.02, ROUND),
-    "pigtails": Cut(0.06, 0.10, 0.05, -0.02, ROUND),
+    **dict.fromkeys(TIED, Cut(0.06, 0.10, 0.05, -0.02, ROUND)),
 }
 
 
@@ -164,11 +162,6 @@ def _beside(plan: Plan, sign: int, points: Points) -> np.ndarray:
     return np.add(points, (plan.width, 0)) * (sign, 1)
 
 
-def draw_hat(pen: Pen, plan: Plan) -> None:
-    if plan.hat:
-        HATS[plan.hat](pen, plan)
-
-
 def _draw_beanie(pen: Pen, plan: Plan) -> None:
     top, low, out = plan.between(-1.35, -1.2), plan.between(-0.52, -0.44), plan.width + 0.12
     dome = [(0.25, top), (out * 0.82, top + 0.24), (out, -0.6), (out, low), (out * 0.5, low + 0.05)]
@@ -219,4 +212,4 @@ def _draw_beret(pen: Pen, plan: Plan) -> None:
     pen.tone(Region.HAT, Tone.LIGHT, smooth(shine * flip))
 
 
-HATS = {"beanie": _draw_beanie, "cap": _draw_cap, "brim": _draw_brim, "beret": _draw_beret}
+DRAW_HAT = {"beanie": _draw_beanie, "cap": _draw_cap, "brim": _draw_brim, "beret": _draw_beret}

@@ -7,7 +7,7 @@ are those of the picture.
 import numpy as np
 
 from datasets.drawn.drawing import SHORT, Canvas, Pen, Plan, Region, Tone, arc, mirrored, oval, ribbon, smooth
-from datasets.drawn.hair import draw_back_hair, draw_front_hair, draw_hat
+from datasets.drawn.hair import DRAW_HAT, draw_back_hair, draw_front_hair
 
 # How far beside the neck a neckline starts, and the range of depths where it ends on the chest.
 NECKLINES = {
@@ -55,7 +55,8 @@ def draw_portrait(seed: int, side: int) -> np.ndarray:
     draw_eyes(head, plan)
     draw_front_hair(head, plan)
     draw_earrings(head, plan)
-    draw_hat(head, plan)
+    if plan.hat:
+        DRAW_HAT[plan.hat](head, plan)
     return canvas.cells()
 
 
@@ -185,7 +186,6 @@ def draw_face(pen: Pen, plan: Plan) -> None:
 
 
 def draw_nose(pen: Pen, plan: Plan) -> None:
-    """Draw the nose, from between the eyes to under its tip."""
     wing, low, bridge = plan.between(0.10, 0.17), plan.between(0.36, 0.46), plan.between(0.045, 0.07)
     top = plan.eye_y - 0.03
     pen.tone(Region.SKIN, Tone.SHADOW, oval(plan.side * 0.03, low + 0.03, wing * 0.9, 0.05))
@@ -242,14 +242,12 @@ def draw_eyes(pen: Pen, plan: Plan) -> None:
             pen.tone(EYE[sign], Tone.WHITE, oval(x - 0.03, y - 0.03, 0.028, 0.028))
             pen.tone(EYE[sign], Tone.INK, ribbon(lid * (sign, 1) + at, 0.03, 0.05, 0.04))
 
-        # Draw the brow.
         brow = [(-half * 0.9, frown), (0.0, -0.03 - arch), (half * 0.75, -0.02 - arch * 0.6), (half * 1.25, 0.06)]
         line = np.multiply(brow, (sign, 1)) + at + (0, -rise)
         pen.fill(BROW[sign], ribbon(line, thick * 0.8, thick, thick * 0.8, 0.025))
 
 
 def draw_mouth(pen: Pen, plan: Plan) -> None:
-    """Draw the lips and, if the mouth is open, the opening."""
     y, half, smile = plan.between(0.62, 0.68), plan.between(0.19, 0.29), plan.between(-0.015, 0.085)
     gap = plan.between(0.06, 0.17) if plan.chance(0.45) else 0.0
     upper, lower = plan.between(0.05, 0.085), plan.between(0.065, 0.11)
@@ -262,7 +260,6 @@ def draw_mouth(pen: Pen, plan: Plan) -> None:
     top_in, low_in = middle - 0.35 * gap * round_, middle + 0.65 * gap * round_
     top, low = top_in - upper * round_**0.6 * bow, low_in + lower * round_**0.7
 
-    # Draw the lips and the opening.
     def between(one: np.ndarray, other: np.ndarray) -> np.ndarray:
         return np.concatenate([np.stack([x, one], 1), np.stack([x, other], 1)[::-1]])
 

@@ -221,16 +221,14 @@ def _one_process_at_a_time(file: Path) -> Iterator[None]:
     """Hold a lock. It is free again when its process ends, even by a kill."""
     lock = FileLock(file)
     try:
-        lock.acquire(timeout=SILENT_WAIT)
+        held = lock.acquire(timeout=SILENT_WAIT)
     except Timeout:
         if this_rank() == 0:
             waiting = f"waiting for another process that is at work in {file.parent}"
             print(printable(waiting), file=sys.stderr, flush=True)
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 Result = tuple[int, str | None, Any]  # an entry, and what is wrong with it or else what was made of it

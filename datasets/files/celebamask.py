@@ -16,7 +16,6 @@ from gan.files.errors import UserError
 MAPPING = "CelebA-HQ-to-CelebA-mapping.txt"
 PARTS = "CelebAMask-HQ-mask-anno"
 FACES = "CelebA-HQ-img"
-JPEG = (".jpg",)
 PER_FOLDER = 2000  # pictures whose masks share a folder
 
 # The numbers in CelebA of each split: the first one, and the end.
@@ -39,7 +38,7 @@ class CelebAMask(Pairs):
         numbers = _numbers(root / MAPPING, *look_up_split(split, BOUNDS))
         only = frozenset(map(str, numbers))
         maps = Column("label map", (_merged(root, numbers, split),), only=only)
-        super().__init__(root, (Column("picture", (FACES,), suffixes=JPEG, only=only), maps), size, split)
+        super().__init__(root, (Column("picture", (FACES,), suffixes=(".jpg",), only=only), maps), size, split)
 
 
 def _numbers(mapping: Path, first: int, end: int) -> np.ndarray:

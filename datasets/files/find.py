@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from datasets.files.cache import all_files, cache_folder
+from datasets.files.cache import all_files
 from datasets.files.decoding import MOST_BYTES, SUFFIXES
 from datasets.files.sources import FORMS, Folder, Source, Tar, Zip, numbered, reading
 from gan.files.errors import UserError, reason
@@ -134,7 +134,6 @@ class Parquet(Source):
 
 
 def _columns(schema: Any, file: Path) -> tuple[str, str | None]:
-    """The columns of pictures and of classes."""
     from pyarrow import types as kinds
 
     def holds_bytes(kind: Any) -> bool:
@@ -184,6 +183,3 @@ class Named(Source):
 
     def read(self, index: int) -> Image.Image:
         return self.set[index][0]
-
-    def cache(self) -> Path:
-        return cache_folder(self.path)

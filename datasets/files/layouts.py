@@ -103,13 +103,13 @@ class CocoStuff(Pairs):
     def __init__(self, root: str | Path, split: str = "train", size: Size = 256, edges: bool = False) -> None:
         part, root = look_up_split(split, {"train": "train2017", "val": "val2017"}), Path(root).expanduser()
         pictures = part if (root / part).is_dir() else f"images/{part}"
-        columns = [
-            Column("picture", (pictures,), suffixes=PICTURES),
-            Column("label map", (f"stuffthingmaps/{part}",)),
-        ]
+        columns = [Column("picture", (pictures,), suffixes=PICTURES), Column("label map", (f"stuffthingmaps/{part}",))]
         if edges:
             columns.append(Column("instance map", (f"instances/{part}",)))
         super().__init__(root, columns, size)
+
+
+FACADES_NAMES = "none background facade window door cornice sill balcony blind deco molding pillar shop"
 
 
 class Facades(Pairs):
@@ -122,10 +122,7 @@ class Facades(Pairs):
     and 106.)
     """
 
-    label_names = (
-        "none", "background", "facade", "window", "door", "cornice", "sill", "balcony", "blind", "deco", "molding",
-        "pillar", "shop",
-    )  # fmt: skip
+    label_names = tuple(FACADES_NAMES.split())
     num_labels = len(label_names)
 
     def __init__(self, root: str | Path, split: str = "train", size: Size = 256) -> None:
@@ -176,7 +173,15 @@ class FolderPairs(Pairs):
         super().__init__(root, (pictures, Column("label map", tuple(f"{part}labels" for part in folders))), size)
         if split == "all" or prepared:
             return
-        self._hold_out(held_out, split)
+        if len(self) == 1:
+            raise UserError(f"one picture in '{self.root}' is none to hold out; add a second")
+        out = np.arange(len(self)) >= len(self) - held_out
+        if isinstance(held_out, float):
+            out = drawn(self.sample_names, held_out)
+        if not 0 < out.sum() < len(self):
+            found = f"{len(self)} pictures in '{self.root}'"
+            raise UserError(f"{found}, {held_out} to hold out; type a --held-out of 1 to {len(self) - 1}")
+        self.keep_only(out if split == "val" else ~out)
 
     @classmethod
     def find_labels(cls, root: str | Path) -> tuple[int, dict[int, int]]:
@@ -204,14 +209,3 @@ class FolderPairs(Pairs):
         void = values[-1] == VOID and VOID - 1 not in values and len(values) > 1
         count = values[-1 - void] + 1
         return count + void, {VOID: count} if void else {}
-
-    def _hold_out(self, held_out: float, split: str) -> None:
-        if len(self) == 1:
-            raise UserError(f"one picture in '{self.root}' is none to hold out; add a second")
-        out = np.arange(len(self)) >= len(self) - held_out
-        if isinstance(held_out, float):
-            out = drawn(self._files[:, 0].tolist(), held_out)
-        if not 0 < out.sum() < len(self):
-            found = f"{len(self)} pictures in '{self.root}'"
-            raise UserError(f"{found}, {held_out} to hold out; type a --held-out of 1 to {len(self) - 1}")
-        self.keep_only(out if split == "val" else ~out)

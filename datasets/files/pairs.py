@@ -21,6 +21,7 @@ from torchvision.transforms.v2 import functional
 from datasets.files.cache import MAX_PROBLEMS, FoundFile, all_files, cache_folder, raise_problems, remember
 from gan.files.disk import regular
 from gan.files.errors import UserError
+from nets.blocks import edges_of
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 MAPS = (".png",)
@@ -117,7 +118,6 @@ class Pairs(Dataset):
 
     @property
     def sample_names(self) -> list[bytes]:
-        """The pictures' files, in order."""
         return self._files[:, 0].tolist()
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
@@ -145,7 +145,7 @@ class Pairs(Dataset):
         }
         for path, stamp in zip(instances, instance_stamps, strict=True):
             values = crop(resize_map(read_map(path, stamp), resized))
-            item["edges"] = tv_tensors.Mask(torch.from_numpy(edge_map(values)))
+            item["edges"] = tv_tensors.Mask(edges_of(torch.from_numpy(values)).byte())
         return item
 
     def _check(self, index: int) -> str:
@@ -253,17 +253,6 @@ def resize_map(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Nearest: each pixel gets one stored value, never a mixture."""
     picture = Image.fromarray(values if values.dtype == np.uint8 else values.astype(np.int32))
     return np.array(picture.resize((size[1], size[0]), Image.Resampling.NEAREST))
-
-
-def edge_map(instances: np.ndarray) -> np.ndarray:
-    """1 where one of a pixel's 4 neighbours is another instance, else 0 (Wang et al. 2018, pix2pixHD, section 3.3)."""
-    edges = np.zeros(instances.shape, np.uint8)
-    down, across = instances[1:] != instances[:-1], instances[:, 1:] != instances[:, :-1]
-    edges[1:] |= down
-    edges[:-1] |= down
-    edges[:, 1:] |= across
-    edges[:, :-1] |= across
-    return edges
 
 
 def as_size(size: Size) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from torchvision import tv_tensors
 
 from datasets.files.cache import listed, remember
 from datasets.files.decoding import Frame, header
+from datasets.files.pairs import Size, as_size
 from datasets.files.sources import Source
 from gan.files.errors import UserError
 from gan.noise import seed_for
@@ -71,7 +72,6 @@ class UsableSamples(Dataset):
 
     @property
     def sample_names(self) -> list[bytes]:
-        """The names of the samples in the source, in order."""
         return self.source.names[self.entries].tolist()
 
     def split(self, held_out: float) -> tuple[Self, Self]:
@@ -121,7 +121,6 @@ class Pictures(UsableSamples):
         self.decoded = bool((self._rows[self.entries] >= 0).all())
 
     def name(self, index: int) -> str:
-        """The picture's name in its set."""
         return os.fsdecode(self.source.names[self.entries[index]])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -195,6 +194,28 @@ class Pictures(UsableSamples):
         if self.file.exists():
             with self.file.open("r+b") as file:
                 os.fsync(file.fileno())
+
+
+class MadeUp(Dataset):
+    """Samples of the right shape for a plan. Labels are in blocks, which is about what a label map costs on a CPU."""
+
+    flip_pairs, classes, class_names, sample_names = (), 0, (), ()
+
+    def __init__(self, size: Size, channels: int = 3, num_labels: int = 0, edges: bool = False) -> None:
+        self.size, self.channels = as_size(size), channels
+        self.num_labels, self.edges = num_labels, edges
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        item: dict[str, Any] = {"image": tv_tensors.Image(torch.zeros(self.channels, *self.size, dtype=torch.uint8))}
+        if self.num_labels:
+            down, across = (torch.arange(length) * 8 // length for length in self.size)
+            label = (index + across + 8 * down[:, None]) % self.num_labels
+            item["label"] = tv_tensors.Mask(label)
+            item |= {"edges": tv_tensors.Mask(label % 2)} if self.edges else {}
+        return item
 
 
 def few_of(names: Sequence[str], share: float) -> list[str]:

@@ -16,8 +16,7 @@ from torchvision import tv_tensors
 from datasets.augment import Augment
 from datasets.files.cache import listed
 from datasets.files.find import find_source
-from datasets.files.made_up import MadeUp
-from datasets.files.pictures import Pictures, few_of
+from datasets.files.pictures import MadeUp, Pictures, few_of
 from datasets.files.sources import SPLITS, Source
 from gan.files.errors import UserError
 from gan.noise import seed_for
@@ -192,7 +191,6 @@ class PairedSides(Dataset):
 
     @property
     def sample_names(self) -> list[bytes]:
-        """The names of a, then those of b."""
         return [*self.a.pictures.sample_names, *self.b.pictures.sample_names]
 
     def __len__(self) -> int:
@@ -204,7 +202,6 @@ class PairedSides(Dataset):
         return {"a": self.a[index % len(self.a)]["image"], "b": self.b[index % len(self.b)]["image"]}
 
     def load_crop(self, index: int, resized: Sequence[int], corner: tuple[int, int]) -> dict[str, Any]:
-        """The same part of both."""
         return {name: getattr(self, name).load_crop(index, resized, corner)["image"] for name in "ab"}
 
 
@@ -218,7 +215,6 @@ class UnpairedSides(PairedSides):
         return super().__getitem__(index) | {"number_a": index % len(self.a), "number_b": index % len(self.b)}
 
     def load_augmented(self, augment: Augment, epoch: int, index: int) -> dict[str, Any]:
-        """A sample of an epoch, augmented."""
         partner = seed_for("partner", augment.seed, epoch, index) % len(self.b)
         other = Augment(seed_for("partner", augment.seed, index), augment.flip, augment.crop)
         a = augment.load(self.a, epoch, index % len(self.a))

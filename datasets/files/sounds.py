@@ -118,7 +118,6 @@ class Sounds(UsableSamples):
         return np.load(self.folder / name, mmap_mode="r")
 
     def _wrong(self, entry: int) -> str:
-        """Why a decoded sound cannot be used."""
         if (length := int(self._known[entry][0])) < self.least:
             return f"it is too short: {length:,} samples, and {self.least:,} are needed"
         try:
@@ -131,7 +130,6 @@ class Sounds(UsableSamples):
         return (self.mels or Path()) / Path(os.fsdecode(self.source.names[entry])).with_suffix(".npy")
 
     def _mel(self, entry: int) -> np.ndarray | None:
-        """The given spectrogram of a sound; None where none are given."""
         return None if self.mels is None else read_mel(self._mel_file(entry), self.bands)
 
     def pieces(self, held_out: float, length: int) -> "tuple[Sounds, Sounds]":

@@ -179,7 +179,9 @@ class Tar(Source):
         for number, shard in enumerate(shards):
             with reading(shard, "a tar"), tarfile.open(shard, "r:") as file:
                 for member in filter(tarfile.TarInfo.isreg, file):
-                    stem, suffix = _stem(member.name)
+                    folder, _, base = member.name.rpartition("/")
+                    first, dot, rest = base.partition(".")
+                    stem, suffix = f"{folder}/{first}", (dot + rest).lower()
                     if suffix in SUFFIXES:
                         stems.append((number, stem))
                         names.append(f"{shard.name}/{member.name}" if len(shards) > 1 else member.name)
@@ -289,9 +291,3 @@ def _class_in(content: bytes, before: int | None) -> int | None:
 def _is_picture(name: str) -> bool:
     base = PurePosixPath(name).name
     return os.path.splitext(base)[1].lower() in SUFFIXES and not base.startswith(".") and "__MACOSX" not in name
-
-
-def _stem(name: str) -> tuple[str, str]:
-    folder, _, base = name.rpartition("/")
-    stem, dot, suffix = base.partition(".")
-    return f"{folder}/{stem}", (dot + suffix).lower()

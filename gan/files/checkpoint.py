@@ -59,7 +59,6 @@ class SavedTensor:
     pieces: tuple[Piece, ...] = field(compare=False, repr=False)  # in order; together they are all of it
 
     def empty(self) -> Tensor:
-        """Memory for the whole tensor."""
         return torch.empty(self.shape, dtype=self.dtype)
 
 
@@ -198,7 +197,6 @@ def read(wanted: Mapping[SavedTensor, Share]) -> None:
 
 
 def misfit(saved: SavedTensor, shape: torch.Size) -> Damaged:
-    """The error for a saved tensor that is not of the shape that is needed."""
     return Damaged(
         f"{saved.source} is damaged, or of other networks: '{saved.key}' has shape {tuple(saved.shape)}, and "
         f"{tuple(shape)} is needed"

@@ -33,11 +33,8 @@ def not_finite(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     if not names:
         return {}
     found = torch.stack([each.to(bounds[0].device) for each in bounds]).cpu()
-    return {
-        name: "NaN" if nan else "infinity"
-        for name, (nan, infinite) in zip(names, found.tolist(), strict=True)
-        if nan or infinite
-    }
+    pairs = zip(names, found.tolist(), strict=True)
+    return {name: "NaN" if nan else "infinity" for name, (nan, infinite) in pairs if nan or infinite}
 
 
 def as_made(module: nn.Module) -> set[str]:
@@ -50,7 +47,6 @@ def as_made(module: nn.Module) -> set[str]:
 
 
 def named(found: Sequence[Bad]) -> str:
-    """What was found, in words."""
     player, tensor, what = found[0]
     more = f", and {len(found) - 1} more tensors have" if len(found) > 1 else " has"
     return f"'{tensor}' of player '{player}'{more} {what if len(found) == 1 else 'NaN or infinity'}"
@@ -58,14 +54,9 @@ def named(found: Sequence[Bad]) -> str:
 
 def of_players(modules: Iterable[tuple[str, nn.Module]], meant: Mapping[str, set[str]]) -> list[Bad]:
     """What is not finite in whole networks. `meant` has the buffers that may be so."""
-    return [
-        (player, name, what)
-        for player, module in modules
-        for name, what in not_finite(
-            {
-                name: value
-                for name, value in module.state_dict(keep_vars=True).items()
-                if isinstance(value, Tensor) and name not in meant[player]
-            }
-        ).items()
-    ]
+    found: list[Bad] = []
+    for player, module in modules:
+        state = module.state_dict(keep_vars=True).items()
+        own = {name: value for name, value in state if isinstance(value, Tensor) and name not in meant[player]}
+        found += [(player, name, what) for name, what in not_finite(own).items()]
+    return found

@@ -1,4 +1,6 @@
-"""What takes seconds to import is imported where it is used, so that a command that only prints need not wait for it.
+"""How packages are imported: late where they take seconds, and ours where something else has one of their names.
+
+A command that only prints need not wait for what it does not use.
 
 torch is imported at once, and Lightning, torchvision and torchmetrics (two seconds more) inside of functions, or by
 the name of a package that stands for a class of ours: `from gan import GanModule` imports gan/module.py only then.
@@ -6,9 +8,13 @@ the name of a package that stands for a class of ours: `from gan import GanModul
 
 import gc
 import os
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -17,6 +23,10 @@ T = TypeVar("T")
 # Lightning reads its rank in the first of these when it is imported, and fails without naming it if that is no number.
 # strategies/processes/launchers.py refuses it by name.
 LIGHTNINGS_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+
+HOME = Path(__file__).resolve().parents[2]
+OURS = ("nets", "strategies", "datasets")  # whose names may be those of something else
+ADVICE = "rename yours, or give this project an environment of its own"
 
 
 @contextmanager
@@ -56,3 +66,40 @@ def not_compiled(function: Callable[P, T]) -> Callable[P, T]:
     made = torch._disable_dynamo(function)  # imports the compiler at the first call
     vars(made)["_torchdynamo_disable"] = True  # where another function is compiled that calls it, nothing is said
     return made
+
+
+class Ours:
+    """Python asks it for modules before it looks anywhere else. What ours hides is said once, and not by each rank."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, [str(HOME)]) if name in OURS else None
+        found, ours = (None, None) if spec is None else (_place(PathFinder.find_spec(name)), _place(spec))
+        if found not in (None, ours) and "LOCAL_RANK" not in os.environ:
+            warnings.warn(f"'{name}' is gan's own package, {ours}, and hides {found}; {ADVICE}", stacklevel=2)
+        return spec
+
+
+def take_names() -> None:
+    """Let our packages be found, also where others come first on Python's path. `import gan` calls it.
+
+    Raise ImportError if another one is imported already, since a module cannot be exchanged.
+    """
+    for name in OURS:
+        found, ours = _place(getattr(sys.modules.get(name), "__spec__", None)), HOME / name / "__init__.py"
+        if found not in (None, ours) and ours.is_file():
+            raise ImportError(f"'{name}' is {found} here, and gan needs its own, {ours}; {ADVICE}", name=name)
+    if Ours not in sys.meta_path:
+        sys.meta_path.insert(0, Ours)
+
+
+def hidden(name: str) -> Path | None:
+    """What of this name, such as a person's file, is hidden by ours."""
+    elsewhere = [place for place in sys.path if Path(place).resolve() != HOME]
+    spec = PathFinder.find_spec(name, elsewhere) if name in OURS else None
+    return None if spec is None else _place(spec) or Path(next(iter(spec.submodule_search_locations or (name,))))
+
+
+def _place(spec: ModuleSpec | None) -> Path | None:
+    """The file of a module. A folder of data has none."""
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()

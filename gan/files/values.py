@@ -108,7 +108,6 @@ def decode(node: Any, other: Callable[[str, Any], Any]) -> Any:
 
 
 def text_of(values: Any) -> bytes:
-    """Encoded values as the text of a file."""
     try:
         return json.dumps(values).encode()
     except ValueError as error:  # Python writes no integer of more than 4300 digits

@@ -59,7 +59,6 @@ class BigGan(FromNoise):
         yield Phase("generator", self.fool, "generator", turns, self.micro_batches, start=turns - 1)
 
     def decay(self, updates: int) -> float:
-        """The decay of the average's next update."""
         return self.ema if updates + 1 >= self.ema_start else 0.0
 
     def labels_of_fakes(self, batch: dict[str, Tensor]) -> Tensor | None:
@@ -88,7 +87,6 @@ class BigGan(FromNoise):
         return losses | self.regular(self.generator, self.ortho[0], self.generator.shared)
 
     def drawn(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Fakes, and their labels."""
         latents, labels = self.latents(batch["image"]), self.labels_of_fakes(batch)
         return self._drawn_from(latents, labels), labels
 

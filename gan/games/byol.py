@@ -30,20 +30,12 @@ class Byol(GanModule):
     """
 
     def __init__(
-        self,
-        online: Online,
-        predictor: nn.Module,
-        *,
-        labels: int,
-        steps: int,
-        rate: float = 1e-3,
-        decay: float = 0.996,
+        self, online: Online, predictor: nn.Module, *, labels: int, steps: int, rate: float = 1e-3, decay: float = 0.996
     ) -> None:
         super().__init__()
         self.online, self.predictor, self.target = online, predictor, copy.deepcopy(online)
         self.labels, self.steps, self.rate, self.decay = labels, steps, rate, decay
-        self._seen: list[Tensor] = []
-        self._present: list[Tensor] = []
+        self._seen: list[tuple[Tensor, Tensor]] = []  # representations, and which labels are present
 
     def configure_players(self) -> Iterator[Player]:
         """The published optimizer, LARS, is for batches of thousands of pictures."""
@@ -65,19 +57,17 @@ class Byol(GanModule):
         return distance(guesses[0], of_other) + distance(guesses[1], of_one)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """Keep the representations, and which labels are present."""
-        self._seen.append(self.online.encoder(batch["image"]))
-        self._present.append(onehot(batch["label"], self.labels, like=batch["image"]).amax((2, 3)))
+        present = onehot(batch["label"], self.labels, like=batch["image"]).amax((2, 3))
+        self._seen.append((self.online.encoder(batch["image"]), present))
 
     def on_validation_epoch_end(self) -> None:
         """Score all ranks' samples together; see [Note: a distance over all ranks] in from_noise.py."""
-        seen, present = (self._of_all_ranks(torch.cat(kept)).flatten(0, -2) for kept in (self._seen, self._present))
-        self._seen, self._present = [], []
-        self.log("val/neighbour_error", neighbour_error(seen, present), sync_dist=True)
+        kept = [self._of_all_ranks(torch.cat(each)).flatten(0, -2) for each in zip(*self._seen, strict=True)]
+        self._seen.clear()
+        self.log("val/neighbour_error", neighbour_error(*kept), sync_dist=True)
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A row a sample: the picture, and two views of it."""
         image = batch["image"]
         return {"picture": image, "a view": random_view(image), "another view": random_view(image)}
 

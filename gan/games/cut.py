@@ -13,8 +13,7 @@ from gan import Phase, Player, noise, ranks
 from gan.games.from_noise import Compared
 from gan.games.translation import Translation
 from gan.losses import least_squares_discriminator, least_squares_generator
-from nets.patch import PatchGan
-from nets.patch_vectors import PatchVectors
+from nets.discriminator import PatchGan, PatchVectors
 from nets.published.files import PublishedFile, latest_nets
 from nets.resnet import ResnetGenerator
 
@@ -51,7 +50,6 @@ class Cut(Compared):
         self.identity, self.flips, self.patches, self.all_negatives = identity, flips, patches, all_negatives
 
     def configure_players(self) -> Iterator[Player]:
-        """All learn at one rate, which falls."""
         adam = partial(Adam, lr=self.rate, betas=(0.5, 0.999), fused=True)
         yield Player("generator", self.generator, adam, self.decay)
         yield Player("vectors", self.vectors, adam, self.decay)
@@ -100,7 +98,6 @@ class Cut(Compared):
         return made, [each.detach() for each in keys], False
 
     def contrast(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> list[Tensor]:
-        """PatchNCE of each layer."""
         places = [self.places(each.shape[2] * each.shape[3], each) for each in keys]
         with torch.no_grad():
             known = self.vectors(keys, places)
@@ -112,14 +109,12 @@ class Cut(Compared):
         return draws.topk(min(self.patches, pixels)).indices
 
     def translate(self, a: Tensor) -> Tensor:
-        """`a` as a "b"."""
         return self.generator(a)
 
     def published(self) -> list[PublishedFile]:
         return latest_nets({"G": self.generator, "F": self.vectors, "D": self.discriminator})
 
     def translations(self) -> dict[str, Translation]:
-        """The one direction."""
         return {"AtoB": Translation(self.generator, self.generator.inside)}
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
@@ -128,7 +123,6 @@ class Cut(Compared):
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A row a sample: the translation, beside its truth where there is one, and a picture of that kind."""
         columns = {"a": batch["a"], "as b": self.translate(batch["a"]), "truth b": batch.get("truth_b")}
         return {title: each for title, each in columns.items() if each is not None} | {"b": batch["b"]}
 

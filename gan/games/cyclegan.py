@@ -44,7 +44,6 @@ class CycleGan(Compared):
         self.decay, self.rate, self.cycle, self.identity = decay, rate, cycle, identity
 
     def configure_players(self) -> Iterator[Player]:
-        """All learn at one rate, which falls."""
         adam = partial(Adam, lr=self.rate, betas=(0.5, 0.999), fused=True)
         yield Player("generators", self.generators, adam, self.decay)
         yield Player("discriminators", self.discriminators, adam, self.decay)
@@ -61,8 +60,8 @@ class CycleGan(Compared):
         again_a, same_a = self.together(self.generators["to_a"], fake_b, a)
         again_b, same_b = self.together(self.generators["to_b"], fake_a, b)
         losses = {
-            "gan_b": least_squares_generator(self.score("of_b", fake_b)),
-            "gan_a": least_squares_generator(self.score("of_a", fake_a)),
+            "gan_b": least_squares_generator(self.discriminators["of_b"](fake_b)),
+            "gan_a": least_squares_generator(self.discriminators["of_a"](fake_a)),
             "cycle_a": self.cycle * F.l1_loss(again_a, a),
             "cycle_b": self.cycle * F.l1_loss(again_b, b),
         }
@@ -79,7 +78,7 @@ class CycleGan(Compared):
         """Tell fakes from pictures; half of the fakes are from the pools."""
         fake_b, fake_a = self.fakes(batch["a"], batch["b"])
         pairs = {"b": (batch["b"], self.past_b.query(fake_b)), "a": (batch["a"], self.past_a.query(fake_a))}
-        scores = {which: self.score(f"of_{which}", torch.cat(pair)).chunk(2) for which, pair in pairs.items()}
+        scores = {which: self.discriminators[f"of_{which}"](torch.cat(pair)).chunk(2) for which, pair in pairs.items()}
         return {f"gan_{which}": least_squares_discriminator(*each) for which, each in scores.items()}
 
     def fakes(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,16 +97,12 @@ class CycleGan(Compared):
         return latest_nets(networks, G_A="*_net_G[._][pA]*")  # G.pth or G_A.pth
 
     def translations(self) -> dict[str, Translation]:
-        """Both directions."""
         found = {}
         for name, which in (("AtoB", "to_b"), ("BtoA", "to_a")):
             network = self.generators[which]
             assert isinstance(network, ResnetGenerator)
             found[name] = Translation(network, network.inside)
         return found
-
-    def score(self, which: str, image: Tensor) -> Tensor:
-        return self.discriminators[which](image)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         """Compare translations with their truth in 0..1, as the mean of both directions; without, as kinds."""
@@ -116,7 +111,6 @@ class CycleGan(Compared):
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A row a sample: both translations, each beside its truth where there is one."""
         fake_b, fake_a = self.translate(batch["a"], batch["b"])
         columns = {"a": batch["a"], "as b": fake_b, "truth b": batch.get("truth_b")}
         columns |= {"b": batch["b"], "as a": fake_a, "truth a": batch.get("truth_a")}

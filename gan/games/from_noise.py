@@ -22,13 +22,11 @@ class Compared(GanModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self._drawn: list[Tensor] = []
-        self._real: list[Tensor] = []
+        self._compared: list[tuple[Tensor, Tensor]] = []  # projections of drawn and of real pictures
 
     def compare(self, drawn: Tensor, real: Tensor) -> None:
         """Keep the projections of a batch's pictures, for the end of a validation."""
-        self._drawn.append(projections(drawn))
-        self._real.append(projections(real))
+        self._compared.append((projections(drawn), projections(real)))
 
     def score_translations(self, batch: dict[str, Tensor], **fakes: Tensor) -> None:
         """Compare translations with their truth, in 0..1, as the mean of directions; without one, as kinds."""
@@ -40,11 +38,10 @@ class Compared(GanModule):
 
     def on_validation_epoch_end(self) -> None:
         """The sliced Wasserstein distance between all pictures of the game and all held-out ones."""
-        if not self._drawn:
-            return
-        drawn, real = (self._of_all_ranks(torch.cat(kept)).flatten(0, -2) for kept in (self._drawn, self._real))
-        self._drawn, self._real = [], []
-        self.log("val/distance", wasserstein(drawn, real), sync_dist=True)
+        if self._compared:
+            kept = [self._of_all_ranks(torch.cat(each)).flatten(0, -2) for each in zip(*self._compared, strict=True)]
+            self._compared.clear()
+            self.log("val/distance", wasserstein(*kept), sync_dist=True)
 
 
 class FromNoise(Compared):
@@ -104,7 +101,8 @@ class FromNoise(Compared):
         """
         image = batch["image"]
         rank, world = self.trainer.global_rank, self.trainer.world_size
-        first = sum(map(len, self._drawn)) * world + rank * len(image)  # as the pictures of a batch are dealt out
+        before = sum(len(drawn) for drawn, _ in self._compared)
+        first = before * world + rank * len(image)  # as the pictures of a batch are dealt out
         numbers = first + torch.arange(len(image))
         self.compare(self.numbered(numbers, image, self.labels(batch)), image)
 

@@ -29,13 +29,7 @@ class HifiGan(GanModule):
     """
 
     def __init__(
-        self,
-        generator: HifiGenerator,
-        discriminators: Judges,
-        mel: Mel,
-        *,
-        rate: float = 2e-4,
-        decay: float = 0.999,
+        self, generator: HifiGenerator, discriminators: Judges, mel: Mel, *, rate: float = 2e-4, decay: float = 0.999
     ) -> None:
         super().__init__()
         self.generator, self.discriminators, self.mel = generator, discriminators, mel
@@ -50,7 +44,6 @@ class HifiGan(GanModule):
         yield Player("discriminators", self.discriminators, adam, decay, schedule_per="epoch")
 
     def configure_phases(self) -> Iterator[Phase]:
-        """The discriminators' turn comes first."""
         yield Phase("discriminators", self.judge, "discriminators")
         yield Phase("generator", self.fool, "generator")
 
@@ -90,7 +83,6 @@ class HifiGan(GanModule):
         return files(self.generator, self.discriminators, self.mel, self.rate, self.decay)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """Log the errors of held-out sounds."""
         wave, fake = batch["wave"], self.voice(batch)
         log = partial(self.log, sync_dist=True, batch_size=len(wave))
         log("val/mel_error", self.mel_error(fake, wave))
@@ -98,7 +90,6 @@ class HifiGan(GanModule):
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Sound]:
-        """The sounds, and what was made of their spectrograms."""
         wave = batch["wave"]
         return {"real": Sound(wave, self.mel.rate), "generated": Sound(self.voice(batch), self.mel.rate)}
 

@@ -14,8 +14,7 @@ from gan import GanModule, Phase, Player, losses
 from gan.games.translation import Translation
 from nets.blocks import onehot
 from nets.published.files import PublishedFile, latest_nets
-from nets.resnet import ResnetGenerator
-from nets.unet import UNet
+from nets.resnet import ResnetGenerator, UNet
 
 Loss = Literal["vanilla", "lsgan", "wgangp"]
 # What the discriminator and the generator learn by. The discriminator learns at half the speed, as published.
@@ -77,13 +76,11 @@ class Pix2pix(GanModule):
         self.labels, self.loss, self.rate, self.pixels = labels, loss, rate, pixels
 
     def configure_players(self) -> Iterator[Player]:
-        """Both learn at one rate, which falls to zero over the second half."""
         adam = partial(Adam, lr=self.rate, betas=(0.5, 0.999), fused=True)
         yield Player("generator", self.generator, adam, self.decay)
         yield Player("discriminator", self.discriminator, adam, self.decay)
 
     def configure_phases(self) -> Iterator[Phase]:
-        """The discriminator's turn comes first."""
         yield Phase("discriminator", self.judge, "discriminator", second_order=self.loss == "wgangp")
         yield Phase("generator", self.fool, "generator")
 
@@ -125,14 +122,12 @@ class Pix2pix(GanModule):
         return {} if self.labels else {"AtoB": Translation(self.generator, self.generator.inside, multiple)}
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """Log the difference between translations and their pictures, in 0..1."""
         source, image = self.pair(batch)
         error = F.l1_loss(self.generator(source), image) / 2
         self.log("val/paint_error", error, sync_dist=True, batch_size=len(image))
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A row a sample: what is translated, the translation and the true picture."""
         source, image = self.pair(batch)
         first = {"shape": batch["label"]} if self.labels else {"input": source}
         return {**first, "output": self.generator(source), "truth": image}

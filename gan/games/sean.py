@@ -10,8 +10,7 @@ from gan.games.spade import Spade
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published.files import PublishedFile
 from nets.published.sean import discriminator_file, generator_file
-from nets.sean.encoder import StyleEncoder
-from nets.sean.generator import SeanGenerator
+from nets.sean.generator import SeanGenerator, StyleEncoder
 from nets.vgg import Vgg19
 
 
@@ -41,7 +40,6 @@ class Sean(Spade):
         return self.generator(mask, self.styles(image, mask))
 
     def styles(self, image: Tensor, mask: Tensor) -> Tensor:
-        """The style code of each region of a picture."""
         return self.encoder(image, mask[:, : self.labels])
 
     def transfer(self, batch: dict[str, Tensor]) -> Tensor:
@@ -67,7 +65,6 @@ class Sean(Spade):
             return self.generator(mask, codes)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """Log the error of transfers against the drawn truth."""
         label, style_label = batch["label"], batch.get("style_label", batch["label"])
 
         # The whole picture, but only regions that the style's picture has.

@@ -11,7 +11,7 @@ from torch.optim import Adam
 from gan import GanModule, Phase, Player
 from gan.games.pix2pix import linear_decay
 from gan.losses import feature_matching, hinge_discriminator, hinge_generator, perceptual
-from nets.blocks import onehot
+from nets.blocks import edges_of, onehot
 from nets.discriminator import MultiScaleDiscriminator
 from nets.sean.generator import SeanGenerator
 from nets.sean.neighbourhood import once
@@ -68,7 +68,6 @@ class Spade(GanModule):
         yield Player("discriminator", self.discriminator, partial(adam, lr=self.discriminator_rate), decay)
 
     def configure_phases(self) -> Iterator[Phase]:
-        """The generator's turn comes first."""
         yield Phase("generator", self.fool, self.painters)
         yield Phase("discriminator", self.judge, "discriminator")
 
@@ -127,24 +126,11 @@ class Spade(GanModule):
         return torch.cat([onehot(label, self.labels, like), edges.unsqueeze(1).to(like.dtype)], 1)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """Log the difference between painted label maps and their pictures, in 0..1."""
         image = batch["image"]
         painted = self.repaint(image, self.mask(batch["label"], batch.get("edges")))
         self.log("val/paint_error", F.l1_loss(painted, image) / 2, sync_dist=True, batch_size=len(image))
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A row a sample: the labels, what was painted and the true picture."""
         image, label = batch["image"], batch["label"]
         return {"shape": label, "output": self.repaint(image, self.mask(label, batch.get("edges"))), "truth": image}
-
-
-def edges_of(ids: Tensor) -> Tensor:
-    """A map of where one of the four neighbours in [B, H, W] has another number."""
-    edges = torch.zeros_like(ids, dtype=torch.bool)
-    down, right = ids[:, 1:] != ids[:, :-1], ids[:, :, 1:] != ids[:, :, :-1]
-    edges[:, 1:] |= down
-    edges[:, :-1] |= down
-    edges[:, :, 1:] |= right
-    edges[:, :, :-1] |= right
-    return edges

@@ -1,6 +1,6 @@
 """StyleGAN2-ADA, Karras et al. 2020, with the published loop: penalties in turns of their own, in some of the steps."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -31,9 +31,9 @@ class StyleGan(FromNoise):
     multiplied by 16. `path_mean` is the running mean that path lengths are pulled to.
 
     With probability `mixing`, the last layers of a whole batch, from a random one on, get the styles of other latents.
-    With `ada`, the discriminator sees all pictures augmented, more and more while it is too sure about real ones; every
-    `ada_every` steps that is adjusted. `ema`
-    is a decay, or a function of the number of steps. The discriminator's first `freeze` layers do not learn (FreezeD).
+    With `ada`, the discriminator sees all pictures augmented, more and more while it is too sure about real ones, which
+    is adjusted every `ada_every` steps. `ema` is a decay, or a function of the number of steps. The discriminator's
+    first `freeze` layers do not learn (FreezeD).
     """
 
     path_mean: Tensor
@@ -71,7 +71,7 @@ class StyleGan(FromNoise):
     def configure_players(self) -> Iterator[Player]:
         """Samples come from the generator's averaged weights, which move once a step."""
         yield Player("generator", self.generator, lazy_adam(self.rate, self.path_every), ema=self.ema, ema_per="step")
-        freeze = partial(_always, self.frozen) if self.frozen else None
+        freeze = (lambda step: self.frozen) if self.frozen else None
         yield Player("discriminator", self.discriminator, lazy_adam(self.rate, self.r1_every), freeze=freeze)
 
     def configure_phases(self) -> Iterator[Phase]:
@@ -131,7 +131,10 @@ class StyleGan(FromNoise):
                 f"path lengths are of one in {self.path_shrink} samples, and a rank (or micro-batch) has {len(image)}; "
                 f"take a batch size of {whole} (--batch-size {whole}), or one rank (--devices 1)"
             )
-        with nullcontext() if place is None else noise.at(sparse(place, self.path_shrink)):
+        if place is not None:  # that of one in so many samples: on any number of ranks they are the same ones
+            rows, stride = max(1, place.rows // self.path_shrink), place.stride * self.path_shrink
+            place = replace(place, rows=rows, stride=stride)
+        with nullcontext() if place is None else noise.at(place):
             pictures, lengths = path_lengths(
                 lambda z: self.styled(z, None if wanted is None else wanted[:: self.path_shrink][:count]),
                 self.latents(image[:count]),
@@ -170,11 +173,6 @@ class StyleGan(FromNoise):
         return [snapshot(self.generator, self.discriminator)]
 
 
-def sparse(place: noise.Place, shrink: int) -> noise.Place:
-    """The place of one in `shrink` samples: on any number of ranks they are the same ones."""
-    return replace(place, rows=max(1, place.rows // shrink), stride=place.stride * shrink)
-
-
 def lazy_adam(rate: float, every: int) -> partial:
     """An Adam for a player that has one extra update every `every` steps, for a penalty.
 
@@ -183,7 +181,3 @@ def lazy_adam(rate: float, every: int) -> partial:
     """
     c = every / (every + 1)
     return partial(Adam, lr=rate * c, betas=tuple(beta**c for beta in BETAS), eps=1e-8, fused=True)
-
-
-def _always(names: Sequence[str], step: int) -> Sequence[str]:
-    return names

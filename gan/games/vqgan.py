@@ -11,9 +11,9 @@ from torch.optim import Adam
 from gan import GanModule, Phase, Player, ranks
 from gan.games.translation import Translation
 from gan.losses import hinge_discriminator, hinge_generator, non_saturating_discriminator
-from nets.lpips import Lpips
-from nets.patch import PatchGan
+from nets.discriminator import PatchGan
 from nets.published.files import PublishedFile
+from nets.vgg import Lpips
 from nets.vqgan import VqAutoencoder
 
 LARGEST = 1e4  # of the adaptive weight

@@ -22,43 +22,24 @@ from gan.runs.faces_from_noise import (
     stylegan_faces,
     wgan_gp_faces,
 )
-from gan.runs.hifigan import hifigan
+from gan.runs.hifigan import hifigan, hifigan_tones
 from gan.runs.pairs import sean, spade
-from gan.runs.pix2pix import pix2pix
 from gan.runs.r3gan import r3gan
 from gan.runs.run import HELD_OUT, Run, say
+from gan.runs.sides import cut, cyclegan, pix2pix
 from gan.runs.stylegan2 import stylegan2
-from gan.runs.tones import hifigan_tones
-from gan.runs.unpaired import cut, cyclegan
 from gan.runs.vqgan import vqgan
 
 __all__ = ["HELD_OUT", "RUNS", "Run", "build", "find", "full_name", "short_name"]
 
+# By their names, in the order in which they are listed.
 RUNS: dict[str, Callable[..., Run]] = {
-    "sean-faces": sean_faces,
-    "stylegan2": stylegan2,
-    "r3gan": r3gan,
-    "biggan": biggan,
-    "vqgan": vqgan,
-    "sean": sean,
-    "spade": spade,
-    "pix2pix": pix2pix,
-    "cyclegan": cyclegan,
-    "cut": cut,
-    "hifigan": hifigan,
-    "spade-faces": spade_faces,
-    "pix2pix-faces": pix2pix_faces,
-    "cyclegan-faces": cyclegan_faces,
-    "cut-faces": cut_faces,
-    "r3gan-faces": r3gan_faces,
-    "wgan-gp-faces": wgan_gp_faces,
-    "stylegan-faces": stylegan_faces,
-    "biggan-faces": biggan_faces,
-    "dmd2-faces": dmd2_faces,
-    "dmd2-lora-faces": dmd2_lora_faces,
-    "vqgan-faces": vqgan_faces,
-    "byol-faces": byol_faces,
-    "hifigan-tones": hifigan_tones,
+    function.__name__.replace("_", "-"): function
+    for function in (
+        *(sean_faces, stylegan2, r3gan, biggan, vqgan, sean, spade, pix2pix, cyclegan, cut, hifigan),
+        *(spade_faces, pix2pix_faces, cyclegan_faces, cut_faces, r3gan_faces, wgan_gp_faces, stylegan_faces),
+        *(biggan_faces, dmd2_faces, dmd2_lora_faces, vqgan_faces, byol_faces, hifigan_tones),
+    )
 }
 
 # Names of before `sean --data PATH` found out which set lies there.

@@ -10,15 +10,12 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from gan.files.errors import UserError
 from gan.runs.run import HELD_OUT, Run, Seed, Upsamplings, check_size
-from gan.runs.unpaired import cut_networks
+from gan.runs.sides import cut_networks
 from gan.runs.vqgan import SCORES as VQGAN_SCORES
 from nets.byol import Online, ResnetEncoder, perceptron
-from nets.discriminator import MultiScaleDiscriminator
-from nets.patch import PatchGan
-from nets.resnet import ResnetGenerator
-from nets.sean.encoder import StyleEncoder
-from nets.sean.generator import SeanGenerator
-from nets.unet import UNet
+from nets.discriminator import MultiScaleDiscriminator, PatchGan
+from nets.resnet import ResnetGenerator, UNet
+from nets.sean.generator import SeanGenerator, StyleEncoder
 from nets.vqgan import VqAutoencoder
 
 if TYPE_CHECKING:
@@ -147,10 +144,7 @@ def sean_or_spade(
 
 
 def pix2pix_faces(
-    max_steps: PositiveInt = 500,
-    width: PositiveInt = 24,
-    rate: PositiveFloat = 1e-3,
-    **settings: Any,
+    max_steps: PositiveInt = 500, width: PositiveInt = 24, rate: PositiveFloat = 1e-3, **settings: Any
 ) -> Run:
     """pix2pix on drawn faces: paint label maps in one palette, learned from pairs.
 
@@ -315,9 +309,5 @@ def byol_faces(
         rate=rate,
         decay=decay,
     )
-    return Run(
-        game,
-        drawn.data(flip=False, look="poster"),
-        max_steps,
-        {"val/neighbour_error": "error in guessing what a held-out face has from its nearest ones; 1 is chance"},
-    )
+    scores = {"val/neighbour_error": "error in guessing what a held-out face has from its nearest ones; 1 is chance"}
+    return Run(game, drawn.data(flip=False, look="poster"), max_steps, scores)

@@ -1,6 +1,7 @@
-"""HiFi-GAN in its published configurations, on sounds of a person's own."""
+"""HiFi-GAN: in its published configurations on sounds of a person's own, and small on drawn ones."""
 
 from collections.abc import Sequence
+from math import log2, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,15 +9,20 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Run, Seed, Share, begin_with, is_planned, of_file, say
-from gan.runs.tones import SCORES, check_segment
-from nets.hifigan import Judges, PeriodJudges, ScaleJudges
+from gan.runs.run import HELD_OUT, Run, Seed, Share, begin_with, is_planned, of_file, say
+from nets.hifigan import HifiGenerator, Judges, PeriodJudges, ScaleJudges
+from nets.mel import Mel
 
 if TYPE_CHECKING:
-    from datasets.augment import Samples
     from datasets.files.sounds import Sounds
 
 SCALES, PERIODS = (128, 128, 256, 512, 1024), (32, 128, 512, 1024)  # channels of the published discriminators
+STRIDES = 4, 4, 4  # of the generator for drawn sounds
+HOP = prod(STRIDES)
+SCORES = {
+    "val/mel_error": "mel error of held-out sounds",
+    "val/spectral_error": "distance of spectrograms of held-out sounds",
+}
 
 
 def hifigan(
@@ -57,7 +63,8 @@ def hifigan(
         skip_broken: Leave sounds out that cannot be read, or are too short.
         from_: A published file (g_02500000) or a folder of them, to begin with its weights.
     """
-    from datasets import GanData
+    from datasets import GanData, Tones
+    from datasets.files.sounds import Sounds
     from gan.games.hifigan import HifiGan
     from nets.published.hifigan import CONFIGS, networks
 
@@ -74,8 +81,14 @@ def hifigan(
     segment = segment or max(mel.window, int(config.get("segment_size", 32 * mel.hop)) // mel.hop * mel.hop)
     check_segment(segment, mel.hop, mel.window)
     length = max(segment, round(seconds * mel.rate / mel.hop) * mel.hop)
-    how = mel.rate, segment, mel.window, skip_broken, mels, mel.bands, mel.hop
-    train, val = _sounds(data, how, held_out, length)
+    try:
+        found = Sounds(data, mel.rate, segment, mel.window, skip_broken, mels, mel.bands, mel.hop)
+        train, val = found.pieces(held_out, length)
+        say(_said(data, found, train, val))
+    except UserError:
+        if not is_planned() or Path(data).exists():
+            raise
+        train, val = Tones(1000, segment, mel.rate), Tones(16, length, mel.rate)
     scored = val if len(val) else None
     rules: dict[str, Any] = dict(batch_size=batch_size, workers=workers, seed=seed, flip=False)
     return Run(game, GanData(train, scored, **rules), max_steps, SCORES if scored else {})
@@ -83,23 +96,6 @@ def hifigan(
 
 def _widths(published: Sequence[int], width: float) -> list[int]:
     return [max(16, int(each * width) // 16 * 16) for each in published]
-
-
-def _sounds(data: str, how: tuple[Any, ...], held_out: float, length: int) -> tuple["Samples", "Samples"]:
-    """To train on, and held out. A plan takes tones where the folder is not there yet."""
-    from datasets import Tones
-    from datasets.files.sounds import Sounds
-
-    rate, segment = how[:2]
-    try:
-        found = Sounds(data, *how)
-        train, val = found.pieces(held_out, length)
-        say(_said(data, found, train, val))
-    except UserError:
-        if not is_planned() or Path(data).exists():
-            raise
-        return Tones(1000, segment, rate), Tones(16, length, rate)
-    return train, val
 
 
 def _configuration(typed: str | None, from_: str | None) -> tuple[dict[str, Any], str]:
@@ -123,9 +119,67 @@ def _configuration(typed: str | None, from_: str | None) -> tuple[dict[str, Any]
 
 
 def _said(data: str, found: "Sounds", train: "Sounds", val: "Sounds") -> str:
-    """What was found and decided, in one line."""
     minutes = sum(found.lengths) / found.rate / 60
     notes = [f"data {data}: {len(found):,} sounds, {minutes:.1f} minutes at {found.rate:,} Hz"]
     notes += [f"{len(train):,} to train on and {len(val):,} held out"]
     notes += [f"{len(found.problems):,} broken or too short left out"] if found.problems else []
     return "; ".join([*notes, *([f"not sounds: {found.source.note}"] if found.source.note else [])])
+
+
+def hifigan_tones(
+    hertz: PositiveInt = 8000,
+    segment: PositiveInt = 2048,
+    seconds: PositiveFloat = 2.0,
+    batch_size: PositiveInt = 8,
+    max_steps: PositiveInt = 1000,
+    seed: Seed = 0,
+    workers: NonNegativeInt = 0,
+    clips: PositiveInt = 1000,
+    held_out: PositiveInt = 32,
+    bands: PositiveInt = 40,
+    width: PositiveInt = 128,
+    rate: PositiveFloat = 1e-3,
+    decay: PositiveFloat = 0.8,
+) -> Run:
+    """HiFi-GAN on drawn melodies: from a mel spectrogram to its sound.
+
+    Args:
+        hertz: Samples a second.
+        segment: Samples of a sound to train on, a multiple of 64.
+        seconds: Length of a held-out sound.
+        batch_size: Sounds a step, of all ranks together.
+        max_steps: Steps of the whole training.
+        seed: Decides the sounds, the networks' first weights and the order of the samples.
+        workers: Processes that prepare batches, for each rank.
+        clips: How many sounds to train on.
+        held_out: How many sounds to score on; none of them is trained on.
+        bands: Bands of the mel spectrogram.
+        width: Channels of the generator's first layer; published: 512.
+        rate: Learning rate of all networks; published: 2e-4.
+        decay: The learning rate is multiplied by it in every epoch; published: 0.999.
+    """
+    from datasets import GanData, Tones
+    from gan.games.hifigan import HifiGan
+
+    window = 2 ** round(log2(0.032 * hertz))  # samples of a frame of some 32 ms
+    check_segment(segment, HOP, window)
+    torch.manual_seed(seed)
+    game = HifiGan(
+        HifiGenerator(bands, width, STRIDES, [2 * each for each in STRIDES], dilations=((1, 3),) * 3),
+        Judges(ScaleJudges(widths=(16, 16, 32, 64), strides=(4, 4, 4), groups=4), PeriodJudges(widths=(8, 16, 32, 64))),
+        Mel(hertz, bands, window, HOP),
+        rate=rate,
+        decay=decay,
+    )
+    train = Tones(clips, segment, hertz, seed)
+    frames = max(window // HOP, round(seconds * hertz / HOP))
+    val = Tones(held_out, frames * HOP, hertz, seed, first=HELD_OUT)
+    data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=False)
+    return Run(game, data, max_steps, SCORES)
+
+
+def check_segment(segment: int, hop: int, window: int) -> None:
+    """Refuse parts of sounds that are shorter than a frame, or no whole number of hops."""
+    if segment % hop or segment < window:
+        fits = -(-max(segment, window) // hop) * hop
+        raise UserError(f"segment={segment} is not a multiple of {hop} from {window} up; try segment={fits}")

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gan.files import names
 from gan.files.disk import regular
 from gan.files.errors import UserError, reason
+from gan.files.loading import ADVICE, HOME, hidden
 from gan.runs.run import Run
 
 FORM = "path/to/my_game.py:my_run or package.module:my_run"
@@ -66,8 +66,10 @@ class OwnRun:
             try:
                 regular(self.file)
             except FileNotFoundError as error:
-                advice = f"{_like(self.file)}if it has moved, type --run {FORM}"
-                raise UserError(f"there is no file {self.file}; {advice}") from error
+                others = [each.name for each in self.file.parent.glob("*.py")]
+                close = difflib.get_close_matches(self.file.name, others, 1)
+                meant = f"did you mean {close[0]}? Or " if close else ""
+                raise UserError(f"there is no file {self.file}; {meant}if it has moved, type --run {FORM}") from error
             except OSError as error:
                 raise UserError(f"cannot read {self.file}: {error.strerror}; type --run {FORM}") from error
         if self.folder is not None and (not sys.path or sys.path[0] != str(self.folder)):
@@ -99,10 +101,10 @@ def looking_for_its_own() -> Iterator[None]:
     except (ImportError, AttributeError) as error:
         missing = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", None)
         name = str(missing).partition(".")[0]
-        if (theirs := names.hidden(name)) is None:
+        if (theirs := hidden(name)) is None:
             raise
         raise UserError(
-            f"{reason(error)}: '{name}' is gan's own package, {names.HOME / name}, and hides {theirs}; {names.ADVICE}"
+            f"{reason(error)}: '{name}' is gan's own package, {HOME / name}, and hides {theirs}; {ADVICE}"
         ) from error
 
 
@@ -143,10 +145,3 @@ def _is_run(value: Any) -> bool:
     if isinstance(returned, str):  # from __future__ import annotations
         return returned.rpartition(".")[2] == Run.__name__
     return isinstance(returned, type) and issubclass(returned, Run)
-
-
-def _like(file: Path) -> str:
-    """The nearest name of a file there, for an error."""
-    others = [each.name for each in file.parent.glob("*.py")] if file.parent.is_dir() else []
-    close = difflib.get_close_matches(file.name, others, 1)
-    return f"did you mean {close[0]}? Or " if close else ""

@@ -10,12 +10,11 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 from gan.files.errors import UserError
 from gan.runs.run import Run, Seed, Share, Upsamplings, begin_with, check_size, is_planned, say
 from nets.discriminator import MultiScaleDiscriminator
-from nets.sean.encoder import StyleEncoder
-from nets.sean.generator import SeanGenerator
+from nets.sean.generator import SeanGenerator, StyleEncoder
 
 if TYPE_CHECKING:
-    from datasets.files.made_up import MadeUp
     from datasets.files.pairs import Pairs
+    from datasets.files.pictures import MadeUp
     from gan.games.spade import Spade
 
 
@@ -53,9 +52,6 @@ class Layout:
     edges: bool = False
     held_out: int = 64
 
-    def lies_in(self, root: Path) -> bool:
-        return any((root / mark).is_dir() for mark in self.marks)
-
 
 LAYOUTS = (
     Layout("CelebAMask", "CelebAMask-HQ", ("CelebAMask-HQ-mask-anno", "CelebAMask-HQ/CelebAMask-HQ-mask-anno")),
@@ -73,7 +69,7 @@ def layout_of(data: str) -> Layout:
     from datasets.files.find import absent
 
     root = Path(data).expanduser()
-    found = next((layout for layout in LAYOUTS if layout.lies_in(root)), None)
+    found = next((each for each in LAYOUTS if any((root / mark).is_dir() for mark in each.marks)), None)
     if found is not None or is_planned():
         return found or FOLDER
     if not root.is_dir():
@@ -83,9 +79,8 @@ def layout_of(data: str) -> Layout:
 
 
 def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Pairs | MadeUp, Pairs | MadeUp]":
-    """A data set's training and held-out split."""
     import datasets
-    from datasets.files.made_up import MadeUp
+    from datasets.files.pictures import MadeUp
 
     kind: Any = getattr(datasets, layout.kind)
     try:
@@ -206,15 +201,11 @@ class Published:
 
         from gan.games.sean import Sean
         from gan.games.spade import Spade
-        from nets.published import load_vgg19
-        from nets.vgg import Vgg19
+        from nets.vgg import load_vgg19
 
         vgg = None
-        if self.perceptual != "off" and is_planned():
-            vgg = Vgg19(vgg19().state_dict(), self.perceptual_normalise)
-        elif self.perceptual != "off":
-            vgg = load_vgg19(self.perceptual, self.perceptual_normalise)
-
+        if self.perceptual != "off":
+            vgg = load_vgg19(vgg19().state_dict() if is_planned() else self.perceptual, self.perceptual_normalise)
         torch.manual_seed(self.seed)
         shape = labels, self.style, self.width, self.hidden, upsamplings
         networks = (

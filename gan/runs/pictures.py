@@ -131,8 +131,7 @@ class OnPictures(PictureOptions):
         """Look, decode what is new, and say in one line what there is."""
         from datasets.files.decoding import Frame
         from datasets.files.find import find_source
-        from datasets.files.made_up import MadeUp
-        from datasets.files.pictures import Headers, Pictures
+        from datasets.files.pictures import Headers, MadeUp, Pictures
 
         size = self.typed_size()
         try:
@@ -151,7 +150,6 @@ class OnPictures(PictureOptions):
         return found
 
     def _said(self, found: Found, pictures: "Pictures", headers: "Headers", why: str) -> str:
-        """What was found and decided, in one line."""
         source, (height, width), ordered = headers.source, found.size, sorted(headers.sizes)
         (common, count), *_ = headers.sizes.most_common(1)
         least, most, common = (f"{across}x{down}" for across, down in (ordered[0], ordered[-1], common))

@@ -1,14 +1,23 @@
-"""Two sides of pictures as the data of a translation: what `--data PATH` finds there, in pairs or without."""
+"""Translations between two kinds of pictures of a person's own: pix2pix by pairs, CycleGAN, CUT and FastCUT without."""
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
 from gan.runs.pictures import COLOURS, FITTED, PLANNED, Found, PictureOptions
-from gan.runs.run import is_planned, say
+from gan.runs.run import Run, begin_with, is_planned, say
+from nets.blocks import start_
+from nets.discriminator import PatchGan, PatchVectors, PixelGan
+from nets.resnet import ResnetGenerator, UNet
+
+DEEPEST = 9  # unet_512
+Network = Literal["unet", "unet_128", "unet_256", "unet_512", "resnet_9blocks", "resnet_6blocks"]
+SELDOM = 4  # a U-Net that halves less often sees too little
+SCORE = {"val/distance": "distance of translated from held-out pictures"}
 
 
 @dataclass
@@ -65,8 +74,7 @@ class OnSides(PictureOptions):
     def find(self, *, paired: bool, backwards: bool = False) -> Found:
         """Look, decode what is new, and say in one line what there is. `backwards` exchanges A and B."""
         from datasets.files.decoding import Frame
-        from datasets.files.made_up import MadeUp
-        from datasets.files.pictures import Headers, Pictures
+        from datasets.files.pictures import Headers, MadeUp, Pictures
         from datasets.files.sides import Both, PairedSides, Side, UnpairedSides, aligned, find_sides
 
         typed = self.typed_size()
@@ -88,7 +96,6 @@ class OnSides(PictureOptions):
         say(f"{said}; {FITTED[self.fit]} to {size[1]}x{size[0]}, {shown}")
 
         def opened(parts: Both, stored: tuple[int, int]) -> PairedSides:
-            """Both sides of a split, decoded."""
             frames = [Frame(*stored, count, self.fit, self.background) for count in channels]
             both = [Pictures(part, frame, self.skip_broken) for part, frame in zip(parts, frames, strict=True)]
             return kind(*(Side(each, size) for each in (aligned(*both) if paired else both)))
@@ -98,3 +105,149 @@ class OnSides(PictureOptions):
     def _enlarged(self, size: tuple[int, int]) -> tuple[int, int]:
         """The size of which a random part is cropped in training."""
         return (round(size[0] * 286 / 256), round(size[1] * 286 / 256)) if self.crop else size
+
+
+def unet_depth(size: tuple[int, int], name: str = "unet") -> int:
+    """How often a U-Net halves pictures of a size: as its name says, or as often as it can; seldom is refused."""
+    divides = [depth for depth in range(1, DEEPEST + 1) if not any(side % 2**depth for side in size)]
+    seldom = min(SELDOM, min(size).bit_length() - 1)
+    wanted = int(name.removeprefix("unet_")).bit_length() - 1 if name != "unet" else max([seldom, *divides])
+    if wanted not in divides:
+        step = 2**wanted
+        fits = "x".join(str(max(1, round(side / step)) * step) for side in size[::-1])
+        raise UserError(
+            f"a U-Net that halves {wanted} times cannot have pictures of {size[1]}x{size[0]}; type --size {fits}, or "
+            f"another --network, such as resnet_9blocks"
+        )
+    return wanted
+
+
+def pix2pix(
+    network: Network = "unet",
+    judge: Literal["basic", "pixel"] = "basic",
+    loss: Literal["vanilla", "lsgan", "wgangp"] = "vanilla",
+    direction: Literal["AtoB", "BtoA"] = "AtoB",
+    judge_width: PositiveInt = 64,
+    norm: Literal["batch", "instance"] = "batch",
+    dropout: bool = True,
+    pixels: NonNegativeFloat = 100.0,
+    **settings: Any,
+) -> Run:
+    """pix2pix on pairs of pictures of yours: translates those of A into those of B.
+
+    Args:
+        network: The generator: unet (as deep as the size allows), unet_128, unet_256, unet_512, resnet_9blocks or
+            resnet_6blocks.
+        judge: The discriminator: basic (a PatchGAN), or pixel, which judges single pixels.
+        loss: What the networks learn by beside the pixels: vanilla, lsgan, or wgangp with a gradient penalty.
+        direction: AtoB, or BtoA to translate those of B into those of A.
+        judge_width: Channels of the discriminator's first layer.
+        norm: The norm in both networks: batch or instance.
+        dropout: Whether the generator drops values, also in use: its only source of variety.
+        pixels: Weight of the L1 loss on pixels.
+    """
+    from gan.games.pix2pix import Pix2pix
+
+    typed = OnSides(**settings)
+    found, steps, decay = typed.begin(paired=True, backwards=direction == "BtoA")
+    (inside, outside), width = found.channels, typed.width
+    both = inside + outside, judge_width
+    if network.startswith("resnet"):
+        blocks = int(network[len("resnet_")])
+        generator = ResnetGenerator(inside, outside, width, blocks, norm=norm, dropout=dropout)
+    else:
+        depth = unet_depth(found.size, network)
+        generator = UNet(inside, outside, width, depth, None if dropout else 0, norm)
+    game = Pix2pix(
+        generator,
+        PixelGan(*both, norm) if judge == "pixel" else PatchGan(*both, typed.layers, norm),
+        decay,
+        loss=loss,
+        rate=typed.rate,
+        pixels=pixels,
+    )
+    begin_with(typed.from_, game)
+    return found.run(game, typed.batch_size, steps, {"val/paint_error": "error of held-out pictures translated"})
+
+
+def cyclegan(
+    blocks: PositiveInt = 9,
+    cycle: NonNegativeFloat = 10.0,
+    identity: NonNegativeFloat = 0.5,
+    pool: NonNegativeInt = 50,
+    **settings: Any,
+) -> Run:
+    """CycleGAN on two kinds of pictures of yours: from A to B and from B to A, learned without pairs.
+
+    Args:
+        blocks: Residual blocks of each generator; published: 9, or 6 for less than 256 pixels.
+        cycle: Weight of the loss that a picture translated there and back must be the same.
+        identity: Weight of the loss that a picture of the wanted kind must stay as it is, as a part of cycle.
+        pool: How many past fakes of each kind the discriminators are shown again.
+    """
+    from gan.games.cyclegan import CycleGan
+
+    typed = OnSides(**settings)
+    found, steps, decay = typed.begin()
+    channels, _ = found.channels  # the same on both sides
+    game = CycleGan(
+        partial(ResnetGenerator, channels, channels, typed.width, blocks),
+        partial(PatchGan, channels, typed.width, typed.layers, norm="instance"),
+        decay,
+        rate=typed.rate,
+        cycle=cycle,
+        identity=identity,
+        pool=pool,
+    )
+    begin_with(typed.from_, game)
+    return found.run(game, typed.batch_size, steps, SCORE)
+
+
+def cut(
+    config_: str = "cut",
+    blocks: PositiveInt = 9,
+    nce: NonNegativeFloat | None = None,
+    patches: PositiveInt = 256,
+    all_negatives: bool = False,
+    **settings: Any,
+) -> Run:
+    """CUT or FastCUT on two kinds of pictures of yours: from A to B, learned without pairs, in half of CycleGAN's time.
+
+    Args:
+        config_: cut, or fastcut, which is lighter: it translates no pictures of B, and mirrors some.
+        blocks: Residual blocks of the generator; published: 9, or 6 for less than 256 pixels; at least 5.
+        nce: Weight of the loss that a patch must stay like itself; published: 1 (cut), 10 (fastcut).
+        patches: How many patches of a picture are compared in each layer.
+        all_negatives: Compare a patch with those of all pictures of the batch, not only of its own.
+    """
+    from gan.games.cut import Cut
+
+    if config_ not in ("cut", "fastcut"):
+        raise UserError(f"--config {config_} is not known; type cut or fastcut")
+    typed, fast = OnSides(**settings), config_ == "fastcut"
+    found, steps, decay = typed.begin(*((150, 50) if fast else (200, 200)), ahead=1)
+    game = Cut(
+        *cut_networks(found.channels[0], typed.width, blocks, judge=typed.width, layers=typed.layers),
+        decay,
+        rate=typed.rate,
+        nce=(10.0 if fast else 1.0) if nce is None else nce,
+        identity=not fast,
+        flips=fast,
+        patches=patches,
+        all_negatives=all_negatives,
+    )
+    begin_with(typed.from_, game)
+    return found.run(game, typed.batch_size, steps, SCORE)
+
+
+def cut_networks(
+    channels: int, width: int = 64, blocks: int = 9, *, vectors: int = 256, judge: int = 64, layers: int = 3
+) -> tuple[ResnetGenerator, PatchVectors, PatchGan]:
+    """CUT's three networks, as published; the losses look into the fifth block."""
+    if blocks < 5:
+        raise UserError(f"CUT compares features of the fifth block, and there are {blocks}; type --blocks 5 or more")
+    generator = ResnetGenerator(channels, channels, width, blocks, smooth=True)
+    discriminator = PatchGan(channels, judge, layers, norm="instance", smooth=True)
+    start_(generator, xavier=True)
+    start_(discriminator, xavier=True)
+    return generator, PatchVectors([channels, 2 * width, *[4 * width] * 3], vectors), discriminator

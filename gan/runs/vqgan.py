@@ -1,7 +1,7 @@
 """VQGAN in its published configurations, on pictures of a person's own."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -9,11 +9,8 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 from gan.files.errors import UserError
 from gan.runs.pictures import OnPictures
 from gan.runs.run import Run, begin_with, is_planned, preset
-from nets.patch import PatchGan
+from nets.discriminator import PatchGan
 from nets.vqgan import Learning, VqAutoencoder
-
-if TYPE_CHECKING:
-    from nets.lpips import Lpips
 
 
 @dataclass(frozen=True)
@@ -87,33 +84,23 @@ def vqgan(
         perceptual_weight: Weight of LPIPS; published: 1.
         from_: A published last.ckpt, to begin with its weights.
     """
+    from torchvision.models import vgg16
+
     from gan.games.vqgan import VqGan
+    from nets.vgg import load_lpips
 
     p = preset(PRESETS, config_, codes=codes, start=start, adversarial=adversarial, batch=batch_size)
-    lpips = _lpips(perceptual)
+    lpips = None if perceptual == "off" else load_lpips(vgg16().state_dict() if is_planned() else perceptual)
     pictures = OnPictures(**settings)
     found = pictures.find()
     torch.manual_seed(pictures.seed)
-    autoencoder = _autoencoder(p, found.channels, width, blocks, codebook)
-    judge = PatchGan(found.channels, judge_width, norm="act" if actnorm else "batch")
+    if width % 32:
+        typed = 32 + width // 32 * 32
+        raise UserError(f"--width {width} is no multiple of 32, the norms' groups; type --width {typed}")
+    channels, shape = found.channels, (p.mult, blocks, p.attention, p.code, p.code, p.codes)
+    autoencoder = VqAutoencoder(channels, width, *shape, learning=codebook)
+    judge = PatchGan(channels, judge_width, norm="act" if actnorm else "batch")
     rules: dict[str, Any] = dict(start=p.start, adversarial=p.adversarial, rate=rate or 4.5e-6 * p.batch)
     game = VqGan(autoencoder, judge, lpips, loss=judge_loss, perceptual_weight=perceptual_weight, **rules)
     begin_with(from_, game)
     return found.run(game, p.batch, max_steps, SCORES)
-
-
-def _autoencoder(p: Preset, channels: int, width: int, blocks: int, codebook: Learning) -> VqAutoencoder:
-    if width % 32:
-        typed = 32 + width // 32 * 32
-        raise UserError(f"--width {width} is no multiple of 32, the norms' groups; type --width {typed}")
-    return VqAutoencoder(channels, width, p.mult, blocks, p.attention, p.code, p.code, p.codes, learning=codebook)
-
-
-def _lpips(perceptual: str) -> "Lpips | None":
-    from torchvision.models import vgg16
-
-    from nets.lpips import load_lpips
-
-    if perceptual == "off":
-        return None
-    return load_lpips(vgg16().state_dict() if is_planned() else perceptual)

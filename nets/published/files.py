@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from gan.files.disk import load_plain, regular
 from gan.files.errors import UserError, reason
+from nets.published.pickles import Node
 
 State = Mapping[str, Tensor]
 # What may lie beside a network's weights: other parts of a file, losses of a training, and statistics of instance
@@ -88,7 +89,6 @@ def published_state(network: nn.Module) -> dict[str, Tensor]:
 
 
 def take_published(network: nn.Module, state: State) -> None:
-    """Load weights that have their published names."""
     own, theirs = network.state_dict(), published_state(network)
     names = {name: published_name(name) for name in own}
     network.load_state_dict({name: state[names[name]] if names[name] in theirs else own[name] for name in own})
@@ -124,16 +124,6 @@ def read_published(path: str | Path, files: Sequence[PublishedFile]) -> list[str
     return [path.name]
 
 
-class Unknown:
-    """Stands in for whatever else a file names, such as Lightning's callbacks: it runs nothing."""
-
-    def __new__(cls, *_: Any, **__: Any) -> "Unknown":
-        return object.__new__(cls)
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
 def weights_in(path: Path) -> dict[str, Tensor]:
     """The weights in a file by their names there, without DataParallel's prefix; a part's name and a slash come first.
 
@@ -143,7 +133,8 @@ def weights_in(path: Path) -> dict[str, Tensor]:
         regular(path)
         zipped = zipfile.is_zipfile(path)
         names = torch.serialization.get_unsafe_globals_in_checkpoint(str(path)) if zipped else []
-        stand_ins: list[Any] = [(type("Unknown", (Unknown,), {}), name) for name in names]
+        # Nodes stand in for whatever else a file names, such as Lightning's callbacks.
+        stand_ins: list[Any] = [(type("Unknown", (Node,), {}), name) for name in names]
         with torch.serialization.safe_globals(stand_ins):
             content = load_plain(path)
     except Exception as error:  # torch raises many kinds of errors for broken files
@@ -168,7 +159,6 @@ def _state(weights: State, start: str, network: nn.Module) -> dict[str, Tensor]:
 
 
 def _wrong(weights: State, start: str, network: nn.Module) -> str:
-    """Why the weights do not fit a network."""
     state, own = _state(weights, start, network), published_state(network)
     if names := sorted(own.keys() ^ state.keys()):
         return f"other networks than are made here: {names[0]} is only {'there' if names[0] in state else 'here'}"

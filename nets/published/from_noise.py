@@ -1,4 +1,4 @@
-"""StyleGAN2's and R3GAN's published networks as ours, and ours as published ones. Sizes follow from the weights."""
+"""StyleGAN2's, R3GAN's and BigGAN's published networks as ours, and ours as such. Sizes follow from the weights."""
 
 import re
 from collections import defaultdict
@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Size, nn
+from torch import Size, Tensor, nn
 
 from gan.files.errors import UserError
-from nets.filters import taps
+from nets.biggan import GENERATOR, BigGenerator
+from nets.convolution import taps
 from nets.published.files import PublishedFile
 from nets.published.pickles import Network, write
 from nets.r3 import R3Discriminator, R3Generator
@@ -98,9 +99,6 @@ def snapshot(generator: nn.Module, discriminator: nn.Module) -> PublishedFile:
     return PublishedFile("network-snapshot.pkl", {}, others=found, save=lambda content, path: write(path, content))
 
 
-# ---- R3GAN ----
-
-
 def _r3(shapes: Shapes, drawer: bool) -> Rule:
     found: dict[int, list[Size]] = defaultdict(list)  # by stage: of each block the 1x1 and the grouped 3x3
     for name, shape in sorted(shapes.items()):
@@ -132,9 +130,6 @@ def _r3_arguments(rule: Rule) -> dict[str, Any]:
     return arguments | ({"NoiseDimension": rule["latent"]} if "latent" in rule else {})
 
 
-# ---- StyleGAN2 ----
-
-
 def _style(shapes: Shapes, drawer: bool) -> Rule:
     prefix = "synthesis." if drawer else ""
     sides = sorted({int(found[1]) for name in shapes if (found := re.match(rf"{prefix}b(\d+)\.", name))})
@@ -162,3 +157,29 @@ def _style_arguments(rule: Rule, clamp: object) -> dict[str, Any]:
         return about | layers | {"architecture": "resnet" if rule["skip"] else "orig"}
     about |= {"z_dim": rule["latent"], "w_dim": rule["style"], "mapping_kwargs": {"num_layers": rule["mapping"]}}
     return about | {"synthesis_kwargs": layers}
+
+
+def big_generator(weights: Mapping[str, Tensor]) -> BigGenerator:
+    """BigGAN's generator, without weights, of the sizes of published ones. One class is no class."""
+    shapes = {name: value.shape for name, value in weights.items()}
+    try:
+        stages = 1 + len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
+        side = next(side for side, widths in GENERATOR.items() if len(widths) == stages)
+        chunk, scales = shapes["linear.weight"][1], shapes["blocks.0.0.bn1.gain.weight"]
+        classes, shared = shapes.get("shared.weight", (scales[0], 0))
+        hierarchical = shared > 0 and scales[1] > shared
+        return BigGenerator(
+            (side, side),
+            shapes["output_layer.0.gain"][0] // GENERATOR[side][-1],
+            chunk * (stages if hierarchical else 1),
+            classes if classes > 1 else 0,
+            shared,
+            hierarchical,
+            [8 << block for block in range(stages - 1) if f"blocks.{block}.1.theta.weight" in shapes],
+            shapes["output_layer.2.weight"][0],
+        )
+    except (KeyError, StopIteration) as error:
+        raise UserError(
+            f"these are not the weights of a BigGAN's generator: {str(error) or 'other blocks'}; a published network "
+            f"that translates is for gan.fit --from"
+        ) from error

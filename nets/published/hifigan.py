@@ -72,7 +72,6 @@ CONFIGS: dict[str, dict[str, Any]] = {"V1": V1, "V2": V1 | {"upsample_initial_ch
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A published configuration."""
     try:
         content = json.loads(read_text(str(path), MOST))
     except (OSError, ValueError, RecursionError) as error:

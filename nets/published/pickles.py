@@ -49,7 +49,7 @@ def read(path: Path) -> dict[str, Network]:
         if not isinstance(saved, dict):
             raise UserError(f"it holds no networks by name, but {type(saved).__name__}")
         found = {
-            name: _network(node) for name, node in saved.items() if isinstance(node, _Node) and name != "augment_pipe"
+            name: _network(node) for name, node in saved.items() if isinstance(node, Node) and name != "augment_pipe"
         }
         if not found:
             raise UserError("it holds no network")
@@ -61,21 +61,21 @@ def read(path: Path) -> dict[str, Network]:
         raise UserError(f"'{path}' is no file of published networks that can be used: {why}") from error
 
 
-class _Node:
-    """Stands in for an object of any class: it keeps the state."""
+class Node:
+    """Stands in for an object of any class: it keeps the state, and runs nothing."""
 
     kind = ""
     state: Any = None
 
-    def __new__(cls, *_: Any, **__: Any) -> "_Node":
+    def __new__(cls, *_: Any, **__: Any) -> "Node":
         return object.__new__(cls)
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
 
-def _persistent(meta: dict[str, Any]) -> _Node:
-    node = _Node()
+def _persistent(meta: dict[str, Any]) -> Node:
+    node = Node()
     node.kind, node.state = str(meta["class_name"]), meta["state"]
     return node
 
@@ -131,7 +131,7 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """See [Note: a pickle that runs nothing]."""
         if KEPT.fullmatch(module) and name.isidentifier():
-            return type(name, (_Node,), {"kind": name})
+            return type(name, (Node,), {"kind": name})
         if f"{module}.{name}" not in ALLOWED:
             raise UserError(f"it would use {module}.{name}, which published networks do not need")
         return ALLOWED[f"{module}.{name}"]
@@ -150,11 +150,11 @@ def _check_opcodes(data: bytes) -> None:
                 raise UserError("it counts wrongly")
 
 
-def _network(node: _Node) -> Network:
+def _network(node: Node) -> Network:
     weights: dict[str, Tensor] = {}
 
     def walk(module: Any, prefix: str, depth: int) -> None:
-        if not isinstance(module, _Node) or depth > DEPTH:
+        if not isinstance(module, Node) or depth > DEPTH:
             raise UserError(f"'{prefix.rstrip('.')}' in it is no module")
         for kind in ("_parameters", "_buffers"):
             for name, value in module.state[kind].items():

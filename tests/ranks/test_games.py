@@ -27,24 +27,20 @@ from gan.games.spade import Spade, edges_of
 from gan.games.stylegan import StyleGan
 from gan.games.vqgan import VqGan
 from gan.games.wgan_gp import WganGp
-from gan.runs.unpaired import cut_networks
+from gan.runs.sides import cut_networks
 from nets.ada import Ada, Augmentation
 from nets.biggan import BigDiscriminator, BigGenerator
 from nets.blocks import onehot
 from nets.byol import Online, ResnetEncoder, perceptron
 from nets.denoiser import Denoiser, ExactDenoiser, Head
-from nets.discriminator import MultiScaleDiscriminator
+from nets.discriminator import MultiScaleDiscriminator, PatchGan
 from nets.hifigan import HifiGenerator, Judges, PeriodJudges, ScaleJudges
-from nets.lpips import Lpips, Vgg16
 from nets.mel import Mel
-from nets.patch import PatchGan
 from nets.r3 import R3Discriminator, R3Generator
-from nets.resnet import ResnetGenerator
-from nets.sean.encoder import StyleEncoder
-from nets.sean.generator import SeanGenerator
+from nets.resnet import ResnetGenerator, UNet
+from nets.sean.generator import SeanGenerator, StyleEncoder
 from nets.stylegan import StyleDiscriminator, StyleGenerator
-from nets.unet import UNet
-from nets.vgg import Vgg19
+from nets.vgg import Lpips, Vgg16, Vgg19
 from nets.vqgan import VqAutoencoder
 from nets.wgan import WganCritic, WganGenerator
 from strategies import PhaseStrategy

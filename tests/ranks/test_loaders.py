@@ -23,9 +23,9 @@ from torch.utils.data import (
 )
 
 from datasets import GlobalLoader, GlobalStream
-from datasets.loaders import alone
 from gan import GanModule
 from gan.files.errors import UserError
+from gan.ranks import alone
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain
 from tests.support.parity import BATCH, BROKEN, distance, equals, snapshot, trainer

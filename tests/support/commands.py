@@ -207,7 +207,7 @@ def begin_anew(words: list[str], env: Mapping[str, str]) -> NoReturn:
     """Be `python -c PROGRAM` or `python -m MODULE`: what is imported are the modules of others, and none of ours."""
     for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
         del sys.modules[name]
-    sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__module__", "") != "gan.files.names"]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__module__", "") != "gan.files.loading"]
     gone = {"", worlds.ROOT}
     given = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
     sys.path[:] = ["" if words[0] == "-c" else os.getcwd(), *given, *(p for p in sys.path if p not in gone)]

@@ -16,9 +16,8 @@ from gan.app.painting.reopen import SavedRun, device_of
 from gan.files.errors import UserError
 from gan.games.from_noise import noise_of
 from nets.biggan import BigGenerator, Norm
-from nets.published import biggan
 from nets.published.files import PublishedFile, read_published, weights_in
-from nets.published.from_noise import ours
+from nets.published.from_noise import big_generator, ours
 from nets.published.pickles import read
 from nets.stylegan import StyleGenerator
 
@@ -78,7 +77,7 @@ class Drawer:
         No code in the file is run.
         """
         if path.suffix.lower() == ".pth":
-            net = biggan.generator(weights_in(path))
+            net = big_generator(weights_in(path))
             read_published(path, [PublishedFile(path.name, {"": net})])
             net = net.eval().requires_grad_(False).to(device_of(device))
             return cls(net, str(path), lambda seed: noise_of(seed, net.latent))

@@ -16,9 +16,8 @@ from torch.optim import Adam
 from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.latents import Latent, noise_maps, some_w
 from gan.files.errors import UserError
-from nets.lpips import load_lpips
 from nets.stylegan import DiscriminatorBlock, StyleDiscriminator, StyleGenerator
-from nets.vgg import SMALLEST
+from nets.vgg import SMALLEST, load_lpips
 
 RATE, RAMP_UP, RAMP_DOWN = 0.1, 0.05, 0.25  # the learning rate, and in which shares of the steps it rises and falls
 WANDER, CALM = 0.05, 0.75  # the noise in w at first, of w's own deviation, and the share of the steps that have it

@@ -18,7 +18,6 @@ from torch.nn.parameter import is_lazy
 
 from datasets import GanData
 from datasets.augment import Item, Samples, as_item, to_tensors
-from datasets.loaders import alone
 from gan.app.run import folder, options
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import instead, where_data_are
@@ -27,6 +26,7 @@ from gan.files.errors import Damaged, UserError, reason
 from gan.files.finite import NotFinite, as_made, named, of_players
 from gan.files.system import quoted
 from gan.making import reopened
+from gan.ranks import alone
 from gan.runs import Run, build, full_name
 from gan.runs.run import made_to
 from gan.sound import Sound

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
-from datasets.files.made_up import MadeUp
+from datasets.files.pictures import MadeUp
 from gan.app.painting.reopen import batches_of, ready
 from gan.files.errors import UserError
 from gan.module import GanModule

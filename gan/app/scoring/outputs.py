@@ -183,7 +183,7 @@ def _judges_spade(game: Spade, batch: dict[str, Tensor]) -> Judged:
 def _judges_cyclegan(game: CycleGan, batch: dict[str, Tensor]) -> Judged:
     """Of both kinds of pictures, one after the other."""
     kinds = zip(("of_b", "of_a"), (batch["b"], batch["a"]), game.translate(batch["a"], batch["b"]), strict=True)
-    each = [_judged(partial(game.score, which), image, fakes) for which, image, fakes in kinds]
+    each = [_judged(game.discriminators[which], image, fakes) for which, image, fakes in kinds]
     return Judged(*map(torch.cat, zip(*(vars(one).values() for one in each), strict=True)))
 
 

@@ -11,7 +11,7 @@ from torchvision.transforms.v2 import functional
 
 from gan.app.scoring.features import read_weights
 from gan.files.errors import UserError
-from nets.lpips import Lpips, load_lpips
+from nets.vgg import Lpips, load_lpips
 
 VGG = "vgg16-397923af.pth"  # as torchvision publishes the weights
 WINDOW = {"gaussian_kernel": True, "sigma": 1.5, "kernel_size": 11, "k1": 0.01, "k2": 0.03}

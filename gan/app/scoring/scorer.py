@@ -15,8 +15,7 @@ from gan.app.scoring.features import Extractor
 from gan.app.scoring.names import DRAWN, INCEPTION, MAPS, NEEDS, SEVERAL, SOUNDS, TRUTH
 from gan.app.scoring.outputs import Heard, Made
 from gan.files.errors import UserError
-from nets.lpips import Lpips
-from nets.vgg import SMALLEST
+from nets.vgg import SMALLEST, Lpips
 
 Rows = dict[str, Tensor]
 

@@ -43,7 +43,7 @@ class Stream(IterableDataset):
 
 
 def on_rank(rank, ranks, kind, *args, **kwargs):
-    with mock.patch.object(loaders, "_rank_of_ranks", lambda: (rank, ranks)):
+    with mock.patch.object(loaders, "number_and_size", lambda: (rank, ranks)):
         return kind(*args, **kwargs)
 
 

@@ -14,7 +14,7 @@ from nets.byol import Online, ResnetEncoder, perceptron
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
 from nets.lora import LowRank, adapted, adapters
 from nets.published import export_discriminator
-from nets.unet import UNet, UNetBlock
+from nets.resnet import UNet, UNetBlock
 from tests.support import sean_reference as reference
 from tests.support.oracle import assert_same_gradients, distance, gradients, learning, scramble
 

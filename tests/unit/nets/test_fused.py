@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from nets.blocks import SLOPE
-from nets.convolution import TRITON
-from nets.filters import doubled, filtered, taps
+from nets.convolution import TRITON, doubled, filtered, taps
 from tests.support.fused import as_on_a_gpu
 
 

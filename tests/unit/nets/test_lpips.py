@@ -3,7 +3,7 @@
 import numpy
 import torch
 
-from nets.lpips import Lpips, Vgg16
+from nets.vgg import Lpips, Vgg16
 from tests.support import families
 
 

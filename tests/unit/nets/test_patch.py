@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gan.files.errors import UserError
-from nets.patch import PatchGan, PixelGan
+from nets.discriminator import PatchGan, PixelGan
 
 
 def test_a_score_sees_a_patch_whose_size_follows_from_the_layers():

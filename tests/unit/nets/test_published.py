@@ -12,8 +12,7 @@ from gan.losses import feature_matching, hinge_discriminator, hinge_generator
 from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published import export_discriminator, export_generator, load_discriminator, load_generator
-from nets.sean.encoder import StyleEncoder
-from nets.sean.generator import SeanGenerator
+from nets.sean.generator import SeanGenerator, StyleEncoder
 from tests.support import families, oracle
 
 TOLERANCE, ZERO = 1e-9, 1e-12

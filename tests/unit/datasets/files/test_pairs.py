@@ -9,8 +9,9 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from datasets import FolderPairs
-from datasets.files.pairs import Column, Pairs, edge_map, read_picture
+from datasets.files.pairs import Column, Pairs, read_picture
 from gan.files.errors import UserError, refuse
+from nets.blocks import edges_of
 from tests.support.layouts import colours, folder, hollow_png, labels, put
 from tests.support.posix import not_on_windows, where_case_counts
 
@@ -230,13 +231,17 @@ class Instances(Pairs):
         super().__init__(root, columns, size)
 
 
+def edges(ids):
+    return edges_of(torch.from_numpy(ids.astype(np.int32))).byte().numpy()
+
+
 def test_edges_lie_between_instances():
     ids = np.zeros((5, 6), np.int32)
     ids[1:3, 2:4] = 70000
     expected = ["001100", "011110", "011110", "001100", "000000"]
-    assert ["".join(map(str, row)) for row in edge_map(ids)] == expected
-    assert edge_map(np.full((3, 3), 7)).sum() == 0
-    assert edge_map(np.array([[1]])).tolist() == [[0]]
+    assert ["".join(map(str, row)) for row in edges(ids)] == expected
+    assert edges(np.full((3, 3), 7)).sum() == 0
+    assert edges(np.array([[1]])).tolist() == [[0]]
 
 
 def test_edges_are_made_of_what_is_seen(tmp_path):
@@ -245,9 +250,9 @@ def test_edges_are_made_of_what_is_seen(tmp_path):
     put(tmp_path / "ids" / "a.png", Image.fromarray(ids))
     data = Instances(tmp_path, 12)
     assert len(data.paths(0)) == 3 and data[0]["edges"].dtype == torch.uint8
-    assert (data[0]["edges"].numpy() == edge_map(ids[1::2, 1::2])).all(), "of the resized instances"
+    assert (data[0]["edges"].numpy() == edges(ids[1::2, 1::2])).all(), "of the resized instances"
     cut = data.load_crop(0, (24, 24), (4, 8))["edges"].numpy()
-    assert (cut == edge_map(ids[4:16, 8:20])).all()
+    assert (cut == edges(ids[4:16, 8:20])).all()
     assert not cut[1:3, 0].any(), "a border of the part is no edge, though its neighbour outside is another"
 
 

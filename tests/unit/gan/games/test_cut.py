@@ -8,8 +8,7 @@ from torch.utils.data import DataLoader
 from gan import noise
 from gan.games.cut import Cut, patch_nce
 from gan.games.pix2pix import linear_decay
-from nets.patch import PatchGan
-from nets.patch_vectors import PatchVectors
+from nets.discriminator import PatchGan, PatchVectors
 from strategies import PhaseStrategy
 from tests.support import families
 from tests.support.families import gradients, recorded

@@ -11,7 +11,7 @@ from gan import noise
 from gan.games.cyclegan import CycleGan
 from gan.games.pix2pix import linear_decay
 from gan.pool import ImagePool
-from nets.patch import PatchGan
+from nets.discriminator import PatchGan
 from nets.resnet import ResnetGenerator
 from strategies import PhaseStrategy
 from tests.support import families

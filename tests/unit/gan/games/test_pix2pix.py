@@ -7,9 +7,9 @@ from torch.optim import SGD, Adam
 
 from gan.files.errors import UserError
 from gan.games.pix2pix import Pix2pix, epoch_decay, linear_decay
-from nets.patch import PatchGan
+from nets.discriminator import PatchGan
 from nets.published.files import read_published
-from nets.unet import UNet
+from nets.resnet import UNet
 from tests.support import families
 from tests.support.families import gradients
 

@@ -14,9 +14,8 @@ import torch
 from torch.optim import Adam
 
 from gan.games.pix2pix import Pix2pix, linear_decay
-from nets.patch import PatchGan, PixelGan
-from nets.resnet import ResnetGenerator
-from nets.unet import UNet
+from nets.discriminator import PatchGan, PixelGan
+from nets.resnet import ResnetGenerator, UNet
 from tests.support import families
 
 SEED, SHAPE, WIDTH, STEPS = 5, (2, 3, 64, 64), 4, 3

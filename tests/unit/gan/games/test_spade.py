@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from gan.games.spade import Spade, edges_of
-from nets.blocks import onehot
+from gan.games.spade import Spade
+from nets.blocks import edges_of, onehot
 from nets.discriminator import MultiScaleDiscriminator
 from nets.sean import neighbourhood
 from nets.sean.generator import SeanGenerator

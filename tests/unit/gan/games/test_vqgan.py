@@ -6,8 +6,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from gan.games.vqgan import VqGan
+from nets.discriminator import PatchGan
 from nets.norm import ActNorm
-from nets.patch import PatchGan
 from nets.vqgan import VqAutoencoder
 from strategies import PhaseStrategy
 from tests.support import families

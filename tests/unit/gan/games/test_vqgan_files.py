@@ -8,7 +8,7 @@ import torch
 
 from gan.files.errors import UserError
 from gan.games.vqgan import VqGan
-from nets.patch import PatchGan
+from nets.discriminator import PatchGan
 from nets.published.files import published_state, read_published, weights_in
 from nets.vqgan import VqAutoencoder
 from tests.support import families

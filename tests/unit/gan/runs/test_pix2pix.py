@@ -6,10 +6,9 @@ import torch
 from gan.files.errors import UserError
 from gan.games.pix2pix import down_by_epochs, half_then_down
 from gan.runs import build
-from gan.runs.pix2pix import unet_depth
-from nets.patch import PixelGan
-from nets.resnet import ResnetGenerator
-from nets.unet import UNet
+from gan.runs.sides import unet_depth
+from nets.discriminator import PixelGan
+from nets.resnet import ResnetGenerator, UNet
 from tests.unit.gan.runs.test_sides import fill
 
 TINY = dict(width=2, judge_width=2, layers=1, workers=0, held_out=0.0)

@@ -9,8 +9,7 @@ from gan.files.errors import UserError
 from nets.blocks import onehot
 from nets.published import export_generator
 from nets.sean import neighbourhood
-from nets.sean.encoder import StyleEncoder
-from nets.sean.generator import SeanGenerator
+from nets.sean.generator import SeanGenerator, StyleEncoder
 from tests.support import sean_reference as reference
 from tests.support.oracle import BUFFERS, assert_same_gradients, distance, gradients, learning, scramble
 

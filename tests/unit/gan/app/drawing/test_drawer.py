@@ -15,8 +15,8 @@ from nets.published.files import published_state
 from nets.published.from_noise import published
 from nets.published.pickles import write
 from nets.r3 import R3Generator
+from nets.resnet import UNet
 from nets.stylegan import StyleGenerator
-from nets.unet import UNet
 from tests.support import opening
 
 

@@ -17,11 +17,11 @@ from gan.app.drawing.projection import drawn
 from gan.app.painting import sheet
 from gan.app.painting.grids import CELL, MARGIN, TITLE
 from gan.files.errors import UserError
-from nets.lpips import load_lpips
 from nets.published.from_noise import published
 from nets.published.pickles import write
 from nets.r3 import R3Generator
 from nets.stylegan import StyleDiscriminator, StyleGenerator
+from nets.vgg import load_lpips
 from tests.support import narrow_vgg, opening
 
 

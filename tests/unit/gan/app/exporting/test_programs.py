@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from gan.app.exporting import programs
 from gan.files.errors import UserError
 from nets.biggan import BigGenerator
+from nets.resnet import UNet
 from nets.sean import SeanGenerator
 from nets.stylegan import StyleGenerator
-from nets.unet import UNet
 from nets.vqgan import Attention
 from nets.wgan import WganGenerator
 from tests.support import opening

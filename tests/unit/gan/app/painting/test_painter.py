@@ -13,7 +13,7 @@ from gan.app.painting.painter import PAIR, Painter
 from gan.app.painting.reopen import open_run
 from gan.app.painting.styles import Styles
 from gan.files.errors import UserError
-from gan.games.spade import edges_of
+from nets.blocks import edges_of
 from tests.support import layouts, opening
 
 
