@@ -133,8 +133,9 @@ class Steps:
         if not self.stepped and (self.training.world.size > 1 or any(each.micro_batches > 1 for each in game.phases)):
             check_rows(batch, game.trainer.train_dataloader, game.trainer.is_last_batch)
         tried = self.trials.before(game.phases, step)
+        compared = tried and self.training.world.size > 1
         for policy in self.policies.values():
-            policy.begin_step(step, tried)
+            policy.begin_step(step, compared)
         self.lockstep.equal_rows.begin(batch)
         self.lockstep.places.begin_step(game.step)
         with self.lockstep.places.named():
@@ -164,7 +165,7 @@ class Steps:
                     check_saved(policy.player, policy.updaters.values())
                 policy.end_step(game.trainer.is_last_batch)
             self.stepped = True
-            if tried:
+            if compared:
                 compare_settings(self.policies, self.training.world, step)
             self.lockstep.places.end_step()
             self._log()

@@ -1,16 +1,19 @@
 """BigGAN in its published configurations, on pictures of a person's own."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.pictures import DISTANCE, OnPictures
+from gan.runs.pictures import DISTANCE, Found, OnPictures
 from gan.runs.run import Run, begin_with
 from gan.runs.run import preset as preset_of
 from nets.biggan import BigDiscriminator, BigGenerator, side_of
+
+if TYPE_CHECKING:
+    from gan.games.biggan import BigGan
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,6 @@ def biggan(
         split: The discriminator sees fakes and pictures in two passes, not together.
         from_: A published file (G.pth, G_ema.pth, D.pth), or the folder of several, to begin with.
     """
-    from gan.games.biggan import BigGan
-
     pictures = OnPictures(**settings)
     found = pictures.find()
     p = preset(
@@ -112,19 +113,23 @@ def biggan(
         ema_start=ema_start,
     )  # fmt: skip
     torch.manual_seed(pictures.seed)
+    game = _game(p, found, ortho=(ortho, judge_ortho), ema=ema, split=split)
+    begin_with(from_, game)
+    return found.run(game, p.batch_size, max_steps or max(1, round(1000 * p.kimg / p.batch_size)), DISTANCE)
+
+
+def _game(p: Preset, found: Found, **rules: Any) -> "BigGan":
+    from gan.games.biggan import BigGan
+
     rule: dict[str, Any] = dict(size=found.size, classes=found.classes, channels=found.channels, width=p.width)
     rule |= dict(attention=[p.attention], start="normal" if p.side == 32 else "ortho")
-    game = BigGan(
+    return BigGan(
         BigGenerator(latent=p.latent, shared=p.shared, hierarchical=bool(p.shared), **rule),
         BigDiscriminator(**rule),
         rates=(p.rate, p.judge_rate),
         judge_steps=p.judge_steps,
         micro_batches=p.micro_batches,
-        ortho=(ortho, judge_ortho),
-        ema=ema,
         ema_start=p.ema_start,
-        split=split,
         eps=p.eps,
+        **rules,
     )
-    begin_with(from_, game)
-    return found.run(game, p.batch_size, max_steps or max(1, round(1000 * p.kimg / p.batch_size)), DISTANCE)

@@ -14,6 +14,7 @@ from nets.hifigan import HifiGenerator, Judges, PeriodJudges, ScaleJudges
 from nets.mel import Mel
 
 if TYPE_CHECKING:
+    from datasets.augment import Samples
     from datasets.files.sounds import Sounds
 
 SCALES, PERIODS = (128, 128, 256, 512, 1024), (32, 128, 512, 1024)  # channels of the published discriminators
@@ -63,8 +64,7 @@ def hifigan(
         skip_broken: Leave sounds out that cannot be read, or are too short.
         from_: A published file (g_02500000) or a folder of them, to begin with its weights.
     """
-    from datasets import GanData, Tones
-    from datasets.files.sounds import Sounds
+    from datasets import GanData
     from gan.games.hifigan import HifiGan
     from nets.published.hifigan import CONFIGS, networks
 
@@ -81,17 +81,27 @@ def hifigan(
     segment = segment or max(mel.window, int(config.get("segment_size", 32 * mel.hop)) // mel.hop * mel.hop)
     check_segment(segment, mel.hop, mel.window)
     length = max(segment, round(seconds * mel.rate / mel.hop) * mel.hop)
+    how = mel.rate, segment, mel.window, skip_broken, mels, mel.bands, mel.hop
+    train, val = _sounds(data, how, held_out, length)
+    scored = val if len(val) else None
+    rules: dict[str, Any] = dict(batch_size=batch_size, workers=workers, seed=seed, flip=False)
+    return Run(game, GanData(train, scored, **rules), max_steps, SCORES if scored else {})
+
+
+def _sounds(data: str, how: tuple[Any, ...], held_out: float, length: int) -> tuple["Samples", "Samples"]:
+    """To train on, and held out. A plan takes tones where the folder is not there yet."""
+    from datasets import Tones
+    from datasets.files.sounds import Sounds
+
     try:
-        found = Sounds(data, mel.rate, segment, mel.window, skip_broken, mels, mel.bands, mel.hop)
+        found = Sounds(data, *how)
         train, val = found.pieces(held_out, length)
         say(_said(data, found, train, val))
     except UserError:
         if not is_planned() or Path(data).exists():
             raise
-        train, val = Tones(1000, segment, mel.rate), Tones(16, length, mel.rate)
-    scored = val if len(val) else None
-    rules: dict[str, Any] = dict(batch_size=batch_size, workers=workers, seed=seed, flip=False)
-    return Run(game, GanData(train, scored, **rules), max_steps, SCORES if scored else {})
+        return Tones(1000, how[1], how[0]), Tones(16, length, how[0])
+    return train, val
 
 
 def _widths(published: Sequence[int], width: float) -> list[int]:

@@ -7,7 +7,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.pictures import DISTANCE, OnPictures
+from gan.runs.pictures import DISTANCE, Found, OnPictures
 from gan.runs.run import Run
 from gan.runs.run import preset as preset_of
 from nets.ada import Augmentation
@@ -96,11 +96,7 @@ def r3gan(
     p = preset(config_, found.size, kimg=kimg, batch=batch_size, rate=rate, gamma=gamma, p=augment, ema=ema_kimg)
     torch.manual_seed(pictures.seed)
     if from_ is None:
-        widths = [max(8, int(each * width) // 8 * 8) for each in p.widths]
-        groups = [max(1, 2 * each // p.wide) for each in widths]
-        rule: dict[str, Any] = dict(widths=widths, groups=groups, low=p.low if bf16 else 0)
-        rule |= dict(classes=found.classes, channels=found.channels)
-        generator, discriminator = R3Generator(size=found.size, **rule), R3Discriminator(**rule)
+        generator, discriminator = _networks(p, found, width, bf16)
     elif width != 1:
         raise UserError(f"{from_} has networks of its own; leave --width out")
     else:
@@ -117,3 +113,11 @@ def r3gan(
         augment=Augmentation("r3gan") if p.p else None,
     )
     return found.run(game, p.batch, max_steps or max(2, 2 * round(1000 * p.kimg / p.batch)), DISTANCE, turns=2)
+
+
+def _networks(p: Preset, found: Found, width: float, bf16: bool) -> tuple[R3Generator, R3Discriminator]:
+    widths = [max(8, int(each * width) // 8 * 8) for each in p.widths]
+    groups = [max(1, 2 * each // p.wide) for each in widths]
+    rule: dict[str, Any] = dict(widths=widths, groups=groups, low=p.low if bf16 else 0)
+    rule |= dict(classes=found.classes, channels=found.channels)
+    return R3Generator(size=found.size, **rule), R3Discriminator(**rule)

@@ -8,7 +8,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from gan.ema import half_life
 from gan.files.errors import UserError
-from gan.runs.pictures import DISTANCE, OnPictures
+from gan.runs.pictures import DISTANCE, Found, OnPictures
 from gan.runs.run import Run
 from gan.runs.run import preset as preset_of
 from nets.ada import PIPES, Ada
@@ -105,21 +105,27 @@ def stylegan2(
     p = preset(config_, side, batch_size, kimg=kimg, gamma=gamma, rate=rate, width=width, mapping=mapping, ema=ema_kimg)
     steps = max_steps or max(1, round(1000 * p.kimg / p.batch))
     average = 1000 * p.ema if ema_kimg is not None else min(1000 * p.ema, LONGEST * steps * p.batch)
-
     if from_ and (width or mapping):
         raise UserError(f"{from_} has networks of its own; leave --width and --mapping out")
     torch.manual_seed(pictures.seed)
-    if from_ is None:
-        shape: dict[str, Any] = dict(channels=found.channels, classes=found.classes, base=int(32768 * p.width))
-        generator = StyleGenerator(found.size, mapping=p.mapping, clamp=256.0, **shape)
-        discriminator = StyleDiscriminator(found.size, skip=p.skip, group=p.group, clamp=256.0, **shape)
-    else:
-        generator, discriminator = found.networks(from_, StyleGenerator, StyleDiscriminator)
-    if freeze_d > (layers := len(discriminator.layers())):
-        raise UserError(f"the discriminator has {layers} layers that can be frozen; type --freeze-d {layers}")
+    generator, discriminator = _networks(p, found, from_)
+    check_frozen(freeze_d, len(discriminator.layers()))
     # Weights that are good already need no quick average at the beginning.
     ema = half_life(average, p.batch, None if from_ else p.ramp_up)
     ada = None if augment == "off" else Ada(augment_target, 100_000 if from_ else 500_000, augment)
     rules: dict[str, Any] = dict(rate=p.rate, gamma=p.gamma, path=p.path, mixing=p.mixing)
     game = StyleGan(generator, discriminator, ema=ema, ada=ada, freeze=freeze_d, **rules)
     return found.run(game, p.batch, steps, DISTANCE)
+
+
+def check_frozen(typed: int, layers: int) -> None:
+    if typed > layers:
+        raise UserError(f"the discriminator has {layers} layers that can be frozen; type --freeze-d {layers}")
+
+
+def _networks(p: Preset, found: Found, from_: str | None) -> tuple[StyleGenerator, StyleDiscriminator]:
+    if from_ is not None:
+        return found.networks(from_, StyleGenerator, StyleDiscriminator)
+    shape: dict[str, Any] = dict(channels=found.channels, classes=found.classes, base=int(32768 * p.width))
+    generator = StyleGenerator(found.size, mapping=p.mapping, clamp=256.0, **shape)
+    return generator, StyleDiscriminator(found.size, skip=p.skip, group=p.group, clamp=256.0, **shape)

@@ -94,13 +94,16 @@ def vqgan(
     pictures = OnPictures(**settings)
     found = pictures.find()
     torch.manual_seed(pictures.seed)
-    if width % 32:
-        typed = 32 + width // 32 * 32
-        raise UserError(f"--width {width} is no multiple of 32, the norms' groups; type --width {typed}")
-    channels, shape = found.channels, (p.mult, blocks, p.attention, p.code, p.code, p.codes)
-    autoencoder = VqAutoencoder(channels, width, *shape, learning=codebook)
-    judge = PatchGan(channels, judge_width, norm="act" if actnorm else "batch")
+    autoencoder = _autoencoder(p, found.channels, width, blocks, codebook)
+    judge = PatchGan(found.channels, judge_width, norm="act" if actnorm else "batch")
     rules: dict[str, Any] = dict(start=p.start, adversarial=p.adversarial, rate=rate or 4.5e-6 * p.batch)
     game = VqGan(autoencoder, judge, lpips, loss=judge_loss, perceptual_weight=perceptual_weight, **rules)
     begin_with(from_, game)
     return found.run(game, p.batch, max_steps, SCORES)
+
+
+def _autoencoder(p: Preset, channels: int, width: int, blocks: int, codebook: Learning) -> VqAutoencoder:
+    if width % 32:
+        typed = 32 + width // 32 * 32
+        raise UserError(f"--width {width} is no multiple of 32, the norms' groups; type --width {typed}")
+    return VqAutoencoder(channels, width, p.mult, blocks, p.attention, p.code, p.code, p.codes, learning=codebook)

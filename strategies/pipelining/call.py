@@ -41,7 +41,7 @@ def call(pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
         anchor = torch.zeros((), requires_grad=True)
         wanted = (request.leaves[n] for n in request.wanted)
         *found, beside = _Piped.apply(request, anchor, *wanted, *request.weights)
-        pipe.called.append(beside)
+        pipe.called += [beside] if any(request.learning) else []  # that of a learner, which will arm its loss
     else:
         found, _ = _forward(request)
     if request.place is not None:

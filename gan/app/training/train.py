@@ -149,9 +149,8 @@ def train(
     chosen: Chosen,
     texts: Mapping[Path, str],
 ) -> None:
-    where, checkpoint = chosen.folder, chosen.checkpoint
+    where, checkpoint, lockstep = chosen.folder, chosen.checkpoint, strategy.lockstep
     log = Record(where)
-    lockstep = strategy.lockstep
     lockstep.requeues, lockstep.saved = False, lambda: where.newest_checkpoint() is not None
     lockstep.advice = "" if agent.speaks() else f"{ON} --resume {quoted(where.path)}"
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
@@ -185,10 +184,7 @@ def train(
         callbacks=callbacks,
         default_root_dir=where.path,
     )
-    if isinstance(run.data, GanData):
-        run.data.new_data = settings.new_data
-    elif settings.new_data:
-        raise UserError("--new-data is for runs that have a GanData; give your loader new_data=True")
+    take_new_data(run, settings.new_data)
     begin(settings, run, computer, where, checkpoint)
     started = time.monotonic()
     try:
@@ -199,8 +195,7 @@ def train(
         raise UserError(f"{checkpoint}: {error}; {_in_place_of(checkpoint, where, error)}") from error
     except Stopped:
         keep.refuse_if_not_saved(trainer.is_global_zero)
-        step = trainer.global_step
-        say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {quoted(where.resuming(step))}")
+        say_stopped(trainer.global_step, where)
         if strategy.ending.signal == WARNING and slurm.started_by_srun():
             requeue(trainer.is_global_zero)
     else:
@@ -213,6 +208,13 @@ def _in_place_of(checkpoint: Path, where: RunFolder, error: NotFinite | Damaged)
         return instead(where, checkpoint, "--resume ")
     earlier = where.before(checkpoint)
     return f"type --resume {quoted(earlier[0])}" if earlier else "the run has none, so begin a new run"
+
+
+def take_new_data(run: Run, wanted: bool) -> None:
+    if isinstance(run.data, GanData):
+        run.data.new_data = wanted
+    elif wanted:
+        raise UserError("--new-data is for runs that have a GanData; give your loader new_data=True")
 
 
 def keeper(settings: Namespace, run: Run, where: RunFolder, every: int, made: Collection[str] = ()) -> Keep:
@@ -245,6 +247,10 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
     step = folder.step_of(checkpoint) if typed else None
     if step is not None and (latest := max(where.steps(), default=step)) > step:
         say(f"its checkpoints of later steps stay; --resume {quoted(where.path)} would go on from step {latest}")
+
+
+def say_stopped(step: int, where: RunFolder) -> None:
+    say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {quoted(where.resuming(step))}")
 
 
 def finish(
