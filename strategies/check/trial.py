@@ -43,11 +43,12 @@ class Snapshot:
         reachable = Reachable([game])
         self.iterators = reachable.iterators()
         self.read = _read_by(reachable)
-        self.policies, self.trainer = policies, game.trainer
+        self.game, self.policies, self.trainer = game, policies, game.trainer
         self.should_stop = game.trainer.should_stop
         if OF_TRAINER & self.read:  # a loss may keep something there
             reachable = Reachable([game, *private.callbacks(game.trainer), private.datamodule(game.trainer)])
-        self.names = {buffer: f"buffer '{name}'" for name, buffer in game.named_buffers()}
+        self.buffers = dict(game.named_buffers())
+        self.names = {buffer: f"buffer '{name}'" for name, buffer in self.buffers.items()}
         self.names |= {weight: f"weight '{name}'" for name, weight in game.named_parameters()}
         storages = [policy.storage for policy in policies.values()]
         stored = [tensor for each in storages for tensor in each.tensors()]
@@ -71,9 +72,14 @@ class Snapshot:
             self.put_back()
 
     def written(self) -> dict[str, Tensor]:
-        """The buffers and weights that have changed inside `aside`, by their names."""
-        changed = [tensor for tensor, value in self.values.items() if differs(tensor, value)]
-        return {self.names.get(each, "a shard of the weights"): each.detach().clone() for each in changed}
+        """The buffers and weights that have changed inside `aside`, or were replaced, by their names."""
+        now: dict[Tensor, Tensor] = {}  # what stands in place of a buffer
+        for name, buffer in self.game.named_buffers():
+            before = self.buffers.get(name, buffer)
+            now |= {before: buffer} if (before.shape, before.dtype) == (buffer.shape, buffer.dtype) else {}
+        changed = [tensor for tensor, value in self.values.items() if differs(now.get(tensor, tensor), value)]
+        names = {tensor: self.names.get(tensor, "a shard of the weights") for tensor in changed}
+        return {name: now.get(tensor, tensor).detach().clone() for tensor, name in names.items()}
 
     def kept(self) -> dict[str, Tensor]:
         """The new numbers in attributes, lists and tensors that the author's code reads, and arrays, by their names."""

@@ -103,6 +103,15 @@ class Codebook(One):
         return out.square().mean()
 
 
+class Replaced(Codebook):
+    """The same by a new tensor."""
+
+    def play(self, batch):
+        out = self.net(batch["x"])
+        self.net.seen = self.net.seen.lerp(out.detach().sum(0), 0.5)
+        return out.square().mean()
+
+
 class FirstBatch(One):
     """ActNorm: the first batch sets a weight."""
 
@@ -162,6 +171,7 @@ WRONG = {
     Contrast: ("phase 'play': loss 'loss' is", "gan.ranks"),
     Weighed: ("phase 'play', player 'net': the gradients of", "gan.ranks"),
     Codebook: ("buffer 'net.seen' is written in a loss or forward, with other values than by one device", "gan.ranks"),
+    Replaced: ("buffer 'net.seen' is written in a loss or forward, with other values than by one device", "gan.ranks"),
     FirstBatch: ("weight 'net.scale' is written in a loss or forward, with other values than by one", "gan.ranks"),
     ByHand: ("phase 'play': loss 'loss' is", "gan.ranks"),
     OwnNorms: ("phase 'play': loss 'loss' is", "Trainer(sync_batchnorm=True)"),
