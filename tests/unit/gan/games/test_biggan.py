@@ -102,7 +102,7 @@ def test_training_equals_the_published_one(golden):
             batches.append({"image": images[rows], "class": labels[rows]})
         draws += [each for _ in range(6) for each in noise()]
     judged, fooled = (families.recorded(game, phase) for phase in ("judge", "fool"))
-    train = trainer(PhaseStrategy("ddp"), 1, len(batches))
+    train = trainer(PhaseStrategy("ddp", check=False), 1, len(batches))  # a trial would take of the given noise
     with families.drawing(draws):
         train.fit(game, DataLoader(batches, batch_size=None))
     for turn, wanted in enumerate(golden["steps"]):
