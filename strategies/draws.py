@@ -376,6 +376,13 @@ class Draws:
         apart = [each for each in drawn if each.beside or (each.dim is not None and each.shape[each.dim] < each.rows)]
         return [f"{list(draw.shape)} ({draw.name})" for draw in apart]
 
+    def unknown_in_parts(self, phase: Phase) -> list[str]:
+        """What the micro-batches of the last step have drawn alike, though there may be samples in it."""
+        shown = {site for _, site in self.known.get(phase.name, {})}
+        drawn = self.seen.get(phase.name, {}).values() if phase.micro_batches > 1 else ()
+        alike = (each for each in drawn if self._is_open(each) and each.dim is None and each.site not in shown)
+        return [f"{list(each.shape)} ({each.name})" for each in alike if any(n % each.rows == 0 for n in each.shape)]
+
     def said(self, phase: Phase) -> str:
         """What was taken for what; nothing if the phase draws nothing."""
         drawn = self.seen.get(phase.name, {}).values()

@@ -98,6 +98,7 @@ class Steps:
         self.check = check_step if training.world.size > 1 else learn_draws
         self.trials = Trials(game.phases if checked or (check and parted) else (), check == "often")
         self.trial: Trial | None = None  # that is played now
+        self.drawn: set[str] = set()  # by one device, in micro-batches, that no trial has shown
         # The dice and the game's plain attributes with which the step has begun, if a `when` may throw or count.
         self.begun: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.stepped = False
@@ -155,6 +156,8 @@ class Steps:
                     check()
                     check_guesses(self.training, step)
                 self.forms.end_step(forget=new and self.training.draws.unmet())
+            elif self.trials.times and self.trials.after() | self._draws_anew():
+                check()
             if not self.trials.played and any(phase.due(step, lambda _: False) for phase in game.phases):
                 raise UserError(
                     f"training_step() of {type(game).__name__} played no phase, so nothing has learned; call "
@@ -171,6 +174,12 @@ class Steps:
             self._log()
         private.count_step(game.trainer)
         return output
+
+    def _draws_anew(self) -> bool:
+        """Whether one device has drawn where no trial has."""
+        found = {each for phase in self.game.phases for each in self.training.draws.unknown_in_parts(phase)}
+        new, self.drawn = found - self.drawn, self.drawn | found
+        return bool(new)
 
     def _pass(self, play: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         self.game.forget_shared()
@@ -196,7 +205,7 @@ class Steps:
         if phase.name not in self.trials.played and world.rank == 0 and (draws := self.training.draws.said(phase)):
             private.say(draws)
         self.trials.played.add(phase.name)
-        if phase.when is not None and self.forms is not None:
+        if phase.when is not None and phase.name in self.trials.times:
             self.trials.asked.append(phase.name)
         if self.compared:
             compare_replicas(self.game, self.policies, world, f"after phase '{phase.name}' of step {step}")

@@ -157,17 +157,24 @@ def learn_draws(
 ) -> None:
     """On one device: find out where the samples are in what micro-batches draw, by two trials of a few samples."""
     kept, together = Snapshot(game, training.policies), samples_together(game, training)
-    sizes = [size for count in (4, 2, 1) if (size := count * together) <= rows(batch)]
-    if kept.iterators or len(sizes) < 2:
-        return
     tries = Tries(game, training, kept, play)
     tries.coarse = {phase.name for phase in game.phases}
-    with suppress(TooFew, UserError):  # a game may refuse a few samples
-        many, few = (tries(on_cpu(first_rows(batch, size))) for size in sizes[:2])
-        training.draws.learn([(few.drawn, many.drawn)])
+    # A game may refuse a few samples, or need a whole batch.
+    sizes = () if kept.iterators else (2 * together, rows(batch))
+    for size in (each for each in sizes if each <= rows(batch)):
+        with suppress(TooFew, UserError):
+            twice = join_batches([on_cpu(batch)] * 2)
+            few, many = (tries(first_rows(twice, each)) for each in (size, 2 * size))
+            training.draws.learn([(few.drawn, many.drawn)])
+            break
     for phase in game.phases:
         if wrong := training.draws.wrong_in_parts(phase):
             raise UserError(f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}. {IN_MICRO_BATCHES}")
+        if unknown := training.draws.unknown_in_parts(phase):
+            rank_zero_warn(
+                f"phase '{phase.name}' draws {', '.join(unknown)}. Where the samples are in it could not be tried, so "
+                f"its micro-batches get the same numbers; draw with the samples in front"
+            )
 
 
 class TooFew(Exception):
