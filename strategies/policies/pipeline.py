@@ -76,11 +76,15 @@ class Pipeline(Policy):
     @cached_property
     def shape(self) -> tuple[int, int]:
         """The ranks of a group, and its stages."""
-        ranks, most = self.world.size, min((cutting.most_stages(units) for _, units in self.networks), default=0)
+        stages = [cutting.most_stages(units) for _, units in self.networks]
+        ranks, most = self.world.size, min(stages, default=0)
         if most < 2:
+            paths = [path for path, count in zip(cutting.networks_of(self.player), stages, strict=True) if count < 2]
+            what = f"'{paths[0]}'" if len(stages) > 1 else type(self.player.module).__name__
+            apart = f" for all, or make {what} a player of its own" if len(stages) > 1 else ""
             raise UserError(
-                f"player '{self.player.name}': its {type(self.player.module).__name__} has no two layers between "
-                f"which a pipeline could cut it; type {instead(self.player.name, 'ddp')}"
+                f"player '{self.player.name}': its {what} has no two layers between which a pipeline could cut it; type "
+                f"{instead(self.player.name, 'ddp')}{apart}"
             )
         each = 2 if self.options.get("schedule") == "interleaved" else 1  # stages of a rank, by default
         typed, name = self.options.get("stages"), self.player.name

@@ -492,6 +492,18 @@ def differently():
     return ""
 
 
+class OfOneLayer(Plain):
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.ModuleDict({"net": self.generator, "text": nn.Sequential(nn.Linear(4, 4), nn.Tanh())})
+
+
+def test_a_network_that_is_too_small_for_stages_is_named(ranks):
+    for message in ranks(2).run(refused, OfOneLayer, policy="generator=pipeline,*=ddp", world=2, steps=1):
+        assert "its 'text' has no two layers between which a pipeline could cut it" in message
+        assert message.endswith("or make 'text' a player of its own")
+
+
 def test_ranks_that_call_the_network_differently_are_named(ranks):
     message, other = ranks(2).run(differently)
     assert message == other
