@@ -83,8 +83,8 @@ class Pipeline(Policy):
             what = f"'{paths[0]}'" if len(stages) > 1 else type(self.player.module).__name__
             apart = f" for all, or make {what} a player of its own" if len(stages) > 1 else ""
             raise UserError(
-                f"player '{self.player.name}': its {what} has no two layers between which a pipeline could cut it; type "
-                f"{instead(self.player.name, 'ddp')}{apart}"
+                f"player '{self.player.name}': its {what} has no two layers between which a pipeline could cut it; "
+                f"type {instead(self.player.name, 'ddp')}{apart}"
             )
         each = 2 if self.options.get("schedule") == "interleaved" else 1  # stages of a rank, by default
         typed, name = self.options.get("stages"), self.player.name
