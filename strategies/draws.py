@@ -64,6 +64,7 @@ BY_ROWS = {  # how many dimensions a single draw has
     **{"multinomial": 1, "_sample_dirichlet": 1, "rrelu_with_noise": 0, "rrelu_with_noise_": 0},
     **{"poisson": 0, "binomial": 0, "_standard_gamma": 0},
 }
+ROW_BY_ROW = 16  # so many draws for each sample from one row of weights may be of the samples; it takes long
 BY_GENERATOR = " with generator="  # ends the name of a draw
 SHOWN = 5  # shapes in a line
 LOSSES = os.path.join(os.path.dirname(__file__), "turn.py")  # where they are called
@@ -223,7 +224,7 @@ def _by_rows(original: Kernel, place: Place, name: str, self: Tensor, *args: Any
 
 def _multinomial(original: Kernel, place: Place, name: str, self: Tensor, count: int, again: bool = False) -> Tensor:
     """From one row of weights, with replacement, each draw is one of its own: so many rows, as for classes of fakes."""
-    if not again or self.numel() != self.shape[-1] or count > noise.COPIES * place.total:
+    if not again or self.numel() != self.shape[-1] or count > ROW_BY_ROW * place.rows:
         return _by_rows(original, place, name, self, count, again)
     return _by_rows(original, place, name, self.expand(count, -1), 1, True).view(*self.shape[:-1], count)
 
@@ -373,7 +374,8 @@ class Draws:
         One device cannot tell these from copies of the batch, for it compares with none.
         """
         drawn = self.known.get(phase.name, {}).values() if phase.micro_batches > 1 else ()
-        apart = [each for each in drawn if each.beside or (each.dim is not None and each.shape[each.dim] < each.rows)]
+        rows = [each for each in drawn if each.name != "randperm"]
+        apart = [each for each in rows if each.beside or (each.dim is not None and each.shape[each.dim] < each.rows)]
         return [f"{list(draw.shape)} ({draw.name})" for draw in apart]
 
     def unknown_in_parts(self, phase: Phase) -> list[str]:

@@ -160,8 +160,11 @@ def learn_draws(
     tries = Tries(game, training, kept, play)
     tries.coarse = {phase.name for phase in game.phases}
     # A game may refuse a few samples, or need a whole batch.
-    sizes = () if kept.iterators else (2 * together, rows(batch))
-    for size in (each for each in sizes if each <= rows(batch)):
+    try:
+        sizes = [each for each in (2 * together, rows(batch)) if each <= rows(batch) and not kept.iterators]
+    except UserError:  # a training_step of the author's may make its batch from anything
+        sizes = []
+    for size in sizes:
         with suppress(TooFew, UserError):
             twice = join_batches([on_cpu(batch)] * 2)
             few, many = (tries(first_rows(twice, each)) for each in (size, 2 * size))
