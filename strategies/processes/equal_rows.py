@@ -66,11 +66,14 @@ class EqualRows:
     def check(self, phase: str, step: int) -> None:
         """Call it when gradients are reduced, before an update."""
         changed, self.before = self.before, {}
+        size, rank = self.world.size, self.world.rank
         for what, before in changed.items():
-            written = [self._written(what, rank) for rank in range(self.world.size)]
+            # Counts may change in every step. If ranks differ, one of them differs from the next one.
+            others = range(size) if what == ROWS else (rank, (rank + 1) % size)
+            written = {each: self._written(what, each) for each in others}
+            numbers = {each: before if number is None else number for each, number in written.items()}
             refuse = _refuse_unequal if what == ROWS else _refuse_draws
-            numbers = enumerate(before if each is None else each for each in written)
-            refuse(dict(numbers), f"phase '{phase}' of step {step}: ")
+            refuse(numbers, f"phase '{phase}' of step {step}: ")
 
     def _key(self, what: str, rank: int) -> str:
         # Two in turn: a rank may write for the next step before another one has read what it wrote for this one.
@@ -134,13 +137,13 @@ class Forms:
 
 
 def _refuse_draws(times: Mapping[int, int], where: str) -> None:
-    for rank, count in times.items():
-        if count != times[0]:
-            raise UserError(
-                f"{where}rank {rank} draws {count} times and rank 0 {times[0]} times, so what is drawn after that "
-                f"differs from one device. A loop that draws until all samples are accepted must not depend on a "
-                f"rank's own samples: draw a fixed number of times, or by nn.init.trunc_normal_"
-            )
+    if len(set(times.values())) > 1:
+        counts = " and ".join(f"rank {rank} draws {count} times" for rank, count in sorted(times.items()))
+        raise UserError(
+            f"{where}{counts}, so what is drawn after that differs from one device. A loop that draws until all "
+            f"samples are accepted must not depend on a rank's own samples: draw a fixed number of times, or by "
+            f"nn.init.trunc_normal_"
+        )
 
 
 def _refuse_unequal(sizes: Mapping[int, int], where: str = "") -> None:
