@@ -25,7 +25,7 @@ import copy
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -213,7 +213,11 @@ class Tries:
             if shake:
                 shake_weights(self.training.policies.values(), shake)
             try:
-                self.play(trial, move_data_to_device(copy.deepcopy(samples), world.device))  # a loss may write into it
+                with ExitStack() as stack:
+                    for policy in self.training.policies.values() if alone else ():
+                        stack.enter_context(policy.as_one_device())
+                    # A loss may write into its samples.
+                    self.play(trial, move_data_to_device(copy.deepcopy(samples), world.device))
             except Exception as error:
                 tried = f"step {step} was tried on {rows(samples)} samples"
                 error.add_note(f"while {tried}; PhaseStrategy(check=False) leaves the trial out")

@@ -1,7 +1,7 @@
 """pipeline: each rank has some of the player's layers, and all samples of a group of ranks go through them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from itertools import groupby
 from types import MethodType
@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
 from gan.phase import Phase
-from gan.ranks import more_than_one
 from strategies import private
 from strategies.advice import instead
 from strategies.amounts import size
@@ -208,14 +207,13 @@ class Pipeline(Policy):
     def during(self, phase: Phase, trying: bool = False) -> AbstractContextManager[Any]:
         for pipe in self.pipes:
             pipe.trying = trying
-        super().during(phase)
-        as_one_device = trying and not more_than_one()
-        return self._whole() if as_one_device and size(self.belongings.parameters.values()) <= FITS else nullcontext()
+        return super().during(phase)
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
+    def as_one_device(self) -> Iterator[None]:
         """Calls go through the network as its author wrote it, so that a trial does not compare stages with stages."""
-        self.storage.unshard()
+        if size(self.belongings.parameters.values()) <= FITS:
+            self.storage.unshard()
         try:
             yield
         finally:

@@ -243,6 +243,10 @@ class Policy(Costs):
         learns = self.switch.on and bool(self.weights)
         return self.on_read.during(phase.name, phase.second_order, learns, trying)
 
+    def as_one_device(self) -> AbstractContextManager[Any]:
+        """A context around a step that is tried as one device."""
+        return nullcontext()
+
     def for_several_phases(self) -> AbstractContextManager[Any]:
         """A context around what makes a graph that later phases use too: `GanModule.shared`."""
         return nullcontext() if self.on_read is None else kept_as_places()
