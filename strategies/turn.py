@@ -115,7 +115,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
         losses = _losses(phase, part, place, training)
         if training.forms is not None:
             training.forms.saw(phase.name, losses, training.draws.guesses(phase))
-            training.equal_rows.drew(phase.name, index, place.calls)
+            training.equal_rows.drew(phase.name, index, _drawn(place, training))
         total = _sum(losses.values(), scale / parts)
         for name, loss in losses.items():
             mean = loss.detach() / parts if parts > 1 else loss.detach()
@@ -226,6 +226,13 @@ def _losses(phase: Phase, part: Any, place: noise.Place, training: Training) -> 
             f"return the loss alone, and self.log(...) what is only looked at; or call no part of a sum 'loss'"
         )
     return {name: loss.reshape(()) if loss.ndim else loss for name, loss in named.items()}
+
+
+def _drawn(place: noise.Place, training: Training) -> list[object]:
+    """What a loss has drawn, in order. Of draws in stages the rank of another stage knows only that they were."""
+    unknown = None if any(policy.name == "pipeline" for policy in training.policies.values()) else "gan.noise"
+    every = map(place.drawn.get, range(place.calls))
+    return [unknown if each is None else (each.name, len(each.shape), *each.site) for each in every]
 
 
 def _row_counts(phase: Phase, batch: Any, training: Training) -> list[int]:

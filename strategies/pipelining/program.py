@@ -46,7 +46,7 @@ class Meta:
 
 def in_bytes(tensor: Tensor) -> Tensor:
     """The memory of a contiguous tensor, because gloo and NCCL do not send every dtype: int16, complex numbers."""
-    return tensor.view(-1).view(torch.uint8)
+    return tensor.resolve_conj().resolve_neg().view(-1).view(torch.uint8)
 
 
 @dataclass(frozen=True)

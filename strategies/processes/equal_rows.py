@@ -1,10 +1,11 @@
-"""What a rank writes for the others before its backward, if it has changed: sizes, counts of draws, a loss's form.
+"""What a rank writes for the others before its backward, if it has changed: sizes, what a loss draws, its form.
 
 With batches of other sizes the mean of the ranks' gradients is not the mean over the samples. A rank that draws more
-often than others draws other numbers from then on than one device.
+often than others draws other numbers after that than one device.
 """
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,11 +16,11 @@ from strategies.micro_batches import rows
 from strategies.private import default_store
 from strategies.world import World
 
-ROWS = "rows"  # of a batch, beside counts of draws, which have a phase and the number of a micro-batch
+ROWS = "rows"  # of a batch, beside draws, which have a phase and the number of a micro-batch
 
 
 class EqualRows:
-    """Refuses an update from batches of different sizes, or after different numbers of draws.
+    """Refuses an update from batches of different sizes, or after unlike draws.
 
     [Note: sizes are compared when one changes]
     In the first step all ranks tell each other the size of their batch. From then on, a step whose batch has the same
@@ -29,14 +30,14 @@ class EqualRows:
     ends with an error, and the lifeline tells the others. A rank whose own size has not changed may have made this
     update meanwhile. But nothing of it can be saved, because all ranks save together.
 
-    The same holds for how often a loss draws, but the first time is left to the trial.
+    The same holds for what a loss draws, one after the other. A rank may draw more at the end, as for a log.
     """
 
     def __init__(self, world: World = World(), run: str = "") -> None:  # noqa: B008 - it cannot be changed
         self.world, self.run = world, run
         self.store = default_store() if world.size > 1 else None
-        self.last: dict[str, int] = {}  # the size, and the counts, that this rank has had last
-        self.before: dict[str, int] = {}  # of these: what was before a change that is not compared yet
+        self.last: dict[str, Sequence[object]] = {}  # the size, and the draws, that this rank has had last
+        self.before: dict[str, Sequence[object]] = {}  # of these: what was before a change that is not compared yet
         self.steps = 0  # how many have begun
 
     def begin(self, batch: Any) -> None:
@@ -49,42 +50,51 @@ class EqualRows:
         self.steps += 1
         if self.steps == 1:
             _refuse_unequal(dict(enumerate(self.world.gather(size))))
-        self._tell(ROWS, size)
+            self.last[ROWS] = [size]
+        self._tell(ROWS, [size])
 
-    def drew(self, phase: str, part: int, times: int) -> None:
-        """Call it before each backward: how often the loss of a micro-batch has drawn."""
-        self._tell(f"draws of part {part} of '{phase}'", times)
+    def drew(self, phase: str, part: int, draws: Sequence[object]) -> None:
+        """Call it before each backward: what the loss of a micro-batch has drawn. None stands for what is unknown."""
+        self._tell(f"draws of part {part} of '{phase}'", draws)
 
-    def _tell(self, what: str, number: int) -> None:
-        before = self.last.setdefault(what, number)
-        if number != before and self.store is not None:
-            self.before[what] = before
-            self.store.set(own := self._key(what, self.world.rank), f"{self.steps} {number}")
+    def _tell(self, what: str, values: Sequence[object]) -> None:
+        if values != self.last.get(what) and self.store is not None:
+            self.before[what] = self.last.get(what, values)
+            self.store.set(own := self._key(what, self.world.rank), f"{self.steps} {_codes(values)}")
             self.store.check([own])  # returns when the store has it
-        self.last[what] = number
+        self.last[what] = values
 
     def check(self, phase: str, step: int) -> None:
         """Call it when gradients are reduced, before an update."""
         changed, self.before = self.before, {}
         size, rank = self.world.size, self.world.rank
         for what, before in changed.items():
-            # Counts may change in every step. If ranks differ, one of them differs from the next one.
+            # Draws may change in every step. If ranks differ, one of them differs from the next one.
             others = range(size) if what == ROWS else (rank, (rank + 1) % size)
             written = {each: self._written(what, each) for each in others}
-            numbers = {each: before if number is None else number for each, number in written.items()}
-            refuse = _refuse_unequal if what == ROWS else _refuse_draws
-            refuse(numbers, f"phase '{phase}' of step {step}: ")
+            codes = {each: _codes(before) if code is None else code for each, code in written.items()}
+            where = f"phase '{phase}' of step {step}: "
+            if what == ROWS:
+                _refuse_unequal({each: int(code) for each, code in codes.items()}, where)
+            else:
+                _refuse_unlike({each: code.split(",") if code else [] for each, code in codes.items()}, where)
 
     def _key(self, what: str, rank: int) -> str:
         # Two in turn: a rank may write for the next step before another one has read what it wrote for this one.
         return f"{what} of {self.run}, rank {rank}, {self.steps % 2}"
 
-    def _written(self, what: str, rank: int) -> int | None:
-        """The number of another rank, if it has changed in this step."""
+    def _written(self, what: str, rank: int) -> str | None:
+        """The codes of another rank, if they have changed in this step."""
         if self.store is None or not self.store.check([self._key(what, rank)]):
             return None
-        step, number = self.store.get(self._key(what, rank)).split()
-        return int(number) if int(step) == self.steps else None
+        step, codes = self.store.get(self._key(what, rank)).decode().split(" ")
+        return codes if int(step) == self.steps else None
+
+
+def _codes(values: Sequence[object]) -> str:
+    """Numbers as they are, and other objects as numbers that are the same on all ranks."""
+    numbers = (each if isinstance(each, int) else zlib.crc32(repr(each).encode()) for each in values)
+    return ",".join("" if each is None else str(number) for each, number in zip(values, numbers, strict=True))
 
 
 NODES, FORMS = 16, 12  # first nodes of a graph; forms of a phase
@@ -136,12 +146,14 @@ class Forms:
         self.new = {}
 
 
-def _refuse_draws(times: Mapping[int, int], where: str) -> None:
-    if len(set(times.values())) > 1:
-        counts = " and ".join(f"rank {rank} draws {count} times" for rank, count in sorted(times.items()))
+def _refuse_unlike(draws: Mapping[int, Sequence[str]], where: str) -> None:
+    (one, first), (other, second) = sorted(draws.items())
+    unlike = [n for n, (a, b) in enumerate(zip(first, second, strict=False), 1) if a and b and a != b]
+    if unlike:
         raise UserError(
-            f"{where}{counts}, so what is drawn after that differs from one device. A loop that draws until all "
-            f"samples are accepted must not depend on a rank's own samples: draw a fixed number of times, or by "
+            f"{where}ranks {one} and {other} draw {len(first)} and {len(second)} times, and draw {unlike[0]} is "
+            f"another one, so from there on the numbers differ from one device. A loop that draws until all samples "
+            f"are accepted must not depend on a rank's own samples: draw a fixed number of times, or by "
             f"nn.init.trunc_normal_"
         )
 

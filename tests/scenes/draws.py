@@ -323,7 +323,7 @@ DRAWS = {
     "draws again until accepted": Scene(
         TruncatedInParts, alone=Truncated, policies={"single": 1, "ddp": 2}, often=("ddp",), checked=("single", "ddp"),
         steps=6, mutants=(Mutant("by a loop", "ddp", replaced={"strategies.draws._as_one_call": as_it_is}),),
-        refused=(Refused(ByLoop, "ddp", ("phase 'discriminator' of step 2: rank", "A loop that draws until all")),),
+        refused=(Refused(ByLoop, "ddp", ("phase 'discriminator' of step 2: ranks", "A loop that draws until all")),),
     ),
     "draws that may be of samples": Scene(Ambiguous, **BY_TRIAL),
     "samples in the second dimension": Scene(Recurrent, **BY_TRIAL),

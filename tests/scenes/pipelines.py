@@ -436,12 +436,25 @@ class HeadsInTurn(Plain):
         return self.generator(noise.randn((len(real), 4), like=real))[self.step % 2]
 
 
+class Magnitude(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        return x.abs() * self.scale
+
+
 class Spectrum(Chained):
     """Complex numbers between stages and returned, and samples of 16-bit sound."""
 
+    def __init__(self):
+        super().__init__()
+        self.two = nn.Sequential(Magnitude(), nn.Linear(8, 6))
+
     def forward(self, z, sound):
         x = self.one(z) * sound
-        wave = self.two((x + 1j * x.roll(1, 1)).abs())
+        wave = self.two((x + 1j * x.roll(1, 1)).conj())
         return torch.complex(wave, wave.roll(1, 1)), (8 * wave).to(torch.int16)
 
 
