@@ -40,6 +40,11 @@ A_MEAN_OVER_SAMPLES = (
     "a hook does to gradients, such as to clip them, belongs into on_before_optimizer_step."
 )
 
+REACHED = (
+    "A loss must reach the same weights however its samples are dealt out to ranks. If yours does, type another policy "
+    "for the player, and report this."
+)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -119,7 +124,7 @@ class Comparison:
             if reached := sorted(one.keys() ^ many.keys()):  # with zeros an optimizer still moves a weight
                 where = "on one device only" if reached[0] in one else "by the ranks together only"
                 text = f"{len(reached)} of {len(pairs)} weights are reached otherwise: '{reached[0]}' {where}"
-                found[f"phase '{phase}', player '{player}': {text}"] = A_MEAN_OVER_SAMPLES
+                found[f"phase '{phase}', player '{player}': {text}"] = REACHED
             if apart:
                 worst = max(apart, key=lambda weight: abs(apart[weight][0] - apart[weight][1]))
                 found[
