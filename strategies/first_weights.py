@@ -30,6 +30,8 @@ from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import hide, resharded, show
 from strategies.world import World
 
+UNSENT = (torch.int16, torch.uint16, torch.uint32, torch.uint64)  # that gloo or NCCL lacks
+
 
 class FirstWeights:
     """`seed` is the run's. `resumed`: a checkpoint's values are loaded after set-up, so they are not made before."""
@@ -174,6 +176,11 @@ def move(game: nn.Module, device: torch.device, precision: Precision, everywhere
     with without_values(game), same_parameters(device):
         game.to(device)
         if everywhere:
+            for name, buffer in game.named_buffers():
+                if buffer.dtype in UNSENT:
+                    raise UserError(
+                        f"buffer '{name}' is {buffer.dtype}, which ranks cannot send to each other; make it torch.int32"
+                    )
             private.broadcast_module(game)
 
 

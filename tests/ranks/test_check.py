@@ -235,6 +235,19 @@ def _halves(step):
     return {"x": torch.cat([torch.ones(8, 6), -torch.ones(8, 6)]).double()}
 
 
+class ShortTable(One):
+    def __init__(self):
+        super().__init__()
+        self.net.register_buffer("table", torch.arange(4).short())
+
+
+def test_a_buffer_that_ranks_cannot_send_is_named(ranks):
+    for message in ranks(2).run(refused, ShortTable, policy="ddp", world=2, steps=1):
+        assert (
+            message == "buffer 'net.table' is torch.int16, which ranks cannot send to each other; make it torch.int32"
+        )
+
+
 # ---- what does not ----
 
 
