@@ -71,7 +71,7 @@ class StyleGan(FromNoise):
     def configure_players(self) -> Iterator[Player]:
         """Samples come from the generator's averaged weights, which move once a step."""
         yield Player("generator", self.generator, lazy_adam(self.rate, self.path_every), ema=self.ema, ema_per="step")
-        freeze = (lambda step: self.frozen) if self.frozen else None
+        freeze = self._frozen_in if self.frozen else None  # a lambda could not go to ranks that are spawned
         yield Player("discriminator", self.discriminator, lazy_adam(self.rate, self.r1_every), freeze=freeze)
 
     def configure_phases(self) -> Iterator[Phase]:
@@ -82,6 +82,9 @@ class StyleGan(FromNoise):
         yield Phase("discriminator", self.judge, "discriminator")
         if self.gamma:
             yield Phase("r1", self.flatten, "discriminator", every=self.r1_every, second_order=True)
+
+    def _frozen_in(self, step: int) -> list[str]:
+        return self.frozen
 
     def styled(self, latents: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
         """Pictures, and the styles of their layers [B, L, D], perhaps mixed: Karras et al. 2019, section 3.1."""

@@ -1,5 +1,6 @@
 """What is particular to StyleGAN; that it learns, shows and scores, and is the same on ranks: see test_games.py."""
 
+import pickle
 from unittest import mock
 
 import pytest
@@ -84,6 +85,7 @@ def test_path_lengths_are_those_of_one_in_two_samples_on_any_number_of_ranks():
 def test_frozen_layers_do_not_learn():
     torch.manual_seed(0)
     game = StyleGan(*style_networks(), freeze=2)
+    assert pickle.loads(pickle.dumps([*game.configure_players()]))[1].freeze(0) == game.frozen  # for spawned ranks
     before = {name: weight.clone() for name, weight in game.discriminator.named_parameters()}
     trainer(PhaseStrategy("ddp"), 1, 2).fit(game, parts(2, batches=pictures))
     still = {name for name, weight in game.discriminator.named_parameters() if torch.equal(weight, before[name])}
