@@ -1,8 +1,8 @@
 """What updates a player's weights: what its functions have made is checked and tried, and its loss may have a scale."""
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from inspect import Parameter as Argument
 from inspect import signature
@@ -92,14 +92,33 @@ def check_optimizer(player: Player, optimizer: Any, weights: Mapping[str, nn.Par
         )
     closure = signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is Argument.empty:
-        raise UserError(
-            f"player '{player.name}': {_kind(optimizer)} computes the loss several times in a step, by a closure, and "
-            f"a phase computes it once; take an optimizer that needs no closure, e.g. Adam"
-        )
+        raise _needs_closure(player, optimizer)
     if isinstance(optimizer, Modes) and player.ema is not None:
         raise UserError(
             f"player '{player.name}': {_kind(optimizer)} keeps an average itself, which its eval() shows; leave ema out"
         )
+
+
+def _needs_closure(player: Player, optimizer: Any) -> UserError:
+    return UserError(
+        f"player '{player.name}': {_kind(optimizer)} computes the loss several times in a step, by a closure, and "
+        f"a phase computes it once; take an optimizer that needs no closure, e.g. Adam"
+    )
+
+
+@contextmanager
+def without_closure(player: Player, optimizer: Any) -> Iterator[None]:
+    """Around steps: only there an optimizer shows that it needs a closure, if `step` has a default for it, as SAM's."""
+    try:
+        yield
+    except Exception as error:
+        if not _for_want_of_closure(error):
+            raise
+        raise _needs_closure(player, optimizer) from error
+
+
+def _for_want_of_closure(error: Exception) -> bool:
+    return "closure" in str(error) or "'NoneType' object is not callable" in str(error)
 
 
 def check_pieces(player: Player, updater: Updater, policy: str) -> None:
@@ -152,7 +171,9 @@ def check_apart(
 ) -> None:
     """Refuse an optimizer whose step on some of the weights may differ from its step on all."""
     for phase, updater in updaters.items():
-        if not updater.elementwise and (why := why_not_apart(makers[phase], weights)) is not None:
+        with without_closure(player, updater.optimizer):
+            why = None if updater.elementwise else why_not_apart(makers[phase], weights)
+        if why is not None:
             raise UserError(
                 f"player '{player.name}': policy '{policy}' gives each rank some of the weights, and that does not "
                 f"work with {_kind(updater.optimizer)}: {why}; type {instead(player.name, 'ddp')}"
@@ -257,7 +278,9 @@ def why_not_apart(make: MakeOptimizer, weights: Mapping[str, nn.Parameter]) -> s
                 moved = (expected - before[other]).abs().max()
                 if not (value - expected).abs().max() <= ROUNDING * moved:
                     return f"its step on weight '{name}' depends on other weights, or on random numbers"
-    except Exception as error:  # noqa: BLE001, a person's own optimizer may fail in any way
+    except Exception as error:
+        if _for_want_of_closure(error):
+            raise
         return f"it fails if it has only some of the weights ({type(error).__name__}: {error})"
     return None
 

@@ -15,7 +15,16 @@ from gan.files.errors import UserError
 from gan.phase import Phase, Player
 from nets.norm import torchs_own
 from strategies import private
-from strategies.optimizers import LossScale, Modes, Updater, check_pieces, check_schedule, step_owned, updaters_of
+from strategies.optimizers import (
+    LossScale,
+    Modes,
+    Updater,
+    check_pieces,
+    check_schedule,
+    step_owned,
+    updaters_of,
+    without_closure,
+)
 from strategies.options.compile import Compiled, compiled_by_author, refuse_forgetful
 from strategies.options.recompute import Recompute
 from strategies.policies.averages import EvalWeights, Follower
@@ -256,7 +265,8 @@ class Policy(Costs):
         if self.player.clip is not None:
             nn.utils.clip_grads_with_norm_(self.storage.owned.values(), self.player.clip, norm)
         self.learners_updater.check_members(self.player)
-        self.storage.step(self.learners_updater.optimizer, self.reduction.stepped)
+        with without_closure(self.player, self.learners_updater.optimizer):
+            self.storage.step(self.learners_updater.optimizer, self.reduction.stepped)
         if self.recompute is not None:
             self.recompute.updates += 1
         if self.player.after is not None:

@@ -104,6 +104,13 @@ class Modes(SGD):
         pass
 
 
+class Sam(SGD):
+    """As the published one: only a step shows that it needs a closure."""
+
+    def step(self, closure=None):
+        assert closure is not None, "Sharpness Aware Minimization requires closure, but it was not provided"
+
+
 def with_recipe(of=None, frozen=False, **recipe):
     """Plain with another discriminator. `of` makes its optimizer from the game; `frozen`: one of its biases is."""
 
@@ -121,6 +128,7 @@ def with_recipe(of=None, frozen=False, **recipe):
     ("recipe", "message"),
     [
         ({"optimizer": LBFGS}, "player 'discriminator': LBFGS computes the loss several times in a step, by a closure"),
+        ({"optimizer": partial(Sam, lr=0.1)}, "player 'discriminator': Sam computes the loss several times in a step"),
         ({"optimizer": partial(Modes, lr=0.1), "ema": 0.9}, "Modes keeps an average itself, which its eval.. shows"),
         ({"optimizer": lambda w: {"optimizer": Adam(w)}}, "its function for the optimizer returned dict; it must ret"),
         ({"optimizer": lambda w: Adam([nn.Parameter(torch.zeros(3))])}, r"a parameter that is not the player's \(sha"),
@@ -210,7 +218,8 @@ def test_an_optimizer_that_treats_each_weight_by_itself_is_known_by_a_trial():
     for optimizer in (NormedTogether, Drawing, partial(Counting, lr=1e-2)):
         assert why(optimizer).startswith("its step on weight '")
     assert why(picky).startswith("it fails if it has only some of the weights (RuntimeError: ")
-    assert why(LBFGS).startswith("it fails if")
+    with pytest.raises(TypeError, match="closure"):  # of which `without_closure` makes a sentence
+        why(LBFGS)
 
 
 def test_an_optimizer_that_exists_already_is_left_alone():
