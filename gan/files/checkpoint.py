@@ -260,7 +260,7 @@ def load_module_state(
     rest |= {key: value for key, value in saved.items() if key not in own}
     state = OrderedDict(whole(rest) | {key: _on_meta(weight) for key, weight in sharded.items()})
     # The versions of modules, by which some of them know what an older file has.
-    vars(state).update(vars(own))
+    vars(state).update(getattr(own, "__dict__", {}))  # none, if the author's state_dict() returns a plain dict
     with _aside(module, set(sharded.values())):
         missing, unexpected = module.load_state_dict(state, strict=False)
     unsaved = {id(own[key]) for key in left_out if key in own}

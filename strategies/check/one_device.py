@@ -259,9 +259,8 @@ class Tries:
             if (more := self._on_more(batch)) is None:
                 raise
             return more
-        # A mask may be true for few samples only. Later, what takes each second sample goes otherwise through three.
-        again = has_room(self.training, own, batch) if first and not found[1] else bool(found[1] and self.game.step)
-        if again:
+        # A mask may be true for few samples only; and virtual batches of four samples are cut where there are three.
+        if found[1] or (first and has_room(self.training, own, batch)):
             with suppress(TooFew):
                 found = self._on_more(batch) or found
         return found
