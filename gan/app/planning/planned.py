@@ -1,9 +1,10 @@
-"""A run under the strategy that was typed: what each set of ranks needs, what fits, and what to type for it."""
+"""A run under the strategy that was typed: what each set of ranks needs, the cheapest that fits, and what to type."""
 
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -11,15 +12,16 @@ from jsonargparse import Namespace
 
 from gan.app.outputs import say, table
 from gan.app.planning.opening import Opened, opened
-from gan.app.planning.search import Found, search
 from gan.app.run.options import run_first, run_settings, without
 from gan.files.errors import UserError
+from gan.phase import Player
 from gan.runs import build, short_name
 from strategies import assignment, private
-from strategies.amounts import Held, readable
+from strategies.amounts import Held, Moved, readable, size
 from strategies.assignment import Auto
 from strategies.choice import Choice, choices, ranks_as_typed
 from strategies.cost.budget import Budget, Cost, Serving
+from strategies.options.blocks import find_blocks
 from strategies.placing.placement import Placement, placement_of
 from strategies.policies import POLICIES
 from strategies.serving import served
@@ -29,6 +31,22 @@ MOST = 10**6  # ranks
 SPARE = 0.1  # of a device's memory, for what is not a tensor
 COLUMNS = ("weights", "gradients", "optimizer", "average", "flying")
 OWN = ("--run", "--strategy", "--nodes", "--devices", "--memory", "--speed", "--json")
+LEVELS = ("ddp", "zero1", "zero2", "zero3", "zero1+hybrid", "zero2+hybrid", "zero3+hybrid", "zero3+offload")
+OF_FROZEN = ("ddp", "zero3", "zero3+hybrid", "zero3+offload")
+APART = 4  # so many players have a policy of their own in the search; smaller ones have that of the last of these
+
+
+@dataclass(frozen=True)
+class Found:
+    """Choices for all players, what they cost, and how many bytes of a device are for tensors."""
+
+    chosen: Mapping[str, Choice]
+    cost: Cost
+    usable: float
+
+    @property
+    def fits(self) -> bool:
+        return self.cost.peak.bytes <= self.usable
 
 
 def plan(argv: list[str], settings: Namespace) -> int:
@@ -68,7 +86,7 @@ class Planned:
         placement: Placement | None,
     ) -> None:
         """`game` is opened with the batch of a rank that trains."""
-        self.memory, self.usable = settings.memory, usable(settings.memory)
+        self.memory, self.usable = settings.memory, settings.memory * (1 - SPARE)
         self.game, self.training = game, training
         others = {} if placement is None else served(placement, typed, game.game)
         apart = {name: each.ranks for name, each in others.items() if each.ranks is not None}
@@ -79,7 +97,7 @@ class Planned:
         self.budget = Budget(game.game, world, lambda recompute: game.trace(recompute, where), self.serving)
         self.chosen = self.decided(typed)
         costs = {training: self.budget.cost(self.chosen), **self.budget.serving(self.chosen)}
-        self.found = {at: self.judged(self.chosen, cost) for at, cost in costs.items()}
+        self.found = {at: Found(self.chosen, cost, self.usable) for at, cost in costs.items()}
         self.fits = all(found.fits for found in self.found.values())
 
     def decided(self, typed: Mapping[str, Choice]) -> dict[str, Choice]:
@@ -105,13 +123,10 @@ class Planned:
             return f"{length}; for the hours type --speed and the samples/s of one device, which gan.fit prints"
         return f"{length}: {self.hours(speed):,.3g} hours at {speed:g} samples/s on each rank that trains"
 
-    def judged(self, chosen: Mapping[str, Choice], cost: Cost) -> Found:
-        return Found(chosen, cost, cost.peak.bytes <= self.usable)
-
     def others(self) -> tuple[Found, Found]:
         """What auto would take, and the cheapest that fits."""
         auto = self.decided({"*": Choice("auto")})
-        return self.judged(auto, self.budget.cost(auto)), search(self.budget, self.usable)
+        return Found(auto, self.budget.cost(auto), self.usable), search(self.budget, self.usable)
 
 
 def _plan(argv: list[str], settings: Namespace, planned: Planned) -> int:
@@ -134,14 +149,14 @@ def _plan(argv: list[str], settings: Namespace, planned: Planned) -> int:
         if planned.serving:
             say(f"\n---- ranks {ranks_as_typed(at)} {'train' if at == planned.training else 'serve'}")
         say("", *memory_table(found.cost, policies), "", *traffic_table(found.cost), "")
-        say(f"{as_typed(planned.chosen)}{where}: {verdict(found.cost, settings.memory)}")
+        say(f"{as_typed(planned.chosen)}{where}: {verdict(found, settings.memory)}")
     if not planned.serving:
         _propose(argv, settings, *planned.others())
     return 0 if planned.fits else 1
 
 
 def _propose(argv: list[str], settings: Namespace, auto: Found, cheapest: Found) -> None:
-    say(f"auto would take {as_typed(auto.chosen)}: {verdict(auto.cost, settings.memory)}")
+    say(f"auto would take {as_typed(auto.chosen)}: {verdict(auto, settings.memory)}")
     needs, strategy = readable(cheapest.cost.peak.bytes), as_typed(cheapest.chosen)
     if not cheapest.fits:
         least = f"{needs} under {strategy}"
@@ -181,13 +196,8 @@ def head(settings: Namespace, game: Opened, budget: Budget) -> Iterator[str]:
         yield f"\nmeasured on this CPU, because it cannot be played without values: {game.why}"
 
 
-def usable(memory: float) -> float:
-    return memory * (1 - SPARE)
-
-
-def verdict(cost: Cost, memory: float) -> str:
-    of = f"of {readable(memory)} less a tenth"
-    spare = usable(memory) - cost.peak.bytes
+def verdict(found: Found, memory: float) -> str:
+    of, spare = f"of {readable(memory)} less a tenth", found.usable - found.cost.peak.bytes
     if spare >= 0:
         return f"fits, with {readable(spare)} to spare {of}"
     return f"does not fit: {readable(-spare)} too much {of}"
@@ -265,3 +275,66 @@ def _payload(collectives: Mapping[str, Sequence[Any]]) -> dict[str, float]:
 
 def _amount(amount: float) -> str:
     return readable(amount) if amount else "-"
+
+
+# ---- the cheapest policies that fit ----
+
+
+def search(budget: Budget, usable: float) -> Found:
+    """The choices that fit into so many bytes and move least; if none fit, those that need the least memory.
+
+    Fewest bytes between nodes come first, and then fewest within a node; then without recomputation. What is offloaded
+    comes last, because it is stepped on the CPU.
+    """
+    tried: list[Found] = []
+    for _, chosen in sorted(_candidates(budget), key=lambda pair: pair[0]):
+        tried.append(Found(chosen, budget.cost(chosen), usable))
+        if tried[-1].fits:
+            return tried[-1]
+    return min(tried, key=lambda found: found.cost.peak.bytes)
+
+
+def _candidates(budget: Budget) -> Iterator[tuple[tuple[float, ...], dict[str, Choice]]]:
+    """Choices for all players, with what they cost."""
+    players = [player for player in budget.game.players.values() if player.follows is None]
+    large = sorted(players, key=lambda player: -size(budget.belongings[player.name].parameters.values()))
+    apart, rest = large[:APART], large[APART:]
+    for recompute in (False, True):
+        again = frozenset(player.name for player in players if recompute and _has_blocks(player))
+        if recompute and not again:
+            return
+        costs: dict[tuple[str, str], Moved] = {}
+        for texts in product(*(_levels(budget, player) for player in apart)):
+            taken = {player.name: text for player, text in zip(apart, texts, strict=True)}
+            for player in rest:
+                levels = _levels(budget, player)
+                taken[player.name] = texts[-1] if texts[-1] in levels else levels[0]
+            chosen = {
+                name: choices(text + "+recompute" * (name in again), POLICIES)["*"] for name, text in taken.items()
+            }
+            total = Moved()
+            for name, choice in chosen.items():
+                if (name, str(choice)) not in costs:
+                    costs[name, str(choice)] = budget.moved(name, choice, again)
+                total += costs[name, str(choice)]
+            offloaded = sum("offload" in text for text in texts)
+            sharded = sum(text != "ddp" for text in texts)
+            yield (offloaded, total.between, total.within, len(again), sharded), chosen
+
+
+def _levels(budget: Budget, player: Player) -> tuple[str, ...]:
+    """What the search tries for a player."""
+    world = budget.world
+    if world.size == 1 or not budget.policy(player.name, Choice("ddp")).optimizer_cost.elementwise:
+        return LEVELS[:1]
+    levels = OF_FROZEN if player.frozen else LEVELS
+    several = 1 < world.per_node < world.size
+    return tuple(level for level in levels if several or "hybrid" not in level)
+
+
+def _has_blocks(player: Player) -> bool:
+    """Whether the option recompute finds something to do for a player that learns."""
+    try:
+        return not player.frozen and bool(find_blocks(player))
+    except UserError:
+        return False

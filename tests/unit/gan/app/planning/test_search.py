@@ -8,8 +8,7 @@ from torch import nn
 from torch.optim import Adafactor, Adam
 
 from gan import GanModule, Phase, Player
-from gan.app.planning.planned import as_typed
-from gan.app.planning.search import search
+from gan.app.planning.planned import as_typed, search
 from strategies.choice import Choice, choices
 from strategies.cost.budget import Budget
 from strategies.cost.tracing import traces
