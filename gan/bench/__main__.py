@@ -17,7 +17,6 @@ BENCHMARKS: dict[str, type[Benchmark]] = {
 
 @command
 def main(argv: list[str]) -> int:
-    """Run the benchmark of that name; 2 where there is none."""
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: python -m gan.bench NAME [options]\n\n" + _list())
         return 0 if argv else 2

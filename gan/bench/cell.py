@@ -71,7 +71,6 @@ class Cell(NamedTuple):
 
     @property
     def one(self) -> "Cell":
-        """One process that plays the same parts one after another."""
         return Cell(self.batch_size, self.parts)
 
     def build(self, run: str, settings: Mapping[str, Any]) -> Run:

@@ -3,6 +3,7 @@
 Where a peer wraps networks, a turn calls the one that learns by its wrapper.
 """
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ def by_hand(task: Task) -> Weights:
     """Plain torch, with one all-reduce of the gradients in each turn."""
     hand = HandLoop(task)
     hand.play(task.batches)
-    return hand.weights()
+    return weights(*hand.networks)
 
 
 def torch_ddp(task: Task) -> Weights:
@@ -51,18 +52,14 @@ def fsdp2(task: Task, held: bool = False) -> Weights:
                 if not now:
                     module.reshard()
 
-    def judged(loss: Tensor) -> None:
+    def backward(then_hold: bool, loss: Tensor) -> None:
         loss.backward()
-        hold(False)
-
-    def fooled(loss: Tensor) -> None:
-        loss.backward()
-        hold(True)  # from the next step's first turn on
+        hold(then_hold)
 
     backwards = (Tensor.backward, Tensor.backward)
     if held:
         hold(True)
-        backwards = fooled, judged
+        backwards = partial(backward, True), partial(backward, False)  # the generator's turn is the last of a step
     alternate(task, networks, networks, task.adams(*networks), backwards)
     shards = weights(generator, discriminator).items()
     return {name: shard.full_tensor() if isinstance(shard, DTensor) else shard for name, shard in shards}
@@ -91,8 +88,6 @@ class LightningGan(LightningModule):
 
 
 class OurGan(GanModule):
-    """The same game for this framework."""
-
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.task = task
@@ -113,19 +108,16 @@ class OurGan(GanModule):
         return self.task.fool(self.generator, self.discriminator, batch)
 
 
-def _train(task: Task, module: LightningGan | OurGan, strategy: Any) -> Weights:
+def lightning(task: Task, strategy: Any, game: type[LightningGan | OurGan] = LightningGan) -> Weights:
+    module = game(task)
     precision = "64-true" if task.dtype == torch.float64 else "32-true"
     own = {"accelerator": task.device, "devices": task.ranks, "precision": precision}
     train(module, task.batches, strategy, use_distributed_sampler=False, **own)
     return weights(module.generator, module.discriminator)
 
 
-def lightning(task: Task, strategy: str) -> Weights:
-    return _train(task, LightningGan(task), strategy)
-
-
 def ours(task: Task, policy: str) -> Weights:
-    return _train(task, OurGan(task), PhaseStrategy(policy))
+    return lightning(task, PhaseStrategy(policy), OurGan)
 
 
 def accelerate_ddp(task: Task) -> Weights:

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from gan.bench import frameworks
 from gan.bench.harness import Benchmark, Cell, Column, Figures, in_world
-from gan.bench.task import STEPS, Feed, HandLoop, Task, Weights
+from gan.bench.task import STEPS, Feed, Task, Weights
 from gan.files.errors import UserError
 from gan.files.system import cores
 from strategies.policies import POLICIES
@@ -87,8 +87,9 @@ def compare(way: Callable[[Task], Weights], task: Task, rounds: int, steps: int)
     # Is it exact?
     # pyrefly: ignore[bad-argument-type] - torch reads any sequence
     batches = DataLoader([task.batch(step) for step in range(STEPS)], batch_size=None)
-    found = way(replace(task, batches=batches))
-    difference = distance(found, alone(task))
+    one = replace(task, rank=0, ranks=1)
+    alone = frameworks.by_hand(replace(one, batches=map(one.batch, range(STEPS))))
+    difference = distance(way(replace(task, batches=batches)), alone)
     verdict = "exact" if difference <= THRESHOLD[task.dtype] else "WRONG"
 
     # How fast is it? All are measured in the same number format.
@@ -98,14 +99,6 @@ def compare(way: Callable[[Task], Weights], task: Task, rounds: int, steps: int)
     peer, hand = min(feed.peer_seconds), min(feed.hand_seconds)
     speed = {"steps/s": steps / peer, "of by hand": hand / peer, "payload, kB": feed.payload}
     return {"verdict": verdict, "difference": difference, **speed}
-
-
-def alone(task: Task) -> Weights:
-    """The weights of one device after ten steps over the whole batches."""
-    task = replace(task, rank=0, ranks=1)
-    hand = HandLoop(task)
-    hand.play(map(task.batch, range(STEPS)))
-    return hand.weights()
 
 
 def distance(one: Weights, other: Weights) -> float:

@@ -269,8 +269,6 @@ TRAINED = (
 
 
 class SeanBenchmark(Benchmark[Way]):
-    """Paints masks of every kind in every way, or trains in both ways."""
-
     name, places = "sean", Way._fields
 
     def add_options(self, add: Callable[..., Any]) -> None:

@@ -119,9 +119,6 @@ class HandLoop:
         backwards = tuple(partial(self._backward, network) for network in self.networks)
         alternate(replace(self.task, batches=batches), self.networks, self.networks, self.adams, backwards)
 
-    def weights(self) -> Weights:
-        return weights(*self.networks)
-
     def _backward(self, learner: nn.Module, loss: Tensor) -> None:
         """Replace the gradients by their mean over the ranks, too."""
         loss.backward()
