@@ -26,7 +26,6 @@ Port = restricted_number_type("Port", int, [(">=", 0), ("<=", 65535)])
 
 @command
 def main(argv: list[str]) -> None:
-    """Open the run, and serve the editor until Ctrl-C, or draw a saved edit again."""
     settings = parse(argv)
     with working():
         from gan.app.editing.editors import open

@@ -66,7 +66,6 @@ EXAMPLES = """examples:
 
 @command
 def main(argv: list[str]) -> None:
-    """Score a run, on one device or by ranks that share the work."""
     request = parse(argv)
     on_ranks("gan.evaluate", argv, request.accelerator, request.devices, partial(_evaluate, request))
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 @command
 def main(argv: list[str]) -> None:
-    """Read what was typed; then list the runs, write a job, start the ranks, or be one."""
     place = launched()  # first: what is wrong in the environment is named before it is read for defaults
     settings, resumed = options.parse(argv)
     if settings.list_runs:
@@ -59,7 +58,6 @@ def main(argv: list[str]) -> None:
 
 
 def start_ranks(settings: Namespace, computer: "Computer", out: Path, argv: list[str]) -> None:
-    """Run this command again as each of the ranks, and wait for them."""
     from gan.app.training import start
 
     def advice(launcher: str) -> str:

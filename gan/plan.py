@@ -34,7 +34,6 @@ exit status: 0 the strategy fits; 1 it does not; 2 it could not be planned
 
 @command
 def main(argv: list[str]) -> int:
-    """Print the plan. Returns the exit status: 0 where the strategy fits, else 1; 2 if it could not be planned."""
     settings = parse(argv)
     with working():
         from gan.app.planning.planned import plan

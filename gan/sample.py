@@ -80,7 +80,6 @@ Fps = restricted_number_type("Fps", int, [(">=", 1), ("<=", 240)])
 
 @command
 def main(argv: list[str]) -> None:
-    """Open the run, do one thing with its networks, and name the files that were written."""
     settings = parse(argv)
     with working():
         from gan.app.painting.reopen import device_of

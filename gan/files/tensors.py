@@ -109,7 +109,6 @@ class Piece:
         return -(-self.nbytes // CHUNK)
 
     def meets(self, share: Share) -> bool:
-        """Whether they have elements in common."""
         return max(self.start, share.start) < min(self.stop, share.stop)
 
     def read(self, file: FileIO, share: Share, room: Tensor) -> None:

@@ -99,7 +99,6 @@ class Drawer:
         return torch.stack([self._latent_of(seed) for seed in seeds]).to(self.like)
 
     def class_of(self, name: int | str) -> int:
-        """The number of a class, from its name or its number."""
         if not self.classes:
             raise UserError("the network has no classes; leave --class out")
         if name in self.class_names:

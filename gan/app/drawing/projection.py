@@ -102,7 +102,6 @@ def correlation(noise: Tensor) -> Tensor:
 
 
 def _copy(net: StyleGenerator, latent: Latent | None = None) -> StyleGenerator:
-    """A copy that does not learn, with the noise of a latent."""
     net = deepcopy(net).eval().requires_grad_(False)
     net.load_state_dict({} if latent is None else latent.maps, strict=False)
     return net
@@ -122,7 +121,6 @@ def distance_from(target: Tensor, features: Features) -> Callable[[Tensor], Tens
 
 
 def by_discriminator(net: StyleDiscriminator) -> Features:
-    """What each resolution of a discriminator gives."""
 
     def features(pictures: Tensor) -> list[Tensor]:
         found = [pictures]

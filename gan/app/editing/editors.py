@@ -184,7 +184,6 @@ class LabelEditor(Editor):
         return grids.label_png(self.label(edit, self.picture(edit)), len(self.names))
 
     def uploaded(self, content: bytes) -> Tensor:
-        """The label map in a PNG of the person."""
         try:
             with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
                 pixels = image.width * image.height
@@ -271,8 +270,6 @@ class Slider:
 
 
 class NoiseEditor(Editor):
-    """An editor of pictures that are drawn from seeds, by sliders."""
-
     kind = "noise"
 
     def __init__(self, shown: Drawings) -> None:
@@ -311,7 +308,6 @@ class NoiseEditor(Editor):
 
 
 def editor_of(shown: Shown) -> Editor:
-    """What can be edited of a run, or of a file of networks."""
     if isinstance(shown, Drawings):
         return NoiseEditor(shown)
     data = shown.saved.run.data

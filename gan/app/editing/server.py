@@ -68,8 +68,6 @@ class Turns:
 
 
 class Site:
-    """The page, and what it asks for."""
-
     def __init__(self, editor: Editor, token: str) -> None:
         self.editor, self.token, self.turns, self.requests = editor, token, Turns(), 0
         self.cookie = f"edit-{token[:8]}"  # a name of its own: browsers give a cookie to all ports of a host

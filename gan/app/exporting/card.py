@@ -113,12 +113,10 @@ def readme(
 
 
 def needs_of(made: str) -> str:
-    """What a network of this class takes to be made, beside torch."""
     return NEEDS if made.startswith(("nets.", "gan.")) else NEEDS_THEIRS.format(made.rpartition(".")[0])
 
 
 def _typed(call: Call) -> str:
-    """What a network is called with, as it is typed in Python."""
     return ", ".join(_made_up(value) if isinstance(value, Tensor) else repr(value) for value in call.given.values())
 
 

@@ -117,7 +117,6 @@ def pictures(opened: Sequence[SavedRun], names: Sequence[str], count: int = SHOW
 
 
 def curves(opened: Sequence[SavedRun], names: Sequence[str]) -> Charts:
-    """A chart for each metric, with a curve for each run."""
     found: dict[str, metrics.Panel] = {}
     for name, each in zip(names, opened, strict=True):
         for group, panel in metrics.panels(metrics.until(each.folder, each.step)).items():

@@ -44,7 +44,6 @@ NO_PICTURES = "This game does not learn from pictures, or shows none that it mak
 
 
 def facts(opened: SavedRun) -> Table:
-    """What the run is, how far it is and how good."""
     known = card.facts(opened.folder, opened.run, opened.step, opened.settings, *_samples(opened))
     scores = (f"{each.name}: {each.value} ({each.how})" for each in card.scores(opened.folder, opened.run, opened.step))
     known["scores"] = "; ".join(scores) or "none yet"
@@ -59,7 +58,6 @@ def videos(opened: SavedRun) -> Table:
 
 
 def settings(opened: SavedRun) -> Table:
-    """Every setting of the run, as its settings.yaml has them."""
     saved = settings_file.read(opened.folder.settings)
     return Table(rows=[Row(name, [Cell("" if value is None else str(value))]) for name, value in saved.items()])
 
@@ -72,7 +70,6 @@ def curves(opened: SavedRun) -> Charts:
 
 
 def health(opened: SavedRun) -> Charts:
-    """A chart of what tells whether the run is well."""
     found, kimg, _ = _logged(opened)
     return charts({"health": found["health"]} if "health" in found else {}, WELL, kimg)
 
@@ -83,7 +80,6 @@ def _logged(opened: SavedRun) -> tuple[dict[str, metrics.Panel], float, str]:
 
 
 def charts(panels: Mapping[str, metrics.Panel], note: str, kimg: float = 0.0) -> Charts:
-    """A drawing for each panel."""
     drawings = {}
     with TemporaryDirectory() as folder:
         path = Path(folder) / "chart.svg"
@@ -126,7 +122,6 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
 
 
 def masks(opened: SavedRun, count: int = SHOWN) -> Table:
-    """Pictures beside their masks and beside what the game makes of the mask."""
     if not paints_masks(opened):
         return Table(note=NO_MASKS)
     batch = held_out(opened, count)
@@ -264,7 +259,6 @@ def made_by(opened: SavedRun, batch: Any) -> dict[str, Tensor | Sound]:
 
 
 def _samples(opened: SavedRun) -> tuple[str, str]:
-    """What the samples are, and how large."""
     first = next(iter(shown(opened.run.game, held_out(opened, 1)).values()), None)
     if first is None:
         return "samples", "not shown"

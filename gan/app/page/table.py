@@ -144,8 +144,6 @@ class Table:
 
 @dataclass(frozen=True)
 class Charts:
-    """Drawings with titles, as SVG."""
-
     drawings: dict[str, str]
     note: str = ""
 

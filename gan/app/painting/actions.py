@@ -34,7 +34,6 @@ def words(given: Words) -> list[str]:
 
 
 def file_name(action: str, words: Sequence[str] | None) -> str:
-    """A file's name from the action and what it was asked to draw."""
     return "-".join([action, *(name_for(Path(word).stem) for word in words or ())])[:120]
 
 
@@ -147,7 +146,6 @@ class Shown:
         raise UserError(f"{self.title}: {self.about}, so it has no standing statistics; leave --standing out")
 
     def path(self, name: str, suffix: str) -> Path:
-        """Where a file is written, if nothing else is said."""
         return self.saved.folder.samples / f"{name}{suffix}"
 
     def sample(self, *args: Any, **options: Any) -> Sheet:

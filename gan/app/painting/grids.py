@@ -85,7 +85,6 @@ def enlarged(image: Image.Image, side: int) -> Image.Image:
 
 
 def is_wide(size: tuple[int, int]) -> bool:
-    """Whether pictures of this width and height stand below each other in a grid."""
     return size[0] > WIDE * size[1]
 
 

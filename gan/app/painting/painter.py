@@ -52,7 +52,6 @@ def read_labels(path: Path, size: Size, labels: int, void: Mapping[int, int]) ->
 
 
 def read_pair(picture: Path, label: Path, size: Size, labels: int, void: Mapping[int, int]) -> tuple[Tensor, Tensor]:
-    """A picture and its label map; both files must have the same shape."""
     (width, height), (across, down) = _open(picture).size, _open(label).size
     if abs(width * down - across * height) > max(width, height, across, down):
         raise UserError(
@@ -158,7 +157,6 @@ class Painter:
         return Styles(codes, codes.abs().amax(1) > 0, self.label_names, source)
 
     def load(self, path: Path) -> Styles:
-        """Styles from a file; an error where they do not fit this run."""
         styles = Styles.load(path)
         length = self._encode(torch.zeros(1, 3, *self.size), torch.zeros(1, *self.size, dtype=torch.int64)).shape[-1]
         styles.check(self.label_names, length, path)

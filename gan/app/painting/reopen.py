@@ -56,7 +56,6 @@ class SavedRun:
 
     @property
     def background(self) -> str:
-        """The colour that transparent parts of a picture have become."""
         return self.settings.get("background", "white")
 
     @property
@@ -219,7 +218,6 @@ class Numbered(Protocol):
 
 
 def has_numbers(data: LightningDataModule | None) -> TypeGuard[Numbered]:
-    """Whether held-out samples, and those to train on, are known by their numbers."""
     return isinstance(data, GanData) and data.val is not None
 
 

@@ -60,7 +60,6 @@ class Sheet:
 
     @property
     def suffix(self) -> str:
-        """What the name of its file ends in, if no other is chosen."""
         return ".png" if self.columns or self.singles else video_suffix()
 
     def save(self, path: str | Path, singles: bool = False, fps: int = 30) -> list[Path]:
@@ -98,7 +97,6 @@ class Sheet:
 
 
 def video_suffix() -> str:
-    """The kind of video that can be written here."""
     return ".mp4" if find_spec("av") else ".gif"
 
 

@@ -121,7 +121,6 @@ def _pixels(picture: Image.Image, channels: int, largest: int | None, background
 
 
 def _array(name: str, read: Callable[[Path], np.ndarray]) -> Tensor:
-    """What a file .npy holds."""
     try:
         return torch.from_numpy(np.array(read(Path(name))))
     except (UserError, OSError, ValueError, EOFError) as error:
@@ -129,8 +128,6 @@ def _array(name: str, read: Callable[[Path], np.ndarray]) -> Tensor:
 
 
 class Codes(Folder):
-    """Maps of codes in a folder."""
-
     suffixes = (".npy",)
     what, forms = "maps of codes", "a folder of .npy files, as --direction codes writes them"
 
@@ -154,8 +151,6 @@ def npy(numbers: Tensor) -> bytes:
 
 
 class SoundsAndMels(SoundFolder):
-    """Sounds and mel spectrograms in a folder, or one."""
-
     suffixes = (*SoundFolder.suffixes, ".npy")
     what, forms = "sounds", f"{SoundFolder.forms}, or of .npy files of mel spectrograms"
 

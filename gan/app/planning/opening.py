@@ -78,7 +78,6 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
 
 
 def _batch(run: Run, ranks: int) -> Any:
-    """The first rank's first batch."""
     with ready(run, ranks) as source:
         batch = next(batches_of(source, "train"))
     return batch

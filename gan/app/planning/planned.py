@@ -169,7 +169,6 @@ def _propose(argv: list[str], settings: Namespace, auto: Found, cheapest: Found)
 
 
 def _command(argv: list[str], settings: Namespace, strategy: str) -> str:
-    """What to type to train so: the same words for the run, and this strategy."""
     words = ["python", "-m", "gan.fit", settings.run if ":" not in settings.run else _named(argv, settings.run)]
     words += without(run_first(argv), OWN)
     if settings.nodes > 1:
@@ -218,7 +217,6 @@ def memory_table(cost: Cost, chosen: Mapping[str, Choice]) -> list[str]:
 
 
 def traffic_table(cost: Cost) -> list[str]:
-    """The peak of each phase, and the bytes that it moves by link."""
     rows = [("phase", "", "peak", "sent in a node", "between nodes")]
     for phase in cost.phases:
         often = "" if phase.every == 1 else f"every {phase.every} steps"
@@ -295,7 +293,6 @@ def search(budget: Budget, usable: float) -> Found:
 
 
 def _candidates(budget: Budget) -> Iterator[tuple[tuple[float, ...], dict[str, Choice]]]:
-    """Choices for all players, with what they cost."""
     players = [player for player in budget.game.players.values() if player.follows is None]
     large = sorted(players, key=lambda player: -size(budget.belongings[player.name].parameters.values()))
     apart, rest = large[:APART], large[APART:]
@@ -323,7 +320,6 @@ def _candidates(budget: Budget) -> Iterator[tuple[tuple[float, ...], dict[str, C
 
 
 def _levels(budget: Budget, player: Player) -> tuple[str, ...]:
-    """What the search tries for a player."""
     world = budget.world
     if world.size == 1 or not budget.policy(player.name, Choice("ddp")).optimizer_cost.elementwise:
         return LEVELS[:1]
@@ -333,7 +329,6 @@ def _levels(budget: Budget, player: Player) -> tuple[str, ...]:
 
 
 def _has_blocks(player: Player) -> bool:
-    """Whether the option recompute finds something to do for a player that learns."""
     try:
         return not player.frozen and bool(find_blocks(player))
     except UserError:

@@ -22,8 +22,6 @@ CHECKPOINT = ".ckpt"
 
 
 class File:
-    """A file or folder of this name in a run's folder."""
-
     def __init__(self, name: str) -> None:
         self.name = name
 

@@ -168,7 +168,6 @@ def _check_kinds(found: dict[str, Any], parser: Parser) -> None:
 
 
 def run_settings(settings: Namespace) -> dict[str, Any]:
-    """The settings that are arguments of the run's function."""
     names = parameters(settings.run)
     return {name: _plain(value) for name, value in settings.as_dict().items() if name in names}
 
@@ -261,7 +260,6 @@ def _refuse_idle_out(argv: Sequence[str], which: str | None, other: str) -> None
 
 
 def add_checks(parser: Parser) -> None:
-    """Add the options that say what a training checks. gan.verify has them too."""
     parser.option("--check", bool, "try the first step on all ranks and on one, and compare", True)
     parser.flag("--debug", "slower: be deterministic, find NaNs, compare ranks, try each phase more often")
 
@@ -426,7 +424,6 @@ def underscores(argument: str) -> str:
 
 
 def without(argv: Sequence[str], options: Collection[str]) -> list[str]:
-    """The words of a command line without these options and their values."""
     kept, left_out = [], False
     for word in argv:
         if word.startswith("--"):

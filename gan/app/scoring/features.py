@@ -105,7 +105,6 @@ def best(path: Path | None = None) -> Extractor:
 
 
 def always() -> Extractor:
-    """What is there without Inception, on every machine: random convolutions."""
     network = RandomConvolutions()
     return Extractor("random convolutions", network, network.size, about={"weights": f"He et al. 2015, seed {SEED}"})
 

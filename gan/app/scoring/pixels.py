@@ -132,5 +132,4 @@ def intersection_over_union(confusion: Tensor) -> Tensor:
 
 
 def accuracy(confusion: Tensor) -> float:
-    """The share of pixels whose label was found."""
     return float(confusion.diagonal().sum() / confusion.sum())

@@ -58,7 +58,6 @@ def check_weights(weights: str | None) -> None:
 
 
 def check(settings: Namespace, strategy: PhaseStrategy, devices: int, on_cpu: bool) -> None:
-    """Refuse what so many devices on each host cannot train."""
     there = cores()
     if on_cpu and devices > EACH_CPU * there:
         raise UserError(

@@ -65,7 +65,6 @@ class Pictures(Callback):
             self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
 
     def _draw_page(self, trainer: Trainer, source: Any) -> None:
-        """One page of pictures as they enter training."""
         with random_state.untouched():
             batch = first_samples(batches_of(source, "train"), PAGE)
         pictures = (batch if isinstance(batch, dict) and "image" in batch else self.batch)["image"]

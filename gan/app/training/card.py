@@ -43,7 +43,6 @@ def first_sentence(name: str) -> str:
 def facts(
     folder: RunFolder, run: Run, step: int, settings: Mapping[str, Any], what: str = "samples", size: str = ""
 ) -> dict[str, str]:
-    """What the run is, on which data and how long it was trained, and on what."""
     data, batch = settings.get("data"), settings.get("batch_size")
     sizes = {each: sum(weight.numel() for weight in net.parameters()) for each, net in run.game.named_children()}
     own = run.data
@@ -103,7 +102,6 @@ def _last(rows: Mapping[int, Mapping[str, float]], name: str) -> int | None:
 
 
 def _evaluated(said: dict[str, Any]) -> Iterator[Scored]:
-    """What gan.evaluate has saved."""
     how = f"gan.evaluate, step {said['step']}, {said['pictures']} samples"
     for task, figures in said["scores"].items():
         for name, value in figures.items():

@@ -55,7 +55,6 @@ def _per(what: str) -> str:
 
 
 def _made(optimizer: object) -> str:
-    """An optimizer as its function makes it, with the settings that are known."""
     made = getattr(optimizer, "func", optimizer)
     settings = ", ".join(f"{key}={value}" for key, value in getattr(optimizer, "keywords", {}).items())
     return f"{getattr(made, '__name__', type(made).__name__)}({settings})"

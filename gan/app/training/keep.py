@@ -124,7 +124,6 @@ class Keep(Callback):
             warn(f"{error}; {older}, training goes on, and the next save tries again")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the score of the step that was saved before this validation."""
         self.note(trainer, trainer.callback_metrics)
 
     def note(self, trainer: Trainer, found: Mapping[str, Any]) -> None:

@@ -37,7 +37,6 @@ class Pace:
         self._first, self._paused, self._mark = True, 0.0, time.monotonic()
 
     def stepped(self) -> None:
-        """A step is over."""
         now = time.monotonic()
         if not self._first:
             self.played += self._due(self.step)
@@ -140,7 +139,6 @@ class Bar(ProgressBar):
         return (trainer.global_step - self.first) * self.pictures / (time.monotonic() - self.started)
 
     def line(self, trainer: Trainer) -> str:
-        """How far the run is, how fast, and in how much memory."""
         step, left, parts = trainer.global_step, self.pace.left(), []
         if self.pictures is not None:
             speed, thousand = self.speed(trainer), "kimg" if self.unit == "pictures" else f"thousand {self.unit}"

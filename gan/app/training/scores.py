@@ -106,7 +106,6 @@ class Scores(Callback):
 
 
 def scorer_of(settings: Namespace) -> Scorer | None:
-    """What --score-every compares by; None without it."""
     if settings.score_every is None:
         return None
     extractor = best(settings.inception and Path(settings.inception))

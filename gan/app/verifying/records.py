@@ -121,8 +121,6 @@ class Recorder(Callback):
 
 
 class Recorded(PhaseStrategy):
-    """PhaseStrategy, with a recorder that is told of each phase."""
-
     def __init__(self, policy: str, recorder: Recorder, **kwargs: Any) -> None:
         super().__init__(policy, **kwargs)
         self.recorder = recorder
@@ -151,7 +149,6 @@ def named(game: GanModule, kind: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _averages(strategy: PhaseStrategy) -> Iterator[tuple[str, str, Tensor]]:
-    """What players keep an average of, by kind and name."""
     with strategy.averaged():
         for player, policy in strategy.policies.items():
             module, buffers = policy.player.module, policy.player.ema_buffers == "averaged"

@@ -47,8 +47,6 @@ ADVICE = {  # by what differs first
 
 
 class Shake(Callback):
-    """Changes the last bits of all weights before each step."""
-
     def on_train_batch_start(self, trainer: Trainer, game: GanModule, batch: Any, batch_idx: int) -> None:
         shake_weights(phase_strategy(trainer).policies.values(), game.step)
 
@@ -161,7 +159,6 @@ class Verification:
         return self.known[precision]
 
     def row(self, typed: str, devices: int) -> Row:
-        """Train under a strategy on so many ranks, and compare."""
         strategy = PhaseStrategy(typed)
         policies = [POLICIES[each.policy] for each in strategy.choice.values() if each.policy in POLICIES]
         packed = any(policy.package is not None for policy in policies)  # DeepSpeed computes in float32
