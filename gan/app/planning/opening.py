@@ -57,11 +57,8 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
     try:
         with torch.device("meta"), made_to("plan"):
             run = make()
-        game = run.game.to("meta")  # what was read from a file is on the CPU yet
-        game.assemble()
-        batch = _batch(run, ranks)
-        length, batch = (run.max_steps, run.max_steps // run.turns), move_data_to_device(batch, torch.device("meta"))
-        found = Opened(game, *length, batch, rows(batch))
+        run.game.to("meta")  # what was read from a file is on the CPU yet
+        found = _opened(run, ranks)
         found.trace(frozenset())
         return found
     except UserError:
@@ -72,12 +69,13 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
         run = make()
     if isinstance(getattr(run.data, "train", None), MadeUp):
         why += "; with made-up samples, for there are no pictures"
-    batch = _batch(run, ranks)
+    return _opened(run, ranks, why)
+
+
+def _opened(run: Run, ranks: int, why: str = "") -> Opened:
+    """The run with its first rank's first batch."""
     run.game.assemble()
-    return Opened(run.game, run.max_steps, run.max_steps // run.turns, batch, rows(batch), why)
-
-
-def _batch(run: Run, ranks: int) -> Any:
     with ready(run, ranks) as source:
         batch = next(batches_of(source, "train"))
-    return batch
+    batch = batch if why else move_data_to_device(batch, torch.device("meta"))
+    return Opened(run.game, run.max_steps, run.max_steps // run.turns, batch, rows(batch), why)
