@@ -136,20 +136,13 @@ def end(status: int) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)  # torch's handler raises when a worker dies; they may now
     atexit.unregister(END_CHILDREN)
     atexit._run_exitfuncs()
-    _end_processes()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads any more
-            stream.flush()
-    os._exit(status)
-
-
-def _end_processes() -> None:
-    """Do what multiprocessing does at exit: wait for other processes, but not for daemons that cannot be killed.
-
-    `datasets.workers`, which every command imports, has killed the others.
-    """
+    # As multiprocessing does at exit, but for daemons that cannot be killed: `datasets.workers` has killed the others.
     ending = threading.Thread(target=END_CHILDREN, daemon=True)
     ending.start()
     ending.join(PATIENCE)
     while ending.is_alive() and not all(child.daemon for child in multiprocessing.active_children()):
         ending.join(PATIENCE)  # a process that is no daemon may take its time
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads any more
+            stream.flush()
+    os._exit(status)

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from gan.app.page.table import Charts, Table
+from gan.app.painting.sheet import writing
 from gan.files.disk import whole_file
 from gan.files.errors import UserError, reason
 
@@ -64,16 +65,12 @@ Click a picture to enlarge it; the arrow keys go on to its neighbours.</footer>
 
 def write(path: Path, make: Callable[[], str], option: str) -> None:
     """Write the page, which takes a while to make: first see whether it can be written. `option` says where."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as part:
-            try:
-                text = make()
-            except OSError as error:  # of what is read for the page
-                raise UserError(reason(error)) from error
-            part.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write '{path}': {reason(error)}; choose a place with {option}") from error
+    with writing(path, advice=f"choose a place with {option}"), whole_file(path) as part:
+        try:
+            text = make()
+        except OSError as error:  # of what is read for the page
+            raise UserError(reason(error)) from error
+        part.write_text(text, encoding="utf-8")
 
 
 def _section(part: Part) -> str:

@@ -20,7 +20,7 @@ from torchvision import tv_tensors
 from datasets.augment import Prepared, as_item, to_tensors
 from gan.app.page.table import Cell, Charts, Row, Table, sample_cell, spread
 from gan.app.painting import grids
-from gan.app.painting.painter import Painter, Picture, has_styles
+from gan.app.painting.painter import Painter, has_styles
 from gan.app.painting.reopen import SavedRun, first_samples, has_numbers, samples, shown
 from gan.app.run import settings_file
 from gan.app.training import card, metrics
@@ -221,7 +221,9 @@ def exchange(
 
     # A row a region. Its first cell shows where the region is. A picture without the region has no style to give.
     rows = [Row("the picture", [sample_cell(each.image) for each in (picture, *sources)])]
-    for region in _by_area(picture)[:most]:
+    areas = picture.label.flatten().bincount()
+    large = [region for region in areas.argsort(descending=True).tolist() if areas[region] > SPECK * areas.sum()]
+    for region in large[:most]:
         cells = [
             sample_cell(painter.paint(picture, own.taking(other, [region])))
             if other.present[region]
@@ -276,12 +278,6 @@ def _distances(some: Tensor, others: Tensor) -> Tensor:
     """The root mean square difference of every pair, as a share of the difference between black and white."""
     exact = torch.cdist(some, others, compute_mode="donot_use_mm_for_euclid_dist")
     return exact / some.shape[1] ** 0.5 / 2
-
-
-def _by_area(picture: Picture) -> list[int]:
-    """The regions of a picture, the largest first; specks are left out."""
-    areas = picture.label.flatten().bincount()
-    return [region for region in areas.argsort(descending=True).tolist() if areas[region] > SPECK * areas.sum()]
 
 
 def _cut(sheet: Image.Image, columns: int, size: tuple[int, int]) -> list[list[Image.Image]]:

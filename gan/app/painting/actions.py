@@ -59,7 +59,7 @@ class StyleSource:
 
     def __init__(self, painter: Painter, which: str, missing: str = "mean", among: int = 1000) -> None:
         self.painter, self.missing, self.among = painter, missing, among
-        self._noted: dict[tuple[str, str], list[int]] = {}
+        self._noted: dict[tuple[str, str], set[int]] = {}
         self.picture: Picture | None = None
         self.image: Tensor | None = None
         if which == "mean":
@@ -108,8 +108,7 @@ class StyleSource:
 
     def _note(self, who: str, which: Sequence[int], what: str) -> None:
         if which:
-            noted = self._noted.setdefault((who, what), [])
-            noted += [region for region in which if region not in noted]
+            self._noted.setdefault((who, what), set()).update(which)
 
 
 def _same(one: Picture, other: Picture) -> bool:

@@ -158,13 +158,13 @@ def spare(inputs: Iterable[str | Path | None], outputs: Iterable[Path]) -> None:
 
 
 @contextmanager
-def writing(path: Path, *others: type[Exception]) -> Iterator[None]:
+def writing(path: Path, *others: type[Exception], advice: str = "choose another file with -o") -> Iterator[None]:
     """Inside the `with`, a file is written, whose folder is made before. `others`: what is raised beside OSError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except (OSError, *others) as error:
-        raise UserError(f"cannot write '{path}': {reason(error)}; choose another file with -o") from error
+        raise UserError(f"cannot write '{path}': {reason(error)}; {advice}") from error
 
 
 @contextmanager

@@ -195,7 +195,8 @@ def train(
         raise UserError(f"{checkpoint}: {error}; {_in_place_of(checkpoint, where, error)}") from error
     except Stopped:
         keep.refuse_if_not_saved(trainer.is_global_zero)
-        say_stopped(trainer.global_step, where)
+        say(f"stopped at step {trainer.global_step}, all saved; go on with")
+        say(f"  {ON} --resume {quoted(where.resuming(trainer.global_step))}")
         if strategy.ending.signal == WARNING and slurm.started_by_srun():
             requeue(trainer.is_global_zero)
     else:
@@ -247,10 +248,6 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
     step = folder.step_of(checkpoint) if typed else None
     if step is not None and (latest := max(where.steps(), default=step)) > step:
         say(f"its checkpoints of later steps stay; --resume {quoted(where.path)} would go on from step {latest}")
-
-
-def say_stopped(step: int, where: RunFolder) -> None:
-    say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {quoted(where.resuming(step))}")
 
 
 def finish(
