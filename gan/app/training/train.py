@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -134,7 +134,7 @@ def start_training(beginning: Beginning, computer: Computer, strategy: PhaseStra
             say(beginning.all_settings, beginning.summary, ends)
             return
         try:
-            train(settings, computer, strategy, beginning.run, chosen, beginning.texts(chosen, launchers))
+            train(beginning, computer, strategy, chosen, launchers)
         except UserError:
             if this_rank() == 0 and trained is None and not chosen.again:
                 where.discard()
@@ -142,13 +142,9 @@ def start_training(beginning: Beginning, computer: Computer, strategy: PhaseStra
 
 
 def train(
-    settings: Namespace,
-    computer: Computer,
-    strategy: PhaseStrategy,
-    run: Run,
-    chosen: Chosen,
-    texts: Mapping[Path, str],
+    beginning: Beginning, computer: Computer, strategy: PhaseStrategy, chosen: Chosen, launchers: list[str]
 ) -> None:
+    settings, run, texts = beginning.settings, beginning.run, beginning.texts(chosen, launchers)
     where, checkpoint, lockstep = chosen.folder, chosen.checkpoint, strategy.lockstep
     log = Record(where)
     lockstep.requeues, lockstep.saved = False, lambda: where.newest_checkpoint() is not None
