@@ -58,28 +58,25 @@ def translate_folder(
     else:
         source = find_source(inputs, classes=False, option="--inputs")
 
-    def read(row: int) -> Tensor:
+    def make(row: int) -> bytes:
         if chosen.codes:
-            return _array(source.name(row), partial(read_codes, codes=chosen.codes))
-        with source.opened(row) as picture:
-            return _pixels(picture, chosen.channels, largest, background)
-
-    def make(found: Tensor) -> bytes:
+            found = _array(source.name(row), partial(read_codes, codes=chosen.codes))
+        else:
+            with source.opened(row) as picture:
+                found = _pixels(picture, chosen.channels, largest, background)
         made = translated(chosen, found[None].to(device))[0]
         return npy(made) if chosen.encodes else grids.png(grids.picture(made, transparent=True))
 
-    return write_all(source, out, ".npy" if chosen.encodes else ".png", read, make)
+    return write_all(source, out, ".npy" if chosen.encodes else ".png", make)
 
 
-def write_all(
-    source: Source, out: Path, ending: str, read: Callable[[int], Tensor], make: Callable[[Tensor], bytes]
-) -> Path:
+def write_all(source: Source, out: Path, ending: str, make: Callable[[int], bytes]) -> Path:
     """Write what is made of each file, under its name with another ending. What could not be is said at the end."""
     names, problems = _names([os.fsdecode(name) for name in source.names], ending), []
     with writing(out), into(out) as write, tqdm(names, desc="translating", unit="file") as bar:
         for row, name in enumerate(bar):
             try:
-                found = make(read(row))
+                found = make(row)
             except UserError as error:
                 own = os.fsdecode(source.names[row])
                 problems.append(str(error) if own in str(error) else f"{own}: {error}")
@@ -165,18 +162,17 @@ def voice_folder(game: HifiGan, inputs: str, out: Path, device: torch.device) ->
     """Write what the generator makes of each spectrogram: of a sound's own one, or of a given one."""
     source = SoundsAndMels(Path(inputs).expanduser())
 
-    def read(row: int) -> Tensor:
-        if not source.name(row).lower().endswith(".npy"):
+    @torch.no_grad()
+    def make(row: int) -> bytes:
+        if source.name(row).lower().endswith(".npy"):
+            mel = _array(source.name(row), partial(read_mel, bands=game.mel.bands))[None].float().to(device)
+        else:
             wave = torch.from_numpy(source.decoded(row, game.mel.rate)).float()
             if len(wave) < game.mel.window:
                 raise UserError(f"{source.name(row)}: it is too short, {len(wave):,} samples")
-            return game.mel((wave * PEAK / wave.abs().max().clamp_min(1))[None].to(device))
-        return _array(source.name(row), partial(read_mel, bands=game.mel.bands))[None].float().to(device)
-
-    @torch.no_grad()
-    def make(mel: Tensor) -> bytes:
+            mel = game.mel((wave * PEAK / wave.abs().max().clamp_min(1))[None].to(device))
         pieces, count = game.generator.pieces(mel), math.ceil(mel.shape[-1] / PIECE)
         shown = tqdm(pieces, "a long sound", count, leave=False, delay=2, unit="piece")
         return Sound(torch.cat([piece[0].cpu() for piece in shown]), game.mel.rate).wav()
 
-    return write_all(source, out, ".wav", read, make)
+    return write_all(source, out, ".wav", make)

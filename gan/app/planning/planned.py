@@ -169,16 +169,14 @@ def _propose(argv: list[str], settings: Namespace, auto: Found, cheapest: Found)
 
 
 def _command(argv: list[str], settings: Namespace, strategy: str) -> str:
-    words = ["python", "-m", "gan.fit", settings.run if ":" not in settings.run else _named(argv, settings.run)]
-    words += without(run_first(argv), OWN)
+    name = settings.run
+    if ":" in name:  # as it was typed, because the full name has the path of the file
+        ending = ":" + short_name(name)
+        name = next((word for word in argv if word.endswith(ending) and not word.startswith("-")), name)
+    words = ["python", "-m", "gan.fit", name, *without(run_first(argv), OWN)]
     if settings.nodes > 1:
         words += ["--nodes", str(settings.nodes), "--rendezvous", "HOST:PORT"]
     return shlex.join([*words, "--devices", str(settings.devices), "--strategy", strategy])
-
-
-def _named(argv: list[str], run: str) -> str:
-    """The run as it was typed, because its full name has the path of the file."""
-    return next((word for word in argv if word.endswith(":" + short_name(run)) and not word.startswith("-")), run)
 
 
 # ---- what a plan says to a person, and to a program ----
