@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +113,9 @@ def create(out: Path, name: str) -> RunFolder:
     """Make a folder with the next number. Two runs that start at the same time get two numbers."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for number in count(1 + max(map(_number, out.iterdir()), default=0)):
+        number = max(map(_number, out.iterdir()), default=0)
+        while True:
+            number += 1
             folder = RunFolder(out / f"{number:03d}-{name}")
             try:
                 folder.path.mkdir()

@@ -134,7 +134,7 @@ def start_training(beginning: Beginning, computer: Computer, strategy: PhaseStra
             say(beginning.all_settings, beginning.summary, ends)
             return
         try:
-            train(beginning, computer, strategy, chosen, launchers)
+            train(beginning, computer, strategy, launchers, chosen)
         except UserError:
             if this_rank() == 0 and trained is None and not chosen.again:
                 where.discard()
@@ -142,7 +142,7 @@ def start_training(beginning: Beginning, computer: Computer, strategy: PhaseStra
 
 
 def train(
-    beginning: Beginning, computer: Computer, strategy: PhaseStrategy, chosen: Chosen, launchers: list[str]
+    beginning: Beginning, computer: Computer, strategy: PhaseStrategy, launchers: list[str], chosen: Chosen
 ) -> None:
     settings, run, texts = beginning.settings, beginning.run, beginning.texts(chosen, launchers)
     where, checkpoint, lockstep = chosen.folder, chosen.checkpoint, strategy.lockstep
