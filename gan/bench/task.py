@@ -1,7 +1,4 @@
-"""The game that all peers play: two networks, two turns, a loop by hand, and a feed of batches that takes the time.
-
-The same holds for all peers: networks, losses, optimizers and batches are the task's, and `alternate` takes the turns.
-"""
+"""The game that all peers play: two networks, two turns, a loop by hand, and a feed of batches that takes the time."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -118,6 +115,9 @@ class HandLoop:
     def play(self, batches: Iterable[Batch]) -> None:
         backwards = tuple(partial(self._backward, network) for network in self.networks)
         alternate(replace(self.task, batches=batches), self.networks, self.networks, self.adams, backwards)
+
+    def weights(self) -> Weights:
+        return weights(*self.networks)
 
     def _backward(self, learner: nn.Module, loss: Tensor) -> None:
         """Replace the gradients by their mean over the ranks, too."""
