@@ -2,7 +2,6 @@
 
 import random
 import re
-import warnings
 from unittest import mock
 
 import pytest
@@ -16,7 +15,7 @@ from strategies.check import trial
 from strategies.check.trial import Trials
 from strategies.processes.equal_rows import AGAIN, EqualRows, Forms
 from strategies.world import World
-from tests.ranks.test_check import One, Stateful, _warned
+from tests.ranks.test_check import One, Stateful, tried
 from tests.support.hard_games import HARD
 from tests.support.parity import distance, equals, often, refused, train, vectors
 
@@ -74,7 +73,7 @@ class EachSecond(One):
     """As a penalty on half of the batch."""
 
     def play(self, batch):
-        return self.net(batch["x"]).square().mean() + self.net(batch["x"][::2]).tanh().square().mean()
+        return super().play(batch) + self.net(batch["x"][::2]).tanh().square().mean()
 
 
 class OfPairs(EachSecond):
@@ -92,7 +91,7 @@ class Running(One):
     mean = 0.0
 
     def play(self, batch):
-        score = self.net(batch["x"]).square().mean()
+        score = super().play(batch)
         loss = score * (1 + self.mean)
         self.mean = 0.9 * self.mean + 0.1 * score.item()
         return loss
@@ -126,7 +125,8 @@ class Asks(Named):
 class Adapts(One):
     """ADA: the signs of some steps move a probability, which does not differ in a trial."""
 
-    probability, own = 0.0, True
+    probability = 0.0
+    of_all = staticmethod(lambda signs: signs)
 
     def __init__(self):
         super().__init__()
@@ -134,20 +134,16 @@ class Adapts(One):
 
     def play(self, batch):
         out = self.net(batch["x"])
-        signs = out.detach().sign().mean()
-        self.signs.append((signs if self.own else all_ranks.mean(signs)).item())
-        self.adjust()
-        seen = noise.rand((len(out), 1), out) < self.probability
-        return (out * ~seen).square().mean()
-
-    def adjust(self):
+        self.signs.append(self.of_all(out.detach().sign().mean()).item())
         if len(self.signs) == 4:
             self.probability = min(max(self.probability + 0.2 * sum(self.signs), 0), 0.5)
             self.signs.clear()
+        seen = noise.rand((len(out), 1), out) < self.probability
+        return (out * ~seen).square().mean()
 
 
 class AdaptsAlike(Adapts):
-    own = False
+    of_all = staticmethod(all_ranks.mean)
 
 
 TIMES = {"called": 0.0}
@@ -173,7 +169,7 @@ class Balanced(One):
         self.ratio = Ratio()
 
     def play(self, batch):
-        loss = self.net(batch["x"]).square().mean()
+        loss = super().play(batch)
         return loss / self.ratio(all_ranks.mean(loss.detach()).item(), len(batch["x"]))
 
 
@@ -185,7 +181,7 @@ class Logs(One):
         self.losses = []
 
     def play(self, batch):
-        loss = self.net(batch["x"]).square().mean()
+        loss = super().play(batch)
         self.last = loss.item()
         self.losses.append(loss.item())
         return loss
@@ -217,6 +213,8 @@ def test_what_differs_later_is_named(policy, game, batches, step, ranks):
     said = ranks(2).run(refused, game, batches, policy, 2, steps=LATER, check=True)
     assert said[0] == said[1]
     assert f"In a trial of step {step}" in said[0] and "phase 'play': loss '" in said[0]
+    remembered = "on another, for the same samples" in said[0] and "What a loss remembers" in said[0]
+    assert remembered == (game is Running)
 
 
 @pytest.mark.parametrize("game", often([Cached, EachSecond, OfPairs], [Cached, OfPairs]))
@@ -226,7 +224,7 @@ def test_what_depends_on_the_number_of_samples_is_not_named(game, ranks):
 
 @pytest.mark.parametrize(("game", "named"), [(Adapts, ["'signs'"]), (AdaptsAlike, []), (Logs, [])])
 def test_what_a_loss_reads_later_and_differs_from_one_device_is_said(game, named, ranks):
-    said = ranks(2).run(_warned, game)[0]
+    said = ranks(2).run(tried, game)[0][1]
     assert re.findall(r"a loss keeps other values in (.*) than one device would", said) == named
 
 
@@ -257,21 +255,15 @@ def test_a_guess_that_a_trial_did_not_meet_is_tried_again(ranks):
         assert "drew other numbers than one device, where the game drew something for the first time" in found
 
 
-def test_what_ranks_remember_differently_is_said(ranks):
-    said = ranks(2).run(refused, Running, world=2, steps=LATER, check=True)[0]
-    assert "on another, for the same samples" in said and "What a loss remembers" in said
-
-
 @pytest.mark.parametrize(("game", "batches", "step"), often(GAMES, [Masked, Running]))
 def test_the_control_without_the_check_differs_in_silence(game, batches, step, ranks):
     found = ranks(2).run(train, game, batches, "ddp", 2, steps=LATER, check=False)
     assert distance(found[0], train(game, batches, steps=LATER)) > 1e-6
 
 
-def trained(game, policy, check, times=10):
-    with warnings.catch_warnings(), mock.patch.object(trial, "TIMES", times):
-        warnings.simplefilter("ignore")
-        return train(game, policy=policy, world=2, steps=4 if times < 10 else LATER + 1, check=check)
+def before_each(game, policy, check):
+    with mock.patch.object(trial, "TIMES", 1):
+        return tried(game, policy=policy, steps=4, check=check)[0]
 
 
 @pytest.mark.parametrize("policy", often(["ddp", "zero3", "zero1", "zero2", "zero3+whole"], ["zero3"]))
@@ -280,8 +272,8 @@ def trained(game, policy, check, times=10):
 )
 def test_training_stays_the_same_to_the_bit(policy, game, ranks):
     """In a trial before each step."""
-    together = ranks(2).run(trained, game, policy, "often", 1)
-    assert distance(together[0], ranks(2).run(trained, game, policy, False, 1)[0]) == 0
+    together = ranks(2).run(before_each, game, policy, "often")
+    assert distance(together[0], ranks(2).run(before_each, game, policy, False)[0]) == 0
 
 
 def steps_tried(phases, often=False, steps=400):
@@ -298,12 +290,14 @@ def phase(name, **when):
     return Phase(name, lambda batch: None, name, **when)
 
 
-def test_a_phase_is_tried_at_growing_distances():
+def test_a_phase_is_tried_at_growing_distances_and_often_at_least_every_tenth_time():
     assert steps_tried([phase("a")]) == [0, 1, 3, 10, 30, 100, 300]
     assert steps_tried([phase("a", every=4)]) == [0, 4, 12, 40, 120]
     both = steps_tried([phase("a", start=50), phase("b", start=350)])
     assert both == [50, 51, 53, 60, 80, 150, 350, 351, 353, 360, 380]
     assert steps_tried([phase("a", when=lambda: True)]) == [0, 1, 3, 10, 30, 100, 300]
+    assert steps_tried([phase("a")], True, 50) == [0, 1, 3, 10, 20, 30, 40]
+    assert steps_tried([phase("a", every=4)], True, 50) == [0, 4, 12, 40]
 
 
 def forms(size=2):
@@ -339,11 +333,6 @@ def test_a_form_of_a_loss_is_new_once_and_only_if_it_is_new_on_all_ranks():
     many = [(mean, mean)] * (AGAIN + 3)  # draws that no trial has shown
     assert new_forms(*many, draws=frozenset([("play", 1)])) == [1] + [0] * (AGAIN + 2)
     assert new_forms(*many, draws=frozenset([("play", 1)]), forget=True) == [1] * (AGAIN + 1) + [0, 0]
-
-
-def test_often_each_phase_is_tried_at_least_every_tenth_time():
-    assert steps_tried([phase("a")], True, 50) == [0, 1, 3, 10, 20, 30, 40]
-    assert steps_tried([phase("a", every=4)], True, 50) == [0, 4, 12, 40]
 
 
 def test_another_word_is_refused():
