@@ -19,7 +19,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.checkpoint.attributes import Attributes
 from tests.ranks.test_check import One, Reaching
-from tests.support import duel
+from tests.support.duel import fit
 from tests.support.parity import EXACT, Whole, distance, equals, often, trainer
 from tests.support.saved import Saves
 
@@ -81,31 +81,6 @@ class Remembering(Reaching):
         return super().play(batch) * (1 + 0.1 * factor) + out.mean() * self.late["steps"][1]
 
 
-def fit(game, policy, world, steps, path=None, resume=None):
-    for each in game.__mro__:
-        if "made" in vars(each):  # a base, which another test may have trained in this process or on the ranks
-            del each.made
-    return duel.fit(game, policy, world, steps, path, resume)
-
-
-@pytest.mark.parametrize("policy", often(["ddp", "zero3", "zero1", "fsdp"], ["ddp"]))
-def test_a_resumed_run_remembers_also_at_another_number_of_ranks(policy, ranks, tmp_path):
-    straight = fit(Remembering, "single", 1, 6)
-    fit(Remembering, "single", 1, 3, tmp_path / "one.ckpt")
-    assert distance(fit(Remembering, "single", 1, 6, resume=tmp_path / "one.ckpt"), straight) == 0
-    assert distance(ranks(2).run(fit, Remembering, policy, 2, 6, None, tmp_path / "one.ckpt")[0], straight) < EXACT
-    ranks(2).run(fit, Remembering, policy, 2, 3, tmp_path / "two.ckpt")
-    assert len(load(tmp_path / "two.ckpt")["attributes"]) == 1  # the same on both
-    assert distance(fit(Remembering, "single", 1, 6, resume=tmp_path / "two.ckpt"), straight) < EXACT
-
-
-def test_the_control_that_fills_nothing_in_goes_on_otherwise(tmp_path):
-    fit(Remembering, "single", 1, 3, tmp_path / "one.ckpt")
-    with mock.patch.object(Attributes, "load"):
-        resumed = fit(Remembering, "single", 1, 6, resume=tmp_path / "one.ckpt")
-    assert distance(resumed, fit(Remembering, "single", 1, 6)) > 1e-3
-
-
 class Turned(One):
     """It freezes a layer, and puts a dropout into eval(), between steps."""
 
@@ -122,13 +97,46 @@ class Turned(One):
         return (self.net(self.drop(batch["x"])) - 1).square().mean()
 
 
-@pytest.mark.parametrize("policy", often(["ddp", "zero3", "zero1", "fsdp"], ["zero3"]))
-def test_what_was_frozen_or_put_into_eval_stays_so_after_a_resume(policy, ranks, tmp_path):
-    straight = fit(Turned, "single", 1, 6)
-    fit(Turned, "single", 1, 3, tmp_path / "three.ckpt")
-    assert distance(fit(Turned, "single", 1, 6, resume=tmp_path / "three.ckpt"), straight) == 0
-    found = ranks(2).run(fit, Turned, policy, 2, 6, None, tmp_path / "three.ckpt")
-    equals(found, straight)
+class Multiplier(One):
+    """What the author trains by hand, with an optimizer and a schedule that no player has."""
+
+    def __init__(self):
+        super().__init__()
+        self.alpha = torch.ones((), dtype=torch.float64)
+        self.own = torch.optim.SGD([self.alpha], lr=0.3, momentum=0.9)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.own, 2, 0.5)
+
+    def play(self, batch):
+        return (self.net(batch["x"]) - self.alpha).square().mean()
+
+    def on_train_batch_end(self, *_):
+        self.alpha.grad = 0.1 * self.alpha
+        self.own.step()
+        self.schedule.step()
+
+
+POLICIES = ["ddp", "zero3", "zero1", "fsdp"]
+RESUMED = {Remembering: "ddp", Turned: "zero3", Multiplier: "ddp"}  # and the policy that `make test` plays
+
+
+@pytest.mark.parametrize(
+    ("policy", "game"), [each for game, one in RESUMED.items() for each in often([(p, game) for p in POLICIES], [one])]
+)
+def test_a_resumed_run_is_one_that_never_stopped_also_at_another_number_of_ranks(policy, game, ranks, tmp_path):
+    straight, one, two = fit(game, "single", 1, 6), tmp_path / "one.ckpt", tmp_path / "two.ckpt"
+    fit(game, "single", 1, 3, one)
+    assert distance(fit(game, "single", 1, 6, resume=one), straight) == 0
+    equals(ranks(2).run(fit, game, policy, 2, 6, None, one), straight)
+    ranks(2).run(fit, game, policy, 2, 3, two)
+    assert len(load(two)["attributes"]) == 1  # the same on both
+    assert distance(fit(game, "single", 1, 6, resume=two), straight) < EXACT
+
+
+def test_the_control_that_fills_nothing_in_goes_on_otherwise(tmp_path):
+    fit(Remembering, "single", 1, 3, tmp_path / "one.ckpt")
+    with mock.patch.object(Attributes, "load"):
+        resumed = fit(Remembering, "single", 1, 6, resume=tmp_path / "one.ckpt")
+    assert distance(resumed, fit(Remembering, "single", 1, 6)) > 1e-3
 
 
 class OwnAverage(One):
@@ -171,15 +179,10 @@ def test_a_callback_that_fails_leaves_the_games_own_hook_as_it_was():
 def test_a_loader_without_a_position_is_named_where_an_epoch_is_resumed(tmp_path):
     data = [{"x": row} for row in torch.ones(4, 6, dtype=torch.float64)]
     made = trainer(PhaseStrategy("single"), 1, 3)
-    made.fit(Plain(), DataLoader(data))
+    made.fit(One(), DataLoader(data))
     made.save_checkpoint(tmp_path / "three.ckpt")
     with pytest.warns(UserWarning, match="keeps no position, so the epoch that was begun before"):
-        trainer(PhaseStrategy("single"), 1, 4).fit(Plain(), DataLoader(data), ckpt_path=tmp_path / "three.ckpt")
-
-
-class Plain(One):
-    def play(self, batch):
-        return self.net(batch["x"]).square().mean()
+        trainer(PhaseStrategy("single"), 1, 4).fit(One(), DataLoader(data), ckpt_path=tmp_path / "three.ckpt")
 
 
 class Local(One):
@@ -190,7 +193,7 @@ class Local(One):
         self.log_of_losses = []
 
     def play(self, batch):
-        loss = self.net(batch["x"]).square().mean()
+        loss = super().play(batch)
         self.log_of_losses.append(loss.item())
         return loss
 
@@ -209,30 +212,6 @@ def test_what_each_rank_remembers_is_its_own(ranks, tmp_path):
     assert [each[:2] for each in after] == before and before[0] != before[1] and len(after[0]) == 4
 
 
-class Multiplier(One):
-    """What the author trains by hand, with an optimizer and a schedule that no player has."""
-
-    def __init__(self):
-        super().__init__()
-        self.alpha = torch.ones((), dtype=torch.float64)
-        self.own = torch.optim.SGD([self.alpha], lr=0.3, momentum=0.9)
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.own, 2, 0.5)
-
-    def play(self, batch):
-        return (self.net(batch["x"]) - self.alpha).square().mean()
-
-    def on_train_batch_end(self, *_):
-        self.alpha.grad = 0.1 * self.alpha
-        self.own.step()
-        self.schedule.step()
-
-
-def test_optimizers_and_schedules_of_the_author_go_on(ranks, tmp_path):
-    straight = fit(Multiplier, "single", 1, 6)
-    ranks(2).run(fit, Multiplier, "ddp", 2, 3, tmp_path / "three.ckpt")
-    assert distance(fit(Multiplier, "single", 1, 6, resume=tmp_path / "three.ckpt"), straight) < EXACT
-
-
 class KeepsAPlayers(Multiplier):
     """The optimizer of a player, which checkpoints have as that."""
 
@@ -247,9 +226,6 @@ def test_a_players_optimizer_is_not_said_to_be_lost(tmp_path):
 
 
 class Grows(One):
-    def play(self, batch):
-        return self.net(batch["x"]).square().mean()
-
     def on_train_batch_end(self, *_):
         self.old = copy.deepcopy(self.net)
 
@@ -279,7 +255,7 @@ class Things(One):
         self.numbers = iter([1, 2])
         if self.step > 1:
             self.late = Thing()
-        return self.net(batch["x"]).square().mean()
+        return super().play(batch)
 
 
 def test_what_cannot_be_saved_is_named_once(tmp_path):
@@ -294,7 +270,7 @@ def test_what_cannot_be_saved_is_named_once(tmp_path):
     assert said[1].startswith("training changes 'late', and checkpoints")
 
 
-class Listing(Plain):
+class Listing(One):
     """An nn.LSTM lists its weights. Another one takes the place of one, as where a served player is given back."""
 
     def __init__(self):
@@ -305,7 +281,7 @@ class Listing(Plain):
         self.lstm.bias_hh_l0 = nn.Parameter(self.lstm.bias_hh_l0 + 1, requires_grad=False)
 
 
-@pytest.mark.parametrize("game", [Plain, Listing])
+@pytest.mark.parametrize("game", [One, Listing])
 def test_a_game_that_remembers_nothing_has_nothing_in_its_checkpoints(game, tmp_path):
     fit(game, "single", 1, 2, tmp_path / "a.ckpt")
     assert load(tmp_path / "a.ckpt")["attributes"] == [{}]
