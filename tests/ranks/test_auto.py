@@ -88,15 +88,19 @@ def test_an_optimizer_is_asked_what_it_keeps(optimizer, ema, kept):
 def test_a_frozen_player_has_weights_alone():
     policy = flat(nn.Linear(10, 10))
     assert policy("ddp").in_a_phase() == policy("zero2").in_a_phase() == Held(440)
-    assert levels_of(policy("ddp")) == ("ddp", "zero3", "zero3+offload")
 
 
-def test_an_optimizer_that_cannot_be_sharded_leaves_ddp_alone():
-    assert levels_of(flat(nn.Linear(10, 10), partial(Adafactor, lr=0.1))("ddp")) == ("ddp",)
-
-
-def test_one_rank_has_nobody_to_share_with():
-    assert levels_of(flat(nn.Linear(10, 10), partial(Adam, lr=0.1))("ddp", ranks=1)) == ("ddp",)
+@pytest.mark.parametrize(
+    ("optimizer", "ranks", "levels"),
+    [
+        (Adam, 8, LEVELS),
+        (Adam, 1, ("ddp",)),  # nobody to share with
+        (partial(Adafactor, lr=0.1), 8, ("ddp",)),  # it looks at whole weights
+        (None, 8, ("ddp", "zero3", "zero3+offload")),
+    ],
+)
+def test_the_levels_of_a_player(optimizer, ranks, levels):
+    assert levels_of(flat(nn.Linear(10, 10), optimizer)("ddp", ranks)) == levels
 
 
 def test_each_level_needs_less_than_the_one_before():
@@ -128,50 +132,42 @@ def test_a_rank_has_its_part_of_what_is_free_and_no_more_than_a_limit_leaves(mon
 # ---- what is chosen ----
 
 
+BOTH = {"large": LARGE, "small": SMALL}
+
+
 @pytest.mark.parametrize(
-    ("free", "levels"),
+    ("players", "free", "levels"),
     [
-        (200 * GB, ["ddp", "ddp"]),
-        (108 * GB, ["ddp", "ddp"]),
-        (107 * GB, ["zero1", "ddp"]),
-        (50 * GB, ["zero2", "ddp"]),
-        (30 * GB, ["zero3", "ddp"]),
-        (19 * GB, ["zero3", "zero1"]),
-        (5 * GB, ["zero3+offload", "zero3"]),
-        (15 * GB, ["zero3", "zero3"]),
-        (GB // 2, ["zero3+offload", "zero3+offload"]),
+        (BOTH, 200 * GB, ["ddp", "ddp"]),
+        (BOTH, 108 * GB, ["ddp", "ddp"]),
+        (BOTH, 107 * GB, ["zero1", "ddp"]),
+        (BOTH, 50 * GB, ["zero2", "ddp"]),
+        (BOTH, 30 * GB, ["zero3", "ddp"]),
+        (BOTH, 19 * GB, ["zero3", "zero1"]),
+        (BOTH, 15 * GB, ["zero3", "zero3"]),
+        (BOTH, 5 * GB, ["zero3+offload", "zero3"]),
+        (BOTH, GB // 2, ["zero3+offload", "zero3+offload"]),
+        ({"teacher": TEACHER}, 20 * GB, ["zero3"]),  # shared out at once
+        ({"whole": WHOLE, "small": SMALL}, 2 * GB, ["ddp", "zero3+offload"]),  # what cannot be cut is not
+        ({"small": SMALL}, 40 * GB, ["ddp"]),
     ],
 )
-def test_the_least_communication_that_fits(free, levels):
-    found = chosen({"large": LARGE, "small": SMALL}, free)
-    assert list(found.values()) == levels
-
-
-def test_more_memory_never_shares_out_more():
-    order = list(LEVELS)
-    before = None
-    for free in range(1, 220):
-        levels = [
-            order.index(level)
-            for level in chosen({"large": LARGE, "small": SMALL, "teacher": TEACHER}, free * GB).values()
-        ]
-        total = sum(levels)
-        assert before is None or total <= before
-        before = total
-
-
-def test_a_teacher_is_shared_out_at_once_and_what_cannot_be_cut_never():
-    assert chosen({"teacher": TEACHER}, 20 * GB) == {"teacher": "zero3"}
-    assert chosen({"whole": WHOLE, "small": SMALL}, 2 * GB) == {"whole": "ddp", "small": "zero3+offload"}
+def test_the_least_communication_that_fits(players, free, levels):
+    assert chosen(players, free) == dict(zip(players, levels, strict=True))
 
 
 def test_what_the_user_has_chosen_counts():
-    assert chosen({"small": SMALL}, 40 * GB) == {"small": "ddp"}
     assert chosen({"small": SMALL}, 40 * GB, taken=17 * GB) == {"small": "zero1"}
 
 
+def test_more_memory_never_shares_out_more():
+    found = [chosen({**BOTH, "teacher": TEACHER}, free * GB).values() for free in range(1, 220)]
+    shared = [sum(LEVELS.index(level) for level in levels) for levels in found]
+    assert shared == sorted(shared, reverse=True)
+
+
 def test_the_table_says_what_and_why():
-    lines = told(choose_levels({"large": LARGE, "small": SMALL}, 0, 50 * GB), 50 * GB).splitlines()
+    lines = told(choose_levels(BOTH, 0, 50 * GB), 50 * GB).splitlines()
     assert lines[0].startswith("auto: ddp would need 54 GB a rank; sharded as below it is 19 GB, of 25 GB (50 GB free")
     assert " ".join(lines[1].split()) == "player chosen weights gradients optimizer, average on a rank as ddp"
     assert " ".join(lines[2].split()) == "large zero2 10 GB 10 GB 30 GB 15 GB 50 GB"
