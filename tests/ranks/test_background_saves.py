@@ -82,8 +82,7 @@ class Live(Composite):
         self.noted, self.words = torch.zeros(3), []
 
     def judge(self, batch):
-        self.pool.query(batch["x"])
-        return super().judge(batch)
+        return super().judge({"x": self.pool.query(batch["x"])})
 
     def on_train_batch_end(self, *_):
         self.noted += 1

@@ -33,17 +33,25 @@ from strategies.loaders import DealtLoader
 from strategies.processes import own_ranks
 from strategies.processes.own_ranks import OwnRanks
 from strategies.processes.starting import Scripts, SingleProcess
-from tests.ranks.test_games import GAMES, pictures
 from tests.support.hard_games import HARD, BatchNorms, Plain
 from tests.support.parity import BATCH, BROKEN, EXACT, Whole, distance, often, parts, snapshot, train, trainer, vectors
-from tests.support.saved import Saves, read_checkpoint
+from tests.support.saved import read_checkpoint
 from tests.support.worlds import context, free_port
 
+SEED = {"PL_GLOBAL_SEED": "11"}
+SECOND_OF_TWO = {"LOCAL_RANK": "1", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "1"}
 
-def fit(game, devices=2, steps=1, **kwargs):
-    made = trainer(PhaseStrategy("dp", check=False), devices, steps, **{"sync_batchnorm": True, **kwargs})
-    made.fit(game, parts(steps))
+
+def fit(game, policy="dp", devices=2, steps=1, data=None, start_method="popen", **settings):
+    strategy = PhaseStrategy(policy, check=False, start_method=start_method)
+    made = trainer(strategy, devices, steps, **{"sync_batchnorm": True, **settings})
+    with mock.patch.dict(os.environ, SEED):
+        made.fit(game, parts(steps) if data is None else data)
     return made
+
+
+def made_of(trained):
+    return snapshot(trained.lightning_module, trained.strategy)
 
 
 # ---- sameness ----
@@ -131,12 +139,10 @@ LOADERS = {
 
 def taught(loader, policy, devices):
     torch.manual_seed(5)
-    game, data, strategy = Lambdas(), LOADERS[loader](), PhaseStrategy(policy, check=False)
-    made = trainer(strategy, devices, -1, max_epochs=2, use_distributed_sampler=True)
-    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("error", message="the first batch has")
-        made.fit(game, data)
-    return snapshot(game, strategy)
+        settings = dict(max_epochs=2, use_distributed_sampler=True)
+        return made_of(fit(Lambdas(), policy, devices, -1, LOADERS[loader](), **settings))
 
 
 # "by workers" shuffles too, and a second fit, below, has a GlobalLoader.
@@ -236,7 +242,7 @@ def test_a_person_reads_after_it_what_one_device_leaves(policy, start_method, on
         game, strategy = Remembers(), PhaseStrategy(which, check=False, start_method=start_method)
         made = trainer(strategy, devices, -1, max_epochs=4)
         made.fit(game, GlobalLoader(ROWS, BATCH), ckpt_path=other / "after.ckpt")
-        found.append(snapshot(game, strategy))
+        found.append(made_of(made))
         assert (made.global_step, made.current_epoch, game.count, len(game.seen)) == (8, 4, 8, 8)
     assert distance(*found) < EXACT
 
@@ -245,13 +251,12 @@ def test_a_second_fit_begins_an_epoch_as_on_one_device():
     """Though the first one has ended in the midst of an epoch, by max_steps."""
 
     def twice(policy, devices, start_method="popen"):
-        game, strategy = Remembers(), PhaseStrategy(policy, check=False, start_method=start_method)
-        with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
-            made = trainer(strategy, devices, 3)
-            made.fit(game, GlobalLoader(ROWS, BATCH // 2))
-            made.fit_loop.epoch_loop.max_steps = 8
-            made.fit(game, GlobalLoader(ROWS, BATCH // 2))
-        return snapshot(game, strategy)
+        data = GlobalLoader(ROWS, BATCH // 2)
+        made = fit(Remembers(), policy, devices, 3, data, start_method)
+        made.fit_loop.epoch_loop.max_steps = 8
+        with mock.patch.dict(os.environ, SEED):
+            made.fit(made.lightning_module, data)
+        return made_of(made)
 
     alone = twice("single", 1)
     assert max(distance(twice("dp", 2), alone), distance(twice("ddp", 2, "fork"), alone)) < EXACT
@@ -277,21 +282,6 @@ def test_lightning_finds_the_place_of_a_loader_that_is_dealt_out():
 
     assert has_place(Whole(3))
     assert not has_place(LOADERS["shuffled"]())
-
-
-@pytest.mark.slow
-def test_a_checkpoint_holds_the_image_pools_of_all_ranks(tmp_path):
-    saved = {}
-    for policy, devices in (("single", 1), ("dp", 2)):
-        strategy = PhaseStrategy(policy, check=False)
-        made = trainer(strategy, devices, 2, callbacks=[Saves(tmp_path / f"{policy}.ckpt", 2)])
-        with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
-            made.fit(GAMES["cyclegan"](), parts(2, batches=pictures))
-        state = read_checkpoint(tmp_path / f"{policy}.ckpt")["state_dict"]
-        saved[policy] = state["past_a._extra_state"]
-    assert set(saved["dp"]) == set(saved["single"]) == set(range(BATCH))
-    for place, slots in saved["single"].items():
-        torch.testing.assert_close(saved["dp"][place], slots, rtol=0, atol=EXACT)
 
 
 @pytest.mark.slow
@@ -352,13 +342,10 @@ class Data(LightningDataModule):
 def test_what_lightnings_hooks_make_is_there_and_much_may_be_logged(policy, start_method):
     found = []
     for which, devices in (("single", 1), (policy, 2)):
-        game, strategy = Told(), PhaseStrategy(which, check=False, start_method=start_method)
         data = Data()
-        with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
-            made = trainer(strategy, devices, 2)
-            made.fit(game, datamodule=data)
+        made = fit(Told(), which, devices, 2, data, start_method)
         assert (data.steps, data.opened) == (2 * (devices > 1), 0)
-        found.append(snapshot(game, strategy))
+        found.append(made_of(made))
         assert len([name for name in made.callback_metrics if name.startswith("number")]) == 400
     assert distance(*found) < EXACT
 
@@ -489,14 +476,12 @@ class Pickled(Plain):
 @pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_ranks_that_get_what_can_be_pickled_train_the_same(start_method, hard_alone):
     """A spawned rank imports everything again. What a server forks gets the same pickles."""
-    game, strategy = Pickled(), PhaseStrategy("dp", start_method=start_method, check=False)
-    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
-        made = trainer(strategy, 2, 10)
-        made.fit(game, parts(10))
-        assert distance(snapshot(game, strategy), hard_alone("Plain")) < EXACT
-        with game.averaged():
-            averaged = game.generator[0].weight.sum().item()
-        (shown,) = made.validate(game, parts(1), verbose=False)  # though this process has what it has trained
+    game = Pickled()
+    made = fit(game, steps=10, start_method=start_method)
+    assert distance(made_of(made), hard_alone("Plain")) < EXACT
+    with game.averaged():
+        averaged = game.generator[0].weight.sum().item()
+    (shown,) = made.validate(game, parts(1), verbose=False)  # though this process has what it has trained
     assert shown["val/weights"] == pytest.approx(averaged, abs=1e-6)
 
 
@@ -532,20 +517,16 @@ def test_a_rank_has_memory_of_its_own_and_draws_as_the_process_that_started_it(p
     assert distance(trained(policy, 2), trained("single", 1)) < EXACT
 
 
-def test_ranks_that_somebody_else_has_started_train_as_they_are(monkeypatch):
-    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "GROUP_RANK": 0, "LOCAL_WORLD_SIZE": 2}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    made = trainer(PhaseStrategy("dp"), 2, 1)
-    assert isinstance(made.strategy.launcher, Scripts) and (made.world_size, made.global_rank) == (2, 1)
+def test_ranks_that_somebody_else_has_started_train_as_they_are():
+    with mock.patch.dict(os.environ, SECOND_OF_TWO, RANK="1", WORLD_SIZE="2"):
+        made = trainer(PhaseStrategy("dp"), 2, 1)
+        assert isinstance(made.strategy.launcher, Scripts) and (made.world_size, made.global_rank) == (2, 1)
 
 
 def test_the_process_that_starts_them_is_a_world_of_its_own():
     made = trainer(PhaseStrategy("dp"), 4, 1)
     assert isinstance(made.strategy.launcher, OwnRanks) and made.strategy.launcher.is_interactive_compatible
     assert (made.world_size, made.global_rank, made.num_devices) == (1, 0, 4)
-    fit(Plain())
-    assert (made.world_size, made.global_rank) == (1, 0)
 
 
 def test_each_training_meets_at_a_free_port(monkeypatch):
@@ -553,6 +534,7 @@ def test_each_training_meets_at_a_free_port(monkeypatch):
     with mock.patch("lightning.fabric.plugins.environments.lightning.find_free_network_port", wraps=free_port) as asked:
         made = fit(Plain())
         made.fit(Plain(), parts(1))
+    assert (made.world_size, made.global_rank) == (1, 0)  # this process is a world of its own still
     assert asked.call_count == 2 and "MASTER_PORT" not in os.environ
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     before = os.environ["MASTER_PORT"]
@@ -579,19 +561,12 @@ class Refused(Plain):
         return super().judge(batch)
 
 
-def test_an_error_of_a_rank_is_raised_here(tmp_path):
+@pytest.mark.parametrize(("policy", "start_method"), [("dp", "popen"), ("ddp", "fork")])  # as in a notebook
+def test_an_error_of_a_rank_is_raised_here(policy, start_method, tmp_path):
     """Also where a callback saves at an error, and the other rank cannot take part."""
     saving = {"callbacks": [OnExceptionCheckpoint(tmp_path)], "enable_checkpointing": True}
     with pytest.raises(Exception, match=r"(?s)Process 1 terminated.*in judge.*ZeroDivisionError: by chance\s*$"):
-        fit(Broken(), **saving)
-    with pytest.raises(UserError, match=r"^this rank is refused$"):
-        fit(Refused())
-
-
-def test_an_error_of_a_forked_rank_is_raised_in_a_notebook_too():
-    made = trainer(PhaseStrategy("ddp", check=False, start_method="fork"), 2, 1)
-    with pytest.raises(Exception, match=r"(?s)Process 1 terminated.*ZeroDivisionError: by chance"):
-        made.fit(Broken(), parts(1))
+        fit(Broken(), policy, start_method=start_method, **saving)
 
 
 def test_callbacks_hear_of_an_error_where_the_training_was(tmp_path):
@@ -616,7 +591,7 @@ def test_callbacks_hear_of_an_error_where_the_training_was(tmp_path):
 def test_after_an_error_it_can_be_tried_again():
     game = Refused()
     made = trainer(PhaseStrategy("dp", check=False), 2, 1)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=r"^this rank is refused$"):
         made.fit(game, parts(1))
     game.judge = partial(Plain.judge, game)
     game.phases = tuple(game.configure_phases())
@@ -633,11 +608,9 @@ def test_a_mix_with_others_is_refused(policy):
     assert PhaseStrategy({"generator": "dp", "*": "dp"}).is_dp
 
 
-def test_it_is_for_one_machine(monkeypatch):
+def test_it_is_for_one_machine():
     with pytest.raises(UserError, match="strategy dp trains on one machine, and there are 2; type --strategy ddp"):
         trainer(PhaseStrategy("dp"), 2, 1, num_nodes=2)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 4, "GROUP_RANK": 0, "LOCAL_WORLD_SIZE": 2}.items():
-        monkeypatch.setenv(name, str(value))
-    with pytest.raises(UserError, match="strategy dp trains on one machine, and there are 2"):
+    others = mock.patch.dict(os.environ, SECOND_OF_TWO, RANK="1", WORLD_SIZE="4")
+    with others, pytest.raises(UserError, match="strategy dp trains on one machine, and there are 2"):
         trainer(PhaseStrategy("dp"), 2, 1)
