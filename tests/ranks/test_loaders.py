@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning import Callback
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
@@ -29,6 +30,7 @@ from gan.ranks import alone
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain
 from tests.support.parity import BATCH, BROKEN, distance, equals, snapshot, trainer
+from tests.support.saved import Saves
 
 SAMPLES = 40
 
@@ -64,43 +66,23 @@ class Recorded(Plain):
         super().training_step({"x": batch["x"]})
 
 
-class Saved(Callback):
-    def __init__(self, path, step=3):
-        self.path, self.step = path, step
-
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == self.step:
-            trainer.save_checkpoint(self.path)
-
-
 def fit(make, world, policy="ddp", epochs=2, save=None, resume=None, deals=True):
     game, strategy = Recorded(make), PhaseStrategy(policy, check=False)
-    callbacks = [] if save is None else [Saved(save)]
+    callbacks = [] if save is None else [Saves(save, 3)]
     made = trainer(strategy, world, -1, max_epochs=epochs, use_distributed_sampler=deals, callbacks=callbacks)
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):  # every process draws the same noise
         made.fit(game, ckpt_path=resume)
     return game.seen, snapshot(game, strategy)
 
 
-def own():
-    return GlobalLoader(Own(), BATCH)
+own = partial(GlobalLoader, Own(), BATCH)
+unshuffled = partial(GlobalLoader, Own(), BATCH, shuffle=False)
+streamed = partial(GlobalStream, Stream(), BATCH)
+lightnings = partial(DataLoader, Own(), BATCH // 2)  # a plain loader, whose batch size counts the samples of a rank
 
 
 def sampled():
     return GlobalLoader(Own(), BATCH, sampler=WeightedRandomSampler(torch.arange(40.0), 40))
-
-
-def unshuffled():
-    return GlobalLoader(Own(), BATCH, shuffle=False)
-
-
-def streamed():
-    return GlobalStream(Stream(), BATCH)
-
-
-def lightnings():
-    """A plain loader, whose batch size counts the samples of a rank."""
-    return DataLoader(Own(), BATCH // 2)
 
 
 def together(ranks, *args, **kwargs):
@@ -110,7 +92,11 @@ def together(ranks, *args, **kwargs):
     return seen, [each[1] for each in found]
 
 
-@pytest.mark.parametrize(("make", "policy"), [(own, "zero3"), (unshuffled, "ddp"), (streamed, "ddp"), (sampled, "ddp")])
+@pytest.mark.parametrize(
+    ("make", "policy"),
+    [(own, "zero3"), (unshuffled, "ddp"), (streamed, "ddp"), (sampled, "ddp")],
+    ids=["own", "unshuffled", "streamed", "sampled"],
+)
 def test_ranks_train_on_ones_own_data_as_one_device_does(make, policy, ranks):
     alone, expected = fit(make, 1, "single")
     seen, found = together(ranks, make, 2, policy)
@@ -133,7 +119,7 @@ def test_a_run_that_is_resumed_again_and_again_is_one_run(after, tmp_path):
     path, resume = tmp_path / "stopped.ckpt", None
     alone, expected = fit(own, 1, "single", epochs=4)
     for steps in (1, 4, 5, 6, 8):
-        game, strategy, callback = Recorded(own), PhaseStrategy("single"), Saved(path, steps)
+        game, strategy, callback = Recorded(own), PhaseStrategy("single"), Saves(path, steps)
         made = trainer(strategy, 1, steps, use_distributed_sampler=True, callbacks=[callback])
         with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
             made.fit(game, ckpt_path=resume)
@@ -160,7 +146,7 @@ def test_a_loader_beside_a_stream_goes_on_at_the_next_batch(mode, at, steps, tmp
     loaders = GlobalLoader(Subset(Own(), range(24)), 8), GlobalStream(Stream(), 8)
 
     def fitted(steps, resume=None):
-        game, callback = Beside(lambda: CombinedLoader(loaders, mode)), Saved(inside, 0 if resume else at)
+        game, callback = Beside(lambda: CombinedLoader(loaders, mode)), Saves(inside, 0 if resume else at)
         made = trainer(PhaseStrategy("single"), 1, steps, callbacks=[callback])
         made.fit(game, ckpt_path=resume)
         return game.seen, made
@@ -215,29 +201,6 @@ def test_the_control_lightnings_sampler_differs(ranks):
     assert distance(found[0], fit(own, 1, "single")[1]) > BROKEN
 
 
-def warned(make):
-    """The first rank warns for all."""
-    advice = r"GlobalLoader\(dataset, sampler=your" if make is by_weights else r"GlobalLoader\(dataset, b"
-    words = rf"the training loader deals samples out one by one \(rank 0 gets 0, 2, 4, ...\), .* {advice}"
-    first = torch.distributed.get_rank() == 0
-    with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext():
-        fit(make, 2, epochs=1)
-
-
-def by_weights():
-    return DataLoader(Own(), BATCH // 2, sampler=WeightedRandomSampler(torch.ones(len(Own())), len(Own())))
-
-
-def dealt():
-    return DataLoader(Own(), BATCH // 2, sampler=DistributedSampler(Own()))
-
-
-@pytest.mark.promise("noise for two loaders; Lightning's own sampler (a warning)")
-@pytest.mark.parametrize("make", [lightnings, dealt, by_weights])
-def test_samples_that_are_dealt_out_one_by_one_are_named(make, ranks):
-    ranks(2).run(warned, make)
-
-
 class Endless(IterableDataset):
     def __iter__(self):
         return map(Own().__getitem__, range(SAMPLES))
@@ -254,38 +217,6 @@ class Batches:
         return iter(lightnings())
 
 
-ALONE = {
-    "stream Endless": (lambda: DataLoader(Endless(), BATCH // 2), r"GlobalStream\(stream"),
-    "Batches": (Batches, r"GlobalStream\(stream"),
-    "Derived": (lambda: Derived(Own(), BATCH // 2), r"GlobalLoader\(dataset"),
-    "DataLoader": (lambda: DataLoader(Own(), batch_sampler=[[0, 1], [2, 3]]), r"GlobalLoader\(dataset, sampler="),
-}
-
-
-def warned_of_a_loader(what):
-    make, advice = ALONE[what]
-    first = torch.distributed.get_rank() == 0
-    words = f"each of the 2 ranks reads the {what} by itself, so training differs .* return {advice}"
-    with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext():
-        fit(make, 2, epochs=1, deals=False)
-
-
-@pytest.mark.parametrize("what", ALONE)
-def test_what_each_rank_reads_by_itself_is_named(what, ranks):
-    ranks(2).run(warned_of_a_loader, what)
-
-
-def silent(make):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*training differs from one device")
-        fit(make, 2, epochs=1)
-
-
-def test_our_own_loaders_are_not_named(ranks):
-    for make in (own, streamed):
-        ranks(2).run(silent, make)
-
-
 class OwnDice(Own):
     def __init__(self):
         self.dice = random.Random(0)
@@ -299,46 +230,54 @@ def time_first(samples):
     return {"x": batch["x"].T.contiguous(), "index": batch["index"]}
 
 
-NAMED = {
+def by_dice(rows):
+    order = list(range(SAMPLES))
+    random.Random(1 + dist.get_rank()).shuffle(order)
+    return GlobalLoader(Subset(Own(), order[:rows]), BATCH)
+
+
+DEALT = r"the training loader deals samples out one by one \(rank 0 gets 0, 2, 4, ...\), .* GlobalLoader\(dataset, "
+APART = "each of the 2 ranks reads the {} by itself, so training differs .* return {}"
+SET, STREAM = r"GlobalLoader\(dataset", r"GlobalStream\(stream"
+WARNED = {
+    f"{DEALT}b": lightnings,
+    f"{DEALT}batch": lambda: DataLoader(Own(), BATCH // 2, sampler=DistributedSampler(Own())),
+    f"{DEALT}sampler=your": lambda: DataLoader(Own(), BATCH // 2, sampler=WeightedRandomSampler(torch.ones(40), 40)),
+    APART.format("stream Endless", STREAM): lambda: DataLoader(Endless(), BATCH // 2),
+    APART.format("Batches", STREAM): Batches,
+    APART.format("Derived", SET): lambda: Derived(Own(), BATCH // 2),
+    APART.format("DataLoader", rf"{SET}, sampler="): lambda: DataLoader(Own(), batch_sampler=[[0, 1], [2, 3]]),
     "a sample of OwnDice differs when it is read twice with the same seed": lambda: GlobalLoader(OwnDice(), BATCH),
     "the first batch has 6 rows, and the loader's batches have 8 samples": lambda: GlobalLoader(
         Own(), BATCH, collate_fn=time_first
     ),
     "two training loaders of 40 samples have the seed 0": lambda: [own(), own()],
+    "rank 1's data set has other samples": lambda: by_dice(SAMPLES),
 }
 
 
-def named(words):
-    first = torch.distributed.get_rank() == 0
-    with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext(), contextlib.suppress(Exception):
-        fit(NAMED[words], 2, epochs=1)
+def warned(words):
+    """The first rank warns for all."""
+    here = pytest.warns(UserWarning, match=words) if dist.get_rank() == 0 else contextlib.nullcontext()
+    with here, contextlib.suppress(Exception):  # what was warned of may fail
+        fit(WARNED[words], 2, epochs=1, deals=not words.startswith("each"))
 
 
-@pytest.mark.parametrize("words", NAMED)
-def test_what_a_loader_does_not_know_is_named(words, ranks):
-    ranks(2).run(named, words)
+@pytest.mark.promise("noise for two loaders; Lightning's own sampler (a warning)")
+@pytest.mark.parametrize("words", WARNED)
+def test_what_would_differ_from_one_device_is_named(words, ranks):
+    ranks(2).run(warned, words)
 
 
-def by_dice(rows):
-    order = list(range(SAMPLES))
-    random.Random(1 + torch.distributed.get_rank()).shuffle(order)
-    return GlobalLoader(Subset(Own(), order[: rows()]), BATCH)
+def silent(make):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*training differs from one device")
+        fit(make, 2, epochs=1)
 
 
-def other_data():
-    first = torch.distributed.get_rank() == 0
-    with pytest.warns(UserWarning, match="rank 1's data set has other samples") if first else contextlib.nullcontext():
-        fit(partial(by_dice, lambda: SAMPLES), 2, epochs=1)
-
-
-def more_data():
-    with pytest.raises(UserError, match="rank 1 has 24 samples, and rank 0 32: all ranks read the same data set"):
-        fit(partial(by_dice, lambda: 24 if torch.distributed.get_rank() else 32), 2, epochs=1)
-
-
-@pytest.mark.parametrize("fitted", [other_data, more_data])
-def test_a_data_set_that_each_rank_has_otherwise_is_named(fitted, ranks):
-    ranks(2).run(fitted)
+def test_our_own_loaders_are_not_named(ranks):
+    for make in (own, streamed):
+        ranks(2).run(silent, make)
 
 
 class Subclass(GlobalLoader):
@@ -349,15 +288,27 @@ def held_out(count):
     return GlobalLoader(Subset(Own(), range(count)), BATCH, training=False)
 
 
-def unequal_parts():
-    with pytest.raises(UserError, match=r"9 samples cannot be dealt out to 2 ranks, .* GlobalLoader\(training=True\)"):
-        fit(lambda: held_out(9), 2, epochs=1)
-    with pytest.raises(UserError, match="1 held-out samples are too few for 2 ranks"):
-        held_out(1)
+def too_early(kind):
+    with alone():
+        return kind(Own(), BATCH)
 
 
-def test_what_ranks_cannot_share_of_held_out_samples_is_named(ranks):
-    ranks(2).run(unequal_parts)
+REFUSED = {
+    "rank 1 has 24 samples, and rank 0 32: all ranks": lambda: by_dice(24 if dist.get_rank() else 32),
+    r"9 samples cannot be dealt out to 2 ranks, .* GlobalLoader\(training=True\)": lambda: held_out(9),
+    "1 held-out samples are too few for 2 ranks": lambda: held_out(1),
+    r"a Subclass was made for 1 rank\(s\), and there are 2; make it in train_": lambda: too_early(Subclass),
+}
+
+
+def refused(words):
+    with pytest.raises(UserError, match=words):
+        fit(REFUSED[words], 2, epochs=1)
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_ranks_cannot_share_is_refused(words, ranks):
+    ranks(2).run(refused, words)
 
 
 def made_too_early(make):
@@ -366,20 +317,9 @@ def made_too_early(make):
     assert fit(lambda: early, 2)[0] == fit(lambda: make(BATCH), 2)[0]
 
 
-def made_too_early_by_a_stranger():
-    with alone():
-        early = Subclass(Own(), BATCH)
-    with pytest.raises(UserError, match=r"a Subclass was made for 1 rank\(s\), and there are 2; make it in train_"):
-        fit(lambda: early, 2)
-
-
 @pytest.mark.parametrize("make", [partial(GlobalLoader, Own()), partial(GlobalStream, Stream())], ids=["set", "stream"])
 def test_a_loader_that_was_made_before_the_ranks_is_made_again_for_them(ranks, make):
     ranks(2).run(made_too_early, make)
-
-
-def test_a_loader_that_nobody_can_make_again_is_refused(ranks):
-    ranks(2).run(made_too_early_by_a_stranger)
 
 
 def overfitted_and_predicted(world):
