@@ -1,7 +1,5 @@
 """What is particular to BYOL; that it learns, shows and scores, and is the same on ranks: see test_games.py."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -10,28 +8,7 @@ from gan.games.byol import distance, neighbour_error, rising
 from nets.byol import random_view
 from strategies import PhaseStrategy
 from tests.ranks.test_games import byol, pictures
-from tests.support.parity import BATCH, parts, train, trainer
-
-
-@pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
-    return train(byol, pictures, "single", steps=2)
-
-
-# ---- any number of ranks ----
-
-
-def test_the_score_is_the_same_on_two_ranks(ranks):
-    one = _score(1)
-    assert ranks(2).run(_score, 2) == pytest.approx([one, one], rel=1e-9)
-
-
-def _score(world: int) -> float:
-    (result,) = trainer(PhaseStrategy("ddp"), world, 1).validate(byol(), parts(2, world, pictures), verbose=False)
-    return result["val/neighbour_error"]
-
-
-# ---- the game ----
+from tests.support.parity import BATCH, parts, trainer
 
 
 def test_the_target_follows_more_and_more_slowly():
@@ -52,14 +29,10 @@ def test_the_target_follows_more_and_more_slowly():
 
 def test_the_loss_is_the_papers():
     """Its equation 2, for both orders of the views: the squared distance of normalised vectors."""
-    game, batch = byol().double(), pictures(0)
-
-    def here():
-        return noise.at(noise.Place(("test",), 0, BATCH, BATCH))
-
-    with here():
+    game, batch, place = byol().double(), pictures(0), (("test",), 0, BATCH, BATCH)
+    with noise.at(noise.Place(*place)):
         found = game.predict(batch)
-    with here():
+    with noise.at(noise.Place(*place)):
         views = random_view(batch["image"]), random_view(batch["image"])
     wanted = 0
     for mine, theirs in (views, views[::-1]):

@@ -103,13 +103,12 @@ GRAPHS = {game.__name__: (game, vectors, 4) for game in (Rich, Warm, SharedPenal
 GRAPHS |= {name: (HARD[name], vectors, 10) for name in ("BatchNorms", "SometimesReached", "TwoPhases", "Teacher")}
 # StyleGAN2 has penalties in two phases, SEAN functions of its own. Two steps: every phase is due in the first.
 GRAPHS |= {name: (GAMES[name], pictures, 2) for name in ("stylegan", "sean")}
+TRIED = often([(name, "aot_eager") for name in GRAPHS], ["Rich", "Warm"])
 BY_INDUCTOR = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
 
 @pytest.mark.parametrize(
-    ("name", "backend"),
-    [*often([(name, "aot_eager") for name in GRAPHS], ["Rich", "Warm"])]
-    + [pytest.param("Rich", "inductor", marks=[pytest.mark.slow, BY_INDUCTOR])],
+    ("name", "backend"), [*TRIED, pytest.param("Rich", "inductor", marks=[pytest.mark.slow, BY_INDUCTOR])]
 )
 def test_one_device_trains_the_same(name, backend):
     game, batches, steps = GRAPHS[name]

@@ -52,27 +52,6 @@ def differences(ranks, policy, world, plan=None, what=DISTILLATION):
 
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "gather", "scatter")
-WORLDS = [(policy, world) for world in (2, 4) for policy in EIGHT] + [(policy, 2) for policy in MORE]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("policy", "world"), WORLDS)
-def test_memory_and_bytes_are_as_planned(policy, world, ranks):
-    found = differences(ranks, policy, world)
-    print(f"\n{world} {policy:36}", *(f"{' '.join(key)} {100 * by:+.1f} %" for key, by in found.items()), sep=" | ")
-    assert {key: by for key, by in found.items() if abs(by) > WITHIN} == {}
-
-
-@pytest.mark.parametrize("policy", often([*EIGHT[:-1], "first=zero3,*=zero1"], ["zero3"]))
-def test_so_they_are_with_a_gradient_penalty_and_micro_batches(policy, ranks):
-    found = differences(ranks, policy, 2, what=SIZED)
-    assert {key: by for key, by in found.items() if abs(by) > WITHIN} == {}
-
-
-@pytest.mark.parametrize("policy", often([*EIGHT[:-1], "first=zero3,*=zero1"], []))
-def test_so_they_are_with_an_optimizer_for_a_phase(policy, ranks):
-    found = differences(ranks, policy, 2, what=(SizedTwice, single, 2**18))
-    assert {key: by for key, by in found.items() if abs(by) > WITHIN} == {}
 
 
 class Layers(GanModule):
@@ -122,17 +101,34 @@ class Skips(Layers):
         return nn.Sequential(nn.Unflatten(1, (6, 32)), ends[0], Skip(16, inner), ends[1], nn.Flatten())
 
 
-PIPELINES = [("pipeline", 2, Layers), ("pipeline", 4, Layers), (STAGES, 4, Layers), ("pipeline", 2, Skips)]
-CHUNKED = [("pipeline+chunks:1", 2, Skips), ("pipeline+chunks:8", 2, Skips)]
+PENALISED, TWICE, LAYERS, SKIPS = (SIZED, (SizedTwice, single, 2**18), (Layers, rows, 2**18), (Skips, rows, 2**18))
+OF_SIZED = [*EIGHT[:-1], "first=zero3,*=zero1"]
+PLANNED = {  # and the policies and ranks; a pipeline's rank has the activations of its layers, of all ranks' samples
+    "a distillation": (
+        DISTILLATION,
+        [(policy, world) for world in (2, 4) for policy in EIGHT]
+        + [(policy, 2) for policy in MORE]
+        + [(policy, 1) for policy in ("single", "zero3+offload", MIX)],
+    ),
+    "a gradient penalty and micro-batches": (PENALISED, [(policy, 2) for policy in OF_SIZED]),
+    "an optimizer for a phase": (TWICE, [(policy, 2) for policy in OF_SIZED]),
+    "layers": (LAYERS, [("pipeline", 2), ("pipeline", 4), (STAGES, 4)]),
+    "skips": (SKIPS, [("pipeline", 2), ("pipeline+chunks:1", 2), ("pipeline+chunks:8", 2)]),
+}
+FAST = [("a gradient penalty and micro-batches", "zero3", 2), ("layers", "pipeline", 2)]
 
 
 @pytest.mark.parametrize(
-    ("policy", "world", "game"),
-    [PIPELINES[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in [*PIPELINES[1:], *CHUNKED])],
+    ("name", "policy", "world"),
+    [
+        pytest.param(name, *how, marks=[pytest.mark.slow] * ((name, *how) not in FAST))
+        for name, (_, hows) in PLANNED.items()
+        for how in hows
+    ],
 )
-def test_a_pipeline_holds_what_is_planned_and_moves_that(policy, world, game, ranks):
-    """A rank has the activations of its layers, of the samples of all ranks: other layers, and more samples."""
-    found = differences(ranks, policy, world, what=(game, rows, 2**18))
+def test_memory_and_bytes_are_as_planned(name, policy, world, ranks):
+    found = differences(ranks, policy, world, what=PLANNED[name][0])
+    print(f"\n{world} {policy:36}", *(f"{' '.join(key)} {100 * by:+.1f} %" for key, by in found.items()), sep=" | ")
     assert {key: by for key, by in found.items() if abs(by) > WITHIN} == {}
 
 
@@ -140,13 +136,6 @@ def test_on_one_rank_all_policies_do_the_same():
     alone = planned(Sized, "single", 1, single(0), 2**18)
     for policy in EIGHT[:5]:
         assert planned(Sized, policy, 1, single(0), 2**18) == alone
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["single", "zero3+offload", MIX])
-def test_so_they_are_on_one_rank(policy, ranks):
-    found = differences(ranks, policy, 1)
-    assert {key: by for key, by in found.items() if abs(by) > WITHIN} == {}
 
 
 @pytest.mark.slow

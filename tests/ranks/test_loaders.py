@@ -28,8 +28,9 @@ from gan import GanModule
 from gan.files.errors import UserError
 from gan.ranks import alone
 from strategies import PhaseStrategy
+from strategies.processes.equal_rows import EqualRows
 from tests.support.hard_games import Plain
-from tests.support.parity import BATCH, BROKEN, distance, equals, snapshot, trainer
+from tests.support.parity import BATCH, BROKEN, distance, equals, snapshot, train, trainer, vectors
 from tests.support.saved import Saves
 
 SAMPLES = 40
@@ -380,3 +381,52 @@ def weighted_apart():
 def test_the_control_left_alone_it_makes_another_order_on_each_rank(ranks):
     (mine, _), (theirs, _) = ranks(2).run(weighted_apart)
     assert any(set(one) & set(other) for (_, one), (_, other) in zip(mine, theirs, strict=True))
+
+
+# ---- ranks whose batches have different sizes are refused before an update is made from them ----
+
+
+def smaller_at_the_end(step):
+    """On all ranks together, as the last batch of an epoch is."""
+    return {"x": vectors(step)["x"][: BATCH if step % 3 < 2 else BATCH // 2]}
+
+
+def test_batches_that_change_on_all_ranks_together_are_exact(ranks):
+    expected = train(Plain, smaller_at_the_end, "single", steps=4)
+    equals(ranks(2).run(train, Plain, smaller_at_the_end, "zero3", 2, 4), expected)
+
+
+def unequal(policy, sizes, checked=True):
+    """What a rank is told whose batches have these sizes, and its weights then."""
+    game, said = Plain(), None
+    mine = sizes[dist.get_rank()]
+    loader = DataLoader([{"x": vectors(step)["x"][:size]} for step, size in enumerate(mine)], batch_size=None)
+    with contextlib.nullcontext() if checked else mock.patch.object(EqualRows, "begin"):
+        try:
+            trainer(PhaseStrategy(policy, check=False), 2, len(mine)).fit(game, loader)
+        except UserError as error:
+            said = str(error)
+    return said, {name: weight.detach().clone() for name, weight in game.named_parameters()}
+
+
+AT_FIRST, LATER = ([6], [2]), ([8, 6], [8, 2])
+
+
+@pytest.mark.promise("ranks with unequal batches", "the training of one device, or a refusal by name")
+@pytest.mark.parametrize(
+    ("policy", "sizes", "where"), [("ddp", AT_FIRST, ""), ("zero3", LATER, "phase 'discriminator' of step 1: ")]
+)
+def test_ranks_with_unequal_rows_are_refused_by_name_on_all(policy, sizes, where, ranks):
+    for said, _ in ranks(2).run(unequal, policy, sizes):
+        assert said.startswith(
+            f"{where}rank 1's batch has 2 rows and rank 0's 6, so the mean over ranks is not the mean"
+        )
+        assert "type drop_last=True" in said
+
+
+@pytest.mark.promise("ranks with unequal batches")
+def test_no_rank_makes_an_update_from_them(ranks):
+    before = [each[1] for each in ranks(2).run(unequal, "ddp", [sizes[:1] for sizes in LATER])]
+    for found in (ranks(2).run(unequal, "ddp", LATER, checked) for checked in (True, False)):
+        differences = [distance(each[1], one) for each, one in zip(found, before, strict=True)]
+        assert (max(differences) == 0) == (found[0][0] is not None)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.ranks.test_games import byol, pictures, r3gan, vqgan
+from tests.ranks.test_games import byol, hifigan, pictures, r3gan, vqgan
 from tests.support.scene import Scene
 
 
@@ -13,5 +13,6 @@ def built_in(game: Any, **more: Any) -> Scene:
 BUILT_IN = {
     "r3gan": built_in(r3gan, policies={"ddp": 2}),
     "vqgan": built_in(vqgan, policies={"ddp": 2, "zero3": 2}, often=("ddp",), steps=6, checked=("zero3",)),
+    "hifigan": built_in(hifigan, policies={"zero3": 2}, bucket=2048, steps=2),
     "byol": built_in(byol, policies={"ddp": 2, "zero3": 2}, often=("zero3",), checked=("ddp",)),
 }

@@ -19,7 +19,7 @@ from tests.support import forward_games
 from tests.support.forward_games import Derived, Slopes, joined
 from tests.support.hard_games import BatchNorms, Plain, mlp
 from tests.support.parity import BATCH, vectors
-from tests.support.scene import DEAF, POLICIES, RARELY_DEAF, SMALL, Mutant, Refused, Scene
+from tests.support.scene import DEAF, POLICIES, RARELY_DEAF, SMALL, Mutant, Refused, Scene, nothing
 from tests.support.sharing_games import Adapters, FollowingAdapters, OneModule, SharedBase, by_hand
 
 # ---- gan.ranks ----
@@ -427,6 +427,7 @@ NORMS = {
 }
 OF_GPUS = "player 'generator': torch's SyncBatchNorm needs GPUs; type Trainer(sync_batchnorm=True)"
 LISTS = "micro-batches of lists and captions"
+UNENDED = {"strategies.sharding.unshard_on_read.end_graphs": nothing}
 LOADERS = "noise for two loaders; Lightning's own sampler (a warning)"
 AS_ONE = {"ddp": 2, "zero1": 4, "zero2": 2, "zero3": 2, "fsdp": 2}
 RECOMPUTED = {"zero3+recompute": 2, "ddp+recompute": 2}
@@ -553,6 +554,14 @@ LOSSES = {
         for name in ("MeanFlow", "Slopes")
     },
     "a graph of second order for a later phase": Scene(Handed, policies={"zero3": 2}, bucket=SMALL),
+    "kept_graph": Scene(
+        Kept, policies={"zero2": 2}, often=("zero2",), bucket=SMALL,
+        refused=(
+            *(Refused(Kept, policy, "modified by an inplace operation", check=False) for policy in ("zero3", "fsdp")),
+            # FSDP2 has freed the memory that the graph needs.
+            Refused(Kept, "fsdp", "storage", unsaid="inplace", check=False, replaced=UNENDED),
+        ),
+    ),
     "adapters": Scene(
         Adapters, lambda steps: by_hand(Adapters(), steps), policies=SHARED, often=("zero3",), checked=("zero2",),
         bucket=SMALL, saved=("zero3",), arrives=MIXED, travels_often=False,

@@ -13,7 +13,7 @@ from gan import GanModule, Phase, Player
 from strategies.sharding.bucket import PendingReduction
 from strategies.world import Groups
 from tests.support.composite import Composite
-from tests.support.hard_games import BatchNormPenalty, Micro4, Plain, TwoPhases
+from tests.support.hard_games import BatchNormPenalty, Micro4, Plain, Teacher, TwoPhases
 from tests.support.scene import DEAF, ENGINES, POLICIES, Mutant, Refused, Scene, nothing
 
 WIDTH = 8
@@ -165,6 +165,12 @@ class Compiled(Plain):
         self.generator.compile(backend="eager")
 
 
+class TeacherInTwo(Teacher):
+    """The fake that two phases share is that of the micro-batch."""
+
+    micro_batches = 2
+
+
 class Crossed(Plain):
     """Both learn in one phase, and backward reaches them in the one order on even ranks, in the other on odd ones."""
 
@@ -267,6 +273,7 @@ POLICY_GAMES = {
     # `make matrix` has these under every policy.
     "a plain game": Scene(Plain, policies=DDP, mutants=(DEAF,)),
     "four micro-batches of a mean over samples": Scene(Micro4, alone=Plain, policies=DDP),
+    "a shared fake in micro-batches": Scene(TeacherInTwo, alone=Teacher, policies={"single": 1, "ddp": 2}),
     "a penalty through batch norms": Scene(BatchNormPenalty, policies=DDP, mutants=(APART,)),
     "norms_by_hooks": Scene(
         Hooked, saved=("zero3", "ddp"), arrives=(("pipeline", 2), ("fsdp", 2), ("single", 1)),
