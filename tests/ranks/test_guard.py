@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -16,31 +17,18 @@ from tests.support.parity import distance, parts, snapshot, trainer
 class Poisoned(Plain):
     """The discriminator's loss is not a number in some steps, on one rank."""
 
-    bad_steps: tuple = ()
-    bad_rank = 0
+    def __init__(self, bad_steps=range(1000), bad_rank=0, named=True):
+        super().__init__()
+        self.bad_steps, self.bad_rank, self.named = bad_steps, bad_rank, named
 
     def judge(self, batch):
         losses = super().judge(batch)
         if self.step in self.bad_steps and self.trainer.global_rank == self.bad_rank:
             losses["fake"] = losses["fake"] * math.nan
-        return losses
+        return losses if self.named else sum(losses.values())
 
 
-class Once(Poisoned):
-    bad_steps, bad_rank = (3,), 1
-
-
-class Always(Poisoned):
-    bad_steps = range(1000)
-
-
-class Nameless(Always):
-    def judge(self, batch):
-        return sum(super().judge(batch).values())
-
-
-class FromTheThird(Poisoned):
-    bad_steps = range(2, 1000)
+NAMELESS = partial(Poisoned, named=False)
 
 
 class SteepGradient(Plain):
@@ -68,7 +56,7 @@ def run(game, world=1, steps=6):
     "skipped on all ranks together; a loss that stays so ends the run with a message",
 )
 def test_one_bad_rank_skips_one_update_of_its_player_on_all(ranks):
-    (first, skipped, said), (second, skipped_too, _) = ranks(2).run(run, Once, 2)
+    (first, skipped, said), (second, skipped_too, _) = ranks(2).run(run, partial(Poisoned, (3,), 1), 2)
     assert distance(first, second) == 0
     assert skipped == skipped_too == {"generator": 0, "discriminator": 1}
     assert all(torch.isfinite(value).all() for value in first.values())
@@ -91,8 +79,8 @@ def test_a_loss_that_stays_bad_ends_the_run_after_some_patience():
     with pytest.raises(
         UserError, match=rf"at step {1 + PATIENCE}, loss 'fake' is nan; skipped {PATIENCE} updates in a row of"
     ):
-        run(FromTheThird, steps=40)
-    assert run(FromTheThird, steps=PATIENCE)[1]["discriminator"] == PATIENCE - 2
+        run(partial(Poisoned, range(2, 1000)), steps=40)
+    assert run(partial(Poisoned, range(2, 1000)), steps=PATIENCE)[1]["discriminator"] == PATIENCE - 2
 
 
 def refused(game, world=1, steps=6):
@@ -104,7 +92,11 @@ def refused(game, world=1, steps=6):
 
 @pytest.mark.parametrize(
     ("game", "steps", "words"),
-    [(Always, 6, "loss 'fake' is nan"), (Nameless, 6, "the loss is nan"), (Always, 1, "loss")],
+    [
+        (Poisoned, 6, "loss 'fake' is nan"),
+        (NAMELESS, 6, "the loss is nan"),
+        (Poisoned, 1, "loss"),
+    ],
 )
 def test_a_loss_that_is_never_finite_ends_the_run_at_once_also_in_its_last_step(game, steps, words):
     said = refused(game, steps=steps)
@@ -113,6 +105,6 @@ def test_a_loss_that_is_never_finite_ends_the_run_at_once_also_in_its_last_step(
 
 
 def test_all_ranks_give_up_together(ranks):
-    messages = ranks(2).run(refused, Always, 2)
+    messages = ranks(2).run(refused, Poisoned, 2)
     assert messages[0] == messages[1]
     assert "does not learn" in messages[0]

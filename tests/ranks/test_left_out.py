@@ -59,7 +59,7 @@ class Other(UnsavedShared):
     ("game", "whole", "policy", "world"),
     [
         (Unsaved, Adapters, "zero3", 2),
-        pytest.param(UnsavedShared, SharedBase, "zero3", 2, marks=pytest.mark.slow),
+        (UnsavedShared, SharedBase, "zero3", 2),
         (UnsavedShared, SharedBase, "single", 1),
     ],
 )
