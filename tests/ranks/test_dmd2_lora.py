@@ -1,6 +1,5 @@
 """DMD2 by adapters; that it learns, shows and scores, and is the same on ranks: see test_games.py."""
 
-import pytest
 import torch
 
 from gan import noise
@@ -10,9 +9,9 @@ from nets.denoiser import Denoiser, Head
 from nets.lora import LowRank
 from strategies import PhaseStrategy
 from tests.ranks.test_games import SIZE, dmd2_lora, pictures
-from tests.support.parity import BATCH, BROKEN, Deaf, distance, equals, in_buckets, parts, train, trainer
+from tests.support.parity import BATCH, parts, trainer
 
-STEPS, FIRST, PIECE = 6, 2, 512
+STEPS, FIRST = 6, 2
 
 
 def learning() -> Dmd2Lora:
@@ -20,28 +19,6 @@ def learning() -> Dmd2Lora:
     torch.manual_seed(0)
     rules = dict(student_every=3, adversarial=0.1, head_weight=0.1, ema=0.9)
     return Dmd2Lora(Denoiser((4, 4), embedding=4), Head(4), SIZE, rank=2, base_steps=FIRST, **rules)
-
-
-def run(policy, world, devices=1):
-    """Under zero3 in many buckets."""
-    more = {"devices": devices} if devices > 1 else {}
-    return in_buckets(PIECE, train, learning, pictures, policy, world, STEPS, check=policy is not Deaf, **more)
-
-
-@pytest.fixture(scope="module")
-def alone():
-    return run("single", 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["zero1", "zero2", "zero3", "fsdp", "student=ddp,*=zero3"])
-def test_two_ranks_train_the_same(policy, ranks, alone):
-    equals(ranks(2).run(run, policy, 2), alone)
-
-
-@pytest.mark.slow
-def test_the_control_without_synchronisation(ranks, alone):
-    assert distance(ranks(2).run(run, Deaf, 2)[0], alone) > BROKEN
 
 
 def fitted(game, steps):
@@ -85,10 +62,9 @@ def test_student_and_fake_score_begin_as_the_teacher():
 
 
 def test_the_base_learns_to_denoise_pictures():
-    game, batch = learning().double(), pictures(0)
-    place = noise.Place(("test",), 0, BATCH, BATCH)
-    with noise.at(place):
+    game, batch, place = learning().double(), pictures(0), (("test",), 0, BATCH, BATCH)
+    with noise.at(noise.Place(*place)):
         found = game.denoise(batch)
-    with noise.at(noise.Place(("test",), 0, BATCH, BATCH)):
+    with noise.at(noise.Place(*place)):
         noisy, sigma = game.diffuse(batch["image"])
     torch.testing.assert_close(found, denoising(game.teacher(noisy, sigma), batch["image"], sigma, 0.5))

@@ -242,41 +242,22 @@ def pictures(step: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.T
 
 # The discriminator's minibatch deviation gathers its features once in forward, and their gradients in backward. The
 # average of styles asks for a mean of 8 numbers. A penalty leaves gradients of some biases at exactly zero, so each
-# weight of the player costs a byte.
+# weight of the player costs a byte. For path lengths their mean is asked too, and its gradient.
 FEATURES, STYLES = [16, 8192, 8192], [64]
+ASKED = {
+    ("generator", "generator"): [*STYLES, *FEATURES],
+    ("path", "generator"): [42, *STYLES, 8, 8],
+    ("discriminator", "discriminator"): [*STYLES, *FEATURES, *FEATURES],
+    ("r1", "discriminator"): [18, *FEATURES, 8192, 8192],
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "steps", "learners", "asked"),
-    [
-        ("dmd2_lora", 10, {"guidance": ("fake_score", "head"), "student": ("student",)}, {}),
-        (
-            "stylegan",
-            5,
-            {
-                "generator": ["generator"],
-                "path": ["generator"],
-                "discriminator": ["discriminator"],
-                "r1": ["discriminator"],
-            },
-            {
-                "generator": [*STYLES, *FEATURES],
-                "path": [42, *STYLES, 8, 8],  # the mean length, and its gradient
-                "discriminator": [*STYLES, *FEATURES, *FEATURES],
-                "r1": [18, *FEATURES, 8192, 8192],
-            },
-        ),
-    ],
-)
 @pytest.mark.slow
-def test_a_phase_of_several_networks_moves_its_learners_gradients_alone(name, steps, learners, asked, ranks):
-    """Once each, and a byte for each weight where one is out of reach."""
-    found, sizes = ranks(2).run(moved, GAMES[name], "ddp", 2, steps, pictures)[0], sizes_of(GAMES[name])
+def test_a_phase_moves_its_learners_gradients_and_what_its_loss_asks_once(ranks):
+    found, sizes = ranks(2).run(moved, stylegan, "ddp", 2, 5, pictures)[0], sizes_of(stylegan)
     last = {phase: collectives for _, phase, collectives in found}  # where the reducers have agreed on their order
-    for phase, names in learners.items():
-        expected = sorted(sizes[learner] for learner in names) + asked.get(phase, [])
-        assert sorted(size for _, size in last[phase]) == sorted(expected)
-        assert {kind for kind, _ in last[phase]} == {"allreduce_"}
+    for (phase, learner), asked in ASKED.items():
+        assert sorted(last[phase]) == sorted(("allreduce_", size) for size in [sizes[learner], *asked])
 
 
 def _score(game, world: int) -> float:
