@@ -20,7 +20,7 @@ from gan.files.system import WINDOWS, signals
 from tests.support import browser, commands, opening, worlds
 from tests.support.counted import forget
 from tests.support.hard_games import HARD
-from tests.support.journey import leg, travel
+from tests.support.journey import leg
 from tests.support.parity import train
 from tests.support.worlds import Ranks
 
@@ -132,19 +132,6 @@ def hard_alone() -> Callable[[str], dict[str, Any]]:
 def unbroken() -> dict[str, Any]:
     """The journey of one device that never stopped."""
     return leg("single", 1, 6)
-
-
-@pytest.fixture(scope="session")
-def saved(ranks: Callable[[int], Ranks], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """`saved(policy)`: the checkpoint of a journey's step 3 under a policy, made once."""
-
-    @cache
-    def get(policy: str) -> str:
-        path = str(tmp_path_factory.mktemp("travel") / "three.ckpt")
-        travel(ranks, policy, 3, save=path)
-        return path
-
-    return get
 
 
 @pytest.fixture

@@ -240,14 +240,6 @@ def test_a_checkpoint_goes_from_policy_to_policy(policies, ranks, unbroken, tmp_
     assert distance(arrived, unbroken) < EXACT
 
 
-@SLOW
-@pytest.mark.parametrize("policies", needing([("zero3", "zero2"), ("deepspeed2", "deepspeed3")]))
-def test_the_control_a_journey_without_its_optimizers_arrives_elsewhere(policies, saved, unbroken, ranks, tmp_path):
-    one, other = policies
-    damaged = without_optimizers(saved(one), tmp_path / "damaged.ckpt")
-    assert distance(travel(ranks, other, 6, resume=damaged), unbroken) > BROKEN
-
-
 # ---- bytes and memory ----
 
 

@@ -93,19 +93,14 @@ def test_so_are_averages_but_no_masks_and_no_good_weights(what, value, words, tm
         assert re.match(words, line) and re.search(words, refused)
 
 
-@pytest.mark.parametrize(("value", "words"), [(torch.nan, "'generator.0.weight'"), (1.0, None)])
-def test_a_game_is_not_loaded_with_them(value, words, tmp_path):
-    def fit(game):
-        made = trainer(PhaseStrategy("single"), 1, 1)
-        made.fit(game, parts(1))
-        with torch.no_grad():
-            game.generator[0].weight[0, 0] = value
-        made.save_checkpoint(tmp_path / "x.ckpt")
-
-    fit(Plain())
-    if words is None:
-        Plain.load_from_checkpoint(tmp_path / "x.ckpt")
-        return
-    with pytest.raises(NotFinite, match=rf"x.ckpt has weights that are not finite: {words}; take"):
+def test_a_game_is_not_loaded_with_them(tmp_path):
+    made, game = trainer(PhaseStrategy("single"), 1, 1), Plain()
+    made.fit(game, parts(1))
+    made.save_checkpoint(tmp_path / "good.ckpt")
+    Plain.load_from_checkpoint(tmp_path / "good.ckpt")
+    with torch.no_grad():
+        game.generator[0].weight[0, 0] = torch.nan
+    made.save_checkpoint(tmp_path / "x.ckpt")
+    with pytest.raises(NotFinite, match=r"x.ckpt has weights that are not finite: 'generator.0.weight'; take"):
         Plain.load_from_checkpoint(tmp_path / "x.ckpt")
     assert Plain.load_from_checkpoint(tmp_path / "x.ckpt", strict=False).generator[0].weight[0, 0].isnan()

@@ -24,10 +24,9 @@ from gan.ranks import mean
 from strategies import PhaseStrategy
 from strategies.hooks import INSTEAD, NO_HOOKS
 from strategies.sharding.resharded_parameter import resharded
-from tests.scenes.writing import Adaptive, ClipsByNorm, ClipsNetworks, Loose
 from tests.support.doubled import doubled
 from tests.support.hard_games import Micro2, Plain
-from tests.support.parity import BROKEN, distance, often, parts, refused, single, train, trainer, weights
+from tests.support.parity import BROKEN, distance, often, parts, refused, train, trainer, weights
 
 ORDER = ["on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"]
 
@@ -127,21 +126,6 @@ def looked(policy, world=1):
     notes = Notes()
     trainer(PhaseStrategy(policy, check=False), world, 3, callbacks=[notes]).fit(Plain(), parts(3, world))
     return notes.seen
-
-
-def rounded(game, policy, world=1):
-    """Trained in float32, in which DeepSpeed computes."""
-    return weights(train(game, single, policy=policy, world=world, precision="32-true"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("game", [ClipsByNorm, ClipsNetworks, Adaptive])
-@pytest.mark.parametrize("policy", ["deepspeed1", "deepspeed2", "deepspeed3"])
-def test_it_does_so_under_deepspeed(policy, game, ranks):
-    pytest.importorskip("deepspeed")
-    alone = rounded(game, "single")
-    assert distance(ranks(2).run(rounded, game, policy, 2)[0], alone) < 1e-6
-    assert distance(rounded(Loose, "single"), alone) > 1e-4
 
 
 @pytest.mark.parametrize("policy", often(["ddp", "zero1", "zero2", "zero3", "fsdp"], ["zero3"]))

@@ -178,7 +178,7 @@ def by_norms(game: Any, *more: Mutant, **policies: int) -> Scene:
     """In buckets of 200 bytes, of which some ranks own no piece of a weight."""
     return Scene(
         game, bucket=200, promises=HOOKS, often=("zero3",),
-        policies={**OURS, "zero2+offload": 2, "zero3+whole": 2, "fsdp+offload": 2, **policies},
+        policies={**OURS, **ENGINES, "zero2+offload": 2, "zero3+whole": 2, "fsdp+offload": 2, **policies},
         mutants=(Mutant("nothing is clipped", game=Loose), Mutant("a norm of parts", game=OwnNorms), *more),
     )  # fmt: skip
 
