@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, cast
+from unittest import mock
 
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
@@ -57,7 +58,8 @@ class GameFirst(Callback):
     game that has an `example_input_array`: in on_fit_start.
     """
 
-    put_back: Callable[[], None] | None = None
+    def __init__(self) -> None:
+        self.instead = ExitStack()  # empty where the callback may be pickled
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if pl_module.example_input_array is None:
@@ -98,20 +100,15 @@ class GameFirst(Callback):
 
     def _instead(self, game: LightningModule, name: str, then: Callable[[], object]) -> None:
         """Lightning's own call of the hook puts the hook back, and calls `then`."""
-        own = vars(game)
-        before = {name: own[name]} if name in own else {}
 
-        def put_back() -> None:
-            own.pop(name, None)
-            own.update(before)
-            self.put_back = None  # no callback that can be pickled keeps a function
+        def called(*_: Any) -> None:
+            self.instead.close()
+            then()
 
-        self.put_back = put_back
-        own[name] = lambda *_: (put_back(), then())
+        self.instead.enter_context(mock.patch.object(game, name, called))
 
     def on_exception(self, *_: Any) -> None:
-        if self.put_back is not None:
-            self.put_back()
+        self.instead.close()
 
 
 class Hooks:
@@ -153,8 +150,15 @@ def see_gradients(learner: Policy, phase: Phase, hooks: Hooks, world: World, com
             stack.enter_context(whole_gradients(learner.reduction, updater.optimizer, updater.groups))
         before = _gradients_of(learner)
         hooks.call("on_before_optimizer_step", updater.optimizer)
-        if compared:
-            _check_that_hooks_agree(learner, phase, before, world)
+        # What ranks leave must be alike: later all gather the same weights, so nothing shows it.
+        now = _gradients_of(learner)
+        written = [(id(each), version) for each, version in now] != [(id(each), version) for each, version in before]
+        if compared and not alike([gradient for gradient, _ in now] if written else [], world.device):
+            raise UserError(
+                f"phase '{phase.name}', player '{learner.player.name}': on_before_optimizer_step has left other "
+                f"gradients on each rank. They are averaged over the ranks already; what the hook puts in their place "
+                f"must be so too: gan.ranks.mean(x) in place of x"
+            )
         return Reduction.norms(learner.reduction)
 
 
@@ -162,18 +166,6 @@ def _gradients_of(learner: Policy) -> list[tuple[Tensor, int]]:
     """Each gradient, and how often it has been written."""
     gradients = (weight.grad for weight in learner.storage.weights.values())
     return [(gradient, gradient._version) for gradient in gradients if gradient is not None]
-
-
-def _check_that_hooks_agree(learner: Policy, phase: Phase, before: list[tuple[Tensor, int]], world: World) -> None:
-    """Raise if a hook has left other gradients on each rank: later all gather the same weights, so nothing shows it."""
-    now = _gradients_of(learner)
-    written = [(id(each), version) for each, version in now] != [(id(each), version) for each, version in before]
-    if not alike([gradient for gradient, _ in now] if written else [], world.device):
-        raise UserError(
-            f"phase '{phase.name}', player '{learner.player.name}': on_before_optimizer_step has left other gradients "
-            f"on each rank. They are averaged over the ranks already; what the hook puts in their place must be so "
-            f"too: gan.ranks.mean(x) in place of x"
-        )
 
 
 @contextmanager

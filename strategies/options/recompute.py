@@ -3,11 +3,12 @@
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import MethodType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ class Recompute:
         """`blocks` are those that recompute. Without them they are found. Before one does, `begin_again` is called."""
         self.player, self.begin_again = player, begin_again
         self.updates = 0  # how often the player's weights were updated
-        self.undo: list[Callable[[], None]] = []
+        self.given = ExitStack()  # forwards that modules have in place of their own
         # torch's SyncBatchNorm communicates inside torch, where the sums of the first forward cannot be recorded.
         if ranks.more_than_one() and torchs_own(player.module):
             raise UserError(
@@ -84,10 +85,8 @@ class Recompute:
                 self._give_forward(block, self._forward(name))
 
     def _give_forward(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        before = vars(module).get("forward")
         # A bound method, so that a deep copy of the module has a forward with its own weights.
-        module.forward = MethodType(forward, module)
-        self.undo.append(lambda: delattr(module, "forward") if before is None else setattr(module, "forward", before))
+        self.given.enter_context(mock.patch.object(module, "forward", MethodType(forward, module)))
 
     def _forward(self, name: str) -> Callable[..., Any]:
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -130,9 +129,8 @@ class Recompute:
         return checkpoint(once, *leaves, use_reentrant=False, early_stop=not whole)
 
     def release(self) -> None:
-        for undo in reversed(self.undo):
-            undo()
-        self.undo, self.begin_again = [], None
+        self.given.close()
+        self.begin_again = None
 
 
 class ForwardState:
