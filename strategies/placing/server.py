@@ -214,7 +214,14 @@ class Server:
 
     def _agree(self, first: Any, message: Any) -> None:
         """All ranks must run the same, because they gather weights for it together."""
-        alone = threading.Timer(PATIENCE, self._say_who_waits, [message])
+        name, policy = next(iter(self.policies.items()))
+        instead = f"type {name}=ddp@{self.answers.where}"
+        waits = (  # perhaps the other ranks that train will never make this call
+            f"\nrank {', '.join(str(rank) for rank, own in self.rounds if own)} waits for {PATIENCE:g} s, because "
+            f"other ranks that train have not made the same call ({message}). Under policy '{policy.name}' all must, "
+            f"in the same order; if each shall call as it likes, {instead}"
+        )
+        alone = threading.Timer(PATIENCE, print, [waits], {"file": sys.stderr, "flush": True})
         alone.daemon = True
         alone.start()
         try:
@@ -222,24 +229,10 @@ class Server:
         finally:
             alone.cancel()
         if not alike or str(first) != str(message):
-            name, policy = next(iter(self.policies.items()))
             raise UserError(
-                f"the ranks that train call players on ranks {self.answers.where} differently (one: "
-                f"{message}), and under policy '{policy.name}' all must make the same calls in the same order; type "
-                f"{name}=ddp@{self.answers.where}"
+                f"the ranks that train call players on ranks {self.answers.where} differently (one: {message}), and "
+                f"under policy '{policy.name}' all must make the same calls in the same order; {instead}"
             )
-
-    def _say_who_waits(self, message: Any) -> None:
-        """One rank that trains has called, and others have not for a while. Perhaps they never will."""
-        name, policy = next(iter(self.policies.items()))
-        where, ranks = self.answers.where, [rank for rank, own in self.rounds if own]
-        print(
-            f"\nrank {', '.join(map(str, ranks))} waits for {PATIENCE:g} s, because other ranks that train have not "
-            f"made the same call ({message}). Under policy '{policy.name}' all must, in the same order; if each shall "
-            f"call as it likes, type {name}=ddp@{where}",
-            file=sys.stderr,
-            flush=True,
-        )
 
     # ---- phases ----
 
