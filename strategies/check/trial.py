@@ -42,7 +42,8 @@ class Snapshot:
     def __init__(self, game: GanModule, policies: Mapping[str, Policy]) -> None:
         reachable = Reachable([game])
         self.iterators = reachable.iterators()
-        self.read = _read_by(reachable)
+        functions = [value for _, value in reachable.objects.values() if isinstance(value, FunctionType)]
+        self.read = {name for function in functions for name in _reads(function.__code__)}
         self.game, self.policies, self.trainer = game, policies, game.trainer
         self.should_stop = game.trainer.should_stop
         if OF_TRAINER & self.read:  # a loss may keep something there
@@ -120,11 +121,6 @@ def _numbers(value: Any) -> Tensor | None:
 def _attribute(path: str) -> str:
     """The last name in the path of an object that is no number of an item."""
     return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
-
-
-def _read_by(reachable: Reachable) -> set[str]:
-    functions = [value for _, value in reachable.objects.values() if isinstance(value, FunctionType)]
-    return {name for function in functions for name in _reads(function.__code__)}
 
 
 @cache
@@ -233,7 +229,7 @@ class Trial:
         self.phase, dtypes = phase.name, self.dtypes[phase.name]
         if any(policy.compiled for policy in policies.values()):
             phase = replace(phase, second_order=True)  # then all play eagerly: nothing is compiled for a few samples
-        before, seed = random_state.capture(), torch.initial_seed()
+        before, dice, seed = random_state.capture(), random_state.dice(), torch.initial_seed()
         with ExitStack() as stack:
             if self.alone:
                 training = replace(training, world=replace(training.world, size=1, rank=0))
@@ -256,7 +252,7 @@ class Trial:
         by_seed = torch.initial_seed() != seed or any(call >= OF_SEED for call in draws.seen[phase.name])
         if random_state.changed(before) and not by_seed:  # a seed of the author's is the same on all ranks
             self.unlike.add(phase.name)
-        self.drawn_alike |= random_state.changed_alike(before)
+        self.drawn_alike |= dice != random_state.dice()
 
     def answer(self, phase: Phase) -> bool:
         """What a phase's `when` says on the first rank, after what the trial has played. Warns if others say no."""
