@@ -61,7 +61,12 @@ def assign(
     note_typed({name: str(each) for name, each in choice.items()}, {n: p.follows or n for n, p in players.items()})
     belongings = belongings_of(players, game, game.phases)
     chosen = {name: each for name, each in choose(choice, players).items() if name not in served}
-    chosen = _decide(chosen, players, belongings, world)
+    if any(each.policy == "auto" for each in chosen.values()):
+        free = min(world.gather(memory(world.device, world.per_node)))
+        decisions = decide(chosen, players, belongings, world, free)
+        if world.rank == 0:
+            print(told(decisions, free), flush=True)
+        chosen |= {each.player: each.choice(chosen[each.player]) for each in decisions}
     chosen |= {name: chosen[player.follows] for name, player in players.items() if player.follows is not None}
     policies = {
         name: RemotePlayer(player, world, {}, belongings[name], servers=served[name])
@@ -114,19 +119,6 @@ def choose(choice: Mapping[str, Choice], players: Mapping[str, Player]) -> dict[
                 f"player '{name}' follows '{followed}', so it has the same policy; leave '{name}=' out of --strategy"
             )
     return chosen
-
-
-def _decide(
-    chosen: dict[str, Choice], players: Mapping[str, Player], belongings: Mapping[str, Belongings], world: World
-) -> dict[str, Choice]:
-    """Choose a policy for each player that has `auto`. The first rank prints a table of the choices and reasons."""
-    if all(choice.policy != "auto" for choice in chosen.values()):
-        return chosen
-    free = min(world.gather(memory(world.device, world.per_node)))
-    decisions = decide(chosen, players, belongings, world, free)
-    if world.rank == 0:
-        print(told(decisions, free), flush=True)
-    return {**chosen, **{each.player: each.choice(chosen[each.player]) for each in decisions}}
 
 
 def decide(

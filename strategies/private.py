@@ -246,11 +246,6 @@ def share_file(logger: CSVLogger) -> None:
             writer.metrics_keys = next(csv.reader(file), [])
 
 
-def stop_looking_for_gpus() -> None:
-    """Lightning sets this variable when it is imported. In a CUDA build Adam then looks for a driver in every step."""
-    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
-
-
 def draw_as_eager() -> AbstractContextManager[Any]:
     """Inside the `with`, networks that are compiled draw as eager ones do."""
     return torch._inductor.config.patch(fallback_random=True)

@@ -119,8 +119,11 @@ def optimizer_state(policy: Policy, updater: Updater) -> dict[str, Any]:
         state[name] = _with(values, partial(_share, policy, name))
     groups = zip(packed["param_groups"], updater.groups, strict=True)
     named_groups = [{**group, "params": names} for group, names in groups]
-    types = {name: _of_other_types(values, policy.storage.owned[name].dtype) for name, values in named.items()}
-    types = {name: keys for name, keys in types.items() if keys}
+    types: dict[str, list[str]] = {}  # the names of tensors of another type than their weight
+    for name, values in named.items():
+        tensors = {key: each for key, each in values.items() if isinstance(each, Tensor) and key != "step"}  # torch's
+        if keys := [key for key, each in tensors.items() if each.dtype != policy.storage.owned[name].dtype]:
+            types[name] = keys
     return {**packed, "state": state, "param_groups": named_groups, "made": updater.made, "types": types}
 
 
@@ -156,13 +159,6 @@ def _stepped(policy: Policy, updater: Updater) -> list[str]:
     """The names of the parameters that this rank's optimizer steps, in the order in which torch numbers them."""
     names = {id(parameter): name for name, parameter in policy.storage.owned.items()}
     return [names[id(parameter)] for group in updater.optimizer.param_groups for parameter in group["params"]]
-
-
-def _of_other_types(values: Mapping[str, Any], dtype: torch.dtype) -> list[str]:
-    """The names of tensors of another type than their weight. torch itself keeps that of the count of steps."""
-    return [
-        name for name, each in values.items() if isinstance(each, Tensor) and each.dtype != dtype and name != "step"
-    ]
 
 
 def _with(values: dict[str, Any], make: Callable[[str, Any], Any]) -> dict[str, Any]:
