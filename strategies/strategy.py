@@ -32,12 +32,11 @@ from strategies.choice import choices
 from strategies.first_weights import without_values
 from strategies.hooks import Hooks, overrides, refuse_what_is_not_called
 from strategies.loaders import check_together
-from strategies.players import Players
+from strategies.players import Players, on_devices, serve_players, set_up_players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
 from strategies.processes.stopping import OTHERS, Stopped
 from strategies.ranks_strategy import RanksStrategy
-from strategies.setup import on_devices, serve_players, set_up_players
 from strategies.steps import Steps
 from strategies.turn import Training, all_learning
 from strategies.world import world_of_thread
@@ -322,7 +321,10 @@ class PhaseStrategy(RanksStrategy):
         """Take the policies away, with hooks, process groups and shards. What training has changed stays."""
         self.until_teardown.close()
         if not (self.began or self.is_starter) and (trainer := private.fitting(self.game)):
-            self.saving.resume_at_the_end(trainer)  # nothing was left to train
+            # Nothing was left to train, and so Lightning has called no hook of a training.
+            if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+                trainer.fit_loop.reset()  # counts an epoch that ends with the checkpoint
+            self.saving.resume(trainer)
             self.players.give_back()
         self.began = False
         self.players.release()

@@ -246,12 +246,6 @@ class State:
         if resumed and (at_its_end or not trainer.fit_loop.restarted_mid_epoch) and _without_position(trainer):
             private.begin_epoch_again(trainer)  # it was begun before the random states were restored
 
-    def resume_at_the_end(self, trainer: Trainer) -> None:
-        """If there is nothing left to train, Lightning calls no hook of a training."""
-        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            trainer.fit_loop.reset()  # counts an epoch that ends with the checkpoint
-        self.resume(trainer)
-
     def take_back(self, loops: dict[str, Any]) -> None:
         """In the process that has started its ranks: what they remember, and where they have ended."""
         if self.attributes is not None:
