@@ -89,9 +89,12 @@ class Compiled:
         try:
             return compiled(*args, **kwargs)
         except torch._dynamo.exc.TorchDynamoException as error:
+            inner = getattr(error, "inner_exception", error)
+            lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+            cause = lines[0].rstrip(".") if lines else type(inner).__name__  # without torch's pages of advice
             raise UserError(
                 f"player '{self.player.name}': torch.compile fails on its {type(self.player.module).__name__}: "
-                f"{_first_line(error)}; leave the option compile out for it: "
+                f"{cause}; leave the option compile out for it: "
                 f"{instead(self.player.name, without='compile')}"
             ) from error
 
@@ -167,10 +170,3 @@ def compiling() -> Iterator[None]:
     exact = torch._functorch.config.patch(donated_buffer=False, treat_parameters_as_free_to_save=False)
     with exact, torch._dynamo.config.patch(recompile_limit=RECOMPILES):
         yield
-
-
-def _first_line(error: Exception) -> str:
-    """The cause, without torch's pages of advice."""
-    error = getattr(error, "inner_exception", error)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
