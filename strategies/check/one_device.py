@@ -22,32 +22,38 @@ so a difference is only said, and only of what the author's code also reads.
 """
 
 import copy
+import math
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
+import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_warn
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.pool import ImagePool
-from nets.norm import unsynchronised
+from nets.norm import rows_together, unsynchronised
 from strategies.check.comparison import SHAKES, Comparison, moved, roundings, shake_weights
-from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_each, samples_together
 from strategies.check.trial import RanksDiffer, Snapshot, Trial, coarse_from_the_start
 from strategies.draws import BY_GENERATOR
-from strategies.micro_batches import first_rows, join_batches, rows
+from strategies.micro_batches import deal_batch, first_rows, join_batches, rows, tensors
 from strategies.observers import OwnCollectives
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training
 
 HALF = 0.5  # of the loss as one device: it rounds nothing, and shows hooks that clip gradients, also in a pipeline
 SHOWN = 6  # differences in the error
+SAMPLES = 2  # of each rank, at least
+ROOM = {"cpu": 4}  # a device may get so many times its own batch; a GPU once, because it may have no more memory
 PATIENCE = 10.0  # seconds for all other ranks to fail as one has
 
 WORDS = "Let gan.ranks.sum(x), gan.ranks.mean(x) and gan.ranks.gather(x) do that."
@@ -68,13 +74,10 @@ DRAWS_BY_GENERATOR = (
 )
 
 
-def check_step(
-    game: GanModule,
-    training: Training,
-    batch: Any,
-    play: Callable[[Trial, Any], None],
-    first: bool = True,
-) -> None:
+Play = Callable[[Trial, Any], None]
+
+
+def check_step(game: GanModule, training: Training, batch: Any, play: Play, first: bool = True) -> None:
     """Raise if the ranks together would not train as one device does.
 
     `play(trial, batch)` plays the step for a trial. `first`: it plays its losses for the first time, or in a new way.
@@ -109,13 +112,12 @@ def check_step(
     except TooFew as error:
         rank_zero_warn(f"no comparison with one device: {error}")
         return
-    _say_what_differs(game, training, tries, together, lines)
+    _say_what_differs(tries, together, lines)
 
 
-def _say_what_differs(
-    game: GanModule, training: Training, tries: "Tries", together: Trial, lines: dict[str, str]
-) -> None:
+def _say_what_differs(tries: "Tries", together: Trial, lines: dict[str, str]) -> None:
     """Raise, or warn of what may be right."""
+    game, training = tries.game, tries.training
     if together.unlike:
         rank_zero_warn(
             f"phase {', '.join(map(repr, sorted(together.unlike)))}: not compared with one device, because it draws "
@@ -152,9 +154,7 @@ def check_guesses(training: Training, step: int) -> None:
         )
 
 
-def learn_draws(
-    game: GanModule, training: Training, batch: Any, play: Callable[[Trial, Any], None], first: bool = True
-) -> None:
+def learn_draws(game: GanModule, training: Training, batch: Any, play: Play, first: bool = True) -> None:
     """On one device: find out where the samples are in what micro-batches draw, by two trials of a few samples."""
     kept, together = Snapshot(game, training.policies), samples_together(game, training)
     tries = Tries(game, training, kept, play)
@@ -190,7 +190,7 @@ Found = tuple[Trial, dict[str, str]]  # the first trial, and what differs, with 
 class Tries:
     """Tries a step again and again, each time from what was kept."""
 
-    def __init__(self, game: GanModule, training: Training, kept: Snapshot, play: Callable[[Trial, Any], None]) -> None:
+    def __init__(self, game: GanModule, training: Training, kept: Snapshot, play: Play) -> None:
         self.game, self.training, self.kept, self.play = game, training, kept, play
         self.whole = False  # whether the batches are whole: then one device may have no room for all
         self.coarse = coarse_from_the_start(game.phases, training)  # phases that are tried in the run's precision
@@ -206,16 +206,20 @@ class Tries:
         self.trials += 1
         scale = 1 + 2 * shake if shake or not alone else HALF
         trial = Trial(world, step, f"{self.key}/{self.trials}", alone, scale, self.coarse, watched=bool(shake))
-        with self.kept.aside(), unheard(self.game):
+        with ExitStack() as stack:
+            stack.callback(self.kept.put_back)
+            # Loggers hear nothing of a trial, of what a loss logs by itself either.
+            vars(self.game)["log"] = lambda *_, **__: None
+            self.game.trainer.loggers = [DummyLogger() for _ in self.game.trainer.loggers]
             for number, pool in enumerate(self.pools):
                 for of_rank in self.images:
                     pool.slots |= {place: list(own) for place, own in of_rank[number].items()}
             if shake:
                 shake_weights(self.training.policies.values(), shake)
             try:
-                with ExitStack() as stack:
+                with ExitStack() as as_one:
                     for policy in self.training.policies.values() if alone else ():
-                        stack.enter_context(policy.as_one_device())
+                        as_one.enter_context(policy.as_one_device())
                     # A loss may write into its samples.
                     self.play(trial, move_data_to_device(copy.deepcopy(samples), world.device))
             except Exception as error:
@@ -260,7 +264,9 @@ class Tries:
                 raise
             return more
         # A mask may be true for few samples only. Later, what takes each second sample goes otherwise through three.
-        again = has_room(self.training, own, batch) if first and not found[1] else bool(found[1] and self.game.step)
+        world = self.training.world
+        there = batch is not None and rows(own) < rows(batch) and world.size <= ROOM.get(world.device.type, 1)
+        again = there if first and not found[1] else bool(found[1] and self.game.step)
         if again:
             with suppress(TooFew):
                 found = self._on_more(batch) or found
@@ -304,18 +310,6 @@ class Tries:
         return together, dict(line for each in gather(lines) for line in each.items())
 
 
-@contextmanager
-def unheard(game: GanModule) -> Iterator[None]:
-    """Loggers hear nothing of a trial, of what a loss logs by itself either. `aside` puts back the game."""
-    vars(game)["log"] = lambda *_, **__: None
-    loggers = game.trainer.loggers
-    game.trainer.loggers = [DummyLogger() for _ in loggers]
-    try:
-        yield
-    finally:
-        game.trainer.loggers = loggers
-
-
 def _kept_otherwise(trial: Trial) -> str:
     return f"other values in {', '.join(map(repr, trial.own))} than one device would"
 
@@ -342,3 +336,68 @@ def _said(lines: Mapping[str, str], which: str, training: Training, step: int, t
         f"samples of each rank, these differ:{listed}\n{' '.join(advice)}{before} To train all the same, type "
         f"PhaseStrategy(check=False), or --check false under gan.fit"
     )
+
+
+# ---- the samples on which a step is tried: a few of each rank's batch, or all of them ----
+
+
+def on_cpu(batch: Any) -> Any:
+    """The batch without the graph of a loss, which may have asked for gradients of its samples."""
+    return apply_to_collection(batch, Tensor, lambda x: x.detach().cpu().requires_grad_(x.requires_grad))
+
+
+def deal(game: GanModule, training: Training, batch: Any) -> tuple[Any, Any] | None:
+    """This rank's part of the first rank's samples, and these samples; None if there are too few for all ranks."""
+    world = training.world
+    try:
+        first = world.broadcast(on_cpu(batch))
+        count = rows(first) // (world.size * (together := samples_together(game, training))) * world.size * together
+        samples = first_rows(first, count)
+        return (deal_batch(samples, world.rank, world.size), samples) if count else None
+    except UserError:
+        return None
+
+
+def first_samples(game: GanModule, training: Training, batch: Any, most: bool = False) -> Any:
+    """The first samples of this rank's batch, on the CPU: a few, or as many as one device has room for from all ranks.
+
+    None, with a warning, if there can be no trial.
+    """
+    together = samples_together(game, training)
+    try:
+        own_rows = rows(batch)
+        room = ROOM.get(training.world.device.type, 1) * own_rows // training.world.size
+        few = together * max(1, min(own_rows if most else SAMPLES, own_rows, room) // together)
+        samples = f"{few * training.world.size} samples, {few} of each rank"
+        why = f"which may have no memory for {samples}; check it once on fewer ranks"
+        counts = range(few, min(own_rows, room) + 1, together)
+        # A loss may keep what it made in an earlier step for as many samples as training has.
+        for count in sorted(counts, key=lambda count: game.step and own_rows in (count, count * training.world.size)):
+            own = on_cpu(first_rows(batch, count))
+            try:
+                first_rows(own, count)
+                return own
+            except UserError as error:  # so few may look like something else: two rows in each item of a pair
+                why = f"because its first samples cannot be cut: {error}"
+    except UserError as error:
+        why = f"because its batch cannot be cut: {error}"
+    rank_zero_warn(f"the first step is not checked against one device, {why}")
+    return None
+
+
+def one_each(game: GanModule, everyone: Sequence[Any]) -> bool:
+    """Whether one of several loaders gives each rank one sample beside more of another.
+
+    In a batch such a sample looks like a constant, which one device has once. But then all ranks have the same.
+    """
+    several = len(tree_leaves(game.trainer.train_dataloader)) > 1
+    columns = zip(*map(tensors, everyone), strict=False)
+    alone = [column for column in columns if column[0].ndim and len(column[0]) == 1]
+    unlike = any(not torch.equal(first, each) for first, *others in alone for each in others)
+    return several and unlike and rows(everyone[0]) > 1
+
+
+def samples_together(game: GanModule, training: Training) -> int:
+    """A trial has so many samples on each rank, or a multiple."""
+    together = math.lcm(*(phase.micro_batches for phase in game.phases))
+    return together * math.lcm(*(rows_together(policy.player.module) for policy in training.policies.values()))

@@ -23,7 +23,7 @@ from gan import GanModule, Phase, Player, noise
 from gan import ranks as all_ranks
 from gan.pool import ImagePool
 from strategies import PhaseStrategy
-from strategies.check import comparison, one_device, samples, trial
+from strategies.check import comparison, one_device, trial
 from strategies.check.trial import Trial
 from strategies.observers import Casts
 from strategies.world import World
@@ -650,7 +650,7 @@ def _warned(game, batches=vectors, steps=1):
 
 
 def without_room():
-    with mock.patch("strategies.check.samples.ROOM", {"cpu": 0}):
+    with mock.patch("strategies.check.one_device.ROOM", {"cpu": 0}):
         return _warned(Plain)
 
 
@@ -791,7 +791,7 @@ def test_what_needs_more_samples_is_tried_with_as_many_as_there_is_room_for(game
 
 def _trained_and_warned(game, policy, room=4):
     """`room`: how many times its own batch a device has memory for; a GPU once."""
-    with warnings.catch_warnings(record=True) as caught, mock.patch.dict(samples.ROOM, cpu=room):
+    with warnings.catch_warnings(record=True) as caught, mock.patch.dict(one_device.ROOM, cpu=room):
         warnings.simplefilter("always")
         found = train(game, policy=policy, world=2, steps=4, check=True)
     return found, " ".join(str(each.message) for each in caught)
