@@ -1,7 +1,7 @@
 """Lightning's hooks around backward and update: called where they belong, or refused by name."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, cast
 from unittest import mock
 
@@ -115,22 +115,21 @@ class Hooks:
     """Calls those of HOOKS that the game or a callback overrides. Which these are is decided once."""
 
     def __init__(self, trainer: Trainer | None = None, game: GanModule | None = None) -> None:
-        self.trainer = trainer
-        pairs: list[tuple[Any, type]] = []
-        if trainer is not None:
-            pairs = [(game, GanModule), *((each, Callback) for each in private.callbacks(trainer))]
+        self.trainer, self.wanted, self.of_batches = trainer, list[str](), False
+        if trainer is None:
+            return
+        pairs = [(game, GanModule), *((each, Callback) for each in private.callbacks(trainer))]
         self.wanted = [name for name in HOOKS if any(overrides(each, name, base) for each, base in pairs)]
-        owners = [(game, GanModule), (private.datamodule(trainer), LightningDataModule)] if trainer is not None else []
+        owners = [(game, GanModule), (private.datamodule(trainer), LightningDataModule)]
         changed = {name for owner, base in owners for name in OF_BATCHES if owner and overrides(owner, name, base)}
         self.of_batches = bool(changed - {"on_before_batch_transfer"})
-        if trainer is not None and trainer.world_size > 1 and "on_before_batch_transfer" in changed:
+        if trainer.world_size > 1 and "on_before_batch_transfer" in changed:
             rank_zero_warn(
                 "what on_before_batch_transfer draws or computes is each rank's own, and no trial sees it; write "
                 "on_after_batch_transfer(batch, dataloader_idx) in its place, or do it in the loss"
             )
 
     def call(self, name: str, *args: Any) -> None:
-        """In Lightning's order: the callbacks, then the game."""
         if self.trainer is not None and name in self.wanted:
             private.call_hooks(self.trainer, name, *args)
 
@@ -168,16 +167,14 @@ def _gradients_of(learner: Policy) -> list[tuple[Tensor, int]]:
     return [(gradient, gradient._version) for gradient in gradients if gradient is not None]
 
 
-@contextmanager
-def whole_gradients_alone(learners: Sequence[Policy], last: bool, world: World) -> Iterator[None]:
+def whole_gradients_alone(learners: Sequence[Policy], last: bool, world: World) -> AbstractContextManager[object]:
     """Inside the `with`, to use a gradient that is not whole is an error: published code would find None, and go on."""
     policies = [each for each in learners if world.size > 1 and not (last and each.reduction.reduces_in_backward)]
     owners: dict[int, Policy] = {}
     for policy in policies:
         for weight in (*policy.storage.weights.values(), *policy.storage.owned.values()):
             owners[id(weight)] = policy
-    with GradientsApart(owners) if owners else nullcontext():
-        yield
+    return GradientsApart(owners) if owners else nullcontext()
 
 
 # pyrefly: ignore[missing-attribute]  # torch declares `grad` for tensors, and its descriptor not
