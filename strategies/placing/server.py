@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from operator import attrgetter
@@ -143,7 +143,6 @@ class Answers:
         return Returned(packed.content, packed.tensors, 0 if place is None else place.calls - draws, signal)
 
     def back(self, rank: int, message: Slopes) -> list[Tensor | None]:
-        """The gradients of a call's arguments."""
         key = rank, message.player, message.key
         if key not in self.graphs:
             raise UserError(
@@ -297,27 +296,18 @@ class ServersOnPaper:
             with self.away(), torch.enable_grad():
                 if isinstance(message, Call):
                     sent = message.tensors
-                    found = self.answers.called(0, replace(message, tensors=[_copy(each) for each in sent]))
+                    found = self.answers.called(0, replace(message, tensors=_copies(sent)))
                 else:
                     sent = message.slopes
                     found = self.answers.back(0, replace(message, slopes=_copies(sent)))
         finally:
             self.answering = False
         returned = found.tensors if isinstance(found, Returned) else found
-        self.asked(message.player, _bytes(sent), _bytes(returned))
-        if isinstance(found, Returned):
-            return replace(found, tensors=[_copy(each) for each in found.tensors])
-        return _copies(found)
+        moved = (sum(each.nbytes for each in tensors if each is not None) for tensors in (sent, returned))
+        self.asked(message.player, *moved)
+        return replace(found, tensors=_copies(returned)) if isinstance(found, Returned) else _copies(returned)
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def _copies(tensors: Sequence[Tensor | None]) -> list[Any]:
     """What arrives on the other side."""
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def _copies(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
-    return [None if each is None else _copy(each) for each in tensors]
-
-
-def _bytes(tensors: Iterable[Tensor | None]) -> int:
-    return sum(each.nbytes for each in tensors if each is not None)
+    return [each if each is None else each.detach().clone().requires_grad_(each.requires_grad) for each in tensors]
