@@ -80,14 +80,12 @@ class Recompute:
         for name, block in find_blocks(player) if blocks is None else blocks:
             if isinstance(block, LayerGroups):
                 self.blocks += block.names
-                self._give_forward(block.sequential, partial(self._run_in_groups, block))
+                module, forward = block.sequential, partial(self._run_in_groups, block)
             else:
                 self.blocks.append(name)
-                self._give_forward(block, partial(self._run_whole, name))
-
-    def _give_forward(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        # A bound method, so that a deep copy of the module has a forward with its own weights.
-        self.given.enter_context(mock.patch.object(module, "forward", MethodType(forward, module)))
+                module, forward = block, partial(self._run_whole, name)
+            # A bound method, so that a deep copy of the module has a forward with its own weights.
+            self.given.enter_context(mock.patch.object(module, "forward", MethodType(forward, module)))
 
     def _run_whole(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return self.run(name, [module], MethodType(type(module).forward, module), *args, **kwargs)

@@ -231,18 +231,29 @@ class RemotePlayer(Policy):
     def _call(self, name: str, plain: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if self.servers.answering:
             return plain(*args, **kwargs)
-        self._check_call()
+        # Refuse what serving ranks would answer otherwise than this rank.
+        player, where = self.player.name, self.servers.where
+        if self.servers.together and not self.servers.contexts:
+            raise UserError(
+                f"player '{player}' is called between phases, and its weights are sharded on ranks {where}; "
+                f"call it inside `with trainer.strategy.gathered():`, which all ranks enter"
+            )
+        if (changed := self.attributes.changed()) is not None:
+            raise UserError(
+                f"player '{player}': '{changed}' of its network was changed after the set-up, and ranks {where}, which "
+                f"serve the player, have what was there before; give it to the call as an argument, set it in the "
+                f"game's constructor, or leave @{where} out"
+            )
         device, kind, place = self.world.device, self.world.device.type, noise.here()
-        what = f"player '{self.player.name}': what {name or 'its network'} is called with"
+        what = f"player '{player}': what {name or 'its network'} is called with"
         packed = Packed((args, kwargs), device, what)
         if any(map(private.is_transformed, packed.tensors)):
             raise UserError(
-                f"player '{self.player.name}': torch.func and forward mode do not go through other ranks; leave "
-                f"@{self.servers.where} out"
+                f"player '{player}': torch.func and forward mode do not go through other ranks; leave @{where} out"
             )
         self.calls += 1
         call = Call(
-            player=self.player.name,
+            player=player,
             name=name,
             arguments=packed.content,
             tensors=packed.tensors,
@@ -261,21 +272,6 @@ class RemotePlayer(Policy):
         if place is not None:
             place.calls += remote.answer.draws
         return unpacked(remote.answer.value, tensors, device)
-
-    def _check_call(self) -> None:
-        """Refuse a call that serving ranks would answer otherwise than this rank."""
-        name, where = self.player.name, self.servers.where
-        if self.servers.together and not self.servers.contexts:
-            raise UserError(
-                f"player '{name}' is called between phases, and its weights are sharded on ranks {where}; "
-                f"call it inside `with trainer.strategy.gathered():`, which all ranks enter"
-            )
-        if (what := self.attributes.changed()) is not None:
-            raise UserError(
-                f"player '{name}': '{what}' of its network was changed after the set-up, and ranks {where}, which "
-                f"serve the player, have what was there before; give it to the call as an argument, set it in the "
-                f"game's constructor, or leave @{where} out"
-            )
 
 
 class NoWeights(Storage):
