@@ -40,7 +40,7 @@ class Updater:
     schedule: LRScheduler | None = None
     elementwise: bool = field(init=False)  # whether it can step pieces of weights in place of the weights
     members: list[list[int]] = field(init=False)  # the ids of what each group has: weights, or a rank's parts of them
-    made: dict[str, Any] = field(init=False)  # what the player's functions have made: see strategies/checkpoint/made.py
+    made: dict[str, Any] = field(init=False)  # what the player's functions have made: see [Note: made otherwise]
 
     def __post_init__(self) -> None:
         self.elementwise = elementwise(self.optimizer) and not self.optimizer.state

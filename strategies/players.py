@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from lightning import Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
@@ -16,20 +15,14 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
 from datasets.workers import Loader
+from gan.ema import Ema
 from gan.module import GanModule
 from strategies import private
 from strategies.accelerator import correct
 from strategies.assignment import USABLE, assign, memory
 from strategies.check.replicas import Writes
 from strategies.checkpoint.attributes import Attributes
-from strategies.checkpoint.player_state import (
-    Averages,
-    last_averages,
-    remember_averages,
-    show_averages,
-    swapped,
-    whole_averages,
-)
+from strategies.checkpoint.player_state import Averages, last_averages, remember_averages, show_averages
 from strategies.checkpoint.state import State
 from strategies.checkpoint.writing import check_loadable
 from strategies.choice import Choice
@@ -60,16 +53,9 @@ class Players:
 
     # ---- set-up, in this order ----
 
-    def assign(
-        self,
-        game: GanModule,
-        choice: Mapping[str, Choice],
-        world: World,
-        precision: Precision,
-        servers: Mapping[str, Servers],
-    ) -> None:
-        self.world, self.servers = world, servers
-        self.policies = assign(choice, game, world, precision, servers)
+    def assign(self, strategy: RanksStrategy, game: GanModule, choice: Mapping[str, Choice]) -> None:
+        self.world, precision = strategy.world, strategy.precision_plugin
+        self.policies = assign(choice, game, self.world, precision, self.servers)
         if _needs_loss_scale(precision):
             scaler = getattr(precision, "scaler", None)  # off where the device has none: Lightning makes it for cuda
             begin = (scaler.get_scale(), scaler.get_growth_interval()) if scaler and scaler.is_enabled() else ()
@@ -92,10 +78,7 @@ class Players:
         for policy in self.policies.values():
             if training:
                 policy.follow()
-        _stop_other_parameters(first.game, training)
-        if training:
-            _warn_of_those_that_never_learn(first.game)
-            _expect_eval_mode(first.game)
+        _stop_what_never_learns(first.game, training)
 
     def optimizers(self) -> list[Optimizer]:
         return [each.optimizer for policy in self.policies.values() for each in policy.updaters.values()]
@@ -136,8 +119,8 @@ class Players:
         self._averaging = True
         try:
             with ExitStack() as stack:
-                if self.policies:
-                    stack.enter_context(swapped(self.first.game))
+                if self.policies and (kept := last_averages(self.first.game)):
+                    stack.callback(remember_averages, self.first.game, kept)  # that is no write of a person's
                 for policy in self.policies.values():
                     stack.enter_context(policy.averaged())
                 if writes is not None:
@@ -154,8 +137,10 @@ class Players:
     # ---- the end ----
 
     def give_back(self) -> None:
-        """Make the author's weights whole again, where they fit on this rank. A validation may show the averages."""
-        averages = whole_averages(self.policies)
+        """Make the author's weights whole again, where they fit on this rank."""
+        # The averages that this rank has whole, which a validation after the training shows.
+        whole = {name: each for name, each in self.policies.items() if each.storage.owned is each.storage.weights}
+        averages = {name: each.ema.state_dict() for name, each in whole.items() if isinstance(each.ema, Ema)}
         self._unshard(self._that_fit() if self.first.begin_sharded else self.policies.values())
         remember_averages(self.first.game, averages)
 
@@ -189,8 +174,8 @@ class Players:
         self.world.groups.release()
 
 
-def _stop_other_parameters(game: GanModule, training: bool) -> None:
-    """A parameter of no player is never updated, so it requires no gradient."""
+def _stop_what_never_learns(game: GanModule, training: bool) -> None:
+    """A parameter of no player is never updated, so it requires no gradient. In a training, say what never learns."""
     of_players = {id(p) for player in game.players.values() for p in player.module.parameters()}
     lost = [name for name, each in game.named_parameters(recurse=False) if id(each) not in of_players]
     if training and lost:
@@ -198,9 +183,8 @@ def _stop_other_parameters(game: GanModule, training: bool) -> None:
     for parameter in game.parameters():
         if id(parameter) not in of_players:
             parameter.requires_grad_(False)
-
-
-def _warn_of_those_that_never_learn(game: GanModule) -> None:
+    if not training:
+        return
     taught = {name for phase in game.phases for name in phase.learners}
     for player in game.players.values():
         if not player.frozen and player.name not in taught:
@@ -209,9 +193,7 @@ def _warn_of_those_that_never_learn(game: GanModule) -> None:
                 f"Phase(..., learners='{player.name}'), or leave its optimizer out"
             )
 
-
-def _expect_eval_mode(game: GanModule) -> None:
-    """Lightning warns of modules in eval mode. It need not where the author has put none there: see Policy.adopt."""
+    # Lightning warns of modules in eval mode. It need not where the author has put none there: see Policy.adopt.
     frozen = {part for player in game.players.values() if player.frozen for part in player.module.modules()}
     if all(part.training or part in frozen for part in game.modules()):
         warnings.filterwarnings("ignore", message="Found .* in eval mode at the start of training")
@@ -226,8 +208,9 @@ def _needs_loss_scale(precision: Precision) -> bool:
 
 
 @contextmanager
-def on_devices(strategy: RanksStrategy, trainer: Trainer, game: GanModule) -> Iterator[None]:
+def on_devices(strategy: RanksStrategy, game: GanModule) -> Iterator[None]:
     """Inside the `with` this rank's device, loaders and batch norms are ready for a game."""
+    trainer = game.trainer
     training, several = trainer.state.fn == TrainerFn.FITTING, strategy.world_size > 1
     if training and trainer.checkpoint_callbacks:
         check_loadable({"hyper_parameters": dict(game.hparams)})
@@ -244,14 +227,12 @@ def on_devices(strategy: RanksStrategy, trainer: Trainer, game: GanModule) -> It
         yield
 
 
-def set_up_players(
-    strategy: RanksStrategy, trainer: Trainer, game: GanModule, players: Players, averages: Averages
-) -> State:
+def set_up_players(strategy: RanksStrategy, game: GanModule, players: Players, averages: Averages) -> State:
     """Put the networks on the device, and give each player its policy. Returns what a checkpoint of it has.
 
     `averages` are those of a training before, which another process did. What other ranks serve is not needed here.
     """
-    training, several = trainer.state.fn == TrainerFn.FITTING, strategy.world_size > 1
+    training, several = game.trainer.state.fn == TrainerFn.FITTING, strategy.world_size > 1
     strategy.division.leave_to_others(game, strategy.choice)
     refuse_lazy(game)
     if several:
@@ -264,14 +245,14 @@ def set_up_players(
     # What all ranks must agree on.
     strategy.groups.phases, world = game.phases, strategy.world
     seed = world.broadcast(int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32)))
-    strategy.lockstep.name_run(world, trainer if training else None)
+    strategy.lockstep.name_run(world, game.trainer if training else None)
 
     # The players.
     resumed = strategy.resumes_from is not None
     first = FirstWeights(game, world, seed, resumed and game.strict_loading)
-    servers = strategy.division.servers(game, strategy.choice, strategy.ending.wish)
-    players.assign(game, strategy.choice, world, strategy.precision_plugin, servers)
-    state = State(game, players.policies, world, seed, first.files, attributes)
+    players.servers = strategy.division.servers(game, strategy.choice, strategy.ending.wish)
+    players.assign(strategy, game, strategy.choice)
+    state = State(first, players.policies, attributes)
     if training or resumed:
         state.left_out.note_files(first_of_host=strategy.local_rank == 0)
     players.adopt(first, training)
@@ -280,12 +261,12 @@ def set_up_players(
     return state
 
 
-def serve_players(strategy: RanksStrategy, trainer: Trainer, game: GanModule, players: Players, *given: Any) -> None:
+def serve_players(strategy: RanksStrategy, game: GanModule, players: Players, *given: Any) -> None:
     """Set up the players that this rank serves, and answer the ranks that train. See [Note: serving].
 
     `given` is what `fit` was given beside the game: Lightning's set-up hooks are called.
     """
-    training, signals = trainer.state.fn == TrainerFn.FITTING, strategy.lockstep.signals
+    training, signals = game.trainer.state.fn == TrainerFn.FITTING, strategy.lockstep.signals
     with ExitStack() as stack:
         stack.callback(signals.give_back)
         # The ranks that train are told of a signal, and end together. They also decide what Ctrl-C means.
@@ -294,11 +275,11 @@ def serve_players(strategy: RanksStrategy, trainer: Trainer, game: GanModule, pl
         strategy.setup_environment()
         if training:
             stack.enter_context(draws_follow(strategy.root_device))
-        private.call_setup_hooks(trainer, game, *given)
-        chosen, precision = strategy.division.served_here(game, strategy.choice), strategy.precision_plugin
+        private.call_setup_hooks(game.trainer, game, *given)
+        chosen = strategy.division.served_here(game, strategy.choice)
         part = part_of(game, chosen)
-        move(part, strategy.root_device, precision)
-        players.assign(part, chosen, strategy.world, precision, {})
+        move(part, strategy.root_device, strategy.precision_plugin)
+        players.assign(strategy, part, chosen)
         players.adopt(FirstWeights(part, strategy.world, seed=0, resumed=False), training)
         strategy.division.serve(players.policies, lambda: strategy.ending.noted)
         players.release()  # after an error `teardown` does so
