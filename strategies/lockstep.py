@@ -77,8 +77,9 @@ class Lockstep:
         os._exit(status)
 
     def requeue(self) -> None:
-        if self._requeue is not None:
-            self._requeue.requeue()
+        """Only the first rank calls it, after all have left training."""
+        if self._requeue is not None and self._requeue.saved and (reason := slurm.requeue()):
+            rank_zero_warn(f"the job is saved, but Slurm did not put it back into the queue: {reason}")
 
 
 class Requeue(Callback):
@@ -98,8 +99,3 @@ class Requeue(Callback):
         if self.ending.look() and self.ending.signal == self.number:
             trainer.save_checkpoint(private.path_for_requeue(trainer))
             self.saved = True
-
-    def requeue(self) -> None:
-        """Only the first rank calls it, after all have left training."""
-        if self.saved and (reason := slurm.requeue()):
-            rank_zero_warn(f"the job is saved, but Slurm did not put it back into the queue: {reason}")

@@ -45,12 +45,6 @@ class Division:
         self.part = self.placement.part(rank)
         return trains if self.part.trains else serves
 
-    def seat(self, rank: int, size: int) -> tuple[int, int]:
-        """This rank's number in the whole run, and the number of all. Without parts it is the given one."""
-        if self.part is None or self.placement is None:
-            return rank, size
-        return self.part.ranks[self.part.rank], self.placement.size
-
     def end(self) -> None:
         """End a serving process where the training has ended. The program goes on on the ranks that have trained."""
         if not self.trains:
