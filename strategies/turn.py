@@ -50,7 +50,7 @@ class Guard:
 
     def __init__(self) -> None:
         self.in_a_row: dict[tuple[str, str], int] = {}
-        self.verdict: str | None = None
+        self.verdict: str | None = None  # with which the run stops before its next step
 
     def saw(
         self, phase: Phase, learner: Policy, finite: bool, losses: dict[str, Tensor], step: int, world: World
@@ -77,11 +77,6 @@ class Guard:
                 f"phase '{phase.name}' does not learn: at step {step}, {what}; skipped {skipped} of '{key[1]}'; the "
                 f"weights are as before. Try a lower learning rate, clip=1.0, or --debug to find the operation"
             )
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether the run will stop before its next step."""
-        return self.verdict is not None
 
     def raise_if_hopeless(self) -> None:
         if self.verdict is not None:
@@ -116,7 +111,7 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
         losses = gradients(phase, batch, step, training, scale)
 
         # Wait for the device. Nothing else in a phase does. See [Note: one wait a phase].
-        finished = finish(phase, learners, training.policies, scale)
+        finished = finish(phase, training.policies, scale)
         training.equal_rows.check(phase.name, step)
 
         # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
@@ -162,7 +157,12 @@ def ready(phase: Phase, policies: Mapping[str, Policy], trying: bool = False) ->
 def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: float = 1.0) -> dict[str, Tensor]:
     """Give each learner its gradients, for `finish`. Returns the losses, by name."""
     learners = [training.policies[name] for name in phase.learners]
-    counts, parts = _row_counts(phase, batch, training), phase.micro_batches
+    try:
+        counts, parts = row_counts(batch), phase.micro_batches
+    except UserError:  # one device need not cut a batch, so there anything may be one
+        if training.world.size > 1 or phase.micro_batches > 1:
+            raise
+        counts, parts = [1], 1
     means: dict[str, Tensor] = {}
     training.draws.begin(phase)
 
@@ -207,9 +207,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
     return means
 
 
-def finish(
-    phase: Phase, learners: Sequence[Policy], policies: Mapping[str, Policy], scale: float
-) -> list[tuple[Tensor, list[float]]]:
+def finish(phase: Phase, policies: Mapping[str, Policy], scale: float) -> list[tuple[Tensor, list[float]]]:
     """Complete the learners' gradients. Returns the norms of each learner's, and their values.
 
     [Note: one wait a phase]
@@ -219,6 +217,7 @@ def finish(
     code, and what it has done by then could not be taken back.
     """
     check_that_ranks_agree(phase, policies)
+    learners = [policies[name] for name in phase.learners]
     found: list[tuple[Tensor, list[float]]] = []
     for learner in learners:
         norms, values = learner.reduction.finish(scale), []
@@ -290,16 +289,6 @@ def _drawn(place: noise.Place, training: Training) -> list[object]:
     unknown = None if any(policy.name == "pipeline" for policy in training.policies.values()) else "gan.noise"
     every = map(place.drawn.get, range(place.calls))
     return [unknown if each is None else (each.name, len(each.shape), *each.site) for each in every]
-
-
-def _row_counts(phase: Phase, batch: Any, training: Training) -> list[int]:
-    """The numbers of rows in a batch. One device need not cut a batch, so there anything may be one."""
-    try:
-        return row_counts(batch)
-    except UserError:
-        if training.world.size > 1 or phase.micro_batches > 1:
-            raise
-        return [1]
 
 
 def _place(phase: Phase, counts: Sequence[int], index: int, step: int, training: Training) -> noise.Place:
