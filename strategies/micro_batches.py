@@ -38,7 +38,6 @@ TENSOR, ITEMS, COLUMNS, ONE_ROW = range(4)
 
 
 def rows(batch: Any) -> int:
-    """How many samples a batch has."""
     return row_counts(batch)[0]
 
 
@@ -55,7 +54,6 @@ def row_counts(batch: Any) -> list[int]:
 
 
 def tensors(batch: Any) -> list[Tensor]:
-    """All tensors in a batch."""
     if isinstance(batch, Tensor):
         return [batch]
     fields = _fields(batch)
@@ -88,7 +86,6 @@ def deal_batch(batch: Any, rank: int, ranks: int) -> Any:
 
 
 def first_rows(batch: Any, count: int) -> Any:
-    """The first samples of a batch."""
     return Cut("the first samples", slice(count), rows(batch))(batch)
 
 
@@ -99,13 +96,10 @@ def join_batches(batches: Sequence[Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Takes these rows out of a batch of `total` samples; without `rows`, joins batches that were so cut.
-
-    See [Note: what has a row for each sample].
-    """
+    """Takes `rows` of a batch of `total` samples, or joins such parts. See [Note: what has a row for each sample]."""
 
     what: str  # who cuts, for an error
-    rows: slice | None
+    rows: slice | None  # None joins
     total: int
 
     def __call__(self, *batches: Any) -> Any:

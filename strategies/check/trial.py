@@ -44,7 +44,7 @@ class Snapshot:
         self.iterators = reachable.iterators()
         functions = [value for _, value in reachable.objects.values() if isinstance(value, FunctionType)]
         self.read = {name for function in functions for name in _reads(function.__code__)}
-        self.game, self.policies, self.trainer = game, policies, game.trainer
+        self.game, self.trainer = game, game.trainer
         self.should_stop, self.loggers = game.trainer.should_stop, game.trainer.loggers
         if OF_TRAINER & self.read:  # a loss may keep something there
             reachable = Reachable([game, *private.callbacks(game.trainer), private.datamodule(game.trainer)])
