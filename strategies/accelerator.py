@@ -1,5 +1,6 @@
 """The accelerator of this machine, for Lightning: whatever kind torch finds, also one that Lightning does not know."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,7 +9,6 @@ from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 
 from gan.files.errors import UserError
-from strategies import private
 
 GPUS = ("cuda", "xpu", "mps")
 
@@ -80,7 +80,8 @@ def correct(precision: Precision, device: torch.device) -> None:
     if isinstance(precision, MixedPrecision):
         precision.device = device.type
     if device.type == "cpu":
-        private.stop_looking_for_gpus()
+        # Lightning sets this variable when it is imported. In a CUDA build Adam then looks for a driver in every step.
+        os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
 
 
 def pins(device: torch.device) -> bool:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 
 def size(tensors: Iterable[Tensor]) -> int:
-    """Their bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -101,7 +100,6 @@ def bubble(stages: int, chunks: int, interleaved: int = 1) -> float:
 
 
 def readable(amount: float) -> str:
-    """Bytes as a person reads them."""
     for name in ("B", "kB", "MB"):
         if amount < 999.5:
             return f"{amount:.3g} {name}"

@@ -1,7 +1,7 @@
 """Gives each player of a game its policy: the one that was typed, or one that `auto` chooses by memory."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,18 +50,19 @@ def check_ranks(choice: Mapping[str, Choice], ranks: int, placement: Placement |
 
 
 def assign(
-    choice: Mapping[str, Choice],
-    game: GanModule,
-    world: World,
-    precision: Precision,
-    served: Mapping[str, Servers] | None = None,
+    choice: Mapping[str, Choice], game: GanModule, world: World, precision: Precision, served: Mapping[str, Servers]
 ) -> dict[str, Policy]:
     """A policy for each player, the same on all ranks. `served` are the players that other ranks serve."""
-    players, served = game.players, served or {}
+    players = game.players
     note_typed({name: str(each) for name, each in choice.items()}, {n: p.follows or n for n, p in players.items()})
     belongings = belongings_of(players, game, game.phases)
     chosen = {name: each for name, each in choose(choice, players).items() if name not in served}
-    chosen = _decide(chosen, players, belongings, world)
+    if any(each.policy == "auto" for each in chosen.values()):
+        free = min(world.gather(memory(world.device, world.per_node)))
+        decisions = decide(chosen, players, belongings, world, free)
+        if world.rank == 0:
+            print(told(decisions, free), flush=True)
+        chosen |= {each.player: each.choice(chosen[each.player]) for each in decisions}
     chosen |= {name: chosen[player.follows] for name, player in players.items() if player.follows is not None}
     policies = {
         name: RemotePlayer(player, world, {}, belongings[name], servers=served[name])
@@ -70,10 +71,9 @@ def assign(
         for name, player in players.items()
     }
     _lend(policies)
-    for name, player in players.items():
-        if player.follows is not None:
-            policies[name].followed = policies[player.follows]
     for name, policy in policies.items():
+        if (followed := players[name].follows) is not None:
+            policy.followed = policies[followed]
         if "bf16" in policy.options and precision.precision != "bf16-mixed":
             raise UserError(
                 f"player '{name}': with option bf16 layers compute with bfloat16 weights, which needs autocast; "
@@ -114,19 +114,6 @@ def choose(choice: Mapping[str, Choice], players: Mapping[str, Player]) -> dict[
                 f"player '{name}' follows '{followed}', so it has the same policy; leave '{name}=' out of --strategy"
             )
     return chosen
-
-
-def _decide(
-    chosen: dict[str, Choice], players: Mapping[str, Player], belongings: Mapping[str, Belongings], world: World
-) -> dict[str, Choice]:
-    """Choose a policy for each player that has `auto`. The first rank prints a table of the choices and reasons."""
-    if all(choice.policy != "auto" for choice in chosen.values()):
-        return chosen
-    free = min(world.gather(memory(world.device, world.per_node)))
-    decisions = decide(chosen, players, belongings, world, free)
-    if world.rank == 0:
-        print(told(decisions, free), flush=True)
-    return {**chosen, **{each.player: each.choice(chosen[each.player]) for each in decisions}}
 
 
 def decide(
@@ -232,22 +219,18 @@ def memory(device: torch.device, local: int) -> float:
     if device.type not in ("cpu", "mps"):  # Apple's devices compute in the machine's own memory
         free, _ = torch.accelerator.get_memory_info(device)
         return free + torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
-    return min([free_memory() / local, *_left()])
-
-
-def _left() -> Iterator[float]:
-    """What the limits of this process leave."""
-    if not LINUX:  # only Linux says how much of a limit is used
-        return
-    with open("/proc/self/status") as file:
-        used = dict(line.split(":", 1) for line in file)
-    for limit, name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
-        soft, _ = resource.getrlimit(limit)
-        yield math.inf if soft == resource.RLIM_INFINITY else max(0, soft - int(used[name].split()[0]) * 1024)
+    left = [free_memory() / local]
+    if LINUX:  # only Linux says how much of a limit is used
+        with open("/proc/self/status") as file:
+            used = dict(line.split(":", 1) for line in file)
+        for limit, name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+            soft, _ = resource.getrlimit(limit)
+            if soft != resource.RLIM_INFINITY:
+                left.append(max(0, soft - int(used[name].split()[0]) * 1024))
+    return min(left)
 
 
 def told(decisions: Iterable[Decision], free: float) -> str:
-    """A table of what was chosen, and why."""
     decisions = list(decisions)
     budget, all_ = free * USABLE, sum(each.bytes for each in decisions)
     as_ddp = sum(each.needs["ddp"].bytes for each in decisions)

@@ -28,12 +28,13 @@ def _number(text: str) -> int:
 
 
 def _schedule(text: str) -> str:
-    from strategies.pipelining import schedule
-
-    return schedule.read(text)
+    if text not in SCHEDULES:
+        raise ValueError(f"expected one of {', '.join(SCHEDULES)}")
+    return text
 
 
 NEEDED = object()  # an option without a value says nothing
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 OPTIONS: dict[str, Option] = {
     "offload": Option("keep what a rank owns (optimizer state, average, shard of the weights) in CPU memory"),
@@ -111,7 +112,6 @@ def _choice(text: str, policies: Mapping[str, "type[Policy]"]) -> Choice:
 
 
 def _ranks(where: str, text: str) -> range:
-    """The ranks in `2-3` or `2`."""
     first, dash, last = (part.strip() for part in where.partition("-"))
     if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
         raise UserError(f"cannot read the ranks in '{text}@{where}'; type e.g. {text.strip()}@2-3, or {text.strip()}@2")

@@ -42,6 +42,7 @@ from functools import cache, partial
 from itertools import chain
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -84,14 +85,15 @@ def draws_follow(device: torch.device) -> Iterator[None]:
         _put_back.callback(_library({"CPU", private.dispatch_key(device)})._destroy)
         _put_back.enter_context(private.draw_as_eager())
         _put_back.enter_context(private.redraws(_as_one_call))
-        _give_torch(_state, _set_state, _manual_seed)
+        ours = {"get_rng_state": _state, "set_rng_state": _set_state, "manual_seed": _manual_seed}
+        for module in (torch, torch.random):
+            _put_back.enter_context(mock.patch.multiple(module, **ours))
     _running += 1
     try:
         yield
     finally:
         _running -= 1
         if _running == 0:
-            _give_torch(*_torchs)
             _put_back.close()
 
 
@@ -104,11 +106,6 @@ def _as_one_call(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return called
-
-
-def _give_torch(*functions: Callable[..., Any]) -> None:
-    for module in (torch, torch.random):
-        module.get_rng_state, module.set_rng_state, module.manual_seed = functions
 
 
 # ---- torch's kernels ----

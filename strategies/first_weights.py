@@ -99,7 +99,10 @@ class FirstWeights:
         now: dict[Tensor, Share | None] = {}
         for key, tensor in (files | self.making.tensors | self.gone).items():
             if key not in later:
-                self._give_memory(tensor)
+                if resharded(tensor):
+                    show(tensor, torch.empty(tensor.shape.numel(), dtype=tensor.dtype, device=self.world.device))
+                elif tensor.is_meta:
+                    give_memory(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device=self.world.device))
                 now[tensor] = Share.whole(tensor)
             elif tensor.is_meta:
                 nothing = torch.full((), torch.nan, dtype=tensor.dtype, device=self.world.device)
@@ -108,12 +111,6 @@ class FirstWeights:
                 hide(tensor, nothing)
         if now:
             self.world.each(lambda: self._fill(now))
-
-    def _give_memory(self, tensor: Tensor) -> None:
-        if resharded(tensor):
-            show(tensor, torch.empty(tensor.shape.numel(), dtype=tensor.dtype, device=self.world.device))
-        elif tensor.is_meta:
-            give_memory(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device=self.world.device))
 
     def fill_shards(self) -> None:
         """Fill this rank's shares of what policies shard, after they have adopted their players."""

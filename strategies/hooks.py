@@ -1,8 +1,9 @@
 """Lightning's hooks around backward and update: called where they belong, or refused by name."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, cast
+from unittest import mock
 
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
@@ -57,7 +58,8 @@ class GameFirst(Callback):
     game that has an `example_input_array`: in on_fit_start.
     """
 
-    put_back: Callable[[], None] | None = None
+    def __init__(self) -> None:
+        self.instead = ExitStack()  # empty where the callback may be pickled
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if pl_module.example_input_array is None:
@@ -98,42 +100,36 @@ class GameFirst(Callback):
 
     def _instead(self, game: LightningModule, name: str, then: Callable[[], object]) -> None:
         """Lightning's own call of the hook puts the hook back, and calls `then`."""
-        own = vars(game)
-        before = {name: own[name]} if name in own else {}
 
-        def put_back() -> None:
-            own.pop(name, None)
-            own.update(before)
-            self.put_back = None  # no callback that can be pickled keeps a function
+        def called(*_: Any) -> None:
+            self.instead.close()
+            then()
 
-        self.put_back = put_back
-        own[name] = lambda *_: (put_back(), then())
+        self.instead.enter_context(mock.patch.object(game, name, called))
 
     def on_exception(self, *_: Any) -> None:
-        if self.put_back is not None:
-            self.put_back()
+        self.instead.close()
 
 
 class Hooks:
     """Calls those of HOOKS that the game or a callback overrides. Which these are is decided once."""
 
     def __init__(self, trainer: Trainer | None = None, game: GanModule | None = None) -> None:
-        self.trainer = trainer
-        pairs: list[tuple[Any, type]] = []
-        if trainer is not None:
-            pairs = [(game, GanModule), *((each, Callback) for each in private.callbacks(trainer))]
+        self.trainer, self.wanted, self.of_batches = trainer, list[str](), False
+        if trainer is None:
+            return
+        pairs = [(game, GanModule), *((each, Callback) for each in private.callbacks(trainer))]
         self.wanted = [name for name in HOOKS if any(overrides(each, name, base) for each, base in pairs)]
-        owners = [(game, GanModule), (private.datamodule(trainer), LightningDataModule)] if trainer is not None else []
+        owners = [(game, GanModule), (private.datamodule(trainer), LightningDataModule)]
         changed = {name for owner, base in owners for name in OF_BATCHES if owner and overrides(owner, name, base)}
         self.of_batches = bool(changed - {"on_before_batch_transfer"})
-        if trainer is not None and trainer.world_size > 1 and "on_before_batch_transfer" in changed:
+        if trainer.world_size > 1 and "on_before_batch_transfer" in changed:
             rank_zero_warn(
                 "what on_before_batch_transfer draws or computes is each rank's own, and no trial sees it; write "
                 "on_after_batch_transfer(batch, dataloader_idx) in its place, or do it in the loss"
             )
 
     def call(self, name: str, *args: Any) -> None:
-        """In Lightning's order: the callbacks, then the game."""
         if self.trainer is not None and name in self.wanted:
             private.call_hooks(self.trainer, name, *args)
 
@@ -153,8 +149,15 @@ def see_gradients(learner: Policy, phase: Phase, hooks: Hooks, world: World, com
             stack.enter_context(whole_gradients(learner.reduction, updater.optimizer, updater.groups))
         before = _gradients_of(learner)
         hooks.call("on_before_optimizer_step", updater.optimizer)
-        if compared:
-            _check_that_hooks_agree(learner, phase, before, world)
+        # What ranks leave must be alike: later all gather the same weights, so nothing shows it.
+        now = _gradients_of(learner)
+        written = [(id(each), version) for each, version in now] != [(id(each), version) for each, version in before]
+        if compared and not alike([gradient for gradient, _ in now] if written else [], world.device):
+            raise UserError(
+                f"phase '{phase.name}', player '{learner.player.name}': on_before_optimizer_step has left other "
+                f"gradients on each rank. They are averaged over the ranks already; what the hook puts in their place "
+                f"must be so too: gan.ranks.mean(x) in place of x"
+            )
         return Reduction.norms(learner.reduction)
 
 
@@ -164,28 +167,14 @@ def _gradients_of(learner: Policy) -> list[tuple[Tensor, int]]:
     return [(gradient, gradient._version) for gradient in gradients if gradient is not None]
 
 
-def _check_that_hooks_agree(learner: Policy, phase: Phase, before: list[tuple[Tensor, int]], world: World) -> None:
-    """Raise if a hook has left other gradients on each rank: later all gather the same weights, so nothing shows it."""
-    now = _gradients_of(learner)
-    written = [(id(each), version) for each, version in now] != [(id(each), version) for each, version in before]
-    if not alike([gradient for gradient, _ in now] if written else [], world.device):
-        raise UserError(
-            f"phase '{phase.name}', player '{learner.player.name}': on_before_optimizer_step has left other gradients "
-            f"on each rank. They are averaged over the ranks already; what the hook puts in their place must be so "
-            f"too: gan.ranks.mean(x) in place of x"
-        )
-
-
-@contextmanager
-def whole_gradients_alone(learners: Sequence[Policy], last: bool, world: World) -> Iterator[None]:
+def whole_gradients_alone(learners: Sequence[Policy], last: bool, world: World) -> AbstractContextManager[object]:
     """Inside the `with`, to use a gradient that is not whole is an error: published code would find None, and go on."""
     policies = [each for each in learners if world.size > 1 and not (last and each.reduction.reduces_in_backward)]
     owners: dict[int, Policy] = {}
     for policy in policies:
         for weight in (*policy.storage.weights.values(), *policy.storage.owned.values()):
             owners[id(weight)] = policy
-    with GradientsApart(owners) if owners else nullcontext():
-        yield
+    return GradientsApart(owners) if owners else nullcontext()
 
 
 # pyrefly: ignore[missing-attribute]  # torch declares `grad` for tensors, and its descriptor not

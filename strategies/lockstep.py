@@ -4,6 +4,7 @@ import os
 import secrets
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -20,6 +21,8 @@ from strategies.processes.places import Places
 from strategies.processes.stopping import Ending, Signals, tell
 from strategies.world import World
 
+YES = partial(bool, 1)  # unlike a lambda, it may be handed to a spawned process
+
 
 class Lockstep:
     """The ranks as one training. Before set-up, and in a single process, there is nothing to keep together."""
@@ -29,8 +32,8 @@ class Lockstep:
         self.signals = Signals()
         self.survivor: Survivor | None = None  # made by the launcher
         self.advice = ""  # the command to type after a rank was lost
-        self.saved: Callable[[], bool] = _yes  # whether there is a checkpoint from which that goes on
-        self.settle: Callable[[], object] = _yes  # ends what the ranks do beside training
+        self.saved: Callable[[], bool] = YES  # whether there is a checkpoint from which that goes on
+        self.settle: Callable[[], object] = YES  # ends what the ranks do beside training
         self.requeues = True  # whether a warned job of Slurm is saved and requeued here; gan.fit does so itself
         self._requeue: Requeue | None = None
 
@@ -74,8 +77,9 @@ class Lockstep:
         os._exit(status)
 
     def requeue(self) -> None:
-        if self._requeue is not None:
-            self._requeue.requeue()
+        """Only the first rank calls it, after all have left training."""
+        if self._requeue is not None and self._requeue.saved and (reason := slurm.requeue()):
+            rank_zero_warn(f"the job is saved, but Slurm did not put it back into the queue: {reason}")
 
 
 class Requeue(Callback):
@@ -95,13 +99,3 @@ class Requeue(Callback):
         if self.ending.look() and self.ending.signal == self.number:
             trainer.save_checkpoint(private.path_for_requeue(trainer))
             self.saved = True
-
-    def requeue(self) -> None:
-        """Only the first rank calls it, after all have left training."""
-        if self.saved and (reason := slurm.requeue()):
-            rank_zero_warn(f"the job is saved, but Slurm did not put it back into the queue: {reason}")
-
-
-def _yes() -> bool:
-    """Unlike a lambda, it may be handed to a spawned process."""
-    return True

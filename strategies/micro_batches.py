@@ -38,7 +38,6 @@ TENSOR, ITEMS, COLUMNS, ONE_ROW = range(4)
 
 
 def rows(batch: Any) -> int:
-    """How many samples a batch has."""
     return row_counts(batch)[0]
 
 
@@ -55,7 +54,6 @@ def row_counts(batch: Any) -> list[int]:
 
 
 def tensors(batch: Any) -> list[Tensor]:
-    """All tensors in a batch."""
     if isinstance(batch, Tensor):
         return [batch]
     fields = _fields(batch)
@@ -88,40 +86,43 @@ def deal_batch(batch: Any, rank: int, ranks: int) -> Any:
 
 
 def first_rows(batch: Any, count: int) -> Any:
-    """The first samples of a batch."""
     return Cut("the first samples", slice(count), rows(batch))(batch)
 
 
 def join_batches(batches: Sequence[Any]) -> Any:
     """One batch of the samples of several, in their order: the reverse of cutting."""
-    return Cut("the samples of all ranks", slice(None), rows(batches[0])).joined(batches, "batch", top=True)
+    return Cut("the samples of all ranks", None, rows(batches[0]))(*batches)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Takes these rows out of a batch of `total` samples. See [Note: what has a row for each sample]."""
+    """Takes `rows` of a batch of `total` samples, or joins such parts. See [Note: what has a row for each sample]."""
 
     what: str  # who cuts, for an error
-    rows: slice
+    rows: slice | None  # None joins
     total: int
 
-    def __call__(self, batch: Any) -> Any:
-        return self._cut(batch, "batch", top=True)
+    def __call__(self, *batches: Any) -> Any:
+        return self._made_of(batches, "batch", top=True)
 
-    def _cut(self, node: Any, path: str, top: bool = False) -> Any:
-        if isinstance(node, (Tensor, np.ndarray)):
-            return self._tensor(node, path)
-        if (fields := _fields(node)) is not None:
-            return _rebuilt(node, {name: self._cut(value, f"{path}[{name!r}]") for name, value in fields.items()})
-        if isinstance(node, (list, tuple)):
-            if self._has_samples(node, path, top):
-                return node[self.rows]
-            return type(node)([self._cut(item, f"{path}[{number}]") for number, item in enumerate(node)])
-        if callable(getattr(node, "to", None)):
-            raise self._refusal(path, f"a {type(node).__name__}, which cannot be cut", "return tensors in its place")
-        return node
+    def _made_of(self, nodes: Sequence[Any], path: str, top: bool = False) -> Any:
+        """What is cut out of one node, or joined of several."""
+        first = nodes[0]
+        if isinstance(first, (Tensor, np.ndarray)):
+            return self._joined(nodes, path) if self.rows is None else self._cut(first, path, self.rows)
+        if (fields := _fields(first)) is not None:
+            columns = {name: [(_fields(node) or {})[name] for node in nodes] for name in fields}
+            return _rebuilt(first, {name: self._made_of(each, f"{path}[{name!r}]") for name, each in columns.items()})
+        if isinstance(first, (list, tuple)):
+            if self._has_samples(first, path, top):
+                return type(first)(chain.from_iterable(nodes)) if self.rows is None else first[self.rows]
+            items = enumerate(zip(*nodes, strict=True))
+            return type(first)([self._made_of(each, f"{path}[{number}]") for number, each in items])
+        if self.rows is not None and callable(getattr(first, "to", None)):
+            raise self._refusal(path, f"a {type(first).__name__}, which cannot be cut", "return tensors in its place")
+        return first
 
-    def _tensor(self, node: Any, path: str) -> Any:
+    def _cut(self, node: Any, path: str, rows: slice) -> Any:
         if not node.ndim or len(node) == 1:
             return node
         if len(node) != self.total:
@@ -130,32 +131,21 @@ class Cut:
             raise self._refusal(
                 path, "a sparse or nested tensor", "return dense tensors, and make it of them in the loss"
             )
-        part = node[self.rows]
-        spread = isinstance(part, Tensor) and self.rows.step is not None
-        return part.clone() if spread else part  # a clone is dense, in the same memory format
+        spread = isinstance(node, Tensor) and rows.step is not None
+        return node[rows].clone() if spread else node[rows]  # a clone is dense, in the same memory format
 
-    def joined(self, nodes: Sequence[Any], path: str, top: bool = False) -> Any:
+    def _joined(self, nodes: Sequence[Any], path: str) -> Any:
         first = nodes[0]
-        if isinstance(first, (Tensor, np.ndarray)):
-            if not first.ndim or len(first) != self.total:
-                return first
-            if len({node.shape[1:] for node in nodes}) > 1:
-                raise UserError(
-                    f"samples of {path} have another shape on another rank, as where a loader makes samples as long as "
-                    f"the longest one of their batch; give all batches one length"
-                )
-            if isinstance(first, np.ndarray):
-                return np.concatenate(nodes)
-            return torch.cat([node.detach() for node in nodes]).requires_grad_(first.requires_grad)
-        if (fields := _fields(first)) is not None:
-            columns = {name: [(_fields(node) or {})[name] for node in nodes] for name in fields}
-            return _rebuilt(first, {name: self.joined(each, f"{path}[{name!r}]") for name, each in columns.items()})
-        if isinstance(first, (list, tuple)):
-            if self._has_samples(first, path, top):
-                return type(first)(chain.from_iterable(nodes))
-            items = enumerate(zip(*nodes, strict=True))
-            return type(first)([self.joined(each, f"{path}[{number}]") for number, each in items])
-        return first
+        if not first.ndim or len(first) != self.total:
+            return first
+        if len({node.shape[1:] for node in nodes}) > 1:
+            raise UserError(
+                f"samples of {path} have another shape on another rank, as where a loader makes samples as long as "
+                f"the longest one of their batch; give all batches one length"
+            )
+        if isinstance(first, np.ndarray):
+            return np.concatenate(nodes)
+        return torch.cat([node.detach() for node in nodes]).requires_grad_(first.requires_grad)
 
     def _has_samples(self, node: list | tuple, path: str, top: bool) -> bool:
         """Whether each item is that of one sample. If not, the items are searched."""

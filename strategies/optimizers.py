@@ -40,7 +40,7 @@ class Updater:
     schedule: LRScheduler | None = None
     elementwise: bool = field(init=False)  # whether it can step pieces of weights in place of the weights
     members: list[list[int]] = field(init=False)  # the ids of what each group has: weights, or a rank's parts of them
-    made: dict[str, Any] = field(init=False)  # what the player's functions have made: see strategies/checkpoint/made.py
+    made: dict[str, Any] = field(init=False)  # what the player's functions have made: see [Note: made otherwise]
 
     def __post_init__(self) -> None:
         self.elementwise = elementwise(self.optimizer) and not self.optimizer.state
@@ -267,7 +267,10 @@ def why_not_apart(make: MakeOptimizer, weights: Mapping[str, nn.Parameter]) -> s
     made = [make(list(weights.values())) for _ in range(2)]
     if made[0] is made[1]:
         return "its function returns the same optimizer twice, and must make a new one each time"
-    few = _few(weights)
+    few: dict[str, nn.Parameter] = {}  # the two smallest weights of each number of dimensions
+    for name, weight in sorted(weights.items(), key=lambda pair: pair[1].numel()):
+        if weight.numel() and sum(weight.ndim == other.ndim for other in few.values()) < 2:
+            few[name] = weight
     before = {name: weight.detach().to(torch.float64, copy=True) for name, weight in few.items()}
     try:
         together = _stepped(make, weights, few, few.keys())
@@ -283,15 +286,6 @@ def why_not_apart(make: MakeOptimizer, weights: Mapping[str, nn.Parameter]) -> s
             raise
         return f"it fails if it has only some of the weights ({type(error).__name__}: {error})"
     return None
-
-
-def _few(weights: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """The two smallest weights of each number of dimensions."""
-    few: dict[str, nn.Parameter] = {}
-    for name, weight in sorted(weights.items(), key=lambda pair: pair[1].numel()):
-        if weight.numel() and sum(weight.ndim == other.ndim for other in few.values()) < 2:
-            few[name] = weight
-    return few
 
 
 def _stepped(

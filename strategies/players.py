@@ -9,16 +9,18 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
+from gan.ema import Ema
 from gan.module import GanModule
 from strategies.assignment import USABLE, assign, memory
 from strategies.check.replicas import Writes
-from strategies.checkpoint.player_state import remember_averages, swapped, whole_averages
+from strategies.checkpoint.player_state import last_averages, remember_averages
 from strategies.choice import Choice
 from strategies.first_weights import FirstWeights
 from strategies.optimizers import LossScale
 from strategies.options.compile import compiling
 from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies.policy import Policy
+from strategies.ranks_strategy import RanksStrategy
 from strategies.world import World
 
 
@@ -36,16 +38,9 @@ class Players:
 
     # ---- set-up, in this order ----
 
-    def assign(
-        self,
-        game: GanModule,
-        choice: Mapping[str, Choice],
-        world: World,
-        precision: Precision,
-        servers: Mapping[str, Servers],
-    ) -> None:
-        self.world, self.servers = world, servers
-        self.policies = assign(choice, game, world, precision, servers)
+    def assign(self, strategy: RanksStrategy, game: GanModule, choice: Mapping[str, Choice]) -> None:
+        self.world, precision = strategy.world, strategy.precision_plugin
+        self.policies = assign(choice, game, self.world, precision, self.servers)
         if _needs_loss_scale(precision):
             scaler = getattr(precision, "scaler", None)  # off where the device has none: Lightning makes it for cuda
             begin = (scaler.get_scale(), scaler.get_growth_interval()) if scaler and scaler.is_enabled() else ()
@@ -68,10 +63,7 @@ class Players:
         for policy in self.policies.values():
             if training:
                 policy.follow()
-        _stop_other_parameters(first.game, training)
-        if training:
-            _warn_of_those_that_never_learn(first.game)
-            _expect_eval_mode(first.game)
+        _stop_what_never_learns(first.game, training)
 
     def optimizers(self) -> list[Optimizer]:
         return [each.optimizer for policy in self.policies.values() for each in policy.updaters.values()]
@@ -112,8 +104,8 @@ class Players:
         self._averaging = True
         try:
             with ExitStack() as stack:
-                if self.policies:
-                    stack.enter_context(swapped(self.first.game))
+                if self.policies and (kept := last_averages(self.first.game)):
+                    stack.callback(remember_averages, self.first.game, kept)  # that is no write of a person's
                 for policy in self.policies.values():
                     stack.enter_context(policy.averaged())
                 if writes is not None:
@@ -130,8 +122,10 @@ class Players:
     # ---- the end ----
 
     def give_back(self) -> None:
-        """Make the author's weights whole again, where they fit on this rank. A validation may show the averages."""
-        averages = whole_averages(self.policies)
+        """Make the author's weights whole again, where they fit on this rank."""
+        # The averages that this rank has whole, which a validation after the training shows.
+        whole = {name: each for name, each in self.policies.items() if each.storage.owned is each.storage.weights}
+        averages = {name: each.ema.state_dict() for name, each in whole.items() if isinstance(each.ema, Ema)}
         self._unshard(self._that_fit() if self.first.begin_sharded else self.policies.values())
         remember_averages(self.first.game, averages)
 
@@ -165,8 +159,8 @@ class Players:
         self.world.groups.release()
 
 
-def _stop_other_parameters(game: GanModule, training: bool) -> None:
-    """A parameter of no player is never updated, so it requires no gradient."""
+def _stop_what_never_learns(game: GanModule, training: bool) -> None:
+    """A parameter of no player is never updated, so it requires no gradient. In a training, say what never learns."""
     of_players = {id(p) for player in game.players.values() for p in player.module.parameters()}
     lost = [name for name, each in game.named_parameters(recurse=False) if id(each) not in of_players]
     if training and lost:
@@ -174,9 +168,8 @@ def _stop_other_parameters(game: GanModule, training: bool) -> None:
     for parameter in game.parameters():
         if id(parameter) not in of_players:
             parameter.requires_grad_(False)
-
-
-def _warn_of_those_that_never_learn(game: GanModule) -> None:
+    if not training:
+        return
     taught = {name for phase in game.phases for name in phase.learners}
     for player in game.players.values():
         if not player.frozen and player.name not in taught:
@@ -185,9 +178,7 @@ def _warn_of_those_that_never_learn(game: GanModule) -> None:
                 f"Phase(..., learners='{player.name}'), or leave its optimizer out"
             )
 
-
-def _expect_eval_mode(game: GanModule) -> None:
-    """Lightning warns of modules in eval mode. It need not where the author has put none there: see Policy.adopt."""
+    # Lightning warns of modules in eval mode. It need not where the author has put none there: see Policy.adopt.
     frozen = {part for player in game.players.values() if player.frozen for part in player.module.modules()}
     if all(part.training or part in frozen for part in game.modules()):
         warnings.filterwarnings("ignore", message="Found .* in eval mode at the start of training")

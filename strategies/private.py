@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from multiprocessing import forkserver
 from typing import Any
 from unittest import mock
@@ -45,20 +46,6 @@ from torch.autograd import forward_ad
 from torch.distributed import _broadcast_coalesced as broadcast_coalesced
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler
-
-__all__ = [
-    "FunctionLauncher",
-    "Launcher",
-    "ScriptLauncher",
-    "WorkerOutput",
-    "broadcast_coalesced",
-    "broadcast_module",
-    "interrupt",
-    "is_transformed",
-    "outside_transforms",
-    "same_command",
-    "set_threads",
-]
 
 
 def is_transformed(tensor: Tensor) -> bool:
@@ -246,11 +233,6 @@ def share_file(logger: CSVLogger) -> None:
             writer.metrics_keys = next(csv.reader(file), [])
 
 
-def stop_looking_for_gpus() -> None:
-    """Lightning sets this variable when it is imported. In a CUDA build Adam then looks for a driver in every step."""
-    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
-
-
 def draw_as_eager() -> AbstractContextManager[Any]:
     """Inside the `with`, networks that are compiled draw as eager ones do."""
     return torch._inductor.config.patch(fallback_random=True)
@@ -280,16 +262,14 @@ def set_callbacks(trainer: Trainer, callbacks: list[Callback]) -> None:
     vars(trainer)["callbacks"] = callbacks
 
 
-@contextmanager
-def keeping_loaders(kind: type) -> Iterator[None]:
+def keeping_loaders(kind: type) -> AbstractContextManager[Any]:
     """Inside the `with`, Lightning makes no loader of this kind anew, as it does for overfit_batches and to predict."""
     update = data_connector._update_dataloader
 
     def updated(loader: Any, *args: Any, **kwargs: Any) -> Any:
         return loader if isinstance(loader, kind) else update(loader, *args, **kwargs)
 
-    with mock.patch.object(data_connector, "_update_dataloader", updated):
-        yield
+    return mock.patch.object(data_connector, "_update_dataloader", updated)
 
 
 def leave_samplers(trainer: Trainer) -> None:
@@ -297,8 +277,7 @@ def leave_samplers(trainer: Trainer) -> None:
     trainer._accelerator_connector.use_distributed_sampler = False
 
 
-@contextmanager
-def in_backwards(make: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+def in_backwards(make: Callable[[], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
     """Inside the `with`, torch runs every backward in a context that `make` returns."""
     before = torch.autograd._engine_run_backward
 
@@ -306,8 +285,7 @@ def in_backwards(make: Callable[[], AbstractContextManager[Any]]) -> Iterator[No
         with make():
             return before(*args, **kwargs)
 
-    with mock.patch.object(torch.autograd, "_engine_run_backward", run):
-        yield
+    return mock.patch.object(torch.autograd, "_engine_run_backward", run)
 
 
 @contextmanager
@@ -358,22 +336,17 @@ def weight_hooks(weight: Tensor) -> list[Callable[..., Any]]:
     return list((weight._backward_hooks or {}).values())
 
 
-class OfGradients:
-    """An author's hook of a weight, for gradients alone. torch calls it too where an edge brings no gradient."""
-
-    def __init__(self, hook: Callable[..., Any]) -> None:
-        self.hook = hook
-
-    def __call__(self, given: Tensor | None) -> Tensor | None:
-        """With a gradient, or with a weight that has one."""
-        is_there = given is not None and not (isinstance(given, nn.Parameter) and given.grad is None)
-        return self.hook(given) if is_there else None
+def _of_gradients(hook: Callable[..., Any], given: Tensor | None) -> Tensor | None:
+    """An author's hook of a weight, for a gradient, or a weight that has one. torch calls it without one too."""
+    is_there = given is not None and not (isinstance(given, nn.Parameter) and given.grad is None)
+    return hook(given) if is_there else None
 
 
 def only_gradients(weight: Tensor) -> None:
     """Let an author's hooks be called only where there is a gradient, as in plain torch."""
     for hooks in (weight._backward_hooks or {}, weight._post_accumulate_grad_hooks or {}):
-        hooks |= {key: OfGradients(hook) for key, hook in hooks.items() if not isinstance(hook, OfGradients)}
+        new = {key: hook for key, hook in hooks.items() if getattr(hook, "func", None) is not _of_gradients}
+        hooks |= {key: partial(_of_gradients, hook) for key, hook in new.items()}
 
 
 def post_accumulate_hooks(weight: Tensor) -> list[Callable[..., Any]]:
@@ -443,8 +416,7 @@ def forget_helpers() -> None:
         known.AsyncCompile.pool.cache_clear()
 
 
-@contextmanager
-def no_autocast_on(kind: str) -> Iterator[None]:
+def no_autocast_on(kind: str) -> AbstractContextManager[Any]:
     """Inside the `with`, `torch.autocast` for devices of a kind that knows none does nothing, as where it is off."""
     before, enabled = torch.autocast, torch.is_autocast_enabled
 
@@ -454,5 +426,4 @@ def no_autocast_on(kind: str) -> Iterator[None]:
     def is_enabled(*kinds: str) -> bool:
         return kind not in kinds and enabled(*kinds)
 
-    with mock.patch.multiple(torch, autocast=autocast, is_autocast_enabled=is_enabled):
-        yield
+    return mock.patch.multiple(torch, autocast=autocast, is_autocast_enabled=is_enabled)

@@ -43,9 +43,7 @@ def _of_accelerator() -> dict[str, torch.Tensor]:
 def restore_alike(state: Mapping[str, Any]) -> None:
     """Restore the generators of NumPy and Python alone."""
     kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
+    set_dice((state["python"], kind, keys.numpy().astype(np.uint32), *rest))
 
 
 def dice() -> tuple[Any, ...]:
@@ -64,12 +62,6 @@ def changed(before: dict[str, Any]) -> bool:
     """Whether something was drawn from torch's generators since that state."""
     one, other = ({"torch": each["torch"], **each["accelerator"]} for each in (before, capture()))
     return one.keys() != other.keys() or not all(torch.equal(one[name], other[name]) for name in one)
-
-
-def changed_alike(before: Mapping[str, Any]) -> bool:
-    """Whether something was drawn from NumPy or Python, which have the same states on all ranks."""
-    (_, keys, *rest), (_, keys_now, *rest_now) = before["numpy"], capture()["numpy"]
-    return random.getstate() != before["python"] or rest_now != rest or not torch.equal(keys_now, keys)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning import LightningModule, Trainer
-from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment, TorchCheckpointIO
+from lightning.fabric.plugins import ClusterEnvironment
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 
 from gan.files.errors import UserError
@@ -36,26 +36,14 @@ from strategies.processes.stopping import Ending
 from strategies.serving import Division
 from strategies.world import Groups, World
 
-KNOWN = ("gloo", "nccl", "mpi")
 TYPE_GLOO = "type gloo (process_group_backend, in gan.fit --backend), or leave it out"
-
-
-def check_backend(name: str) -> None:
-    """Refuse a backend that this torch does not have. `cpu:gloo,cuda:nccl` names one for each kind of device."""
-    for part in name.split(","):
-        single = part.rpartition(":")[2].strip().lower()
-        if not dist.is_backend_available(single):
-            found = ", ".join(each for each in KNOWN if dist.is_backend_available(each))
-            why = "; only a torch that is built on a machine with MPI has it" if single == "mpi" else ""
-            raise UserError(f"torch {torch.__version__} has no backend '{single}' here, but {found}{why}; {TYPE_GLOO}")
 
 
 def launcher(strategy: LaunchedStrategy, start_method: StartMethod, is_dp: bool = False) -> Launcher:
     """The launcher for Lightning's `start_method`. Where somebody else has started the ranks, it starts none."""
-    if place_of(strategy.cluster_environment) is not None:
-        return Scripts(strategy)
     scripts = start_method == "popen" and not is_dp and not hasattr(sys, "ps1")  # a notebook is none
-    if scripts or strategy.cluster_environment.creates_processes_externally:
+    cluster = strategy.cluster_environment
+    if scripts or place_of(cluster) is not None or cluster.creates_processes_externally:
         return Scripts(strategy)
     if strategy.num_nodes > 1:
         raise UserError(
@@ -73,17 +61,17 @@ class RanksStrategy(LaunchedStrategy):
     """
 
     def __init__(
-        self,
-        choice: Mapping[str, Choice],
-        init_method: str | None = None,
-        process_group_backend: str | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        **lightnings: Any,
+        self, choice: Mapping[str, Choice], init_method: str | None, backend: str | None, **lightnings: Any
     ) -> None:
-        refuse_other(checkpoint_io)
-        if process_group_backend is not None:
-            check_backend(process_group_backend)
-        super().__init__(process_group_backend=process_group_backend, **lightnings)
+        for part in backend.split(",") if backend is not None else ():  # such as `cpu:gloo,cuda:nccl`, or nccl
+            single = part.rpartition(":")[2].strip().lower()
+            if not dist.is_backend_available(single):
+                found = ", ".join(filter(dist.is_backend_available, ("gloo", "nccl", "mpi")))
+                why = "; only a torch that is built on a machine with MPI has it" if single == "mpi" else ""
+                raise UserError(
+                    f"torch {torch.__version__} has no backend '{single}' here, but {found}{why}; {TYPE_GLOO}"
+                )
+        super().__init__(process_group_backend=backend, **lightnings)
         self.choice, self.is_dp, self.init_method = choice, is_dp(choice), init_method
         self.groups = Groups(timeout=self._timeout)
         self.division = Division()
@@ -156,13 +144,9 @@ class RanksStrategy(LaunchedStrategy):
         finally:
             self.choice, self.division = typed
 
-    @property
-    def checkpoint_io(self) -> CheckpointIO:
-        """Lightning asks for one. Checkpoints are written without it, by `save_checkpoint`."""
-        return TorchCheckpointIO()
-
-    @checkpoint_io.setter
+    @LaunchedStrategy.checkpoint_io.setter
     def checkpoint_io(self, io: Any) -> None:
+        """Lightning asks for one. Checkpoints are written without it, by `save_checkpoint`."""
         refuse_other(io)
 
     def process_dataloader(self, dataloader: Any) -> Any:
@@ -210,7 +194,9 @@ class RanksStrategy(LaunchedStrategy):
         before = random_state.capture()
         self.set_world_ranks()
         if self.num_processes * self.num_nodes > 1:
-            rank, size = self.division.seat(self.global_rank, self.world_size)
+            rank, size, division = self.global_rank, self.world_size, self.division
+            if division.part is not None and division.placement is not None:  # of all ranks of the run
+                rank, size = division.part.ranks[division.part.rank], division.placement.size
             if self.init_method is None:
                 choose_interface(self.cluster_environment.main_address if self.num_nodes > 1 else THIS_HOST)
             store = self._store(rank, size)  # held until the group holds it too: rank 0 may be its server
@@ -229,7 +215,15 @@ class RanksStrategy(LaunchedStrategy):
         if dist.is_initialized():
             return private.default_store()
         if self.init_method is not None:
-            return self._store_where_it_was_typed(rank, size)
+            if self.division.part is not None:
+                raise UserError(
+                    "players on ranks of their own meet at MASTER_ADDR and MASTER_PORT; leave init_method out"
+                )
+            backend, where = self._get_process_group_backend(), self.init_method
+            dist.init_process_group(backend, init_method=where, rank=rank, world_size=size, **self._group)
+            if "MASTER_ADDR" not in os.environ:
+                os.environ["MASTER_ADDR"] = self.broadcast("127.0.0.1" if self.num_nodes == 1 else socket.gethostname())
+            return private.default_store()
         place = place_of(self.cluster_environment)
         if place is not None and place.launcher.elastic and place.restarts and place.nodes == 1:
             if self.division.part is not None:
@@ -244,18 +238,8 @@ class RanksStrategy(LaunchedStrategy):
             store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))
         return store
 
-    def _store_where_it_was_typed(self, rank: int, size: int) -> dist.Store:
-        if self.division.part is not None:
-            raise UserError("players on ranks of their own meet at MASTER_ADDR and MASTER_PORT; leave init_method out")
-        backend, where = self._get_process_group_backend(), self.init_method
-        dist.init_process_group(backend, init_method=where, rank=rank, world_size=size, **self._group)
-        if "MASTER_ADDR" not in os.environ:
-            os.environ["MASTER_ADDR"] = self.broadcast("127.0.0.1" if self.num_nodes == 1 else socket.gethostname())
-        return private.default_store()
-
     @property
     def _group(self) -> dict[str, Any]:
-        """What each process group is made with."""
         device = self.root_device if self.root_device.type != "cpu" else None
         return {"timeout": self._timeout, "device_id": device}
 

@@ -80,9 +80,8 @@ class Scope:
 class Reachable:
     """All objects that the losses of the game, the first of the roots, can reach, by their ids.
 
-    Each has the shortest of its names.
-
-    The names in an object, class or module, and the globals of functions, are objects of their own: a Scope.
+    Each has the shortest of its names. The names in an object, class or module, and the globals of functions, are
+    objects of their own: a Scope.
     """
 
     def __init__(self, roots: Sequence[Any]) -> None:

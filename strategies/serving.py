@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,12 +45,6 @@ class Division:
         self.part = self.placement.part(rank)
         return trains if self.part.trains else serves
 
-    def seat(self, rank: int, size: int) -> tuple[int, int]:
-        """This rank's number in the whole run, and the number of all. Without parts it is the given one."""
-        if self.part is None or self.placement is None:
-            return rank, size
-        return self.part.ranks[self.part.rank], self.placement.size
-
     def end(self) -> None:
         """End a serving process where the training has ended. The program goes on on the ranks that have trained."""
         if not self.trains:
@@ -65,12 +60,10 @@ class Division:
             self.bridge = Bridge(store, part.ranks[part.rank], self.placement.size, device)
 
     def leave_to_others(self, game: GanModule, choice: Mapping[str, Choice]) -> None:
-        """Free the networks that other ranks serve."""
         if self.placement is not None:
             game.assemble()
-            for name, each in served(self.placement, choice, game).items():
-                assert each.ranks is not None
-                leave(game.players[name], f"ranks {ranks_as_typed(each.ranks)}")
+            for name, ranks in served(self.placement, choice, game).items():
+                leave(game.players[name], f"ranks {ranks_as_typed(ranks)}")
 
     def servers(self, game: GanModule, choice: Mapping[str, Choice], wish: Callable[..., None]) -> dict[str, Servers]:
         """For each player that other ranks serve, the line to them."""
@@ -80,15 +73,14 @@ class Division:
             ranks: Servers(self.bridge, self.placement.training, ranks, wish)
             for ranks in dict.fromkeys(self.placement.serving.values())
         }
-        players = served(self.placement, choice, game).items()
-        return {name: lines[each.ranks] for name, each in players if each.ranks is not None}
+        return {name: lines[ranks] for name, ranks in served(self.placement, choice, game).items()}
 
     def served_here(self, game: GanModule, choice: Mapping[str, Choice]) -> dict[str, Choice]:
         """What was typed for the players that this rank serves."""
         assert self.placement is not None and self.part is not None
         game.assemble()
-        everywhere, here = served(self.placement, choice, game).items(), self.part.ranks
-        return {name: Choice(each.policy, each.options) for name, each in everywhere if each.ranks == here}
+        chosen, everywhere = choose(choice, game.players), served(self.placement, choice, game)
+        return {name: replace(chosen[name], ranks=None) for name, at in everywhere.items() if at == self.part.ranks}
 
     def serve(self, policies: Mapping[str, Policy], signal: Callable[[], int]) -> None:
         """Answer the ranks that train, until the training ends."""
@@ -98,18 +90,20 @@ class Division:
         Server(self.bridge, self.placement.training, self.part.ranks, policies, signal).run()
 
 
-def served(placement: Placement, choice: Mapping[str, Choice], game: GanModule) -> dict[str, Choice]:
-    """What was typed for the players that other ranks serve. Raises if one cannot be served."""
-    chosen = {name: each for name, each in choose(choice, game.players).items() if placement.serves(each)}
-    for name, each in chosen.items():
-        check(game.players[name], game.players, str(each))
+def served(placement: Placement, choice: Mapping[str, Choice], game: GanModule) -> dict[str, range]:
+    """By which ranks other players are served. Raises if one cannot be served."""
+    found: dict[str, range] = {}
+    for name, each in choose(choice, game.players).items():
+        if each.ranks is not None and placement.serves(each):
+            check(game.players[name], game.players, str(each))
+            found[name] = each.ranks
     for typed, ranks in placement.serving.items():
-        if not any(each.ranks == ranks for each in chosen.values()):
+        if ranks not in found.values():
             raise UserError(
                 f"--strategy gives ranks {ranks_as_typed(ranks)} to '{typed}', and all players of this game are typed "
                 f"by name; leave {typed}={choice[typed]} out, and have fewer devices"
             )
-    return chosen
+    return found
 
 
 def part_of(game: GanModule, players: Collection[str]) -> GanModule:

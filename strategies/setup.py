@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from lightning import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from datasets.workers import Loader
@@ -28,8 +27,9 @@ from strategies.steps import while_training
 
 
 @contextmanager
-def on_devices(strategy: RanksStrategy, trainer: Trainer, game: GanModule) -> Iterator[None]:
+def on_devices(strategy: RanksStrategy, game: GanModule) -> Iterator[None]:
     """Inside the `with` this rank's device, loaders and batch norms are ready for a game."""
+    trainer = game.trainer
     training, several = trainer.state.fn == TrainerFn.FITTING, strategy.world_size > 1
     if training and trainer.checkpoint_callbacks:
         check_loadable({"hyper_parameters": dict(game.hparams)})
@@ -46,14 +46,12 @@ def on_devices(strategy: RanksStrategy, trainer: Trainer, game: GanModule) -> It
         yield
 
 
-def set_up_players(
-    strategy: RanksStrategy, trainer: Trainer, game: GanModule, players: Players, averages: Averages
-) -> State:
+def set_up_players(strategy: RanksStrategy, game: GanModule, players: Players, averages: Averages) -> State:
     """Put the networks on the device, and give each player its policy. Returns what a checkpoint of it has.
 
     `averages` are those of a training before, which another process did. What other ranks serve is not needed here.
     """
-    training, several = trainer.state.fn == TrainerFn.FITTING, strategy.world_size > 1
+    training, several = game.trainer.state.fn == TrainerFn.FITTING, strategy.world_size > 1
     strategy.division.leave_to_others(game, strategy.choice)
     refuse_lazy(game)
     if several:
@@ -66,14 +64,14 @@ def set_up_players(
     # What all ranks must agree on.
     strategy.groups.phases, world = game.phases, strategy.world
     seed = world.broadcast(int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32)))
-    strategy.lockstep.name_run(world, trainer if training else None)
+    strategy.lockstep.name_run(world, game.trainer if training else None)
 
     # The players.
     resumed = strategy.resumes_from is not None
     first = FirstWeights(game, world, seed, resumed and game.strict_loading)
-    servers = strategy.division.servers(game, strategy.choice, strategy.ending.wish)
-    players.assign(game, strategy.choice, world, strategy.precision_plugin, servers)
-    state = State(game, players.policies, world, seed, first.files, attributes)
+    players.servers = strategy.division.servers(game, strategy.choice, strategy.ending.wish)
+    players.assign(strategy, game, strategy.choice)
+    state = State(first, players.policies, attributes)
     if training or resumed:
         state.left_out.note_files(first_of_host=strategy.local_rank == 0)
     players.adopt(first, training)
@@ -82,12 +80,12 @@ def set_up_players(
     return state
 
 
-def serve_players(strategy: RanksStrategy, trainer: Trainer, game: GanModule, players: Players, *given: Any) -> None:
+def serve_players(strategy: RanksStrategy, game: GanModule, players: Players, *given: Any) -> None:
     """Set up the players that this rank serves, and answer the ranks that train. See [Note: serving].
 
     `given` is what `fit` was given beside the game: Lightning's set-up hooks are called.
     """
-    training, signals = trainer.state.fn == TrainerFn.FITTING, strategy.lockstep.signals
+    training, signals = game.trainer.state.fn == TrainerFn.FITTING, strategy.lockstep.signals
     with ExitStack() as stack:
         stack.callback(signals.give_back)
         # The ranks that train are told of a signal, and end together. They also decide what Ctrl-C means.
@@ -96,11 +94,11 @@ def serve_players(strategy: RanksStrategy, trainer: Trainer, game: GanModule, pl
         strategy.setup_environment()
         if training:
             stack.enter_context(draws_follow(strategy.root_device))
-        private.call_setup_hooks(trainer, game, *given)
-        chosen, precision = strategy.division.served_here(game, strategy.choice), strategy.precision_plugin
+        private.call_setup_hooks(game.trainer, game, *given)
+        chosen = strategy.division.served_here(game, strategy.choice)
         part = part_of(game, chosen)
-        move(part, strategy.root_device, precision)
-        players.assign(part, chosen, strategy.world, precision, {})
+        move(part, strategy.root_device, strategy.precision_plugin)
+        players.assign(strategy, part, chosen)
         players.adopt(FirstWeights(part, strategy.world, seed=0, resumed=False), training)
         strategy.division.serve(players.policies, lambda: strategy.ending.noted)
         players.release()  # after an error `teardown` does so

@@ -28,12 +28,12 @@ from strategies.micro_batches import row_counts, tensors
 from strategies.optimizers import check_saved, check_unaltered
 from strategies.processes import heap
 from strategies.processes.equal_rows import Forms
+from strategies.reachable import PLAIN
 from strategies.sharding.resharded_parameter import version_of
 from strategies.turn import Training, play
 from strategies.world import World
 
 ROOM = 64  # for losses: a message has a multiple of it
-PLAIN = (int, float, str, type(None))
 ASKING = ("monitor", "filename")  # attributes of callbacks with the names of what is logged
 
 
@@ -49,7 +49,6 @@ class Transfer:
         self.raw: Any = None
 
     def next(self, batch: Any, step: int) -> Any:
-        """A batch of the training."""
         self.raw = batch
         return self(batch, step)
 

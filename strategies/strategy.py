@@ -27,7 +27,7 @@ from strategies.assignment import Auto
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.player_state import Averages, last_averages
 from strategies.checkpoint.state import State
-from strategies.checkpoint.writing import Background, InBackground, excused
+from strategies.checkpoint.writing import Background, InBackground, excused, prepare, refuse_other, save
 from strategies.choice import choices
 from strategies.first_weights import without_values
 from strategies.hooks import Hooks, overrides, refuse_what_is_not_called
@@ -77,11 +77,11 @@ class PhaseStrategy(RanksStrategy):
     ) -> None:
         if check not in (True, False, "often"):
             raise UserError(f"PhaseStrategy(check={check!r}): type True, False or 'often'")
+        refuse_other(checkpoint_io)
         super().__init__(
             choices(policy, {**POLICIES, "auto": Auto}),
             init_method,
             process_group_backend,
-            checkpoint_io,
             accelerator=accelerator,
             parallel_devices=parallel_devices,
             cluster_environment=cluster_environment,
@@ -93,7 +93,6 @@ class PhaseStrategy(RanksStrategy):
         self.check_replicas = check_replicas
         self.until_teardown = ExitStack()
 
-        # The parts, each of which does one thing.
         self.players = Players()
         self.background = Background()
         self.lockstep.settle = self.background.settle
@@ -110,7 +109,7 @@ class PhaseStrategy(RanksStrategy):
         game = _game(game or trainer.lightning_module)
         game.trainer = trainer
         self.connect(game)
-        serve_players(self, trainer, game, self.players, *args)
+        serve_players(self, game, self.players, *args)
 
     # ---- set-up ----
 
@@ -122,8 +121,8 @@ class PhaseStrategy(RanksStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         """Lightning calls it on each rank, after the processes have found each other."""
-        self.until_teardown.enter_context(on_devices(self, trainer, self.game))
-        self.saving = set_up_players(self, trainer, self.game, self.players, self.averages)
+        self.until_teardown.enter_context(on_devices(self, self.game))
+        self.saving = set_up_players(self, self.game, self.players, self.averages)
         self.optimizers = self.players.optimizers()
         self.lr_scheduler_configs = self.players.schedules()
         self.setup_precision_plugin()
@@ -244,8 +243,14 @@ class PhaseStrategy(RanksStrategy):
         self.background.wait()
         self.lockstep.places.compare()
         path, name = self.saving.complete(checkpoint, filepath)
-        thread = partial(world_of_thread, self.world, f"save {name}", self._timeout, self.lockstep.is_lost)
-        self.background.save(path, checkpoint, self.world, thread, self.ending.wish, storage_options)
+        if storage_options is None:
+            save(path, checkpoint, self.world)
+        elif isinstance(storage_options, InBackground):
+            write = prepare(path, checkpoint, self.world, copied=True)
+            threads = world_of_thread(self.world, f"save {name}", self._timeout, self.lockstep.is_lost)
+            self.background.start(partial(write, threads), self.ending.wish, storage_options.excuse)
+        else:
+            raise UserError("checkpoints are written to a local or mounted disk; leave storage_options out")
 
     def save_in_background(self, path: str | Path, excuse: Callable[[DiskError], None] | None = None) -> None:
         """Save a checkpoint while training goes on. It returns as soon as the content is copied to host memory.
@@ -301,7 +306,6 @@ class PhaseStrategy(RanksStrategy):
 
     @property
     def policies(self) -> dict[str, Policy]:
-        """The policy of each player, by its name."""
         return self.players.policies
 
     def gathered(self, write: bool = False) -> AbstractContextManager[None]:
@@ -322,7 +326,10 @@ class PhaseStrategy(RanksStrategy):
         """Take the policies away, with hooks, process groups and shards. What training has changed stays."""
         self.until_teardown.close()
         if not (self.began or self.is_starter) and (trainer := private.fitting(self.game)):
-            self.saving.resume_at_the_end(trainer)  # nothing was left to train
+            # Nothing was left to train, and so Lightning has called no hook of a training.
+            if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+                trainer.fit_loop.reset()  # counts an epoch that ends with the checkpoint
+            self.saving.resume(trainer)
             self.players.give_back()
         self.began = False
         self.players.release()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from gan import later, noise
@@ -16,7 +17,6 @@ from gan.phase import Losses, Phase
 from strategies import private
 from strategies.advice import instead
 from strategies.draws import Draws
-from strategies.guard import Guard
 from strategies.hooks import NO_HOOKS, Hooks, see_gradients, whole_gradients_alone
 from strategies.micro_batches import row_counts, split_batch
 from strategies.options.compile import played
@@ -29,6 +29,58 @@ LEFT_ELSEWHERE = (
     "What a forward hook leaves in an object is on the rank of the layer only: let the network's forward return that, "
     "or type another policy, such as zero3, for the network"
 )
+
+
+PATIENCE = 10  # updates that the guard lets go
+
+
+class NothingLearned(UserError):
+    """The run does not learn any more, so it ends. Every rank raises this together."""
+
+    agreed = True
+
+
+class Guard:
+    """Counts skipped updates, warns about them, and ends a run that no longer learns.
+
+    One bad batch costs only one update. But a phase does not recover if its loss is not finite the first time it is
+    played, or if its learner has skipped `PATIENCE` updates in a row. Then the run stops at the start of the next
+    step, so that a checkpoint can be saved after this one. As long as the loss scale is still falling, the guard waits.
+    """
+
+    def __init__(self) -> None:
+        self.in_a_row: dict[tuple[str, str], int] = {}
+        self.verdict: str | None = None  # with which the run stops before its next step
+
+    def saw(
+        self, phase: Phase, learner: Policy, finite: bool, losses: dict[str, Tensor], step: int, world: World
+    ) -> None:
+        """Count one update, done or skipped. `finite` is the same on every rank."""
+        key = (phase.name, learner.player.name)
+        first = key not in self.in_a_row
+        self.in_a_row[key] = many = 0 if finite else self.in_a_row.get(key, 0) + 1
+        if finite:
+            return
+        learner.skipped += 1
+        bad = {name: loss.item() for name, loss in losses.items() if not torch.isfinite(loss)}
+        said = [f"the loss is {each}" if name == "loss" else f"loss '{name}' is {each}" for name, each in bad.items()]
+        cause = sorted({text for texts in world.gather(said) for text in texts})
+        what = ", ".join(cause) if cause else "the losses are finite, a gradient is not"
+        rank_zero_warn(
+            f"step {step}, phase '{phase.name}': {what}; skipped the update of '{key[1]}' on all ranks "
+            f"({learner.skipped} so far)"
+        )
+        scale_falls = learner.loss_scale is not None and learner.loss_scale.scale >= 1
+        if not scale_falls and ((first and cause) or many >= PATIENCE):
+            skipped = "the update" if many == 1 else f"{many} updates in a row"
+            self.verdict = (
+                f"phase '{phase.name}' does not learn: at step {step}, {what}; skipped {skipped} of '{key[1]}'; the "
+                f"weights are as before. Try a lower learning rate, clip=1.0, or --debug to find the operation"
+            )
+
+    def raise_if_hopeless(self) -> None:
+        if self.verdict is not None:
+            raise NothingLearned(self.verdict)
 
 
 @dataclass(frozen=True)
@@ -59,7 +111,7 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
         losses = gradients(phase, batch, step, training, scale)
 
         # Wait for the device. Nothing else in a phase does. See [Note: one wait a phase].
-        finished = finish(phase, learners, training.policies, scale)
+        finished = finish(phase, training.policies, scale)
         training.equal_rows.check(phase.name, step)
 
         # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
@@ -105,7 +157,12 @@ def ready(phase: Phase, policies: Mapping[str, Policy], trying: bool = False) ->
 def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: float = 1.0) -> dict[str, Tensor]:
     """Give each learner its gradients, for `finish`. Returns the losses, by name."""
     learners = [training.policies[name] for name in phase.learners]
-    counts, parts = _row_counts(phase, batch, training), phase.micro_batches
+    try:
+        counts, parts = row_counts(batch), phase.micro_batches
+    except UserError:  # one device need not cut a batch, so there anything may be one
+        if training.world.size > 1 or phase.micro_batches > 1:
+            raise
+        counts, parts = [1], 1
     means: dict[str, Tensor] = {}
     training.draws.begin(phase)
 
@@ -150,9 +207,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
     return means
 
 
-def finish(
-    phase: Phase, learners: Sequence[Policy], policies: Mapping[str, Policy], scale: float
-) -> list[tuple[Tensor, list[float]]]:
+def finish(phase: Phase, policies: Mapping[str, Policy], scale: float) -> list[tuple[Tensor, list[float]]]:
     """Complete the learners' gradients. Returns the norms of each learner's, and their values.
 
     [Note: one wait a phase]
@@ -162,6 +217,7 @@ def finish(
     code, and what it has done by then could not be taken back.
     """
     check_that_ranks_agree(phase, policies)
+    learners = [policies[name] for name in phase.learners]
     found: list[tuple[Tensor, list[float]]] = []
     for learner in learners:
         norms, values = learner.reduction.finish(scale), []
@@ -233,16 +289,6 @@ def _drawn(place: noise.Place, training: Training) -> list[object]:
     unknown = None if any(policy.name == "pipeline" for policy in training.policies.values()) else "gan.noise"
     every = map(place.drawn.get, range(place.calls))
     return [unknown if each is None else (each.name, len(each.shape), *each.site) for each in every]
-
-
-def _row_counts(phase: Phase, batch: Any, training: Training) -> list[int]:
-    """The numbers of rows in a batch. One device need not cut a batch, so there anything may be one."""
-    try:
-        return row_counts(batch)
-    except UserError:
-        if training.world.size > 1 or phase.micro_batches > 1:
-            raise
-        return [1]
 
 
 def _place(phase: Phase, counts: Sequence[int], index: int, step: int, training: Training) -> noise.Place:

@@ -89,7 +89,6 @@ class World:
     groups: Groups = field(default_factory=Groups)
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, on every rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -97,7 +96,6 @@ class World:
         return values
 
     def broadcast(self, value: Any) -> Any:
-        """The first rank's value."""
         values = [value]
         if self.size > 1:
             dist.broadcast_object_list(values, src=0)
@@ -188,7 +186,6 @@ class StoreWorld(World):
 
 
 def world_of_thread(world: World, save: str, limit: timedelta | None, lost: Callable[[], bool]) -> World:
-    """The ranks for the thread of this save. See StoreWorld."""
     if world.size == 1:
         return world
     seconds = (limit or default_pg_timeout).total_seconds()

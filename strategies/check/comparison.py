@@ -46,6 +46,9 @@ REACHED = (
 )
 
 
+Numbers = Mapping[tuple[str, ...], float]  # of losses, gradients and states, by their names
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What the ranks together gave, and what each of them gave alone with the samples of all."""
@@ -57,7 +60,7 @@ class Comparison:
     rounding: Mapping[str, float]  # by phase: see `roundings`
     unlike: set[str]  # phases that cannot be compared
 
-    def lines(self, moved: Mapping[tuple[str, ...], float]) -> dict[str, str]:
+    def lines(self, moved: Numbers) -> dict[str, str]:
         """What differs by more than rounding, with what to do. `moved` is how far rounding moves each number."""
         allowed = {key: SPREAD * gap for key, gap in moved.items()}
         return self._losses(allowed) | self._gradients(allowed) | self._states(allowed)
@@ -68,16 +71,14 @@ class Comparison:
         names = (name for name in self._apart(many, one, {}) if name in many and name in one)
         return {name: one[name] for name in names if many[name].shape == one[name].shape}
 
-    def _states(self, allowed: Mapping[tuple[str, ...], float]) -> dict[str, str]:
+    def _states(self, allowed: Numbers) -> dict[str, str]:
         """One line for all: a wrong sample changes every batch norm after it."""
         first, *more = self._apart(self.together.state, self.alone.state, allowed) or [""]
         others = f", and so are {len(more)} others" if more else ""
         text = f"{first} is written in a loss or forward, with other values than by one device{others}"
         return {text: THE_SAME_ON_ALL_RANKS} if first else {}
 
-    def _apart(
-        self, many: Mapping[str, Tensor], one: Mapping[str, Tensor], allowed: Mapping[tuple[str, ...], float]
-    ) -> list[str]:
+    def _apart(self, many: Mapping[str, Tensor], one: Mapping[str, Tensor], allowed: Numbers) -> list[str]:
         found, rounding = [], max(self.rounding.values(), default=0.0)
         for name in () if self.unlike else sorted(many.keys() | one.keys()):
             both = [each[name].double() for each in (many, one) if name in each and each[name].numel()]
@@ -87,7 +88,7 @@ class Comparison:
                 found.append(name)
         return found
 
-    def _losses(self, allowed: Mapping[tuple[str, ...], float]) -> dict[str, str]:
+    def _losses(self, allowed: Numbers) -> dict[str, str]:
         found = {}
         for (phase, name), single in self.repeated[0].items():
             each = [rank[phase, name] for rank in self.losses if (phase, name) in rank]
@@ -104,7 +105,7 @@ class Comparison:
                 found[f"phase '{phase}': loss '{name}' is {both(mean, single)}"] = A_MEAN_OVER_SAMPLES
         return found
 
-    def _gradients(self, allowed: Mapping[tuple[str, ...], float]) -> dict[str, str]:
+    def _gradients(self, allowed: Numbers) -> dict[str, str]:
         """One line for each phase and learner, with the weight that differs most."""
         found = {}
         for (phase, player), one in self.alone.norms.items():

@@ -24,8 +24,8 @@ so a difference is only said, and only of what the author's code also reads.
 import copy
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -68,13 +68,10 @@ DRAWS_BY_GENERATOR = (
 )
 
 
-def check_step(
-    game: GanModule,
-    training: Training,
-    batch: Any,
-    play: Callable[[Trial, Any], None],
-    first: bool = True,
-) -> None:
+Play = Callable[[Trial, Any], None]
+
+
+def check_step(game: GanModule, training: Training, batch: Any, play: Play, first: bool = True) -> None:
     """Raise if the ranks together would not train as one device does.
 
     `play(trial, batch)` plays the step for a trial. `first`: it plays its losses for the first time, or in a new way.
@@ -109,13 +106,12 @@ def check_step(
     except TooFew as error:
         rank_zero_warn(f"no comparison with one device: {error}")
         return
-    _say_what_differs(game, training, tries, together, lines)
+    _say_what_differs(tries, together, lines)
 
 
-def _say_what_differs(
-    game: GanModule, training: Training, tries: "Tries", together: Trial, lines: dict[str, str]
-) -> None:
+def _say_what_differs(tries: "Tries", together: Trial, lines: dict[str, str]) -> None:
     """Raise, or warn of what may be right."""
+    game, training = tries.game, tries.training
     if together.unlike:
         rank_zero_warn(
             f"phase {', '.join(map(repr, sorted(together.unlike)))}: not compared with one device, because it draws "
@@ -152,9 +148,7 @@ def check_guesses(training: Training, step: int) -> None:
         )
 
 
-def learn_draws(
-    game: GanModule, training: Training, batch: Any, play: Callable[[Trial, Any], None], first: bool = True
-) -> None:
+def learn_draws(game: GanModule, training: Training, batch: Any, play: Play, first: bool = True) -> None:
     """On one device: find out where the samples are in what micro-batches draw, by two trials of a few samples."""
     kept, together = Snapshot(game, training.policies), samples_together(game, training)
     tries = Tries(game, training, kept, play)
@@ -190,7 +184,7 @@ Found = tuple[Trial, dict[str, str]]  # the first trial, and what differs, with 
 class Tries:
     """Tries a step again and again, each time from what was kept."""
 
-    def __init__(self, game: GanModule, training: Training, kept: Snapshot, play: Callable[[Trial, Any], None]) -> None:
+    def __init__(self, game: GanModule, training: Training, kept: Snapshot, play: Play) -> None:
         self.game, self.training, self.kept, self.play = game, training, kept, play
         self.whole = False  # whether the batches are whole: then one device may have no room for all
         self.coarse = coarse_from_the_start(game.phases, training)  # phases that are tried in the run's precision
@@ -206,16 +200,20 @@ class Tries:
         self.trials += 1
         scale = 1 + 2 * shake if shake or not alone else HALF
         trial = Trial(world, step, f"{self.key}/{self.trials}", alone, scale, self.coarse, watched=bool(shake))
-        with self.kept.aside(), unheard(self.game):
+        with ExitStack() as stack:
+            stack.callback(self.kept.put_back)
+            # Loggers hear nothing of a trial, of what a loss logs by itself either.
+            vars(self.game)["log"] = lambda *_, **__: None
+            self.game.trainer.loggers = [DummyLogger() for _ in self.game.trainer.loggers]
             for number, pool in enumerate(self.pools):
                 for of_rank in self.images:
                     pool.slots |= {place: list(own) for place, own in of_rank[number].items()}
             if shake:
                 shake_weights(self.training.policies.values(), shake)
             try:
-                with ExitStack() as stack:
+                with ExitStack() as as_one:
                     for policy in self.training.policies.values() if alone else ():
-                        stack.enter_context(policy.as_one_device())
+                        as_one.enter_context(policy.as_one_device())
                     # A loss may write into its samples.
                     self.play(trial, move_data_to_device(copy.deepcopy(samples), world.device))
             except Exception as error:
@@ -301,18 +299,6 @@ class Tries:
         coarser = replace(comparison, rounding=roundings(*seen))
         lines = coarser.lines(moved(alone, shaken))
         return together, dict(line for each in gather(lines) for line in each.items())
-
-
-@contextmanager
-def unheard(game: GanModule) -> Iterator[None]:
-    """Loggers hear nothing of a trial, of what a loss logs by itself either. `aside` puts back the game."""
-    vars(game)["log"] = lambda *_, **__: None
-    loggers = game.trainer.loggers
-    game.trainer.loggers = [DummyLogger() for _ in loggers]
-    try:
-        yield
-    finally:
-        game.trainer.loggers = loggers
 
 
 def _kept_otherwise(trial: Trial) -> str:

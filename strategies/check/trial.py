@@ -3,8 +3,8 @@
 import dis
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -42,9 +42,10 @@ class Snapshot:
     def __init__(self, game: GanModule, policies: Mapping[str, Policy]) -> None:
         reachable = Reachable([game])
         self.iterators = reachable.iterators()
-        self.read = _read_by(reachable)
-        self.game, self.policies, self.trainer = game, policies, game.trainer
-        self.should_stop = game.trainer.should_stop
+        functions = [value for _, value in reachable.objects.values() if isinstance(value, FunctionType)]
+        self.read = {name for function in functions for name in _reads(function.__code__)}
+        self.game, self.trainer = game, game.trainer
+        self.should_stop, self.loggers = game.trainer.should_stop, game.trainer.loggers
         if OF_TRAINER & self.read:  # a loss may keep something there
             reachable = Reachable([game, *private.callbacks(game.trainer), private.datamodule(game.trainer)])
         self.buffers = dict(game.named_buffers())
@@ -63,16 +64,8 @@ class Snapshot:
         self.contents = [(name, kind, value, kind.read(value)) for name, kind, value in kinds if kind is not None]
         self.random = random_state.capture()
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """What changes inside the `with` is put back afterwards."""
-        try:
-            yield
-        finally:
-            self.put_back()
-
     def written(self) -> dict[str, Tensor]:
-        """The buffers and weights that have changed inside `aside`, or were replaced, by their names."""
+        """The buffers and weights that have changed since, or were replaced, by their names."""
         now: dict[Tensor, Tensor] = {}  # what stands in place of a buffer
         for name, buffer in self.game.named_buffers():
             before = self.buffers.get(name, buffer)
@@ -91,7 +84,9 @@ class Snapshot:
                 found |= {f"{name}.{key}".lstrip("."): each for key, each in new.items() if each is not old.get(key)}
             elif differs(value, before) if isinstance(value, Tensor) else isinstance(value, np.ndarray):
                 found[name] = value
-        numbers = {name: _numbers(value) for name, value in found.items() if _attribute(name) in self.read}
+        # The last name in the path of an object that is no number of an item.
+        last = {name: next((each for each in name.split(".")[::-1] if not each.isdigit()), "") for name in found}
+        numbers = {name: _numbers(value) for name, value in found.items() if last[name] in self.read}
         return {name: each for name, each in numbers.items() if each is not None}
 
     def put_back(self) -> None:
@@ -100,7 +95,7 @@ class Snapshot:
             kind.fill(value, before)
         for tensor, before in self.values.items():
             kind_of(tensor).fill(tensor, before)
-        self.trainer.should_stop = self.should_stop
+        self.trainer.should_stop, self.trainer.loggers = self.should_stop, self.loggers
         random_state.restore(self.random)
 
 
@@ -115,16 +110,6 @@ def _numbers(value: Any) -> Tensor | None:
     if content_of(value) is None or not isinstance(value, Tensor | np.ndarray) or value.dtype is np.dtype(object):
         return None
     return torch.as_tensor(value).detach().to("cpu", torch.float64, copy=True)
-
-
-def _attribute(path: str) -> str:
-    """The last name in the path of an object that is no number of an item."""
-    return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
-
-
-def _read_by(reachable: Reachable) -> set[str]:
-    functions = [value for _, value in reachable.objects.values() if isinstance(value, FunctionType)]
-    return {name for function in functions for name in _reads(function.__code__)}
 
 
 @cache
@@ -154,7 +139,6 @@ class Trials:
     """
 
     def __init__(self, phases: Iterable[Phase] = (), often: bool = False) -> None:
-        """`phases` are those to be tried."""
         self.often = often
         self.times = {phase.name: 0 for phase in phases}  # how often each was due
         self.next = dict.fromkeys(self.times, 0)  # how often it will have been when it is tried again
@@ -233,7 +217,7 @@ class Trial:
         self.phase, dtypes = phase.name, self.dtypes[phase.name]
         if any(policy.compiled for policy in policies.values()):
             phase = replace(phase, second_order=True)  # then all play eagerly: nothing is compiled for a few samples
-        before, seed = random_state.capture(), torch.initial_seed()
+        before, dice, seed = random_state.capture(), random_state.dice(), torch.initial_seed()
         with ExitStack() as stack:
             if self.alone:
                 training = replace(training, world=replace(training.world, size=1, rank=0))
@@ -243,7 +227,7 @@ class Trial:
             stack.enter_context(ready(phase, policies, trying=True))
             losses = gradients(phase, batch, self.step, training, self.scale)
             learners = [policies[name] for name in phase.learners]
-            finished = finish(phase, learners, policies, self.scale)
+            finished = finish(phase, policies, self.scale)
             for learner, (norms, _) in zip(learners, finished, strict=True):
                 self.norms[phase.name, learner.player.name] = norms_by_name(learner, norms)
                 learner.reduction.drop()
@@ -256,7 +240,7 @@ class Trial:
         by_seed = torch.initial_seed() != seed or any(call >= OF_SEED for call in draws.seen[phase.name])
         if random_state.changed(before) and not by_seed:  # a seed of the author's is the same on all ranks
             self.unlike.add(phase.name)
-        self.drawn_alike |= random_state.changed_alike(before)
+        self.drawn_alike |= dice != random_state.dice()
 
     def answer(self, phase: Phase) -> bool:
         """What a phase's `when` says on the first rank, after what the trial has played. Warns if others say no."""

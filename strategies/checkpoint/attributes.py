@@ -50,7 +50,12 @@ class Attributes:
             saved = TORCHS - buffers
             torchs |= {id(vars(module).get(name)) for name in (vars(module) if own_state else saved)}
             torchs |= {id(module)} if own_state else set()
-        self.all = _by_name(reachable.objects)
+        self.all: dict[str, Any] = {}  # by names of their own, for an object, its class and its attributes share one
+        seen: Counter[str] = Counter()
+        for path, value in reachable.objects.values():
+            name = f"{path}:{type(value).__name__}"
+            seen[name] += 1
+            self.all[name if seen[name] == 1 else f"{name} {seen[name]}"] = value
         self.names = {id(value): name for name, value in self.all.items()}
         found = {n: o for n, o in self.all.items() if id(o.owner if isinstance(o, Scope) else o) not in torchs}
         self.objects = {n: o for n, o in found.items() if content_of(o) is not None and not isinstance(o, CACHE)}
@@ -179,17 +184,6 @@ def _learning(game: GanModule) -> dict[str, bool]:
 
 class _Unsaved(Exception):
     """A value that no checkpoint can have."""
-
-
-def _by_name(found: Mapping[int, tuple[str, Any]]) -> dict[str, Any]:
-    """The objects by names of their own, for an object, its class and its attributes are reached by one name."""
-    seen: Counter[str] = Counter()
-    named = {}
-    for path, value in found.values():
-        name = f"{path}:{type(value).__name__}"
-        seen[name] += 1
-        named[name if seen[name] == 1 else f"{name} {seen[name]}"] = value
-    return named
 
 
 def _noted(value: Any) -> Any:

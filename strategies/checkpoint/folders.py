@@ -120,13 +120,9 @@ def _discard(path: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    if WINDOWS:  # it opens no folder, and writes down names by itself
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    if not WINDOWS:  # it opens no folder, and writes down names by itself
+        with lockable(folder) as handle:
+            os.fsync(handle)
 
 
 def _refuse_other(path: Path) -> None:

@@ -3,8 +3,10 @@
 Each rank saves and loads its shares of the tensors, under the names that plain torch uses.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import itertools
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -13,18 +15,21 @@ from weakref import WeakKeyDictionary
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map_only
 
 from gan.ema import Ema
 from gan.files.checkpoint import Checksum, SavedTensor, Share, check_left_out, checksum, misfit, read
 from gan.files.errors import UserError
 from gan.module import GanModule
-from gan.pretrained import WeightFiles, check_files
-from strategies.checkpoint.made import check_made
+from gan.phase import Player
+from gan.pretrained import check_files
+from strategies import private
+from strategies.first_weights import FirstWeights
 from strategies.optimizers import LossScale, Updater
 from strategies.policies.policy import Policy
+from strategies.random_state import untouched
 from strategies.sharding.resharded_parameter import version_of
-from strategies.world import World
 
 # ---- averages ----
 
@@ -64,12 +69,6 @@ def versions(game: GanModule) -> list[int]:
     return [version_of(weight) for weight in game.parameters()]
 
 
-def whole_averages(policies: Mapping[str, Policy]) -> Averages:
-    """The averages that this rank has whole, by player: what a validation after the training shows."""
-    whole = {name: each for name, each in policies.items() if each.storage.owned is each.storage.weights}
-    return {name: each.ema.state_dict() for name, each in whole.items() if isinstance(each.ema, Ema)}
-
-
 def remember_averages(game: GanModule, averages: Averages) -> None:
     """At the end of a training, when the weights are whole again."""
     _last[game] = averages, versions(game)
@@ -79,17 +78,6 @@ def last_averages(game: GanModule) -> Averages:
     """Those of the last training, unless the weights were written since."""
     averages, then = _last.get(game, ({}, []))
     return averages if then == versions(game) else {}
-
-
-@contextmanager
-def swapped(game: GanModule) -> Iterator[None]:
-    """Inside the `with` weights and averages are swapped, which is no write of a person's."""
-    averages = last_averages(game)
-    try:
-        yield
-    finally:
-        if averages:
-            remember_averages(game, averages)
 
 
 def show_averages(game: GanModule, policies: Mapping[str, Policy], kept: Averages) -> None:
@@ -119,8 +107,11 @@ def optimizer_state(policy: Policy, updater: Updater) -> dict[str, Any]:
         state[name] = _with(values, partial(_share, policy, name))
     groups = zip(packed["param_groups"], updater.groups, strict=True)
     named_groups = [{**group, "params": names} for group, names in groups]
-    types = {name: _of_other_types(values, policy.storage.owned[name].dtype) for name, values in named.items()}
-    types = {name: keys for name, keys in types.items() if keys}
+    types: dict[str, list[str]] = {}  # the names of tensors of another type than their weight
+    for name, values in named.items():
+        tensors = {key: each for key, each in values.items() if isinstance(each, Tensor) and key != "step"}  # torch's
+        if keys := [key for key, each in tensors.items() if each.dtype != policy.storage.owned[name].dtype]:
+            types[name] = keys
     return {**packed, "state": state, "param_groups": named_groups, "made": updater.made, "types": types}
 
 
@@ -139,10 +130,8 @@ def load_optimizer_state(policy: Policy, updater: Updater, saved: Mapping[str, A
         if name in saved["state"]
     }
     read(wanted)
-    groups, first = [], 0
-    for group, own in zip(saved["param_groups"], updater.optimizer.param_groups, strict=True):
-        groups.append({**group, "params": list(range(first, first + len(own["params"])))})
-        first += len(own["params"])
+    pairs, count = zip(saved["param_groups"], updater.optimizer.param_groups, strict=True), itertools.count()
+    groups = [{**group, "params": list(itertools.islice(count, len(own["params"])))} for group, own in pairs]
     updater.optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
     numbers = {name: number for number, name in enumerate(_stepped(policy, updater))}
     for name, keys in saved.get("types", {}).items():
@@ -156,13 +145,6 @@ def _stepped(policy: Policy, updater: Updater) -> list[str]:
     """The names of the parameters that this rank's optimizer steps, in the order in which torch numbers them."""
     names = {id(parameter): name for name, parameter in policy.storage.owned.items()}
     return [names[id(parameter)] for group in updater.optimizer.param_groups for parameter in group["params"]]
-
-
-def _of_other_types(values: Mapping[str, Any], dtype: torch.dtype) -> list[str]:
-    """The names of tensors of another type than their weight. torch itself keeps that of the count of steps."""
-    return [
-        name for name, each in values.items() if isinstance(each, Tensor) and each.dtype != dtype and name != "step"
-    ]
 
 
 def _with(values: dict[str, Any], make: Callable[[str, Any], Any]) -> dict[str, Any]:
@@ -190,6 +172,92 @@ def _room(
         share = Share.whole(room)
     wanted[value] = share
     return share.tensor
+
+
+# ---- optimizers and schedules that are made with other numbers than before ----
+
+# [Note: made otherwise]
+# A person may resume with another learning rate, and a checkpoint has the old one. The current numbers cannot tell what
+# the person wants, for schedules and hooks move them. So a checkpoint also notes what the player's functions had made:
+# the plain values of the optimizer's groups before there is a schedule, and those of the schedule at its begin
+# (`Updater.made`). Where a resumed training makes other numbers, these count. Where all are the same, nothing is
+# touched, and the training goes on to the bit. Checkpoints of earlier versions lack the note, and their numbers are
+# kept.
+
+HOW = {"foreach", "fused", "capturable", "differentiable"}  # how an optimizer computes: as in the checkpoint
+
+
+def check_made(player: Player, updater: Updater, then: Mapping[str, Any]) -> None:
+    """Refuse another class, and another choice such as amsgrad: what the checkpoint has in it would not fit."""
+    now, advice = updater.made, "resume with the settings it was trained with"
+    for what in ("optimizer", "schedule"):
+        if then[what] != now[what]:
+            raise UserError(
+                f"player '{player.name}': the checkpoint's {what} is {then[what] or 'none'}, and this run's is "
+                f"{now[what] or 'none'}; {advice}"
+            )
+    for before, made in zip(then["groups"], now["groups"], strict=False):
+        for name in _made_otherwise(before, made):
+            was, is_now = before[name], made[name]
+            # An optimizer asks whether there is one.
+            if isinstance(is_now, bool | str | None) or was is None or (name == "momentum" and not was):
+                raise UserError(
+                    f"player '{player.name}': its {now['optimizer']} was trained with {name}={was!r}, and has "
+                    f"{name}={is_now!r} now; {advice}"
+                )
+
+
+def go_on(player: Player, updater: Updater, then: Mapping[str, Any]) -> str:
+    """Let what a checkpoint has filled go on with the numbers that are made now. Returns a sentence that says so.
+
+    A number that was as made becomes the new one. A learning rate that a hook has moved is scaled. If a schedule is
+    made otherwise, it goes where one that is made now would be after as many steps: to change its numbers in the
+    middle would give rates of neither.
+    """
+    now, groups, schedule = updater.made, updater.optimizer.param_groups, updater.schedule
+    changed: list[str] = []
+    for group, before, made in zip(groups, then["groups"], now["groups"], strict=False):
+        for name in _made_otherwise(before, made):
+            if group.get(name) == before[name]:
+                _put(group, name, made[name])
+            elif name == "lr" and before[name]:
+                _put(group, name, group[name] * made[name] / before[name])
+            else:  # training has moved it
+                continue
+            changed.append(name)
+    moved = _made_otherwise(then["state"], now["state"])
+    if schedule is not None and moved and all("lr" in made for made in now["groups"]):
+        _replay(player, updater, schedule)
+        changed.append(now["schedule"])
+    what = ", ".join(dict.fromkeys(changed))
+    return f"player '{player.name}' goes on with {what} as made now, and otherwise than before" if what else ""
+
+
+def _replay(player: Player, updater: Updater, schedule: LRScheduler) -> None:
+    """Let a schedule that is made now make all steps of this one, which then goes on from there."""
+    assert player.schedule is not None
+    for group, made in zip(updater.optimizer.param_groups, updater.made["groups"], strict=True):
+        group.pop("initial_lr", None)  # schedules of torch keep one that is there
+        for name in {"lr", "initial_lr"} & made.keys():
+            _put(group, name, made[name])
+    with untouched(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of steps before the optimizer's first
+        again = player.schedule(updater.optimizer)
+        for _ in range(private.steps_of(schedule)):
+            again.step()
+    schedule.load_state_dict(again.state_dict())
+
+
+def _put(group: dict[str, Any], name: str, value: Any) -> None:
+    """A rate that is a tensor stays the same one, for a compiled step has it."""
+    if isinstance(group.get(name), Tensor):
+        group[name].fill_(value)
+    else:
+        group[name] = value
+
+
+def _made_otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [name for name in now if name in before and before[name] != now[name] and name not in HOW]
 
 
 # ---- the loss scale, and how often the average was updated and the weights were not ----
@@ -223,14 +291,12 @@ class LeftOut:
     files each time. A checkpoint notes the path and a digest of the files. So a run never goes on with other weights:
     it would differ silently from what it was. A weight that some player changes is not left out.
 
-    Made while the weights of the constructor are whole. `files` are those that players begin with.
+    Made while the weights of the constructor are whole.
     """
 
-    def __init__(
-        self, game: GanModule, policies: Mapping[str, Policy], world: World, files: Mapping[str, WeightFiles]
-    ) -> None:
-        self.game, self.policies, self.world = game, policies, world
-        self.of_players = {name: each for name, each in files.items() if policies[name].player.frozen}
+    def __init__(self, first: FirstWeights, policies: Mapping[str, Policy]) -> None:
+        self.game, self.world, self.policies = first.game, first.world, policies
+        self.of_players = {name: each for name, each in first.files.items() if policies[name].player.frozen}
         in_files = {name: set(map(id, policies[name].player.module.parameters())) for name in self.of_players}
         found: set[int] = set().union(*in_files.values())
         for policy in policies.values():
@@ -239,14 +305,15 @@ class LeftOut:
         for policy in policies.values():
             changing = policy.weights if policy.player.follows is None else policy.belongings.parameters
             found -= set(map(id, changing.values()))
-        self.parameters: dict[str, nn.Parameter] = {n: p for n, p in game.named_parameters() if id(p) in found}
+        self.parameters: dict[str, nn.Parameter] = {n: p for n, p in self.game.named_parameters() if id(p) in found}
         self.names = {
             player: [name for name, parameter in self.parameters.items() if id(parameter) in own]
             for player, own in in_files.items()
         }
         of_files = {name for names in self.names.values() for name in names}
         self.made = {name: p for name, p in self.parameters.items() if name not in of_files}  # by the constructor
-        self.checksums: dict[str, Checksum] = {name: checksum(p) for name, p in self.made.items() if world.rank == 0}
+        own = self.made if self.world.rank == 0 else {}
+        self.checksums: dict[str, Checksum] = {name: checksum(parameter) for name, parameter in own.items()}
         self.files: dict[str, dict[str, Any]] = {}
 
     def note_files(self, first_of_host: bool) -> None:

@@ -23,47 +23,37 @@ from gan.files.checkpoint import failing, load_module_state
 from gan.files.errors import UserError
 from gan.files.finite import Bad, NotFinite, as_made, named, not_finite
 from gan.files.tensors import Share
-from gan.module import GanModule
 from gan.pool import ImagePool
-from gan.pretrained import WeightFiles
 from strategies import private, random_state
 from strategies.checkpoint.attributes import Attributes
-from strategies.checkpoint.made import go_on
 from strategies.checkpoint.player_state import (
     LeftOut,
     average_state,
+    go_on,
     load_average,
     load_optimizer_state,
     load_rest,
     optimizer_state,
     rest_of_state,
 )
+from strategies.first_weights import FirstWeights
 from strategies.optimizers import Updater
 from strategies.policies.policy import Policy
 from strategies.reachable import alike
-from strategies.world import World
 
 
 class State:
     """The whole state of a training on this rank: of the players, the game, and random numbers.
 
-    Made in set-up, while weights and buffers are as the constructor made them. `files` are those that players begin
-    with. `attributes` are those of a game that trains.
+    Made in set-up, while weights and buffers are as the constructor made them. `attributes` are those of a game that
+    trains.
     """
 
-    def __init__(
-        self,
-        game: GanModule,
-        policies: Mapping[str, Policy],
-        world: World,
-        seed: int,
-        files: Mapping[str, WeightFiles],
-        attributes: Attributes | None,
-    ) -> None:
-        self.game, self.policies, self.world, self.seed = game, policies, world, seed
-        self.left_out, self.attributes = LeftOut(game, policies, world, files), attributes
+    def __init__(self, first: FirstWeights, policies: Mapping[str, Policy], attributes: Attributes | None) -> None:
+        self.game, self.world, self.seed, self.policies = first.game, first.world, first.seed, policies
+        self.left_out, self.attributes = LeftOut(first, policies), attributes
         self._loops: dict[str, Any] | None = None  # where the ranks of dp have ended, in the process that started them
-        self._meant = as_made(game)  # the buffers that may be infinite
+        self._meant = as_made(self.game)  # the buffers that may be infinite
         self._resumed: Mapping[str, Any] = {}  # what a checkpoint has for the start of the training
         self._set_aside: dict[str, Any] | None = None  # training's random states during a validation
 
@@ -85,7 +75,6 @@ class State:
         return state
 
     def optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
-        """This rank's shares of the state of a player's optimizer."""
         return optimizer_state(*next(pair for pair in self._updaters() if pair[1].optimizer is optimizer))
 
     def _updaters(self) -> list[tuple[Policy, Updater]]:
@@ -242,15 +231,14 @@ class State:
             if "made" in saved and (said := go_on(policy.player, updater, saved["made"])):  # a schedule asks the game
                 private.say(said)
         if at_its_end and not resumed.get("epoch_ended", True):
-            _end_epoch(trainer)
+            # The game's hook came after the save, and Lightning has counted the epoch as complete. Callbacks are left
+            # out: what they have heard of the epoch, such as its metrics, is gone.
+            current = trainer.fit_loop.epoch_progress.current
+            current.completed -= 1
+            private.call_module(trainer, "on_train_epoch_end")
+            current.completed += 1
         if resumed and (at_its_end or not trainer.fit_loop.restarted_mid_epoch) and _without_position(trainer):
             private.begin_epoch_again(trainer)  # it was begun before the random states were restored
-
-    def resume_at_the_end(self, trainer: Trainer) -> None:
-        """If there is nothing left to train, Lightning calls no hook of a training."""
-        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            trainer.fit_loop.reset()  # counts an epoch that ends with the checkpoint
-        self.resume(trainer)
 
     def take_back(self, loops: dict[str, Any]) -> None:
         """In the process that has started its ranks: what they remember, and where they have ended."""
@@ -293,17 +281,6 @@ def _without_position(trainer: Trainer) -> str:
     """The kinds of loaders that begin an epoch anew."""
     loaders = tree_leaves(trainer.train_dataloader)
     return ", a ".join(dict.fromkeys(type(each).__name__ for each in loaders if not hasattr(each, "state_dict")))
-
-
-def _end_epoch(trainer: Trainer) -> None:
-    """Call the game's hook that came after the save. Lightning has counted the epoch as complete.
-
-    Callbacks are left out: what they have heard of the epoch, such as its metrics, is gone.
-    """
-    current = trainer.fit_loop.epoch_progress.current
-    current.completed -= 1
-    private.call_module(trainer, "on_train_epoch_end")
-    current.completed += 1
 
 
 def _back_into_the_epoch(loops: dict[str, Any]) -> bool:

@@ -251,23 +251,6 @@ class Background:
         self._tasks: list[Future[bool]] = []  # each says whether it is done
         self._excuse: Callable[[DiskError], None] | None = None
 
-    def save(
-        self,
-        path: str | Path,
-        tree: dict[str, Any],
-        world: World,
-        thread: Callable[[], World],
-        failed: Callable[[], None],
-        how: InBackground | None,
-    ) -> None:
-        """Write a checkpoint, at once or beside training, where `thread` makes the world of the threads."""
-        if how is None:
-            save(path, tree, world)
-        elif isinstance(how, InBackground):
-            self.start(partial(prepare(path, tree, world, copied=True), thread()), failed, how.excuse)
-        else:
-            raise UserError("checkpoints are written to a local or mounted disk; leave storage_options out")
-
     def start(
         self, write: Callable[[], None], failed: Callable[[], None], excuse: Callable[[DiskError], None] | None = None
     ) -> None:

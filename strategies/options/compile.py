@@ -1,9 +1,10 @@
 """The option compile: torch.compile for a player's forward and backward."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -50,70 +51,56 @@ class Compiled:
         self.player, self.gather = player, gather
         if FORGETFUL:
             raise UserError(f"player '{player.name}': {FORGETS}, or leave the option compile out")
-        self.networks = [Network(module, self._run) for module in _with_forward(player.module)]
-        if not self.networks:
+        self.calls = {module: self._compiled(module) for module in _with_forward(player.module)}
+        if not self.calls:
             raise UserError(
                 f"player '{player.name}': no module of its {type(player.module).__name__} has a forward to compile; "
                 f"leave the option out for it: {instead(player.name, without='compile')}"
             )
+        self.before = ExitStack()
+        for module in self.calls:
+            self.before.enter_context(mock.patch.object(module, "_compiled_call_impl", None))
         self.use(True)
 
     def use(self, compiled: bool) -> None:
         """Let the network run compiled, or eagerly, from now on."""
-        for network in self.networks:
-            network.use(compiled)
+        self.used = compiled
+        for module, call in self.calls.items():
+            module._compiled_call_impl = call if compiled else None
 
     @contextmanager
     def as_written(self) -> Iterator[None]:
-        before = self.networks[0].used
+        before = self.used
         self.use(False)
         try:
             yield
         finally:
             self.use(before)
 
+    def _compiled(self, module: nn.Module) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return module._call_impl(*args, **kwargs)
+
+        # Before torch 2.15 `Module.compile` compiles nothing of a class of torch's own, such as nn.Sequential.
+        return partial(self._run, torch.compile(call, backend=BACKEND))
+
     def _run(self, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.gather()
         try:
             return compiled(*args, **kwargs)
         except torch._dynamo.exc.TorchDynamoException as error:
+            inner = getattr(error, "inner_exception", error)
+            lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+            cause = lines[0].rstrip(".") if lines else type(inner).__name__  # without torch's pages of advice
             raise UserError(
                 f"player '{self.player.name}': torch.compile fails on its {type(self.player.module).__name__}: "
-                f"{_first_line(error)}; leave the option compile out for it: "
+                f"{cause}; leave the option compile out for it: "
                 f"{instead(self.player.name, without='compile')}"
             ) from error
 
     def release(self) -> None:
-        for network in self.networks:
-            network.release()
-        self.networks = []
-
-
-class Network:
-    """A module that runs compiled or eagerly; `run` makes each compiled call."""
-
-    def __init__(self, module: nn.Module, run: Callable[..., Any]) -> None:
-        self.module = module
-        self.before = vars(module).get("_compiled_call_impl")
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return module._call_impl(*args, **kwargs)
-
-        # Before torch 2.15 `Module.compile` compiles nothing of a class of torch's own, such as nn.Sequential.
-        self.call = partial(run, torch.compile(call, backend=BACKEND))
-        self.use(True)
-
-    @property
-    def used(self) -> bool:
-        return self.module._compiled_call_impl is self.call
-
-    def use(self, compiled: bool) -> None:
-        self.module._compiled_call_impl = self.call if compiled else None
-
-    def release(self) -> None:
-        del self.module._compiled_call_impl
-        if self.before is not None:
-            self.module._compiled_call_impl = self.before
+        self.before.close()
+        self.calls = {}
 
 
 def refuse_forgetful(player: Player) -> None:
@@ -183,10 +170,3 @@ def compiling() -> Iterator[None]:
     exact = torch._functorch.config.patch(donated_buffer=False, treat_parameters_as_free_to_save=False)
     with exact, torch._dynamo.config.patch(recompile_limit=RECOMPILES):
         yield
-
-
-def _first_line(error: Exception) -> str:
-    """The cause, without torch's pages of advice."""
-    error = getattr(error, "inner_exception", error)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__

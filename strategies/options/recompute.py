@@ -3,11 +3,13 @@
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from types import MethodType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -62,7 +64,7 @@ class Recompute:
         """`blocks` are those that recompute. Without them they are found. Before one does, `begin_again` is called."""
         self.player, self.begin_again = player, begin_again
         self.updates = 0  # how often the player's weights were updated
-        self.undo: list[Callable[[], None]] = []
+        self.given = ExitStack()  # forwards that modules have in place of their own
         # torch's SyncBatchNorm communicates inside torch, where the sums of the first forward cannot be recorded.
         if ranks.more_than_one() and torchs_own(player.module):
             raise UserError(
@@ -78,33 +80,23 @@ class Recompute:
         for name, block in find_blocks(player) if blocks is None else blocks:
             if isinstance(block, LayerGroups):
                 self.blocks += block.names
-                self._give_forward(block.sequential, self._forward_in_groups(block))
+                module, forward = block.sequential, partial(self._run_in_groups, block)
             else:
                 self.blocks.append(name)
-                self._give_forward(block, self._forward(name))
+                module, forward = block, partial(self._run_whole, name)
+            # A bound method, so that a deep copy of the module has a forward with its own weights.
+            self.given.enter_context(mock.patch.object(module, "forward", MethodType(forward, module)))
 
-    def _give_forward(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        before = vars(module).get("forward")
-        # A bound method, so that a deep copy of the module has a forward with its own weights.
-        module.forward = MethodType(forward, module)
-        self.undo.append(lambda: delattr(module, "forward") if before is None else setattr(module, "forward", before))
+    def _run_whole(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return self.run(name, [module], MethodType(type(module).forward, module), *args, **kwargs)
 
-    def _forward(self, name: str) -> Callable[..., Any]:
-        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return self.run(name, [module], MethodType(type(module).forward, module), *args, **kwargs)
-
-        return forward
-
-    def _forward_in_groups(self, groups: LayerGroups) -> Callable[..., Any]:
-        def forward(module: nn.Sequential, x: Any) -> Any:
-            layers, done = list(module), 0
-            for name, (begin, end) in zip(groups.names, groups.ranges, strict=True):
-                x = _in_turn(layers[done:begin], x)
-                x = self.run(name, layers[begin:end], partial(_in_turn, layers[begin:end]), x)
-                done = end
-            return _in_turn(layers[done:], x)
-
-        return forward
+    def _run_in_groups(self, groups: LayerGroups, module: nn.Sequential, x: Any) -> Any:
+        layers, done = list(module), 0
+        for name, (begin, end) in zip(groups.names, groups.ranges, strict=True):
+            x = _in_turn(layers[done:begin], x)
+            x = self.run(name, layers[begin:end], partial(_in_turn, layers[begin:end]), x)
+            done = end
+        return _in_turn(layers[done:], x)
 
     def run(self, name: str, parts: Sequence[nn.Module], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `forward`, which uses these parts of the player, and keep only its arguments for backward."""
@@ -130,9 +122,8 @@ class Recompute:
         return checkpoint(once, *leaves, use_reentrant=False, early_stop=not whole)
 
     def release(self) -> None:
-        for undo in reversed(self.undo):
-            undo()
-        self.undo, self.begin_again = [], None
+        self.given.close()
+        self.begin_again = None
 
 
 class ForwardState:
@@ -164,34 +155,33 @@ class ForwardState:
         self.first = False
         own = set(self.modules)
         others = self._buffers([module for module in self.owner.player.module.modules() if module not in own])
-        before = [version_of(tensor) for tensor in inputs], [version_of(buffer) for _, _, buffer in others]
-        unwritten = [version_of(weight) for weight in self.weights]
-        kept = states_of(self.attributes)
+        watched = [*inputs, *self.weights, *(buffer for _, _, buffer in others)]
+        before, kept = [version_of(tensor) for tensor in watched], states_of(self.attributes)
         with ranks.recording(self.sums):
             yield
-        if before[0] != [version_of(tensor) for tensor in inputs]:
+        written = [version_of(tensor) != version for tensor, version in zip(watched, before, strict=True)]
+        of_weights = len(inputs) + len(self.weights)
+        if any(written[: len(inputs)]):
             raise UserError(
                 f"{self.what} overwrites its input, from which recompute would start again; build its first layer "
                 f"without inplace=True, or name the blocks: Player(..., blocks=[...])"
             )
-        for weight, version in zip(self.weights, unwritten, strict=True):
-            if version_of(weight) != version:
-                raise UserError(
-                    f"{self.what} writes its weight of shape {tuple(weight.shape)} in forward, and recompute would "
-                    f"write it again in backward; leave recompute out for this player, or write the weight between "
-                    f"phases, inside trainer.strategy.gathered(write=True)"
-                )
+        for weight in compress(self.weights, written[len(inputs) : of_weights]):
+            raise UserError(
+                f"{self.what} writes its weight of shape {tuple(weight.shape)} in forward, and recompute would write "
+                f"it again in backward; leave recompute out for this player, or write the weight between phases, "
+                f"inside trainer.strategy.gathered(write=True)"
+            )
         if (found := changed_in_place(kept)) is not None:
             raise UserError(
                 f"{self.what} changes {found} in forward, and recompute would change it again in backward; keep it in "
                 f"a buffer, draw without a generator, or do it in the loss"
             )
-        for (module, name, buffer), version in zip(others, before[1], strict=True):
-            if version_of(buffer) != version:
-                raise UserError(
-                    f"{self.what} changes buffer '{name}' of a {type(module).__name__} that is not part of it, so "
-                    f"recompute would change it twice; name the blocks that hold both: Player(..., blocks=[...])"
-                )
+        for module, name, _ in compress(others, written[of_weights:]):
+            raise UserError(
+                f"{self.what} changes buffer '{name}' of a {type(module).__name__} that is not part of it, so "
+                f"recompute would change it twice; name the blocks that hold both: Player(..., blocks=[...])"
+            )
         if self.dice == random_state.dice():  # setting them takes longer than a small block
             self.dice = None
         self.stamp = self._stamp()

@@ -6,21 +6,12 @@ from typing import NamedTuple
 
 from strategies.pipelining.program import Transfer
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
-
 
 class Action(NamedTuple):
     """The forward, or the backward, of one chunk in one stage."""
 
     stage: int
     chunk: int
-
-
-def read(text: str) -> str:
-    """The schedule that a user typed."""
-    if text not in SCHEDULES:
-        raise ValueError(f"expected one of {', '.join(SCHEDULES)}")
-    return text
 
 
 def forwards(rank: int, ranks: int, stages: int, chunks: int) -> list[Action]:

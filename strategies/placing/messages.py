@@ -152,7 +152,8 @@ class Bridge:
         kinds = [(t.dtype, t.shape, t.device.type == self.device.type, t.requires_grad) for t in packed.tensors]
         content = pickle.dumps((kinds, packed.content))
         parts = [torch.tensor([len(content)]), torch.frombuffer(bytearray(content), dtype=torch.uint8)]
-        parts += [_flat(tensor) for tensor in packed.tensors if tensor.numel()]
+        plain = (tensor.detach().resolve_conj().resolve_neg().cpu() for tensor in packed.tensors if tensor.numel())
+        parts += [tensor.contiguous().view(-1).view(torch.uint8) for tensor in plain]
         works = [self.group.send([part], rank, 0) for rank in targets for part in parts]
         for work in works:
             work.wait() if patience is None else work.wait(patience)
@@ -179,9 +180,3 @@ class Bridge:
         if size:
             self.group.recv([part], source, 0).wait()
         return part
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """Its bytes, on the CPU."""
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return plain.view(-1).view(torch.uint8)

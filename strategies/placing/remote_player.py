@@ -23,12 +23,13 @@ The messages are written by hand, over gloo. torch.distributed.rpc could send ca
 its own around every backward, and it has no rounds.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from types import FunctionType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +107,7 @@ class Servers:
 
     def end(self) -> None:
         """Tell them that no more calls will come. One that is lost is not waited for."""
-        with contextlib.suppress(RuntimeError):
+        with suppress(RuntimeError):
             self.bridge.send(self.all, End(), FAREWELL)
 
 
@@ -117,10 +118,6 @@ class RemoteCall:
         """When the graph is gone, the call's key is put into `gone`."""
         self.servers, self.call, self.gone = servers, call, gone
         self.answer: Returned
-
-    def returned(self) -> Any:
-        tensors = list(_Step.apply(self, *self.call.tensors)) if self.call.learns else self.forward()
-        return unpacked(self.answer.value, tensors, self.servers.device)
 
     def forward(self) -> list[Tensor]:
         answer = self.servers.ask(self.call)
@@ -176,7 +173,7 @@ class RemotePlayer(Policy):
         self.calls = 0
         self.gone: list[int] = []  # calls whose graphs are gone
         self.shared = False
-        self.before: dict[nn.Module, dict[str, Any]] = {}  # of each module, the attributes that are ours now
+        self.taken = ExitStack()  # calls that go to serving ranks now
 
     @property
     def whole_bytes(self) -> float:
@@ -190,12 +187,7 @@ class RemotePlayer(Policy):
         return NoWeights(self.belongings.parameters)
 
     def release(self) -> None:
-        for module, before in self.before.items():
-            for name, value in before.items():
-                vars(module).pop(name, None)
-                if value is not None:
-                    vars(module)[name] = value
-        self.before = {}
+        self.taken.close()
         super().release()
 
     # ---- phases ----
@@ -231,30 +223,37 @@ class RemotePlayer(Policy):
         """From now on serving ranks answer calls of the network, its parts and their methods, and run the hooks."""
         for path, module in self.player.module.named_modules():
             names = {"_call_impl": path, **{name: f"{path}.{name}".lstrip(".") for name in methods(module)}}
-            made = {name: self._caller(called, getattr(module, name)) for name, called in names.items()}
-            self.before[module] = {name: vars(module).get(name) for name in names}
-            vars(module).update(made)
+            for name, called in names.items():
+                call = partial(self._call, called, getattr(module, name))
+                self.taken.enter_context(mock.patch.object(module, name, call))
         self.attributes = Fingerprint(self.player.module)
 
-    def _caller(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return plain(*args, **kwargs) if self.servers.answering else self._call(name, (args, kwargs))
-
-        return call
-
-    def _call(self, name: str, arguments: Any) -> Any:
-        self._check_call()
+    def _call(self, name: str, plain: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        if self.servers.answering:
+            return plain(*args, **kwargs)
+        # Refuse what serving ranks would answer otherwise than this rank.
+        player, where = self.player.name, self.servers.where
+        if self.servers.together and not self.servers.contexts:
+            raise UserError(
+                f"player '{player}' is called between phases, and its weights are sharded on ranks {where}; "
+                f"call it inside `with trainer.strategy.gathered():`, which all ranks enter"
+            )
+        if (changed := self.attributes.changed()) is not None:
+            raise UserError(
+                f"player '{player}': '{changed}' of its network was changed after the set-up, and ranks {where}, which "
+                f"serve the player, have what was there before; give it to the call as an argument, set it in the "
+                f"game's constructor, or leave @{where} out"
+            )
         device, kind, place = self.world.device, self.world.device.type, noise.here()
-        what = f"player '{self.player.name}': what {name or 'its network'} is called with"
-        packed = Packed(arguments, device, what)
+        what = f"player '{player}': what {name or 'its network'} is called with"
+        packed = Packed((args, kwargs), device, what)
         if any(map(private.is_transformed, packed.tensors)):
             raise UserError(
-                f"player '{self.player.name}': torch.func and forward mode do not go through other ranks; leave "
-                f"@{self.servers.where} out"
+                f"player '{player}': torch.func and forward mode do not go through other ranks; leave @{where} out"
             )
         self.calls += 1
         call = Call(
-            player=self.player.name,
+            player=player,
             name=name,
             arguments=packed.content,
             tensors=packed.tensors,
@@ -269,25 +268,10 @@ class RemotePlayer(Policy):
             dropped=[self.gone.pop() for _ in range(len(self.gone))],
         )
         remote = RemoteCall(self.servers, call, self.gone)
-        returned = remote.returned()
+        tensors = list(_Step.apply(remote, *call.tensors)) if call.learns else remote.forward()
         if place is not None:
             place.calls += remote.answer.draws
-        return returned
-
-    def _check_call(self) -> None:
-        """Refuse a call that serving ranks would answer otherwise than this rank."""
-        name, where = self.player.name, self.servers.where
-        if self.servers.together and not self.servers.contexts:
-            raise UserError(
-                f"player '{name}' is called between phases, and its weights are sharded on ranks {where}; "
-                f"call it inside `with trainer.strategy.gathered():`, which all ranks enter"
-            )
-        if (what := self.attributes.changed()) is not None:
-            raise UserError(
-                f"player '{name}': '{what}' of its network was changed after the set-up, and ranks {where}, which "
-                f"serve the player, have what was there before; give it to the call as an argument, set it in the "
-                f"game's constructor, or leave @{where} out"
-            )
+        return unpacked(remote.answer.value, tensors, device)
 
 
 class NoWeights(Storage):

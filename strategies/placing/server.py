@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from operator import attrgetter
@@ -143,7 +143,6 @@ class Answers:
         return Returned(packed.content, packed.tensors, 0 if place is None else place.calls - draws, signal)
 
     def back(self, rank: int, message: Slopes) -> list[Tensor | None]:
-        """The gradients of a call's arguments."""
         key = rank, message.player, message.key
         if key not in self.graphs:
             raise UserError(
@@ -214,7 +213,14 @@ class Server:
 
     def _agree(self, first: Any, message: Any) -> None:
         """All ranks must run the same, because they gather weights for it together."""
-        alone = threading.Timer(PATIENCE, self._say_who_waits, [message])
+        name, policy = next(iter(self.policies.items()))
+        instead = f"type {name}=ddp@{self.answers.where}"
+        waits = (  # perhaps the other ranks that train will never make this call
+            f"\nrank {', '.join(str(rank) for rank, own in self.rounds if own)} waits for {PATIENCE:g} s, because "
+            f"other ranks that train have not made the same call ({message}). Under policy '{policy.name}' all must, "
+            f"in the same order; if each shall call as it likes, {instead}"
+        )
+        alone = threading.Timer(PATIENCE, print, [waits], {"file": sys.stderr, "flush": True})
         alone.daemon = True
         alone.start()
         try:
@@ -222,24 +228,10 @@ class Server:
         finally:
             alone.cancel()
         if not alike or str(first) != str(message):
-            name, policy = next(iter(self.policies.items()))
             raise UserError(
-                f"the ranks that train call players on ranks {self.answers.where} differently (one: "
-                f"{message}), and under policy '{policy.name}' all must make the same calls in the same order; type "
-                f"{name}=ddp@{self.answers.where}"
+                f"the ranks that train call players on ranks {self.answers.where} differently (one: {message}), and "
+                f"under policy '{policy.name}' all must make the same calls in the same order; {instead}"
             )
-
-    def _say_who_waits(self, message: Any) -> None:
-        """One rank that trains has called, and others have not for a while. Perhaps they never will."""
-        name, policy = next(iter(self.policies.items()))
-        where, ranks = self.answers.where, [rank for rank, own in self.rounds if own]
-        print(
-            f"\nrank {', '.join(map(str, ranks))} waits for {PATIENCE:g} s, because other ranks that train have not "
-            f"made the same call ({message}). Under policy '{policy.name}' all must, in the same order; if each shall "
-            f"call as it likes, type {name}=ddp@{where}",
-            file=sys.stderr,
-            flush=True,
-        )
 
     # ---- phases ----
 
@@ -304,27 +296,18 @@ class ServersOnPaper:
             with self.away(), torch.enable_grad():
                 if isinstance(message, Call):
                     sent = message.tensors
-                    found = self.answers.called(0, replace(message, tensors=[_copy(each) for each in sent]))
+                    found = self.answers.called(0, replace(message, tensors=_copies(sent)))
                 else:
                     sent = message.slopes
                     found = self.answers.back(0, replace(message, slopes=_copies(sent)))
         finally:
             self.answering = False
         returned = found.tensors if isinstance(found, Returned) else found
-        self.asked(message.player, _bytes(sent), _bytes(returned))
-        if isinstance(found, Returned):
-            return replace(found, tensors=[_copy(each) for each in found.tensors])
-        return _copies(found)
+        moved = (sum(each.nbytes for each in tensors if each is not None) for tensors in (sent, returned))
+        self.asked(message.player, *moved)
+        return replace(found, tensors=_copies(returned)) if isinstance(found, Returned) else _copies(returned)
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def _copies(tensors: Sequence[Tensor | None]) -> list[Any]:
     """What arrives on the other side."""
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def _copies(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
-    return [None if each is None else _copy(each) for each in tensors]
-
-
-def _bytes(tensors: Iterable[Tensor | None]) -> int:
-    return sum(each.nbytes for each in tensors if each is not None)
+    return [each if each is None else each.detach().clone().requires_grad_(each.requires_grad) for each in tensors]

@@ -9,7 +9,7 @@ import torch
 
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.guard import PATIENCE
+from strategies.turn import PATIENCE
 from tests.support.hard_games import Plain
 from tests.support.parity import distance, parts, snapshot, trainer
 

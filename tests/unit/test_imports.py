@@ -36,7 +36,7 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
             "strategies/checkpoint",
             "strategies/choice.py",
         ),
-        *("strategies/guard.py", "strategies/first_weights.py", "strategies/loaders.py"),
+        *("strategies/first_weights.py", "strategies/loaders.py"),
     ),
     ("strategies/check", "strategies/cost", "strategies/assignment.py"),
     ("strategies",),

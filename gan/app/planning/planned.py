@@ -88,8 +88,7 @@ class Planned:
         """`game` is opened with the batch of a rank that trains."""
         self.memory, self.usable = settings.memory, settings.memory * (1 - SPARE)
         self.game, self.training = game, training
-        others = {} if placement is None else served(placement, typed, game.game)
-        apart = {name: each.ranks for name, each in others.items() if each.ranks is not None}
+        apart = {} if placement is None else served(placement, typed, game.game)
         self.serving = {name: Serving(ranks, len(training)) for name, ranks in apart.items()}
         where = {name: ranks_as_typed(ranks) for name, ranks in apart.items()}
         # A GPU's: its index means nothing, and it need not be there.

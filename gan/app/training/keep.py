@@ -91,7 +91,7 @@ class Keep(Callback):
         """Save where it is due. This is between two steps, never inside one."""
         step = trainer.global_step
         due = step % self.every == 0 or step == trainer.max_steps
-        ends = self.ending.look() or phase_strategy(trainer).steps.guard.hopeless
+        ends = self.ending.look() or phase_strategy(trainer).steps.guard.verdict is not None
         if due or ends:
             with between_steps(trainer, "checkpoint", self.every):
                 self.save(trainer, self.in_background and not ends and step != trainer.max_steps)
