@@ -11,13 +11,10 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import softplus
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim import Adam
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gan import Player, noise
 from gan.files.errors import UserError
@@ -28,6 +25,8 @@ from strategies import PhaseStrategy
 from strategies.options.blocks import LayerGroups, find_blocks
 from strategies.options.recompute import ForwardState, Recompute
 from tests.ranks.test_games import GAMES, LABELS, pictures, sean
+from tests.scenes.updates import Assigning, Counting, Tossing
+from tests.support.counted import Counted
 from tests.support.hard_games import HARD, BatchNorms, Penalty, Plain, TwoHeads, mlp
 from tests.support.parity import BROKEN, distance, equals, often, parts, train, trainer
 from tests.support.watch import moved
@@ -42,32 +41,6 @@ def recomputing(policy, name):
 
 
 # ---- parity ----
-
-
-HARDEST = ["Micro4", "TwoForwards", "BatchNormPenalty", "SometimesReached", "Teacher", "Penalty"]
-
-
-@pytest.mark.parametrize("name", often(HARD, HARDEST))
-def test_one_device_trains_the_same_to_the_last_bit(name, hard_alone):
-    assert distance(train(HARD[name], policy=recomputing("single", name)), hard_alone(name)) == 0
-
-
-MORE = [*(("zero3", name) for name in HARD if name != "Teacher"), *((p, n) for p in ("ddp", "zero2") for n in HARDEST)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("policy", "name"), [("zero3", "Teacher"), *MORE])
-def test_parity(policy, name, ranks, hard_alone):
-    """test_rehearsal.py has the games that have everything, and SEAN."""
-    equals(ranks(2).run(train, HARD[name], policy=recomputing(policy, name), world=2), hard_alone(name))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "policy"), [("sean", "zero3"), ("stylegan", "zero2"), ("dmd2", "ddp")])
-def test_parity_of_real_games(name, policy, ranks):
-    """Two steps: every phase is due in the first."""
-    results = ranks(2).run(train, GAMES[name], pictures, recomputing(policy, name), 2, 2)
-    equals(results, train(GAMES[name], pictures, "single", steps=2))
 
 
 class Noisy(Plain):
@@ -88,27 +61,53 @@ class Grain(nn.Module):
         return torch.tanh(x * (1 + noise.randn(x.shape, like=x)))
 
 
-def test_a_forward_draws_the_same_again():
-    expected = train(Noisy, policy="single")
-    assert distance(train(Noisy, policy="single+recompute"), expected) == 0
+class SharedScore(Plain):
+    """A score made with the graph of both players, of whom only one learns when it is differentiated."""
 
-
-class Perturbed(Plain):
-    """Sharpness-aware: the gradient of the generator at other weights than its own."""
+    def configure_phases(self):
+        discriminator, generator = super().configure_phases()
+        yield generator
+        yield discriminator
 
     def fool(self, batch):
-        near = {name: 1.1 * weight for name, weight in self.generator.named_parameters()}
-        return softplus(-self.discriminator(functional_call(self.generator, near, (batch["x"][:, :4],)))).mean()
+        return softplus(-self.shared("score", lambda x: self.discriminator(self.fake(x)), batch["x"])).mean()
 
 
-@pytest.mark.parametrize("policy", ["single", pytest.param("zero3", marks=pytest.mark.slow)])
-def test_a_forward_with_weights_for_one_call_has_them_again(policy, ranks):
-    world = 1 if policy == "single" else 2
-    expected = train(Perturbed, policy="single")
-    trained = partial(train, Perturbed, policy=f"{policy}+recompute", world=world)
-    equals(ranks(2).run(trained) if world == 2 else [trained()], expected)
-    with forgetting("weights"):  # the control
-        assert distance(train(Perturbed, policy="single+recompute"), expected) > BROKEN
+class Named(HARD["TwoPhases"]):
+    """Blocks that the network's own methods call several times."""
+
+    def configure_players(self):
+        generator, discriminator = super().configure_players()
+        yield generator
+        yield replace(discriminator, blocks=["trunk", "left"])
+
+
+MORE = {game.__name__: game for game in (Noisy, SharedScore, Named, Tossing, Counting, Assigning)}
+HARDEST = ["Micro4", "TwoForwards", "BatchNormPenalty", "SometimesReached", "Teacher", "Penalty"]
+
+
+@pytest.mark.parametrize("name", often(HARD | MORE, [*HARDEST, *MORE]))
+def test_one_device_trains_the_same_to_the_last_bit(name):
+    game = (HARD | MORE)[name]
+    assert distance(train(game, policy=recomputing("single", name)), train(game, policy="single")) == 0
+
+
+ON_TWO = [*(("zero3", name) for name in HARD), *((p, n) for p in ("ddp", "zero2") for n in HARDEST)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "name"), ON_TWO)
+def test_parity(policy, name, ranks, hard_alone):
+    """test_rehearsal.py has the games that have everything, and SEAN."""
+    equals(ranks(2).run(train, HARD[name], policy=recomputing(policy, name), world=2), hard_alone(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "policy"), [("sean", "zero3"), ("stylegan", "zero2"), ("dmd2", "ddp")])
+def test_parity_of_real_games(name, policy, ranks):
+    """Two steps: every phase is due in the first."""
+    results = ranks(2).run(train, GAMES[name], pictures, recomputing(policy, name), 2, 2)
+    equals(results, train(GAMES[name], pictures, "single", steps=2))
 
 
 # ---- controls: each thing that a forward meets, forgotten ----
@@ -124,7 +123,6 @@ def forgetting(what):
     return {
         "buffers": lambda: mock.patch.object(ForwardState, "_buffers", staticmethod(lambda modules: [])),
         "noise": lambda: mock.patch("strategies.options.recompute.replace", lambda place: None),
-        "weights": lambda: mock.patch("strategies.options.recompute._place", lambda places: None),
         "flags": lambda: mock.patch.object(ForwardState, "_set", without_flags),
         "sums": lambda: mock.patch("gan.ranks.replaying", lambda sums: nullcontext()),
     }[what]()
@@ -137,21 +135,7 @@ def test_the_control_training_differs_without(what, game):
         assert distance(train(game, policy="single+recompute"), expected) > BROKEN
 
 
-class SharedScore(Plain):
-    """A score made with the graph of both players, of whom only one learns when it is differentiated."""
-
-    def configure_phases(self):
-        discriminator, generator = super().configure_phases()
-        yield generator
-        yield discriminator
-
-    def fool(self, batch):
-        return softplus(-self.shared("score", lambda x: self.discriminator(self.fake(x)), batch["x"])).mean()
-
-
-def test_what_phases_share_is_recomputed_as_it_was_computed():
-    assert distance(train(SharedScore, policy="single+recompute"), train(SharedScore, policy="single")) == 0
-    # The control: with the flags of the phase at hand.
+def test_the_control_that_has_the_flags_of_the_phase_at_hand_is_an_error():
     with forgetting("flags"), pytest.raises(RuntimeError, match="different number of tensors was saved"):
         train(SharedScore, policy="single+recompute")
 
@@ -403,19 +387,6 @@ def test_groups_and_blocks_of_a_row_compute_what_the_row_computes():
         assert all(map(torch.equal, found, expected))
 
 
-class Named(HARD["TwoPhases"]):
-    """Blocks that the network's own methods call several times."""
-
-    def configure_players(self):
-        generator, discriminator = super().configure_players()
-        yield generator
-        yield replace(discriminator, blocks=["trunk", "left"])
-
-
-def test_named_blocks_inside_own_methods_train_the_same(hard_alone):
-    assert distance(train(Named, policy="single+recompute"), hard_alone("TwoPhases")) == 0
-
-
 @pytest.mark.parametrize(
     ("make", "answer"),
     [
@@ -472,35 +443,14 @@ def test_a_forward_that_an_author_put_on_the_module_itself_stays():
 # ---- what is kept ----
 
 
-class Living(TorchDispatchMode):
-    """All memory that operations make, and what is left of it; not what was there before."""
-
-    def __init__(self, before):
-        super().__init__()
-        self.before = {tensor.untyped_storage()._cdata for tensor in before}
-        self.made = {}
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        for tensor in pytree.tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self.before:
-                    self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        return out
-
-    @property
-    def bytes(self):
-        return sum(size for ref, size in self.made.values() if not ref.expired())
-
-
 def kept(net, *inputs):
     """Bytes that live between a forward and its backward."""
     gc.collect()
     rows = len(inputs[0])
-    with Living([*net.state_dict().values(), *inputs]) as living, noise.at(noise.Place(("test",), 0, rows, rows)):
+    before = {tensor.untyped_storage()._cdata for tensor in (*net.state_dict().values(), *inputs)}
+    with Counted() as counted, noise.at(noise.Place(("test",), 0, rows, rows)):
         out = net(*inputs)
-    found = living.bytes
+    found = sum(storage().nbytes() for key, storage in counted.alive.items() if key not in before)
     (out if isinstance(out, torch.Tensor) else sum(each.sum() for each in pytree.tree_leaves(out))).sum().backward()
     return found
 

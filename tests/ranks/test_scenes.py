@@ -22,22 +22,23 @@ from tests.support.parity import BROKEN, EXACT, Deaf, Whole, distance, snapshot,
 from tests.support.saved import Saves, read_checkpoint, write_checkpoint
 from tests.support.scene import PROMISED, Mutant
 
+UNCHANGED = Mutant("")
+
 
 def play(
     name: str,
     policy: str,
     world: int,
-    number: int | None = None,
+    mutant: Mutant | int = UNCHANGED,
     save: str | None = None,
     resume: str | None = None,
     size: int | None = None,
     check: bool = False,
     alone: bool = False,
-    **settings: Any,
 ) -> dict[str, Any]:
-    """Train a scene on one rank, or its mutant of this number."""
+    """Train a scene on one rank, or a mutant of it: that of this number, as not every one can be sent to a rank."""
     scene = SCENES[name]
-    mutant = Mutant("") if number is None else scene.mutants[number]
+    mutant = scene.mutants[mutant] if isinstance(mutant, int) else mutant
     game = mutant.game or (scene.alone if alone and scene.alone else scene.game)
     several = world > 1 and policy != "dp"
     batches = mutant.batches or scene.batches
@@ -52,27 +53,19 @@ def play(
         if "deepspeed" in policy:
             stack.enter_context(doubled())
         module, strategy = game(), PhaseStrategy(policy, check=check)
-        settings = {"sync_batchnorm": True, "callbacks": callbacks, **scene.settings, **mutant.settings, **settings}
+        settings = {"sync_batchnorm": True, "callbacks": callbacks, **scene.settings, **mutant.settings}
         trainer(strategy, world, scene.steps, **settings).fit(module, loader, ckpt_path=resume)
     return snapshot(module, strategy)
 
 
-def refusal(name: str, number: int, world: int) -> str | None:
-    """The words in which a scene's game is refused, in a few steps."""
-    scene = SCENES[name]
-    wrong = scene.refused[number]
-    several = world > 1 and wrong.policy != "dp"
-    loader = Whole(40, dist.get_rank() if several else 0, world if several else 1, scene.batches)
-    settings = {"sync_batchnorm": True, **scene.settings, **wrong.settings}
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(bucket, "SIZE", scene.bucket))
-        for where, what in wrong.replaced.items():
-            stack.enter_context(mock.patch(where, what))
-        try:
-            strategy = PhaseStrategy(wrong.policy, check=wrong.check)
-            trainer(strategy, world, 4, **settings).fit(wrong.game(), loader)
-        except (UserError, RuntimeError) as error:
-            return "\n".join([str(error), *getattr(error, "__notes__", [])])
+def refusal(name: str, policy: str, world: int, number: int) -> str | None:
+    """The words in which a scene's game is refused."""
+    wrong = SCENES[name].refused[number]
+    mutant = Mutant("", game=wrong.game, replaced=wrong.replaced, settings=wrong.settings, callbacks=list)
+    try:
+        play(name, policy, world, mutant, check=wrong.check)
+    except (UserError, RuntimeError) as error:
+        return "\n".join([str(error), *getattr(error, "__notes__", [])])
     return None
 
 
@@ -180,8 +173,8 @@ def test_it_trains_as_one_device(name, policy, world, journey, expected):
 @pytest.mark.parametrize(("name", "number"), asked(mutants))
 def test_what_must_differ_differs(name, number, on_ranks, expected):
     mutant = SCENES[name].mutants[number]
-    world = 1 if mutant.policy == "single" else mutant.ranks
-    differ(on_ranks(play, name, mutant.policy, world, number=number)[0], expected(name))
+    world = 1 if "single" in mutant.policy else mutant.ranks
+    differ(on_ranks(play, name, mutant.policy, world, mutant=number)[0], expected(name))
 
 
 @pytest.mark.parametrize(("name", "policy"), asked(saves))
@@ -212,15 +205,11 @@ def test_a_checkpoint_that_forgets_arrives_elsewhere(name, journey, expected, tm
     differ(play(name, "single", 1, resume=str(tmp_path / "forgets.ckpt")), expected(name))
 
 
-def refusing(name: str, policy: str, world: int, number: int) -> str | None:
-    return refusal(name, number, world)
-
-
 @pytest.mark.parametrize(("name", "number"), asked(refusals))
 def test_it_is_refused_by_name(name, number, on_ranks):
     wrong = SCENES[name].refused[number]
     world = 1 if "single" in wrong.policy else 2
-    for said in on_ranks(refusing, name, wrong.policy, world, number=number):
+    for said in on_ranks(refusal, name, wrong.policy, world, number=number):
         words = (wrong.words,) if isinstance(wrong.words, str) else wrong.words
         assert said is not None and all(each in said for each in words) and wrong.unsaid not in said, said
 

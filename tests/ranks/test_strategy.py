@@ -435,3 +435,65 @@ def test_a_row_has_a_loss_if_its_phase_was_played_since_the_row_before(often, wa
     assert all(row["discriminator/real"] for row in rows)
     for name in ("generator/loss", "generator/generator_grad_norm"):
         assert "".join("01"[bool(row[name])] for row in rows) == wanted
+
+
+# ---- ends of trainings ----
+
+
+class Fails(Plain):
+    fails = True
+
+    def fool(self, batch):
+        if self.fails and self.step == 3:
+            raise ValueError("by chance")
+        return super().fool(batch)
+
+
+def test_a_callback_that_saves_at_an_error_does_not_hide_the_error(tmp_path):
+    """And leaves the last checkpoint, and a game that can be trained again."""
+    game = Fails()
+    saving = ModelCheckpoint(tmp_path, "{step}", save_last=True, save_on_exception=True, every_n_train_steps=2)
+    saving.CHECKPOINT_NAME_LAST = "last-{step}"
+    settings = {"callbacks": [saving], "enable_checkpointing": True}
+    with pytest.raises(ValueError, match="by chance"), pytest.warns(UserWarning, match="is not saved, because the tr"):
+        trainer(PhaseStrategy("single"), 1, 4, **settings).fit(game, parts(4))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last-step=2.ckpt", "step=2.ckpt"]
+    game.fails = False
+    trainer(PhaseStrategy("single"), 1, 2).fit(game, parts(2))
+
+
+def again(policy, path):
+    first, done = trainer(PhaseStrategy(policy), 2, 2), Plain()
+    first.fit(done, parts(2, 2))
+    first.save_checkpoint(path)
+    game = Plain()
+    trainer(PhaseStrategy(policy), 2, 2).fit(game, parts(2, 2), ckpt_path=path)
+    return [tensor.detach().clone() for each in (done, game) for tensor in each.parameters()]
+
+
+@pytest.mark.parametrize("policy", often(["zero3", "generator=pipeline,*=ddp"]))
+def test_a_run_that_is_resumed_at_its_end_gives_its_weights_back(policy, ranks, tmp_path):
+    for found in ranks(2).run(again, policy, str(tmp_path / "done.ckpt")):
+        half = len(found) // 2
+        assert all(map(torch.equal, found[:half], found[half:]))
+
+
+# ---- validation after the training ----
+
+
+class Validated(Plain):
+    def validation_step(self, batch, _):
+        self.shown = [weight.detach().clone() for weight in self.generator.parameters()]
+
+
+def test_a_validation_after_the_training_shows_the_averages_until_weights_are_written():
+    game, made = Validated(), trainer(PhaseStrategy("single"), 1, 3)
+    made.fit(game, parts(3, 1), parts(1, 1))
+    inside = game.shown
+    made.validate(game, parts(1, 1), verbose=False)
+    assert all(map(torch.equal, inside, game.shown))
+    assert not all(map(torch.equal, inside, game.generator.parameters()))
+    game.load_state_dict(Validated().state_dict())
+    with pytest.warns(UserWarning, match="player 'generator' is shown with its weights as they are now"):
+        made.validate(game, parts(1, 1), verbose=False)
+    assert all(map(torch.equal, game.shown, game.generator.parameters()))

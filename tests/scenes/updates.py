@@ -1,0 +1,431 @@
+"""What an update takes beside its gradients, and what runs around it: the same on all ranks, or refused by name."""
+
+import random
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn.functional import softplus
+from torch.optim import SGD, Adam, NAdam, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from gan import Player
+from gan.ranks import mean
+from tests.support.hard_games import Micro2, Plain
+from tests.support.scene import Mutant, Refused, Scene, nothing
+
+SAME = "must be the same on all ranks: keep gan.ranks.mean(x) in place of x"
+
+
+class Reads(Plain):
+    """Its updates read a number of this rank's own samples, or (`of_all`) of all ranks'."""
+
+    of_all, seen = staticmethod(lambda number: number), 1.0
+
+    def judge(self, batch):
+        self.seen = float(self.of_all(batch["x"].detach().abs().mean()))
+        return super().judge(batch)
+
+    def configure_players(self):
+        generator, _ = super().configure_players()
+        return [generator, Player("discriminator", self.discriminator, partial(SGD, lr=1e-2), **self.more())]
+
+
+class Rated(Reads):
+    def more(self):
+        return {"schedule": partial(LambdaLR, lr_lambda=lambda _: 1 / self.seen)}
+
+
+class Averaged(Reads):
+    def more(self):
+        return {"ema": lambda _: min(1.0, self.seen / 10)}
+
+
+class Written(Reads):
+    def more(self):
+        return {"after": self.shrink}
+
+    def shrink(self, module):
+        for weight in module.parameters():
+            weight.mul_(1 - self.seen / 100)
+
+
+READ = {
+    Rated: "player 'discriminator': 'lr' of group 0 is",
+    Averaged: "player 'discriminator': the decay of its average is",
+    Written: "player 'discriminator': after= has left other weights on each rank",
+}
+
+
+def of_all(game: Any) -> Any:
+    return type("OfAll", (game,), {"of_all": staticmethod(mean)})
+
+
+# ---- on_after_backward ----
+
+
+class Clips(Plain):
+    def on_after_backward(self):
+        nn.utils.clip_grad_norm_(self.discriminator.parameters(), 1e-3)
+
+
+class ClipsInParts(Clips, Micro2):
+    pass
+
+
+class Forgetting(Plain):
+    """As ReDo and warm restarts: the hook changes the moments of a weight, if there are any."""
+
+    def on_before_optimizer_step(self, optimizer):
+        for weight in optimizer.param_groups[0]["params"]:
+            if "exp_avg" in optimizer.state[weight]:
+                optimizer.state[weight]["exp_avg"].mul_(0.5)
+
+
+class Toggles(Plain):
+    """As e4e's: the loss freezes the network again when it is done, so torch gives it no gradients."""
+
+    def judge(self, batch):
+        losses = super().judge(batch)
+        self.discriminator.requires_grad_(False)
+        return losses
+
+    def configure_phases(self):
+        return [phase for phase in super().configure_phases() if phase.name == "discriminator"]
+
+    def on_train_batch_start(self, *_):
+        self.discriminator.requires_grad_(True)
+
+
+# ---- a forward that runs again, or on one rank only ----
+
+
+class Tosses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(6, 6), 0
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x) * (0.5 + random.random() + np.random.rand()))
+
+
+class Counts(Tosses):
+    def forward(self, x):
+        self.calls += 1
+        return torch.tanh(self.layer(x) * self.calls)
+
+
+class Tossing(Plain):
+    block = Tosses
+
+    def __init__(self):
+        super().__init__()
+        random.seed(3)
+        np.random.seed(3)
+        self.generator = nn.Sequential(nn.Linear(4, 6), self.block(), self.block())
+
+    def configure_players(self):
+        generator, discriminator = super().configure_players()
+        yield replace(generator, blocks=["1", "2"])
+        yield discriminator
+
+
+class Counting(Tossing):
+    block = Counts
+
+
+class Assigned(Tosses):
+    """As AdaIN in MUNIT: the network gives its layers what they scale with."""
+
+    gain = 1.0
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x) * self.gain)
+
+
+class Assigns(nn.Sequential):
+    def forward(self, x):
+        found = 0
+        for gain in (x.mean(1, keepdim=True), 2.0):
+            self[1].gain = self[2].gain = gain
+            found = found + super().forward(x)
+        return found
+
+
+class Assigning(Tossing):
+    block = Assigned
+
+    def __init__(self):
+        super().__init__()
+        self.generator = Assigns(*self.generator)
+
+
+class Keeps(Tosses):
+    def __init__(self):
+        super().__init__()
+        self.past = []
+
+    def forward(self, x):
+        self.past.append(1)
+        return torch.tanh(self.layer(x) * len(self.past))
+
+
+class Keeping(Tossing):
+    block = Keeps
+
+
+class Perturbed(Plain):
+    """Sharpness-aware: the gradient of the generator at other weights than its own."""
+
+    def fool(self, batch):
+        near = {name: 1.1 * weight for name, weight in self.generator.named_parameters()}
+        return softplus(-self.discriminator(functional_call(self.generator, near, (batch["x"][:, :4],)))).mean()
+
+
+# ---- hooks of a batch ----
+
+
+class Augments(Plain):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return {**batch, "x": batch["x"] + 0.1 * torch.randn_like(batch["x"])} if self.trainer.training else batch
+
+
+class Normalises(Plain):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return {**batch, "x": batch["x"] - self.middle(batch["x"].mean(0))}
+
+    middle = staticmethod(lambda own: own)
+
+
+class NormalisesByAll(Normalises):
+    middle = staticmethod(mean)
+
+
+class ChangesItsBatch(Plain):
+    def on_train_batch_start(self, batch, *_):
+        batch["x"].add_(0.3 * torch.randn_like(batch["x"]))
+
+
+class ReplacesIt(Plain):
+    def on_train_batch_start(self, batch, *_):
+        batch["x"] = batch["x"] - batch["x"].mean(0)
+
+
+# ---- optimizers that are not what their class says ----
+
+
+def centred(parameters):
+    optimizer = SGD(parameters, lr=1e-2)
+
+    def centre(optimizer, *_):
+        for weight in optimizer.param_groups[0]["params"]:
+            if weight.grad is not None:
+                weight.grad -= weight.grad.mean()
+
+    optimizer.register_step_pre_hook(centre)
+    return optimizer
+
+
+class Hooked(Plain):
+    make = staticmethod(centred)
+
+    def configure_players(self):
+        generator, _ = super().configure_players()
+        return [generator, Player("discriminator", self.discriminator, self.make)]
+
+
+class Unhooked(Hooked):
+    make = partial(SGD, lr=1e-2)
+
+
+class HookedLate(Unhooked):
+    def on_train_start(self):
+        for optimizer in self.trainer.optimizers:
+            optimizer.register_step_post_hook(lambda *_: None)
+
+
+class Regroups(Unhooked):
+    """Layers of rates of their own, found by the weights' identity."""
+
+    def on_train_start(self):
+        (optimizer,) = (each for each in self.trainer.optimizers if isinstance(each, SGD))
+        first, mine = optimizer.param_groups[0], set(map(id, self.discriminator[2].parameters()))
+        chosen = [weight for weight in first["params"] if id(weight) in mine]
+        first["params"] = [weight for weight in first["params"] if id(weight) not in mine]
+        optimizer.add_param_group({"params": chosen, "lr": 1e-3})
+
+
+class Lookahead(Optimizer):
+    """Published ones call the optimizer inside of them `optimizer`, as Lightning's wrapper does."""
+
+    shared = True
+
+    def __init__(self, weights, lr=1e-2):
+        self.optimizer = Adam(weights, lr=lr)
+        super().__init__(self.optimizer.param_groups, {})
+
+    def step(self):
+        if self.shared:
+            self.optimizer.state = self.state
+        self.optimizer.step()
+
+
+class Unmade(Optimizer):
+    """As LSGM published its average of weights: around an optimizer, and without super().__init__."""
+
+    def __init__(self, weights):
+        self.optimizer = Adam(weights, lr=1e-2)
+        self.state, self.param_groups = self.optimizer.state, self.optimizer.param_groups
+
+    def step(self):
+        self.optimizer.step()
+
+
+class Masters(Optimizer):
+    """It has whole weights for those in bfloat16, a mask, and a count."""
+
+    def __init__(self, weights, lr=1e-2):
+        super().__init__(weights, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            if not state:
+                state.update(master=weight.float(), mask=torch.ones_like(weight) > 0, count=torch.zeros((), dtype=int))
+            state["count"] += 1
+            state["master"][state["mask"]] -= 1e-3 * weight.grad.float()[state["mask"]] / state["count"]
+            weight.copy_(state["master"])
+
+
+def made_by(make: Any) -> Any:
+    return type("Made", (Hooked,), {"make": make})
+
+
+# ---- saves ----
+
+
+def saving_in(hook: str) -> Any:
+    return type("Saving", (Plain,), {hook: lambda self, *_: self.trainer.save_checkpoint("early.ckpt")})
+
+
+# ---- the table ----
+
+SHARDED = ("zero1", "zero2", "zero3", "fsdp")
+PIPED = "generator=pipeline,*=ddp"
+NOT_WHOLE = "write on_before_optimizer_step(self, optimizer), where they are the means"
+BATCH = "on_train_batch_start changes the batch: what it draws or computes is each rank's own"
+KEPT = "a checkpoint would not have what "
+EARLY = (
+    "a checkpoint is saved while a step is played, or a step or epoch begins, and no training could go on from it; "
+    "save in on_train_batch_end"
+)
+AS_PLAIN = (Mutant("it does nothing", game=Plain),)
+
+
+def on(game: Any, *policies: str, words: Any, check: bool = False) -> tuple[Refused, ...]:
+    return tuple(Refused(game, policy, words, check=check) for policy in policies)
+
+
+def resumed(game: Any, **more: Any) -> Scene:
+    """On one device."""
+    return Scene(game, policies={"single": 1}, saved=("single",), steps=8, **more)
+
+
+UPDATES = {
+    **{
+        f"reads_of_samples_{game.__name__}": Scene(
+            of_all(game), policies=dict.fromkeys(("ddp", *SHARDED), 2), often=("zero3",), checked=("ddp", *SHARDED),
+            mutants=(),
+            refused=tuple(
+                Refused(game, policy, (words, SAME), slow=policy != "zero3") for policy in ("ddp", *SHARDED)
+            ),
+        )
+        for game, words in READ.items()
+    },
+    "clips_after_backward": Scene(
+        Clips, policies={"ddp": 2}, mutants=AS_PLAIN,
+        refused=(*on(Clips, *SHARDED[1:], words=NOT_WHOLE), *on(ClipsInParts, "ddp", words=NOT_WHOLE)),
+    ),
+    "moments_in_a_hook": Scene(
+        Forgetting, policies={PIPED: 2}, often=(), mutants=AS_PLAIN,
+        refused=on(Forgetting, "zero1", "zero3", words="of which this rank's optimizer has a piece"),
+    ),
+    "frozen_when_done": Scene(Toggles, policies={"zero2": 2, "zero3": 2, "fsdp": 2}, mutants=AS_PLAIN),
+    "what runs again": Scene(  # to the last bit: test_recompute.py
+        Tossing, policies={}, mutants=(),
+        refused=(
+            *on(
+                Keeping, "single+recompute",
+                words="changes the attribute 'past' of a Keeps in forward, and recompute would change it again",
+            ),
+            *on(
+                Tossing, PIPED, words="draws by NumPy or Python's random, which only the rank of its stage", check=True
+            ),
+        ),
+    ),
+    "weights for one call": Scene(
+        Perturbed, policies={"single+recompute": 1, "zero3+recompute": 2}, often=("single+recompute",),
+        mutants=(
+            Mutant(
+                "they are forgotten", "single+recompute",
+                replaced={"strategies.options.recompute._place": nothing},
+            ),
+        ),
+    ),
+    "hook_of_a_batch": Scene(
+        Augments, policies={"ddp": 2}, checked=("ddp",), mutants=AS_PLAIN,
+        refused=(
+            *on(Normalises, "ddp", words="would not train as one device does", check=True),
+            *on(ChangesItsBatch, "ddp", words=BATCH),
+            *on(ReplacesIt, "ddp", words=BATCH),
+        ),
+    ),
+    "a hook of a batch that asks all": Scene(
+        NormalisesByAll, policies={"ddp": 2}, often=(), checked=("ddp",), mutants=(replace(AS_PLAIN[0], slow=True),)
+    ),
+    "hook_of_an_optimizer": Scene(
+        Hooked, policies={"zero1": 2}, often=("zero1",), mutants=(Mutant("unhooked", game=Unhooked),),
+        refused=(
+            *on(
+                Hooked, "zero3",
+                words="SGD with hooks, a `step` or a state of your own may not give the same result on pieces",
+                check=True,
+            ),
+            *on(HookedLate, "zero3", words="do that in the function that makes it", check=True),
+            *on(
+                Regroups, "single", "zero3",
+                words="player 'discriminator': a hook has changed which weights are in optimizer.param_groups",
+            ),
+        ),
+    ),
+    "optimizer_inside": resumed(
+        made_by(Lookahead), mutants=(),
+        refused=(
+            *on(
+                made_by(type("Apart", (Lookahead,), {"shared": False})), "single",
+                words=KEPT + "Apart keeps in 'optimizer', which has a state of its own",
+            ),
+            *on(
+                made_by(Unmade), "single",
+                words=KEPT + "Unmade keeps in the form of its own state_dict(); call super()",
+            ),
+        ),
+    ),
+    # torch gives all of a loaded state the type of the weight.
+    "types_of_a_state": resumed(
+        made_by(Masters), settings={"precision": "bf16-true"}, mutants=(Mutant("another", game=Unhooked),)
+    ),
+    "a state of NAdam": resumed(made_by(NAdam), mutants=(Mutant("another", game=Unhooked),)),
+    "saves_in_a_step": Scene(
+        Plain, policies={}, mutants=(),
+        refused=tuple(
+            Refused(saving_in(f"on_{hook}"), "single", EARLY, check=False)
+            for hook in ("before_zero_grad", "train_batch_start", "train_epoch_start")
+        ),
+    ),
+}  # fmt: skip
