@@ -19,12 +19,12 @@ from gan import ranks as every_rank
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.pipelining import passes
-from tests.scenes.pipelines import Chained, HeadsInTurn, Painting
+from tests.scenes.pipelines import Chained, HeadsInTurn, Painting, chained
 from tests.support.composite import WIDTH, SizedEvenly
-from tests.support.duel import fit
-from tests.support.hard_games import Micro4, Plain
-from tests.support.parity import EXACT, distance, parts, refused, train, trainer, vectors
+from tests.support.hard_games import Micro4, Plain, mlp
+from tests.support.parity import parts, refused, train, trainer, vectors
 from tests.support.planned import payload, planned
+from tests.support.scene import having, made_of
 from tests.support.staged_games import Staged
 from tests.support.watch import watched
 
@@ -52,15 +52,6 @@ def test_1f1b_runs_a_backward_beside_the_next_forward(schedule, ranks):
         assert first == last == "ffbb" * 4
     else:
         assert (first, last) == ("ff" + "fbfb" * 3 + "bb", "ff" + "bfbf" * 3 + "bb")
-
-
-@pytest.mark.slow
-def test_checkpoints_go_from_policy_to_policy(ranks, tmp_path):
-    unbroken, path, staged = fit(Staged, "single", 1, 6), None, "encoder=ddp,*=pipeline"
-    for step, policy in enumerate([staged, "zero3", f"{staged}+stages:2", "fsdp", "ddp", staged], 1):
-        world, before, path = 4 if "stages:2" in policy else 2, path, str(tmp_path / f"{step}.ckpt")
-        arrived = ranks(world).run(fit, Staged, policy, world, step, path, before)[0]
-    assert distance(arrived, unbroken) < EXACT
 
 
 def held():
@@ -132,61 +123,20 @@ def test_a_phase_moves_activations_and_no_weights(ranks):
 # ---- refusals ----
 
 
-def refusal(game, policy="generator=pipeline,*=ddp", world=2):
-    try:
-        trainer(PhaseStrategy(policy, check=False), world, 2).fit(game(), parts(2, world))
-    except UserError as error:
-        return str(error)
-    return None
+def unseen(network, x):
+    with torch._C.DisableTorchFunction():
+        return x.tanh()
 
 
-class ReadsValue(Chained):
-    def between(self, x):
-        return x if x.mean() > 0 else -x
+def seeded(network, x):
+    torch.manual_seed(5)
+    return x + torch.randn_like(x)
 
 
-class Backwards(Chained):
-    def forward(self, z, codes):
-        return self.one(self.two(z.repeat(1, 2))[:, :4])[:, :6]
-
-
-class Unseen(Chained):
-    """Between its layers is a function that torch does not see, so only the rank of the second layer can refuse it."""
-
-    def between(self, x):
-        with torch._C.DisableTorchFunction():
-            return x.tanh()
-
-
-class InPlace(Chained):
-    def forward(self, z, codes):
-        x = z.repeat(1, 2)
-        x += self.one(z)
-        return self.two(x)
-
-
-class Summed(Chained):
-    def between(self, x):
-        return x - every_rank.mean(x.mean(0))
-
-
-class Changing(Chained):
-    calls = 0
-
-    def forward(self, z, codes):
-        self.calls += 1
-        x = self.one(z)
-        return self.two(x if self.calls < 4 else self.one(x[:, :4]))
-
-
-class NoRows(Chained):
-    def forward(self, z, codes):
-        return super().forward(z, codes).mean(0)
-
-
-class TwoRows(Chained):
-    def forward(self, z, codes):
-        return super().forward(torch.cat((z, -z)), codes)
+def changing(self, z, codes):
+    self.calls += 1
+    x = self.one(z)
+    return self.two(x if self.calls < 4 else self.one(x[:, :4]))
 
 
 class Packs(Chained):
@@ -201,11 +151,6 @@ class Packs(Chained):
         return self.two(pad_packed_sequence(self.one(packed)[0], batch_first=True)[0][:, 0])
 
 
-class Nonzero(Chained):
-    def between(self, x):
-        return x + x[x > 0].sum()
-
-
 class ByGenerator(Chained):
     def __init__(self):
         super().__init__()
@@ -213,27 +158,6 @@ class ByGenerator(Chained):
 
     def between(self, x):
         return x + torch.randn(x.shape, dtype=x.dtype, generator=self.dice)
-
-
-class Seeded(Chained):
-    def between(self, x):
-        torch.manual_seed(5)
-        return x + torch.randn_like(x)
-
-
-class Pooled(Chained):
-    """Draws by what torch calls with the device of a stand-in."""
-
-    def between(self, x):
-        return x + F.fractional_max_pool2d(x[:, None, None], 1, output_size=(1, 8))[:, 0, 0]
-
-
-class Sized(Chained):
-    """Its buffer learns from samples."""
-
-    def __init__(self):
-        super().__init__()
-        self.one = Centred(4, 8)
 
 
 class Centred(nn.Linear):
@@ -245,12 +169,6 @@ class Centred(nn.Linear):
         x = super().forward(x)
         self.center = self.center.lerp(x.detach().mean(0), 0.1)
         return x
-
-
-class Squared(Plain):
-    def configure_phases(self):
-        yield Phase("discriminator", self.judge, "discriminator")
-        yield Phase("generator", self.fool, "generator", second_order=True)
 
 
 class Sloped(Plain):
@@ -275,45 +193,6 @@ class Shared(Plain):
         yield discriminator
 
 
-REFUSALS = [
-    (partial(Painting, ReadsValue), "", r"its forward reads a value \(__bool__\) between its blocks"),
-    (partial(Painting, Backwards), "", "its forward calls 'one' of stage 0 after a block of stage 1"),
-    (partial(Painting, Unseen), "", "'two' gets a tensor that was made by a function that torch does not see"),
-    (partial(Painting, InPlace), "", "changes a tensor in place between its blocks"),
-    (partial(Painting, Summed), "", r"adds up over the ranks \(gan.ranks\) between its blocks"),
-    (partial(Painting, Changing), "", "its forward calls .one., where it called .two. before"),
-    (
-        partial(Painting, NoRows),
-        "",
-        r"returns a tensor of shape \(6,\), not a row for each sample; return a mean for each",
-    ),
-    (partial(Painting, TwoRows), "", "not a row for each sample; return the rows of each batch apart"),
-    (partial(Painting, Packs), "", "'one' returns what cannot be made without its values, as a PackedSequence"),
-    (partial(Painting, Nonzero), "", "whose result depends on values"),
-    (partial(Painting, ByGenerator), "", r"by a generator of the game .* leave generator= out, .* generator=zero3"),
-    (partial(Painting, Seeded), "", r"after torch.manual_seed, .* seed inside `with torch.random.fork_rng\(\):`"),
-    (partial(Painting, Pooled), "", "returns after 1 random draws on one rank where it returns after 0 .*=zero3"),
-    (partial(Painting, Sized), "+chunks:2", r"buffer 'one.center' looks at the whole batch.*pipeline\+chunks:1"),
-    (Squared, "", r"phase 'generator' differentiates its gradient \(second_order=True\)"),
-    (Plain, "+stages:3", r"can be cut into 2 stages, .* of 3; type generator=pipeline\+stages:N with an N of 2"),
-    (Plain, "+schedule:interleaved", "can be cut into 2 stages, .* several; type --strategy generator=ddp"),
-    (Plain, "+chunks:3", r"the 16 samples of a pipeline's ranks do not divide into 3 chunks; .* N of 1, 2, 4, 8, 16,"),
-    (Shared, "", "has parameters that another player has too"),
-]
-
-
-@pytest.mark.parametrize(
-    ("game", "options", "words"),
-    REFUSALS,
-    ids=[f"{getattr(each[0], 'args', each)[0].__name__}{each[1]}" for each in REFUSALS],
-)
-def test_what_a_pipeline_cannot_do_is_refused_by_name(game, options, words, ranks):
-    message, other = ranks(2).run(refusal, game, f"generator=pipeline{options},*=ddp")
-    assert message is not None and message == other
-    assert "player 'generator'" in message
-    assert re.search(words, message), message
-
-
 class Dropping(nn.Linear):
     """A block whose dropout ends."""
 
@@ -330,27 +209,6 @@ class Falling(Chained):
         self.one = Dropping(4, 8)
 
 
-def test_a_block_that_draws_less_often_than_before_is_refused(ranks):
-    """Or what is drawn after it would be other noise on the other ranks."""
-    message, _ = ranks(2).run(refusal, partial(Painting, Falling))
-    assert "draws 0 times in 'one', where it drew 1 times before" in message and "generator=zero3,*=ddp" in message
-
-
-def calls_of_each_block():
-    game = Painting(Falling)
-    game.generator.two = Dropping(8, 6)
-    blocks = game.generator.one, game.generator.two
-    for block in blocks:
-        block.last = 9
-    trainer(PhaseStrategy("generator=pipeline+chunks:4,*=ddp", check=False), 2, 2).fit(game, parts(2, 2))
-    return [block.calls for block in blocks]
-
-
-def test_what_a_block_counts_is_the_same_on_all_ranks(ranks):
-    """A validation computes the whole network on each rank, and a checkpoint keeps the first rank's numbers."""
-    assert ranks(2).run(calls_of_each_block) == [[4, 4]] * 2
-
-
 class Sometimes(Chained):
     """One rank leaves out the last layer, calls another one in its place, or gives it no tensor of the first stage."""
 
@@ -365,17 +223,6 @@ class Sometimes(Chained):
         if self.how == "leaves out":
             return x[:, :6]
         return self.two(x) if self.how == "another" else self.three(z.repeat(1, 2))
-
-
-@pytest.mark.parametrize(
-    ("how", "words", "rank"),
-    [("leaves out", "returns after 0 random draws", 0), ("another", "calls 'two'", 1), ("no", "calls 'three'", 0)],
-)
-def test_a_forward_that_goes_another_way_on_one_rank_is_refused_by_all(how, words, rank, ranks):
-    message, other = ranks(2).run(refusal, partial(Painting, partial(Sometimes, rank, how)))
-    first, second = (words, WITH_THE_TENSOR) if rank == 0 else (WITH_THE_TENSOR, words)
-    assert f"player 'generator': its forward {first} on one rank where it {second} on another" in message
-    assert message == other
 
 
 class Turning(Chained):
@@ -396,16 +243,6 @@ class Turned(Painting):
         self.generator.late = self.step > 0
 
 
-@pytest.mark.parametrize(("how", "words"), [("detaches", "passes on a tensor of"), ("number", "returns other numbers")])
-def test_a_forward_that_goes_another_way_in_a_later_step_is_refused(how, words, ranks):
-    message = ranks(2).run(refusal, partial(Turned, partial(Turning, how)))[0]
-    assert f"player 'generator': its forward {words}" in message
-    assert ranks(2).run(refusal, partial(Turned, partial(Turning, "not"))) == [None, None]
-
-
-WITH_THE_TENSOR = "passes a tensor from stage 0 to stage 1"
-
-
 class Routed(Painting):
     """Each rank calls another one of the player's networks, with rows of the same shape."""
 
@@ -417,17 +254,6 @@ class Routed(Painting):
         return self.generator[dist.get_rank()](noise.randn((len(real), 4), like=real), real)
 
 
-def test_ranks_that_call_other_networks_of_a_player_are_refused_together(ranks):
-    message, other = ranks(2).run(refusal, Routed)
-    assert message == other and "player 'generator'" in message
-    assert "of its tensors are '0.one' with [(8, 4), (8, 6)] or '1.one' with [(8, 4), (8, 6)]" in message
-
-
-def test_a_derivative_of_a_derivative_is_an_error(ranks):
-    for message in ranks(2).run(broken_by_autograd):
-        assert "player 'generator': a loss differentiates a gradient that has come through its network" in message
-
-
 class Penalised(Plain):
     """WGAN-GP's: what is differentiated is not used in the loss otherwise, so autograd itself has nothing to say."""
 
@@ -437,36 +263,150 @@ class Penalised(Plain):
         return {**super().judge(batch), "penalty": (slope.norm(dim=1) - 1).square().mean()}
 
 
-def test_a_gradient_through_stages_cannot_be_differentiated(ranks):
-    for message in ranks(2).run(refusal, Penalised, "discriminator=pipeline,*=ddp"):
-        assert "player 'discriminator': a loss differentiates a gradient that has come through its network" in message
-        assert "type --strategy discriminator=zero3,*=ddp" in message
+def twice_on_one_rank(game, real):
+    """It calls the network with twice as many rows."""
+    return Painting.fake(game, torch.cat([real] * (1 + dist.get_rank())))[: len(real)]
 
 
-def clamped(weight):
-    weight.grad.clamp_(-1e-3, 1e-3)
+def one_layer():
+    return nn.ModuleDict({"net": mlp(4, 6), "text": nn.Sequential(nn.Linear(4, 4), nn.Tanh())})
 
 
-class ClampsGradients(Plain):
-    def __init__(self):
-        super().__init__()
-        for weight in self.generator.parameters():
-            weight.register_post_accumulate_grad_hook(clamped)
+def another_way(rank, how, words):
+    first, second = (words, WITH_THE_TENSOR) if rank == 0 else (WITH_THE_TENSOR, words)
+    said = f"its forward {first} on one rank where it {second} on another"
+    return partial(Painting, partial(Sometimes, rank, how)), "", said
 
 
-def test_a_hook_that_clips_the_gradient_of_a_stage_is_refused(ranks):
-    for message in ranks(2).run(
-        refused, ClampsGradients, policy="generator=pipeline,*=ddp", world=2, steps=1, check=True
-    ):
-        assert "player 'generator': the gradients of" in message and "belongs into on_before_optimizer_step" in message
+WITH_THE_TENSOR = "passes a tensor from stage 0 to stage 1"
+NOT_TWICE = "a loss differentiates a gradient that has come through its network"
+REFUSALS = {  # a game, the pipeline's options or all policies, and words
+    "reads": (
+        chained(between=lambda _, x: x if x.mean() > 0 else -x),
+        "", r"its forward reads a value \(__bool__\) between its blocks",
+    ),
+    "backwards": (
+        chained(forward=lambda self, z, _: self.one(self.two(z.repeat(1, 2))[:, :4])[:, :6]),
+        "", "its forward calls 'one' of stage 0 after a block of stage 1",
+    ),
+    # Only the rank of the second layer can refuse it.
+    "unseen": (
+        chained(between=unseen), "", "'two' gets a tensor that was made by a function that torch does not see"
+    ),
+    "in place": (
+        chained(forward=lambda self, z, _: self.two(z.repeat(1, 2).add_(self.one(z)))),
+        "", "changes a tensor in place between its blocks",
+    ),
+    "sums": (
+        chained(between=lambda _, x: x - every_rank.mean(x.mean(0))),
+        "", r"adds up over the ranks \(gan.ranks\) between its blocks",
+    ),
+    "changing": (chained(forward=changing, calls=0), "", "its forward calls .one., where it called .two. before"),
+    "no rows": (
+        chained(forward=lambda self, z, codes: Chained.forward(self, z, codes).mean(0)),
+        "", r"returns a tensor of shape \(6,\), not a row for each sample; return a mean for each",
+    ),
+    "two rows": (
+        chained(forward=lambda self, z, codes: Chained.forward(self, torch.cat((z, -z)), codes)),
+        "", "not a row for each sample; return the rows of each batch apart",
+    ),
+    "packs": (
+        partial(Painting, Packs), "", "'one' returns what cannot be made without its values, as a PackedSequence"
+    ),
+    "nonzero": (chained(between=lambda _, x: x + x[x > 0].sum()), "", "whose result depends on values"),
+    "by generator": (
+        partial(Painting, ByGenerator),
+        "", r"by a generator of the game .* leave generator= out, .* generator=zero3",
+    ),
+    "seeded": (
+        chained(between=seeded), "", r"after torch.manual_seed, .* seed inside `with torch.random.fork_rng\(\):`",
+    ),
+    # What torch calls with the device of a stand-in.
+    "pooled": (
+        chained(between=lambda _, x: x + F.fractional_max_pool2d(x[:, None, None], 1, output_size=(1, 8))[:, 0, 0]),
+        "", "returns after 1 random draws on one rank where it returns after 0 .*=zero3",
+    ),
+    "a buffer of samples": (
+        partial(Painting, made_of(Chained, one=partial(Centred, 4, 8))),
+        "+chunks:2", r"buffer 'one.center' looks at the whole batch.*pipeline\+chunks:1",
+    ),
+    "second order": (
+        having(Plain, configure_phases=lambda self: [Phase("g", self.fool, "generator", second_order=True)]),
+        "", r"phase 'g' differentiates its gradient \(second_order=True\)",
+    ),
+    "three stages": (
+        Plain, "+stages:3", r"can be cut into 2 stages, .* of 3; type generator=pipeline\+stages:N with an N of 2"
+    ),
+    "interleaved": (
+        Plain, "+schedule:interleaved", "can be cut into 2 stages, .* several; type --strategy generator=ddp"
+    ),
+    "three chunks": (
+        Plain, "+chunks:3",
+        r"the 16 samples of a pipeline's ranks do not divide into 3 chunks; .* N of 1, 2, 4, 8, 16,",
+    ),
+    "shared": (Shared, "", "has parameters that another player has too"),
+    # Or what is drawn after it would be other noise on the other ranks.
+    "draws less": (
+        partial(Painting, Falling), "", r"draws 0 times in 'one', where it drew 1 times before.*generator=zero3,\*=ddp"
+    ),
+    "leaves out": another_way(0, "leaves out", "returns after 0 random draws"),
+    "another": another_way(1, "another", "calls 'two'"),
+    "no tensor": another_way(0, "no", "calls 'three'"),
+    "detaches": (partial(Turned, partial(Turning, "detaches")), "", "its forward passes on a tensor of"),
+    "number": (partial(Turned, partial(Turning, "number")), "", "its forward returns other numbers"),
+    "other networks": (
+        Routed, "", re.escape("of its tensors are '0.one' with [(8, 4), (8, 6)] or '1.one' with [(8, 4), (8, 6)]")
+    ),
+    "other rows": (
+        having(Painting, fake=twice_on_one_rank), "",
+        "is called by the ranks of its pipeline with other shapes, modes or numbers.*"
+        + re.escape("'start' with [(8, 4), (8, 3)] or 'start' with [(16, 4), (16, 3)]"),
+    ),
+    "slope": (Sloped, "", NOT_TWICE),
+    "penalty": (
+        Penalised, "discriminator=pipeline,*=ddp", NOT_TWICE + r".*type --strategy discriminator=zero3,\*=ddp"
+    ),
+    "one layer": (
+        made_of(Plain, generator=one_layer), "",
+        "its 'text' has no two layers between which a pipeline could cut it.*or make 'text' a player of its own$",
+    ),
+}  # fmt: skip
 
 
-def broken_by_autograd():
-    try:
-        trainer(PhaseStrategy("generator=pipeline,*=ddp", check=False), 2, 2).fit(Sloped(), parts(2, 2))
-    except UserError as error:
-        return str(error)
-    return ""
+def refusal(name):
+    """By name, because not every game can be sent to a rank."""
+    game, options, _ = REFUSALS[name]
+    policy = options if "=" in options else f"generator=pipeline{options},*=ddp"
+    return refused(game, policy=policy, world=2, steps=2)
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_a_pipeline_cannot_do_is_refused_by_name(name, ranks):
+    message, other = ranks(2).run(refusal, name)
+    _, options, words = REFUSALS[name]
+    assert message is not None and message == other
+    assert f"player '{options.partition('=')[0] if '=' in options else 'generator'}'" in message
+    assert re.search(words, message), message
+
+
+def test_the_control_that_goes_one_way_in_all_steps_is_not_refused(ranks):
+    game = partial(Turned, partial(Turning, "not"))
+    assert ranks(2).run(refused, game, policy="generator=pipeline,*=ddp", world=2, steps=2) == [None, None]
+
+
+def calls_of_each_block():
+    game = Painting(Falling)
+    game.generator.two = Dropping(8, 6)
+    blocks = game.generator.one, game.generator.two
+    for block in blocks:
+        block.last = 9
+    trainer(PhaseStrategy("generator=pipeline+chunks:4,*=ddp", check=False), 2, 2).fit(game, parts(2, 2))
+    return [block.calls for block in blocks]
+
+
+def test_what_a_block_counts_is_the_same_on_all_ranks(ranks):
+    """A validation computes the whole network on each rank, and a checkpoint keeps the first rank's numbers."""
+    assert ranks(2).run(calls_of_each_block) == [[4, 4]] * 2
 
 
 @pytest.mark.parametrize(
@@ -479,36 +419,6 @@ def broken_by_autograd():
 def test_options_have_values(typed, words):
     with pytest.raises(UserError, match=words):
         PhaseStrategy(f"pipeline+{typed}")
-
-
-def differently():
-    """One rank calls the network with twice as many rows."""
-    game = Painting()
-    game.fake = lambda real: Painting.fake(game, torch.cat([real] * (1 + dist.get_rank())))[: len(real)]
-    try:
-        trainer(PhaseStrategy("generator=pipeline,*=ddp", check=False), 2, 2).fit(game, parts(2, 2))
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-class OfOneLayer(Plain):
-    def __init__(self):
-        super().__init__()
-        self.generator = nn.ModuleDict({"net": self.generator, "text": nn.Sequential(nn.Linear(4, 4), nn.Tanh())})
-
-
-def test_a_network_that_is_too_small_for_stages_is_named(ranks):
-    for message in ranks(2).run(refused, OfOneLayer, policy="generator=pipeline,*=ddp", world=2, steps=1):
-        assert "its 'text' has no two layers between which a pipeline could cut it" in message
-        assert message.endswith("or make 'text' a player of its own")
-
-
-def test_ranks_that_call_the_network_differently_are_named(ranks):
-    message, other = ranks(2).run(differently)
-    assert message == other
-    assert "is called by the ranks of its pipeline with other shapes, modes or numbers" in message
-    assert "'start' with [(8, 4), (8, 3)] or 'start' with [(16, 4), (16, 3)]" in message
 
 
 # ---- what the trial of a step finds ----

@@ -16,7 +16,7 @@ from gan import Phase, Player, noise, ranks
 from strategies.pipelining.stage_storage import StageReduction
 from tests.support.hard_games import BatchNorms, Micro4, Plain, mlp
 from tests.support.parity import vectors
-from tests.support.scene import POLICIES, RARELY_DEAF, Mutant, Refused, Scene
+from tests.support.scene import POLICIES, RARELY_DEAF, Mutant, Refused, Scene, having, made_of
 from tests.support.staged_games import Staged, StagedMicro, Tower
 
 # ---- games ----
@@ -28,6 +28,17 @@ class Scaled(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.generator[0].weight.register_hook(partial(torch.mul, other=0.1))
+
+
+def clamped(weight):
+    weight.grad.clamp_(-1e-3, 1e-3)
+
+
+class ClampsGradients(Plain):
+    def __init__(self):
+        super().__init__()
+        for weight in self.generator.parameters():
+            weight.register_post_accumulate_grad_hook(clamped)
 
 
 def masked(weight):
@@ -85,15 +96,10 @@ class Endings(Plain):
         return sum(encoder(z) for encoder in self.generator)
 
 
-class OnePixel(Plain):
-    """A batch norm that refuses a single sample."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = nn.Sequential(
-            nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 8, 1, bias=False), nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten(),
-            nn.Linear(8, 6),
-        )  # fmt: skip
+def one_pixel() -> nn.Module:
+    """With a batch norm that refuses a single sample."""
+    norm = nn.Conv2d(4, 8, 1, bias=False), nn.BatchNorm2d(8), nn.Tanh()
+    return nn.Sequential(nn.Unflatten(1, (4, 1, 1)), *norm, nn.Flatten(), nn.Linear(8, 6))
 
 
 class Hooked(Plain):
@@ -186,13 +192,10 @@ def shrink(network):
         weight.mul_(0.999)
 
 
-class MadeLater(Plain):
-    """A generator without values, which set-up makes."""
-
-    def __init__(self):
-        super().__init__()
-        with torch.device("meta"):
-            self.generator = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 6))
+def on_meta() -> nn.Module:
+    """Without values, which set-up makes."""
+    with torch.device("meta"):
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 6))
 
 
 class Painting(Plain):
@@ -222,6 +225,10 @@ class Chained(nn.Module):
         return x
 
 
+def chained(**members) -> Callable[[], Plain]:
+    return partial(Painting, having(Chained, **members))
+
+
 class Noisy(Chained):
     """Draws between two stages, and after them, and asks what a tensor is in the way of older code."""
 
@@ -233,13 +240,6 @@ class Noisy(Chained):
 
     def forward(self, z, codes):
         return super().forward(z, codes) + noise.rand((len(z), 6), like=z)
-
-
-class Centring(Chained):
-    """Looks at the batch in plain torch, between its layers."""
-
-    def between(self, x):
-        return x - x.mean(0)
 
 
 class Codebook(nn.Module):
@@ -609,6 +609,8 @@ FORTH_AND_BACK = "+stages:2+chunks:2+schedule:1f1b"
 CUT = "'1' looks at the whole batch, so a pipeline cannot cut it into 2 chunks"
 WHOLE, TWO_CHUNKS = "generator=pipeline+chunks:1,*=ddp", "generator=pipeline+chunks:2,*=ddp"
 
+CENTRING = chained(between=lambda _, x: x - x.mean(0))  # looks at the batch in plain torch
+
 # Skips over stages, codes that reach all of them, noise, spectral norms, a second call through the first.
 PIPELINES = {
     "stages": staged(
@@ -619,6 +621,7 @@ PIPELINES = {
             "encoder=zero2,discriminator=zero1,*=pipeline+stages:4": 4, f"{DDP}+schedule:interleaved+stages:4": 4,
             f"{DDP}+stages:2+schedule:1f1b": 4, f"{BY_TWO}+chunks:1": 4,
         },
+        saved=(STAGES,), arrives=(("zero3", 2), (BY_TWO, 4), ("fsdp", 2), ("ddp", 2)), travels_often=False,
         mutants=(
             Mutant("no sum over pipelines", BY_TWO, ranks=4, slow=True,
                    replaced={"strategies.policies.pipeline.StageReduction": Alone}),
@@ -640,11 +643,15 @@ PIPELINES = {
     "micro-batches and chunks, forth and back": one(
         Micro4, FORTH_AND_BACK, checked=False, four=(f"generator=pipeline{FORTH_AND_BACK},*=ddp",)
     ),
-    "hooks after gradients are added up": Scene(
+    "hooks_after_gradients": Scene(
         Masked, policies={**POLICIES, "dp": 2, "pipeline": 2, "generator=pipeline,*=ddp": 2},
         often=("zero3",),
         refused=(
             Refused(Masked, f"pipeline{FORTH_AND_BACK}", "schedule:1f1b adds up later; leave +schedule:1f1b out"),
+            Refused(
+                ClampsGradients, "generator=pipeline,*=ddp",
+                ("player 'generator': the gradients of", "belongs into on_before_optimizer_step"),
+            ),
         ),
     ),
     "stages with words and hooks": Scene(Conducted, policies={STAGES: 2}, often=()),
@@ -686,7 +693,7 @@ PIPELINES = {
             )
         ),
     ),
-    "stages that are made later": one(MadeLater, checked=False),
+    "stages that are made later": one(made_of(Plain, generator=on_meta), checked=False),
     "stages that look at the whole batch": one(
         BatchNorms, checked=False, refused=(Refused(BatchNorms, TWO_CHUNKS, CUT),)
     ),
@@ -700,14 +707,12 @@ PIPELINES = {
             ),
         ),
     ),
-    "stages with a batch norm of one pixel": one(OnePixel),
+    "stages with a batch norm of one pixel": one(made_of(Plain, generator=one_pixel)),
     "draws between stages": one(partial(Painting, Noisy), "+chunks:2", checked=False),
     "a mean between stages": one(
-        partial(Painting, Centring), "+chunks:1", checked=False,
+        CENTRING, "+chunks:1", checked=False,
         refused=(
-            Refused(
-                partial(Painting, Centring), "generator=pipeline,*=ddp", "2 ranks would not train as one device does"
-            ),
+            Refused(CENTRING, "generator=pipeline,*=ddp", "2 ranks would not train as one device does"),
         ),
     ),
     "a collective past gan.ranks": Scene(

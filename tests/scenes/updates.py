@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gan import Player
 from gan.ranks import mean
 from tests.support.hard_games import Micro2, Plain
-from tests.support.scene import Mutant, Refused, Scene, nothing
+from tests.support.scene import Mutant, Refused, Scene, having, nothing
 
 SAME = "must be the same on all ranks: keep gan.ranks.mean(x) in place of x"
 
@@ -35,46 +35,16 @@ class Reads(Plain):
         return [generator, Player("discriminator", self.discriminator, partial(SGD, lr=1e-2), **self.more())]
 
 
-class Rated(Reads):
-    def more(self):
-        return {"schedule": partial(LambdaLR, lr_lambda=lambda _: 1 / self.seen)}
+def shrink(game, module):
+    for weight in module.parameters():
+        weight.mul_(1 - game.seen / 100)
 
 
-class Averaged(Reads):
-    def more(self):
-        return {"ema": lambda _: min(1.0, self.seen / 10)}
+def clips(game):
+    nn.utils.clip_grad_norm_(game.discriminator.parameters(), 1e-3)
 
 
-class Written(Reads):
-    def more(self):
-        return {"after": self.shrink}
-
-    def shrink(self, module):
-        for weight in module.parameters():
-            weight.mul_(1 - self.seen / 100)
-
-
-READ = {
-    Rated: "player 'discriminator': 'lr' of group 0 is",
-    Averaged: "player 'discriminator': the decay of its average is",
-    Written: "player 'discriminator': after= has left other weights on each rank",
-}
-
-
-def of_all(game: Any) -> Any:
-    return type("OfAll", (game,), {"of_all": staticmethod(mean)})
-
-
-# ---- on_after_backward ----
-
-
-class Clips(Plain):
-    def on_after_backward(self):
-        nn.utils.clip_grad_norm_(self.discriminator.parameters(), 1e-3)
-
-
-class ClipsInParts(Clips, Micro2):
-    pass
+# ---- Lightning's hooks ----
 
 
 class Forgetting(Plain):
@@ -105,28 +75,44 @@ class Toggles(Plain):
 
 
 class Tosses(nn.Module):
+    gain = 1.0
+
     def __init__(self):
         super().__init__()
-        self.layer, self.calls = nn.Linear(6, 6), 0
+        self.layer, self.past, self.calls = nn.Linear(6, 6), [], 0
 
     def forward(self, x):
-        return torch.tanh(self.layer(x) * (0.5 + random.random() + np.random.rand()))
+        return torch.tanh(self.layer(x) * self.factor())
+
+    def factor(self):
+        return 0.5 + random.random() + np.random.rand()
 
 
 class Counts(Tosses):
-    def forward(self, x):
+    def factor(self):
         self.calls += 1
-        return torch.tanh(self.layer(x) * self.calls)
+        return self.calls
+
+
+class Assigned(Tosses):
+    def factor(self):
+        return self.gain
+
+
+class Keeps(Tosses):
+    def factor(self):
+        self.past.append(1)
+        return len(self.past)
 
 
 class Tossing(Plain):
-    block = Tosses
+    block, network = Tosses, nn.Sequential
 
     def __init__(self):
         super().__init__()
         random.seed(3)
         np.random.seed(3)
-        self.generator = nn.Sequential(nn.Linear(4, 6), self.block(), self.block())
+        self.generator = self.network(nn.Linear(4, 6), self.block(), self.block())
 
     def configure_players(self):
         generator, discriminator = super().configure_players()
@@ -134,20 +120,9 @@ class Tossing(Plain):
         yield discriminator
 
 
-class Counting(Tossing):
-    block = Counts
-
-
-class Assigned(Tosses):
+class Assigns(nn.Sequential):
     """As AdaIN in MUNIT: the network gives its layers what they scale with."""
 
-    gain = 1.0
-
-    def forward(self, x):
-        return torch.tanh(self.layer(x) * self.gain)
-
-
-class Assigns(nn.Sequential):
     def forward(self, x):
         found = 0
         for gain in (x.mean(1, keepdim=True), 2.0):
@@ -156,26 +131,7 @@ class Assigns(nn.Sequential):
         return found
 
 
-class Assigning(Tossing):
-    block = Assigned
-
-    def __init__(self):
-        super().__init__()
-        self.generator = Assigns(*self.generator)
-
-
-class Keeps(Tosses):
-    def __init__(self):
-        super().__init__()
-        self.past = []
-
-    def forward(self, x):
-        self.past.append(1)
-        return torch.tanh(self.layer(x) * len(self.past))
-
-
-class Keeping(Tossing):
-    block = Keeps
+Counting, Assigning = having(Tossing, block=Counts), having(Tossing, block=Assigned, network=Assigns)
 
 
 class Perturbed(Plain):
@@ -201,18 +157,12 @@ class Normalises(Plain):
     middle = staticmethod(lambda own: own)
 
 
-class NormalisesByAll(Normalises):
-    middle = staticmethod(mean)
+def changes(game, batch, index):
+    batch["x"].add_(0.3 * torch.randn_like(batch["x"]))
 
 
-class ChangesItsBatch(Plain):
-    def on_train_batch_start(self, batch, *_):
-        batch["x"].add_(0.3 * torch.randn_like(batch["x"]))
-
-
-class ReplacesIt(Plain):
-    def on_train_batch_start(self, batch, *_):
-        batch["x"] = batch["x"] - batch["x"].mean(0)
+def replaces(game, batch, index):
+    batch["x"] = batch["x"] - batch["x"].mean(0)
 
 
 # ---- optimizers that are not what their class says ----
@@ -238,14 +188,12 @@ class Hooked(Plain):
         return [generator, Player("discriminator", self.discriminator, self.make)]
 
 
-class Unhooked(Hooked):
-    make = partial(SGD, lr=1e-2)
+Unhooked = having(Hooked, make=partial(SGD, lr=1e-2))
 
 
-class HookedLate(Unhooked):
-    def on_train_start(self):
-        for optimizer in self.trainer.optimizers:
-            optimizer.register_step_post_hook(lambda *_: None)
+def hook_late(game):
+    for optimizer in game.trainer.optimizers:
+        optimizer.register_step_post_hook(lambda *_: None)
 
 
 class Regroups(Unhooked):
@@ -302,70 +250,76 @@ class Masters(Optimizer):
             weight.copy_(state["master"])
 
 
-def made_by(make: Any) -> Any:
-    return type("Made", (Hooked,), {"make": make})
-
-
-# ---- saves ----
-
-
-def saving_in(hook: str) -> Any:
-    return type("Saving", (Plain,), {hook: lambda self, *_: self.trainer.save_checkpoint("early.ckpt")})
+def save(game, *_):
+    game.trainer.save_checkpoint("early.ckpt")
 
 
 # ---- the table ----
 
-SHARDED = ("zero1", "zero2", "zero3", "fsdp")
+ALL = dict.fromkeys(("ddp", "zero1", "zero2", "zero3", "fsdp"), 2)
 PIPED = "generator=pipeline,*=ddp"
+CLIPS = having(Plain, on_after_backward=clips)
 NOT_WHOLE = "write on_before_optimizer_step(self, optimizer), where they are the means"
 BATCH = "on_train_batch_start changes the batch: what it draws or computes is each rank's own"
-KEPT = "a checkpoint would not have what "
+ALONE = "a checkpoint would not have what "
 EARLY = (
     "a checkpoint is saved while a step is played, or a step or epoch begins, and no training could go on from it; "
     "save in on_train_batch_end"
 )
-AS_PLAIN = (Mutant("it does nothing", game=Plain),)
+AS_PLAIN = {"mutants": (Mutant("it does nothing", game=Plain),)}
 
 
-def on(game: Any, *policies: str, words: Any, check: bool = False) -> tuple[Refused, ...]:
-    return tuple(Refused(game, policy, words, check=check) for policy in policies)
+def refused(game: Any, *policies: str, words: str) -> tuple[Refused, ...]:
+    """Without a trial."""
+    return tuple(Refused(game, policy, words, check=False) for policy in policies)
 
 
-def resumed(game: Any, **more: Any) -> Scene:
-    """On one device."""
-    return Scene(game, policies={"single": 1}, saved=("single",), steps=8, **more)
+def reads(more: Any, words: str) -> Scene:
+    game = having(Reads, more=more)
+    return Scene(
+        having(game, of_all=staticmethod(mean)), policies=ALL, often=("zero3",), checked=tuple(ALL), mutants=(),
+        refused=tuple(Refused(game, policy, (words, SAME), slow=policy != "zero3") for policy in ALL),
+    )  # fmt: skip
+
+
+def resumed(make: Any, **more: Any) -> Scene:
+    """With this optimizer, on one device."""
+    return Scene(having(Hooked, make=make), policies={"single": 1}, saved=("single",), steps=8, **more)
 
 
 UPDATES = {
-    **{
-        f"reads_of_samples_{game.__name__}": Scene(
-            of_all(game), policies=dict.fromkeys(("ddp", *SHARDED), 2), often=("zero3",), checked=("ddp", *SHARDED),
-            mutants=(),
-            refused=tuple(
-                Refused(game, policy, (words, SAME), slow=policy != "zero3") for policy in ("ddp", *SHARDED)
-            ),
-        )
-        for game, words in READ.items()
-    },
+    "reads_rate": reads(
+        lambda game: {"schedule": partial(LambdaLR, lr_lambda=lambda _: 1 / game.seen)},
+        "player 'discriminator': 'lr' of group 0 is",
+    ),
+    "reads_decay": reads(
+        lambda game: {"ema": lambda _: min(1.0, game.seen / 10)},
+        "player 'discriminator': the decay of its average is",
+    ),
+    "reads_weights": reads(
+        lambda game: {"after": partial(shrink, game)},
+        "player 'discriminator': after= has left other weights on each rank",
+    ),
     "clips_after_backward": Scene(
-        Clips, policies={"ddp": 2}, mutants=AS_PLAIN,
-        refused=(*on(Clips, *SHARDED[1:], words=NOT_WHOLE), *on(ClipsInParts, "ddp", words=NOT_WHOLE)),
+        CLIPS, policies={"ddp": 2}, **AS_PLAIN,
+        refused=(
+            *refused(CLIPS, "zero2", "zero3", "fsdp", words=NOT_WHOLE),
+            *refused(having(Micro2, on_after_backward=clips), "ddp", words=NOT_WHOLE),
+        ),
     ),
     "moments_in_a_hook": Scene(
-        Forgetting, policies={PIPED: 2}, often=(), mutants=AS_PLAIN,
-        refused=on(Forgetting, "zero1", "zero3", words="of which this rank's optimizer has a piece"),
+        Forgetting, policies={PIPED: 2}, often=(), **AS_PLAIN,
+        refused=refused(Forgetting, "zero1", "zero3", words="of which this rank's optimizer has a piece"),
     ),
-    "frozen_when_done": Scene(Toggles, policies={"zero2": 2, "zero3": 2, "fsdp": 2}, mutants=AS_PLAIN),
+    "frozen_when_done": Scene(Toggles, policies={"zero2": 2, "zero3": 2, "fsdp": 2}, **AS_PLAIN),
     "what runs again": Scene(  # to the last bit: test_recompute.py
         Tossing, policies={}, mutants=(),
         refused=(
-            *on(
-                Keeping, "single+recompute",
+            *refused(
+                having(Tossing, block=Keeps), "single+recompute",
                 words="changes the attribute 'past' of a Keeps in forward, and recompute would change it again",
             ),
-            *on(
-                Tossing, PIPED, words="draws by NumPy or Python's random, which only the rank of its stage", check=True
-            ),
+            Refused(Tossing, PIPED, "draws by NumPy or Python's random, which only the rank of its stage"),
         ),
     ),
     "weights for one call": Scene(
@@ -378,54 +332,55 @@ UPDATES = {
         ),
     ),
     "hook_of_a_batch": Scene(
-        Augments, policies={"ddp": 2}, checked=("ddp",), mutants=AS_PLAIN,
+        Augments, policies={"ddp": 2}, checked=("ddp",), **AS_PLAIN,
         refused=(
-            *on(Normalises, "ddp", words="would not train as one device does", check=True),
-            *on(ChangesItsBatch, "ddp", words=BATCH),
-            *on(ReplacesIt, "ddp", words=BATCH),
+            Refused(Normalises, "ddp", "would not train as one device does"),
+            *refused(having(Plain, on_train_batch_start=changes), "ddp", words=BATCH),
+            *refused(having(Plain, on_train_batch_start=replaces), "ddp", words=BATCH),
         ),
     ),
     "a hook of a batch that asks all": Scene(
-        NormalisesByAll, policies={"ddp": 2}, often=(), checked=("ddp",), mutants=(replace(AS_PLAIN[0], slow=True),)
+        having(Normalises, middle=staticmethod(mean)), policies={"ddp": 2}, often=(), checked=("ddp",),
+        mutants=(Mutant("it does nothing", game=Plain, slow=True),),
     ),
     "hook_of_an_optimizer": Scene(
         Hooked, policies={"zero1": 2}, often=("zero1",), mutants=(Mutant("unhooked", game=Unhooked),),
         refused=(
-            *on(
+            Refused(
                 Hooked, "zero3",
-                words="SGD with hooks, a `step` or a state of your own may not give the same result on pieces",
-                check=True,
+                "SGD with hooks, a `step` or a state of your own may not give the same result on pieces",
             ),
-            *on(HookedLate, "zero3", words="do that in the function that makes it", check=True),
-            *on(
+            Refused(having(Unhooked, on_train_start=hook_late), "zero3", "do that in the function that makes it"),
+            *refused(
                 Regroups, "single", "zero3",
                 words="player 'discriminator': a hook has changed which weights are in optimizer.param_groups",
             ),
         ),
     ),
     "optimizer_inside": resumed(
-        made_by(Lookahead), mutants=(),
+        Lookahead, mutants=(),
         refused=(
-            *on(
-                made_by(type("Apart", (Lookahead,), {"shared": False})), "single",
-                words=KEPT + "Apart keeps in 'optimizer', which has a state of its own",
+            *refused(
+                having(Hooked, make=type("Apart", (Lookahead,), {"shared": False})), "single",
+                words=ALONE + "Apart keeps in 'optimizer', which has a state of its own",
             ),
-            *on(
-                made_by(Unmade), "single",
-                words=KEPT + "Unmade keeps in the form of its own state_dict(); call super()",
+            *refused(
+                having(Hooked, make=Unmade), "single",
+                words=ALONE + "Unmade keeps in the form of its own state_dict(); call super()",
             ),
         ),
     ),
     # torch gives all of a loaded state the type of the weight.
     "types_of_a_state": resumed(
-        made_by(Masters), settings={"precision": "bf16-true"}, mutants=(Mutant("another", game=Unhooked),)
+        Masters, settings={"precision": "bf16-true"}, mutants=(Mutant("another", game=Unhooked),)
     ),
-    "a state of NAdam": resumed(made_by(NAdam), mutants=(Mutant("another", game=Unhooked),)),
+    "a state of NAdam": resumed(NAdam, mutants=(Mutant("another", game=Unhooked),)),
     "saves_in_a_step": Scene(
         Plain, policies={}, mutants=(),
         refused=tuple(
-            Refused(saving_in(f"on_{hook}"), "single", EARLY, check=False)
+            each
             for hook in ("before_zero_grad", "train_batch_start", "train_epoch_start")
+            for each in refused(having(Plain, **{f"on_{hook}": save}), "single", words=EARLY)
         ),
     ),
 }  # fmt: skip

@@ -32,6 +32,22 @@ DEAF = Mutant("nothing is synchronised", "deaf")
 RARELY_DEAF = replace(DEAF, slow=True)
 
 
+def having(game: Any, **members: Any) -> Any:
+    """A game with other methods or attributes."""
+    return type(game.__name__, (game,), members)
+
+
+def made_of(game: Any, **networks: Callable[[], Any]) -> Any:
+    """A game with other networks."""
+
+    def make(self: Any) -> None:
+        game.__init__(self)
+        for name, network in networks.items():
+            setattr(self, name, network())
+
+    return having(game, __init__=make)
+
+
 def nothing(*_: Any) -> None:
     """In place of a function of ours."""
 
