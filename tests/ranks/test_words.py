@@ -1,17 +1,13 @@
 """What else words of Player and Phase do; that they train as a loop by hand: tests/scenes/words.py."""
 
-import random
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from lightning import Callback
-from torch.optim import Optimizer
 
-from gan import Phase, Player, noise
-from gan import ranks as all_ranks
+from gan import Phase
 from gan.app.painting.reopen import _load
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
@@ -19,7 +15,7 @@ from gan.runs import Run
 from strategies import PhaseStrategy
 from tests.scenes.words import ByAuthor, Copied, Following, Freezing, Normed, NormedByHand
 from tests.support import opening
-from tests.support.duel import Duel, adam, fit, of
+from tests.support.duel import Duel, fit, of
 from tests.support.parity import EXACT, distance, often, parts, trainer
 
 # ---- freeze ----
@@ -166,73 +162,3 @@ def asked(policy, world):
 def test_all_ranks_are_asked_and_only_when_the_phase_is_due_otherwise(ranks):
     assert asked("single", 1) == (3, 3)
     assert ranks(2).run(asked, "ddp", 2) == [(3, 3), (3, 3)]
-
-
-class Asking(Duel):
-    """`when` asks the other ranks, and draws from what the loss draws from too."""
-
-    loss = 9.0
-
-    def configure_phases(self):
-        yield Phase("judge", self.judging, "judge", when=lambda: self.mean() > 1.3)
-        yield Phase("fool", self.fooling, "generator", when=lambda: random.random() < torch.rand(()) + 0.2)
-
-    def mean(self):
-        return all_ranks.mean(torch.tensor(self.loss, dtype=torch.float64))
-
-    def judging(self, batch):
-        loss = super().judging(batch) * (1 + random.random())
-        self.loss = loss.item()
-        return loss
-
-
-def asking(policy, world):
-    random.seed(1)
-    return fit(Asking, policy, world, 6, check=False)
-
-
-def test_it_may_ask_the_other_ranks_and_draw(ranks):
-    one = asking("single", 1)
-    assert distance(ranks(2).run(asking, "ddp", 2)[0], one) < EXACT
-
-
-# ---- draws outside of losses ----
-
-
-class Noisy(Optimizer):
-    """Steps with noise, as SGLD does."""
-
-    def __init__(self, weights, lr):
-        super().__init__(weights, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self):
-        for weight in self.param_groups[0]["params"]:
-            weight.sub_(self.param_groups[0]["lr"] * (weight.grad + torch.randn_like(weight)))
-
-
-class Shaken(Duel):
-    """Noise on gradients, in an optimizer's step and in `after`."""
-
-    def configure_players(self):
-        yield Player("generator", self.generator, partial(Noisy, lr=1e-2) if self.noisy else adam, after=shake)
-        yield Player("judge", self.judge, adam)
-
-    def __init__(self, noisy):
-        super().__init__()
-        self.noisy = noisy
-
-    def on_before_optimizer_step(self, optimizer):
-        for weight in optimizer.param_groups[0]["params"]:
-            weight.grad += noise.randn(weight.shape, like=weight)
-
-
-def shake(net):
-    for weight in net.parameters():
-        weight += torch.randn_like(weight)
-
-
-@pytest.mark.parametrize(("policy", "noisy"), often([("ddp", True), ("zero3", False)], ["ddp"]))
-def test_what_hooks_and_optimizers_draw_is_for_all_ranks(policy, noisy, ranks):
-    game = partial(Shaken, noisy)
-    assert distance(ranks(2).run(fit, game, policy, 2, 4)[0], fit(game, "single", 1, 4)) < EXACT

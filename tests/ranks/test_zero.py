@@ -20,8 +20,8 @@ from strategies.policies.fsdp import FsdpBucket
 from strategies.sharding.bucket import UNSHARDED, Bucket, Sharing
 from strategies.sharding.resharded_parameter import ReshardedParameter
 from strategies.sharding.unshard_on_read import KEPT
-from tests.support.hard_games import Micro4, Plain
-from tests.support.parity import EXACT, distance, often, parts, refused, single, snapshot, train, trainer
+from tests.support.hard_games import Plain
+from tests.support.parity import EXACT, distance, often, parts, single, snapshot, trainer
 from tests.support.watch import WatchedStrategy, moved, watched
 
 ON_READ = "strategies.sharding.unshard_on_read"
@@ -103,28 +103,6 @@ def test_hybrid_shares_within_its_groups(ranks):
         ("allreduce_", whole // 2),  # with the copy in the other group
         ("allreduce_", norms),
     ]
-
-
-@pytest.mark.parametrize("policy", often(["zero1", "zero2", "zero3"]))
-def test_a_phase_moves_only_its_learners_bytes_and_each_once(policy, ranks):
-    """Bytes of what a collective reads and fills: a whole, and a share of it. Each phase reads the other player too.
-
-    test_contract.py has the same of a phase of second order, within a hundredth.
-    """
-    module = Micro4()
-    for step, phase, collectives in ranks(2).run(moved, Micro4, policy, 2, 3)[0]:
-        if step == 1:
-            continue  # DDP's reducer agrees once on the order of its buckets
-        learner, other = getattr(module, phase), module.generator if phase == "discriminator" else module.discriminator
-        both, read = (buckets_of(each, 2) * 3 // 2 for each in (learner, other))
-        exact, norms = 8 * sum(p.numel() for p in learner.parameters()), 8 * len(list(learner.parameters()))
-        gather, reduce, sum_ = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
-        expected = {
-            "zero1": [(sum_, exact), (gather, both)],
-            "zero2": [(reduce, both), (sum_, norms), (gather, both)],
-            "zero3": [(gather, both), (gather, read), (reduce, both), (sum_, norms)],
-        }
-        assert collectives == expected[policy]
 
 
 # ---- bucket by bucket ----
@@ -351,20 +329,6 @@ def test_after_a_failure_reading_waits_for_nobody(policy, ranks):
 # ---- in bfloat16 ----
 
 
-class LowFirst(Plain):
-    """Its generator's first weight is in bfloat16, the others in float64."""
-
-    def __init__(self):
-        super().__init__()
-        self.double().generator.low = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
-
-
-@pytest.mark.parametrize("policy", often(["zero2", "zero3", "fsdp"], ["zero3"]))
-def test_gradients_are_clipped_by_their_whole_norm_beside_a_weight_in_bfloat16(policy, ranks):
-    one = train(LowFirst, policy="single", precision="32-true")
-    assert distance(ranks(2).run(train, LowFirst, policy=policy, world=2, precision="32-true")[0], one) < EXACT
-
-
 def mixed(policy):
     module, strategy = Deep(), WatchedStrategy(policy, check=False)
     kinds = set()
@@ -407,45 +371,6 @@ def remembered_when_resharded():
 def test_no_bucket_is_found_where_its_memory_was(ranks):
     """Else autograd would take what lies there now for a weight."""
     assert ranks(2).run(remembered_when_resharded) == [0, 0]
-
-
-# ---- refusals ----
-
-
-def test_ranks_that_cannot_be_parted_into_groups_are_told(ranks):
-    for message in ranks(4).run(refused, Plain, policy="zero2+hybrid:3", world=4):
-        assert "player 'generator': 4 ranks cannot be parted into groups of 3" in message
-        assert "type zero2+hybrid:N with an N that divides 4" in message
-    for message in ranks(2).run(refused, Plain, policy="zero3+hybrid:1", world=2):
-        assert "gives every rank a whole copy; leave +hybrid out to shard over all ranks, or type ddp" in message
-
-
-def test_bfloat16_without_autocast_is_refused(ranks):
-    for message in ranks(2).run(refused, Plain, policy="generator=zero3+bf16,*=ddp", world=2):
-        assert message.startswith("player 'generator': with option bf16")
-        assert "type --precision bf16-mixed" in message
-
-
-class BeginsWithANorm(Plain):
-    """A layer norm of samples, which on a CPU takes weights of other kinds than its input's only one way round."""
-
-    def __init__(self):
-        super().__init__()
-        self.discriminator = nn.Sequential(nn.LayerNorm(6), self.discriminator)
-
-
-def where_bf16_fails(policy):
-    try:
-        trainer(PhaseStrategy(policy), 2, 1, precision="bf16-mixed").fit(BeginsWithANorm().float(), parts(1, 2, single))
-    except RuntimeError as error:
-        return " ".join(error.__notes__)
-
-
-def test_a_layer_that_takes_no_bfloat16_weights_is_answered_with_what_to_type(ranks):
-    for said in ranks(2).run(where_bf16_fails, "discriminator=zero3+bf16,*=ddp"):
-        assert (
-            "player 'discriminator' has the option bf16" in said and "type --strategy discriminator=zero3,*=d" in said
-        )
 
 
 # ---- weights that are read where they are not ----

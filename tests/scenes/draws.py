@@ -308,6 +308,7 @@ ALONE = "would not train as one device does"
 DRAWS = {
     "draws": Scene(
         Draws, policies=DRAWN, often=("ddp",), four=("ddp",), checked=("ddp", "zero3"), promises=PROMISE,
+        saved=("ddp",),
         mutants=(Mutant("by torch's generator", "ddp", ByTorch),),
         refused=(
             Refused(OfEachRank, "ddp", (ALONE, "seed the generator alike on all ranks")),

@@ -189,6 +189,22 @@ class Crossed(Plain):
         return losses[self.generator] + 3 * losses[self.discriminator]
 
 
+class LowFirst(Plain):
+    """Its generator's first weight is in bfloat16, the others in float64."""
+
+    def __init__(self):
+        super().__init__()
+        self.double().generator.low = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+
+
+class BeginsWithANorm(Plain):
+    """A layer norm of samples, which on a CPU takes weights of other kinds than its input's only one way round."""
+
+    def __init__(self):
+        super().__init__()
+        self.discriminator = nn.Sequential(nn.LayerNorm(6), self.discriminator)
+
+
 # ---- mistakes ----
 
 
@@ -271,7 +287,31 @@ PIECES = dict.fromkeys(["zero1", "zero2", "zero3+whole", "critic=zero3+whole,*=z
 
 POLICY_GAMES = {
     # `make matrix` has these under every policy.
-    "a plain game": Scene(Plain, policies=DDP, mutants=(DEAF,)),
+    "a plain game": Scene(
+        Plain, policies=DDP, mutants=(DEAF,),
+        refused=(
+            Refused(
+                Plain, "zero2+hybrid:3",
+                ("r': 2 ranks cannot be parted into groups of 3", "type zero2+hybrid:N with an N that divides 2"),
+            ),
+            Refused(
+                Plain, "zero3+hybrid:1",
+                "gives every rank a whole copy; leave +hybrid out to shard over all ranks, or type ddp"
+            ),
+            Refused(
+                Plain, "generator=zero3+bf16,*=ddp",
+                ("player 'generator': with option bf16", "type --precision bf16-mixed"),
+            ),
+            Refused(
+                BeginsWithANorm, "discriminator=zero3+bf16,*=ddp",
+                ("'discriminator' has the option bf16", "type --strategy discriminator=zero3,*=d"),
+                settings={"precision": "bf16-mixed"},
+            ),
+        ),
+    ),
+    "a clip beside a weight in bfloat16": Scene(
+        LowFirst, policies={"zero2": 2, "zero3": 2, "fsdp": 2}, settings={"precision": "32-true"}
+    ),
     "four micro-batches of a mean over samples": Scene(Micro4, alone=Plain, policies=DDP),
     "a shared fake in micro-batches": Scene(TeacherInTwo, alone=Teacher, policies={"single": 1, "ddp": 2}),
     "a penalty through batch norms": Scene(BatchNormPenalty, policies=DDP, mutants=(APART,)),

@@ -1,6 +1,7 @@
 """The words of Player and Phase, each as a loop by hand in plain torch has it."""
 
 import copy
+import random
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -8,12 +9,13 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from gan import Phase, Player
+from gan import Phase, Player, noise, ranks
 from tests.support import word_games
 from tests.support.duel import ByHand, Duel, adam, fooling, judge_network, judging
-from tests.support.scene import ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, nothing
+from tests.support.scene import ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, having, nothing
 from tests.support.word_games import on_odd_rank
 
 # ---- freeze, and requires_grad ----
@@ -367,6 +369,65 @@ def asking_the_last(self, question):
     return bool(answer)
 
 
+class Asking(Duel):
+    """`when` asks the other ranks, and draws from what the loss draws from too."""
+
+    loss = 9.0
+
+    def __init__(self):
+        super().__init__()
+        random.seed(1)
+
+    def configure_phases(self):
+        yield Phase("judge", self.judging, "judge", when=lambda: self.mean() > 1.3)
+        yield Phase("fool", self.fooling, "generator", when=lambda: random.random() < torch.rand(()) + 0.2)
+
+    def mean(self):
+        return ranks.mean(torch.tensor(self.loss, dtype=torch.float64))
+
+    def judging(self, batch):
+        loss = super().judging(batch) * (1 + random.random())
+        self.loss = loss.item()
+        return loss
+
+
+# ---- draws outside of losses ----
+
+
+class Noisy(Optimizer):
+    """Steps with noise, as SGLD does."""
+
+    def __init__(self, weights, lr):
+        super().__init__(weights, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            weight.sub_(self.param_groups[0]["lr"] * (weight.grad + torch.randn_like(weight)))
+
+
+class Shaken(Duel):
+    """Noise on gradients, in an optimizer's step and in `after`."""
+
+    optimizer = partial(Noisy, lr=1e-2)
+
+    def configure_players(self):
+        yield Player("generator", self.generator, self.optimizer, after=shake)
+        yield Player("judge", self.judge, adam)
+
+    def on_before_optimizer_step(self, optimizer):
+        for weight in optimizer.param_groups[0]["params"]:
+            weight.grad += noise.randn(weight.shape, like=weight)
+
+
+def shake(net):
+    for weight in net.parameters():
+        weight += torch.randn_like(weight)
+
+
+# ---- the table ----
+
+
 def without(game, word):
     """The game as if nobody had written this word."""
 
@@ -468,6 +529,9 @@ WORDS = {
         Turns, TurnsByHand().run, often=("single", "ddp"), bucket=SMALL, steps=8, checked=("zero3",),
         mutants=(Mutant("the last rank is asked", "ddp", replaced={"strategies.world.World.answer": asking_the_last}),),
     ),
+    "when asks other ranks, and draws": Scene(Asking, policies={"ddp": 2}, steps=6),
+    "draws outside of losses": Scene(Shaken, policies={"ddp": 2}),
+    "draws in hooks": Scene(having(Shaken, optimizer=adam), policies={"zero3": 2}, often=()),
     "several words of phases": Scene(
         word_games.Turns, bucket=SMALL, policies={"zero3": 2, "single": 1}, often=("zero3",), steps=10, **RESUMED,
         forgets=forget_turns, travels_often=False,
