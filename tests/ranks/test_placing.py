@@ -170,54 +170,6 @@ def test_graphs_do_not_pile_up(folder):
         placed("teacher=ddp@1,eye=ddp@1,*=ddp@0", 1, 2, game, steps=8, around=partial(drops_graphs, forgets=True))
 
 
-class Changed(Distil):
-    """One thing about the teacher is not as it should be."""
-
-    def __init__(self, folder: str, what: str) -> None:
-        super().__init__(folder)
-        self.what = what
-        if what == "hook":
-            self.teacher.blocks[0].register_forward_hook(lambda *_: None)
-        if what == "tied":
-            self.judge[0].weight = self.eye[0].weight
-
-    def configure_players(self):
-        for player in super().configure_players():
-            if self.what == "no file" and player.name == "eye":
-                player = replace(player, weights=None)
-            yield player
-
-    def configure_phases(self):
-        for phase in super().configure_phases():
-            yield Phase(phase.name, phase.loss, phase.learners, second_order=self.what == "penalty")
-
-    def fool(self, batch: dict[str, Tensor]) -> Any:
-        losses = super().fool(batch)
-        x = batch["x"].clone().requires_grad_()
-        if self.what == "penalty":
-            slope = torch.autograd.grad(self.eye(self.generator(x)).sum(), x, create_graph=True)[0]
-            return {**losses, "penalty": slope.square().mean()}
-        if self.what == "func":
-            return {**losses, "func": torch.func.grad(lambda x: self.eye(x).sum())(x).mean()}
-        if self.what == "sums":
-            return {**losses, "sums": self.teacher.over_ranks(x).mean()}
-        if self.what == "list":
-            found: list[Tensor] = []
-            self.teacher.collect(x, found)
-            return {**losses, "list": sum(each.mean() for each in found)}
-        if self.what == "set":
-            self.teacher.strength = 0.7
-            return {**losses, "set": self.seen(x, 0.1).score.mean()}
-        if self.what == "keeps":
-            return {**losses, "keeps": self.teacher.keeping(x).mean()}
-        if self.what == "in place":
-            return {**losses, "in place": self.teacher.in_place(x * 2).mean()}
-        if self.what == "not alike" and ranks.more_than_one() and int(os.environ["RANK"]) == 1:
-            more = self.teacher.features(x @ torch.ones(6, 8, dtype=x.dtype))
-            return {**losses, "fool": losses["fool"] + 0 * more.mean()}
-        return losses
-
-
 class Odd(Teacher):
     def over_ranks(self, x: Tensor) -> Tensor:
         return ranks.sum(x)
@@ -233,27 +185,92 @@ class Odd(Teacher):
         return self.last
 
 
-Changed.teacher_of = Odd
+def penalty(game: Any, x: Tensor) -> Tensor:
+    return torch.autograd.grad(game.eye(game.generator(x)).sum(), x, create_graph=True)[0].square().mean()
+
+
+def into_a_list(game: Any, x: Tensor) -> Tensor:
+    game.teacher.collect(x, found := [])
+    return found[0].mean()
+
+
+def setting(game: Any, x: Tensor) -> Tensor:
+    game.teacher.strength = 0.7
+    return game.seen(x, 0.1).score.mean()
+
+
+def not_alike(game: Any, x: Tensor) -> Tensor:
+    if not ranks.more_than_one() or int(os.environ["RANK"]) != 1:
+        return x.new_zeros(())
+    return 0 * game.teacher.features(x @ torch.ones(6, 8, dtype=x.dtype)).mean()
+
+
+LOSSES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "penalty": penalty,
+    "func": lambda game, x: torch.func.grad(lambda x: game.eye(x).sum())(x).mean(),
+    "sums": lambda game, x: game.teacher.over_ranks(x).mean(),
+    "list": into_a_list,
+    "set": setting,
+    "keeps": lambda game, x: game.teacher.keeping(x).mean(),
+    "in place": lambda game, x: game.teacher.in_place(x * 2).mean(),
+    "not alike": not_alike,
+}
+
+
+class Changed(Distil):
+    """One thing about the teacher is not as it should be, or a loss has one more term."""
+
+    teacher_of = Odd
+
+    def __init__(self, folder: str, what: str) -> None:
+        super().__init__(folder)
+        self.what = what
+        if what == "hook":
+            self.teacher.blocks[0].register_forward_hook(lambda *_: None)
+        if what == "tied":
+            self.judge[0].weight = self.eye[0].weight
+
+    def configure_players(self):
+        for player in super().configure_players():
+            yield replace(player, weights=None) if (self.what, player.name) == ("no file", "eye") else player
+
+    def configure_phases(self):
+        for phase in super().configure_phases():
+            yield Phase(phase.name, phase.loss, phase.learners, second_order=self.what == "penalty")
+
+    def fool(self, batch: dict[str, Tensor]) -> Any:
+        losses = super().fool(batch)
+        if self.what not in LOSSES:
+            return losses
+        return {**losses, self.what: LOSSES[self.what](self, batch["x"].clone().requires_grad_())}
+
+
+def refusal(typed: str, training: int, total: int, game: Callable[[], Any]) -> Any:
+    """How a training on ranks is refused."""
+    with pytest.raises(call_on_ranks.WorldFailed) as caught:
+        placed(typed, training, total, game)
+    return caught.value.failure
+
+
+RARELY = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("what", "words"),
     [
         ("no file", "weights='eye.safetensors'"),
-        pytest.param("tied", "player 'judge' has some of its weights too", marks=pytest.mark.slow),
-        pytest.param(
-            "hook", "'blocks.0' has a forward hook, which would run there and not here", marks=pytest.mark.slow
-        ),
+        pytest.param("tied", "player 'judge' has some of its weights too", marks=RARELY),
+        pytest.param("hook", "'blocks.0' has a forward hook, which would run there and not here", marks=RARELY),
         ("penalty", "a loss differentiates a gradient that goes through it"),
-        pytest.param("func", "torch.func and forward mode do not go through other ranks", marks=pytest.mark.slow),
-        pytest.param("sums", "uses gan.ranks", marks=pytest.mark.slow),
-        pytest.param("in place", "writes into a tensor that it is called with", marks=pytest.mark.slow),
+        pytest.param("func", "torch.func and forward mode do not go through other ranks", marks=RARELY),
+        pytest.param("sums", "uses gan.ranks", marks=RARELY),
+        pytest.param("in place", "writes into a tensor that it is called with", marks=RARELY),
         ("list", "changes a list, dict or object that it is called with"),
         ("set", "'strength' of its network was changed after the set-up, and ranks 1, which serve the player, have"),
         pytest.param(
             "keeps",
             "'keeping' of player 'teacher', which is on another rank, changes 'last' of its network; return it",
-            marks=pytest.mark.slow,
+            marks=RARELY,
         ),
     ],
 )
@@ -261,17 +278,16 @@ def test_what_cannot_be_served_is_refused(folder, what, words):
     """tests/unit/strategies/test_placing.py has all that can be changed; test_plan.py a player that learns."""
     training, total = (2, 3) if what == "sums" else (1, 2)
     typed = f"teacher=ddp@{total - 1},eye=ddp@{total - 1},*=ddp"
-    with pytest.raises(call_on_ranks.WorldFailed) as caught:
-        placed(typed, training, total, partial(Changed, folder, what))
-    said = caught.value.failure
-    assert said.whole and words.replace("(1)", f"({total - 1})") in said.why, said
+    said = refusal(typed, training, total, partial(Changed, folder, what))
+    assert said.whole and words in said.why, said
 
 
 @pytest.mark.slow
-def test_ranks_that_call_differently_are_named(folder):
-    with pytest.raises(call_on_ranks.WorldFailed) as caught:
-        placed("teacher=zero3@2-3,*=ddp", 2, 4, partial(Changed, folder, "not alike"))
-    assert "all must make the same calls in the same order; type teacher=ddp@2-3" in caught.value.failure.why
+def test_ranks_that_call_differently_or_serve_nobody_are_named(folder):
+    said = refusal("teacher=zero3@2-3,*=ddp", 2, 4, partial(Changed, folder, "not alike"))
+    assert "all must make the same calls in the same order; type teacher=ddp@2-3" in said.why
+    said = refusal("generator=ddp,judge=ddp,teacher=ddp,eye=ddp,*=zero3@1", 1, 2, partial(Distil, folder))
+    assert "gives ranks 1 to '*'" in said.why
 
 
 class OneCalls(Distil):
@@ -306,13 +322,6 @@ def test_it_is_said_who_waits_for_whom(folder, tmp_path):
             connected=False,
         )
     assert "rank 1 waits for 0.5 s, because other ranks that train have not made the same call" in said.read_text()
-
-
-@pytest.mark.slow
-def test_ranks_that_serve_nobody_are_refused(folder):
-    with pytest.raises(call_on_ranks.WorldFailed) as caught:
-        placed("generator=ddp,judge=ddp,teacher=ddp,eye=ddp,*=zero3@1", 1, 2, partial(Distil, folder))
-    assert "gives ranks 1 to '*'" in caught.value.failure.why
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What is particular to StyleGAN; that it learns, shows and scores, and is the same on ranks: see test_games.py."""
 
 import pickle
+import zipfile
 from unittest import mock
 
 import pytest
@@ -9,14 +10,19 @@ from lightning import seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
+import gan
 from gan import noise
+from gan.app.drawing import opened
 from gan.files.errors import UserError
 from gan.games import stylegan as stylegan_game
 from gan.games.stylegan import StyleGan, lazy_adam
 from nets import stylegan_layers
+from nets.published.from_noise import published
+from nets.published.pickles import write
+from nets.stylegan import StyleGenerator
 from strategies import PhaseStrategy
 from tests.ranks.test_games import pictures, style_networks, stylegan, stylegan_ada
-from tests.support.parity import BROKEN, distance, equals, often, parts, share, snapshot, train, trainer
+from tests.support.parity import distance, parts, share, snapshot, trainer
 from tests.support.saved import read_checkpoint
 
 
@@ -93,30 +99,6 @@ def test_frozen_layers_do_not_learn():
     assert still == {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
 
 
-@pytest.fixture(scope="module")
-def four_steps() -> dict:
-    return train(stylegan, pictures, "single", steps=4)
-
-
-@pytest.mark.parametrize(
-    ("policy", "world"),
-    often([("zero3", 2), ("zero2", 2), pytest.param("ddp", 4, marks=pytest.mark.slow)]),
-)
-def test_the_discriminator_compares_the_samples_of_all_ranks(policy, world, ranks, four_steps):
-    equals(ranks(world).run(train, stylegan, pictures, policy, world, 4), four_steps)
-
-
-def own_samples():
-    """The control: each rank compares its own samples."""
-    with mock.patch.object(stylegan_layers.ranks, "gather", lambda rows, own: (rows, slice(0, len(rows)))):
-        return train(stylegan, pictures, world=2, steps=4)
-
-
-@pytest.mark.slow
-def test_the_control_that_compares_a_ranks_own_samples_differs(ranks, four_steps):
-    assert distance(ranks(2).run(own_samples)[0], four_steps) > BROKEN
-
-
 def save_and_go_on(folder: str, world: int) -> dict:
     """Stop after three steps, between two looks at the augmentation, and go on for another one, from the file."""
     saver = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=3)
@@ -166,3 +148,34 @@ def own_signs() -> float:
 @pytest.mark.slow
 def test_the_control_that_asks_no_other_rank_adjusts_otherwise(ranks, unbroken):
     assert unbroken["weight ada.p"].item() not in ranks(2).run(own_signs)
+
+
+# ---- files that ranks draw together ----
+
+
+@pytest.fixture
+def file(tmp_path):
+    torch.manual_seed(0)
+    net = StyleGenerator(8, latent=5, style=6, mapping=1, base=32, most=4).eval()
+    write(tmp_path / "style.pkl", {"G_ema": published(net)})
+    return tmp_path / "style.pkl"
+
+
+def drawn(file, to, count, together):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opened, "TOGETHER", together)
+        gan.open(file, "cpu").files(to, count, truncation=0.7)
+
+
+def contents(path):
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+@pytest.mark.parametrize("count", [5, 8])  # in the last turn the second rank has none, or as many as the first one
+def test_two_ranks_write_the_pictures_of_one(count, file, tmp_path, ranks):
+    drawn(file, tmp_path / "one.zip", count, 64)
+    ranks(2).run(drawn, file, tmp_path / "two.zip", count, 2)
+    found = contents(tmp_path / "two.zip")
+    assert list(found) == [f"seed{number:06d}.png" for number in range(count)] and len({*found.values()}) == count
+    assert found == contents(tmp_path / "one.zip")

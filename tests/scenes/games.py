@@ -3,8 +3,9 @@
 from typing import Any
 
 from tests.ranks.test_dmd2_lora import STEPS, learning
-from tests.ranks.test_games import byol, hifigan, pictures, r3gan, vqgan
-from tests.support.scene import Scene
+from tests.ranks.test_games import byol, hifigan, pictures, r3gan, stylegan, vqgan
+from tests.scenes.losses import own_alone
+from tests.support.scene import Mutant, Scene
 
 
 def built_in(game: Any, **more: Any) -> Scene:
@@ -19,5 +20,9 @@ BUILT_IN = {
         steps=STEPS, bucket=512,
     ),
     "hifigan": built_in(hifigan, policies={"zero3": 2}, bucket=2048, steps=2),
+    "stylegan": built_in(  # its discriminator compares samples
+        stylegan, policies={"zero3": 2, "zero2": 2}, often=("zero3",), four=("zero2",),
+        mutants=(Mutant("each rank's own", "ddp", replaced={"nets.stylegan_layers.ranks.gather": own_alone}, slow=True),),
+    ),
     "byol": built_in(byol, policies={"ddp": 2, "zero3": 2}, often=("zero3",), checked=("ddp",)),
 }  # fmt: skip

@@ -2,16 +2,33 @@
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from gan.noise import seed_for
-from tests.support.meta_games import OnMeta
-from tests.support.scene import SMALL, Mutant, Scene, nothing
+from tests.support.meta_games import OnMeta, Vectors
+from tests.support.scene import SMALL, Mutant, Refused, Scene, having, made_of, nothing
 
 
 def seed_by_rank(*parts: Any) -> int:
     """Each rank makes its shares from a seed of its own."""
     return seed_for(dist.get_rank() if dist.is_initialized() else 0, *parts)
+
+
+class Unmade(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 1)
+        self.gain = nn.Parameter(torch.empty(6))
+
+    def forward(self, x):
+        return self.inner(x * self.gain)
+
+
+def unmade() -> nn.Module:
+    with torch.device("meta"):
+        return Unmade()
 
 
 FIVE = ("zero3", "fsdp", "ddp", "zero1", "zero2")
@@ -28,6 +45,21 @@ META = {
             for name, replaced in (
                 ("seeds by rank", {"gan.making.seed_for": seed_by_rank}),
                 ("never filled", {"strategies.first_weights.FirstWeights.fill_shards": nothing}),
+            )
+        ),
+        saved=("zero3",), arrives=(("single", 1), ("fsdp", 2)),
+        refused=tuple(
+            Refused(game, policy, f"player 'teacher': {words}", check=False)
+            for policy in ("single", "zero3")
+            for game, words in (
+                (
+                    made_of(Vectors, teacher=unmade),
+                    "'gain' is on torch.device('meta'), and its module (Unmade) has no reset_param",
+                ),
+                (
+                    having(Vectors, of_teacher={"saved": False}),
+                    "'0.weight' is on torch.device('meta'), and with saved=False the game's co",
+                ),
             )
         ),
     )

@@ -1,0 +1,131 @@
+"""Optimizers with train() and eval(), and those that look at whole weights: what validations and checkpoints have, and
+what ranks hold and move; how they train: tests/scenes/optimizers.py."""
+
+import pytest
+import torch
+from lightning import Callback
+from torch import nn
+from torch.utils.data import DataLoader
+
+from gan import GanModule, Phase, Player
+from gan.files.errors import UserError
+from strategies import PhaseStrategy
+from tests.scenes.optimizers import SHAMPOO, Free, FreeByHand
+from tests.support.duel import played
+from tests.support.parity import BROKEN, EXACT, distance, often, parts, trainer, vectors
+from tests.support.saved import read_checkpoint
+from tests.support.watch import moved
+
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def by_hand():
+    return FreeByHand().run(STEPS)
+
+
+# ---- two kinds of weights ----
+
+
+def validated(policy, world, every):
+    """Weights after a training, and the judge's as the last validation has seen them."""
+    game, strategy = Free(), PhaseStrategy(policy, check=False)
+    batches = DataLoader([{name: value[:2] for name, value in vectors(0).items()}], batch_size=None)
+    game.val_dataloader = lambda: batches
+    settings = dict(val_check_interval=every, num_sanity_val_steps=0) if every else dict(limit_val_batches=0)
+    rank = torch.distributed.get_rank() if world > 1 else 0
+    parts = DataLoader([{"x": vectors(step)["x"].chunk(world)[rank]} for step in range(STEPS)], batch_size=None)
+    trainer(strategy, world, STEPS, check_val_every_n_epoch=None, **settings).fit(game, parts)
+    return {name: value.clone() for name, value in game.state_dict().items()}, getattr(game, "seen", None)
+
+
+@pytest.mark.parametrize(("policy", "world"), often([("single", 1), ("ddp", 2), ("zero1", 2)], ["single", "zero1"]))
+def test_a_validation_sees_the_average_and_changes_no_bit(policy, world, ranks, by_hand):
+    play = ranks(world).run if world > 1 else lambda function, *args: [function(*args)]
+    undisturbed = play(validated, policy, world, None)
+    for (weights, seen), (expected, _) in zip(play(validated, policy, world, 2), undisturbed, strict=True):
+        assert distance(weights, expected) == 0
+        average = {name: by_hand[f"ema judge.{name}"] for name in seen}
+        assert distance(seen, average) < EXACT
+        assert distance(seen, {name: weights[f"judge.{name}"] for name in seen}) > BROKEN
+
+
+def test_a_checkpoint_has_the_average(ranks, by_hand, tmp_path):
+    path = str(tmp_path / "end.ckpt")
+    played(ranks, Free, "zero1", 2, steps=STEPS, save=path)
+    saved = read_checkpoint(path)["players"]["judge"]["ema"]
+    assert distance(saved, {name: by_hand[f"ema judge.{name}"] for name in saved}) < EXACT
+    # An evaluation of the checkpoint, which makes no optimizer, has it too.
+    game = Free()
+    batches = DataLoader([vectors(0)], batch_size=None)
+    trainer(PhaseStrategy("single"), 1, 1).validate(game, batches, ckpt_path=path)
+    assert distance(game.seen, saved) == 0
+
+
+# ---- whole weights ----
+
+
+class Layers(GanModule):
+    """Eight matrices."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(8)))
+
+    def configure_players(self):
+        yield Player("net", self.net, SHAMPOO, ema=0.9)
+
+    def configure_phases(self):
+        yield Phase("net", lambda batch: self.net(batch["x"]).square().mean(), "net")
+
+
+class Weighing(Callback):
+    """How many numbers the optimizer and the average hold after a step."""
+
+    def on_train_batch_end(self, trainer, *_):
+        policy = trainer.strategy.policies["net"]
+        factors = [factor for state in policy.optimizer.state.values() for factor in state["factors"]]
+        self.held = sum(t.numel() for t in factors), sum(t.numel() for t in policy.ema.average)
+
+
+def held(world):
+    weighing = Weighing()
+    trainer(PhaseStrategy("zero1", check=False), world, 2, callbacks=[weighing]).fit(Layers(), parts(2, world))
+    return weighing.held
+
+
+def test_state_and_average_are_shared_out(ranks):
+    numbers = 8 * 36
+    assert ranks(4).run(held, 4) == [(2 * numbers / 4, numbers / 4)] * 4
+
+
+def test_an_update_moves_each_weight_once(ranks):
+    exact = 8 * 8 * 36  # bytes
+    step, _, collectives = ranks(2).run(moved, Layers, "zero1", 2, 3)[0][-1]
+    assert step == 2
+    assert collectives == [("allreduce_", exact), ("broadcast_", exact / 2), ("broadcast_", exact / 2)]
+
+
+def stale_graph(policy, world):
+    """A graph of before an update runs backward after it."""
+    kept = []
+
+    class Game(Layers):
+        def configure_phases(self):
+            yield from super().configure_phases()
+            yield Phase("again", self.again, "net")
+
+        def again(self, batch):
+            kept.append(self.net(batch["x"]).square().mean())
+            return kept[0]
+
+    try:
+        trainer(PhaseStrategy(policy, check=False), world, 2).fit(Game(), parts(2, world))
+    except (RuntimeError, UserError) as error:
+        return "modified by an inplace operation" in str(error) or "a second time" in str(error)
+    return False
+
+
+def test_a_graph_of_old_weights_is_an_error_on_every_rank(ranks):
+    assert ranks(2).run(stale_graph, "zero1", 2) == [True, True]
