@@ -17,7 +17,7 @@ from strategies.policies.pipeline import Pipeline
 from tests.support.counted import Counted, forget, held
 from tests.support.hard_games import Plain
 from tests.support.meta_games import OnMeta, Vectors, adam
-from tests.support.parity import Whole, distance, in_buckets, often, parts, refused, trainer
+from tests.support.parity import Whole, distance, in_buckets, often, on, parts, refused, trainer
 from tests.support.saved import tensors
 from tests.support.scene import SMALL
 
@@ -72,8 +72,7 @@ def half(policy: str, world: int, path: str, resume: bool) -> dict[str, Any]:
 def test_a_checkpoint_resumes_and_its_weights_are_not_made_before(policy, world, ranks, tmp_path):
     path = str(tmp_path / "half.ckpt")
     half("single", 1, path, False)
-    run = ranks(world).run if world > 1 else lambda function, *args: [function(*args)]
-    assert distance(run(half, policy, world, path, True)[0], half("single", 1, path, True)) < 1e-10
+    assert distance(on(ranks, world)(half, policy, world, path, True)[0], half("single", 1, path, True)) < 1e-10
 
 
 def test_a_game_on_meta_is_loaded_from_a_checkpoint(tmp_path):

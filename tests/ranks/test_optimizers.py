@@ -12,7 +12,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from tests.scenes.optimizers import SHAMPOO, Free, FreeByHand
 from tests.support.duel import played
-from tests.support.parity import BROKEN, EXACT, distance, often, parts, trainer, vectors
+from tests.support.parity import BROKEN, EXACT, distance, often, on, parts, trainer, vectors
 from tests.support.saved import read_checkpoint
 from tests.support.watch import moved
 
@@ -41,7 +41,7 @@ def validated(policy, world, every):
 
 @pytest.mark.parametrize(("policy", "world"), often([("single", 1), ("ddp", 2), ("zero1", 2)], ["single", "zero1"]))
 def test_a_validation_sees_the_average_and_changes_no_bit(policy, world, ranks, by_hand):
-    play = ranks(world).run if world > 1 else lambda function, *args: [function(*args)]
+    play = on(ranks, world)
     undisturbed = play(validated, policy, world, None)
     for (weights, seen), (expected, _) in zip(play(validated, policy, world, 2), undisturbed, strict=True):
         assert distance(weights, expected) == 0

@@ -180,9 +180,15 @@ def slopes(net, x, order):
     return [w.grad for w in net.parameters() if w.grad is not None], list(net.buffers())
 
 
-@pytest.mark.parametrize("order", [0, 1, 2])
-def test_gradients_of_every_order_and_buffers_are_the_same(order):
-    net, x = two_layers(), torch.randn(4, 6, dtype=torch.float64)
+def a_row():
+    """Groups of layers, and blocks between them, one of which has its output overwritten."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.ReLU(True), *layers(4), Overwritten(), nn.ReLU(True), *layers(2)).double()
+
+
+@pytest.mark.parametrize(("make", "order"), [(two_layers, 0), (two_layers, 1), (two_layers, 2), (a_row, 0)])
+def test_gradients_of_every_order_and_buffers_are_the_same(make, order):
+    net, x = make(), torch.randn(8, 6, dtype=torch.float64)
     made, _ = recomputing_copy(net)
     for found, expected in zip(slopes(made, x, order), slopes(net, x, order), strict=True):
         assert len(found) == len(expected) > 0
@@ -292,12 +298,6 @@ class Overwritten(Two):
         return x + self.second(torch.tanh(self.first(x)))
 
 
-def test_a_block_that_overwrites_its_input_is_refused():
-    made, _ = recomputing_copy(Overwriting())
-    with pytest.raises(UserError, match="block '' of player 'net' overwrites its input"):
-        made(torch.randn(4, 6))
-
-
 class Outside(nn.Module):
     """Its block uses a layer that it does not hold."""
 
@@ -309,9 +309,16 @@ class Outside(nn.Module):
         return self.block(x, self.layer)
 
 
-def test_a_block_that_changes_buffers_outside_of_it_is_refused():
-    made, _ = recomputing_copy(Outside(), blocks=["block"])
-    with pytest.raises(UserError, match=r"block 'block' of player 'net' changes buffer '_u' of a _SpectralNorm"):
+@pytest.mark.parametrize(
+    ("net", "blocks", "words"),
+    [
+        (Overwriting, None, "block '' of player 'net' overwrites its input"),
+        (Outside, ["block"], r"block 'block' of player 'net' changes buffer '_u' of a _SpectralNorm"),
+    ],
+)
+def test_a_block_that_changes_what_is_outside_of_it_is_refused(net, blocks, words):
+    made, _ = recomputing_copy(net(), blocks=blocks)
+    with pytest.raises(UserError, match=words):
         made(torch.randn(4, 6))
 
 
@@ -355,10 +362,6 @@ class Wrapped(nn.Module):
         self.net.head, self.net.body, self.net.paint = Asking(), Asking(), nn.Linear(6, 6)
 
 
-def test_a_wrapper_around_a_network_changes_nothing():
-    assert blocks(Wrapped()) == ["net.head", "net.body"]
-
-
 def layers(number):
     return [layer for _ in range(number) for layer in (nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(True))]
 
@@ -366,6 +369,7 @@ def layers(number):
 @pytest.mark.parametrize(
     ("net", "expected"),
     [
+        (Wrapped(), ["net.head", "net.body"]),
         (nn.Sequential(*layers(3)), ["[0:9]"]),
         (nn.Sequential(*layers(4)), ["[0:6]", "[6:12]"]),
         (nn.Sequential(*layers(9)), ["[0:9]", "[9:18]", "[18:27]"]),
@@ -374,17 +378,8 @@ def layers(number):
         (nn.Sequential(*layers(2), Asking(), nn.ReLU(True), *layers(2)), ["6", "[0:6]", "[8:14]"]),
     ],
 )
-def test_a_row_of_layers_runs_in_groups(net, expected):
+def test_a_row_of_layers_runs_in_groups_and_a_wrapper_changes_nothing(net, expected):
     assert blocks(net) == expected
-
-
-def test_groups_and_blocks_of_a_row_compute_what_the_row_computes():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.ReLU(True), *layers(4), Overwritten(), nn.ReLU(True), *layers(2)).double()
-    made, _ = recomputing_copy(net)
-    x = torch.randn(8, 6, dtype=torch.float64)
-    for found, expected in zip(slopes(made, x, 0), slopes(net, x, 0), strict=True):
-        assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize(

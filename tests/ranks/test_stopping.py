@@ -132,21 +132,19 @@ def test_what_is_seen_between_two_steps_does_not_change_before_the_next():
 
 
 class Told(Callback):
-    """One rank gets a signal in the middle of its third step."""
+    """One rank gets a signal in its third step."""
 
     def __init__(self, who, number):
         self.who, self.number = who, number
 
     def on_train_batch_start(self, trainer, *_):
-        self.step = trainer.global_step
-        if trainer.global_step == 2 and dist.get_rank() == self.who:
+        if trainer.global_step == 2 and trainer.global_rank == self.who:
             os.kill(os.getpid(), self.number)
 
 
 def end_of(who, number):
-    told = Told(who, number)
     strategy = PhaseStrategy("ddp", check=False)
-    made = trainer(strategy, 2, 30, callbacks=[told])
+    made = trainer(strategy, 2, 30, callbacks=[Told(who, number)])
     before = signal.getsignal(number)
     with pytest.raises(Stopped):
         made.fit(Plain(), parts(30, 2))
@@ -162,14 +160,7 @@ def test_a_signal_to_one_rank_ends_all_of_them_after_the_same_step(who, number, 
 
 
 def alone(number):
-    """Trained by one process that gets a signal in its third step."""
-
-    class Alone(Callback):
-        def on_train_batch_start(self, trainer, *_):
-            if trainer.global_step == 2:
-                os.kill(os.getpid(), number)
-
-    made = trainer(PhaseStrategy("single"), 1, 6, callbacks=[Alone()])
+    made = trainer(PhaseStrategy("single"), 1, 6, callbacks=[Told(0, number)])
     made.fit(Plain(), parts(6))
     return made.global_step
 

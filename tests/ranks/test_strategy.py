@@ -26,6 +26,7 @@ from strategies.world import Groups
 from tests.support.hard_games import Every, Plain, TwoPhases
 from tests.support.parity import distance, often, parts, snapshot, train, trainer
 from tests.support.saved import read_checkpoint
+from tests.support.writing_games import Writing, WritingAlone
 
 
 def fit(game, steps=4, strategy=None, **kwargs):
@@ -161,6 +162,43 @@ def test_a_loss_scale_changes_no_gradient(monkeypatch):
         assert (strategy.policies["generator"].loss_scale is not None) == scaled
         results.append(snapshot(game, strategy))
     assert distance(*results) < 1e-12
+
+
+# ---- replicas ----
+
+
+def compared(game, policy, world):
+    strategy = PhaseStrategy(policy, check=False, check_replicas=True)
+    try:
+        trainer(strategy, world, 2, sync_batchnorm=True).fit(game(), parts(2, world))
+    except UserError as error:
+        return str(error)
+
+
+def test_the_replica_check_names_what_ranks_wrote_differently(ranks):
+    for said in ranks(2).run(compared, WritingAlone, "ddp", 2):
+        assert "after phase 'discriminator' of step 0, weight '0.shift' of player 'discriminator' differs" in said
+    assert ranks(2).run(compared, Writing, "ddp", 2) == [None, None]
+
+
+class Statistics(Plain):
+    """A buffer that learns from the rank's own samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.discriminator.register_buffer("mean", torch.zeros(6))
+
+    def judge(self, batch):
+        self.discriminator.mean.lerp_(batch["x"].mean(0), 0.1)
+        return super().judge(batch)
+
+
+@pytest.mark.promise("buffers that learn from the rank's samples")
+@pytest.mark.parametrize("policy", ["ddp", "zero3"])
+def test_the_replica_check_compares_buffers(policy, ranks):
+    for said in ranks(2).run(compared, Statistics, policy, 2):
+        assert "after phase 'discriminator' of step 0, buffer 'mean' of player 'discriminator' differs" in said
+        assert "gan.ranks" in said
 
 
 # ---- refusals ----

@@ -21,7 +21,7 @@ from strategies import PhaseStrategy
 from strategies.first_weights import FirstWeights
 from tests.support import duel, opening
 from tests.support.meta_games import OnMeta, weights_of, write_file, write_index
-from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, in_buckets, often, refused, trainer
+from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, in_buckets, often, on, refused, trainer
 from tests.support.saved import read_checkpoint
 from tests.support.scene import SMALL
 
@@ -81,23 +81,16 @@ def alone() -> dict[str, Any]:
     return fit(Loaded, "single", 1)
 
 
-WORLDS = often(
-    [(policy, 2) for policy in ("zero3", "fsdp", "ddp", "zero1", "zero2")]
-    + [pytest.param(policy, 4, marks=pytest.mark.slow) for policy in ("zero3", "fsdp", "ddp", "zero1", "zero2")],
-    ("zero3",),
-)
+FIVE = ("zero3", "fsdp", "ddp", "zero1", "zero2")
+WORLDS = [("zero3", 2, "cpu"), ("fsdp", 2, "cpu"), ("single", 1, "cpu"), *((policy, 2, "meta") for policy in FIVE)]
+WORLDS += [pytest.param(policy, 4, "meta", marks=pytest.mark.slow) for policy in FIVE]
 
 
-@pytest.mark.parametrize(("policy", "world"), WORLDS)
-def test_every_policy_trains_from_the_files_as_one_device_does(policy, world, ranks, paths, alone):
-    equals(ranks(world).run(fit, partial(Filed, **paths), policy, world, check=policy == "zero3"), alone)
-
-
-@pytest.mark.parametrize(("policy", "world"), often([("single", 1), ("zero3", 2), ("fsdp", 2)]))
-def test_networks_that_the_constructor_makes_read_them_too(policy, world, ranks, paths, alone):
-    game = partial(Filed, device="cpu", **paths)
-    found = [fit(game, policy, 1)] if world == 1 else ranks(world).run(fit, game, policy, world)
-    equals(found, alone)
+@pytest.mark.parametrize(("policy", "world", "device"), often(WORLDS, ("single", "zero3")))
+def test_every_policy_trains_from_the_files_as_one_device_does(policy, world, device, ranks, paths, alone):
+    """Also where the constructor makes the networks."""
+    game, check = partial(Filed, device=device, **paths), (policy, device) == ("zero3", "meta")
+    equals(on(ranks, world)(fit, game, policy, world, check=check), alone)
 
 
 def one_reads(policy: str, paths: dict[str, str]) -> dict[str, Any]:
@@ -143,7 +136,7 @@ def test_each_rank_reads_only_what_it_keeps(policy, ranks, paths):
 @pytest.mark.parametrize(("policy", "world"), often([("single", 1), ("zero3", 2), ("fsdp", 2)]))
 def test_a_frozen_players_weights_are_left_out_and_it_resumes(policy, world, ranks, paths, alone, tmp_path):
     half, game = str(tmp_path / "half.ckpt"), partial(Filed, **paths)
-    run = ranks(world).run if world > 1 else lambda function, *args, **more: [function(*args, **more)]
+    run = on(ranks, world)
     run(fit, game, policy, world, steps=HALF, save=half)
     saved = read_checkpoint(half)
     names = [name for name, _ in game().named_parameters() if name.startswith("teacher.")]
@@ -215,8 +208,7 @@ def learned(policy: str, world: int, paths: dict[str, str], path: str) -> tuple[
 @pytest.mark.parametrize(("policy", "world"), [("single", 1), ("zero3", 2)])
 def test_what_a_learner_has_learned_is_not_read_again(policy, world, half, ranks):
     path, own = half
-    run = ranks(world).run if world > 1 else lambda function, *args: [function(*args)]
-    for moved, begun in run(learned, policy, world, own, path):
+    for moved, begun in on(ranks, world)(learned, policy, world, own, path):
         assert moved == 0
         assert begun < 1e-6  # the loaded ones were in float32
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gan import Phase, noise
 from tests.support.hard_games import Plain
-from tests.support.scene import Mutant, Refused, Scene, nothing
+from tests.support.scene import Mutant, Refused, Scene, having, nothing
 
 
 class Draws(Plain):
@@ -54,25 +54,19 @@ class Ambiguous(Draws):
 
 
 class Recurrent(Draws):
-    """Samples in the second dimension, and a generator of the author's."""
+    """Samples in the second dimension, and a generator of the author's, or torch's, which micro-batches draw anew."""
+
+    make_dice = staticmethod(lambda: torch.Generator().manual_seed(5))
 
     def __init__(self):
         super().__init__()
-        self.dice = torch.Generator().manual_seed(5)
+        self.dice = self.make_dice()
         self.generator = nn.ModuleDict({"lstm": nn.LSTM(6, 6, 2, dropout=0.4), "last": nn.Linear(6, 6)})
         self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.3).requires_grad_(False)
 
     def fake(self, real):
         noisy = torch.stack([real, real.roll(1, 1), torch.randn(real.shape, generator=self.dice, dtype=real.dtype)])
         return self.generator["last"](self.layer(self.generator["lstm"](noisy)[0])[-1])
-
-
-class OfEachRank(Recurrent):
-    """A generator that is seeded by the rank."""
-
-    def __init__(self):
-        super().__init__()
-        self.dice.manual_seed(5 + torch.distributed.get_rank())
 
 
 class SideBySide(Plain):
@@ -134,32 +128,12 @@ class JoinsSideBySide(Plain):
         return self.generator(z).mean(1)
 
 
-class SideBySideInParts(SideBySide):
-    micro_batches = 2
-
-
-class OfTorch(Recurrent):
-    """Without a generator of the author's, which draws for each micro-batch anew."""
-
-    def __init__(self):
-        super().__init__()
-        self.dice = None
-
-
-class RecurrentInParts(OfTorch):
-    micro_batches = 2
-
-
 class Truncated(Plain):
     """Noise that is drawn again until all of it is accepted, and more noise after that."""
 
     def fake(self, real):
         z = nn.init.trunc_normal_(torch.empty(len(real), 4, dtype=real.dtype))
         return self.generator(z + torch.randn(len(real), 4, dtype=real.dtype))
-
-
-class TruncatedInParts(Truncated):
-    micro_batches = 2
 
 
 class ByLoop(Plain):
@@ -187,16 +161,6 @@ class OfNumPy(Draws):
         return super().fake(real) * np.random.rand() + random.random()
 
 
-class InParts(Draws):
-    micro_batches = 2
-
-
-class ByTorch(Draws):
-    """The control."""
-
-    draws = "torch"
-
-
 class Again(Draws):
     """The author's own checkpoint, which runs the networks again in backward."""
 
@@ -205,16 +169,6 @@ class Again(Draws):
     def fake(self, real):
         again = partial(checkpoint, use_reentrant=self.reentrant, preserve_rng_state=self.preserve)
         return again(super().fake, real.detach().requires_grad_())
-
-
-class Reentrant(Again):
-    reentrant = True
-
-
-class Forgetful(Again):
-    """The control: the second forward does not begin in the first one's random state."""
-
-    preserve = False
 
 
 class Compiled(Plain):
@@ -265,10 +219,6 @@ class Seeded(Plain):
         return self.generator(z + torch.randn(len(real), 4, dtype=real.dtype))
 
 
-class Unseeded(Seeded):
-    seed = staticmethod(nothing)
-
-
 class SeededByGenerator(Plain):
     def fake(self, real):
         how = {"dtype": real.dtype, "generator": torch.Generator().manual_seed(7)}
@@ -295,6 +245,11 @@ class Unlike(OfNumPy):
         random.seed(3 + rank)
 
 
+BY_TORCH, OF_TORCH = having(Draws, draws="torch"), having(Recurrent, make_dice=staticmethod(nothing))
+OF_EACH_RANK = having(
+    Recurrent, make_dice=staticmethod(lambda: torch.Generator().manual_seed(5 + torch.distributed.get_rank()))
+)
+FORGETS = having(Again, preserve=False)  # the second forward does not begin in the first one's random state
 DRAWN = {"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "fsdp": 2, "zero3+recompute": 2}
 BY_TRIAL = {
     "policies": {"ddp": 2},
@@ -309,27 +264,29 @@ DRAWS = {
     "draws": Scene(
         Draws, policies=DRAWN, often=("ddp",), four=("ddp",), checked=("ddp", "zero3"), promises=PROMISE,
         saved=("ddp",),
-        mutants=(Mutant("by torch's generator", "ddp", ByTorch),),
+        mutants=(Mutant("by torch's generator", "ddp", BY_TORCH),),
         refused=(
-            Refused(OfEachRank, "ddp", (ALONE, "seed the generator alike on all ranks")),
+            Refused(OF_EACH_RANK, "ddp", (ALONE, "seed the generator alike on all ranks")),
             Refused(BothWays, "ddp", (ALONE, "or all side by side")),
             Refused(PacksInParts, "single", "has micro-batches, and draws [1, 4] (normal_). In micro-batches a draw"),
-            Refused(SideBySideInParts, "ddp", (ALONE, "In micro-batches"), slow=True),
+            Refused(having(SideBySide, micro_batches=2), "ddp", (ALONE, "In micro-batches"), slow=True),
         ),
     ),
     "draws in micro-batches": Scene(
-        InParts, alone=Draws, policies={"single": 1, "ddp": 2}, often=("ddp",), checked=("ddp",), steps=3,
-        mutants=(Mutant("by torch", game=ByTorch),)
+        having(Draws, micro_batches=2), alone=Draws, policies={"single": 1, "ddp": 2}, often=("ddp",),
+        checked=("ddp",), steps=3,
+        mutants=(Mutant("by torch", game=BY_TORCH),)
     ),
     "draws again until accepted": Scene(
-        TruncatedInParts, alone=Truncated, policies={"single": 1, "ddp": 2}, often=("ddp",), checked=("single", "ddp"),
-        steps=6, mutants=(Mutant("by a loop", "ddp", replaced={"strategies.draws._as_one_call": as_it_is}),),
+        having(Truncated, micro_batches=2), alone=Truncated, policies={"single": 1, "ddp": 2}, often=("ddp",),
+        checked=("single", "ddp"), steps=6,
+        mutants=(Mutant("by a loop", "ddp", replaced={"strategies.draws._as_one_call": as_it_is}),),
         refused=(Refused(ByLoop, "ddp", ("phase 'discriminator' of step 2: ranks", "A loop that draws until all")),),
     ),
     "draws that may be of samples": Scene(Ambiguous, **BY_TRIAL),
     "samples in the second dimension": Scene(Recurrent, **BY_TRIAL),
     "samples in the second dimension, in micro-batches": Scene(
-        RecurrentInParts, alone=OfTorch, policies={"single": 1, "ddp": 2}, often=("single", "ddp"),
+        having(OF_TORCH, micro_batches=2), alone=OF_TORCH, policies={"single": 1, "ddp": 2}, often=("single", "ddp"),
         checked=("single", "ddp"), steps=3, mutants=(Mutant("without a trial", "single"),),
     ),
     "samples side by side": Scene(SideBySide, **BY_TRIAL),
@@ -340,20 +297,21 @@ DRAWS = {
     ),
     "seeded_by_hand": Scene(
         Seeded, alone=SeededByGenerator, policies={"single": 1, "ddp": 2, "zero3+recompute": 2},
-        often=("single", "ddp"), checked=("ddp",), mutants=(Mutant("unseeded", game=Unseeded),),
+        often=("single", "ddp"), checked=("ddp",),
+        mutants=(Mutant("unseeded", game=having(Seeded, seed=staticmethod(nothing))),),
     ),
     "draws by NumPy and Python": Scene(
         Unlike, policies={"ddp": 2}, checked=("ddp",), steps=3,
-        mutants=(Mutant("by torch's generator", "ddp", ByTorch),)
+        mutants=(Mutant("by torch's generator", "ddp", BY_TORCH),)
     ),
     "draws of a forward that runs again": Scene(
         Again, alone=Draws, policies={"single": 1, "ddp": 2}, often=("ddp",), checked=("ddp",), steps=3,
-        mutants=(Mutant("it forgets", game=Forgetful),)
+        mutants=(Mutant("it forgets", game=FORGETS),)
     ),
     "draws of a reentrant forward": Scene(
-        Reentrant, alone=Draws, policies={"single": 1, "zero3": 2, "fsdp": 2}, often=("zero3",),
-        mutants=(Mutant("it forgets", game=Forgetful),),
-        refused=(Refused(Reentrant, "ddp", "use_reentrant=False"),),
+        having(Again, reentrant=True), alone=Draws, policies={"single": 1, "zero3": 2, "fsdp": 2}, often=("zero3",),
+        mutants=(Mutant("it forgets", game=FORGETS),),
+        refused=(Refused(having(Again, reentrant=True), "ddp", "use_reentrant=False"),),
     ),
     "draws of a compiled network": Scene(Compiled, policies={"ddp+compile": 2}, often=(), checked=("ddp+compile",)),
     "draws of a network compiled by its author": Scene(ByAuthor, alone=Compiled, policies={"single": 1}, often=()),

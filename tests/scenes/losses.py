@@ -19,7 +19,7 @@ from tests.support import forward_games
 from tests.support.forward_games import Derived, Slopes, joined
 from tests.support.hard_games import BatchNorms, Plain, mlp
 from tests.support.parity import BATCH, vectors
-from tests.support.scene import DEAF, POLICIES, RARELY_DEAF, SMALL, Mutant, Refused, Scene, nothing
+from tests.support.scene import DEAF, POLICIES, RARELY_DEAF, SMALL, Mutant, Refused, Scene, having, made_of, nothing
 from tests.support.sharing_games import Adapters, FollowingAdapters, OneModule, SharedBase, by_hand
 
 # ---- gan.ranks ----
@@ -132,18 +132,6 @@ class Prompted(nn.Module):
         return self.score(x) + self.prompt.sum(0)
 
 
-class WithoutElements(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.discriminator = Prompted()
-
-
-class Experts(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.discriminator = Expert()
-
-
 # ---- batch norms of an author's own ----
 
 
@@ -214,6 +202,27 @@ class Own(Plain):
         self.discriminator = nn.Sequential(line, Gained(8, momentum=None), nn.Tanh(), Ghost(8), nn.Linear(8, 1))
 
 
+class Ending(Own):
+    """Another layer at the generator's end."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.generator.append(Last(function))
+
+
+class Last(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+# Statistics by torch.mean, as BigGAN's manual_bn; the function by another name, which is not replaced.
+BY_OWN_HAND = (lambda x: x - x.mean(0)), (lambda x: batch_norm(x, None, None, training=True))
+
+
 def torchs_own():
     return nn.SyncBatchNorm.convert_sync_batchnorm(BatchNorms())
 
@@ -228,32 +237,6 @@ class Grouped(Plain):
         line = nn.Linear(4, 8, bias=False)
         norm = in_groups(nn.BatchNorm1d(8), size)
         self.generator = nn.Sequential(line, norm, nn.Tanh(), nn.Linear(8, 6))
-
-
-class ByHand(Own):
-    """Statistics by torch.mean, as BigGAN's manual_bn."""
-
-    def __init__(self):
-        super().__init__()
-        self.generator.append(Centred())
-
-
-class Centred(nn.Module):
-    def forward(self, x):
-        return x - x.mean(0)
-
-
-class Imported(Own):
-    """The function by another name, which is not replaced."""
-
-    def __init__(self):
-        super().__init__()
-        self.generator.append(ByName())
-
-
-class ByName(nn.Module):
-    def forward(self, x):
-        return batch_norm(x, None, None, training=True)
 
 
 # ---- batches ----
@@ -276,10 +259,6 @@ class Described(Plain):
         return torch.stack(
             [(score - 0.1 * len(caption) - clip.sum()).square() for score, caption, clip in pairs]
         ).mean()
-
-
-class DescribedInTwo(Described):
-    micro_batches = 2
 
 
 def images_alone(cut, batch):
@@ -322,15 +301,14 @@ def two_loaders(step):
     return {**vectors(step), "few": vectors(step + 50)["x"][: BATCH // 2]}
 
 
-class InstanceNorms(Plain):
+def normed():
     """Instance norms that keep running statistics, as StarGAN's generator has them; weights that they do not cancel."""
+    norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
+    first = nn.Linear(4, 20, bias=False), nn.Unflatten(1, (4, 5)), norm
+    return nn.Sequential(*first, nn.Tanh(), nn.Flatten(), nn.Linear(20, 6))
 
-    def __init__(self):
-        super().__init__()
-        norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
-        self.generator = nn.Sequential(
-            nn.Linear(4, 20, bias=False), nn.Unflatten(1, (4, 5)), norm, nn.Tanh(), nn.Flatten(), nn.Linear(20, 6)
-        )
+
+InstanceNorms, Experts = made_of(Plain, generator=normed), made_of(Plain, discriminator=Expert)
 
 
 class Inferred(Plain):
@@ -488,8 +466,8 @@ LOSSES = {
         ),
     ),
     "a weight without elements": Scene(
-        WithoutElements, policies={"zero1": 2, "zero3": 2, "fsdp": 2}, often=("zero3",), saved=("zero3",),
-        arrives=(("single", 1),),
+        made_of(Plain, discriminator=Prompted), policies={"zero1": 2, "zero3": 2, "fsdp": 2}, often=("zero3",),
+        saved=("zero3",), arrives=(("single", 1),),
     ),
     "layers of some samples below a batch norm": Scene(
         Experts, policies={"ddp": 2, "zero2": 2, "zero3+whole": 2, "fsdp+whole": 2},
@@ -503,8 +481,8 @@ LOSSES = {
         Own, **NORMS, often=("ddp",), checked=("ddp",),
         mutants=(Mutant("not synchronised", "ddp", settings={"sync_batchnorm": False}),),
         refused=tuple(
-            Refused(game, "ddp", BY_HAND, unsaid="Synchronise batch norms", slow=game is Imported)
-            for game in (ByHand, Imported)
+            Refused(partial(Ending, function), "ddp", BY_HAND, unsaid="Synchronise batch norms", slow=number > 0)
+            for number, function in enumerate(BY_OWN_HAND)
         ),
     ),
     "batch norms that torch synchronises": Scene(
@@ -526,8 +504,8 @@ LOSSES = {
         ),
     ),
     "lists and captions": Scene(
-        DescribedInTwo, alone=Described, batches=described, policies={"single": 1, "dp": 2, **AS_ONE},
-        often=("single", "zero3"), promises=(LISTS,),
+        having(Described, micro_batches=2), alone=Described, batches=described,
+        policies={"single": 1, "dp": 2, **AS_ONE}, often=("single", "zero3"), promises=(LISTS,),
         mutants=(Mutant("lists are not cut", replaced={"strategies.micro_batches.Cut.__call__": images_alone}),),
     ),
     "captions alone": Scene(

@@ -14,7 +14,7 @@ from tests.support.duel import ByHand, Duel, fooling, judging
 from tests.support.hard_games import HARD
 from tests.support.matrix_optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
 from tests.support.parity import STEPS, vectors
-from tests.support.scene import DEAF, ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, nothing
+from tests.support.scene import DEAF, ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, having, nothing
 from tests.support.schedule_free import ScheduleFree
 
 PLAIN = HARD["Plain"]
@@ -54,10 +54,6 @@ class FreeByHand(ByHand):
             self.kept[f"ema {name}.{key}"] = x
 
 
-class Averaged(Free):
-    of_judge: ClassVar = {"ema": 0.9}
-
-
 # ---- two optimizers over one network ----
 
 informing_adam, falling = partial(Adam, lr=1e-2, betas=(0.5, 0.999)), partial(StepLR, step_size=2, gamma=0.5)
@@ -75,19 +71,6 @@ class Informed(Duel):
 
     def informing(self, batch):
         return informing(self.score, self.generator, batch["x"])
-
-
-class InformedByOne(Informed):
-    optimizer = None
-
-
-class InformedByMuon(Informed):
-    optimizer = staticmethod(MUON)
-
-
-class InformedByFree(Informed):
-    of_generator: ClassVar = {}
-    optimizer = ScheduleFree
 
 
 def informing(score: Any, generator: Any, x: Tensor) -> Tensor:
@@ -188,12 +171,6 @@ class TurnedWeights(HARD["Micro2"]):
             yield replace(player, optimizer=partial(Adam, lr=1e-2, betas=(0.5, 0.9), fused=self.fused))
 
 
-class TurnedByEach(TurnedWeights):
-    """Adam without the fused kernel, which torch has tried on all that lies otherwise."""
-
-    fused = False
-
-
 def as_it_lies(waiting: Any) -> None:
     for weight, slope in zip(waiting.request.weights, waiting.of_weights, strict=True):
         weight.grad = slope if weight.grad is None else weight.grad + slope
@@ -243,13 +220,15 @@ def refused(optimizer: Any, policy: str, words: str, instead: str) -> Refused:
     return Refused(optimized(PLAIN, optimizer), policy, said)
 
 
+BY_MUON = having(Informed, optimizer=staticmethod(MUON))
 SPARSE = "the gradient of weight '3.weight' is sparse, and ranks add up dense ones; leave sparse=True out"
 SPARSE_GAME = optimized(Sparse, partial(SGD, lr=1e-2))
 PIPED, FORTH_AND_BACK = "generator=pipeline,*=ddp", "pipeline+chunks:2+schedule:1f1b"
 
 OPTIMIZERS = {
     "a fused optimizer and weights that lie by columns": Scene(
-        TurnedWeights, alone=TurnedByEach, often=("zero3", FORTH_AND_BACK), saved=("ddp", "pipeline"),
+        TurnedWeights, alone=having(TurnedWeights, fused=False),  # torch has tried that on all that lies otherwise
+        often=("zero3", FORTH_AND_BACK), saved=("ddp", "pipeline"),
         policies={
             **POLICIES, **ENGINES, "dp": 2, "pipeline": 2, FORTH_AND_BACK: 2, "zero1+offload": 2, "zero3+offload": 2,
             "zero3+whole": 2,
@@ -272,7 +251,10 @@ OPTIMIZERS = {
         four=("zero1",), often=("single", "zero1"), bucket=SMALL,
         saved=("zero1", "ddp", "single"), arrives=(("single", 1), ("ddp", 2), ("zero1", 4)),
         refused=(
-            Refused(Averaged, "ddp", "player 'judge': ScheduleFree keeps an average itself, which its eval() shows"),
+            Refused(
+                having(Free, of_judge={"ema": 0.9}), "ddp",
+                "player 'judge': ScheduleFree keeps an average itself, which its eval() shows",
+            ),
             Refused(Free, "zero3", "type --strategy generator=zero1,*=zero3"),
             Refused(Free, "fsdp", "type --strategy generator=zero1,*=fsdp"),
         ),
@@ -282,14 +264,17 @@ OPTIMIZERS = {
         policies={**POLICIES, **ENGINES, "dp": 2, PIPED: 2, "zero1+offload": 2, "zero3+offload": 2},
         often=("single", "zero3"), four=("zero3",), checked=("zero1", "zero2"),
         saved=("ddp", "zero3"), arrives=(("single", 1), ("zero1", 2)), bucket=SMALL,
-        mutants=(DEAF, Mutant("one optimizer", game=InformedByOne)),
+        mutants=(DEAF, Mutant("one optimizer", game=having(Informed, optimizer=None))),
         refused=(
-            Refused(InformedByMuon, "zero3", "'zero3' cuts weights into pieces, and MuonAndAdam"),
-            Refused(InformedByFree, "ddp", "ScheduleFree keeps an average itself, and so it must be the only"),
+            Refused(BY_MUON, "zero3", "'zero3' cuts weights into pieces, and MuonAndAdam"),
+            Refused(
+                having(Informed, of_generator={}, optimizer=ScheduleFree), "ddp",
+                "ScheduleFree keeps an average itself, and so it must be the only",
+            ),
         ),
     ),
     "whole weights in one phase of several": Scene(
-        InformedByMuon, policies={"zero1": 2}, often=("zero1",), mutants=(replace(NOT_SENT, slow=True),),
+        BY_MUON, policies={"zero1": 2}, often=("zero1",), mutants=(replace(NOT_SENT, slow=True),),
         bucket=SMALL,
     ),
     # SometimesReached has weights without gradients, Teacher a frozen player, Plain an average, a schedule and a clip.

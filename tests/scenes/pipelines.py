@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -262,18 +263,9 @@ class PastRanks(Chained):
         return x - total
 
 
-class Quantizing(Chained):
-    def __init__(self):
-        super().__init__()
-        self.codebook = Codebook()
-
-    def between(self, x):
-        return self.codebook(x)
-
-
 class NamesCodebook(Painting):
     def __init__(self):
-        super().__init__(Quantizing)
+        super().__init__(having(made_of(Chained, codebook=Codebook), between=lambda self, x: self.codebook(x)))
 
     def configure_players(self):
         generator, discriminator = super().configure_players()
@@ -357,10 +349,6 @@ class WithTable(Painting):
         return self.generator(noise.randn((len(real), 4), like=real), table)
 
 
-class WithFewerRows(WithTable):
-    rows = 8  # as many as a rank has samples
-
-
 def twelve(step):
     """A batch that three ranks can share."""
     return {name: rows[:12] for name, rows in vectors(step).items()}
@@ -387,10 +375,12 @@ class Remade(nn.Sequential):
         return checkpoint(super().forward, x, use_reentrant=False)
 
 
-class RemadeNorms(BatchNorms):
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = nn.Sequential(Remade(*self.generator[:3]), self.generator[3])
+def remade(game: Any, made: Callable[[nn.Sequential], nn.Module]) -> Any:
+    """A game whose generator is made of its own layers."""
+    return made_of(game, generator=lambda: made(game().generator))
+
+
+RemadeNorms = remade(BatchNorms, lambda layers: nn.Sequential(Remade(*layers[:3]), layers[3]))
 
 
 class Heads(nn.Module):
@@ -562,9 +552,8 @@ class Skips(nn.Module):
         return (self.fourth(self.third(self.second(x) + x) + x),) * 2
 
 
-class RemadeFakes(Plain):
-    def fake(self, real):
-        return checkpoint(super().fake, real, use_reentrant=False)
+def remade_fake(game, real):
+    return checkpoint(partial(Plain.fake, game), real, use_reentrant=False)
 
 
 class EachRemade(nn.Sequential):
@@ -572,12 +561,6 @@ class EachRemade(nn.Sequential):
         for layer in self:
             x = checkpoint(layer, x, use_reentrant=False)
         return x
-
-
-class RemadeLayers(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = EachRemade(*self.generator)
 
 
 def all_of_them(self, slopes):
@@ -703,7 +686,10 @@ PIPELINES = {
             Refused(RemadeNorms, "generator=pipeline,*=ddp", "backward writes buffer '0.1.running_mean'"),
             *(
                 Refused(game, "generator=pipeline,*=ddp", ("checkpoint around " + what, "generator=pipeline+recompute"))
-                for game, what in ((RemadeFakes, "its network"), (RemadeLayers, "'0'"))
+                for game, what in (
+                    (having(Plain, fake=remade_fake), "its network"),
+                    (remade(Plain, lambda layers: EachRemade(*layers)), "'0'"),
+                )
             ),
         ),
     ),
@@ -772,5 +758,5 @@ PIPELINES = {
         refused=(Refused(Endings, "generator=pipeline,*=ddp", "shared' is called by itself, not by the forward"),),
     ),
     "a table for all samples": one(WithTable, checked=False),
-    "a table of as many rows as samples": one(WithFewerRows),
+    "a table of as many rows as samples": one(having(WithTable, rows=8)),  # as many as a rank has
 }  # fmt: skip

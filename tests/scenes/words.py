@@ -84,14 +84,6 @@ class Thawing(Duel):
             self.judge["trunk"].requires_grad_(True)
 
 
-class Misspelt(Duel):
-    of_judge: ClassVar = {"freeze": lambda step: ["trnk"] if step == 3 else []}
-
-
-class Everything(Duel):
-    of_judge: ClassVar = {"freeze": lambda step: [""]}
-
-
 # ---- after ----
 
 
@@ -287,10 +279,7 @@ class Following(Duel):
         yield from super().configure_players()
         yield Player("slow", self.slow, follows="generator", ema=0.8, ema_per="step")
 
-    def configure_phases(self):
-        yield Phase("judge", self.judging, "judge")
-        yield Phase("fool", self.fooling, "generator", every=2)
-        yield Phase("again", self.judging, "judge", every=3)
+    configure_phases = Counting.configure_phases
 
     def score(self, x):
         return scored(self.judge, x)
@@ -325,8 +314,7 @@ class FollowingByHand(AfterByHand):
         taught = taught_to_fool if turn == "fool" else taught_to_judge
         return lambda score, generator, x: taught(self, x)
 
-    def due(self, turn, step):
-        return turn == "judge" or step % (2 if turn == "fool" else 3) == 0
+    due = CountingByHand.due
 
     def updated(self, name):
         if name == "judge":
@@ -481,8 +469,14 @@ WORDS = {
     "freeze": freezing(
         Freezing, ("single", "zero3"), Mutant("a turn undoes it", replaced=UNDONE),
         refused=(
-            Refused(Misspelt, "single", "player 'judge': freeze names 'trnk' at step 3, and its ModuleDict has no"),
-            Refused(Everything, "single", "phase 'judge': its loss depends on no weight of judge; is something detach"),
+            Refused(
+                having(Duel, of_judge={"freeze": lambda step: ["trnk"] if step == 3 else []}), "single",
+                "player 'judge': freeze names 'trnk' at step 3, and its ModuleDict has no",
+            ),
+            Refused(
+                having(Duel, of_judge={"freeze": lambda step: [""]}), "single",
+                "phase 'judge': its loss depends on no weight of judge; is something detach",
+            ),
         ),
     ),
     "frozen by the author": freezing(

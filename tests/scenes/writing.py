@@ -9,7 +9,7 @@ from lightning import Callback
 
 from tests.support.hard_games import Plain
 from tests.support.parity import EXACT, distance, train
-from tests.support.scene import Mutant, Refused, Scene, nothing
+from tests.support.scene import Mutant, Refused, Scene, having, nothing
 from tests.support.writing_games import WRITES, Writing, WritingData, WritingFrozen, WritingLate, WritingOther, write
 
 # ---- Lightning's hooks ----
@@ -25,13 +25,6 @@ class Shrinks(Plain):
             for weight in group["params"]:
                 if weight.grad is not None:
                     weight.grad.clamp_(-1e-2, 1e-2)
-
-
-class Looks(Shrinks):
-    """The control: the hook changes nothing."""
-
-    def on_before_optimizer_step(self, optimizer):
-        pass
 
 
 class ClipsByNorm(Plain):
@@ -129,6 +122,59 @@ def clipped_by_hand(steps: int) -> dict[str, Any]:
     return train(Plain, policy="single", steps=steps, callbacks=[Clips(gathered=False)])
 
 
+class Writes(Callback):
+    """Does something with the game's weights after the first step."""
+
+    def __init__(self, what):
+        self.what = what
+
+    def on_train_batch_end(self, trainer, game, *_):
+        self.what(trainer.strategy, game)
+
+
+def loads_outside(strategy, game):
+    game.generator.load_state_dict({k: torch.zeros(v.shape) for k, v in Plain().generator.state_dict().items()})
+
+
+def assigns_outside(strategy, game):
+    for weight in game.generator.parameters():
+        weight.data = torch.zeros(weight.shape, dtype=torch.float64)
+
+
+def writes_unasked(strategy, game):
+    with strategy.gathered():
+        game.discriminator[0].bias.data.zero_()
+        with torch.no_grad():
+            game.generator[2].weight.zero_()
+
+
+def writes_averages_unasked(strategy, game):
+    with strategy.gathered(), strategy.averaged(), torch.no_grad():
+        game.generator[2].weight.zero_()
+
+
+def averages_differ(strategy, game):
+    with strategy.gathered(write=True), strategy.averaged(), torch.no_grad():
+        game.generator[2].bias.fill_(strategy.global_rank)
+
+
+def differs_before_averages(strategy, game):
+    with strategy.gathered(write=True), torch.no_grad():
+        game.generator[2].bias.fill_(strategy.global_rank)
+        with strategy.averaged():
+            pass
+
+
+def replaces(strategy, game):
+    with strategy.gathered(write=True):
+        game.generator[0].weight = torch.nn.Parameter(torch.zeros(8, 4, dtype=torch.float64))
+
+
+def differs(strategy, game):
+    with strategy.gathered(write=True), torch.no_grad():
+        game.generator[2].bias.fill_(strategy.global_rank)
+
+
 def copied(net):
     return {name: weight.detach().clone() for name, weight in net.named_parameters()}
 
@@ -200,10 +246,19 @@ def clipped(way: str, gathered: bool, **policies: int) -> Scene:
     )  # fmt: skip
 
 
+THREE = ("ddp", "zero3", "fsdp")
+
+
+def unkept(what: Any, words: Any, *policies: str) -> tuple[Refused, ...]:
+    return tuple(
+        Refused(Plain, policy, words, settings={"callbacks": [Writes(what)]}, check=False) for policy in policies
+    )
+
+
 WRITTEN = {
     "a hook changes gradients": Scene(
         Shrinks, policies={**OURS, "zero2+offload": 2}, often=("zero3",), promises=HOOKS,
-        mutants=(Mutant("it looks", game=Looks),),
+        mutants=(Mutant("it does nothing", game=having(Shrinks, on_before_optimizer_step=nothing)),),
     ),
     "a hook clips": by_norms(ClipsByNorm, PIECES, **{"zero2+hybrid:2": 4, "zero3+hybrid:2": 4}),
     "a hook clips all networks": by_norms(ClipsNetworks),
@@ -251,6 +306,16 @@ WRITTEN = {
         Plain, clipped_by_hand, policies={"single": 1, **OURS, **COPIES, **ENGINES}, callbacks=clips(),
         often=("single", "zero3"),
         mutants=kept("zero3"), promises=BY_CALLBACK,
+        refused=(
+            *unkept(loads_outside, "write them inside gathered(write=True)", "zero3", "fsdp"),
+            *unkept(assigns_outside, "write them inside gathered(write=True)", "zero3", "fsdp"),
+            *unkept(writes_unasked, "weight '2.weight' of player 'generator' was written inside gat", *THREE),
+            *unkept(writes_averages_unasked, "was written inside gathered", "zero3"),
+            *unkept(averages_differ, ("'2.bias'", "was written with other values on another"), *THREE),
+            *unkept(differs_before_averages, ("'2.bias'", "was written with other values on another"), "zero3"),
+            *unkept(replaces, "weight '0.weight' of player 'generator' was replaced by another parameter", *THREE),
+            *unkept(differs, "weight '2.bias' of player 'generator' was written with other values on another", *THREE),
+        ),
     ),
     **{
         f"a callback writes by {way}": clipped(way, True, zero2=2, zero3=2, fsdp=2, deepspeed3=2)

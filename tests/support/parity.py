@@ -116,6 +116,11 @@ def train(
     return snapshot(module, strategy)
 
 
+def on(ranks: Any, world: int) -> Callable[..., list[Any]]:
+    """Calls a function on all ranks of a world; a world of one is this process."""
+    return ranks(world).run if world > 1 else lambda function, *args, **more: [function(*args, **more)]
+
+
 OFTEN = ("single", "ddp", "zero3")
 
 
