@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from lightning import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 
 from gan import Player
@@ -27,13 +28,13 @@ def start(policy: str, world: int) -> dict[str, Any]:
     game, strategy = OnMeta(), PhaseStrategy(policy, check=False)
     found = {}
 
-    class Looks(Callback):
-        def on_train_start(self, *_: Any) -> None:
-            with strategy.gathered():
-                found.update({name: value.detach().clone() for name, value in game.state_dict().items()})
+    def look(*_: Any) -> None:
+        with strategy.gathered():
+            found.update({name: value.detach().clone() for name, value in game.state_dict().items()})
 
     with mock.patch.dict("os.environ", PL_GLOBAL_SEED="11"):
-        trainer(strategy, world, 1, callbacks=[Looks()], sync_batchnorm=True).fit(game, parts(1, world))
+        looks = LambdaCallback(on_train_start=look)
+        trainer(strategy, world, 1, callbacks=[looks], sync_batchnorm=True).fit(game, parts(1, world))
     return found
 
 
@@ -129,14 +130,8 @@ class RealDeep(Deep):
 
 def peak(game: Any, policy: str, world: int) -> tuple[int, int]:
     """The most bytes of tensors while a game is made and set up, and those that training keeps between steps."""
-    counted, strategy = Counted(), PhaseStrategy(policy, check=False)
-
-    class Between(Callback):
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            if trainer.global_step == 2:
-                self.held = held()
-
-    between, setup = Between(), strategy.setup
+    counted, strategy, kept = Counted(), PhaseStrategy(policy, check=False), []
+    setup = strategy.setup
 
     def set_up(*args: Any) -> None:
         with counted:
@@ -146,8 +141,9 @@ def peak(game: Any, policy: str, world: int) -> tuple[int, int]:
     forget()
     with counted:
         module = game()
+    between = LambdaCallback(on_train_batch_end=lambda *_: kept.append(held()))
     trainer(strategy, world, 2, callbacks=[between]).fit(module, parts(2, world))
-    return counted.peak, between.held
+    return counted.peak, kept[-1]
 
 
 def bound(game: Any, kept: int) -> float:

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from lightning import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -57,22 +57,20 @@ def test_1f1b_runs_a_backward_beside_the_next_forward(schedule, ranks):
 def held():
     """The elements that a rank has of each player between steps, and its modules' classes and keys."""
     game, strategy = Staged(), PhaseStrategy("encoder=ddp,*=pipeline", check=False)
-    before = {name: type(module) for name, module in game.named_modules()}, list(game.state_dict(keep_vars=True))
     found = {}
 
-    class AtEnd(Callback):
-        def on_train_batch_end(self, *_):
-            for name, policy in strategy.policies.items():
-                found[name] = sum(
-                    weight.untyped_storage().nbytes() // weight.element_size()
-                    for weight in policy.belongings.parameters.values()
-                )
-            assert (
-                {name: type(module) for name, module in game.named_modules()},
-                list(game.state_dict(keep_vars=True)),
-            ) == before
+    def modules():
+        return {name: type(module) for name, module in game.named_modules()}, list(game.state_dict(keep_vars=True))
 
-    trainer(strategy, 2, 1, callbacks=[AtEnd()]).fit(game, parts(1, 2))
+    before = modules()
+
+    def look(*_):
+        for name, policy in strategy.policies.items():
+            weights = policy.belongings.parameters.values()
+            found[name] = sum(each.untyped_storage().nbytes() // each.element_size() for each in weights)
+        assert modules() == before
+
+    trainer(strategy, 2, 1, callbacks=[LambdaCallback(on_train_batch_end=look)]).fit(game, parts(1, 2))
     whole = sum(weight.numel() for weight in game.generator.parameters())
     assert not any("forward" in vars(module) or "_call_impl" in vars(module) for module in game.modules())
     return found, whole

@@ -24,21 +24,14 @@ from nets.sean.generator import SeanGenerator
 from strategies import PhaseStrategy
 from strategies.options.blocks import LayerGroups, find_blocks
 from strategies.options.recompute import ForwardState, Recompute
-from tests.ranks.test_games import GAMES, LABELS, pictures, sean
+from tests.ranks.test_games import GAMES, LABELS, sean
 from tests.scenes.updates import Assigning, Counting, Tossing
 from tests.support.counted import Counted
 from tests.support.hard_games import HARD, BatchNorms, Penalty, Plain, TwoHeads, mlp
-from tests.support.parity import BROKEN, distance, equals, often, parts, train, trainer
+from tests.support.parity import BROKEN, distance, often, parts, train, trainer
 from tests.support.watch import moved
 
-WITHOUT_BLOCKS = {"SharedLayer": "discriminator", "TwoPhases": "discriminator", "dmd2": "teacher"}
-
-
-def recomputing(policy, name):
-    """The option for all players but one that has no block."""
-    whole = WITHOUT_BLOCKS.get(name)
-    return {"*": f"{policy}+recompute"} | ({} if whole is None else {whole: policy})
-
+WHOLE = {"SharedLayer": "discriminator", "TwoPhases": "discriminator"}  # players that have no block
 
 # ---- parity ----
 
@@ -88,26 +81,10 @@ HARDEST = ["Micro4", "TwoForwards", "BatchNormPenalty", "SometimesReached", "Tea
 
 @pytest.mark.parametrize("name", often(HARD | MORE, [*HARDEST, *MORE]))
 def test_one_device_trains_the_same_to_the_last_bit(name):
-    game = (HARD | MORE)[name]
-    assert distance(train(game, policy=recomputing("single", name)), train(game, policy="single")) == 0
-
-
-ON_TWO = [*(("zero3", name) for name in HARD), *((p, n) for p in ("ddp", "zero2") for n in HARDEST)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("policy", "name"), ON_TWO)
-def test_parity(policy, name, ranks, hard_alone):
-    """test_rehearsal.py has the games that have everything, and SEAN."""
-    equals(ranks(2).run(train, HARD[name], policy=recomputing(policy, name), world=2), hard_alone(name))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "policy"), [("sean", "zero3"), ("stylegan", "zero2"), ("dmd2", "ddp")])
-def test_parity_of_real_games(name, policy, ranks):
-    """Two steps: every phase is due in the first."""
-    results = ranks(2).run(train, GAMES[name], pictures, recomputing(policy, name), 2, 2)
-    equals(results, train(GAMES[name], pictures, "single", steps=2))
+    """Under other policies: test_rehearsal.py, test_contract.py and scenes."""
+    game, policy = (HARD | MORE)[name], {"*": "single+recompute"}
+    policy |= {WHOLE[name]: "single"} if name in WHOLE else {}
+    assert distance(train(game, policy=policy), train(game, policy="single")) == 0
 
 
 # ---- controls: each thing that a forward meets, forgotten ----

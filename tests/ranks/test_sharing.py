@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 import torch
-from lightning import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 
 from strategies import PhaseStrategy
@@ -24,13 +24,13 @@ def held(game, policy, world):
     module, strategy = game(), PhaseStrategy(policy, check=False)
     found = {}
 
-    class Look(Callback):
-        def on_train_end(self, *_):
-            for name, each in strategy.policies.items():
-                sharded = sum(weight.numel() for bucket in each.storage.buckets for weight in bucket.weights.values())
-                found[name] = sharded, sum(weight.numel() for weight in each.belongings.parameters.values())
+    def look(*_):
+        for name, each in strategy.policies.items():
+            sharded = sum(weight.numel() for bucket in each.storage.buckets for weight in bucket.weights.values())
+            found[name] = sharded, sum(weight.numel() for weight in each.belongings.parameters.values())
 
-    in_buckets(SMALL, trainer(strategy, world, 1, callbacks=[Look()]).fit, module, parts(1, world))
+    made = trainer(strategy, world, 1, callbacks=[LambdaCallback(on_train_end=look)])
+    in_buckets(SMALL, made.fit, module, parts(1, world))
     return found
 
 
@@ -46,16 +46,15 @@ def looked(game, policy, world):
     module, strategy = game(), PhaseStrategy(policy, check=False)
     found = {}
 
-    class Look(Callback):
-        @torch.no_grad()
-        def on_train_batch_end(self, *_):
-            x = vectors(0)["x"]
-            with strategy.averaged():
-                found["average"] = module.student(x)
-            with strategy.gathered():
-                found.update(student=module.student(x), fake=module.fake(x), teacher=module.teacher(x))
+    @torch.no_grad()
+    def look(*_):
+        x = vectors(0)["x"]
+        with strategy.averaged():
+            found["average"] = module.student(x)
+        with strategy.gathered():
+            found.update(student=module.student(x), fake=module.fake(x), teacher=module.teacher(x))
 
-    made = trainer(strategy, world, 2, callbacks=[Look()])
+    made = trainer(strategy, world, 2, callbacks=[LambdaCallback(on_train_batch_end=look)])
     in_buckets(SMALL, made.fit, module, parts(2, world))
     return found
 

@@ -44,10 +44,15 @@ class Alone(Seldom):
             self.stride = random.randint(1, 3)
 
 
+def endings_of(kind, count):
+    """Of ranks that have one store."""
+    with mock.patch.object(dist.distributed_c10d, "_get_default_store", return_value=dist.HashStore()):
+        return [kind("a run") for _ in range(count)]
+
+
 def ends(kind, dice, ranks=3, steps=12):
     """At which phase each rank ended. A rank may be a phase ahead of another, as gradients are averaged."""
-    with mock.patch.object(dist.distributed_c10d, "_get_default_store", return_value=dist.HashStore()):
-        endings = [kind("a run") for _ in range(ranks)]
+    endings = endings_of(kind, ranks)
     begun, told = [0] * ranks, dice.sample(range(ranks), dice.randint(1, ranks))
     wishes = {(who, dice.randint(0, 6)) for who in told}  # after which event of a rank
     playing, events, ended = [False] * ranks, [0] * ranks, {}
@@ -91,8 +96,7 @@ def test_a_control_leaves_ranks_waiting_or_ends_them_apart(kind):
 
 def strides(pauses):
     """After how many steps each of the ranks asks in the end, if its steps take this long."""
-    with mock.patch.object(dist.distributed_c10d, "_get_default_store", return_value=dist.HashStore()):
-        endings = [Ending("a run") for _ in pauses]
+    endings = endings_of(Ending, len(pauses))
     for one, pause in zip(endings, pauses, strict=True):
         for step in range(40):
             with mock.patch("time.monotonic", return_value=step * pause):

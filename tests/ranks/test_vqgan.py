@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lightning import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 
 from gan.games.vqgan import VqGan
 from gan.losses import hinge_generator
@@ -26,16 +26,14 @@ def test_the_discriminator_joins_at_its_step():
     before, moved = {}, []
     weights = dict(game.discriminator.named_parameters())
 
-    class Watch(Callback):
-        def on_train_batch_start(self, *_):
-            before.update({name: value.detach().clone() for name, value in weights.items()})
+    def start(*_):
+        before.update({name: value.detach().clone() for name, value in weights.items()})
 
-        def on_train_batch_end(self, *_):
-            moved.append(any(not torch.equal(value, before[name]) for name, value in weights.items()))
+    def end(*_):
+        moved.append(any(not torch.equal(value, before[name]) for name, value in weights.items()))
 
-    made = trainer(PhaseStrategy("single"), 1, 5)
-    made.callbacks.append(Watch())
-    made.fit(game, parts(5, batches=pictures))
+    watch = LambdaCallback(on_train_batch_start=start, on_train_batch_end=end)
+    trainer(PhaseStrategy("single"), 1, 5, callbacks=[watch]).fit(game, parts(5, batches=pictures))
     assert moved == [False] * 3 + [True] * 2
 
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from lightning import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 
 from gan import Phase
 from gan.app.painting.reopen import _load
@@ -16,30 +17,27 @@ from strategies import PhaseStrategy
 from tests.scenes.words import ByAuthor, Copied, Following, Freezing, Normed, NormedByHand
 from tests.support import opening
 from tests.support.duel import Duel, fit, of
-from tests.support.parity import EXACT, distance, often, parts, trainer
+from tests.support.parity import EXACT, distance, often, on, parts, trainer
 
 # ---- freeze ----
 
 
-class Flags(Callback):
-    def __init__(self):
-        self.seen = []
+def frozen_last(game, policy, world):
+    """The weights that require no gradient after the last step."""
+    seen = []
 
-    def on_train_batch_end(self, trainer, module, *_):
-        self.seen.append({name for name, weight in module.named_parameters() if not weight.requires_grad})
+    def look(trainer, module, *_):
+        seen.append({name for name, weight in module.named_parameters() if not weight.requires_grad})
 
-
-def seen_flags(game, policy, world):
-    flags = Flags()
-    fit(game, policy, 1 if policy == "single" else world, 4, callbacks=[flags])
-    return flags.seen[-1]
+    fit(game, policy, world, 4, callbacks=[LambdaCallback(on_train_batch_end=look)])
+    return seen[-1]
 
 
-@pytest.mark.parametrize("policy", ["single", "zero3"])
-def test_between_steps_requires_grad_is_the_authors(policy, ranks):
+@pytest.mark.parametrize(("policy", "world"), [("single", 1), ("zero3", 2)])
+def test_between_steps_requires_grad_is_the_authors(policy, world, ranks):
     """Those that freeze names require gradients again, and those that the author has frozen do not."""
     for game, frozen in ((Freezing, set()), (ByAuthor, {"judge.trunk"})):
-        seen = seen_flags(game, policy, 2) if policy != "zero3" else ranks(2).run(seen_flags, game, policy, 2)[0]
+        seen = on(ranks, world)(frozen_last, game, policy, world)[0]
         assert {name.rpartition(".")[0].rpartition(".")[0] for name in seen} == frozen
 
 

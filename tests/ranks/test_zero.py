@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Adam
@@ -331,14 +332,9 @@ def test_after_a_failure_reading_waits_for_nobody(policy, ranks):
 
 def mixed(policy):
     module, strategy = Deep(), WatchedStrategy(policy, check=False)
-    kinds = set()
-
-    class Kinds(Callback):
-        def on_train_batch_end(self, trainer, game, *_):
-            kinds.update(state["exp_avg"].dtype for state in strategy.policies["net"].optimizer.state.values())
-
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), mock.patch("strategies.sharding.bucket.SIZE", BUCKET):
-        trainer(strategy, 2, 4, precision="bf16-mixed", callbacks=[Kinds()]).fit(module, parts(4, 2, single))
+        trainer(strategy, 2, 4, precision="bf16-mixed").fit(module, parts(4, 2, single))
+    kinds = {state["exp_avg"].dtype for state in strategy.policies["net"].optimizer.state.values()}
     moved = {size for name, size in strategy.traces[-1][2].collectives if name == "_allgather_base_"}
     return snapshot(module, strategy), moved, kinds
 
@@ -434,19 +430,17 @@ def averages_after(policy):
     """The averaged weights of the last step, and what is there after training; or the words of a refusal."""
     found = []
 
-    class Ending(Callback):
-        def on_train_end(self, trainer, game):
-            with game.averaged():
-                found.append({name: weight.detach().clone() for name, weight in game.named_parameters()})
-
-    game = Plain()
-    trainer(PhaseStrategy(policy, check=False), 2, 2, sync_batchnorm=True, callbacks=[Ending()]).fit(game, parts(2, 2))
-    try:
+    def look(*_):
         with game.averaged():
-            after = {name: weight.detach().clone() for name, weight in game.named_parameters()}
+            found.append({name: weight.detach().clone() for name, weight in game.named_parameters()})
+
+    game, ending = Plain(), LambdaCallback(on_train_end=look)
+    trainer(PhaseStrategy(policy, check=False), 2, 2, sync_batchnorm=True, callbacks=[ending]).fit(game, parts(2, 2))
+    try:
+        look()
     except UserError as error:
         return str(error)
-    return distance(after, found[0])
+    return distance(*found)
 
 
 def test_averages_are_read_before_training_ends_or_refused(ranks):

@@ -21,7 +21,7 @@ BUILT_IN = {
     ),
     "hifigan": built_in(hifigan, policies={"zero3": 2}, bucket=2048, steps=2),
     "stylegan": built_in(  # its discriminator compares samples
-        stylegan, policies={"zero3": 2, "zero2": 2}, often=("zero3",), four=("zero2",),
+        stylegan, policies={"zero3": 2, "zero2": 2, "zero2+recompute": 2}, often=("zero3",), four=("zero2",),
         mutants=(
             Mutant("each rank's own", "ddp", replaced={"nets.stylegan_layers.ranks.gather": own_alone}, slow=True),
         ),
