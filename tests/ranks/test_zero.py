@@ -21,9 +21,10 @@ from strategies.policies.fsdp import FsdpBucket
 from strategies.sharding.bucket import UNSHARDED, Bucket, Sharing
 from strategies.sharding.resharded_parameter import ReshardedParameter
 from strategies.sharding.unshard_on_read import KEPT
+from tests.ranks import test_contract as contract
 from tests.support.hard_games import Plain
 from tests.support.parity import EXACT, distance, often, parts, single, snapshot, trainer
-from tests.support.watch import WatchedStrategy, moved, watched
+from tests.support.watch import WatchedStrategy, watched
 
 ON_READ = "strategies.sharding.unshard_on_read"
 BUCKET = 8 * 64 * 64 + 8  # bytes: the weight of a layer is in it, and its bias fills it
@@ -49,61 +50,25 @@ class Lopsided(GanModule):
         )
 
 
-def stored(tensors):
-    """Bytes by storages, so that two views of one memory count once."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+HYBRID = "zero3+hybrid:2"
 
 
-class Weighing(Callback):
-    """Bytes that a rank holds: of gradients when the optimizer steps, of the rest after the step."""
-
-    def on_train_start(self, trainer, _):
-        self.policy, self.held = trainer.strategy.policies["net"], {"gradients": 0}
-        self.policy.optimizer.register_step_pre_hook(self.weigh_gradients)
-
-    def weigh_gradients(self, *_):
-        weights = [*self.policy.weights.values(), *self.policy.storage.owned.values()]
-        found = stored(weight.grad for weight in weights if weight.grad is not None)
-        self.held["gradients"] = max(self.held["gradients"], found)
-
-    def on_train_batch_end(self, trainer, game, *_):
-        states = self.policy.optimizer.state.values()
-        assert all(p.untyped_storage().nbytes() <= 8 for p in game.parameters())
-        self.held["weights"] = stored(bucket.shard for bucket in self.policy.storage.buckets)
-        self.held["moments"] = sum(t.nbytes for state in states for t in state.values() if t.ndim)
-        self.held["average"] = sum(average.nbytes for average in self.policy.ema.average)
-
-
-def held():
-    game, weighing = Lopsided(), Weighing()
-    trainer(PhaseStrategy("zero3+hybrid:2", check=False), 4, 2, callbacks=[weighing]).fit(game, parts(2, 4))
-    return weighing.held, 8 * sum(p.numel() for p in game.net.parameters())
-
-
-def buckets_of(module, world):
-    """Bytes of a player's whole weights laid in a bucket, with what fills it up to a multiple of the ranks."""
-    count = sum(p.numel() for p in module.parameters())
-    return 8 * -(-count // world) * world
+def weighed_in_groups():
+    with mock.patch.dict(contract.PROMISES, {HYBRID: contract.PROMISES["zero3"]}):
+        return contract.weighed(HYBRID, 4)
 
 
 @pytest.mark.slow
 def test_hybrid_shares_within_its_groups(ranks):
-    """Also of weights that could not be dealt out evenly. What all ranks share: test_contract.py."""
-    for found, whole in ranks(4).run(held):
-        for kind in ("weights", "gradients", "moments", "average"):
-            assert 0.99 < found[kind] / (whole / 2 * (2 if kind == "moments" else 1)) < 1.01, kind
-    # Bytes of what a collective reads and fills: those of the weights of a group of two, among four ranks.
-    *_, collectives = ranks(4).run(moved, Plain, "zero3+hybrid:2", 4, 3)[0][-1]
-    whole, other = (buckets_of(getattr(Plain(), name), 2) for name in ("generator", "discriminator"))
-    norms = 8 * len(list(Plain().generator.parameters()))
-    assert collectives == [
-        ("_allgather_base_", whole + whole // 2),
-        ("_allgather_base_", other + other // 2),
-        ("_reduce_scatter_base_", whole + whole // 2),
-        ("allreduce_", whole // 2),  # with the copy in the other group
-        ("allreduce_", norms),
-    ]
+    """What all ranks share: test_contract.py."""
+    zero3 = contract.PROMISES["zero3"]
+    more = (1 + 1 / 2) / (1 + 1 / 4)  # a share is that of a group of two, and is counted as one of four
+    moves = {contract.GATHER: 2 * more, contract.REDUCE: more, contract.SUM: 1 / 2}  # the sum is with the other group
+    for moved, kept in ranks(4).run(weighed_in_groups):
+        assert kept == pytest.approx(2 * zero3.keeps(2) + zero3.keeps_frozen(2), abs=0.05)
+        for phase in ("first", "second"):
+            counted = {kind: times for kind, times in moved[phase].items() if times > 0.01}
+            assert counted == pytest.approx(moves, rel=0.01), phase
 
 
 # ---- bucket by bucket ----
