@@ -18,8 +18,8 @@ from strategies import PhaseStrategy
 from tests.support.hard_games import Plain, mlp
 from tests.support.parity import Whole, in_buckets, often, trainer
 from tests.support.rehearsal.syncs import BETWEEN, counted
+from tests.support.scene import SMALL
 
-SMALL = 64  # bytes of a bucket: every weight has one of its own
 PHASES = ["discriminator", "generator", "both"]
 
 
