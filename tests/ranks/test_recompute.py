@@ -75,7 +75,8 @@ class Named(HARD["TwoPhases"]):
         yield replace(discriminator, blocks=["trunk", "left"])
 
 
-MORE = {game.__name__: game for game in (Noisy, SharedScore, Named, Tossing, Counting, Assigning)}
+MORE = {"Noisy": Noisy, "SharedScore": SharedScore, "Named": Named}
+MORE |= {"Tossing": Tossing, "Counting": Counting, "Assigning": Assigning}
 HARDEST = ["Micro4", "TwoForwards", "BatchNormPenalty", "SometimesReached", "Teacher", "Penalty"]
 
 

@@ -634,6 +634,7 @@ PIPELINES = {
             Refused(
                 ClampsGradients, "generator=pipeline,*=ddp",
                 ("player 'generator': the gradients of", "belongs into on_before_optimizer_step"),
+                settings={"max_steps": 1},
             ),
         ),
     ),
