@@ -23,7 +23,7 @@ from gan import GanModule, Phase, Player
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.world import Groups
-from tests.support.hard_games import Every, Plain, TwoPhases
+from tests.support.hard_games import BatchNorms, Every, Plain, TwoPhases
 from tests.support.parity import distance, often, parts, snapshot, train, trainer
 from tests.support.saved import read_checkpoint
 from tests.support.writing_games import Writing, WritingAlone
@@ -103,6 +103,8 @@ def test_a_checkpoint_loads_as_plain_data_and_names_its_game(tmp_path):
     assert checkpoint["game"] == "Plain"
     assert list(checkpoint["players"]) == ["generator", "discriminator"]
     assert set(checkpoint["players"]["generator"]["ema"]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    with pytest.raises(UserError, match=r"is of Plain with players generator, discriminator; this game is BatchNorms"):
+        trainer(PhaseStrategy("single"), 1, 3).fit(BatchNorms(), parts(3), ckpt_path=str(tmp_path / "plain.ckpt"))
 
 
 # ---- precision ----
