@@ -1,6 +1,7 @@
 """Checkpoints in tests: small ones, and those of trainings read whole and written again with something changed."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,13 @@ def damage(path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 4
     file.write_bytes(content)
+
+
+class Malice:
+    """Where pickle loads it, there is a folder of this name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
