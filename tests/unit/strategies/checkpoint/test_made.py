@@ -24,7 +24,7 @@ from tests.support.hard_games import Plain
 from tests.support.parity import Whole, distance, snapshot, trainer
 from tests.support.saved import read_checkpoint, write_checkpoint
 
-ADAM, SLOW = partial(Adam, lr=1e-2), partial(Adam, lr=1e-4)
+ADAM, SLOW, STEPS_OF_2 = partial(Adam, lr=1e-2), partial(Adam, lr=1e-4), partial(StepLR, step_size=2)
 
 
 class Made(Plain):
@@ -72,7 +72,7 @@ def lr(groups):
 
 
 def said(what):
-    return f"player 'generator' goes on with {what} as made now, and otherwise than before"
+    return [f"player 'generator' goes on with {what} as made now, and otherwise than before"]
 
 
 # ---- numbers ----
@@ -82,22 +82,42 @@ def said(what):
 def test_the_numbers_that_are_made_now_count_and_are_said(goes_on):
     groups, _, heard = goes_on(Made(), Made(partial(Adam, lr=1e-4, betas=(0.5, 0.9), weight_decay=0.1)))
     assert (groups[0]["lr"], groups[0]["betas"], groups[0]["weight_decay"]) == (1e-4, (0.5, 0.9), 0.1)
-    assert heard == [said("lr, betas, weight_decay")]
+    assert heard == said("lr, betas, weight_decay")
 
 
-def test_each_group_has_its_own(goes_on):
-    def two(rate, weights):
-        return Adam([{"params": weights[:2]}, {"params": weights[2:], "lr": 1e-3}], lr=rate)
-
-    groups, _, heard = goes_on(Made(partial(two, 1e-2)), Made(partial(two, 1e-4)))
-    assert lr(groups) == [1e-4, 1e-3]
-    assert heard == [said("lr")]
+def two(rate, weights):
+    return Adam([{"params": weights[:2]}, {"params": weights[2:], "lr": 1e-3}], lr=rate)
 
 
-def test_a_learning_rate_that_a_hook_has_moved_is_scaled(goes_on):
-    groups, _, heard = goes_on(Made(factor=0.5), Made(SLOW, factor=0.5))
-    assert lr(groups) == pytest.approx([1e-4 * 0.5**6])
-    assert heard == [said("lr")]
+def forget(tree):
+    for state in tree["optimizer_states"]:
+        del state["made"]
+
+
+class Lowered(Made):
+    """As start/patterns.md has it in place of ReduceLROnPlateau."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer, partial(LambdaLR, lr_lambda=lambda _: self.lowered))
+        self.lowered = 1.0
+
+    def on_train_batch_end(self, *_):
+        self.lowered = 0.5 if self.step >= 2 else 1.0
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "change", "rates", "heard"),
+    [
+        (Made(partial(two, 1e-2)), Made(partial(two, 1e-4)), None, [1e-4, 1e-3], said("lr")),
+        (Made(factor=0.5), Made(SLOW, factor=0.5), None, [1e-4 * 0.5**6], said("lr")),
+        (Made(), Made(SLOW), forget, [1e-2], []),
+        (Lowered(ADAM), Lowered(SLOW), None, [5e-5], said("lr, LambdaLR")),
+    ],
+    ids=["each group has its own", "a hook has moved it", "of an earlier version", "by what the game remembers"],
+)
+def test_a_learning_rate_goes_on(before, now, change, rates, heard, goes_on):
+    groups, _, told = goes_on(before, now, change)
+    assert lr(groups) == pytest.approx(rates) and told == heard
 
 
 def test_another_number_that_training_has_moved_goes_on_and_nothing_is_said(goes_on):
@@ -108,20 +128,11 @@ def test_another_number_that_training_has_moved_goes_on_and_nothing_is_said(goes
     assert heard == [] and groups[0]["momentum"] == goes_on.unbroken(first)[0][0]["momentum"]
 
 
-@pytest.mark.parametrize("how", [{}, {"schedule": partial(StepLR, step_size=2)}, {"factor": 0.5}])
+@pytest.mark.parametrize("how", [{}, {"schedule": STEPS_OF_2}, {"factor": 0.5}])
 def test_where_nothing_is_made_otherwise_nothing_changes(how, goes_on):
     _, weights, heard = goes_on(Made(**how), Made(**how))
     assert distance(weights, goes_on.unbroken(Made(**how))[1]) == 0
     assert heard == []
-
-
-def test_a_checkpoint_of_an_earlier_version_keeps_its_numbers(goes_on):
-    def forget(tree):
-        for state in tree["optimizer_states"]:
-            del state["made"]
-
-    groups, _, heard = goes_on(Made(), Made(SLOW), forget)
-    assert (lr(groups), heard) == ([1e-2], [])
 
 
 def test_how_an_optimizer_computes_stays(goes_on):
@@ -145,58 +156,36 @@ def inverse(update):
     return 1 / (1 + update)
 
 
+def in_tensor(rate, weights):
+    return Adam(weights, lr=torch.tensor(rate))
+
+
 OTHERS = {
-    "StepLR": (partial(StepLR, step_size=2), partial(StepLR, step_size=3, gamma=0.5)),
-    "CosineAnnealingLR": (partial(CosineAnnealingLR, T_max=4), partial(CosineAnnealingLR, T_max=8)),
-    "MultiStepLR": (partial(MultiStepLR, milestones=[3]), partial(MultiStepLR, milestones=[5])),
-    "OneCycleLR": (
-        partial(OneCycleLR, max_lr=1e-2, total_steps=100),
-        partial(OneCycleLR, max_lr=1e-3, total_steps=100),
+    "StepLR": (STEPS_OF_2, partial(StepLR, step_size=3, gamma=0.5)),
+    "CosineAnnealingLR": [partial(CosineAnnealingLR, T_max=each) for each in (4, 8)],
+    "MultiStepLR": [partial(MultiStepLR, milestones=[each]) for each in (3, 5)],
+    "OneCycleLR": [partial(OneCycleLR, max_lr=each, total_steps=100) for each in (1e-2, 1e-3)],
+    "SequentialLR": [partial(warm, each) for each in (3, 5)],
+    "ChainedScheduler": [partial(chained, each) for each in (0.9, 0.5)],
+}
+RATES = {
+    "another rate": (Made(schedule=STEPS_OF_2), Made(SLOW, STEPS_OF_2)),
+    "another rate of a function": [Made(each, partial(LambdaLR, lr_lambda=inverse)) for each in (ADAM, SLOW)],
+    "a rate in a tensor": (
+        Made(partial(in_tensor, 1e-2), STEPS_OF_2),
+        Made(partial(in_tensor, 1e-3), partial(StepLR, step_size=4)),
     ),
-    "SequentialLR": (partial(warm, 3), partial(warm, 5)),
-    "ChainedScheduler": (partial(chained, 0.9), partial(chained, 0.5)),
 }
 
 
 @pytest.mark.promise("`--resume` with other settings, or from another folder")
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [*OTHERS, *RATES])
 def test_a_schedule_goes_where_one_that_is_made_now_would_be(name, goes_on):
-    before, now = OTHERS[name]
-    groups, _, heard = goes_on(Made(schedule=before), Made(schedule=now))
-    assert lr(groups) == lr(goes_on.unbroken(Made(schedule=now))[0])
-    assert heard == [said(name)]
-
-
-@pytest.mark.parametrize("schedule", [partial(StepLR, step_size=2), partial(LambdaLR, lr_lambda=inverse)])
-def test_a_schedule_goes_on_from_another_learning_rate(schedule, goes_on):
-    groups, *_ = goes_on(Made(schedule=schedule), Made(SLOW, schedule))
-    assert lr(groups) == lr(goes_on.unbroken(Made(SLOW, schedule))[0])
-
-
-def test_a_schedule_may_ask_what_the_game_remembers(goes_on):
-    class Lowered(Made):
-        """As start/patterns.md has it in place of ReduceLROnPlateau."""
-
-        def __init__(self, optimizer):
-            super().__init__(optimizer, partial(LambdaLR, lr_lambda=lambda _: self.lowered))
-            self.lowered = 1.0
-
-        def on_train_batch_end(self, *_):
-            self.lowered = 0.5 if self.step >= 2 else 1.0
-
-    groups, _, heard = goes_on(Lowered(ADAM), Lowered(SLOW))
-    assert lr(groups) == [5e-5]
-    assert heard == [said("lr, LambdaLR")]
-
-
-def test_a_learning_rate_in_a_tensor_counts_too(goes_on):
-    def tensor(rate, weights):
-        return Adam(weights, lr=torch.tensor(rate))
-
-    schedules = [partial(StepLR, step_size=size) for size in (2, 4)]
-    games = [Made(partial(tensor, rate), schedule) for rate, schedule in zip((1e-2, 1e-3), schedules, strict=True)]
-    groups, *_ = goes_on(*games)
-    assert lr(groups) == lr(goes_on.unbroken(games[1])[0]) and isinstance(groups[0]["lr"], torch.Tensor)
+    before, now = RATES.get(name) or (Made(schedule=each) for each in OTHERS[name])
+    groups, _, heard = goes_on(before, now)
+    expected = goes_on.unbroken(now)[0]
+    assert lr(groups) == lr(expected) and type(groups[0]["lr"]) is type(expected[0]["lr"])
+    assert name in RATES or heard == said(name)
 
 
 # ---- refused ----
@@ -207,11 +196,11 @@ def test_a_learning_rate_in_a_tensor_counts_too(goes_on):
     [
         (Made(), Made(partial(SGD, lr=1e-2)), "the checkpoint's optimizer is Adam, and this run's is SGD"),
         (
-            Made(schedule=partial(StepLR, step_size=2)),
+            Made(schedule=STEPS_OF_2),
             Made(schedule=partial(ExponentialLR, gamma=0.5)),
             "the checkpoint's schedule is StepLR, and this run's is ExponentialLR",
         ),
-        (Made(schedule=partial(StepLR, step_size=2)), Made(), "schedule is StepLR, and this run's is none"),
+        (Made(schedule=STEPS_OF_2), Made(), "schedule is StepLR, and this run's is none"),
         (Made(), Made(partial(Adam, lr=1e-2, amsgrad=True)), "trained with amsgrad=False, and has amsgrad=True now"),
         (
             Made(partial(RMSprop, lr=1e-2)),
