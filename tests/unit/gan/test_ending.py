@@ -1,4 +1,4 @@
-"""How a command begins and ends."""
+"""How a command begins and ends, and what gan.env says."""
 
 import errno
 import multiprocessing
@@ -9,12 +9,13 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 
 import gan.app.outputs
-from gan import evaluate, export, sample
+from gan import env, evaluate, export, sample
 from gan import fit as command
 from gan.app import command as command_module
 from gan.app.editing import editors
@@ -62,6 +63,9 @@ print("main", end=" ")
 """
 
 
+SILENT = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 def run(program: str) -> tuple[int, str, str]:
     done = subprocess.run([sys.executable, "-c", f"{ALONE}\n{program}"], capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
@@ -75,14 +79,16 @@ def test_threads_and_exit_functions_are_not_left_out(closing, more):
     assert said[-1 - len(more) :] == ["atexit", *more]
 
 
-def test_nobody_reads_any_more():
-    status, _, error = run("print('x'); os.close(1); end(2)")
-    assert (status, error) == (2, "")
-
-
-def test_an_error_of_an_authors_code_is_no_answer_of_a_command():
-    status, _, error = run("from gan.app import outputs\noutputs.run(lambda: 1 / 0)")
-    assert status == 2 and "ZeroDivisionError" in error
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("print('x'); os.close(1); end(2)", "^$"),  # nobody reads any more
+        ("from gan.app import outputs\noutputs.run(lambda: 1 / 0)", "ZeroDivisionError"),  # an author's code
+    ],
+)
+def test_an_error_is_no_answer_of_a_command(program, words):
+    status, _, error = run(program)
+    assert status == 2 and re.search(words, error)
 
 
 DEAF = """
@@ -132,11 +138,9 @@ def test_a_process_that_is_no_daemon_is_waited_for():
 @pytest.mark.promise("a daemon process that does not end at exit, such as a loader's worker")
 @only_on_linux
 def test_even_a_process_that_cannot_be_killed_holds_nothing_up():
-    """It waits for a disk, inside the kernel."""
-    program = f"{ALONE}\n{DEAF.replace('60', '30')}\nend(3)"  # without datasets.workers nobody kills it
-    with open(os.devnull) as nothing:  # which stays open in what is left
-        done = subprocess.Popen([sys.executable, "-c", program], stdout=nothing, stderr=nothing)
-        assert done.wait(20) == 3
+    """It waits for a disk, inside the kernel: without datasets.workers nobody kills it. Its output stays open."""
+    program = f"{ALONE}\n{DEAF.replace('60', '30')}\nend(3)"
+    assert subprocess.run([sys.executable, "-c", program], **SILENT, timeout=20).returncode == 3
 
 
 # ---- fit ----
@@ -186,47 +190,40 @@ def test_the_end_names_what_this_training_has_made(began, tmp_path, capsys):
 
 
 def test_ranks_on_tpus_get_their_variables_before_they_start(monkeypatch):
-    done = []
-    tpu = SimpleNamespace(distributed=SimpleNamespace(set_tpu_launch_env=lambda **given: done.append(given)))
+    tpu, run = mock.Mock(), mock.Mock(side_effect=lambda _: launch.assert_called_once_with(nproc_per_node=4))
+    launch = tpu.distributed.set_tpu_launch_env
     monkeypatch.setattr(torch, "tpu", tpu, raising=False)
-    monkeypatch.setattr(agent, "run", done.append)
+    monkeypatch.setattr(agent, "run", run)
     computer = Computer(TorchAccelerator(), "tpu", devices=4, nodes=1)
     command.start_ranks(options.parse(["r3gan-faces"])[0], computer, Path("runs"), [])
-    assert done[0] == {"nproc_per_node": 4} and len(done) == 2
+    run.assert_called_once()
 
 
 # ---- command ----
 
 
-COMMANDS = [evaluate, export, sample]
-
-
 def ends(command, error, monkeypatch) -> int:
-    def fails(*_, **__):
-        raise error
-
     for module in (reopen, editors):
-        monkeypatch.setattr(module, "open_run", fails)
-    typed = ["--devices", "1", "--accelerator", "cpu"] if command is evaluate else []
+        monkeypatch.setattr(module, "open_run", mock.Mock(side_effect=error))
     try:
-        return command.main(typed)
+        return command.main(["--devices", "1", "--accelerator", "cpu"] if command is evaluate else [])
     except KeyboardInterrupt:
         return pytest.fail("a traceback")
 
 
 LIGHTNINGS = SystemExit(1)
 LIGHTNINGS.__context__ = KeyboardInterrupt()
-TOO_MANY = "error: too many open files: this shell allows a process"
+FULL = OSError(errno.EMFILE, "Too many open files")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [evaluate, export, sample])
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
         (KeyboardInterrupt(), 130, ""),
         (LIGHTNINGS, 130, ""),
         (UserError("this is wrong"), 2, "error: this is wrong\n"),
-        (OSError(errno.EMFILE, "Too many open files"), 2, TOO_MANY),
+        (FULL, 2, "error: too many open files: this shell allows a process"),
     ],
 )
 def test_a_mistake_is_one_line_and_another_error_is_raised(command, error, status, said, monkeypatch, capsys):
@@ -237,11 +234,12 @@ def test_a_mistake_is_one_line_and_another_error_is_raised(command, error, statu
         ends(command, KeyError("image"), monkeypatch)
 
 
-def raised(error, cause=None):
-    try:
-        raise error from cause
-    except type(error) as found:
-        return found
+def after(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+BUSY = "Resource temporarily unavailable"
 
 
 @pytest.mark.promise("too few file handles, threads or processes")
@@ -249,16 +247,16 @@ def raised(error, cause=None):
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (OSError(errno.EMFILE, "Too many open files"), r"allows a process \d+; type ulimit -n \d+$"),
+        (FULL, r"allows a process \d+; type ulimit -n \d+$"),
         (RuntimeError("Too many open files. Communication with the workers is"), "type ulimit -n"),
-        (raised(RuntimeError("DataLoader"), OSError(errno.EMFILE, "Too many open files")), "type ulimit -n"),
+        (after(RuntimeError("DataLoader"), FULL), "type ulimit -n"),
         (RuntimeError("can't start new thread"), r"\(can't start new thread\); type ulimit -u"),
-        (RuntimeError("Resource temporarily unavailable"), "no more processes .* type ulimit -u"),
-        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "no more processes .* type ulimit -u"),
+        (RuntimeError(BUSY), "no more processes .* type ulimit -u"),
+        (BlockingIOError(errno.EAGAIN, BUSY), "no more processes .* type ulimit -u"),
         (None, None),
         (ValueError("x"), None),
         (OSError(errno.ENOENT, "x"), None),
-        (raised(UserError("y"), OSError(errno.EMFILE, "z")), None),
+        (after(UserError("y"), FULL), None),
     ],
 )
 def test_what_a_shell_forbids_is_named_and_other_errors_stay_what_they_are(error, words):
@@ -286,14 +284,9 @@ def test_output_that_nobody_reads_is_left_out_and_said_on_the_other_one(monkeypa
             print("hello")
         assert sys.stdout.encoding == "utf-8"
     assert type(sys.stdout) is Broken
-    assert (
-        capsys.readouterr().err == "\nwarning: standard output cannot be written (Broken pipe); the command goes on\n"
-    )
-
-
-def test_where_nobody_reads_either_nothing_fails(monkeypatch):
-    for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, Broken())
+    said = capsys.readouterr().err
+    assert said == "\nwarning: standard output cannot be written (Broken pipe); the command goes on\n"
+    monkeypatch.setattr(sys, "stderr", Broken())  # nobody reads that either
     with outputs():
         print("hello", flush=True)
         print("hello", file=sys.stderr, flush=True)
@@ -328,3 +321,25 @@ def test_what_is_printed_gets_into_no_file_where_output_was_closed(tmp_path):
     process.join()
     assert process.exitcode == 0
     assert (tmp_path / "file").read_text() == ""
+
+
+# ---- env: what a report of a problem needs ----
+
+
+def test_it_names_versions_devices_and_what_the_run_was_trained_with(tmp_path, capsys, monkeypatch):
+    run = tmp_path / "001-r3gan-faces"
+    (run / "checkpoints/step-000020.ckpt").mkdir(parents=True)
+    settings = options.parse(["r3gan-faces", "--batch-size", "12"])[0]
+    (run / "settings.yaml").write_text(options.dump(settings, settings.run))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert env.main([str(run)]) == 0
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["torch", torch.__version__] in said and ["OMP_NUM_THREADS", "1"] in said
+    assert ["batch_size:", "12"] in said and [f"{run},", "step-000020.ckpt"] in said
+
+
+def test_without_a_run_it_says_so(tmp_path, capsys):
+    assert env.main(["--out", str(tmp_path)]) == 0
+    assert "no run with a checkpoint" in capsys.readouterr().out
+    assert env.main([str(tmp_path / "none")]) == 2
+    assert "there is no" in capsys.readouterr().err
