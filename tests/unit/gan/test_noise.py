@@ -12,15 +12,24 @@ from gan.files.errors import UserError
 from gan.noise import Place, seed_for
 
 
+def at(first, rows, total=8, stride=1, key=(1,), **more):
+    return noise.at(Place(key, first, rows, total, stride, **more))
+
+
 def draw(first, rows, shape=(3,), key=(1, 5, "phase"), calls=1, copies=1):
-    with noise.at(Place(key, first, rows, 8)):
+    with at(first, rows, key=key):
         drawn = [noise.randn((rows * copies, *shape)) for _ in range(calls)]
     return drawn[-1]
 
 
+def seeded(function, *args):
+    torch.manual_seed(3)
+    return function(*args)
+
+
 def test_a_draw_belongs_to_the_loader_with_its_number_of_rows():
     def drawn(first, rows, others):
-        with noise.at(Place((1,), first, rows, 8, others=others)):
+        with at(first, rows, others=others):
             return [noise.randn((n, 3)) for n in (rows, *others, 2 * rows)]
 
     whole, *halves = drawn(0, 8, {4: 0}), drawn(0, 4, {2: 0}), drawn(4, 4, {2: 2})
@@ -32,13 +41,9 @@ def test_a_draw_belongs_to_the_loader_with_its_number_of_rows():
 def test_it_draws_nothing_from_the_global_state_and_outside_a_phase_it_is_torchs():
     torch.manual_seed(3)
     draw(0, 8)
-    inside = torch.rand(1)
-    torch.manual_seed(3)
-    assert torch.equal(torch.rand(1), inside)
-    torch.manual_seed(3)
-    outside = noise.randn((2, 3))
-    torch.manual_seed(3)
-    assert torch.equal(torch.randn(2, 3), outside)
+    assert torch.equal(torch.rand(1), seeded(torch.rand, 1))
+    assert torch.equal(seeded(noise.randn, (2, 3)), seeded(torch.randn, 2, 3))
+    assert torch.equal(seeded(noise.randint, 0, 9, (4,)), seeded(torch.randint, 0, 9, (4,)))
 
 
 def test_places_nest_and_end():
@@ -74,7 +79,7 @@ def test_they_have_the_right_distributions(dtype):
     """Of small draws, of many blocks, and of the first numbers of many seeds."""
     like = torch.zeros(0, dtype=dtype)
     for rows, shape, times in ((4, (50_000,), 1), (8, (4, 100), 60), (2, (2,), 20_000)):
-        with noise.at(Place((2, "x"), 0, rows, 8)):
+        with at(0, rows, key=(2, "x")):
             normal = torch.stack([noise.randn((rows, *shape), like) for _ in range(times)]).double()
             uniform = torch.stack([noise.rand((rows, *shape), like) for _ in range(times)]).double()
         error = 5 / normal.numel() ** 0.5
@@ -92,7 +97,7 @@ def test_a_draw_of_any_size_is_cut_into_the_rows_of_ranks_and_micro_batches(widt
     """Blocks of many rows and of one; ranks whose rows begin within a block; every third row."""
 
     def rows(first, count, stride):
-        with noise.at(Place((1,), first, count, 24, stride)):
+        with at(first, count, 24, stride):
             return noise.rand((copies * count, width)).view(copies, count, width)
 
     whole = rows(0, 24, 1)
@@ -106,49 +111,40 @@ def test_a_draw_of_any_size_is_cut_into_the_rows_of_ranks_and_micro_batches(widt
 
 def test_integers_lie_in_their_range_and_follow_the_sample():
     def integers(first, rows):
-        with noise.at(Place((1,), first, rows, 8)):
+        with at(first, rows):
             return noise.randint(-2, 3, (rows, 500))
 
     whole = integers(0, 8)
-    assert whole.dtype == torch.int64
-    assert whole.unique().tolist() == [-2, -1, 0, 1, 2]
+    assert whole.dtype == torch.int64 and whole.unique().tolist() == [-2, -1, 0, 1, 2]
     assert torch.equal(torch.cat([integers(0, 4), integers(4, 4)]), whole)
-    torch.manual_seed(3)
-    outside = noise.randint(0, 9, (4,))
-    torch.manual_seed(3)
-    assert torch.equal(torch.randint(0, 9, (4,)), outside)
     with pytest.raises(UserError, match=r"noise.randint\(3, 3\) has no number to draw, because 3 is never drawn"):
         noise.randint(3, 3, (4,))
 
 
 def test_a_common_draw_is_the_same_for_all_rows_and_another_one_each_time():
     def draws(first, rows):
-        with noise.at(Place((1,), first, rows, 8)):
-            return [
-                noise.rand((), common=True),
-                noise.rand((), common=True),
-                noise.randn((3, 2), common=True),
-                noise.randint(0, 1000, (5,), common=True),
-                noise.randn((rows, 2)),
-            ]
+        with at(first, rows):
+            one, other = (noise.rand((), common=True) for _ in range(2))
+            pairs, whole = noise.randn((3, 2), common=True), noise.randint(0, 1000, (5,), common=True)
+            return [one, other, pairs, whole], noise.randn((rows, 2))
 
-    alone, ours, theirs = draws(0, 8), draws(0, 4), draws(4, 4)
-    for one, two, three in zip(alone[:-1], ours, theirs, strict=False):
+    (alone, rows), (ours, first), (theirs, last) = draws(0, 8), draws(0, 4), draws(4, 4)
+    for one, two, three in zip(alone, ours, theirs, strict=True):
         assert torch.equal(one, two) and torch.equal(one, three)
     assert alone[0] != alone[1]
-    assert torch.equal(torch.cat([ours[-1], theirs[-1]]), alone[-1])
-    assert not torch.equal(ours[-1], theirs[-1]), "the control: a draw that is not common differs"
+    assert torch.equal(torch.cat([first, last]), rows)
+    assert not torch.equal(first, last), "the control: a draw that is not common differs"
 
 
 def test_what_belongs_to_no_sample_is_refused_on_several_ranks():
-    with noise.at(Place((1,), 0, 4, 8)):
+    with at(0, 4):
         with pytest.raises(UserError, match=r"noise of 3 rows in a phase whose batch has 4: .* type common=True"):
             noise.randn((3, 2))
         with pytest.raises(UserError, match=r"noise without a shape .* type common=True"):
             noise.rand(())
         with pytest.raises(UserError, match=r"which is torch.int64; type like=x.float"):
             noise.randn((4, 2), like=torch.zeros(4, dtype=torch.int64))
-    with noise.at(Place((1,), 0, 8, 8)):
+    with at(0, 8):
         assert noise.randn((3, 2)).shape == (3, 2)  # on one device any number of rows will do
 
 
@@ -189,34 +185,28 @@ def test_samples_further_back_are_so_at_any_time_and_in_later_calls():
 # ---- dropout ----
 
 
-def dropped(layer, x, first=0, total=8):
-    with noise.at(Place((1,), first, len(x), total)):
+def dropped(layer, x, first=0):
+    with at(first, len(x)):
         return layer(x)
 
 
-def test_dropout_follows_the_sample_and_scales_as_torchs():
-    plain = nn.Dropout(0.3)
-    layer = copy.deepcopy(plain)
+def halves(layer, x):
+    return torch.cat([dropped(layer, x[:4]), dropped(layer, x[4:], 4)])
+
+
+def test_dropout_follows_the_sample_and_scales_as_torchs_which_does_not_follow():
+    plain, layer, x = nn.Dropout(0.3), nn.Dropout(0.3), torch.ones(8, 40, 50, dtype=torch.float64)
     noise.convert_dropout(layer)
-    assert isinstance(layer, noise.Dropout)
-    x = torch.ones(8, 40, 50, dtype=torch.float64)
     whole = dropped(layer, x)
-    assert torch.equal(torch.cat([dropped(layer, x[:4]), dropped(layer, x[4:], 4)]), whole)
+    assert isinstance(layer, noise.Dropout) and torch.equal(halves(layer, x), whole)
+    assert not torch.equal(halves(plain, x), dropped(plain, x)), "the control"
     assert whole.unique().tolist() == [0, pytest.approx(1 / 0.7)]
     assert abs((whole == 0).double().mean() - 0.3) < 0.03
     assert torch.equal(dropped(layer, x.float()) == 0, whole == 0), "in every precision the same"
     # Outside a phase, and in evaluation, it is torch's own.
-    torch.manual_seed(5)
-    found = layer(x)
-    torch.manual_seed(5)
-    assert torch.equal(plain(x), found)
+    assert torch.equal(seeded(plain, x), seeded(layer, x))
     layer.eval()
     assert torch.equal(dropped(layer, x), x)
-
-
-def test_the_control_torchs_dropout_does_not_follow_the_sample():
-    plain, x = nn.Dropout(0.3), torch.ones(8, 50)
-    assert not torch.equal(torch.cat([dropped(plain, x[:4]), dropped(plain, x[4:], 4)]), dropped(plain, x))
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0])
@@ -252,7 +242,7 @@ KINDS = noise.randn, noise.rand, lambda shape, like=None, **common: noise.randin
 
 def small_draws(first, rows, stride=1, skipped=(), like=None):
     """Draws of all kinds and sizes, and one for all ranks after each. Those that are skipped have no values."""
-    with noise.at(Place((1,), first, rows, 8, stride)):
+    with at(first, rows, stride=stride):
         found = []
         for number, (times, width) in enumerate(SIZES):
             draw = KINDS[number // 5 % 3]
@@ -280,7 +270,7 @@ def test_draws_without_values_are_counted_alike_also_within_a_page():
 
 
 def test_whoever_goes_back_within_a_page_finds_its_numbers_whatever_was_written_into_them():
-    with noise.at(Place((1,), 0, 4, 8, calls=9)):
+    with at(0, 4, calls=9):
         found = [noise.randn((4, 3)) for _ in range(5)]
         kept = [each.clone() for each in found]
         for each in found:
@@ -296,7 +286,7 @@ def test_whoever_goes_back_within_a_page_finds_its_numbers_whatever_was_written_
 
 def test_a_write_into_a_draw_does_not_touch_others_of_its_page():
     weight = torch.ones(4, 3, requires_grad=True)
-    with noise.at(Place((1,), 0, 4, 4, calls=8)):
+    with at(0, 4, 4, calls=8):
         one, other = noise.randn((4, 3)), noise.randn((4, 3))
         kept, score = other.clone(), (other * weight).sum()
         one.mul_(weight)
@@ -306,7 +296,7 @@ def test_a_write_into_a_draw_does_not_touch_others_of_its_page():
 
 def test_draws_of_a_page_that_was_begun_in_a_transform_are_plain():
     weight = torch.ones(4, 3)
-    with noise.at(Place((1,), 0, 4, 4, calls=8)):
+    with at(0, 4, 4, calls=8):
         torch.func.grad(lambda x: (x * noise.randn((4, 3))).sum())(weight)
         with torch.inference_mode():
             noise.randn((4, 3))
@@ -319,7 +309,7 @@ def test_every_precision_and_default_device_has_its_own_pages():
     numbers = [small_draws(0, 8, like=torch.empty(0, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
     for (single, _), (double, _) in zip(*numbers, strict=True):
         assert torch.equal(single.double(), double.double())
-    with noise.at(Place((1,), 0, 4, 4, calls=8)):
+    with at(0, 4, 4, calls=8):
         devices = [noise.randn((4, 3)).device.type]
         with torch.device("meta"):
             devices.append(noise.randn((4, 3)).device.type)
