@@ -12,20 +12,16 @@ from gan.files.errors import UserError
 from gan.games.from_noise import noise_of
 from nets.biggan import BigDiscriminator, BigGenerator
 from nets.published.files import published_state
-from nets.published.from_noise import published
-from nets.published.pickles import write
 from nets.r3 import R3Generator
 from nets.resnet import UNet
-from nets.stylegan import StyleGenerator
-from tests.support import opening
+from tests.support import drawers, opening
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Tiny runs of games that draw from noise, by the names of their networks."""
     out = tmp_path_factory.mktemp("drawn")
-    small = dict(size=16, width=4, faces=8, held_out=4, max_steps=1)
-    return {name: opening.train(out, f"{name}-faces", **small) for name in ("stylegan", "wgan-gp")}
+    return {name: opening.train(out, f"{name}-faces", **drawers.SMALL) for name in ("stylegan", "wgan-gp")}
 
 
 @pytest.fixture(params=["stylegan", "wgan-gp", "r3 file"])
@@ -34,8 +30,7 @@ def drawer(request, runs, tmp_path):
     if request.param != "r3 file":
         drawer = Drawer.of_run(open_run(str(runs[request.param])))
     else:
-        write(tmp_path / "r3.pkl", {"G": published(R3Generator(5, (8, 4), classes=3).eval())})
-        drawer = Drawer.of_file(tmp_path / "r3.pkl", "cpu")
+        drawer = Drawer.of_file(drawers.publish(tmp_path / "r3.pkl", G=R3Generator(5, (8, 4), classes=3)), "cpu")
     drawer.net.double()
     return drawer
 
@@ -52,9 +47,8 @@ def test_a_seed_gives_the_same_picture_whatever_the_batch(drawer):
 def test_the_seeds_of_a_run_are_the_numbers_of_its_grids_and_scores(runs):
     opened = open_run(str(runs["wgan-gp"]))
     numbers = torch.tensor([5, 2])
-    torch.testing.assert_close(
-        Drawer.of_run(opened).pictures([5, 2]), opened.run.game.numbered(numbers, torch.zeros(2, 3, 16, 16))
-    )
+    wanted = opened.run.game.numbered(numbers, torch.zeros(2, 3, 16, 16))
+    torch.testing.assert_close(Drawer.of_run(opened).pictures([5, 2]), wanted)
 
 
 class Mirror(torch.nn.Module):
@@ -87,14 +81,12 @@ def test_truncation_pulls_to_the_mean_and_one_leaves_all_as_they_are(runs):
 
 
 def test_a_published_file_draws_what_the_published_code_draws(tmp_path):
-    net = StyleGenerator(16, latent=5, style=6, mapping=2, base=64, most=8, classes=2).eval()
-    write(tmp_path / "style.pkl", {"G_ema": published(net)})
+    net = drawers.generator(classes=2)
+    drawer = gan.open(drawers.publish(tmp_path / "style.pkl", G_ema=net), "cpu").drawer
     z = torch.from_numpy(np.stack([np.random.RandomState(seed).randn(5) for seed in (4, 7)])).float()
     with torch.no_grad():
         wanted = net(z, torch.eye(2), psi=0.5, cutoff=3)
-    torch.testing.assert_close(
-        gan.open(tmp_path / "style.pkl", "cpu").drawer.pictures([4, 7], truncation=0.5, cutoff=3), wanted
-    )
+    torch.testing.assert_close(drawer.pictures([4, 7], truncation=0.5, cutoff=3), wanted)
 
 
 def test_gradients_reach_what_is_drawn_from(runs):
@@ -104,7 +96,7 @@ def test_gradients_reach_what_is_drawn_from(runs):
     assert w.grad.abs().amax((0, 2)).all()
 
 
-def test_what_cannot_be_drawn_is_said(runs, tmp_path):
+def test_what_cannot_be_drawn_is_said(runs):
     drawer = Drawer.of_run(open_run(str(runs["wgan-gp"])))
     with pytest.raises(UserError, match="no styles to truncate"):
         drawer.pictures([0], truncation=0.5)
@@ -128,15 +120,19 @@ def test_a_published_file_of_biggan_draws_alone(rule, tmp_path):
     assert torch.equal(drawer.pictures([1, 2]), wanted) and drawer.channels == net.channels
 
 
-def test_what_is_no_generator_of_biggan_is_refused(tmp_path):
-    torch.save(BigDiscriminator(width=2).state_dict(), tmp_path / "D.pth")
-    with pytest.raises(UserError, match=r"not the weights of a BigGAN's generator: 'blocks.0.0.bn1.gain.weight'"):
-        gan.open(tmp_path / "D.pth", device="cpu")
-
-
-def test_a_published_translator_is_refused(tmp_path):
-    torch.save(published_state(UNet(3, 3, 2, 4)), tmp_path / "latest_net_G.pth")
-    with pytest.raises(UserError, match=r"network that translates is for gan.fit --from$"):
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (
+            BigDiscriminator(width=2).state_dict(),
+            "not the weights of a BigGAN's generator: 'blocks.0.0.bn1.gain.weight'",
+        ),
+        (published_state(UNet(3, 3, 2, 4)), "network that translates is for gan.fit --from$"),
+    ],
+)
+def test_what_is_no_generator_is_refused(state, words, tmp_path):
+    torch.save(state, tmp_path / "latest_net_G.pth")
+    with pytest.raises(UserError, match=words):
         gan.open(tmp_path / "latest_net_G.pth", device="cpu")
 
 

@@ -11,24 +11,19 @@ from PIL import Image
 import gan
 from gan import sample
 from gan.app.drawing import latents, opened
-from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.opened import Drawings
 from gan.app.drawing.projection import drawn
 from gan.app.painting import sheet
 from gan.app.painting.grids import CELL, MARGIN, TITLE
 from gan.files.errors import UserError
-from nets.published.from_noise import published
-from nets.published.pickles import write
 from nets.r3 import R3Generator
-from nets.stylegan import StyleDiscriminator, StyleGenerator
 from nets.vgg import load_lpips
-from tests.support import narrow_vgg, opening
+from tests.support import drawers, narrow_vgg, opening
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    small = dict(size=16, width=4, faces=8, held_out=4, max_steps=1)
-    return opening.train(tmp_path_factory.mktemp("projected"), "stylegan-faces", **small)
+    return opening.train(tmp_path_factory.mktemp("projected"), "stylegan-faces", **drawers.SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +31,11 @@ def files(tmp_path_factory):
     """Published files, and a picture of somebody."""
     folder = tmp_path_factory.mktemp("files")
     torch.manual_seed(0)
-    drawer, critic = (kind(16, base=64, most=8, **sizes) for kind, sizes in (
-        (StyleGenerator, dict(latent=5, style=6, mapping=2)), (StyleDiscriminator, {}),
-    ))  # fmt: skip
+    drawer = drawers.generator()
     drawer.synthesis.b8.conv0.noise_strength.data.fill_(0.5)
-    write(folder / "style.pkl", {"G_ema": published(drawer.eval()), "D": published(critic)})
-    write(folder / "alone.pkl", {"G_ema": published(drawer)})
-    write(folder / "r3.pkl", {"G": published(R3Generator(5, (8, 4)).eval())})
+    drawers.publish(folder / "style.pkl", G_ema=drawer, D=drawers.critic())
+    drawers.publish(folder / "alone.pkl", G_ema=drawer)
+    drawers.publish(folder / "r3.pkl", G=R3Generator(5, (8, 4)))
     Image.linear_gradient("L").resize((40, 30)).save(folder / "me.png")
     (folder / "broken.jpg").write_bytes(b"no")
     return folder
@@ -142,10 +135,7 @@ def test_a_picture_is_projected_by_lpips_with_weights_in_the_layout_of_torchvisi
 
 
 def test_a_search_in_a_network_with_classes_says_where_it_starts(capsys):
-    net, critic = (kind(16, base=64, most=8, classes=2, **sizes).eval() for kind, sizes in (
-        (StyleGenerator, dict(latent=5, style=6, mapping=2)), (StyleDiscriminator, {}),
-    ))  # fmt: skip
-    write(Path("classes.pkl"), {"G_ema": published(net), "D": published(critic)})
+    drawers.publish(Path("classes.pkl"), G_ema=drawers.generator(classes=2), D=drawers.critic(classes=2))
     Image.new("RGB", (16, 16)).save("me.png")
     drawings = gan.open("classes.pkl", device="cpu")
     drawings.project("me.png", steps=1, file="a.pt")
@@ -181,14 +171,11 @@ def test_mistakes_are_answered_in_words(files, monkeypatch, capsys, words, said)
 
 def test_a_run_of_sean_says_what_to_type_in_place_of_project(sean_run, capsys):
     assert sample.main([str(sean_run), "project", "--picture", "me.jpg"]) == 2
-    assert (
-        "finds a picture's styles without a search: save-styles --picture me.jpg:labels.png -o"
-        in capsys.readouterr().err
-    )
+    words = "finds a picture's styles without a search: save-styles --picture me.jpg:labels.png -o"
+    assert words in capsys.readouterr().err
 
 
 def test_networks_that_cannot_be_written_are_not_tuned():
-    net = StyleGenerator((16, 12), latent=5, style=6, mapping=2, base=64, most=8).eval()
-    drawings = Drawings(Drawer(net, "mine.pkl", lambda seed: torch.zeros(5)))
+    drawings = Drawings(drawers.drawer(size=(16, 12)))
     with pytest.raises(UserError, match="published files, as tuned networks are, draw no 16 x 12; leave --tune out"):
         drawings.project(0, steps=1, tune=1)

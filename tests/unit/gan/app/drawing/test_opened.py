@@ -23,10 +23,8 @@ from gan.app.painting import sheet
 from gan.app.painting.actions import Paintings, Shown
 from gan.app.painting.grids import MARGIN, TITLE, picture
 from gan.files.errors import UserError
-from nets.published.from_noise import published
-from nets.published.pickles import write
 from nets.r3 import R3Generator
-from nets.stylegan import StyleGenerator
+from tests.support.drawers import generator, publish
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +32,11 @@ def written(tmp_path_factory):
     """A folder of published files, and their networks: with transparency, with classes."""
     folder = tmp_path_factory.mktemp("published")
     torch.manual_seed(0)
-    nets = {
-        "style": StyleGenerator(16, latent=5, style=6, mapping=2, base=64, most=8),
-        "clear": StyleGenerator(16, channels=4, latent=5, style=6, mapping=2, base=64, most=8),
-        "r3": R3Generator(5, (8, 4), classes=3),
-        "both": StyleGenerator(16, classes=2, latent=5, style=6, mapping=2, base=64, most=8),
-    }
+    nets = dict(style=generator(), clear=generator(channels=4), both=generator(classes=2))
+    nets["r3"] = R3Generator(5, (8, 4), classes=3)
     nets["style"].mapping.w_avg.normal_()
     for name, net in nets.items():
-        write(folder / f"{name}.pkl", {"G_ema": published(net.eval())})
+        publish(folder / f"{name}.pkl", G_ema=net)
     return folder, nets
 
 
@@ -88,9 +82,8 @@ def test_a_class_may_be_called_by_its_name(files):
     opened.drawer.class_names = ("cat", "dog", "2")
     same = [opened.sample([4], label=label)[0].tobytes() for label in ("dog", 1, "1")]
     assert same == same[:1] * 3
-    with pytest.raises(
-        UserError, match="there is no class 'cow'; type --class and a number from 0 to 2, or a name such"
-    ):
+    words = "there is no class 'cow'; type --class and a number from 0 to 2, or a name such"
+    with pytest.raises(UserError, match=words):
         opened.sample([4], label="cow")
 
 
@@ -172,16 +165,13 @@ def test_pictures_of_four_channels_are_transparent(files):
 
 
 @pytest.mark.parametrize("where", ["fakes.zip", "fakes"])
-def test_many_pictures_are_files_in_a_zip_or_a_folder(files, where, tmp_path):
+def test_many_pictures_are_files_in_a_zip_or_a_folder(files, where):
     draw("r3.pkl", "files", "--count", 10, "--devices", 1, "-o", where)
-    if where.endswith(".zip"):
-        with zipfile.ZipFile(where) as file:
-            found = {name: np.asarray(Image.open(BytesIO(file.read(name)))) for name in file.namelist()}
-    else:
-        found = {path.name: pixels(path) for path in sorted((tmp_path / where).iterdir())}
-    assert list(found) == [f"seed{number:06d}.png" for number in range(10)]
-    wanted = gan.open("r3.pkl", "cpu").sample("0-9")
-    assert all(np.array_equal(one, np.asarray(other)) for one, other in zip(found.values(), wanted, strict=True))
+    folder = zipfile.Path(where) if where.endswith(".zip") else Path(where)
+    paths = sorted(folder.iterdir(), key=lambda path: path.name)
+    assert [path.name for path in paths] == [f"seed{number:06d}.png" for number in range(10)]
+    for path, wanted in zip(paths, gan.open("r3.pkl", "cpu").sample("0-9"), strict=True):
+        assert np.array_equal(pixels(BytesIO(path.read_bytes())), np.asarray(wanted))
 
 
 def test_a_folder_that_has_files_is_left_alone(files, tmp_path, capsys):

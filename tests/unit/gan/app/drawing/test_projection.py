@@ -9,7 +9,6 @@ from torchmetrics.functional.image.lpips import _LPIPS
 from torchvision import models
 
 from gan.app.drawing import latents, projection
-from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.latents import some_w
 from gan.app.drawing.projection import (
     Adam,
@@ -22,18 +21,7 @@ from gan.app.drawing.projection import (
     tuned,
 )
 from gan.files.errors import UserError
-from gan.games.from_noise import noise_of
-from nets.stylegan import StyleDiscriminator, StyleGenerator
-
-
-@pytest.fixture(scope="module")
-def drawer():
-    torch.manual_seed(0)
-    net = StyleGenerator(16, latent=5, style=6, mapping=2, base=64, most=8).eval().requires_grad_(False)
-    for name, strength in net.named_parameters():
-        if name.endswith("noise_strength"):
-            strength.fill_(0.1)  # so that the noise is seen
-    return Drawer(net, "a net", lambda seed: noise_of(seed, 5))
+from tests.support import drawers
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +30,14 @@ def few(monkeypatch):
 
 
 @pytest.fixture(scope="module")
+def drawer():
+    return drawers.drawer(grain=0.1)
+
+
+@pytest.fixture(scope="module")
 def critic():
     torch.manual_seed(1)
-    return StyleDiscriminator(16, base=64, most=8).eval().requires_grad_(False)
+    return drawers.critic()
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +160,7 @@ def test_files_that_hold_no_vgg_are_refused(vgg, tmp_path):
 @pytest.mark.parametrize("classes", [0, 3])
 def test_a_discriminator_tells_pictures_apart(classes):
     torch.manual_seed(0)
-    net = StyleDiscriminator((12, 16), classes=classes, base=64, most=8).eval()
+    net = drawers.critic((12, 16), classes=classes)
     one, other = pictures(2, 3, 12, 16)
     features = by_discriminator(net)
     distance = distance_from(other[None], features)

@@ -4,14 +4,12 @@ import base64
 import io
 import json
 import shutil
-from functools import partial
 
 import pytest
 import torch
 from PIL import Image
 
 import gan
-from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.opened import Drawings
 from gan.app.editing import editors as module
 from gan.app.editing.editors import LabelEditor, NoiseEditor, StyleEditor, editor_of, in_bytes
@@ -19,9 +17,7 @@ from gan.app.painting.actions import Paintings, Shown
 from gan.app.painting.grids import picture
 from gan.app.painting.reopen import open_run
 from gan.files.errors import UserError
-from gan.games.from_noise import noise_of
-from nets.stylegan import StyleGenerator
-from tests.support import opening
+from tests.support import drawers, opening
 
 SKIN = 1
 SMALL = dict(faces=16, held_out=4, size=32, width=4)
@@ -222,10 +218,9 @@ def test_games_that_paint_label_maps_paint_edited_ones(name):
 
 @pytest.fixture
 def noise_editor():
-    torch.manual_seed(0)
-    net = StyleGenerator(16, base=64, most=8, latent=8, style=8, mapping=2, classes=2).eval().requires_grad_(False)
-    net.mapping.w_avg.normal_()
-    return NoiseEditor(Drawings(Drawer(net, "my/net.pkl", partial(noise_of, length=8))))
+    drawer = drawers.drawer(title="my/net.pkl", classes=2)
+    drawer.net.mapping.w_avg.normal_()
+    return NoiseEditor(Drawings(drawer))
 
 
 def test_sliders_draw_what_the_drawer_draws(noise_editor):
