@@ -59,15 +59,11 @@ def test_every_parameter_of_a_unit_has_its_name_in_the_player():
     assert {name for name, _ in Tower().named_parameters()} - inside == {"scale"}
 
 
-def test_a_stage_begins_with_a_named_block():
+def test_a_stage_begins_with_a_named_block_or_is_cut_by_the_sizes_of_units():
     found = units(Tower(), blocks=["blocks.1", "blocks.3"])
-    assert [unit.name for unit in found if unit.cuttable] == ["blocks.1", "blocks.3"]
-    assert most_stages(found) == 3
+    assert [unit.name for unit in found if unit.cuttable] == ["blocks.1", "blocks.3"] and most_stages(found) == 3
     by_name = {unit.name: unit.stage for unit in cut(found, 3)}
     assert by_name == {"start": 0, "blocks.0": 0, "blocks.1": 1, "blocks.2": 1, "blocks.3": 2, "end": 2}
-
-
-def test_stages_are_cut_by_the_sizes_of_units():
     found = units(nn.Sequential(*(nn.Linear(10, 10 * size, bias=False) for size in (1, 9, 1, 1, 1))))
     assert [unit.stage for unit in cut(found, 3)] == [0, 1, 2, 2, 2]
 
@@ -120,20 +116,13 @@ def test_a_chunk_draws_what_its_ranks_draw(kind, times):
     wholes = [drawn(place(rank), lambda: kind((3 * times, 2))).view(times, 3, 2) for rank in (0, 1)]
     found = drawn(chunk(1, 4), lambda: kind((3 * times, 2)))
     assert torch.equal(found.view(times, 3, 2), torch.cat([wholes[0][:, 1:3], wholes[1][:, 0:1]], 1))
+    assert not torch.equal(drawn(chunk(3, 6), lambda: kind((3 * times, 2))), found), "the control"
 
 
-def test_the_control_at_another_place_the_draws_differ():
-    one, other = (drawn(chunk(start, start + 3), lambda: noise.randn((3, 2))) for start in (0, 3))
-    assert not torch.equal(one, other)
-
-
-def test_a_chunk_has_its_ranks_common_draws_counts_and_seeds():
+def test_a_chunk_has_its_ranks_common_draws_counts_and_seeds_and_no_rows_of_no_sample():
     at, common = chunk(1, 3), lambda: noise.randn((2,), common=True)
     assert torch.equal(drawn(at, common), drawn(place(1), common)) and at.calls == 2
     assert chunk(4, 6).seeds(2) == place(1).seeds(3)[1:]
-
-
-def test_rows_that_belong_to_no_sample_are_refused():
     with pytest.raises(UserError, match="noise of 3 rows inside a network of policy 'pipeline'"):
         drawn(chunk(0, 2), lambda: noise.randn((3, 2)))
 
