@@ -30,9 +30,7 @@ from tests.support.planned import payload, pictures, planned, small
 
 
 def test_the_peak_is_the_phase_that_holds_most_and_a_rare_phase_moves_its_share():
-    often, rare = (
-        PhaseCost(name, every, {}, kept, {}, Moved(80, 8)) for name, every, kept in (("a", 1, 5), ("b", 8, 9))
-    )
+    often, rare = (PhaseCost("a", every, {}, kept, {}, Moved(80, 8)) for every, kept in ((1, 5), (8, 9)))
     cost = Cost({}, Held(), [often, rare])
     assert cost.peak is rare
     assert cost.moved == Moved(90, 9)
@@ -144,9 +142,7 @@ def test_the_state_of_an_optimizer_that_groups_weights_is_that_of_each(make):
     for weight in weights:
         weight.grad = torch.ones_like(weight)
     optimizer.step()
-    kept = sum(
-        each.numel() for of in optimizer.state.values() for each in of.values() if isinstance(each, torch.Tensor)
-    )
+    kept = sum(each.numel() for of in optimizer.state.values() for each in of.values() if torch.is_tensor(each))
     found = optimizer_cost(make, shapes).state * sum(weight.numel() for weight in weights)
     assert found == pytest.approx(kept, abs=len(weights) + 1)  # beside counts of steps
 
@@ -197,10 +193,13 @@ def test_phases_are_played_with_those_of_the_same_steps():
 def test_it_leaves_the_game_as_it_was():
     game = Sized()
     game.assemble()
-    before = [(id(m), type(m), sorted(vars(m)), type(m._parameters), len(m._forward_hooks)) for m in game.modules()]
+
+    def seen():
+        return [(id(m), type(m), sorted(vars(m)), type(m._parameters), len(m._forward_hooks)) for m in game.modules()]
+
+    before = seen()
     traces(game, single(0), device="cpu")
-    after = [(id(m), type(m), sorted(vars(m)), type(m._parameters), len(m._forward_hooks)) for m in game.modules()]
-    assert after == before
+    assert seen() == before
     assert all(parameter.grad is None and parameter.requires_grad for parameter in game.parameters())
 
 
@@ -216,7 +215,7 @@ def test_attention_without_values_keeps_what_the_fused_kernel_keeps():
     assert kept("meta", torch.enable_grad())[0] > 1.5 * real  # the control: the matrix of queries and keys
 
 
-def test_living_memory_is_what_lives():
+def test_living_memory_is_what_lives_and_has_no_elements_that_are_sparse():
     weight = nn.Parameter(torch.zeros(100, 100, device="meta"))
     with Living([weight]) as living:
         one = weight * 2
@@ -226,13 +225,8 @@ def test_living_memory_is_what_lives():
         del one, two
         assert living.here.alive == weight.nbytes  # the view keeps all of it
         del view
-        assert living.here.alive == 0
-        assert living.here.highest == 2 * weight.nbytes
-
-
-def test_a_sparse_gradient_is_not_counted():
-    with Living() as living:
-        sparse = torch.eye(3).to_sparse()
+        assert (living.here.alive, living.here.highest) == (0, 2 * weight.nbytes)
+        sparse = torch.eye(3).to_sparse()  # such as a gradient
         living.forget(sparse)
         living.count_too(sparse, living.here)
-    assert living.here.alive == 0
+        assert living.here.alive == 0

@@ -15,9 +15,9 @@ def following():
         yield
 
 
-def drawn(draw, first, rows, stride=1, total=8):
+def drawn(draw, first, rows, stride=1, total=8, **more):
     """One draw of some rows of a global batch of 8."""
-    with noise.at(noise.Place((1,), first, rows, total, stride)):
+    with noise.at(noise.Place((1,), first, rows, total, stride, **more)):
         return draw(torch.ones(rows, 3))
 
 
@@ -76,12 +76,10 @@ def test_a_stand_in_without_values_counts_the_same_draws(name):
 
 
 def test_fakes_and_reals_together_have_two_draws_for_each_sample():
-    def both(x):
-        return torch.randn(2 * len(x), 3)
-
-    fakes, reals = drawn(both, 0, 8).split(8)
-    mine = drawn(both, 4, 4).split(4)
-    assert torch.equal(mine[0], fakes[4:]) and torch.equal(mine[1], reals[4:])
+    whole, mine = (
+        drawn(lambda x: torch.randn(2 * len(x), 3), 8 - rows, rows).unflatten(0, (2, rows)) for rows in (8, 4)
+    )
+    assert torch.equal(mine, whole[:, 4:])
 
 
 @pytest.mark.parametrize("draw", [lambda x: torch.rand(()), lambda x: torch.randn(5, 2), lambda x: torch.randperm(9)])
@@ -136,27 +134,25 @@ def test_other_draws_by_the_authors_generator_are_left_alone():
 
 
 def test_a_row_by_row_draw_that_all_share_is_one_devices_whatever_that_takes_it_for():
+    def shared(x):
+        return torch.poisson(torch.full((8,), 5.0))
+
     known = {(0, ()): noise.Drawn("poisson", (8,), 2, None)}
-    with noise.at(noise.Place((1,), 4, 4, 8, known=known)):
-        shared = torch.poisson(torch.full((8,), 5.0))
-    assert torch.equal(shared, drawn(lambda x: torch.poisson(torch.full((8,), 5.0)), 0, 8))
+    assert torch.equal(drawn(shared, 4, 4, known=known), drawn(shared, 0, 8))
 
 
 def test_samples_in_another_dimension_are_those_of_one_device():
     known = {(0, ()): noise.Drawn("bernoulli_", (5, 2, 3), 2, 1)}
 
-    def dropped(first, rows, stride=1):
-        with noise.at(noise.Place((1,), first, rows, 8, stride, known=known)):
-            return F.dropout(torch.ones(5, rows, 3), 0.5)
+    def dropped(first, rows, stride=1, known=known):
+        return drawn(lambda x: F.dropout(torch.ones(5, rows, 3), 0.5), first, rows, stride, known=known)
 
-    whole = drawn(lambda x: F.dropout(torch.ones(5, 8, 3), 0.5), 0, 8)  # one device has no trial
+    whole = dropped(0, 8, known={})  # one device has no trial
     assert torch.equal(torch.cat([dropped(0, 4), dropped(4, 4)], 1), whole)
     assert torch.equal(dropped(1, 2, stride=2), whole[:, 1:4:2])
 
 
 def test_gradients_go_through_a_dropout():
     x = torch.ones(4, 3, requires_grad=True)
-    with noise.at(noise.Place((1,), 4, 4, 8)):
-        out = F.dropout(x, 0.5)
-    (slope,) = torch.autograd.grad(out.sum(), x)
-    assert torch.equal(slope, out.detach())
+    out = drawn(lambda _: F.dropout(x, 0.5), 4, 4)
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], out.detach())

@@ -1,9 +1,11 @@
 """A resumed training whose optimizers and schedules are made otherwise than before."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from torch.optim import SGD, Adam, RMSprop
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
@@ -17,9 +19,10 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from gan import Player
+from gan import GanModule, Phase, Player
 from gan.files.errors import UserError
 from strategies import PhaseStrategy, private
+from strategies.checkpoint.player_state import _with, load_rest, rest_of_state
 from tests.support.hard_games import Plain
 from tests.support.parity import Whole, distance, snapshot, trainer
 from tests.support.saved import read_checkpoint, write_checkpoint
@@ -212,3 +215,46 @@ def test_a_schedule_goes_where_one_that_is_made_now_would_be(name, goes_on):
 def test_what_the_state_would_not_fit_is_refused_by_name(before, now, why, goes_on):
     with pytest.raises(UserError, match=f"player 'generator': .*{why}; resume with the settings it was trained with"):
         goes_on(before, now)
+
+
+# ---- beside weights: player_state.py ----
+
+
+def player(updates, skipped):
+    return SimpleNamespace(ema=None, average=SimpleNamespace(updates=updates), loss_scale=None, skipped=skipped)
+
+
+def test_counts_of_updates_come_back():
+    resumed = player(0, 0)
+    load_rest(resumed, rest_of_state(player(5, 3)))
+    assert (resumed.average.updates, resumed.skipped) == (5, 3)
+
+
+def test_the_tensors_of_an_optimizers_state_are_found_also_in_lists_and_dicts():
+    one, two, three = torch.zeros(3)
+    values = {"one": one, "list": [two, 5], "dict": {"three": three}, "step": 3}
+    found = _with(values, lambda key, tensor: (key, id(tensor)))
+    there = {key: (key, id(tensor)) for key, tensor in zip(("one", "list", "three"), (one, two, three), strict=True)}
+    assert found == {"one": there["one"], "list": [there["list"], 5], "dict": {"three": ("dict", id(three))}, "step": 3}
+
+
+class ChannelsLast(GanModule):
+    """Its weights lie channels last."""
+
+    def __init__(self, fused):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.fused = nn.Conv2d(3, 4, (1, 2)).to(memory_format=torch.channels_last), fused
+
+    def configure_players(self):
+        yield Player("net", self.net, partial(Adam, lr=1e-2, fused=self.fused))
+
+    def configure_phases(self):
+        yield Phase("shrink", lambda batch: self.net(batch["x"].view(-1, 3, 1, 2)).square().mean(), "net")
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("after", [True, False])
+def test_a_resumed_adam_is_the_unbroken_one_fused_or_not(before, after, goes_on):
+    _, weights, _ = goes_on(ChannelsLast(before), ChannelsLast(after))
+    assert distance(weights, goes_on.unbroken(ChannelsLast(before))[1]) == 0
