@@ -21,6 +21,7 @@ from strategies.processes.board import NEVER
 from strategies.processes.failure import ERROR, FOLLOWS, LOST, REFUSED, Failure, failed
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.rendezvous import Rendezvous
+from tests.support.waiting import alive, wait_until
 
 BEGINNING = """
 import json, os, signal, struct, sys, time
@@ -82,23 +83,19 @@ def test_a_killed_rank_is_named_and_all_start_again_at_their_places(capfd):
 
 
 @pytest.mark.parametrize(
-    ("code", "restarts", "words", "tried"),
+    ("end", "restarts", "words"),
     [
         # The control: without restarts it is an error that says how to go on.
-        (
-            "die() if rank == 0 else time.sleep(60)",
-            0,
-            r"^rank 0 .*by signal 9 .*\(before the first step\)\ntype agent ",
-            1,
-        ),
+        ("die()", 0, r"^rank 0 .*by signal 9 .*\(before the first step\)\ntype agent "),
         # torch's agent ends the other rank before that has said anything.
-        ("fail('refused', 'no such picture', 2) if rank == 0 else time.sleep(60)", 3, r"^no such picture$", 1),
+        ("fail('refused', 'no such picture', 2)", 3, r"^no such picture$"),
     ],
 )
-def test_a_failure_that_would_come_again_ends_the_run(code, restarts, words, tried):
+def test_a_failure_that_would_come_again_ends_the_run(end, restarts, words):
     with pytest.raises(UserError, match=words):
-        started(code, restarts=restarts, advice=lambda name: "" if restarts else f"type {name}")
-    assert attempts() == set(range(tried))
+        advice = lambda name: "" if restarts else f"type {name}"  # noqa: E731
+        started(f"{end} if rank == 0 else time.sleep(60)", restarts=restarts, advice=advice)
+    assert attempts() == {0}
 
 
 def send_when_ready(number, later=0.0):
@@ -111,23 +108,19 @@ def send_when_ready(number, later=0.0):
     threading.Thread(target=send).start()
 
 
-SAVE = 'time.sleep(0.3); open(f"saved-{rank}", "w").close(); sys.exit(0)'
+SAVES = 'def wish(*_): time.sleep(0.3); open(f"saved-{rank}", "w").close(); sys.exit(0)\n'
 READY = 'begin(3); open(f"ready-{rank}", "w").close(); time.sleep(60)'
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)),
-    ],
-)
+OTHERS = [pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, *OTHERS])
 def test_a_signal_to_end_is_handed_on_and_the_ranks_end_by_themselves(number):
     handler = signal.getsignal(number)
     send_when_ready(number)
-    started(f"def wish(*_): {SAVE}\nsignal.signal({int(number)}, wish); {READY}")
-    assert sorted(path.name for path in Path().glob("saved-*")) == ["saved-0", "saved-1"]
-    assert attempts() == {0}
+    started(f"{SAVES}signal.signal({int(number)}, wish); {READY}")
+    assert len(list(Path().glob("saved-*"))) == 2 and attempts() == {0}
     assert signal.getsignal(number) == handler
 
 
@@ -148,8 +141,8 @@ def test_one_signal_that_comes_twice_leaves_the_ranks_time_to_save(monkeypatch):
     monkeypatch.setattr(agent, "GRACE", {signal.SIGTERM: 0.1})
     send_when_ready(signal.SIGTERM)
     send_when_ready(signal.SIGTERM)
-    started(f"def wish(*_): {SAVE}\nsignal.signal({int(signal.SIGTERM)}, wish); {READY}")
-    assert sorted(path.name for path in Path().glob("saved-*")) == ["saved-0", "saved-1"]
+    started(f"{SAVES}signal.signal(signal.SIGTERM, wish); {READY}")
+    assert len(list(Path().glob("saved-*"))) == 2
 
 
 def test_after_a_signal_a_failure_is_not_tried_again(capfd):
@@ -179,14 +172,19 @@ def test_an_interrupt_while_it_waits_for_another_host_ends_it(tmp_path):
     assert attempts() == set()
 
 
+def numbered_by(monkeypatch, address):
+    """The variables of a person who starts the first host by hand."""
+    for name, value in zip(("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"), (*address.split(":"), "0"), strict=True):
+        monkeypatch.setenv(name, value)
+
+
 @pytest.mark.promise("a host waits for others", "it says for whom, until when, and what to type there")
 @pytest.mark.parametrize("numbered", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_host_that_waits_says_for_whom_and_what_to_type_there_and_ends_in_time(numbered, monkeypatch, capfd):
     monkeypatch.setattr(agent, "JOIN", 1)
     where = address()
     if numbered:
-        for name, value in zip(("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"), (*where.split(":"), "0"), strict=True):
-            monkeypatch.setenv(name, value)
+        numbered_by(monkeypatch, where)
     with pytest.raises(UserError, match=f"^the rendezvous {where}: 2 hosts have not met there within .* the same com"):
         started("", rendezvous=Rendezvous("" if numbered else where, (2, 2)))
     said = capfd.readouterr().err
@@ -199,10 +197,9 @@ def test_a_host_that_waits_says_for_whom_and_what_to_type_there_and_ends_in_time
 
 def test_a_port_that_another_program_has_is_named(monkeypatch):
     with socket.create_server(("", 0)) as other:
-        port = other.getsockname()[1]
-        for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(port)), ("NODE_RANK", "0")):
-            monkeypatch.setenv(name, value)
-        with pytest.raises(UserError, match=f"^the rendezvous 127.0.0.1:{port}: another program listens there alr"):
+        where = f"127.0.0.1:{other.getsockname()[1]}"
+        numbered_by(monkeypatch, where)
+        with pytest.raises(UserError, match=f"^the rendezvous {where}: another program listens there alr"):
             started("", rendezvous=Rendezvous("", (2, 2)))
 
 
@@ -311,8 +308,8 @@ def test_without_a_restart_nobody_waits_for_the_host_that_kept_the_rendezvous(tm
 # ---- whether to try again ----
 
 
-def failure(kind=ERROR):
-    return Failure(1, 4711, "host", "ended with ValueError: no", kind)
+def failure(kind=ERROR, **more):
+    return Failure(1, 4711, "host", "ended with ValueError: no", kind, **more)
 
 
 @pytest.mark.parametrize(
@@ -338,18 +335,16 @@ def test_a_mistake_is_not_tried_again_but_a_kill_is_unless_it_comes_again_and_ag
 @pytest.mark.parametrize(("error", "untrue"), [("RanksDiffer", True), ("UserError", False)])
 def test_weights_that_a_trial_has_found_wrong_are_nothing_to_go_on_from(error, untrue):
     history = History(3)
-    assert not history.again(replace(failure(REFUSED), error=error), 5)
-    assert history.untrue == untrue
+    assert not history.again(failure(REFUSED, error=error), 5) and history.untrue == untrue
 
 
-def test_a_mistake_that_another_rank_has_found_is_not_tried_again_either():
+@pytest.mark.parametrize(("kind", "again"), [(REFUSED, False), (LOST, True)])
+def test_a_mistake_that_another_rank_has_found_is_not_tried_again_either(kind, again):
     """A rank that follows may end before the rank that has found the mistake."""
-    survivor, history = Survivor(1), History(3)
-    for kind, again in ((REFUSED, False), (LOST, True)):
-        follows = failed(
-            1, survivor._follows(replace(survivor.lifeline.obituary, rank=0, why="gamma is wrong", kind=kind))
-        )
-        assert "gamma is wrong" in follows.why and history.again(follows, 9) is again
+    survivor = Survivor(1)
+    obituary = replace(survivor.lifeline.obituary, rank=0, why="gamma is wrong", kind=kind)
+    follows = failed(1, survivor._follows(obituary))
+    assert "gamma is wrong" in follows.why and History(3).again(follows, 9) is again
 
 
 @pytest.mark.slow
@@ -368,18 +363,10 @@ def test_a_rank_ends_when_its_launcher_is_killed(hosts, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process = subprocess.Popen([sys.executable, "-c", parent], env=environment, **pipes)
-    child, until = int(process.stdout.readline()), time.monotonic() + 60
-
-    def lives():
-        status = Path(f"/proc/{child}/stat")
-        return status.exists() and status.read_text().rsplit(") ", 1)[1][0] != "Z"
-
-    while not (tmp_path / "ready").exists() and time.monotonic() < until:
-        time.sleep(0.1)
+    child = int(process.stdout.readline())
+    wait_until((tmp_path / "ready").exists)
     process.stderr.close()  # nobody reads any more what the rank says
     process.kill()
     process.wait()
-    while lives() and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not lives()
+    assert wait_until(lambda: not alive(child))
     assert (tmp_path / "saved").exists() == (hosts == 1)

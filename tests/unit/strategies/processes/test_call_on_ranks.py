@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from strategies.processes.lost_ranks import STATUS
 from tests.support.duel import Duel
 from tests.support.parity import parts, trainer
 from tests.support.posix import only_on_linux
+from tests.support.waiting import alive, wait_until
 
 # ---- world ----
 
@@ -65,30 +66,17 @@ def waits_in_vain(folder):
     time.sleep(120)
 
 
-def alive(pid):
-    """A process that has ended is a zombie until somebody asks for its status."""
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def until(condition):
-    end = time.monotonic() + 120
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    return condition()
-
-
 @pytest.mark.slow
 def test_ranks_end_when_the_program_is_killed_that_has_started_them(tmp_path):
     code = f"from {__name__} import *; call(waits_in_vain, {str(tmp_path)!r}, ranks=2, limit=100)"
     program = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[4])
-    assert until(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
+    assert wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
     time.sleep(0.2)  # until they are written, and one waits
     pids = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
     assert all(map(alive, pids))
     program.kill()
     program.wait()
-    assert until(lambda: not any(map(alive, pids)))
+    assert wait_until(lambda: not any(map(alive, pids)))
 
 
 def test_every_rank_returns_its_result():
@@ -118,7 +106,7 @@ def test_a_world_that_hangs_is_ended_and_says_where_its_ranks_were(monkeypatch):
     wait = call_on_ranks._wait
 
     def once_noted(folder, processes, limit, board):
-        assert until(lambda: board.read()[1].step == 3)  # starting the ranks takes long on a busy machine
+        assert wait_until(lambda: board.read()[1].step == 3)  # starting the ranks takes long on a busy machine
         return wait(folder, processes, limit, board)
 
     monkeypatch.setattr(call_on_ranks, "_wait", once_noted)
@@ -169,10 +157,9 @@ def played(**variables: str) -> dict[str, Any]:
 def test_what_is_freed_is_kept_until_it_is_given_back():
     found = played()
     assert found["kept"]
-    assert found["at first"] < 0.1 * LARGE  # the control: by itself, nothing is kept
-    assert 0.9 * LARGE < found["after one"] < 1.1 * LARGE
-    assert 0.9 * LARGE < found["after two"] < 1.1 * LARGE  # the same memory, used again
-    assert found["given back"] < 0.1 * LARGE
+    assert found["at first"] < 0.1 * LARGE > found["given back"]  # the control: by itself, nothing is kept
+    for when in ("after one", "after two"):  # the same memory, used again
+        assert 0.9 * LARGE < found[when] < 1.1 * LARGE
 
 
 @only_on_linux
@@ -196,24 +183,21 @@ def test_another_c_library_is_left_alone(monkeypatch):
     heap.give_freed_memory_back()
 
 
-def test_a_training_keeps_it_as_long_as_it_lasts(monkeypatch):
-    order = []
+class Seen(Duel):
+    order: ClassVar[list[str]] = []
 
-    class Seen(Duel):
-        def on_train_batch_start(self, *_) -> None:
-            order.append("step")
+    def on_train_batch_start(self, *_) -> None:
+        self.order.append("step")
 
+    def validation_step(self, batch: Any) -> None:
+        self.log("score", batch["x"].mean(), batch_size=len(batch["x"]))
+
+
+def test_a_training_keeps_it_as_long_as_it_lasts_and_nothing_else_does(monkeypatch):
+    order = Seen.order
     monkeypatch.setattr(heap, "keep_freed_memory", lambda: order.append("keep") or True)
     monkeypatch.setattr(heap, "give_freed_memory_back", lambda: order.append("give back"))
+    trainer(PhaseStrategy("single"), 1, 1).validate(Seen(), parts(1))
+    assert order == []
     trainer(PhaseStrategy("single"), 1, 2).fit(Seen(), parts(2))
     assert order == ["keep", "step", "step", "give back"]
-
-
-def test_without_a_training_memory_is_nobodys_business(monkeypatch):
-    class Scored(Duel):
-        def validation_step(self, batch: Any) -> None:
-            self.log("score", batch["x"].mean(), batch_size=len(batch["x"]))
-
-    for name in ("keep_freed_memory", "give_freed_memory_back"):
-        monkeypatch.setattr(heap, name, lambda: pytest.fail("nothing is trained"))
-    trainer(PhaseStrategy("single"), 1, 1).validate(Scored(), parts(1))
