@@ -1,4 +1,4 @@
-"""A program of a network takes any number of samples."""
+"""A program of a network takes any number of samples; what a card says. Its lines: tests/system/test_export.py."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gan.app.exporting import programs
+from gan.app.exporting.card import needs_of
 from gan.files.errors import UserError
 from nets.biggan import BigGenerator
 from nets.resnet import UNet
@@ -117,3 +118,8 @@ class Fixed(nn.Module):
 def test_a_network_that_fixes_the_number_of_samples_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"fixes the number of samples; write x.shape\[0\]"):
         programs.write("torch", "mine", programs.Call(Fixed(), {"z": torch.randn(2, 8)}), tmp_path / "mine.pt2")
+
+
+def test_a_card_names_the_module_that_makes_a_network():
+    assert "the packages `nets` and `gan`" in needs_of("nets.stylegan.Generator")
+    assert "its module `my_gan`, on Python's path" in needs_of("my_gan.Generator")

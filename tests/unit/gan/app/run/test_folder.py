@@ -190,16 +190,11 @@ def test_one_that_is_just_ending_is_waited_for(holder, tmp_path):
         assert time.monotonic() - since < folder.PATIENCE
 
 
-def stays(here):
-    here.set()
-    time.sleep(60)
-
-
 @pytest.mark.promise("two processes train one run")
 @not_on_windows
 def test_a_loaders_worker_does_not_keep_it(tmp_path):
     here = fork.Event()
-    worker = fork.Process(target=stays, args=(here,))
+    worker = fork.Process(target=lambda: (here.set(), time.sleep(60)))
     with folder.training(RunFolder(tmp_path)):
         worker.start()
         assert here.wait(60)
@@ -238,9 +233,8 @@ def trained(tmp_path):
     """A folder with the settings of a run, and a checkpoint of a network of width 3."""
     folder = RunFolder(tmp_path / "runs" / "001-sean-folder")
     folder.path.mkdir(parents=True)
-    save(
-        folder.checkpoint(8), {"state_dict": {"net.weight": Share.whole(torch.zeros(3, 2)), "net.bias": torch.zeros(3)}}
-    )
+    state = {"net.weight": Share.whole(torch.zeros(3, 2)), "net.bias": torch.zeros(3)}
+    save(folder.checkpoint(8), {"state_dict": state})
     return folder
 
 
@@ -266,15 +260,11 @@ CHANGED = "--batch-size 8 --generator-rate 0.1 --data moved --max-steps 9 --samp
     "not there are named with `--data`",
 )
 def test_what_has_changed_is_said_in_one_line(trained):
-    for typed, said in (
-        ("", ""),
-        (
-            CHANGED,
-            "the run was trained with --data mine --batch-size 4 no --max-steps --generator-rate 0.0001 "
-            "--precision 32-true, and goes on with --data moved --batch-size 8 --max-steps 9 --generator-rate 0.1 "
-            "--precision 64-true",
-        ),
-    ):
+    words = (
+        "the run was trained with --data mine --batch-size 4 no --max-steps --generator-rate 0.0001 --precision 32-true"
+        ", and goes on with --data moved --batch-size 8 --max-steps 9 --generator-rate 0.1 --precision 64-true"
+    )
+    for typed, said in (("", ""), (CHANGED, words)):
         again = resumed(trained, typed.split())
         assert str(again) == said and bool(again.changed) == bool(said)
         again.check(game(3), trained.checkpoint(8))
@@ -298,7 +288,7 @@ def test_another_seed_is_refused_where_the_loader_does_not_know_it(trained):
 )
 def test_weights_that_do_not_fit_are_refused_with_the_settings_that_have_changed(typed, why, trained):
     with pytest.raises(UserError) as caught:
-        resumed(trained, typed).check(game(4), trained.checkpoint(8))
+        resumed(trained, typed.split()).check(game(4), trained.checkpoint(8))
     assert str(caught.value) == (
         f"the checkpoint's networks are of other sizes: 'net.weight' is 3 x 2 in step-000008.ckpt and 4 x 2 now. {why}"
     )

@@ -135,17 +135,11 @@ def test_saved_settings_are_plain_yaml_without_what_belongs_to_one_call(here):
 def test_torchrun_takes_nothing_for_its_own_that_follows_a_run():
     """It refuses the beginning of several of its options, wherever that stands. Two of ours need `--` before them."""
     theirs = {option for action in get_args_parser()._actions for option in action.option_strings}
-    ours = {
-        option
-        for run in RUNS
-        for action in options._parser(full_name(run))._actions
-        for option in action.option_strings
-    }
+    parsers = [options._parser(full_name(run)) for run in RUNS]
+    ours = {option for parser in parsers for action in parser._actions for option in action.option_strings}
     ours |= {option.replace("_", "-") for option in ours}
-    assert {each for each in ours if each not in theirs and any(option.startswith(each) for option in theirs)} == {
-        "--run",
-        "--start",  # of vqgan-faces
-    }
+    begun = {each for each in ours - theirs if any(option.startswith(each) for option in theirs)}
+    assert begun == {"--run", "--start"}  # the latter of vqgan-faces
 
 
 @pytest.mark.parametrize("typed", [["--out", "x" * 300], [], ["--out", "runs/" + "y/" * 3000]])
@@ -243,9 +237,8 @@ def test_what_is_no_file_is_refused_and_not_waited_for(here):
 def test_a_file_of_settings_names_no_other(here):
     (here / "other.txt").write_text(SECRET)
     (here / "mine.yaml").write_text("config: other.txt\n")
-    with pytest.raises(
-        UserError, match=r"'mine.yaml' names another file of settings \(config\); type --config for each"
-    ):
+    words = r"'mine.yaml' names another file of settings \(config\); type --config for each"
+    with pytest.raises(UserError, match=words):
         options.parse(["--config", "mine.yaml"])
 
 
@@ -257,6 +250,11 @@ def test_numbers_and_names_are_read_as_in_the_command_line(here):
     assert settings.log_every == 3  # with the hyphen of the option
 
 
+# jsonargparse reads text as YAML where a setting is no text; aliases in it are not unfolded.
+FLOW = f"[&a [x, x], {', '.join(line[3:] for line in LAUGHS.splitlines()[1:])}]"
+
+
+@pytest.mark.promise("a file of settings that is none, has no end, or names another file")
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -265,10 +263,8 @@ def test_numbers_and_names_are_read_as_in_the_command_line(here):
         ("out: 2026-01-01", "says out: '2026-01-01'; write text"),
         ("strategy: [ddp]", """says strategy: "['ddp']"; write text"""),
         ("max_steps: {a: 1}", """says max_steps: "{'a': 1}"; write a whole number above 0"""),
-        (
-            f"devices: '{'[' * 500}'",
-            f"says devices: '{'[' * 100}'; write a whole number above 0, auto or numbers of GPUs",
-        ),
+        (f"devices: '{'[' * 500}'", f"says devices: '{'[' * 100}'; write a whole number above 0, auto or numbers of"),
+        (f'devices: "{FLOW}"', "says devices: "),
     ],
 )
 @pytest.mark.parametrize("again", [False, True])
@@ -278,23 +274,10 @@ def test_settings_of_the_wrong_kind_are_refused_in_one_line(line, message, again
     (run / "checkpoints/step-000001.ckpt").mkdir(parents=True)
     (run / "settings.yaml").write_text(f"run: r3gan-faces\n{line}\n")
     typed = ["--resume", "auto"] if again else ["--config", str(run / "settings.yaml")]
-    with pytest.raises(
-        UserError, match=rf"settings.yaml' (and run r3gan-faces do not fit .*)?{re.escape(message)}"
-    ) as error:
+    words = rf"settings.yaml' (and run r3gan-faces do not fit .*)?{re.escape(message)}"
+    with pytest.raises(UserError, match=words) as error:
         options.parse(typed)
     assert "\n" not in str(error.value) and len(str(error.value)) < 700
-
-
-@pytest.mark.promise("a file of settings that is none, has no end, or names another file")
-def test_aliases_in_a_value_are_not_unfolded(here):
-    """jsonargparse reads text as YAML where a setting is no text."""
-    flow = "[&a [x, x], " + ", ".join(
-        f"&{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
-    )
-    (here / "mine.yaml").write_text(f'devices: "{flow}]"\n')
-    with pytest.raises(UserError, match=r"'mine.yaml' says devices: ") as error:
-        options.parse(["--config", "mine.yaml"])
-    assert len(str(error.value)) < 700
 
 
 def test_several_files_count_in_their_order_and_what_is_typed_counts_last(here):

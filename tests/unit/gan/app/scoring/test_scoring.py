@@ -1,5 +1,6 @@
-"""Which samples are scored, and each picture once."""
+"""Which samples are scored, each picture once; and the file of scores."""
 
+import json
 from collections import Counter
 
 import pytest
@@ -11,7 +12,10 @@ from gan.app.scoring.distances import Known, distances
 from gan.app.scoring.features import always, as_bytes
 from gan.app.scoring.outputs import Made, _translated
 from gan.app.scoring.scorer import Scorer
+from gan.evaluate import save
+from gan.files.errors import UserError
 from strategies.world import World
+from tests.support.posix import not_on_windows
 
 
 def scored_classes(count, batch_size=8, ranks=1):
@@ -66,3 +70,19 @@ def test_of_two_sides_of_unequal_size_each_picture_is_scored_once(monkeypatch):
         for name in ("precision", "recall", "feature_distance"):
             assert figures[name] == pytest.approx(wanted[name], rel=1e-6)
         assert figures["kernel_distance"] == pytest.approx(wanted["kernel_distance"], rel=0.2)  # of random subsets
+
+
+def test_what_json_has_no_number_for_is_text(tmp_path):
+    save({"a": {"b": float("inf"), 1: [2.5, None]}}, tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": {"b": "inf", "1": [2.5, None]}}
+
+
+@pytest.mark.promise("the scores of `gan.evaluate` cannot be written", "they are printed first, and one line says why")
+@not_on_windows
+def test_a_place_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "folder", tmp_path / "file" / "a.json"):
+        with pytest.raises(UserError, match=f"cannot write '{path}': .* directory; the scores are in the table"):
+            save({}, path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
