@@ -279,11 +279,8 @@ def test_another_seed_is_refused_where_the_loader_does_not_know_it(trained):
 @pytest.mark.parametrize(
     ("typed", "why"),
     [
-        (
-            ["--width", "8"],
-            "The run was trained with --width 64, and goes on with --width 8; leave out what changes them",
-        ),
-        ([], "Its code or its data have changed"),
+        ("--width 8", "The run was trained with --width 64, and goes on with --width 8; leave out what changes them"),
+        ("", "Its code or its data have changed"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_with_the_settings_that_have_changed(typed, why, trained):

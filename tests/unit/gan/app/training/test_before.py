@@ -51,7 +51,6 @@ def test_what_can_be_trained_is_not_refused(check, tmp_path):
         ("--batch-size 6 --nodes 2", 2, "batch 6 is not divisible by 4 ranks"),
         ("--batch-size 7 --strategy generator=zero3@2-3,*=ddp@0-1", 4, "batch 7 is not divisible by 2 ranks"),
         ("--strategy generator=zero3@2-3,*=ddp@0-1", 2, "--strategy does not place 2 ranks: "),
-        ("--strategy generator=single,*=ddp", 2, "trains on one device and there are 2 ranks"),
     ],
 )
 def test_what_cannot_be_is_refused(typed, devices, words, check):

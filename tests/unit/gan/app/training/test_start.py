@@ -88,7 +88,7 @@ def test_the_newest_of_several_runs_of_one_launch_goes_on_or_begins_where_it_has
     assert start.begun_by(tmp_path, ["a"]) == Chosen(second, None, again=True)
 
 
-def test_each_checkpoint_is_noted(tmp_path):
+def test_each_checkpoint_is_noted_unless_there_is_no_launcher(tmp_path):
     folder = begun(tmp_path, "001-mine", ["a", "b"])
     for step in (8, 10, 12, 14):
         folder.checkpoint(step).mkdir()
@@ -97,6 +97,9 @@ def test_each_checkpoint_is_noted(tmp_path):
         assert start.begun_by(tmp_path, ["b"]).checkpoint == folder.checkpoint(step)
     assert len(json.loads(folder.launch.read_text())["checkpoints"]) == 3
     assert json.loads(folder.launch.read_text())["launchers"] == ["a", "b"]
+    folder.launch.unlink()
+    start.note(folder, folder.checkpoint(14))
+    assert not folder.launch.exists()
 
 
 def test_saves_that_failed_do_not_push_out_the_last_one_that_was_whole(tmp_path):
@@ -105,13 +108,6 @@ def test_saves_that_failed_do_not_push_out_the_last_one_that_was_whole(tmp_path)
         start.note(folder, folder.checkpoint(step))
     folder.checkpoint(100).mkdir()  # which this launch did not write
     assert start.begun_by(tmp_path, ["a"]).checkpoint == folder.checkpoint(8)
-
-
-def test_without_a_launcher_nothing_is_noted(tmp_path):
-    folder = RunFolder(tmp_path / "001-mine")
-    folder.checkpoints.mkdir(parents=True)
-    start.note(folder, folder.checkpoint(12))
-    assert not folder.launch.exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"launchers": 3}'])
@@ -127,21 +123,11 @@ def test_one_process_chooses_alone():
 
 
 def test_a_first_rank_that_ends_before_it_has_chosen_is_no_traceback(monkeypatch):
-    class Gone:
-        def set(self, *_):
-            pass
-
-        delete_key = set
-
-        def check(self, keys):
-            if keys[0].endswith(", 1"):  # the second thing that is asked: the choice
-                raise dist.DistNetworkError("Connection reset by peer")
-            return True
-
-        def get(self, key):
-            return pickle.dumps([None, None])
-
-    monkeypatch.setattr(start.cluster, "store", lambda place: Gone())
+    # The second thing that is asked is the choice.
+    gone = mock.Mock(get=lambda key: pickle.dumps([None, None]))
+    gone.check.side_effect = lambda keys: not keys[0].endswith(", 1") or reset()
+    reset = mock.Mock(side_effect=dist.DistNetworkError("Connection reset by peer"))
+    monkeypatch.setattr(start.cluster, "store", lambda place: gone)
     monkeypatch.setattr(start, "launcher_of", lambda place: None)
     with pytest.raises(start.Refused, match="the first rank has ended before it has chosen a run"):
         start.chosen_by_first(SimpleNamespace(world_size=2, rank=1), None)

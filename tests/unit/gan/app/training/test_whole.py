@@ -4,6 +4,7 @@ import os
 import re
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -125,14 +126,13 @@ def test_the_command_goes_on_from_the_newest_whole_one(started_again, run, monke
     assert len(said) == 1 and said[0].endswith(f"going on from {run.checkpoint(20)}")
 
 
-@pytest.mark.parametrize("kind", [NotFinite, Damaged])
-def test_a_new_run_whose_game_reads_a_bad_file_ends_with_what_is_wrong_with_that_file(
-    kind, tmp_path, monkeypatch, capsys
-):
-    def fit(*_, **__):
-        raise kind("other.ckpt is bad")
+def refusing(error, monkeypatch):
+    monkeypatch.setattr(train, "Trainer", lambda **_: SimpleNamespace(fit=mock.Mock(side_effect=error)))
 
-    monkeypatch.setattr(train, "Trainer", lambda **_: SimpleNamespace(fit=fit))
+
+@pytest.mark.parametrize("kind", [NotFinite, Damaged])
+def test_a_new_run_whose_game_reads_a_bad_file_ends_with_what_is_wrong_there(kind, tmp_path, monkeypatch, capsys):
+    refusing(kind("other.ckpt is bad"), monkeypatch)
     assert command.main(["wgan-gp-faces", "--out", str(tmp_path), "--devices", "1"]) == 2
     assert capsys.readouterr().err.endswith("other.ckpt is bad\n")
 
@@ -140,14 +140,6 @@ def test_a_new_run_whose_game_reads_a_bad_file_ends_with_what_is_wrong_with_that
 @pytest.mark.promise("weights or averages that are not finite")
 def test_a_checkpoint_with_weights_that_are_not_finite_is_refused_with_one_to_type(run, monkeypatch, capsys):
     run.settings.write_text("run: wgan-gp-faces\n")
-
-    class Refusing:
-        def __init__(self, **_):
-            pass
-
-        def fit(self, *_, **__):
-            raise NotFinite("the checkpoint cannot be used")
-
-    monkeypatch.setattr(train, "Trainer", Refusing)
+    refusing(NotFinite("the checkpoint cannot be used"), monkeypatch)
     assert command.main(["--resume", str(run.checkpoint(20)), "--devices", "1"]) == 2
     assert capsys.readouterr().err.endswith(f"cannot be used; type --resume {run.checkpoint(10)}\n")
