@@ -213,8 +213,8 @@ def test_scores_are_the_first_and_the_last_and_settings_those_of_the_file(run, s
 
 def test_a_chart_a_phase_and_health_has_one_of_its_own(copy):
     head, *rows = (copy / "metrics.csv").read_text().splitlines()
-    more = [f"{head},health/told_apart", *(f"{row},0.7" for row in rows)]
-    (copy / "metrics.csv").write_text("\n".join(more) + "\n")
+    more = [f"{head},health/told_apart\n", *(f"{row},0.7\n" for row in rows)]
+    (copy / "metrics.csv").write_text("".join(more))
     run = open_run(str(copy))
     assert list(run_tables.health(run).drawings) == ["health"]
     charts = run_tables.curves(run)
@@ -241,9 +241,8 @@ def test_every_score_says_how_it_was_computed(copy):
     (copy / "scores.json").write_text(json.dumps({"step": 2, "scores": found, "how": how}))
     about = {"ssim": {"window": "gaussian"}, "features": {"network": "VGG-19"}}
     figures = {"output": {"ssim": 0.25, "rmse": "nan", "recall": 0.75, "unknown": 3}}
-    (copy / "evaluation-step-000002.json").write_text(
-        json.dumps({"step": 2, "pictures": 4, "scores": figures, "about": about})
-    )
+    evaluated = {"step": 2, "pictures": 4, "scores": figures, "about": about}
+    (copy / "evaluation-step-000002.json").write_text(json.dumps(evaluated))
     rows = {row.title: [cell.words for cell in row.cells] for row in compared.scores([open_run(str(copy))], [""]).rows}
     assert rows["FID"] == ["12.35", "step 2; network Inception; flips no; pictures made 16"]
     assert rows["output: kid"] == ["0.5", "the same"]

@@ -46,6 +46,7 @@ def measured(one, shaken, ends, precision):
     return Tolerance.measured(one, shaken, precision)
 
 
+QUARTER = {"loss_hinge": (0.25,)}
 WORSE = {"gradient_w": (2.1,), "gradient_b": (1e-2,), "weight_w": (101.0, 50.0)}
 
 
@@ -55,12 +56,8 @@ WORSE = {"gradient_w": (2.1,), "gradient_b": (1e-2,), "weight_w": (101.0, 50.0)}
         ({}, {}, {}),
         ({"weight_w": (100.0 + 5e-9, 50.0), "gradient_b": (1e-3 + 5e-11,)}, {}, {}),  # rounding, whatever the size
         ({"weight_w": (100.0 + 5e-8, 50.0)}, {}, {(0, "judge", "weight", "w"): "weight 'w' is off by 5e-10"}),
-        ({"loss_hinge": (0.25,)}, {"loss_hinge": (0.75,)}, {}),  # their mean
-        (
-            {"loss_hinge": (0.25,)},
-            {"loss_hinge": (0.5,)},
-            {(0, "judge", "loss", "hinge"): "loss 'hinge' is 0.375, on one device 0.5"},
-        ),
+        (QUARTER, {"loss_hinge": (0.75,)}, {}),  # their mean
+        (QUARTER, {}, {(0, "judge", "loss", "hinge"): "loss 'hinge' is 0.375, on one device 0.5"}),
         ({"average_w_1": (7.0, 8.0)}, {}, {(1, "", "average", "w"): "average 'w' is off by 1e-01"}),
         (
             WORSE,  # of each kind the worst is named, in the order of a phase

@@ -89,16 +89,16 @@ def test_without_any_figures_it_fails():
     assert toy.main() == 1
 
 
+FAULT = "signal 11 (Segmentation fault)"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
         (WorldHangs(3, {}), "hangs: no end within 3 s"),
         (WorldFailed(failed(0, UserError("9\n stages"), "x")), "refused: 9 stages"),
         (WorldFailed(failed(1, RuntimeError("no paint"), "x")), "fails: RuntimeError: no paint"),
-        (
-            WorldFailed(ended(0, 7, "host", -11)),
-            "fails: rank 0 was ended by signal 11 (Segmentation fault); is there too little memory?",
-        ),
+        (WorldFailed(ended(0, 7, "host", -11)), f"fails: rank 0 was ended by {FAULT}; is there too little memory?"),
         (ValueError("no\nmore"), "fails: ValueError: no"),
     ],
 )

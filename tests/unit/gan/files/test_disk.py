@@ -31,37 +31,31 @@ from tests.support.posix import not_on_windows, only_on_linux
 # ---- disk ----
 
 
-@pytest.mark.parametrize("before", [None, "old"])
-def test_the_file_appears_when_all_is_written_and_nothing_else_stays(before, tmp_path):
-    path = tmp_path / "a.txt"
-    if before is not None:
-        path.write_text(before)
+def texts(folder):
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("before", [{}, {"a.txt": "old"}])
+def test_the_file_appears_when_all_is_written_and_flushed_and_nothing_else_stays(before, tmp_path, monkeypatch):
+    path, flushed = tmp_path / "a.txt", []
+    for text in before.values():
+        path.write_text(text)
+    monkeypatch.setattr(os, "fsync", lambda _: flushed.append(texts(tmp_path)))
     with whole_file(path) as part:
         assert part.parent == tmp_path and part.name.startswith("a.txt.") and part.suffix == ".part"
         part.write_text("new")
-        assert (path.read_text() if path.exists() else None) == before
-    assert path.read_text() == "new"
-    assert list(tmp_path.iterdir()) == [path]
+    assert flushed == [{**before, part.name: "new"}] and texts(tmp_path) == {"a.txt": "new"}
 
 
-def test_it_is_flushed_to_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
-    path, named = tmp_path / "a.txt", []
-    monkeypatch.setattr(os, "fsync", lambda _: named.append(path.exists()))
-    with whole_file(path) as part:
-        part.write_text("new")
-    assert named == [False] and path.exists()
-
-
-@pytest.mark.parametrize("before", [None, "old"])
+@pytest.mark.parametrize("before", [{}, {"a.txt": "old"}])
 def test_after_an_error_the_old_content_stays_and_the_half_is_removed(before, tmp_path):
     path = tmp_path / "a.txt"
-    if before is not None:
-        path.write_text(before)
+    for text in before.values():
+        path.write_text(text)
     with pytest.raises(KeyboardInterrupt), whole_file(path) as part:
         part.write_text("half")
         raise KeyboardInterrupt
-    assert [each.name for each in tmp_path.iterdir()] == ([] if before is None else ["a.txt"])
-    assert before is None or path.read_text() == before
+    assert texts(tmp_path) == before
     path.write_text("a file")
     with pytest.raises(OSError), whole_file(path / "in a file"):
         pytest.fail("a place that cannot be written fails before the work")
@@ -163,10 +157,9 @@ def test_so_are_warnings_and_what_commands_print(capsys, monkeypatch):
     assert SHOWN in warnings.formatwarning(f"no {NASTY}", UserWarning, "file.py", 1)
     say(f"everything goes to {NASTY}")
     assert capsys.readouterr().out == f"everything goes to {SHOWN}\n"
-    with pytest.raises(SystemExit):
-        options.parse([f"--{NASTY}", "3"])
-    with pytest.raises(SystemExit):
-        options.parse(["--max-steps", NASTY])
+    for typed in ([f"--{NASTY}", "3"], ["--max-steps", NASTY]):
+        with pytest.raises(SystemExit):
+            options.parse(typed)
     said = capsys.readouterr().err
     assert said.count(SHOWN) == 2 and "\x1b" not in said
 
@@ -234,11 +227,8 @@ def test_windows_locks_what_lies_behind_the_text(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("package", [gan, strategies, datasets], ids=lambda package: package.__name__)
 def test_a_package_has_the_names_that_it_announces_and_no_others(package):
-    assert all(
-        getattr(package, name).__module__.startswith(package.__name__)
-        for name in package.__all__
-        if name[0].isupper() and not name.isupper()
-    )
+    classes = [getattr(package, name) for name in package.__all__ if name[0].isupper() and not name.isupper()]
+    assert all(each.__module__.startswith(package.__name__) for each in classes)
     assert all(hasattr(package, name) for name in package.__all__) and not hasattr(package, "nothing")
 
 

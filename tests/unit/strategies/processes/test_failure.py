@@ -79,10 +79,8 @@ def test_a_rank_that_says_nothing_is_known_by_its_status(status, words, tmp_path
 
 
 def test_the_cause_is_the_first_that_does_not_follow_another():
-    follows, first, second, killed = (
-        Failure(0, 1, "host", "why", kind, at=at)
-        for kind, at in ((FOLLOWS, 1.0), (ERROR, 2.0), (REFUSED, 3.0), (LOST, 0.0))
-    )
+    kinds = ((FOLLOWS, 1.0), (ERROR, 2.0), (REFUSED, 3.0), (LOST, 0.0))
+    follows, first, second, killed = (Failure(0, 1, "host", "why", kind, at=at) for kind, at in kinds)
     assert cause([follows, second, first]) is first
     assert cause([follows, first, killed]) is killed
     assert cause([follows]) is follows

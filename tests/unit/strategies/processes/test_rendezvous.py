@@ -22,6 +22,8 @@ NAMES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 def unset(monkeypatch):
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(GLOO, "")  # so that it is put back
+    monkeypatch.delenv(GLOO)
 
 
 def test_one_host_meets_nobody_even_if_the_environment_names_others(monkeypatch):
@@ -35,14 +37,10 @@ def test_one_host_meets_nobody_even_if_the_environment_names_others(monkeypatch)
     assert found.run_id != Rendezvous().parameters(60).run_id  # two launches on one host do not meet
 
 
-@pytest.mark.parametrize(
-    ("where", "endpoint", "store"),
-    [
-        ("127.0.0.1:1234", "127.0.0.1:1234", None),
-        ("127.0.0.1", "127.0.0.1:29400", None),
-        ("file:/meet", "/meet", "file"),
-    ],
-)
+MEETINGS = [("127.0.0.1:1234", "127.0.0.1:1234", None), ("127.0.0.1", "127.0.0.1:29400", None)]
+
+
+@pytest.mark.parametrize(("where", "endpoint", "store"), [*MEETINGS, ("file:/meet", "/meet", "file")])
 def test_hosts_meet_at_an_address_or_in_a_file(where, endpoint, store):
     found = Rendezvous(where, (2, 4)).parameters(60)
     assert (found.backend, found.endpoint, found.min_nodes, found.max_nodes) == ("c10d", endpoint, 2, 4)
@@ -78,15 +76,12 @@ def test_the_environment_numbers_the_hosts(monkeypatch):
     ("variables", "words"),
     [
         (dict(MASTER_PORT="0"), "MASTER_PORT is '0', and ports have numbers from 1"),
-        (dict(MASTER_PORT="1234", NODE_RANK="two"), "NODE_RANK is 'two', which is no number"),
-        (
-            dict(MASTER_PORT="1234", NODE_RANK="2"),
-            r"NODE_RANK is '2', and there are 2 hosts .*: the last one has number 1",
-        ),
+        (dict(NODE_RANK="two"), "NODE_RANK is 'two', which is no number"),
+        (dict(NODE_RANK="2"), r"NODE_RANK is '2', and there are 2 hosts .*: the last one has number 1"),
     ],
 )
 def test_what_the_environment_cannot_mean_is_refused(variables, words, monkeypatch):
-    for name, value in {"MASTER_ADDR": "127.0.0.1", **variables}.items():
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234", **variables}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=f"^the environment variable {words}"):
         Rendezvous("", (2, 2)).check()
@@ -113,12 +108,6 @@ def test_no_place_to_meet_is_refused(where, message):
 
 
 MESH = "Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:152] timed out connecting: Connection refused"
-
-
-@pytest.fixture(autouse=True)
-def nothing_chosen(monkeypatch):
-    monkeypatch.setenv(GLOO, "")  # so that it is put back
-    monkeypatch.delenv(GLOO)
 
 
 @pytest.mark.parametrize(

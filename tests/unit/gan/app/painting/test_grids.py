@@ -87,8 +87,8 @@ def test_saving_replaces_a_picture_as_a_whole_and_large_ones_are_not_enlarged(tm
 
 def test_rows_may_have_titles_and_cells_may_be_missing():
     red = torch.tensor([1.0, -1, -1]).view(3, 1, 1).expand(3, 128, 128)
-    plain = grids.grid({"one": [None, red], "two": [red, None]})
-    titled = grids.grid({"one": [None, red], "two": [red, None]}, titles=["first", "the second row"])
+    columns = {"one": [None, red], "two": [red, None]}
+    plain, titled = grids.grid(columns), grids.grid(columns, titles=["first", "the second row"])
     assert titled.height == plain.height
     shift = titled.width - plain.width
     assert 40 < shift <= 128 + grids.MARGIN
@@ -100,13 +100,12 @@ def test_rows_may_have_titles_and_cells_may_be_missing():
 
 
 def test_long_titles_are_shortened_in_their_middle():
-    one = {"a name that is much longer than its picture is wide": torch.zeros(1, 3, 128, 128)}
-    font = ImageFont.load_default(size=14)
+    name, font = "a name that is much longer than its picture is wide", ImageFont.load_default(size=14)
     assert grids._fit("short", font, 128) == "short"
-    short = grids._fit(next(iter(one)), font, 128)
+    short = grids._fit(name, font, 128)
     assert short.startswith("a name") and short.endswith("wide") and "…" in short
     assert font.getlength(short) <= 128
-    sheet = grids.grid(one | {"b": torch.zeros(1, 3, 128, 128)})
+    sheet = grids.grid(dict.fromkeys((name, "b"), torch.zeros(1, 3, 128, 128)))
     assert sheet.crop((134, 0, 140, grids.TITLE)).convert("L").getextrema()[0] == 255  # stays in its column
 
 

@@ -24,8 +24,7 @@ NAMES = ("background", "skin", "hair", "hat")
 
 
 def make(seed=0, present=(0, 1, 2), names=NAMES, length=5):
-    here = torch.zeros(len(names), dtype=torch.bool)
-    here[list(present)] = True
+    here = torch.tensor([number in present for number in range(len(names))])
     codes = torch.randn(len(names), length, generator=torch.Generator().manual_seed(seed))
     return Styles(codes * here.unsqueeze(1), here, names, f"picture {seed}")
 
@@ -146,9 +145,8 @@ def test_what_it_lacks_is_filled_in_as_asked(missing, artist):
     source = lacks(artist, "2", HAIR)
     source.missing = missing
     codes = {"mean": artist.mean().codes[HAIR], "own": artist.styles(target).codes[HAIR], "zero": torch.zeros(8)}
-    expected = codes[missing]
-    assert torch.equal(source.on(target).codes[HAIR], expected)
-    assert torch.equal(source.on(target, [HAIR]).codes[HAIR], expected)
+    for among in ((), ([HAIR],)):
+        assert torch.equal(source.on(target, *among).codes[HAIR], codes[missing])
     assert torch.equal(source.on(target).codes[0], source.styles.codes[0])
     words = {"mean": "painted in the mean styles", "own": "painted in the picture's own"}
     said = "; ".join(source.notes())
@@ -219,10 +217,7 @@ def test_labels_are_read_as_numbers_or_as_colours(mode, tmp_path):
         numbers.putpalette([k for k in range(256) for _ in range(3)])  # some other palette: the numbers count
     elif mode in ("ours", "RGB", "RGBA"):
         numbers = grids.label_png(label(), LABELS)
-        numbers = numbers.convert(mode) if mode != "ours" else numbers
-    else:
-        numbers = numbers.convert(mode)
-    numbers.save(path)
+    (numbers if mode in ("P", "ours") else numbers.convert(mode)).save(path)
     assert torch.equal(read(path), label())
     assert torch.equal(read(path, (32, 32)), label(32))
 

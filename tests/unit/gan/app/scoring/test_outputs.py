@@ -77,21 +77,16 @@ def test_sean_without_drawn_truth_has_no_transfers():
     assert list(made_of("sean-faces", drop, hidden=8, style=8)[2]) == ["reconstruction"]
 
 
-def test_cyclegan_translates_both_ways():
-    _, batch, made = made_of("cyclegan-faces", blocks=1)
-    assert list(made) == ["a to b", "b to a"]
-    assert torch.equal(made["a to b"].truth, batch["truth_b"]) and made["a to b"].paired
-    assert torch.equal(made["b to a"].truth, batch["truth_a"]) and made["b to a"].paired
-    _, batch, made = made_of("cyclegan-faces", ("truth_a", "truth_b"), blocks=1)
-    assert torch.equal(made["a to b"].truth, batch["b"]) and not made["a to b"].paired
-
-
-def test_cut_translates_one_way():
-    _, batch, made = made_of("cut-faces")
-    (translated,) = made.values()
-    assert torch.equal(translated.truth, batch["truth_b"]) and translated.paired
-    _, batch, made = made_of("cut-faces", ("truth_a", "truth_b"))
-    assert torch.equal(made["a to b"].truth, batch["b"]) and not made["a to b"].paired
+@pytest.mark.parametrize(
+    ("name", "settings", "sides"),
+    [("cyclegan-faces", dict(blocks=1), {"a to b": "b", "b to a": "a"}), ("cut-faces", {}, {"a to b": "b"})],
+)
+def test_cyclegan_translates_both_ways_and_cut_one(name, settings, sides):
+    for drop, truth, paired in ((), "truth_", True), (("truth_a", "truth_b"), "", False):
+        _, batch, made = made_of(name, drop, **settings)
+        assert list(made) == list(sides)
+        for way, side in sides.items():
+            assert torch.equal(made[way].truth, batch[truth + side]) and made[way].paired == paired
 
 
 @pytest.mark.parametrize("name", ["r3gan-faces", "biggan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces"])

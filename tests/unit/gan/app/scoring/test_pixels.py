@@ -102,18 +102,18 @@ def test_confusion_counts_what_each_label_was_taken_for_where_it_is_not_ignored(
     assert counts.tolist() == [[1, 1, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
 
 
-@pytest.fixture(scope="module")
-def weights():
-    torch.manual_seed(0)
-    return lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=4).state_dict()
-
-
-def test_the_network_is_known_by_its_weights(weights, tmp_path):
+def test_the_network_is_known_by_its_weights_and_refused_for_other_labels(tmp_path):
+    weights = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=4).state_dict()
     torch.save(weights, tmp_path / "net.pth")
     network = pixels.segmenter(tmp_path / "net.pth", 4)
     assert isinstance(network, LRASPP) and not network.training
     assert torch.equal(network.classifier.low_classifier.weight, weights["classifier.low_classifier.weight"])
     assert pixels.confusion(network, torch.zeros(1, 3, 32, 32), torch.zeros(1, 32, 32).long(), 4).sum() == 32 * 32
+    words = (
+        r"classifier.low_classifier.weight of shape \[4, 40, 1, 1\] in place of \[19, 40, 1, 1\]; bring .* 19 labels"
+    )
+    with pytest.raises(UserError, match=f"net.pth has {words}"):
+        pixels.segmenter(tmp_path / "net.pth", 19)
 
 
 @pytest.mark.parametrize("aux", [False, True])
@@ -131,15 +131,6 @@ def test_its_auxiliary_head_may_be_there_or_not(aux, tmp_path, monkeypatch):
     torch.save(build("mine", 4, aux).state_dict(), tmp_path / "net.pth")
     assert pixels.segmenter(tmp_path / "net.pth", 4).classifier.out_channels == 4
     assert made["deeplabv3_mobilenet_v3_large"] is aux
-
-
-def test_a_network_for_other_labels_is_refused(weights, tmp_path):
-    torch.save(weights, tmp_path / "net.pth")
-    shapes = r"shape \[4, 40, 1, 1\] in place of \[19, 40, 1, 1\]"
-    with pytest.raises(
-        UserError, match=rf"net.pth has classifier.low_classifier.weight of {shapes}; bring .* 19 labels"
-    ):
-        pixels.segmenter(tmp_path / "net.pth", 19)
 
 
 def test_no_network_no_file_and_another_file_say_what_to_bring(tmp_path):

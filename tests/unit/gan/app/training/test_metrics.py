@@ -27,11 +27,8 @@ def test_a_row_a_step_and_new_columns_keep_old_rows(tmp_path):
     folder = RunFolder(tmp_path)
     write(folder, [(0, {"d/loss": 1.5}), (10, {"d/loss": 1.25}), (10, {"val/score": 0.5}), (20, {"g/loss": -2.0})])
     assert folder.metrics.read_text() == ("step,d/loss,val/score,g/loss\n0,1.5,,\n10,1.25,0.5,\n20,,,-2\n")
-    assert metrics.read(folder.metrics) == {
-        0: {"d/loss": 1.5},
-        10: {"d/loss": 1.25, "val/score": 0.5},
-        20: {"g/loss": -2},
-    }
+    wanted = {0: {"d/loss": 1.5}, 10: {"d/loss": 1.25, "val/score": 0.5}, 20: {"g/loss": -2}}
+    assert metrics.read(folder.metrics) == wanted
 
 
 def test_a_resumed_run_continues_from_its_checkpoint(tmp_path):
@@ -61,11 +58,10 @@ def test_curves_are_drawn_with_a_panel_a_phase(tmp_path):
     }
     metrics.draw_panels(metrics.panels(rows), tmp_path / "curves.png", "a run")
     with Image.open(tmp_path / "curves.png") as image:
-        picture = np.asarray(image.convert("RGB"))
+        picture = np.asarray(image.convert("RGB"), int)
         assert image.width > image.height
-    blue, orange = np.array([31, 119, 180]), np.array([255, 127, 14])
-    for colour in (blue, orange):
-        assert (np.abs(picture.astype(int) - colour).sum(2) < 30).sum() > 100
+    for colour in ([31, 119, 180], [255, 127, 14]):  # blue and orange
+        assert (np.abs(picture - colour).sum(2) < 30).sum() > 100
 
 
 def test_panels_are_the_phases_then_gradient_norms_then_scores():
@@ -195,13 +191,9 @@ def test_each_kind_of_file_is_said_once(capsys, tmp_path):
             full("x")
         with spare.trying(tmp_path / "curves.png"):
             full("y")
-    assert capsys.readouterr().err.split("\n") == [
-        "",
-        f"warning: {tmp_path}/1.png cannot be written (No space left on device: x); training goes on",
-        "",
-        f"warning: {tmp_path}/curves.png cannot be written (No space left on device: y); training goes on",
-        "",
-    ]
+    said = [(tmp_path / "1.png", "x"), (tmp_path / "curves.png", "y")]
+    words = "\nwarning: {} cannot be written (No space left on device: {}); training goes on\n"
+    assert capsys.readouterr().err == "".join(words.format(*each) for each in said)
 
 
 def test_a_mistake_is_none_of_it(tmp_path):

@@ -18,15 +18,10 @@ from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer
 
 
-class Clock:
-    def __init__(self, monkeypatch):
-        self.now = 100.0
-        monkeypatch.setattr(pace.time, "monotonic", lambda: self.now)
-
-
 def test_after_ten_steps_the_time_to_the_end_is_true(monkeypatch):
     """Phases that are due in some steps, a slow first step, and what comes between steps: all have their part."""
-    clock = Clock(monkeypatch)
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(pace.time, "monotonic", lambda: clock.now)
     phases = (Phase("d", print, "d"), Phase("r1", print, "d", every=16), Phase("path", print, "g", every=4))
     takes = {"d": 1.0, "r1": 1.0, "path": 1.0}
     found = Pace(phases, 0, 1000)
@@ -97,13 +92,11 @@ def test_a_training_that_is_shorter_than_a_row_has_its_time_too(callbacks, wante
 
 
 def test_losses_are_told_by_phase_without_gradient_norms():
-    losses = {
-        "d/real": torch.tensor(0.5),
-        "d/fake": torch.tensor(0.25),
-        "d/d_grad_norm": torch.tensor(9.0),
-        "g/loss": torch.tensor(-1.0),
-    }
-    assert pace._losses(losses) == "d: real 0.500 fake 0.250 | g: loss -1.000"
+    losses = {"d/real": 0.5, "d/fake": 0.25, "d/d_grad_norm": 9.0, "g/loss": -1.0}
+    assert (
+        pace._losses({name: torch.tensor(value) for name, value in losses.items()})
+        == "d: real 0.500 fake 0.250 | g: loss -1.000"
+    )
 
 
 def test_other_bars_are_not_told(monkeypatch):
