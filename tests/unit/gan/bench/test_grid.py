@@ -159,7 +159,7 @@ def test_speeds_are_compared_with_one_process(benchmark):
 
 def test_a_cell_is_planned_as_it_is_played():
     """Parts of the batch need less memory at a time; a pipeline moves less than two whole copies do."""
-    settings = {"generator_blocks": 4, "width": 16}
+    settings = {"generator_blocks": 4, "width": 48}
     plans = {
         (strategy, parts): planned(grid.BLOCKS, settings, Cell(8, parts, strategy, 1 + (strategy != ONE)))
         for strategy, parts in ((ONE, 1), (ONE, 4), ("ddp", 1), (MIXED, 1))
