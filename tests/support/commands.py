@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -94,6 +95,14 @@ class Typed:
 
     def __exit__(self, *_: object) -> None:
         self.wait()
+
+
+def until(condition: Callable[[], Any], seconds: float = LIMIT) -> Any:
+    """Wait until this is true, for so many seconds at most; what it is then."""
+    end = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return found
 
 
 def run(*words: object, limit: float = LIMIT, **settings: Any) -> Ended:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,12 +55,10 @@ def typed(*words: object) -> Iterator[str]:
     """Inside the `with`, the command answers at the address that it has printed. Then it gets a Ctrl-C, and ends."""
     with tempfile.TemporaryDirectory() as folder, Path(folder, "out").open("w") as out:
         command = commands.Typed(words, stdout=out, stderr=subprocess.STDOUT)
-        said, until = Path(out.name).read_text, time.monotonic() + 60
-        while not (found := re.search(r"open (http://127\.0\.0\.1:\d+/\?token=\S+) in", said())):
-            assert command.poll() is None and time.monotonic() < until, said()
-            time.sleep(0.05)
+        said, address = Path(out.name).read_text, re.compile(r"open (http://127\.0\.0\.1:\d+/\?token=\S+) in")
+        commands.until(lambda: command.poll() is not None or address.search(said()))
         try:
-            yield found[1]
+            yield address.search(said())[1]
         finally:
             command.send_signal(signal.SIGINT)
             assert command.wait(60) == 0

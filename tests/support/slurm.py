@@ -6,13 +6,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 import pytest
+
+from tests.support import commands
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -125,12 +126,8 @@ class Cluster:
         with said:
             self.daemons.append(subprocess.Popen(command, env=self.environment, stdout=said, stderr=said))
 
-    def until(self, words: str, there: object, seconds: float = SOON) -> None:
-        deadline = time.monotonic() + seconds
-        while not there():
-            if time.monotonic() > deadline:
-                raise TimeoutError(words)
-            time.sleep(0.1)
+    def until(self, words: str, there: Callable[[], object], seconds: float = SOON) -> None:
+        assert commands.until(there, seconds), words
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import shutil
-import time
 from functools import partial
 
 import pytest
@@ -18,6 +17,7 @@ from gan.app.editing.editors import NoiseEditor, StyleEditor
 from gan.app.painting.reopen import open_run
 from gan.games.from_noise import noise_of
 from nets.stylegan import StyleGenerator
+from tests.support.commands import until
 from tests.support.editor import Visitor, serving, typed
 
 AFTER = "document.getElementById('after').src"
@@ -50,11 +50,8 @@ def page(address, screen, tmp_path):
 
 def settle(page):
     """Wait until the newest edit is drawn."""
-    until = time.monotonic() + 60
     ready = "typeof edit === 'object' && !asking && !!document.getElementById('before').src"
-    while not page.evaluate(f"{ready} || {PROBLEM} !== ''"):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    assert until(lambda: page.evaluate(f"{ready} || {PROBLEM} !== ''"))
 
 
 def pixels(source):
@@ -75,11 +72,7 @@ def choose_region(page, name):
 
 def saved(folder, page, button, pattern):
     page.click(button)
-    until = time.monotonic() + 60
-    while not (found := [path for path in folder.glob(pattern) if path.suffix != ".crdownload"]):
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    return found[0]
+    return until(lambda: [path for path in folder.glob(pattern) if path.suffix != ".crdownload"])[0]
 
 
 def sampled(run, folder, *words):
@@ -152,9 +145,7 @@ def hand_over(page, path):
     node = page.call("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
     page.evaluate("before = JSON.stringify(edit), 0")
     page.call("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
-    until = time.monotonic() + 10
-    while not page.evaluate(f"JSON.stringify(edit) !== before || {PROBLEM} !== ''") and time.monotonic() < until:
-        time.sleep(0.02)
+    until(lambda: page.evaluate(f"JSON.stringify(edit) !== before || {PROBLEM} !== ''"), 10)
     settle(page)
 
 
@@ -188,9 +179,7 @@ def test_what_is_painted_while_another_picture_comes_is_kept(page):
     hold = partial(page.call, "Input.dispatchMouseEvent", x=x + w / 2, y=y + h / 2, button="left", buttons=1)
     hold(type="mousePressed", clickCount=1)
     page.evaluate("answer(), undefined")
-    until = time.monotonic() + 60
-    while page.evaluate("edit.picture") != 3:
-        assert time.monotonic() < until
+    assert until(lambda: page.evaluate("edit.picture") == 3)
     hold(type="mouseReleased", clickCount=1)
     settle(page)
     assert page.evaluate(f"[{CHANGED}, past.length]") == [0, 3]
@@ -256,6 +245,11 @@ def test_a_phone_shows_it_without_scrolling_sideways(page):
     page.call("Emulation.clearDeviceMetricsOverride")
 
 
+def set_to(screen, element, value):
+    screen.evaluate(f"(each => {{each.value = {value}; each.dispatchEvent(new Event('change'))}})({element})")
+    settle(screen)
+
+
 def test_sliders_change_a_picture_from_noise(screen, tmp_path):
     torch.manual_seed(0)
     net = StyleGenerator(16, base=64, most=8, latent=8, style=8, mapping=2, classes=2).eval().requires_grad_(False)
@@ -265,11 +259,7 @@ def test_sliders_change_a_picture_from_noise(screen, tmp_path):
         settle(screen)
         seen = [screen.evaluate(AFTER)]
         for name, value in (("seed", 7), ("class", 1), ("truncation", 0.5), ("layers", 2)):
-            screen.evaluate(
-                f"(each => {{each.value = {value}; each.dispatchEvent(new Event('change'))}})"
-                f"(document.getElementById('slider-{name}'))"
-            )
-            settle(screen)
+            set_to(screen, f"document.getElementById('slider-{name}')", value)
             seen.append(screen.evaluate(AFTER))
         image, _ = editor.draw({"seed": 7, "class": 1, "truncation": 0.5, "layers": 2, "other": 1})
         assert screen.evaluate("document.getElementById('slider-class').selectedOptions[0].text") == "dog"
@@ -277,11 +267,7 @@ def test_sliders_change_a_picture_from_noise(screen, tmp_path):
         screen.click("#undo")
         settle(screen)
         assert screen.evaluate(AFTER) == seen[-2]
-        screen.evaluate(
-            "(each => {each.value = '4.5'; each.dispatchEvent(new Event('change'))})"
-            "(document.getElementsByName('seed')[1])"
-        )
-        settle(screen)
+        set_to(screen, "document.getElementsByName('seed')[1]", "'4.5'")
         assert screen.evaluate(f"[edit.seed, {PROBLEM}]") == [4, ""]
         (tmp_path / "part.json").write_text(json.dumps({"seed": 3}))
         hand_over(screen, tmp_path / "part.json")

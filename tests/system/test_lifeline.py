@@ -19,6 +19,7 @@ import pytest
 from strategies.processes import lifeline
 from strategies.processes.failure import LOST, REFUSED, Failure
 from strategies.processes.lifeline import Lifeline
+from tests.support.commands import until
 
 pytestmark = pytest.mark.alone
 SOON = 20  # what comes at once, on a machine that is busy
@@ -69,6 +70,13 @@ def someone(port, says=b""):
         with suppress(ConnectionError):
             connection.sendall(says)
         yield hears
+
+
+def joins(*place):
+    """A rank gets in, and leaves."""
+    line = Line(1)
+    line.join(*place)
+    line.leave()
 
 
 def hello(token, rank):
@@ -133,33 +141,16 @@ def test_a_reason_reaches_the_others_and_not_oneself(rank):
 
 def test_the_first_end_counts_and_late_comers_hear_of_it():
     with world(4) as (lines, (port, token)):
-        first, second = (
-            Failure(3, 7, "here", "ended with ValueError: a"),
-            Failure(2, 8, "here", "ended with OSError: b"),
-        )
+        first = Failure(3, 7, "here", "ended with ValueError: a")
         lines[3].leave(first)
         assert lines[1].learns() == first
-        lines[2].leave(second)
+        lines[2].leave(Failure(2, 8, "here", "ended with OSError: b"))
         assert lines[0].learns() == first
         assert quiet(*lines[:2])
         late = Line(5)
         late.join(HERE, port, token)
         assert late.learns() == first
         late.leave()
-
-
-def test_strangers_are_shown_the_door_and_raise_no_alarm(caplog):
-    with world(2) as (lines, (port, token)):
-        for says in (hello("guessed", 1), b"\n", b"GET / HTTP/1.1\r\n\r\n", b"\xff\xfe\n", b"x" * (2 << 16)):
-            with someone(port, says) as hears, suppress(ConnectionError):
-                assert hears.read() == b"", says  # closed, or reset
-        with someone(port), someone(port, token.encode()):  # they say nothing, or too little, and go
-            assert quiet(*lines)
-        assert quiet(*lines)
-        late = Line(5)
-        late.join(HERE, port, token)
-        late.leave()
-    assert caplog.text == ""  # asyncio has nothing to complain of
 
 
 @pytest.mark.promise(
@@ -174,30 +165,29 @@ def test_ranks_of_one_host_meet_on_loopback_and_others_at_the_address_that_they_
 
 
 NO_MESSAGES = (
-    b"[" * 1000 + b"\n",
-    b"[]\n",
-    b"{}\n",
-    b"\xff\n",
+    *(b"[" * 1000 + b"\n", b"[]\n", b"{}\n", b"\xff\n", b"\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * (2 << 16)),
     hello("", 3).replace(b"4321", b"[]").lstrip(),
-    b"x" * 99_999,
 )
 
 
 @pytest.mark.promise("strangers at the port by which ranks name each other")
-def test_nothing_that_is_sent_ends_it(caplog):
+def test_nothing_that_is_sent_ends_it_or_raises_an_alarm(caplog):
     """Neither before the token, nor with it, nor after it."""
     with world(2) as (lines, (port, token)):
         for says in NO_MESSAGES:
-            for greeting in (says, token.encode() + b" " + says):
+            for greeting in (says, token.encode() + b" " + says, hello("guessed", 1)):
                 with someone(port, greeting) as hears, suppress(ConnectionError):
-                    assert hears.read() == b""
+                    assert hears.read() == b"", greeting  # closed, or reset
+        with someone(port), someone(port, token.encode()):  # they say nothing, or too little, and go
+            assert quiet(*lines)
+        assert quiet(*lines)
         with socket.create_connection((HERE, port), timeout=SOON) as connection:
             connection.sendall(hello(token, 3))
             assert json.loads(connection.recv(4096))["process"] == os.getpid()
             connection.sendall(b"".join(NO_MESSAGES))
             assert quiet(*lines)
         assert [line.learns().rank for line in lines] == [3, 3]  # it went without a word
-    assert caplog.text == ""
+    assert caplog.text == ""  # asyncio has nothing to complain of
 
 
 def test_a_stranger_has_a_few_seconds_and_bytes(monkeypatch):
@@ -213,31 +203,26 @@ def test_a_stranger_has_a_few_seconds_and_bytes(monkeypatch):
 @pytest.mark.promise("strangers at the port by which ranks name each other")
 def test_a_rank_gets_in_among_any_number_of_strangers():
     """They take no more file handles than a few, and not the rank's turn."""
-    with world(1) as ((first,), (port, token)), ExitStack() as strangers:
+    with world(1) as ((first,), place), ExitStack() as strangers:
         for _ in range(3 * lifeline.STRANGERS):
-            strangers.enter_context(someone(port))
-        late = Line(1)
-        late.join(HERE, port, token)
+            strangers.enter_context(someone(place[0]))
+        joins(HERE, *place)
         assert len(first._strangers) <= lifeline.STRANGERS
-        late.leave()
 
 
 def test_a_rank_that_is_sent_away_comes_again(monkeypatch):
     """As one that was slow to speak among many strangers."""
     with world(1) as (_, place), monkeypatch.context() as patched:
-        known, refused = lifeline.from_json, []
+        known, refuses = lifeline.from_json, [ValueError]
 
         def busy(said):
-            if not refused:
-                refused.append(said)
-                raise ValueError
+            if refuses:
+                raise refuses.pop()
             return known(said)
 
         patched.setattr(lifeline, "from_json", busy)
-        line = Line(1)
-        line.join(HERE, *place)
-        assert refused
-        line.leave()
+        joins(HERE, *place)
+        assert not refuses
 
 
 def test_without_file_handles_it_waits_for_some(monkeypatch):
@@ -251,10 +236,8 @@ def test_without_file_handles_it_waits_for_some(monkeypatch):
 
         monkeypatch.setattr(socket.socket, "accept", none_left)
         monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0.1)
-        line = Line(1)
-        line.join(HERE, *place)
+        joins(HERE, *place)
         assert not fails
-        line.leave()
 
 
 @pytest.mark.promise("strangers at the port by which ranks name each other")
@@ -296,9 +279,7 @@ def test_both_kinds_of_address_lead_to_rank_0(host):
     if host == "::1" and not _has_ipv6():
         pytest.skip("this machine has no IPv6")
     with world(1, "localhost") as ((first,), place):  # a name, which may lead elsewhere on another host
-        line = Line(1)
-        line.join(host, *place)
-        line.leave()
+        joins(host, *place)
         assert quiet(first)
 
 
@@ -393,8 +374,5 @@ def test_nothing_is_left_open():
             lines[2].leave(Failure(2, 1, "here", "ended with ValueError: x"))
             assert lines[3].learns().rank == 2
     Line(0).leave()  # one that nobody has joined
-    deadline = time.monotonic() + SOON
-    while set(threading.enumerate()) - threads and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert set(threading.enumerate()) <= threads
+    assert until(lambda: set(threading.enumerate()) <= threads, SOON)
     assert len(os.listdir("/proc/self/fd")) <= files
