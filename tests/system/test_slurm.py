@@ -12,65 +12,16 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gan import fit as fit
 from gan.app.run.folder import RunFolder
-from tests.support.parity import BROKEN, EXACT, distance
+from tests.support import parity
+from tests.support.parity import BROKEN, EXACT
 from tests.support.placed_games import Taught
 from tests.support.saved import tensors
 from tests.support.slurm import cluster as started
 
 ROOT = Path(__file__).parents[2]
 STEPS = 8
-RUN = '''
-import json
-import os
-import time
-from pathlib import Path
-
-import torch
-
-from datasets import GlobalLoader
-from gan.runs import Run
-from tests.support.hard_games import Plain
-from tests.support.placed_games import Taught
-
-
-class Placed(Plain):
-    """In a job its ranks write where they are. When it starts for the first time, its third step waits for a signal."""
-
-    def on_train_start(self):
-        trainer, begins = self.trainer, os.environ.get("SLURM_RESTART_COUNT", "0")
-        place = trainer.global_rank, trainer.local_rank, trainer.world_size, trainer.node_rank, trainer.global_step
-        if "SLURM_JOB_ID" in os.environ:
-            Path(f"place-{begins}-{trainer.global_rank}").write_text(json.dumps(place))
-
-    def on_train_batch_start(self, batch, number):
-        ending = self.trainer.strategy.ending
-        if self.step == 2 and "SLURM_JOB_ID" in os.environ and "SLURM_RESTART_COUNT" not in os.environ:
-            Path(f"waits-{self.trainer.global_rank}").touch()
-            while not ending.wished:
-                time.sleep(0.01)
-
-    def train_dataloader(self):
-        numbers = torch.randn(48, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        return GlobalLoader([{"x": row} for row in numbers], batch_size=16)
-
-
-def placed(max_steps: int = 8, slow: bool = False) -> Run:
-    """Three batches an epoch. With `slow` a job that starts for the first time is never ready."""
-    while slow and "SLURM_RESTART_COUNT" not in os.environ and "SLURM_JOB_ID" in os.environ:
-        Path(f"builds-{os.environ['SLURM_PROCID']}").touch()
-        time.sleep(0.05)
-    return Run(Placed(), None, max_steps)
-
-
-class PlacedAndTaught(Taught, Placed):
-    file = "../teacher.safetensors"
-
-
-def taught(max_steps: int = 8) -> Run:
-    return Run(PlacedAndTaught(), None, max_steps)
-'''
 ON_CPU = "--accelerator", "cpu", "--precision", "64-true"
-OPTIONS = "--run", "../placed_run.py:placed", *ON_CPU, "--sample-every", "100"
+OPTIONS = "--run", "tests.support.placed_run:placed", *ON_CPU, "--sample-every", "100"
 
 
 @pytest.fixture(scope="module")
@@ -79,21 +30,10 @@ def cluster(tmp_path_factory):
         yield one
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """All tests open one file, because a process cannot have two modules of one name."""
-    folder = tmp_path_factory.mktemp("placed")
-    (folder / "placed_run.py").write_text(RUN)
-    Taught.write(folder)
-    return folder
-
-
 @pytest.fixture
-def here(folder, monkeypatch):
-    here = folder / str(len(list(folder.iterdir())))
-    here.mkdir()
-    monkeypatch.chdir(here)
-    return here
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def script(capsys, *more, devices=2):
@@ -105,13 +45,37 @@ def script(capsys, *more, devices=2):
 def submit(cluster, text, *more):
     """The number of the job. The nodes have no names of their own on this machine."""
     Path("job.sh").write_text(text)
-    environment = {"PYTHONPATH": f"{ROOT}:..", "MASTER_ADDR": "127.0.0.1"}
+    environment = {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1"}
     return cluster.call("sbatch", "--parsable", "--cpus-per-task=1", *more, "job.sh", **environment)
 
 
-def final(run, step=STEPS):
-    """Weights, averages and optimizers of a checkpoint."""
-    return tensors(RunFolder(run).checkpoint(step))
+def told(cluster, job, ranks, number):
+    """Send a signal to all ranks of a job, which wait for it in their third step."""
+    begun(cluster, "waits", ranks)
+    cluster.call("scancel", f"--signal={number}", job)
+
+
+def begun(cluster, what, ranks):
+    cluster.until("the ranks do not come so far", lambda: len(list(Path().glob(f"{what}-*"))) == ranks, 180)
+
+
+def goes_on(cluster, job, log=None):
+    """What a job has said that went back into the queue once, and came to its end."""
+    ended, said = cluster.wait(job, 240), Path(log or f"placed-{job}.log").read_text()
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
+    return said
+
+
+def place(begins, rank):
+    """Rank, local rank, world size and node as a process had them, and the step at which it began."""
+    return json.loads(Path(f"place-{begins}-{rank}").read_text())
+
+
+def distance(one, other, step=STEPS):
+    """Between weights, averages and optimizers of two runs at their ends."""
+    found, wanted = tensors(RunFolder(Path(one)).checkpoint(STEPS)), tensors(RunFolder(Path(other)).checkpoint(step))
+    assert len(found) > 30
+    return parity.distance(found, wanted)
 
 
 def without_slurm(folder, out, *more, ranks=1):
@@ -123,10 +87,10 @@ def without_slurm(folder, out, *more, ranks=1):
         assert fit.main([*OPTIONS, "--out", out, *more]) == 0
 
 
-def told(cluster, here, job, ranks, number):
-    """Send a signal to all ranks of a job, which wait for it in their third step."""
-    cluster.until("the ranks do not train", lambda: len(list(here.glob("waits-*"))) == ranks, 180)
-    cluster.call("scancel", f"--signal={number}", job)
+def alone(here, *more):
+    """One device, to the end and without the last step."""
+    for steps in (STEPS, STEPS - 1):
+        without_slurm(here, "alone", "--strategy", "single", "--check", "false", "--max-steps", str(steps), *more)
 
 
 @pytest.mark.promise(
@@ -135,64 +99,50 @@ def told(cluster, here, job, ranks, number):
 )
 @pytest.mark.parametrize(
     ("devices", "limit"),
-    [
-        (1, ()),
-        pytest.param(2, ("--time=2", "--signal=USR1@10"), marks=pytest.mark.slow),
-    ],
+    [(1, ()), pytest.param(2, ("--time=2", "--signal=USR1@10"), marks=pytest.mark.slow)],
 )
 def test_a_job_that_is_warned_goes_on_by_itself_and_ends_as_one_that_was_not(
     devices, limit, cluster, here, ranks, capsys
 ):
     """Two machines, warned by hand, or by Slurm itself before a time limit of two minutes."""
     size = 2 * devices
-    job = submit(cluster, script(capsys, "--strategy", "zero3", "--check", "false", devices=devices), *limit)
+    words = "--strategy", "zero3", "--check", "false"
+    job = submit(cluster, script(capsys, *words, devices=devices), *limit)
     if not limit:
-        told(cluster, here, job, size, "USR1")
-    words = ("--strategy", "zero3", "--devices", str(size), "--check", "false")
-    ranks(size).run(without_slurm, here, "unbroken", *words, ranks=size)
-    for steps in (STEPS, STEPS - 1):
-        without_slurm(here, "alone", "--strategy", "single", "--max-steps", str(steps), "--check", "false")
-    ended, said = cluster.wait(job, 240), (here / f"placed-{job}.log").read_text()
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
+        told(cluster, job, size, "USR1")
+    ranks(size).run(without_slurm, here, "unbroken", *words, "--devices", str(size), ranks=size)
+    alone(here)
+    said = goes_on(cluster, job)
     assert f"job {job} goes back into the queue, to go on by itself\n" in said
     (stopped,) = map(int, re.findall(r"^stopped at step (\d), all saved", said, re.MULTILINE))
     assert stopped in (3, 4)
-    # Rank, local rank, world size and node as each process has them, and the step at which it began.
     for begins, step in ((0, 0), (1, stopped)):
-        places = [json.loads((here / f"place-{begins}-{rank}").read_text()) for rank in range(size)]
+        places = [place(begins, rank) for rank in range(size)]
         assert places == [[rank, rank % devices, size, rank // devices, step] for rank in range(size)]
-    broken, whole = final(here / "runs/001-placed"), final(here / "unbroken/001-placed")
-    assert len(whole) > 30 and distance(broken, whole) == 0
-    assert distance(broken, final(here / "alone/001-placed")) < EXACT
-    assert distance(broken, final(here / "alone/002-placed", STEPS - 1)) > BROKEN  # a step that was lost
+    assert distance("runs/001-placed", "unbroken/001-placed") == 0
+    assert distance("runs/001-placed", "alone/001-placed") < EXACT
+    assert distance("runs/001-placed", "alone/002-placed", STEPS - 1) > BROKEN  # a step that was lost
 
 
 @pytest.mark.slow
 def test_a_job_that_is_warned_before_it_trains_starts_again(cluster, here, capsys):
     job = submit(cluster, script(capsys, "--strategy", "zero3", "--slow", "true"))
-    cluster.until("the ranks do not start", lambda: len(list(here.glob("builds-*"))) == 4, 120)
+    begun(cluster, "builds", 4)
     cluster.call("scancel", "--signal=USR1", job)
-    ended, said = cluster.wait(job, 120), (here / f"placed-{job}.log").read_text()
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
-    assert said.count("goes back into the queue, to go on by itself") == 1
-    assert json.loads((here / "place-1-3").read_text()) == [3, 1, 4, 1, 0]
-    without_slurm(here, "alone", "--strategy", "single")
-    assert distance(final(here / "runs/001-placed"), final(here / "alone/001-placed")) < EXACT
+    assert goes_on(cluster, job).count("goes back into the queue, to go on by itself") == 1
+    assert place(1, 3) == [3, 1, 4, 1, 0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "options", "words"),
-    [
-        ("TERM", (), None),
-        ("USR1", ("--no-requeue",), "Slurm did not take it: "),
-    ],
+    [("TERM", (), None), ("USR1", ("--no-requeue",), "Slurm did not take it: ")],
 )
 def test_a_job_that_may_not_go_on_by_itself_is_saved_and_ends(number, options, words, cluster, here, capsys):
     """A person has ended it, or does not want it back in the queue."""
     job = submit(cluster, script(capsys, "--strategy", "zero3"), *options)
-    told(cluster, here, job, 4, number)
-    ended, said = cluster.wait(job, 60), (here / f"placed-{job}.log").read_text()
+    told(cluster, job, 4, number)
+    ended, said = cluster.wait(job, 60), Path(f"placed-{job}.log").read_text()
     assert ended["Restarts"] == "0", said
     assert ("goes back into the queue" in said) == (words is not None)
     assert words is None or words in said
@@ -205,20 +155,19 @@ def test_a_job_that_may_not_go_on_by_itself_is_saved_and_ends(number, options, w
 def test_a_job_whose_machine_is_taken_away_is_saved_and_goes_on_too(cluster, here, capsys):
     """Slurm ends the tasks by SIGTERM, and puts the job back into the queue by itself."""
     job = submit(cluster, script(capsys, "--strategy", "zero3"))
-    cluster.until("the ranks do not train", lambda: len(list(here.glob("waits-*"))) == 4, 180)
+    begun(cluster, "waits", 4)
     cluster.call("scontrol", "update", "nodename=node2", "state=down", "reason=test")
-    without_slurm(here, "alone", "--strategy", "single")
+    alone(here)
     cluster.wait(job, 30, {"PENDING"})
     cluster.call("scontrol", "update", "nodename=node2", "state=resume", check=False)  # or it is back by itself
-    ended, said = cluster.wait(job, 120), (here / f"placed-{job}.log").read_text()
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
-    assert json.loads((here / "place-1-3").read_text()) in ([3, 1, 4, 1, 3], [3, 1, 4, 1, 4])
-    assert distance(final(here / "runs/001-placed"), final(here / "alone/001-placed")) < EXACT
+    goes_on(cluster, job)
+    assert place(1, 3) in ([3, 1, 4, 1, 3], [3, 1, 4, 1, 4])
+    assert distance("runs/001-placed", "alone/001-placed") < EXACT
 
 
 PROGRAM = """
 from lightning import Trainer, seed_everything
-from placed_run import Placed
+from tests.support.placed_run import Placed
 from strategies import PhaseStrategy
 
 seed_everything(0)
@@ -237,15 +186,13 @@ def test_a_program_with_a_trainer_goes_on_from_the_checkpoint_that_lightning_fin
     Path("end/checkpoints").mkdir(parents=True)
     text = f"#!/bin/bash\nexport OMP_NUM_THREADS=1\nsrun {sys.executable} program.py\n"
     job = submit(cluster, text, "--ntasks-per-node=2", "--output=said", "--open-mode=append", "--requeue")
-    told(cluster, here, job, 2, "USR1")
-    for steps in (STEPS, STEPS - 1):
-        without_slurm(here, "alone", "--strategy", "single", "--max-steps", str(steps))
-    ended, said = cluster.wait(job, 120), Path("said").read_text()
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
+    told(cluster, job, 2, "USR1")
+    alone(here)
+    goes_on(cluster, job, "said")
     assert [path.name for path in here.glob("hpc_ckpt*")] == ["hpc_ckpt_1.ckpt"]
-    assert json.loads(Path("place-1-0").read_text())[-1] in (3, 4)
-    assert distance(final(here / "end"), final(here / "alone/001-placed")) < EXACT
-    assert distance(final(here / "end"), final(here / "alone/002-placed", STEPS - 1)) > BROKEN
+    assert place(1, 0)[-1] in (3, 4)
+    assert distance("end", "alone/001-placed") < EXACT
+    assert distance("end", "alone/002-placed", STEPS - 1) > BROKEN
 
 
 # ---- what is a rank, and what is a person at a terminal ----
@@ -277,14 +224,14 @@ def test_tasks_of_srun_are_ranks_and_shells_of_persons_are_not(cluster, here):
 @pytest.mark.slow
 def test_tasks_may_serve_a_frozen_player_to_the_others(cluster, here, capsys):
     """Those of the second machine do. The signal reaches all tasks, and the job goes on by itself."""
-    options = "--run", "../placed_run.py:taught"
+    Taught.write(here)
+    options = "--run", "tests.support.placed_run:taught"
     job = submit(cluster, script(capsys, *options, "--strategy", "teacher=zero3@2-3,*=zero3@0-1"))
-    told(cluster, here, job, 2, "USR1")
-    without_slurm(here, "alone", *options, "--strategy", "single")
-    ended, said = cluster.wait(job, 240), (here / f"taught-{job}.log").read_text()
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
-    assert json.loads((here / "place-1-1").read_text())[:3] == [1, 1, 2]  # of the ranks that train
-    assert not (here / "place-1-2").exists()
-    assert distance(final(here / "runs/001-taught"), final(here / "alone/001-taught")) < EXACT
+    told(cluster, job, 2, "USR1")
+    alone(here, *options)
     without_slurm(here, "untaught", "--strategy", "single")
-    assert distance(final(here / "runs/001-taught"), final(here / "untaught/001-placed")) > BROKEN
+    goes_on(cluster, job, f"taught-{job}.log")
+    assert place(1, 1)[:3] == [1, 1, 2]  # of the ranks that train
+    assert not (here / "place-1-2").exists()
+    assert distance("runs/001-taught", "alone/001-taught") < EXACT
+    assert distance("runs/001-taught", "untaught/001-placed") > BROKEN

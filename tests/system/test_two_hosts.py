@@ -2,19 +2,19 @@
 
 import os
 import re
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from gan.app.run.folder import RunFolder
 from strategies.processes import lifeline
 from tests.support import commands, crashes, hasty, namespaces
+from tests.support.commands import until
 from tests.support.namespaces import ADDRESSES, two_hosts
 from tests.support.parity import BROKEN, EXACT, distance
-from tests.support.placed_games import Taught
 from tests.support.saved import tensors
 from tests.support.worlds import ROOT
 
@@ -43,11 +43,9 @@ def start(hosts, number, folder, module):
         return commands.Typed(command, cwd=folder, env=environment, stdout=said, stderr=said)
 
 
-def wait_until(condition, seconds):
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.05)
-    return condition()
+def told(folder):
+    """What each of them has said so far."""
+    return [(folder / f"said-{number}.txt").read_text() for number in range(2)]
 
 
 @pytest.mark.promise(
@@ -61,13 +59,11 @@ def wait_until(condition, seconds):
 def test_two_hosts_train_as_one_device_and_when_the_cable_is_cut_each_names_the_other(module, silence, tmp_path):
     checkpoint = RunFolder(tmp_path / "runs" / "001-wgan-gp-faces").checkpoint(STEPS)
 
-    def said():
-        return [(tmp_path / f"said-{number}.txt").read_text() for number in range(2)]
-
+    said = partial(told, tmp_path)
     with two_hosts() as hosts, ThreadPoolExecutor() as threads:
         launchers = [start(hosts, number, tmp_path, module) for number in range(2)]
         ends = [threads.submit(ended, launcher) for launcher in launchers]
-        assert wait_until(lambda: checkpoint.exists() or any(end.done() for end in ends), IMPORTS), said()
+        assert until(lambda: checkpoint.exists() or any(end.done() for end in ends), IMPORTS), said()
         assert checkpoint.exists(), said()
         both = tensors(checkpoint)
         cut = time.monotonic()
@@ -97,8 +93,7 @@ def test_when_the_cable_is_joined_again_the_run_goes_on_by_itself(tmp_path):
     arguments = crashes.ARGUMENTS.replace("--resume auto", "").split()
     command = sys.executable, "-m", "gan.fit", *arguments, *settings.split(), "--max-steps", "100000"
 
-    def said():
-        return [(tmp_path / f"said-{number}.txt").read_text() for number in range(2)]
+    said = partial(told, tmp_path)
 
     def start(number):
         with open(tmp_path / f"said-{number}.txt", "w") as file:
@@ -108,12 +103,12 @@ def test_when_the_cable_is_joined_again_the_run_goes_on_by_itself(tmp_path):
     with two_hosts() as hosts, ThreadPoolExecutor() as threads:
         agents = [start(number) for number in range(2)]
         ends = [threads.submit(ended, agent) for agent in agents]
-        assert wait_until(lambda: folder.checkpoint(STEPS).exists(), IMPORTS), said()
+        assert until(lambda: folder.checkpoint(STEPS).exists(), IMPORTS), said()
         hosts.cut()
         stopped = max(folder.steps())
-        assert wait_until(lambda: all("has not been heard of for" in text for text in said()), LIMIT), said()
+        assert until(lambda: all("has not been heard of for" in text for text in said()), LIMIT), said()
         hosts.restore()
-        assert wait_until(lambda: max(folder.steps()) >= stopped + steps, IMPORTS), said()
+        assert until(lambda: max(folder.steps()) >= stopped + steps, IMPORTS), said()
         agents[1].terminate()  # all ranks end after the same step
         assert all(end.result() for end in ends)
     assert [agent.returncode for agent in agents] == [0, 0], said()
@@ -125,42 +120,6 @@ def test_when_the_cable_is_joined_again_the_run_goes_on_by_itself(tmp_path):
     one = crashes.train(tmp_path / "alone", 1, *settings)
     assert one.statuses == [0], one.said
     assert distance(tensors(folder.checkpoint(newest)), tensors(crashes.newest(tmp_path / "alone"))) <= EXACT
-
-
-TAUGHT = """
-import torch
-from datasets import GlobalLoader
-from gan.runs import Run
-from tests.support.hard_games import Plain
-from tests.support.placed_games import Taught
-
-
-class OnTwoHosts(Taught, Plain):
-    def train_dataloader(self):
-        numbers = torch.randn(48, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        return GlobalLoader([{"x": row} for row in numbers], batch_size=16)
-
-
-def taught(max_steps: int = 5) -> Run:
-    return Run(OnTwoHosts(), None, max_steps)
-"""
-
-
-@pytest.mark.slow
-def test_one_host_serves_a_frozen_player_to_the_other(tmp_path):
-    (tmp_path / "taught.py").write_text(TAUGHT)
-    Taught.write(tmp_path)
-    run = sys.executable, "-m", "gan.fit", "taught.py:taught", "--accelerator", "cpu", "--precision", "64-true"
-    environment = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
-    placed = "--strategy", "teacher=zero3@2-3,*=zero3@0-1", "--devices", "2", "--nodes", "2"
-    with two_hosts() as hosts:
-        how = dict(cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        both = [hosts.start(n, [*run, *placed, "--rendezvous", f"{ADDRESSES[0]}:29400"], **how) for n in range(2)]
-        said = [each.communicate(timeout=IMPORTS)[0] for each in both]
-    assert [each.returncode for each in both] == [0, 0], said
-    subprocess.run([*run, "--strategy", "single", "--out", "single"], cwd=tmp_path, env=environment, check=True)
-    found, wanted = (tensors(RunFolder(tmp_path / out / "001-taught").checkpoint(5)) for out in ("runs", "single"))
-    assert distance(found, wanted) <= EXACT
 
 
 def ended(launcher):
