@@ -25,12 +25,10 @@ test: $(VENV)/installed-test  ## install what tests need, then run unit tests, t
 	$(RUN) -m tests
 
 matrix: $(VENV)/installed-test  ## train every game under every policy, and write strategies/MATRIX.md
-	$(RUN) -m pytest -q -m slow --ignore tests/matrix/test_crashes.py --ignore tests/ranks/test_crashes.py \
-		--ignore tests/matrix/test_restarts.py
+	$(RUN) -m pytest -q -m slow --ignore tests/matrix/test_crashes.py --ignore tests/ranks/test_crashes.py
 
 crashes: $(VENV)/installed-test  ## kill ranks at random moments: 200 times with restarts, 50 times without
-	$(RUN) -m pytest -q -s -m "slow or not slow" tests/ranks/test_crashes.py tests/matrix/test_crashes.py \
-		tests/matrix/test_restarts.py
+	$(RUN) -m pytest -q -s -m "slow or not slow" tests/ranks/test_crashes.py tests/matrix/test_crashes.py
 
 faults: $(VENV)/installed-test  ## damage all that commands read, in 2,000 ways; ARGS='--seed N --case N' plays one again
 	$(RUN) -m tests.faults $(ARGS)
@@ -50,7 +48,7 @@ gpu: $(VENV)/installed-test  ## on a machine with GPUs: golden figures, matrix, 
 	TESTS_ON=gpu $(RUN) -m pytest -q $(GOLDEN)
 	TESTS_ON=gpu $(RUN) -m pytest -q -m "slow or not slow" tests/matrix/test_matrix.py
 	TESTS_ON=gpu $(RUN) -m pytest -q -m "slow or not slow" tests/system/test_fit.py -k resumes_bit_for_bit
-	TESTS_ON=gpu $(RUN) -m pytest -q -s -m slow tests/matrix/test_crashes.py
+	TESTS_ON=gpu $(RUN) -m pytest -q -s -m slow tests/matrix/test_crashes.py -k "not restarts"
 	$(RUN) -m gan.bench speed $(SEAN) --write strategies/GPU.md
 	$(RUN) -m gan.bench speed $(STYLEGAN) --write strategies/GPU.md
 	-$(RUN) -m gan.bench peers --device cuda

@@ -29,7 +29,7 @@ from tests.faults.case import COMMANDS
 from tests.faults.child import Ended, Running, adopt
 from tests.support.opening import drawn
 from tests.support.saved import tensors
-from tests.support.worlds import free_port
+from tests.support.worlds import free_port, place
 
 ONE = ("--devices", "1", "--strategy", "single", "--accelerator", "cpu")
 SMALL = ("--size", "16", "--width", "2", "--latent", "2", "--faces", "6", "--held-out", "2", "--batch-size", "4")
@@ -65,20 +65,15 @@ def _folder(folder: Path) -> None:
 
 
 def _sharded(folder: Path) -> None:
-    _well(
-        _two_ranks,
-        [*FACES, "--max-steps", "2", "--strategy", "zero3", "--accelerator", "cpu", "--check", "false"],
-        folder,
-    )
+    sharded = ("--strategy", "zero3", "--accelerator", "cpu", "--check", "false")
+    _well(_two_ranks, [*FACES, "--max-steps", "2", *sharded], folder)
 
 
 def _two_ranks(words: list[str]) -> int:
     """As torchrun would start them. The second one is a fork of the first."""
     port, second = free_port(), os.fork()
     rank = int(not second)
-    place = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2, GROUP_RANK=0, NODE_RANK=0)
-    os.environ.update({name: str(value) for name, value in place.items()})
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="faults")
+    os.environ.update(place(rank, 2, port), TORCHELASTIC_RUN_ID="faults")
     rank_zero_only.rank = lightning_rank_zero_only.rank = rank
     status = fit(words)
     if not second:

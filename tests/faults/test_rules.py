@@ -1,20 +1,31 @@
-"""Each rule has a control: a command that breaks it, which the fuzz must name. And one that breaks none."""
+"""Each rule has a control: a command that breaks it, which the fuzz must name. And one that breaks none.
+
+The commands are made up. test_some.py plays a small part of `make faults`.
+"""
 
 import os
+import pickle
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from tests.faults import child
+from tests.faults import case, child
 from tests.faults.__main__ import play, table, told
 from tests.faults.case import Player
 from tests.faults.kinds import KINDS
+from tests.faults.kinds.checkpoints import give
+from tests.faults.known import _bits
+from tests.support.worlds import ROOT
 
-pytestmark = pytest.mark.slow  # `make test` has a small part of `make faults`: test_some.py
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -64,11 +75,15 @@ def removes(path):
     return 0
 
 
+SETTINGS = "runs/001-r/settings.yaml"
+CHANGED = f"nothing lost: {SETTINGS} is changed"
+
+
 def test_a_command_that_does_all_right_breaks_none(wrong):
     assert wrong(lambda: 0) == []
     assert wrong(lambda: says("error: there is no run; type auto")) == []
     assert wrong(partial(writes, "runs/001-r/samples/show.png")) == []
-    assert wrong(partial(writes, "runs/001-r/settings.yaml"), what="resume") == []
+    assert wrong(partial(writes, SETTINGS), what="resume") == []
 
 
 @pytest.mark.parametrize(
@@ -82,16 +97,8 @@ def test_a_command_that_does_all_right_breaks_none(wrong):
         (r"the reason: the control character '\x1b'", lambda: says("error: \x1b[2J"), {}),
         ("nothing lost: runs/001-r/keep.txt is gone", partial(removes, "runs/001-r/keep.txt"), {"what": "resume"}),
         ("nothing lost: runs/001-r/metrics.csv is changed", partial(writes, "runs/001-r/metrics.csv"), {}),
-        (
-            "nothing lost: runs/001-r/settings.yaml is changed",
-            partial(writes, "runs/001-r/settings.yaml", status=2),
-            {"what": "resume"},
-        ),
-        (
-            "nothing lost: runs/001-r/settings.yaml is changed",
-            partial(writes, "runs/001-r/settings.yaml"),
-            {"what": "resume", "words": ["--dry-run"]},
-        ),
+        (CHANGED, partial(writes, SETTINGS, status=2), {"what": "resume"}),
+        (CHANGED, partial(writes, SETTINGS), {"what": "resume", "words": ["--dry-run"]}),
         ("nothing half written: a.png.7.part remains", partial(writes, "a.png.7.part"), {}),
         ("nothing taken: it is another one", lambda: 0, {"check": lambda ended: ["it is another one"]}),
     ],
@@ -140,3 +147,88 @@ def test_what_is_printed_plays_the_case_again(tmp_path, monkeypatch):
     assert told(again, 5)[0].endswith("again: make faults ARGS='--seed 5 --kind words --case 3'")
     assert "! the dice say" in told(again, 5)[1]
     assert table([*found.values()])[1].split()[:3] == ["words", "6", "6"]
+
+
+# ---- checkpoints ----
+
+RIGHT, OTHER = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([1.0, 2.0000002])}
+FOLDER = Path("runs/001-f/checkpoints")
+
+
+def exports(state, step=2, status=0):
+    path = Path(f"runs/001-f/export/step-{step:06d}/generator.safetensors")
+    path.parent.mkdir(parents=True)
+    save_file(state, path)
+    print(path)
+    return status
+
+
+def refuses():
+    os.write(2, b"error: step-000002.ckpt is damaged\n")
+    return 2
+
+
+def loses():
+    shutil.rmtree(FOLDER / "step-000001.ckpt")
+    return exports(RIGHT)
+
+
+@pytest.fixture
+def taken(tmp_path, monkeypatch):
+    """What is said of an export, if it does as `main` does."""
+    for step in (1, 2):
+        folder = tmp_path / "known" / "faces" / FOLDER / f"step-{step:06d}.ckpt"
+        folder.mkdir(parents=True)
+        (folder / "values.json").write_text(f"{step}")
+        (tmp_path / "known" / f"faces-export-{step}").write_bytes(pickle.dumps({"generator.safetensors": _bits(RIGHT)}))
+
+    def find(main, which="auto"):
+        def kind(case):
+            case.copy("faces")
+            give(case, "faces", "export", which, FOLDER / "step-000001.ckpt")
+
+        monkeypatch.setitem(case.COMMANDS, "export", lambda words: main())
+        return Player(kind, "control", 0, 0, tmp_path / "known").end().wrong
+
+    return find
+
+
+def test_right_weights_and_a_refusal_are_right(taken):
+    for ends in (lambda: exports(RIGHT), lambda: exports(RIGHT, 1), refuses):
+        assert taken(ends) == []
+
+
+@pytest.mark.parametrize(
+    ("main", "said"),
+    [
+        (lambda: exports(OTHER), "a damaged checkpoint was taken in silence: export from step 2 is another one"),
+        (loses, "is no longer whole, and there is no newer one"),
+        (lambda: 0, "made nothing that can be compared"),
+    ],
+)
+def test_a_damaged_or_lost_checkpoint_is_reported(main, said, taken):
+    assert any(line.startswith("nothing taken: ") and said in line for line in taken(main))
+
+
+def test_another_checkpoint_than_was_asked_for_is_reported(taken):
+    (line,) = taken(lambda: exports(RIGHT, 1), which=FOLDER / "step-000002.ckpt")
+    assert "was asked for, and step 1 was taken" in line
+
+
+# ---- a killed rank that nobody names ----
+
+UNTIED = """
+from pathlib import Path
+from strategies.processes.lost_ranks import Survivor
+from tests.faults.case import Player
+from tests.faults.kinds.packets import packets
+Survivor.tie = lambda *_: None
+print(Player(packets, "packets", 0, 0, Path("known").absolute()).end().wrong)
+"""
+
+
+def test_the_control_without_a_lifeline_is_reported(tmp_path):
+    command = [sys.executable, "-c", UNTIED]
+    ended = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": ROOT}, capture_output=True, text=True)
+    assert "no rank listens on a port" in ended.stdout, ended.stderr
+    assert "a killed rank is named" in ended.stdout or "no traceback" in ended.stdout

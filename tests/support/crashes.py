@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,7 +23,6 @@ from lightning.pytorch.utilities import rank_zero_only
 from gan import fit as fit_command
 from gan import noise
 from gan.app.run.folder import RunFolder
-from gan.app.training import train as training
 from gan.app.training.keep import Keep
 from gan.files import errors
 from gan.files.errors import UserError
@@ -32,10 +30,11 @@ from strategies import PhaseStrategy
 from strategies.checkpoint import writing
 from strategies.processes import lost_ranks
 from strategies.processes.lost_ranks import Survivor
-from tests.support.parity import snapshot
+from tests.support.commands import until
+from tests.support.saved import tensors
 from tests.support.trained_on import ON_GPUS
 from tests.support.watch import Trace
-from tests.support.worlds import context, free_port
+from tests.support.worlds import context, free_port, place
 
 ALONE = 240  # seconds after which a run that nobody disturbs is said to hang
 LIMIT = 30  # seconds in which the others must have ended
@@ -106,9 +105,7 @@ def train(
             process.join(max(0.0, deadline - time.monotonic()))
         seconds = 0.0 if killed is None else time.monotonic() - killed
         statuses = [process.exitcode for process in ranks]
-        deadline = time.monotonic() + 15
-        while any(map(_there, ranks)) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: not any(map(_there, ranks)), 15)
         left = [process.pid for process in ranks if _there(process)]
     finally:
         for process in ranks:
@@ -168,9 +165,9 @@ def newest(folder: Path) -> Path | None:
     return RunFolder(runs[-1]).newest_checkpoint() if runs else None
 
 
-def made(folder: Path) -> dict[str, Any]:
+def made(folder: Path) -> dict[str, torch.Tensor]:
     """The weights, averages and optimizer states of a run that has come to its end."""
-    return torch.load(folder / "made.pt", weights_only=True)
+    return tensors(newest(folder))
 
 
 def assert_named(ended: Ended, victim: int) -> None:
@@ -200,44 +197,29 @@ def _rank(
     os.dup2(said, 1)
     os.dup2(said, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    place = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, GROUP_RANK=0, NODE_RANK=0)
-    os.environ.update({name: str(value) for name, value in place.items()})
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="crashes")
+    os.environ.update(place(rank, size, port), TORCHELASTIC_RUN_ID="crashes")
     rank_zero_only.rank = lightning_rank_zero_only.rank = rank  # Lightning looks when it is imported
     errors.FIRST_RANK_SPEAKS = 3  # nobody ends here whom it gives the word to
     torch.set_num_threads(1)
-    _after(Keep, "on_train_start", lambda *_: tells.send_bytes(TRAINS))
-    _after(Keep, "on_train_batch_end", lambda *_: tells.send_bytes(STEP))
-    _before(PhaseStrategy, "save_checkpoint", lambda *_: tells.send_bytes(SAVES))
-    training.finish = _finish
+    _add(Keep, "on_train_start", lambda *_: tells.send_bytes(TRAINS), after=True)
+    _add(Keep, "on_train_batch_end", lambda *_: tells.send_bytes(STEP), after=True)
+    _add(PhaseStrategy, "save_checkpoint", lambda *_: tells.send_bytes(SAVES))
     for deed in deeds:
         DEEDS[deed]()
     sys.exit(fit_command.main(command))
 
 
-def _finish(run: Any, score: Any, trainer: Any, where: RunFolder, *_: Any) -> None:
-    found = snapshot(run.game, trainer.strategy)
-    if trainer.is_global_zero:
-        torch.save(found, "made.pt")
-
-
-def _after(owner: Any, name: str, then: Callable[..., Any]) -> None:
+def _add(owner: Any, name: str, call: Callable[..., Any], after: bool = False) -> None:
+    """Let a function make this call first, or last."""
     function = getattr(owner, name)
 
     def both(*args: Any, **kwargs: Any) -> Any:
+        if not after:
+            call(*args)
         result = function(*args, **kwargs)
-        then(*args)
+        if after:
+            call(*args)
         return result
-
-    setattr(owner, name, both)
-
-
-def _before(owner: Any, name: str, first: Callable[..., Any]) -> None:
-    function = getattr(owner, name)
-
-    def both(*args: Any, **kwargs: Any) -> Any:
-        first(*args)
-        return function(*args, **kwargs)
 
     setattr(owner, name, both)
 
@@ -256,7 +238,7 @@ def _the(number: int, error: Exception | None = None) -> Callable[..., None]:
 
 
 def _in_forward(error: Exception | None = None, number: int = 4) -> None:
-    _before(noise, "randn", _the(number, error))
+    _add(noise, "randn", _the(number, error))
 
 
 def _in_a_collective() -> None:
@@ -277,32 +259,20 @@ def _in_a_collective() -> None:
     PhaseStrategy.run = watched
 
 
-def _while_it_writes() -> None:
-    _before(writing, "_write_file", _the(2))  # the first one becomes whole
-
-
 def _raises_while_it_writes() -> None:
     """The first checkpoint is still being written when a later step raises an error."""
-    _before(writing, "_write_file", lambda *_: time.sleep(2))
+    _add(writing, "_write_file", lambda *_: time.sleep(2))
     _in_forward(ValueError("no such label"), 5)
 
 
-def _impatient() -> None:
-    lost_ranks.PATIENCE = 0.1
-
-
-def _untied() -> None:
-    Survivor.tie = lambda *_: None
-
-
 DEEDS = {
-    "connects": partial(_before, dist, "init_process_group", _the(1)),
+    "connects": lambda: _add(dist, "init_process_group", _the(1)),
     "forward": _in_forward,
     "collective": _in_a_collective,
-    "writes": _while_it_writes,
-    "mistake": partial(_in_forward, UserError("images/3.png cannot be read")),
-    "untied": _untied,
-    "impatient": _impatient,
-    "error": partial(_in_forward, ValueError("no such label")),
+    "writes": lambda: _add(writing, "_write_file", _the(2)),  # the first one becomes whole
+    "mistake": lambda: _in_forward(UserError("images/3.png cannot be read")),
+    "untied": lambda: setattr(Survivor, "tie", lambda *_: None),
+    "impatient": lambda: setattr(lost_ranks, "PATIENCE", 0.1),
+    "error": lambda: _in_forward(ValueError("no such label")),
     "error while it writes": _raises_while_it_writes,
 }

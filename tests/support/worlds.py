@@ -52,6 +52,12 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def place(rank: int, size: int, port: int) -> dict[str, str]:
+    """The variables of a rank of one host, as torchrun sets them."""
+    numbers = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, GROUP_RANK=0, NODE_RANK=0)
+    return {name: str(value) for name, value in numbers.items()} | dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
 class Ranks:
     """A world of ranks on this machine; `run` calls a module-level function on every one."""
 

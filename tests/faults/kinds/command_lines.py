@@ -65,16 +65,7 @@ BY_NAME = {
     "backend": ["gloo", "nccl", "mpi"],
     "logger": ["tensorboard", "csv", "csv,tensorboard", "visdom", "csv,"],
 }
-SMALL_ONLY = (
-    "workers",
-    "blocks",
-    "held_out",
-    "limit",
-    "steps",
-    "mapping",
-    "frames",
-    "count",
-)  # more is valid, and takes long
+SMALL_ONLY = _each("workers blocks held_out limit steps mapping frames count")  # more is valid, and takes long
 QUICK = ("--workers", "0")
 TAILS = {  # repeated at the end, so that what is accepted is quickly done
     "fit": ([*SMALL, *QUICK, "--dry-run"], ["--dry-run"], [*SMALL, *QUICK, *ONE, "--nodes", "1", "--max-steps", "1"]),

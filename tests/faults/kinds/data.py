@@ -4,9 +4,7 @@ import io
 import os
 import shutil
 import signal
-import struct
 import time
-import zlib
 from pathlib import Path
 from random import Random
 
@@ -15,6 +13,7 @@ from PIL import Image
 from tests.faults.case import Case
 from tests.faults.kinds.damage import damage_bytes, not_a_file
 from tests.faults.known import FOLDER, ONE
+from tests.support.layouts import hollow_png
 
 BEGUN = 60  # seconds for a training to begin
 NAMES = (b"\x1b[2J.png", b"\xff\xfe.png", b"a\nb.png", b"..png", b"x" * 250 + b".png", b" .png", b"\xc3\xa9.png")
@@ -112,14 +111,6 @@ def _drawn(mode: str, size: tuple[int, int] = (16, 16), value: int = 5, kind: st
     return stream.getvalue()
 
 
-def _bomb() -> bytes:
-    """A PNG that says that it is 100,000 pixels wide and high."""
-    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 0, 0, 0, 0)
-    chunk = b"IHDR" + header
-    parts = struct.pack(">I", len(header)) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    return b"\x89PNG\r\n\x1a\n" + parts + _drawn("L")[33:]
-
-
 OTHERS = {
     "a JPEG": lambda: _drawn("L", kind="JPEG"),
     "a GIF": lambda: _drawn("P", kind="GIF"),
@@ -130,7 +121,7 @@ OTHERS = {
     "a PNG of one pixel": lambda: _drawn("L", (1, 1)),
     "a PNG of another shape": lambda: _drawn("L", (16, 5)),
     "a PNG with transparency": lambda: _drawn("LA"),
-    "a PNG that says it is huge": _bomb,
+    "a PNG that says it is huge": lambda: hollow_png(100_000, 100_000),
     "text": lambda: b"no picture\n",
     "a part of a PNG": lambda: _drawn("RGB")[:40],
 }

@@ -6,12 +6,7 @@ from tests.faults.known import words
 
 PLACES = {  # in a run's folder, by the command that writes there
     "resume": (
-        "metrics.csv",
-        "curves.png",
-        "game.txt",
-        "launch.json",
-        "trained.json",
-        "samples",
+        *("metrics.csv", "curves.png", "game.txt", "launch.json", "trained.json", "samples"),
         "checkpoints/step-000003.ckpt.part",
     ),
     "sample": ("samples", "samples/show.png"),
