@@ -2,11 +2,8 @@
 
 import gc
 import os
-import signal
-import subprocess
 import sys
 import threading
-import time
 from types import SimpleNamespace
 from unittest import mock
 
@@ -142,51 +139,3 @@ def test_trainings_of_one_process_group_leave_nothing_open(ranks):
     for (names, files), (later, more) in ((found[1], found[2]) for found in ranks(2).run(_twice)):
         assert names == later == []
         assert more <= files
-
-
-# ---- as it is typed ----
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_is_killed_before_training_is_named(victim, tmp_path):
-    """The first one has started the other, which waits for it to make a process group, or the other way round."""
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        del environment[name]
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    first = subprocess.Popen(
-        [sys.executable, program], cwd=tmp_path, env=environment, text=True, stderr=subprocess.PIPE
-    )
-    marks = [tmp_path / str(rank) for rank in range(2)]
-    try:
-        deadline = time.monotonic() + 120
-        while not all(mark.exists() for mark in marks) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        processes = [int(mark.read_text()) for mark in marks]
-        os.kill(processes[victim], signal.SIGKILL)
-        _, said = first.communicate(timeout=30)  # until nobody holds the other end any more
-    finally:
-        first.kill()
-    assert said.count("error: ") == 1
-    assert f"error: rank {victim} (process {processes[victim]} on " in said
-    assert first.returncode == (-signal.SIGKILL if victim == 0 else 2)
-
-
-PROGRAM = """
-import os, sys, time
-from pathlib import Path
-from strategies import PhaseStrategy
-from tests.support.hard_games import Plain
-from tests.support.parity import trainer
-
-def waits(self):
-    mark = Path(str(os.environ.get("LOCAL_RANK", 0)))
-    Path(f"{mark}.part").write_text(str(os.getpid()))
-    os.rename(f"{mark}.part", mark)
-    time.sleep(100)
-
-PhaseStrategy.setup_distributed = waits
-trainer(PhaseStrategy("ddp"), 2, 1).fit(Plain(), [])
-"""

@@ -54,8 +54,13 @@ ON_ONE_HOST = {
         *SCRIPT, "--init-method", f"file://{folder}/meet", LOCAL_WORLD_SIZE=2
     ),
 }
+ONE_OF_TWO = ["--devices", "1", "--num-nodes", "2"]
 OF_TWO = [*SCRIPT, "--devices", "1", "--nodes", "2"]  # a Trainer of one's own must be told
 ON_TWO = {
+    "gan.fit --num-nodes": lambda port: [
+        Command([*RUN, *ONE_OF_TWO], variables=dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, NODE_RANK=node))
+        for node in "10"
+    ],
     "torchrun --nnodes 1:2": lambda port: [torchrun("1", "--nnodes", "1:2", *c10d(port), *RUN)] * 2,
     "torchrun --node-rank": lambda port: [
         torchrun(
@@ -113,6 +118,7 @@ def test_two_ranks_of_one_host(launcher, one_device, tmp_path):
 @pytest.mark.parametrize("launcher", [*map(marked, ON_TWO)])
 def test_a_rank_on_each_of_two_nodes(launcher, one_device, tmp_path):
     check(start(ON_TWO[launcher](str(free_port())), tmp_path), one_device, local_size=1)
+    assert len(list(tmp_path.glob("runs/*"))) == ("gan.fit" in launcher or "1:2" in launcher)
 
 
 @pytest.mark.parametrize("part", [slice(0, 8), slice(8, 16)])
