@@ -105,26 +105,17 @@ class Ordered(dist.ProcessGroup):
         return self._reducing("reduce", tensors, opts, lambda parts: self.inner.reduce(parts, opts), opts.rootRank)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> dist._Work:
-        def run() -> None:
-            with Copies(tensors) as parts:
-                self.inner.broadcast(parts, opts).wait()
-
+        run = moving(tensors, (), lambda there, _: self.inner.broadcast(there, opts))
         return self._begin("broadcast", tensors, tensors, run, opts.rootRank)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist._Work:
-        def run() -> None:
-            with Copies(outputs[0]) as there, Copies(inputs, back=False) as here:
-                self.inner.allgather([there], here).wait()
-
+        run = moving(outputs[0], inputs, lambda there, here: self.inner.allgather([there], here))
         return self._begin("allgather", inputs, [*inputs, *outputs[0]], run, result=outputs)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist._Work:
         assert output.numel() == self.count * input.numel(), "all_gather_into_tensor: sizes do not fit"
-
-        def run() -> None:
-            with Copies([output.view(-1)]) as there, Copies([input.view(-1)], back=False) as here:
-                self.inner.allgather([list(there[0].chunk(self.count))], here).wait()
-
+        rooms, parts = [output.view(-1)], [input.view(-1)]
+        run = moving(rooms, parts, lambda there, here: self.inner.allgather([[*there[0].chunk(self.count)]], here))
         return self._begin("allgather_base", [input], [input, output], run, result=[output])
 
     _allgather_base = all_gather_single
@@ -146,37 +137,23 @@ class Ordered(dist.ProcessGroup):
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> dist._Work:
         rooms = outputs[0] if outputs else []
-
-        def run() -> None:
-            with Copies(rooms) as there, Copies(inputs, back=False) as here:
-                self.inner.gather([there] if rooms else [], here, opts).wait()
-
+        run = moving(rooms, inputs, lambda there, here: self.inner.gather([there] if rooms else [], here, opts))
         return self._begin("gather", inputs, [*inputs, *rooms], run, opts.rootRank)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> dist._Work:
         parts = inputs[0] if inputs else []
-
-        def run() -> None:
-            with Copies(outputs) as there, Copies(parts, back=False) as here:
-                self.inner.scatter(there, [here] if parts else [], opts).wait()
-
+        run = moving(outputs, parts, lambda there, here: self.inner.scatter(there, [here] if parts else [], opts))
         return self._begin("scatter", outputs, [*outputs, *parts], run, opts.rootRank)
 
     def barrier(self, opts: Any = None) -> dist._Work:
         return self._begin("barrier", [], [], lambda: None)
 
     def send(self, tensors: list[Tensor], target: int, tag: int = 0) -> dist._Work:
-        def run() -> None:
-            with Copies(tensors, back=False) as parts:
-                self.inner.send(parts, target, 0).wait()
-
+        run = moving((), tensors, lambda _, here: self.inner.send(here, target, 0))
         return self._begin("send", tensors, tensors, run, peer=target)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> dist._Work:
-        def run() -> None:
-            with Copies(tensors) as parts:
-                self.inner.recv(parts, source, 0).wait()
-
+        run = moving(tensors, (), lambda there, _: self.inner.recv(there, source, 0))
         return self._begin("recv", tensors, tensors, run, peer=source)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> dist._Work:
@@ -356,6 +333,18 @@ class Copies:
             for own, copy in zip(self.here, self.copies, strict=True):
                 if own.device != copy.device or own.data_ptr() != copy.data_ptr():
                     own.copy_(copy)
+
+
+def moving(
+    rooms: Sequence[Tensor], parts: Sequence[Tensor], call: Callable[[list[Tensor], list[Tensor]], Any]
+) -> Callable[[], None]:
+    """What an operation does that fills rooms from parts."""
+
+    def run() -> None:
+        with Copies(rooms) as there, Copies(parts, back=False) as here:
+            call(there, here).wait()
+
+    return run
 
 
 def _bytes(words: str) -> Tensor:

@@ -19,7 +19,7 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -201,63 +201,48 @@ def _take_files(strict: bool) -> None:
     def free(path: Any, dir_fd: Any = None) -> None:
         """Refuse to touch what this process has open or mapped, or that has such a file in it."""
         whole = os.path.abspath(os.fsdecode(path))
-        own_way = sys._getframe(2).f_globals["__name__"] == "tempfile"  # it has another one on Windows
+        own_way = sys._getframe(3).f_globals["__name__"] == "tempfile"  # it has another one on Windows
         if dir_fd is not None or not strict or own_way or whole.startswith(("/dev", "/proc")):
             return
         for other in _held(real):
             if other == whole or other.startswith(f"{whole}/"):
                 raise PermissionError(errno.EACCES, "it is used by another process", os.fsdecode(path))
 
-    def moves(name: str) -> Callable[..., None]:
-        def move(src: Any, dst: Any, **how: Any) -> None:
-            hide(src)
-            if strict and os.path.lexists(dst):
-                if os.path.isdir(dst):
-                    raise PermissionError(errno.EACCES, "Access is denied", os.fsdecode(src), None, os.fsdecode(dst))
-                if name == "rename":
-                    raise FileExistsError(errno.EEXIST, "it is there already", os.fsdecode(src), None, os.fsdecode(dst))
-            new(dst, src)
-            free(src)
-            free(dst)
-            return real[name](src, dst, **how)
+    def replaces(src: Any, dst: Any, **_: Any) -> None:
+        hide(src)
+        if strict and os.path.isdir(dst):
+            raise PermissionError(errno.EACCES, "Access is denied", os.fsdecode(src), None, os.fsdecode(dst))
+        new(dst, src)
+        free(src)
+        free(dst)
 
-        return move
+    def renames(src: Any, dst: Any, **_: Any) -> None:
+        if strict and os.path.lexists(dst) and not os.path.isdir(dst):
+            raise FileExistsError(errno.EEXIST, "it is there already", os.fsdecode(src), None, os.fsdecode(dst))
 
-    def removes(name: str) -> Callable[..., None]:
-        def remove(path: Any, *, dir_fd: int | None = None) -> None:
-            hide(path)
-            free(path, dir_fd)
-            return real[name](path, dir_fd=dir_fd) if dir_fd is not None else real[name](path)
+    def removes(path: Any, *, dir_fd: int | None = None) -> None:
+        hide(path)
+        free(path, dir_fd)
 
-        return remove
+    def symlinks(_: Any, dst: Any, *__: Any, **___: Any) -> None:
+        if strict:
+            raise OSError(errno.EPERM, "A required privilege is not held by the client", os.fsdecode(dst))
 
-    def mkdir(path: Any, mode: int = 0o777, **how: Any) -> None:
+    def links(_: Any, dst: Any, *__: Any, **___: Any) -> None:
+        new(dst)
+
+    def looks(path: Any = ".", *_: Any, **__: Any) -> None:
+        hide(path)
+
+    def makes(path: Any, *_: Any, **__: Any) -> None:
         new(path)
-        return real["mkdir"](path, mode, **how)
 
-    def reads(name: str) -> Callable[..., Any]:
-        def read(path: Any, *args: Any, **how: Any) -> Any:
-            hide(path)
-            return real[name](path, *args, **how)
-
-        return read
-
-    def makes(name: str) -> Callable[..., None]:
-        def make(src: Any, dst: Any, *args: Any, **how: Any) -> None:
-            if strict and name == "symlink":
-                raise OSError(errno.EPERM, "A required privilege is not held by the client", os.fsdecode(dst))
-            new(dst)
-            return real[name](src, dst, *args, **how)
-
-        return make
-
-    def open_handle(path: Any, flags: int, mode: int = 0o777, **how: Any) -> int:
+    def opens(path: Any, flags: int, *_: Any, **__: Any) -> None:
         hide(path)
         if flags & os.O_CREAT:
             new(path)
         if strict and os.path.isdir(path):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fsdecode(path))
-        return real["open"](path, flags, mode, **how)
 
     def open_file(
         file: Any,
@@ -279,14 +264,25 @@ def _take_files(strict: bool) -> None:
 
     open_file.__module__, open_file.__qualname__ = "io", "open"
     builtins.open = io.open = open_file
-    own = {"open": open_handle, "mkdir": mkdir}
-    for make, names in ((reads, "stat lstat readlink listdir"), (moves, "rename replace"), (makes, "symlink link")):
-        own |= {name: make(name) for name in names.split()}
-    own |= {name: removes(name) for name in ("remove", "unlink", "rmdir")}
-    for name, function in own.items():
-        function.__module__, function.__qualname__ = "os", name  # so it can be pickled
-        setattr(os, name, function)
+    checks = {"open": (opens,), "mkdir": (makes,), "symlink": (symlinks, links), "link": (links,)}
+    checks |= {"replace": (replaces,), "rename": (renames, replaces)}
+    checks |= dict.fromkeys(("stat", "lstat", "readlink", "listdir"), (looks,))
+    checks |= dict.fromkeys(("remove", "unlink", "rmdir"), (removes,))
+    for name, before in checks.items():
+        setattr(os, name, _checked(name, real[name], before))
     shutil._use_fd_functions = False  # rmtree by names
+
+
+def _checked(name: str, function: Callable[..., Any], checks: Sequence[Callable[..., None]]) -> Callable[..., Any]:
+    """A function of os, before which these see its arguments."""
+
+    def call(*args: Any, **how: Any) -> Any:
+        for check in checks:
+            check(*args, **how)
+        return function(*args, **how)
+
+    call.__module__, call.__qualname__ = "os", name  # so it can be pickled
+    return call
 
 
 def _held(real: Mapping[str, Callable[..., Any]]) -> set[str]:
