@@ -10,23 +10,17 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import LambdaLR
 
 from gan import GanModule, Phase, Player, noise
-from tests.support.hard_games import by_shape, mlp
+from tests.support.hard_games import Synthesis, by_shape, mlp
 
 
-class Painter(nn.Module):
-    """Never called itself: its method begins with weights of its own, one frozen, and has a batch norm."""
+class Painter(Synthesis):
+    """Has a batch norm too."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.start, self.gain = nn.Parameter(torch.randn(3)), nn.Parameter(torch.tensor(0.7))
-        self.table = nn.Parameter(torch.randn(3), requires_grad=False)
         # What is the same for all samples may not stand directly before a norm: its gradient would be rounding noise.
         norm = nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8)
         self.layers = nn.Sequential(nn.Linear(7, 8), nn.Tanh(), *norm, nn.Tanh(), nn.Linear(8, 6))
-
-    def paint(self, z: Tensor) -> Tensor:
-        start = self.start * self.gain + self.table
-        return self.layers(torch.cat([z, start.expand(len(z), 3)], 1))
 
 
 class Composite(GanModule):
@@ -62,7 +56,7 @@ class Composite(GanModule):
         yield Phase("rarely", self.rarely, "critic", every=3)
 
     def fake(self, real: Tensor) -> Tensor:
-        return self.generator.paint(noise.randn((len(real), 4), like=real))
+        return self.generator.synthesize(noise.randn((len(real), 4), like=real))
 
     def score(self, x: Tensor) -> Tensor:
         """Each sample's own layers; the last of them are nobody's."""

@@ -43,13 +43,17 @@ def joined(network: nn.Module, z: Tensor, r: Tensor, t: Tensor) -> Tensor:
     return network(torch.cat([z, r, t], 1))
 
 
+def along(network: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Its output, and the derivative of that along the path."""
+    return jvp(partial(joined, network), (z, r, t), (v, torch.zeros_like(r), torch.ones_like(t)))
+
+
 class MeanFlow(Derived):
     """Geng et al. 2025: the mean speed between two times, by one derivative along the path."""
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         z, r, t, v = self.place(batch)
-        along = (v, torch.zeros_like(r), torch.ones_like(t))
-        u, change = jvp(partial(joined, self.net), (z, r, t), along)
+        u, change = along(self.net, z, r, t, v)
         return (u - (v - (t - r) * change).detach()).square().mean()
 
 
@@ -58,9 +62,7 @@ class Consistency(Derived):
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         z, r, t, v = self.place(batch)
-        along = (v, torch.zeros_like(r), torch.ones_like(t))
-        _, taught = jvp(partial(joined, self.teacher), (z, r, t), along)
-        u, change = jvp(partial(joined, self.net), (z, r, t), along)
+        (_, taught), (u, change) = (along(network, z, r, t, v) for network in (self.teacher, self.net))
         return (change - taught).square().mean() + u.square().mean()
 
 

@@ -246,22 +246,6 @@ def by_shape(weights: list[nn.Parameter]) -> SGD:
     )
 
 
-HARD: dict[str, Any] = {
-    game.__name__: game
-    for game in (
-        Plain,
-        Every,
-        Micro2,
-        Micro4,
-        TwoForwards,
-        BatchNorms,
-        BatchNormPenalty,
-        SharedLayer,
-        TwoPhases,
-        SometimesReached,
-        Teacher,
-        Penalty,
-        OwnMethods,
-        Groups,
-    )
-}
+GAMES = (Plain, Every, Micro2, Micro4, TwoForwards, BatchNorms, BatchNormPenalty, SharedLayer, TwoPhases)
+GAMES = (*GAMES, SometimesReached, Teacher, Penalty, OwnMethods, Groups)
+HARD: dict[str, Any] = {game.__name__: game for game in GAMES}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import Callback, Trainer, seed_everything
+from lightning import seed_everything
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.optim import Adam
@@ -24,7 +24,8 @@ from torch.utils.data import DataLoader
 from gan import GanModule, Phase, Player
 from strategies import PhaseStrategy
 from strategies.sharding import bucket
-from tests.support.parity import Whole
+from tests.support.parity import Whole, trainer
+from tests.support.saved import Saves
 
 MB = 2**20
 WIDTH, LEARNING, FROZEN, STEPS, BATCH = 512, 96, 160, 2, 768
@@ -79,14 +80,6 @@ def batches(step: int) -> dict[str, Tensor]:
     return {"x": torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(step))}
 
 
-class Saves(Callback):
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
-        trainer.save_checkpoint(self.path)
-
-
 def limit(bytes_: int) -> None:
     """Let this process have so many bytes more."""
     with open("/proc/self/status") as file:
@@ -107,19 +100,16 @@ def main() -> None:
     seed_everything(0, verbose=False)
     if chosen.limit:
         limit(chosen.limit * MB)
-    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=chosen.devices,
-        strategy=PhaseStrategy(chosen.policy, check=False),  # a trial has the samples of all ranks
-        max_steps=STEPS,
-        callbacks=[Saves(chosen.folder / "last.ckpt")],
-        use_distributed_sampler=False,
-        **quiet,
+    made = trainer(
+        PhaseStrategy(chosen.policy, check=False),  # a trial has the samples of all ranks
+        chosen.devices,
+        STEPS,
+        precision="32-true",
+        callbacks=[Saves(chosen.folder / "last.ckpt", STEPS)],
     )
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     loader = DataLoader(list(Whole(STEPS, rank, chosen.devices, batches)), batch_size=None)
-    trainer.fit(Heavy("cpu" if chosen.real else "meta"), loader)
+    made.fit(Heavy("cpu" if chosen.real else "meta"), loader)
     if rank == 0:
         print("trained and saved")
 
