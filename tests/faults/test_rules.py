@@ -7,7 +7,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
@@ -23,6 +22,7 @@ from tests.faults.case import Player
 from tests.faults.kinds import KINDS
 from tests.faults.kinds.checkpoints import give
 from tests.faults.known import _bits
+from tests.support import commands
 from tests.support.worlds import ROOT
 
 pytestmark = pytest.mark.slow
@@ -228,7 +228,6 @@ print(Player(packets, "packets", 0, 0, Path("known").absolute()).end().wrong)
 
 
 def test_the_control_without_a_lifeline_is_reported(tmp_path):
-    command = [sys.executable, "-c", UNTIED]
-    ended = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": ROOT}, capture_output=True, text=True)
+    ended = commands.run("-c", UNTIED, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ROOT})
     assert "no rank listens on a port" in ended.stdout, ended.stderr
     assert "a killed rank is named" in ended.stdout or "no traceback" in ended.stdout
