@@ -75,9 +75,7 @@ def alone(sean_run, segmenter):
     return cache(lambda size: figures(sean_run, segmenter, size)[0])
 
 
-@pytest.mark.parametrize(
-    "batch_size", often([3, 1, 8], [3])
-)  # 3 and 2 pictures in a batch each; one by one; 5 and none
+@pytest.mark.parametrize("batch_size", often([3, 1, 8], [3]))  # 3 and 2 pictures; one by one; 5 and none
 def test_two_ranks_get_the_figures_of_one(batch_size, alone, sean_run, segmenter, ranks):
     assert not is_initialized()
     (together, size), others = ranks(2).run(figures, sean_run, segmenter, batch_size)
@@ -167,21 +165,10 @@ def test_the_command_prints_a_table_and_saves_json(sean_run, segmenter, tmp_path
     assert before == [saved, {"scores": {}}] and json.loads(path.read_text()) == {"scores": {"transfer": {}}}
 
 
-@pytest.mark.slow
-def test_two_processes_of_the_command_get_the_same_scores(sean_run, tmp_path):
-    run = shutil.copytree(sean_run, tmp_path / sean_run.name)
-    options = ["--scores", "rmse,transfer", "--batch-size", "3", "--devices", "2", "--accelerator", "cpu"]
-    assert command.main([str(run), *options]) == 0
-    saved = json.loads((run / "evaluation-step-000002.json").read_text())
-    assert saved["scores"] == scoring.evaluate(open_run(str(run)), scores=("rmse", "transfer"), batch_size=3)["scores"]
-    assert saved["computed"]["ranks"] == 2
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--scores", "ssim,beauty"), f"there is no score 'beauty'; known: {', '.join(NEEDS)}"),
-        (("--inception", "mine.pth"), f"there is no mine.pth; bring {features.INCEPTION}"),
         (("--ignore-labels", "none"), "--ignore-labels none: type numbers with commas"),
         (("--ignore-labels", "19"), "--ignore-labels 19: the labels are 0 to 18"),
         (("--data", "elsewhere"), "run sean-faces do not fit together"),  # its faces are drawn

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
+from torch.utils._pytree import tree_map_only
 
 from gan import GanModule, Phase, Player, sample
 from gan import export as command
@@ -139,21 +141,10 @@ def test_averaged_weights_are_those_of_the_checkpoint_and_raw_ones_differ(averag
     assert all(torch.equal(raw[name], saved["state_dict"][f"generator.{name}"]) for name in names)
     assert any(not torch.equal(ema[name], raw[name]) for name in names)
 
-    # An opened run has the averages, too.
-    game = fresh(averaged)
-    game.generator.load_state_dict(ema)
-    opened = open_run(str(averaged)).run.game.generator.state_dict()
-    assert all(torch.equal(tensor, opened[key]) for key, tensor in game.generator.state_dict().items())
-
 
 def test_a_run_of_64_true_is_written_in_64_bits_and_shown_in_32(averaged, tmp_path):
     (path,) = averaged.glob("checkpoints/*.ckpt")
-
-    def wide(value):
-        if isinstance(value, dict):
-            return {name: wide(each) for name, each in value.items()}
-        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
+    wide = partial(tree_map_only, torch.Tensor, lambda value: value.double() if value.is_floating_point() else value)
     write_checkpoint(path, saved := wide(read_checkpoint(path)))
     opening.rewrite(averaged, precision="64-true")
     export(str(averaged), tmp_path, weights="raw", card=True, published=True)
@@ -274,12 +265,19 @@ def test_a_run_of_r3gan_is_written_as_a_published_file(averaged, tmp_path):
         assert all(torch.equal(found[name].weights[f"Model.{key}"], value) for key, value in wanted.items())
 
 
-def test_a_run_of_stylegan2_with_classes_and_opacity_begins_from_what_another_one_wrote(tmp_path):
-    for number in range(12):
-        path = tmp_path / "data" / "ab"[number % 2] / f"{number}.png"
+def classes(folder, mode, count):
+    """Pictures of cats and dogs."""
+    for number in range(count):
+        path = folder / ("cat", "dog")[number % 2] / f"{number}.png"
         path.parent.mkdir(exist_ok=True, parents=True)
-        Image.new("RGBA", (16, 16), (20 * number, 0, 99, 128)).save(path)
-    typed = dict(data=str(tmp_path / "data"), channels=4, batch_size=4, held_out=0.25, workers=0, max_steps=1)
+        Image.new(mode, (16, 16), (20 * number, 0, 99, 128)[: len(mode)]).save(path)
+    return str(folder)
+
+
+def test_a_run_of_stylegan2_with_classes_and_opacity_begins_from_what_another_one_wrote(tmp_path):
+    typed = dict(
+        data=classes(tmp_path / "data", "RGBA", 12), channels=4, batch_size=4, held_out=0.25, workers=0, max_steps=1
+    )
     first = build("stylegan2", width=0.005, mapping=1, **typed).game
     for weight in first.generator.parameters():
         torch.nn.init.normal_(weight)
@@ -293,15 +291,6 @@ def test_a_run_of_stylegan2_with_classes_and_opacity_begins_from_what_another_on
     assert torch.equal(*(each.discriminator(pictures[0], label) for each in (first, game)))
 
 
-def test_networks_of_another_form_are_not_published_and_nothing_is_written(sean):
-    reason = r"do not have the published form. SEAN's generator has upsamplings=3, .* --published out"
-    with pytest.raises(UserError, match=reason):
-        export(str(sean), published=True)
-    with pytest.raises(UserError, match="--published: Identity has no published form; leave it out"):
-        _published(torch.nn.Identity())
-    assert not (sean / "export").exists()
-
-
 def test_the_command_writes_and_says_what(sean, monkeypatch, capsys):
     monkeypatch.chdir(sean.parent.parent)
     assert main([]) == 0
@@ -312,16 +301,15 @@ def test_the_command_writes_and_says_what(sean, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "mine/README.txt"
 
 
-def test_what_cannot_be_done_is_said_in_a_line(sean, tmp_path, capsys):
-    assert main([str(tmp_path / "absent")]) == 2
-    assert capsys.readouterr().err.startswith("error: there is no '")
-    assert main(["auto", "--out", str(tmp_path / "absent")]) == 2
-    assert "no run with a checkpoint in" in capsys.readouterr().err
-    assert main([str(sean), "--published"]) == 2
-    assert "leave --published out" in capsys.readouterr().err
+def test_what_cannot_be_done_is_said_and_nothing_is_written(sean, tmp_path, capsys):
     (tmp_path / "file").touch()
-    assert main([str(sean), "--to", str(tmp_path / "file" / "there")]) == 2
-    assert "choose a folder with --to" in capsys.readouterr().err
+    reason = r"do not have the published form. SEAN's generator has upsamplings=3, .* --published out"
+    for words, said in ((["--published"], reason), (["--to", f"{tmp_path}/file/there"], "choose a folder with --to")):
+        assert main([str(sean), *words]) == 2
+        assert re.search(said, capsys.readouterr().err)
+    with pytest.raises(UserError, match="--published: Identity has no published form; leave it out"):
+        _published(torch.nn.Identity())
+    assert not (sean / "export").exists()
 
 
 def test_a_disk_that_is_full_is_said_and_no_half_file_stays(sean, monkeypatch, capsys):
@@ -333,21 +321,6 @@ def test_a_disk_that_is_full_is_said_and_no_half_file_stays(sean, monkeypatch, c
     assert main([str(sean)]) == 2
     assert "step-000002': No space left on device; choose a folder with --to" in capsys.readouterr().err
     assert not list((sean / "export" / "step-000002").iterdir())
-
-
-def test_code_in_a_checkpoint_is_never_run(sean, tmp_path):
-    (path,) = sean.glob("checkpoints/*.ckpt")
-    saved = read_checkpoint(path)
-
-    class Harm:
-        def __reduce__(self):
-            return (Path.touch, (tmp_path / "harm",))
-
-    write_checkpoint(path, saved)
-    torch.save({"values": Harm()}, path / "values.json")
-    with pytest.raises(UserError, match="cannot be read as a checkpoint"):
-        export(str(sean))
-    assert not (tmp_path / "harm").exists() and not (sean / "export").exists()
 
 
 # ---- cards, and programs ----
@@ -387,12 +360,8 @@ def test_a_card_says_how_plain_torch_loads_the_networks_and_so_it_does(averaged,
 
 
 def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp_path, monkeypatch, capsys):
-    for number in range(8):
-        path = tmp_path / "data" / ("cat", "dog")[number % 2] / f"{number}.png"
-        path.parent.mkdir(exist_ok=True, parents=True)
-        Image.new("RGB", (16, 16), (20 * number, 0, 99)).save(path)
     small = dict(width=0.005, mapping=1, held_out=0.5, workers=0, max_steps=1)
-    run = opening.train(tmp_path / "runs", "stylegan2", data=tmp_path / "data", **small)
+    run = opening.train(tmp_path / "runs", "stylegan2", data=classes(tmp_path / "data", "RGB", 8), **small)
     export(str(run), tmp_path / "hub", card=True)
     assert "The classes: 0 cat, 1 dog." in (tmp_path / "hub" / "README.md").read_text()
     assert json.loads((tmp_path / "hub" / "config.json").read_text())["classes"] == ["cat", "dog"]

@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gan.app.page import run_tables
-from gan.app.painting.reopen import open_run
 from gan.files.errors import UserError
 from samples import gallery
-from tests.support import opening
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERY_PICTURE = "[...document.images]"
@@ -146,34 +143,21 @@ def test_headings_say_what_each_picture_is(made):
     assert 'alt="background, style of picture 1"' in styles
 
 
-@pytest.mark.slow
 def test_the_page_lies_where_it_is_told_to(sean_run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gallery, "page", lambda run: f"of {run.name}")
-    run = tmp_path / "runs" / "007-mine"
-    shutil.copytree(sean_run, run)
-    for out, path in (
-        ([], run / "gallery.html"),
-        (["--out", str(tmp_path / "pages")], tmp_path / "pages" / "007-mine.html"),
-        (["--out", str(tmp_path / "some" / "page.htm")], tmp_path / "some" / "page.htm"),
-    ):
-        assert gallery.main([str(run), *out]) == 0
-        assert path.read_text() == "of sean-faces"
-        assert f"open {path} in a browser" in capsys.readouterr().out
-        assert not list(path.parent.glob("*.part"))
-
-
-def test_the_newest_run_is_taken(sean_run, monkeypatch, capsys):
-    monkeypatch.setattr(gallery, "page", lambda run: "")
-    monkeypatch.chdir(sean_run.parent.parent)
-    assert gallery.main([]) == 0
-    assert str(Path(sean_run.parent.name) / sean_run.name / "gallery.html") in capsys.readouterr().out
-    (sean_run / "gallery.html").unlink()
-
-
-def test_no_run_yet_is_said(tmp_path, monkeypatch, capsys):
+    shutil.copytree(sean_run, tmp_path / "runs" / "007-mine")
     monkeypatch.chdir(tmp_path)
-    assert gallery.main([]) == 2
-    assert "train one with python -m gan.fit" in capsys.readouterr().err
+    for words, path in (
+        ("", "runs/007-mine/gallery.html"),  # of the newest run
+        ("runs/007-mine", "runs/007-mine/gallery.html"),
+        ("runs/007-mine --out pages", "pages/007-mine.html"),
+        ("runs/007-mine --out some/page.htm", "some/page.htm"),
+    ):
+        assert gallery.main(words.split()) == 0
+        assert Path(path).read_text() == "of sean-faces"
+        assert f"open {path} in a browser" in capsys.readouterr().out
+        assert not list(Path(path).parent.glob("*.part"))
+        Path(path).unlink()
 
 
 def test_a_page_that_cannot_be_written_is_said_before_it_is_made(sean_run, tmp_path, monkeypatch, capsys):
@@ -200,18 +184,3 @@ def test_it_is_a_command_of_its_own(tmp_path):
     told = subprocess.run(call, cwd=tmp_path, env=plain, capture_output=True, text=True)
     assert told.returncode == 2
     assert told.stderr.startswith("error: there is no 'nowhere'")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["pix2pix-faces", "cyclegan-faces", "r3gan-faces"])
-def test_games_without_styles_leave_those_sections_out(name, tmp_path, screen):
-    size = {"size": 16} if name == "r3gan-faces" else {"size": 32}
-    run = opening.train(tmp_path, name, faces=8, held_out=4, width=4, **size)
-    assert gallery.main([str(run)]) == 0
-    screen.open(run / "gallery.html")
-    links = screen.evaluate("[...document.querySelectorAll('section')].map(each => each.id)")
-    masks = ["masks"] if name == "pix2pix-faces" else []
-    assert links == ["training", *masks, "copies", "scores", "curves", "run"]
-    opened = open_run(str(run))
-    assert run_tables.exchange(opened).note == run_tables.NO_STYLES
-    assert screen.evaluate(f"{EVERY_PICTURE}.every(each => each.naturalWidth > 0)")

@@ -62,23 +62,13 @@ PRINTS = "datasets.batches\n"
 
 
 def test_a_program_finds_ours_wherever_a_package_of_that_name_is(taken):
-    assert ran(taken, "-c", f"import sys; sys.path.remove(''); {USES}", path=(ROOT, taken)) == (
-        0,
-        PRINTS,
-        [],
-    )
-    status, printed, said = ran(taken, "-c", f"import sys; sys.path.remove(''); {USES}", path=(taken, ROOT))
-    assert (status, printed, len(said)) == (
-        0,
-        PRINTS,
-        1,
-    ) and f"hides {taken}/datasets/__init__.py" in said[0]
-
-
-def test_a_program_finds_ours_although_its_path_changes_later(taken):
-    later = f"import sys; sys.path.remove(''); {USES.replace('gan; ', f'gan; sys.path.insert(0, {str(taken)!r}); ')}"
-    status, printed, said = ran(taken, "-c", later)
-    assert (status, printed, len(said)) == (0, PRINTS, 1)
+    """Also if its path changes later."""
+    uses = f"import sys; sys.path.remove(''); {USES}"
+    assert ran(taken, "-c", uses, path=(ROOT, taken)) == (0, PRINTS, [])
+    later = uses.replace("gan; ", f"gan; sys.path.insert(0, {str(taken)!r}); ")
+    for program, path in ((uses, (taken, ROOT)), (later, (ROOT,))):
+        status, printed, said = ran(taken, "-c", program, path=path)
+        assert (status, printed, len(said)) == (0, PRINTS, 1) and f"hides {taken}/datasets/__init__.py" in said[0]
 
 
 def test_one_that_is_imported_already_is_refused(taken):

@@ -24,13 +24,7 @@ MISTAKES = {  # by number: its code and what the page says of it
     number: (re.search(r"```python\n(.*?)```", text, re.S)[1], re.search(r"^> (.*)$", text, re.M)[1])
     for number, text in re.findall(r"^\*\*(\d)\. (.*?)(?=^\*\*\d|\Z)", PAGE, re.S | re.M)
 }
-QUIET = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "precision": "64-true",
-}
+QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
 
 @pytest.fixture
@@ -42,13 +36,6 @@ def page():
     return SimpleNamespace(**names)
 
 
-def data(steps=12):
-    draw = torch.Generator().manual_seed(5)
-    return [
-        (torch.randn(8, 2, generator=draw).double(), torch.randn(8, 4, generator=draw).double()) for _ in range(steps)
-    ]
-
-
 def furthest(ones, others):
     pairs = zip(ones, others, strict=True)
     return max((one.double() - other.double()).abs().max().item() for one, other in pairs)
@@ -56,13 +43,13 @@ def furthest(ones, others):
 
 @pytest.mark.parametrize(("policy", "devices"), [("ddp", 1), pytest.param("dp", 2, marks=pytest.mark.slow)])
 def test_the_game_gives_the_weights_of_the_loop(policy, devices, page):
-    batches = data()
+    batches = [(torch.randn(8, 2).double(), torch.randn(8, 4).double()) for _ in range(12)]
     networks = page.networks
     page.by_hand.__globals__["networks"] = lambda: [net.double() for net in networks()]
     G, D, average = page.by_hand(*zip(*batches, strict=True))
     averages = []
     with mock.patch.object(page.Game, "on_train_end", lambda game: averages.extend(averaged(game)), create=True):
-        game = page.train(DataLoader(batches, batch_size=None), policy, devices, **QUIET)
+        game = page.train(DataLoader(batches, batch_size=None), policy, devices, precision="64-true", **QUIET)
     assert furthest([*game.G.parameters(), *game.D.parameters()], [*G.parameters(), *D.parameters()]) < EXACT
     assert furthest(averages, average.parameters()) < EXACT
     assert furthest(average.parameters(), G.parameters()) > BROKEN

@@ -69,21 +69,9 @@ def test_a_mask_is_not_written_over_by_what_is_painted_of_it(here, tmp_path, cap
     assert sample.main(["auto", "save-labels", "--picture", "0", "-o", str(mask)]) == 0  # what it wrote before
 
 
-@pytest.mark.slow
-def test_data_that_have_moved_are_found_again(folder_run, tmp_path, capsys):
-    moved = shutil.copytree(folder_run, tmp_path / "runs" / folder_run.name)
-    opening.rewrite(moved, data="gone")
-    assert sample.main([str(moved)]) == 2
-    assert "cannot be opened: there is no folder gone; type --data and the folder" in capsys.readouterr().err
-    assert sample.main([str(moved), "--data", str(folder_run.parent.parent / "data")]) == 0
-    with Image.open(moved / "samples" / "reconstruct.png") as sheet:
-        assert 2 * 128 < sheet.height < 3 * 128
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["absent"], "there is no 'absent'"),
         (["auto", "transfre"], "unknown action 'transfre'; known: show, translate, draw, mix, interpolate"),
         (["transfer", "--from", "1"], "say which run comes first: python -m gan.sample auto transfer --from 1"),
         (["--seed", "1", "auto", "show"], "the run and the action come first"),

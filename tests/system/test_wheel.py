@@ -24,6 +24,4 @@ def test_it_says_of_each_package_that_it_has_types(tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     assert {f"{name}/py.typed" for name in PACKAGES} <= set(names) and "gan/phase.py" in names
     assert {f"gan/app/editing/edit.{kind}" for kind in ("html", "css", "js")} <= set(names)
-    assert {f"gan/app/page/{name}" for name in ("look.css", "page.css", "page.js")} <= set(
-        names
-    )  # of the page of gan.compare
+    assert {f"gan/app/page/{name}" for name in ("look.css", "page.css", "page.js")} <= set(names)  # of gan.compare
