@@ -46,7 +46,7 @@ from strategies.observers import OwnCollectives
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training
 
-HALF = 0.5  # of the loss as one device: it rounds nothing, and shows hooks that clip gradients, also in a pipeline
+HALF = 0.5  # of the loss as one device: it rounds nothing, and shows hooks that clip the gradients of all ranks alike
 SHOWN = 6  # differences in the error
 PATIENCE = 10.0  # seconds for all other ranks to fail as one has
 

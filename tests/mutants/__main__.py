@@ -1,11 +1,9 @@
 """`make mutants`: puts one mistake at a time into a copy of the source, and runs the tests that must fail.
 
-    python -m tests.mutants                                      all mistakes of mistakes.txt
-    python -m tests.mutants --only noise phase                   those with one of the words in their name or file
-    python -m tests.mutants gan/noise.py unit/gan/test_noise.py  20 simple mutations of one file, against these tests
+    python -m tests.mutants                     all mistakes of mistakes.txt
+    python -m tests.mutants --only noise phase  those with one of the words in their name or file
 
-Each mistake is tried in a fork of this process, which has imported torch. It ends with 1 if a mistake of mistakes.txt
-lives. Simple mutations may live: many change nothing that counts. Compare what lives before and after tests change.
+Each mistake is tried in a fork of this process, which has imported torch. It ends with 1 if one lives.
 """
 
 import argparse
@@ -21,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.mutants.simple import mutations
 from tests.mutants.table import MISTAKES, mutants
 
 ROOT = Path(__file__).parents[2]
@@ -68,13 +65,6 @@ def stale_rows() -> str:
     return "\n".join(lines)
 
 
-def of_file(file: str, tests: Sequence[str], count: int) -> Iterator[Mistake]:
-    found = list(mutations((ROOT / file).read_text("utf-8")))
-    count = min(count, len(found))
-    for each in (found[number * len(found) // count] for number in range(count)):
-        yield Mistake(f"{each.line}: {' '.join(each.was.split())} -> {each.becomes}", file, each.source, tests)
-
-
 def write(path: Path, source: str) -> None:
     path.write_text(source, "utf-8")
     Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
@@ -111,12 +101,10 @@ def run_tests(copy: Path, tests: Sequence[str], patience: float) -> int | None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Try whether tests find mistakes.")
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="mistakes with a word in name or file")
-    parser.add_argument("--count", type=int, default=20, help="how many simple mutations of a file")
     parser.add_argument("--patience", type=float, default=180, help="seconds; tests that hang longer have found it too")
-    parser.add_argument("file", nargs="?", help="a file of the source, such as gan/noise.py")
-    parser.add_argument("tests", nargs="*", help="tests of the file, such as unit/gan/test_noise.py")
     typed = parser.parse_args()
-    mistakes = list(of_file(typed.file, typed.tests, typed.count) if typed.file else of_table(typed.only))
+    if not (mistakes := list(of_table(typed.only))):
+        sys.exit(f"no mistake has one of these words in its name or file: {' '.join(typed.only)}")
 
     import lightning.pytorch  # noqa: F401 - once for all forks
     import pytest  # noqa: F401
@@ -148,7 +136,7 @@ def main() -> int:
             lives += status == 0
             print(f"{said:13} {mistake.file:38} {mistake.name}  {time.monotonic() - start:.1f} s", flush=True)
     print(f"{len(mistakes) - lives} of {len(mistakes)} mistakes are found, in {time.monotonic() - began:.0f} s")
-    return int(lives > 0 and not typed.file)
+    return int(lives > 0)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,24 @@ Sum = with_loss("Sum", lambda game, batch: game.net(batch["x"]).square().sum())
 RootOfMean = with_loss("RootOfMean", lambda game, batch: {"root": game.net(batch["x"]).square().mean().sqrt()})
 
 
+class ClipsAlike(One):
+    """What its hooks leave of a gradient is the same on each rank, and on one device."""
+
+    def play(self, batch):
+        for weight in self.net.parameters():
+            if weight.requires_grad and not weight._backward_hooks:
+                weight.register_hook(lambda gradient: gradient.clamp(max=1e-3))
+        return sum(weight.sum() for weight in self.net.parameters()) * batch["x"].abs().mean()
+
+
+class VirtualBatches(One):
+    """As StyleGAN-T's BatchNormLocal: statistics of four samples each, of which few samples have too few."""
+
+    def play(self, batch):
+        x = batch["x"].view(-1, min(4, len(batch["x"])), 6)
+        return self.net((x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True) + 1e-3).sqrt()).square().mean()
+
+
 class Contrast(One):
     """InfoNCE: the others of the batch are the negatives."""
 
@@ -473,6 +491,7 @@ APART = {"sync_batchnorm": False}
         row(DividesByItsMask, "In a trial of step 0, on a few samples of each rank, these differ:"),
         row(DrawingWrongly, "phase 'generator': loss 'loss'", policy="zero2"),
         row(WrongOptions, LOSS),
+        row(ClipsAlike, "phase 'play', player 'net': the gradients of 4 of 4 weights"),
         *(row(each, "phase 'late': loss 'loss'", steps=3, policy="zero3") for each in LATE),
     ],
 )
@@ -750,6 +769,7 @@ MATRIX = ["ddp", "zero3", "zero1", "fsdp"]  # `make test` plays zero3
         row(Plain, unsaid=("not checked",)),
         row(Plain, NO_ROOM, room=0),
         *(row(Remembers, ON_FEW, steps=4, policy=each, slow=each != "zero3") for each in [*MATRIX, "zero2"]),
+        row(VirtualBatches, unsaid=("no comparison",), steps=3),
         row(Packs, unsaid=("no comparison",), steps=4),
         row(Packs, unsaid=("no comparison",), steps=4, room=1, slow=True),
         row(Best, unsaid=("no comparison",), steps=4, slow=True),

@@ -112,6 +112,23 @@ def test_a_checkpoint_that_has_them_is_refused(tmp_path):
     assert re.fullmatch(r"the checkpoint was saved without saved=False for '\S+'; .*", told)
 
 
+class LeavesOut(SharedBase):
+    """As games of Lightning do with a frozen network, here in a plain dict."""
+
+    strict_loading = False
+
+    def state_dict(self, *args, **kwargs):
+        return {name: value for name, value in super().state_dict(*args, **kwargs).items() if "teacher" not in name}
+
+
+def test_a_state_dict_of_the_authors_may_be_a_plain_dict(alone, tmp_path):
+    half = str(tmp_path / "half.ckpt")
+    fit(LeavesOut, "single", 1, steps=HALF, save=half)
+    assert not any("teacher" in name for name in read_checkpoint(half)["state_dict"])
+    assert distance(fit(LeavesOut, "single", 1, resume=half), alone) == 0
+    assert LeavesOut.load_from_checkpoint(half, strict=False)
+
+
 def named(name, game):
     return type(name, (game,), {})
 
