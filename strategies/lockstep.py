@@ -15,9 +15,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from strategies import private
 from strategies.processes import agent, slurm
 from strategies.processes.board import shared_board
-from strategies.processes.equal_rows import EqualRows
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
+from strategies.processes.same_on_ranks import SameOnRanks
 from strategies.processes.stopping import Ending, Signals, tell
 from strategies.world import World
 
@@ -28,7 +28,7 @@ class Lockstep:
     """The ranks as one training. Before set-up, and in a single process, there is nothing to keep together."""
 
     def __init__(self) -> None:
-        self.ending, self.equal_rows, self.places = Ending(), EqualRows(), Places()
+        self.ending, self.same_on_ranks, self.places = Ending(), SameOnRanks(), Places()
         self.signals = Signals()
         self.survivor: Survivor | None = None  # made by the launcher
         self.advice = ""  # the command to type after a rank was lost
@@ -53,7 +53,7 @@ class Lockstep:
         """Give all ranks one name for this run. The process group must exist. Pass the trainer only in training."""
         run = world.broadcast(secrets.token_hex(8))
         self.ending = Ending(run if world.size > 1 else "")
-        self.equal_rows = EqualRows(world, run)
+        self.same_on_ranks = SameOnRanks(world, run)
         number, first = (0, 0) if self.survivor is None else (self.survivor.rank, self.survivor.first)
         board = shared_board(world.per_node, first, run, lambda: world.gather(None))
         self.places = Places(world, run, board, number)

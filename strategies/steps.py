@@ -27,7 +27,7 @@ from strategies.lockstep import Lockstep
 from strategies.micro_batches import row_counts, tensors
 from strategies.optimizers import check_saved, check_unaltered
 from strategies.processes import heap
-from strategies.processes.equal_rows import Forms
+from strategies.processes.same_on_ranks import Forms
 from strategies.reachable import PLAIN
 from strategies.sharding.resharded_parameter import version_of
 from strategies.turn import Training, play
@@ -82,7 +82,7 @@ class Steps:
         to_device: Callable[..., Any],
     ) -> None:
         checked = bool(check) and training.world.size > 1
-        self.forms = Forms(training.equal_rows) if checked and training.equal_rows.store is not None else None
+        self.forms = Forms(training.same_on_ranks) if checked and training.same_on_ranks.store is not None else None
         training = replace(training, forms=self.forms)
         self.game, self.training, self.lockstep, self.compared = game, training, lockstep, compared
         self.to_device = to_device
@@ -136,7 +136,7 @@ class Steps:
         compared = tried and self.training.world.size > 1
         for policy in self.policies.values():
             policy.begin_step(step, compared)
-        self.lockstep.equal_rows.begin(batch)
+        self.lockstep.same_on_ranks.begin(batch)
         self.lockstep.places.begin_step(game.step)
         with self.lockstep.places.named():
             raw = batch if self.transfer is None else self.transfer.raw

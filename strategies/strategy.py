@@ -159,8 +159,8 @@ class PhaseStrategy(RanksStrategy):
         self.began = True
         self.lockstep.signals.take(OTHERS, self.ending.wish, gently=True)  # SIGTERM is Lightning's
         check_together(game.trainer.train_dataloader, private.taken_ahead(game.trainer))
-        hooks, equal_rows = Hooks(game.trainer, game), self.lockstep.equal_rows
-        training = Training(self.policies, self.precision_plugin, self.world, self.saving.seed, hooks, equal_rows)
+        hooks, same_on_ranks = Hooks(game.trainer, game), self.lockstep.same_on_ranks
+        training = Training(self.policies, self.precision_plugin, self.world, self.saving.seed, hooks, same_on_ranks)
         self.steps = Steps(game, training, self.lockstep, self.check, self.check_replicas, super().batch_to_device)
         self.saving.resume(game.trainer)
 

@@ -21,7 +21,7 @@ from strategies.hooks import NO_HOOKS, Hooks, see_gradients, whole_gradients_alo
 from strategies.micro_batches import row_counts, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
-from strategies.processes.equal_rows import EqualRows, Forms
+from strategies.processes.same_on_ranks import Forms, SameOnRanks
 from strategies.sharding.unshard_on_read import other_order
 from strategies.world import World, agree
 
@@ -95,7 +95,7 @@ class Training:
     world: World
     seed: int = 0
     hooks: Hooks = NO_HOOKS
-    equal_rows: EqualRows = field(default_factory=EqualRows)
+    same_on_ranks: SameOnRanks = field(default_factory=SameOnRanks)
     guard: Guard = field(default_factory=Guard)
     draws: Draws = field(default_factory=Draws)
     forms: Forms | None = None
@@ -112,7 +112,7 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
 
         # Wait for the device. Nothing else in a phase does. See [Note: one wait a phase].
         finished = finish(phase, training.policies, scale)
-        training.equal_rows.check(phase.name, step)
+        training.same_on_ranks.check(phase.name, step)
 
         # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
         for learner, (norms, values) in zip(learners, finished, strict=True):
@@ -172,7 +172,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
         losses = _losses(phase, part, place, training)
         if training.forms is not None:
             training.forms.saw(phase.name, losses, training.draws.guesses(phase))
-            training.equal_rows.drew(phase.name, index, _drawn(place, training))
+            training.same_on_ranks.drew(phase.name, index, _drawn(place, training))
         total = _sum(losses.values(), scale / parts)
         for name, loss in losses.items():
             mean = loss.detach() / parts if parts > 1 else loss.detach()

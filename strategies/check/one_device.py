@@ -16,8 +16,8 @@ with the samples of all ranks. A loss that fails with few samples is tried with 
 step; if it fails with these too, the training itself says so.
 
 What differs only later, such as a mask that is full in the first batch, is found when later steps are tried: at growing
-distances, after a step in which all ranks have computed a loss in a new way (processes/equal_rows.py), and each tenth
-time with `PhaseStrategy(check="often")`. What a loss keeps for later steps is compared as well. It may be a log,
+distances, after a step in which all ranks have computed a loss in a new way (processes/same_on_ranks.py), and each
+tenth time with `PhaseStrategy(check="often")`. What a loss keeps for later steps is compared as well. It may be a log,
 so a difference is only said, and only of what the author's code also reads.
 """
 

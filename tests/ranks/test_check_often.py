@@ -13,7 +13,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.check import trial
 from strategies.check.trial import Trials
-from strategies.processes.equal_rows import AGAIN, EqualRows, Forms
+from strategies.processes.same_on_ranks import AGAIN, Forms, SameOnRanks
 from strategies.world import World
 from tests.ranks.test_check import One, Stateful, tried
 from tests.support.hard_games import HARD
@@ -303,7 +303,7 @@ def test_a_phase_is_tried_at_growing_distances_and_often_at_least_every_tenth_ti
 def forms(size=2):
     """Of each rank, on a store of their own."""
     store = torch.distributed.HashStore()
-    rows = [EqualRows() for _ in range(size)]
+    rows = [SameOnRanks() for _ in range(size)]
     for rank, each in enumerate(rows):
         each.world, each.store = World(size, rank), store
     return [Forms(each) for each in rows]

@@ -28,7 +28,7 @@ from gan import GanModule
 from gan.files.errors import UserError
 from gan.ranks import alone
 from strategies import PhaseStrategy
-from strategies.processes.equal_rows import EqualRows
+from strategies.processes.same_on_ranks import SameOnRanks
 from tests.support.hard_games import Plain
 from tests.support.parity import BATCH, BROKEN, distance, equals, snapshot, train, trainer, vectors
 from tests.support.saved import Saves
@@ -401,7 +401,7 @@ def unequal(policy, sizes, checked=True):
     game, said = Plain(), None
     mine = sizes[dist.get_rank()]
     loader = DataLoader([{"x": vectors(step)["x"][:size]} for step, size in enumerate(mine)], batch_size=None)
-    with contextlib.nullcontext() if checked else mock.patch.object(EqualRows, "begin"):
+    with contextlib.nullcontext() if checked else mock.patch.object(SameOnRanks, "begin"):
         try:
             trainer(PhaseStrategy(policy, check=False), 2, len(mine)).fit(game, loader)
         except UserError as error:
@@ -416,7 +416,7 @@ AT_FIRST, LATER = ([6], [2]), ([8, 6], [8, 2])
 @pytest.mark.parametrize(
     ("policy", "sizes", "where"), [("ddp", AT_FIRST, ""), ("zero3", LATER, "phase 'discriminator' of step 1: ")]
 )
-def test_ranks_with_unequal_rows_are_refused_by_name_on_all(policy, sizes, where, ranks):
+def test_ranks_with_unsame_on_ranks_are_refused_by_name_on_all(policy, sizes, where, ranks):
     for said, _ in ranks(2).run(unequal, policy, sizes):
         assert said.startswith(
             f"{where}rank 1's batch has 2 rows and rank 0's 6, so the mean over ranks is not the mean"

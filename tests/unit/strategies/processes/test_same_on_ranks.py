@@ -7,8 +7,8 @@ import torch
 from torch.distributed import HashStore
 
 from gan.files.errors import UserError
-from strategies.processes import equal_rows
-from strategies.processes.equal_rows import EqualRows
+from strategies.processes import same_on_ranks
+from strategies.processes.same_on_ranks import SameOnRanks
 
 
 class Watched(HashStore):
@@ -26,12 +26,12 @@ class Watched(HashStore):
 @pytest.fixture
 def store():
     made = Watched()
-    with mock.patch.object(equal_rows, "default_store", lambda: made):
+    with mock.patch.object(same_on_ranks, "default_store", lambda: made):
         yield made
 
 
 def three(*first):
-    return [EqualRows(mock.Mock(size=3, rank=rank, gather=lambda _: list(first)), "run") for rank in range(3)]
+    return [SameOnRanks(mock.Mock(size=3, rank=rank, gather=lambda _: list(first)), "run") for rank in range(3)]
 
 
 def step(ranks, number, *sizes):
@@ -93,7 +93,7 @@ def test_a_fast_rank_that_has_begun_the_next_step_confuses_nobody(store):
 
 
 def test_one_rank_compares_nothing_and_a_batch_without_rows_is_left_to_who_plays_it(store):
-    alone = EqualRows()
+    alone = SameOnRanks()
     alone.begin(torch.zeros(8))
     alone.begin(torch.zeros(3))
     alone.check("judge", 1)

@@ -19,10 +19,10 @@ from strategies.world import World
 ROWS = "rows"  # of a batch, beside draws, which have a phase and the number of a micro-batch
 
 
-class EqualRows:
+class SameOnRanks:
     """Refuses an update from batches of different sizes, or after unlike draws.
 
-    [Note: sizes are compared when one changes]
+    [Note: what is compared when it changes]
     In the first step all ranks tell each other the size of their batch. From then on, a step whose batch has the same
     size as the last one costs nothing. A rank whose size changes writes the new one into torch's store before it plays.
     When its gradients are reduced, every other rank has begun the step too, and has written if its size has changed.
@@ -110,7 +110,7 @@ class Forms:
     new there. So all ranks know then whether it is new on each of them.
     """
 
-    def __init__(self, rows: EqualRows) -> None:
+    def __init__(self, rows: SameOnRanks) -> None:
         assert rows.store is not None
         self.rows, self.store = rows, rows.store
         self.known: dict[str, set[int]] = {}
