@@ -9,51 +9,35 @@ import torch
 
 from gan import export, sample
 from gan.files.errors import UserError
-from gan.runs import build
 from nets.published.files import published_state
 from nets.published.hifigan import CONFIGS, networks
 from tests.support import opening
-
-TINY = dict(width=0.02, segment=1024, seconds=0.1, batch_size=2, max_steps=1, workers=0, held_out=0.25)
-
-
-@pytest.fixture(scope="module")
-def sounds(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sounds")
-    rng = numpy.random.default_rng(0)
-    for number in range(8):
-        soundfile.write(folder / f"{number}.wav", 0.5 * rng.uniform(-1, 1, 3000), 22050)
-    return folder
+from tests.unit.gan.runs.test_runs import settings_of, small
 
 
-def run_of(sounds, **settings):
-    return build("hifigan", **{"data": str(sounds)} | TINY | settings)
-
-
-def test_configurations_have_the_published_sizes(sounds):
+def test_configurations_have_the_published_sizes():
     """13.92, 0.92 and 1.46 million numbers in the generators, by table 1 of the paper; lengths of weight norm apart."""
     for config, wanted in (("V1", 13.92), ("V2", 0.92), ("V3", 1.46)):
         generator, mel = networks(CONFIGS[config], config)
         kept = [p.numel() for name, p in generator.named_parameters() if not name.endswith("original0")]
         assert sum(kept) / 1e6 == pytest.approx(wanted, abs=0.01)
         assert (mel.rate, mel.bands, mel.window, mel.hop, mel.top) == (22050, 80, 1024, 256, 8000)
-        assert run_of(sounds, config_=config).game.whole_mel.top is None
+        assert small("hifigan", config_=config).game.whole_mel.top is None
 
 
-def test_a_batch_is_of_segments_and_another_rate_lowers_the_highest_band(sounds):
-    run = run_of(sounds, hertz=11025)
+def test_a_batch_is_of_segments_and_another_rate_lowers_the_highest_band():
+    run = small("hifigan", hertz=11025)
     assert next(iter(run.data.train_dataloader()))["wave"].shape == (2, 1024)
     assert run.game.mel.top is None
     assert run.game.show(next(iter(run.data.val_dataloader())))["generated"].samples.shape == (2, 1024)
 
 
 @pytest.fixture(scope="module")
-def trained(sounds, tmp_path_factory):
-    out = tmp_path_factory.mktemp("hifigan") / "runs"
-    return opening.train(out, "hifigan", data=str(sounds), config_="V3", **TINY)
+def trained(tmp_path_factory):
+    return opening.train(tmp_path_factory.mktemp("runs"), "hifigan", config_="V3", **settings_of("hifigan"))
 
 
-def test_published_files_are_written_and_read(trained, sounds, tmp_path):
+def test_published_files_are_written_and_read(trained, tmp_path):
     assert export.main([str(trained), "--published", "--card", "--to", str(tmp_path)]) == 0
     drawer = torch.load(tmp_path / "g_00000000", weights_only=True)["generator"]
     both = torch.load(tmp_path / "do_00000000", weights_only=True)
@@ -64,16 +48,16 @@ def test_published_files_are_written_and_read(trained, sounds, tmp_path):
     assert config["networks"].keys() == {"generator", "discriminators"}  # of the card, which has the same file
     (tmp_path / "g_00000000").rename(tmp_path / "generator_v3")
     for place in (tmp_path, tmp_path / "generator_v3"):
-        game = run_of(sounds, from_=str(place), seed=5).game
+        game = small("hifigan", from_=str(place), seed=5).game
         assert all(torch.equal(value, drawer[key]) for key, value in published_state(game.generator).items())
         judges = published_state(game.discriminators.msd)
         same = [torch.equal(value, both["msd"][key]) for key, value in judges.items() if key.endswith("weight_orig")]
         assert all(same) == (place == tmp_path) and same
     with pytest.raises(UserError, match="generator_v3 has other networks than are made here"):
-        run_of(sounds, from_=str(tmp_path), config_="V1")
+        small("hifigan", from_=str(tmp_path), config_="V1")
 
 
-def test_sounds_and_spectrograms_of_a_folder_become_sounds(trained, sounds, tmp_path, capsys):
+def test_sounds_and_spectrograms_of_a_folder_become_sounds(trained, tmp_path, capsys):
     inputs, out = tmp_path / "in", tmp_path / "out"
     inputs.mkdir()
     soundfile.write(inputs / "a.flac", numpy.linspace(-0.5, 0.5, 16000), 44100)
@@ -84,25 +68,10 @@ def test_sounds_and_spectrograms_of_a_folder_become_sounds(trained, sounds, tmp_
     assert sorted(path.name for path in out.iterdir()) == ["a.wav", "b.wav"]
     assert soundfile.info(out / "a.wav").frames == 8000 // 256 * 256
     assert soundfile.info(out / "b.wav").frames == 7 * 256
-    again = tmp_path / "again"
-    assert sample.main([str(trained), "--inputs", str(inputs / "a.flac"), "--out", str(again)]) == 0
-    assert (again / "a.wav").read_bytes() == (out / "a.wav").read_bytes()
+    assert sample.main([str(trained), "--inputs", str(inputs / "a.flac"), "--out", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "a.wav").read_bytes() == (out / "a.wav").read_bytes()
     assert sample.main([str(trained), "--inputs", str(inputs), "--direction", "AtoB"]) == 2
     assert "sounds have no direction" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (dict(config_="V4"), "--config V4 is not known; type one of V1, V2, V3, or a config.json of HiFi-GAN"),
-        (dict(segment=1000), "segment=1000 is not a multiple of 256 from 1024 up; try segment=1024"),
-        (dict(data="nowhere"), "nowhere is no folder; give a folder of wav"),
-        (dict(from_="nowhere"), "nowhere cannot be read as published weights"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused(sounds, settings, message):
-    with pytest.raises(UserError, match=message):
-        run_of(sounds, **settings)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +83,11 @@ def test_what_cannot_be_trained_is_refused(sounds, settings, message):
         ({"upsample_rates": None}, "is no configuration of HiFi-GAN"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused(sounds, tmp_path, change, message):
+def test_a_configuration_that_cannot_be_is_refused(tmp_path, change, message):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIGS["V3"] | change))
     with pytest.raises(UserError, match=message):
-        run_of(sounds, config_=str(path))
+        small("hifigan", config_=str(path))
     path.write_text("{")
     with pytest.raises(UserError, match="cannot read"):
-        run_of(sounds, config_=str(path))
+        small("hifigan", config_=str(path))

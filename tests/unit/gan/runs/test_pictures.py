@@ -1,7 +1,7 @@
 """Pictures of a person's own: what a path holds is found out, and becomes batches."""
 
 import json
-import zipfile
+import shutil
 
 import numpy as np
 import pytest
@@ -9,8 +9,15 @@ import torch
 from PIL import Image
 
 from gan.files.errors import UserError
+from gan.runs import build
 from gan.runs.pictures import OnPictures
 from gan.runs.run import made_to
+from nets.published.from_noise import published
+from nets.published.pickles import write
+from nets.r3 import R3Discriminator, R3Generator
+from nets.stylegan import StyleDiscriminator, StyleGenerator
+
+TINY = dict(batch_size=4, max_steps=4, workers=0, held_out=0.25)
 
 
 def put(path, size=(12, 8), mode="RGB", colour=None):
@@ -40,10 +47,8 @@ def test_a_folder_of_pictures_becomes_batches(tmp_path, capsys):
     batch = next(iter(data.data(4).train_dataloader()))
     assert set(batch) == {"image"} and batch["image"].shape == (4, 3, 8, 12)
     assert batch["image"].dtype == torch.float32 and -1 <= batch["image"].min() < batch["image"].max() <= 1
-    assert (
-        "12 pictures in a folder (12x8; RGB 12); no classes; scaled and cropped to 12x8 (all are), RGB"
-        in capsys.readouterr().err
-    )
+    said = "12 pictures in a folder (12x8; RGB 12); no classes; scaled and cropped to 12x8 (all are), RGB"
+    assert said in capsys.readouterr().err
 
 
 def test_sub_folders_that_hold_all_pictures_are_classes(tmp_path, capsys, monkeypatch):
@@ -66,19 +71,12 @@ def test_sub_folders_that_hold_all_pictures_are_classes(tmp_path, capsys, monkey
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("labels", [[2, 0, 1, 1], [[0.5, 1], [1, 0], [0, 0], [2, 2]], None])
 def test_stylegans_data_sets_have_their_labels(tmp_path, packed, labels):
-    names = [f"00000/img{number:08}.png" for number in range(4)]
-    (tmp_path / "set").mkdir()
-    given = None if labels is None else list(reversed(list(zip(names, labels, strict=True))))
-    (tmp_path / "set" / "dataset.json").write_text(json.dumps({"labels": given}))
+    names, path = [f"00000/img{number:08}.png" for number in range(4)], tmp_path / "set"
     for name in names:
-        put(tmp_path / "set" / name)
-    path = tmp_path / "set"
-    if packed:
-        path = tmp_path / "set.zip"
-        with zipfile.ZipFile(path, "w") as file:
-            for name in ("dataset.json", *names):
-                file.write(tmp_path / "set" / name, name)
-    data = found(path, held_out=0.0)
+        put(path / name)
+    given = labels and [*zip(names, labels, strict=True)][::-1]
+    (path / "dataset.json").write_text(json.dumps({"labels": given}))
+    data = found(shutil.make_archive(path, "zip", path) if packed else path, held_out=0.0)
     assert data.classes == (0 if labels is None else 3 if labels[0] == 2 else 2)
     for row in range(4) if labels else ():
         assert np.array_equal(data.train[row]["class"], np.float32(labels[row]))
@@ -104,11 +102,57 @@ def test_a_plan_needs_no_pictures(tmp_path):
         found(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"channels": 2}, "2 channels are not known"), ({"background": "purplish"}, "there is no colour 'purplish'")],
-)
-def test_what_cannot_be_meant_is_refused(tmp_path, settings, message):
+def test_what_cannot_be_meant_is_refused(tmp_path):
     put(tmp_path / "a.png")
-    with pytest.raises(UserError, match=message):
-        found(tmp_path, **settings)
+    with pytest.raises(UserError, match="2 channels are not known"):
+        found(tmp_path, channels=2)
+    with pytest.raises(UserError, match="there is no colour 'purplish'"):
+        found(tmp_path, background="purplish")
+
+
+# ---- runs from noise ----
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("stylegan2", dict(width=0.005, mapping=1)), ("r3gan", dict(width=0.02, augment=0.5)), ("biggan", dict(width=2))],
+)
+def test_class_folders_of_any_shape_are_trained_on(name, settings, tmp_path):
+    run = build(name, data=two_classes(tmp_path), size="16x12", **settings, **TINY)
+    batch, game = next(iter(run.data.train_dataloader())), run.game
+    assert name != "r3gan" or game.augment is not None
+    assert game.generator.classes == 2 and batch["image"].shape == (4, 3, 12, 16)
+    losses = [loss for phase in game.configure_phases() for loss in phase.loss(batch).values()]
+    assert torch.stack(losses).isfinite().all()
+    assert game.show(batch)["output"].shape == (4, 3, 12, 16)
+
+
+NARROW, WIDTHS = dict(base=64, most=4), (16, 8, 8)
+NETS = {
+    "stylegan2": lambda: (
+        StyleGenerator(16, latent=4, style=4, mapping=2, **NARROW),
+        StyleDiscriminator(16, group=2, **NARROW),
+    ),
+    "r3gan": lambda: (R3Generator(7, WIDTHS), R3Discriminator(WIDTHS)),
+}
+
+
+@pytest.mark.parametrize(("name", "left_out"), [("stylegan2", "--width and --mapping"), ("r3gan", "--width")])
+def test_a_published_file_is_trained_on(name, left_out, tmp_path):
+    nets = dict(zip("GD", NETS[name](), strict=True))
+    write(tmp_path / "nets.pkl", {which: published(net) for which, net in nets.items()})
+    rules = dict(TINY, data=two_classes(tmp_path / "data"), from_=str(tmp_path / "nets.pkl"), classes=False)
+    game = build(name, size="16x12", **rules).game
+    for net, begun in zip((game.generator, game.discriminator), nets.values(), strict=True):
+        assert net.training
+        torch.testing.assert_close(net.state_dict(), begun.state_dict(), rtol=0, atol=0)
+    assert sum(game.fool({"image": torch.zeros(4, 3, 12, 16)}).values()).isfinite()
+    assert name != "stylegan2" or game.ada.images == 100_000
+    for wrong, words in (
+        ({"width": 0.5}, f"networks of its own; leave {left_out} out"),
+        ({"size": 32}, "draws 16 x 16, and pictures have .*; type --size 16"),
+        ({"channels": 1}, "draws 3 channels, and pictures have 1; type --channels 3"),
+        ({"classes": True}, "knows 0 classes, and pictures have 2; type --classes false"),
+    ):
+        with pytest.raises(UserError, match=words):
+            build(name, **{"size": "16x12", **rules, **wrong})

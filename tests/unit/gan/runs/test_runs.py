@@ -2,18 +2,17 @@
 
 import functools
 import inspect
-import shutil
 import sys
 import tempfile
 import typing
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from jsonargparse import ArgumentParser
 from lightning import Trainer
-from PIL import Image
 
 from datasets import Faces, Tones
 from gan import fit, runs
@@ -28,27 +27,29 @@ from nets.sean.ace import ACE
 from strategies import PhaseStrategy
 from tests.support import layouts, narrow_vgg, opening
 from tests.support.parity import often
+from tests.unit.gan.runs.test_pictures import put
 
 COMMON = {"size", "batch_size", "max_steps", "seed", "workers"}
 FACES = {"faces": 4, "held_out": 4}
 PAIRS = {"hidden": 2, "width": 2, "upsamplings": 2, "workers": 0, "held_out": 1}
+HALF, OFF = {"held_out": 0.5, "workers": 0}, {"perceptual": "off"}
 SMALL = {
     "sean-faces": {"width": 2, "hidden": 2, "style": 4, **FACES},
     "spade-faces": {"width": 2, "hidden": 2, **FACES},
     "pix2pix-faces": {"width": 2, **FACES},
     "cyclegan-faces": {"width": 2, "blocks": 1, **FACES},
     "cut-faces": {"width": 2, **FACES},
-    "pix2pix": {"width": 2, "judge_width": 2, "layers": 2, "held_out": 0.5, "workers": 0},
-    "cyclegan": {"width": 2, "blocks": 1, "layers": 2, "held_out": 0.5, "workers": 0},
-    "cut": {"width": 2, "blocks": 5, "layers": 2, "held_out": 0.5, "workers": 0},
+    "pix2pix": {"width": 2, "judge_width": 2, "layers": 2, **HALF},
+    "cyclegan": {"width": 2, "blocks": 1, "layers": 2, **HALF},
+    "cut": {"width": 2, "blocks": 5, "layers": 2, **HALF},
     "r3gan-faces": {"width": 4, **FACES},
     "wgan-gp-faces": {"width": 4, **FACES},
     "stylegan-faces": {"width": 4, **FACES},
     "biggan-faces": {"width": 2, "latent": 8, **FACES},
-    "biggan": {"width": 2, "held_out": 0.5, "workers": 0},
-    "stylegan2": {"width": 0.01, "mapping": 1, "held_out": 0.5, "workers": 0},
-    "r3gan": {"width": 0.02, "held_out": 0.5, "workers": 0},
-    "vqgan": {"width": 32, "blocks": 1, "judge_width": 4, "codes": 8, "config_": "f4", "held_out": 0.5, "workers": 0},
+    "biggan": {"width": 2, **HALF},
+    "stylegan2": {"width": 0.01, "mapping": 1, **HALF},
+    "r3gan": {"width": 0.02, **HALF},
+    "vqgan": {"width": 32, "blocks": 1, "judge_width": 4, "codes": 8, "config_": "f4", "size": 24, **OFF, **HALF},
     "dmd2-faces": {"width": 4, **FACES},
     "dmd2-lora-faces": {"width": 4, "base_steps": 1, **FACES},
     "vqgan-faces": {"width": 4, **FACES},
@@ -57,13 +58,13 @@ SMALL = {
     "sean-coco": {"style": 4, "edges": True, **PAIRS},
     "spade": PAIRS,
     "spade-folder": {"labels": 4, **PAIRS},
-    "hifigan": {"width": 0.02, "segment": 1024, "seconds": 0.1, "held_out": 0.5, "workers": 0},
+    "hifigan": {"width": 0.02, "segment": 1024, "seconds": 0.1, **HALF},
     "hifigan-tones": {"width": 8, "bands": 8, "segment": 1024, "seconds": 0.2, "clips": 4, "held_out": 4},
 }
 LABELS = {"celebamask": 19, "ade20k": 151, "cityscapes": 35, "coco": 183, "facades": 13, "folder": 4}
 ON_FILES = list(OLD_NAMES)
 BEGUN = ("stylegan2", "hifigan", "sean", "r3gan", "biggan", "vqgan", "pix2pix", "cyclegan", "cut")
-FROM_NOISE = ("r3gan-faces", "biggan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces", "dmd2-lora-faces")
+FROM_NOISE = ("r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces", "dmd2-lora-faces", "biggan-faces")
 
 
 def small(name: str, **settings) -> Run:
@@ -71,19 +72,11 @@ def small(name: str, **settings) -> Run:
 
 
 def settings_of(name: str) -> dict[str, typing.Any]:
-    on_files = {}
+    found = {"batch_size": 2, "max_steps": 1, **({} if name.startswith("hifigan") else {"size": 16}), **SMALL[name]}
     if name in (*ON_FILES, "sean", "spade"):
-        on_files = {"data": str(written(name.partition("-")[2] or "folder")), "perceptual": vgg()}
-    if name == "vqgan":
-        on_files = {"data": str(pictures()), "perceptual": "off", "size": 24}
-    if name in ("stylegan2", "r3gan", "biggan"):
-        on_files = {"data": str(pictures())}
-    if name in ("pix2pix", "cyclegan", "cut"):
-        on_files = {"data": str(kinds())}
-    if name == "hifigan":
-        on_files = {"data": str(sounds())}
-    size = {} if name.startswith("hifigan") else {"size": 16}
-    return {"batch_size": 2, "max_steps": 1} | size | SMALL[name] | on_files
+        return found | {"data": str(written(name.partition("-")[2] or "folder")), "perceptual": vgg()}
+    sets = {"hifigan": sounds, **dict.fromkeys(("pix2pix", "cyclegan", "cut"), kinds)}
+    return found | ({"data": str(sets.get(name, pictures)())} if name in BEGUN else {})
 
 
 @functools.cache
@@ -98,16 +91,17 @@ def written(layout: str) -> Path:
 def pictures() -> Path:
     root = Path(tempfile.mkdtemp())
     for number in range(16):
-        Image.new("RGB", (16, 16), (16 * number, 0, 0)).save(root / f"{number}.png")
+        put(root / f"{number}.png", (16, 16), colour=(16 * number, 0, 0))
     return root
 
 
 @functools.cache
 def kinds() -> Path:
-    """Pictures of two kinds."""
+    """Pictures of two kinds; those of B are brighter."""
     root = Path(tempfile.mkdtemp())
-    for kind in "AB":
-        shutil.copytree(pictures(), root / kind)
+    for number in range(8):
+        for kind, least in (("A", 0), ("B", 100)):
+            put(root / kind / f"{number}.png", (16, 16), colour=(least + 16 * number,) * 3)
     return root
 
 
@@ -155,6 +149,10 @@ def test_a_run_whose_networks_its_seed_decides_trains_all_players_and_logs_its_s
     assert run.score in run.scores
     assert all(trainer.callback_metrics[score] > 0 for score in run.scores)
     assert all(run.scores.values())
+    if name.endswith("faces"):  # none that is held out is trained on
+        parts = [getattr(part, "faces", getattr(part, "posters", part)) for part in (run.data.train, run.data.val)]
+        train, val = ({part.face(index) for index in range(len(part))} for part in parts)
+        assert not train & val
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -171,17 +169,6 @@ def test_the_command_line_can_offer_every_setting(name):
                 assert f"\n    {parameter.name}: " in described
     for setting in settings:
         assert f"--{setting}" in said
-
-
-@pytest.mark.parametrize("name", [name for name in RUNS if name.endswith("faces")])
-def test_held_out_faces_are_not_trained_on(name):
-    run = small(name)
-
-    def numbers(dataset) -> set[int]:
-        inner = getattr(dataset, "faces", getattr(dataset, "posters", dataset))
-        return {inner.face(index) for index in range(len(inner))}
-
-    assert not numbers(run.data.train) & numbers(run.data.val)
 
 
 def test_held_out_sounds_are_not_trained_on_and_as_long_as_asked_for():
@@ -227,66 +214,43 @@ def test_an_old_name_finds_the_data_set_with_its_labels_shape_and_edges(name, ca
     assert not trained & held_out and sum(len(batch["image"]) for batch in run.data.val_dataloader()) == 1  # as typed
 
 
-def test_the_networks_have_the_published_numbers_of_parameters(monkeypatch):
+def test_the_networks_have_the_published_numbers_of_parameters():
     """At 19 labels 266.9 million in encoder and generator, 1.36 million in the discriminator. No memory is used."""
-
-    def on_meta(kind, *args, **settings):
-        with torch.device("meta"):
-            return kind(*args, **settings)
-
-    for kind in (pairs.StyleEncoder, pairs.SeanGenerator, pairs.MultiScaleDiscriminator):
-        monkeypatch.setattr(pairs, kind.__name__, functools.partial(on_meta, kind))
-    game = build(
-        "sean-folder", data=str(written("folder")), size=32, batch_size=1, held_out=1, perceptual="off", labels=19
-    ).game
-    counts = [sum(p.numel() for p in part.parameters()) / 1e6 for part in (game.encoder, game.generator)]
-    assert sum(counts) == pytest.approx(266.9, abs=0.1)
-    assert counts[0] == pytest.approx(1.57, abs=0.01)
-    assert sum(p.numel() for p in game.discriminator.parameters()) / 1e6 == pytest.approx(1.36, abs=0.01)
+    with torch.device("meta"):
+        game = build(
+            "sean-folder", data=str(written("folder")), size=32, batch_size=1, held_out=1, labels=19, **OFF
+        ).game
+    parts = (game.encoder, game.generator, game.discriminator)
+    counts = [sum(p.numel() for p in part.parameters()) / 1e6 for part in parts]
+    assert counts[0] + counts[1] == pytest.approx(266.9, abs=0.1)
+    assert counts[0] == pytest.approx(1.57, abs=0.01) and counts[2] == pytest.approx(1.36, abs=0.01)
 
 
-@pytest.mark.parametrize(("settings", "steps"), [(dict(epochs=7), 7 * 2), (dict(epochs=7, max_steps=5), 5)])
-def test_epochs_count_steps_unless_those_are_given(settings, steps):
-    run = small("sean-folder", batch_size=1, **{"max_steps": None} | settings)
-    assert (run.max_steps, run.game.steps) == (steps, steps)
+@pytest.mark.parametrize(("steps", "wanted"), [(None, 7 * 2), (5, 5)])
+def test_epochs_count_steps_unless_those_are_given(steps, wanted):
+    run = small("sean-folder", batch_size=1, epochs=7, max_steps=steps)
+    assert (run.max_steps, run.game.steps) == (wanted, wanted)
 
 
-@pytest.mark.parametrize(("size", "upsamplings"), [(256, 5), (480, 5), (512, 6), (1024, 6)])
+@pytest.mark.parametrize(("size", "upsamplings"), [(480, 5), (512, 6)])
 def test_pictures_from_512_on_get_one_more_upsampling(size, upsamplings):
-    game = small("spade-folder", size=size, upsamplings=None).game
-    assert game.generator.upsamplings == upsamplings
+    assert small("spade-folder", size=size, upsamplings=None).game.generator.upsamplings == upsamplings
 
 
 def test_settings_decide_on_the_perceptual_loss_memory_and_styles():
-    assert small("sean-folder", perceptual="off").game.vgg is None
-    assert not small("sean-folder").game.vgg.normalise
-    assert small("sean-folder", perceptual_normalise=True).game.vgg.normalise
-    for recompute in (True, False):
-        generator = small("sean-folder", recompute=recompute).game.generator
-        assert {ace.recompute for ace in generator.modules() if isinstance(ace, ACE)} == {recompute}
-    without_styles = small("sean-facades", style=None)
+    plain, other = small("sean-folder").game, small("sean-folder", perceptual_normalise=True, recompute=False).game
+    assert (plain.vgg.normalise, other.vgg.normalise) == (False, True)
+    for game, recompute in ((plain, True), (other, False)):
+        assert {ace.recompute for ace in game.generator.modules() if isinstance(ace, ACE)} == {recompute}
+    without_styles = small("sean-facades", style=None, perceptual="off")
     assert type(without_styles.game) is Spade and without_styles.score == "val/paint_error"
+    assert without_styles.game.vgg is None
     data = small("sean-celebamask").data
     assert data.train_dataloader().dataset.augment.flip_pairs == Faces.flip_pairs  # left and right change places
-    assert data.flip and data.crop
-
-
-def test_the_labels_of_a_folder_are_those_in_its_maps():
-    assert small("sean", labels=None).game.labels == 4
+    assert small("sean", labels=None).game.labels == 4  # those in the maps of a folder
 
 
 # ---- mistakes ----
-
-
-@pytest.mark.parametrize(("name", "more"), [("sean-facades", {"labels": 3}), ("sean-ade20k", {"edges": True})])
-def test_what_a_published_set_decides_is_no_choice(name, more):
-    with pytest.raises(UserError, match=f"its own labels, and no choice of {next(iter(more))}"):
-        small(name, **more)
-
-
-def test_a_folder_without_label_maps_is_told_what_a_set_is_known_by(tmp_path):
-    with pytest.raises(UserError, match=r"no label maps in .*; a set is known by its folder: CelebAMask-HQ-mask-anno/"):
-        build("sean", data=str(tmp_path))
 
 
 @pytest.mark.parametrize("name", FROM_NOISE)
@@ -306,6 +270,8 @@ def test_the_teacher_of_dmd2_knows_the_faces_that_the_head_is_shown():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
+        ("sean-facades", dict(labels=3), "its own labels, and no choice of labels"),
+        ("sean-ade20k", dict(edges=True), "its own labels, and no choice of edges"),
         ("sean-faces", dict(size=60), "a size of 60 x 60 cannot be halved 3 times; type --size 64, or fewer"),
         ("vqgan-faces", dict(size=30), "a size of 30 x 30 cannot be halved 2 times; type --size 32, or fewer"),
         ("sean-folder", dict(size=250), "a size of 250 x 250 cannot be halved 5 times; type --size 256, or fewer"),
@@ -313,11 +279,29 @@ def test_the_teacher_of_dmd2_knows_the_faces_that_the_head_is_shown():
         ("sean-coco", dict(size=544), "a size of 544 x 544 cannot be halved 6 times; type --size 512, or fewer"),
         ("hifigan-tones", dict(segment=2000), "segment=2000 is not a multiple of 64 from 256 up; try segment=2048"),
         ("dmd2-lora-faces", dict(sigma_min=2.0, sigma_max=1.0), "dmd2-lora-faces: sigma_min=.* is not below sigma_max"),
-        *(
-            (name, dict(size=48), r"^size=48 is not 4 doubled; try size=32")
-            for name in FROM_NOISE
-            if name != "biggan-faces"
+        *((name, dict(size=48), r"^size=48 is not 4 doubled; try size=32") for name in FROM_NOISE[:-1]),
+        (
+            "biggan",
+            dict(config_="cifar", size=64),
+            r"'cifar' is for 32 pixels, and pictures have \(64, 64\); type --co",
         ),
+        ("biggan", dict(config_="stylegan"), "--config stylegan is not known; type one of auto, cifar, imagenet128"),
+        ("biggan", dict(from_="nowhere"), "nowhere cannot be read as published weights"),
+        ("r3gan", dict(config_="cifar10", size=64), "'cifar10' is for 32 pixels, .* have 64; type --config auto"),
+        ("r3gan", dict(config_="ffhq"), "type one of auto, cifar10"),
+        ("stylegan2", dict(config_="paper64"), "--config paper64 is not known; type one of auto, stylegan2, .*, cifar"),
+        ("stylegan2", dict(augment="gbc"), "augment 'gbc' is not known; type --augment blit, geom, .* or off"),
+        ("stylegan2", dict(config_="cifar", freeze_d=9), "has 5 layers that can be frozen; type --freeze-d 5"),
+        (
+            "hifigan",
+            dict(config_="V4"),
+            "--config V4 is not known; type one of V1, V2, V3, or a config.json of HiFi-GAN",
+        ),
+        ("hifigan", dict(segment=1000), "segment=1000 is not a multiple of 256 from 1024 up; try segment=1024"),
+        ("hifigan", dict(data="nowhere"), "nowhere is no folder; give a folder of wav"),
+        ("hifigan", dict(from_="nowhere"), "nowhere cannot be read as published weights"),
+        ("cut", dict(config_="cat"), "--config cat is not known; type cut or fastcut"),
+        ("cut", dict(blocks=4), "type --blocks 5 or more"),
         ("sean-ade20k", dict(data="nowhere"), "there is no folder nowhere"),
         ("sean-folder", dict(batch_size=9), "2 training samples do not fill a batch of 9; try --batch-size 2"),
         ("sean-folder", dict(held_out=3), "3 pictures in '.*', 3 to hold out; type a --held-out of 1 to 2"),
@@ -325,17 +309,13 @@ def test_the_teacher_of_dmd2_knows_the_faces_that_the_head_is_shown():
     ],
 )
 def test_what_is_wrong_is_refused_before_networks_are_made(name, settings, message, monkeypatch):
-    def made(*_, **__):
-        raise AssertionError("a network was made")
-
+    made = mock.Mock(side_effect=AssertionError("a network was made"))
     for place in ("pairs.SeanGenerator", "faces.SeanGenerator", "hifigan.HifiGenerator", "faces.VqAutoencoder"):
         module, kind = place.split(".")
         monkeypatch.setattr(sys.modules[f"gan.runs.{module}"], kind, made)  # gan.runs.hifigan is the function
-    if name in ON_FILES and "data" not in settings:
-        base = dict(data=str(written(name.partition("-")[2])), workers=0, batch_size=2, held_out=1)
-        base |= {"labels": 4} if "folder" in name else {}
-        size = {} if "size" in settings else {"size": 16, "upsamplings": 2}
-        settings = base | size | settings
+    if name in SMALL:
+        sizes = {"upsamplings": None} if name in ON_FILES and "size" in settings else {}
+        settings = settings_of(name) | sizes | settings
     with pytest.raises(UserError, match=message):
         build(name, **settings)
 
@@ -356,15 +336,11 @@ def test_a_share_of_a_folder_is_held_out_and_said_and_runs_of_before_keep_their_
     assert len(held_out["new"]) == 8 and not held_out["new"] <= held_out["old"]
 
 
-@pytest.mark.parametrize("width", [10**15, 10**25])
-def test_networks_that_no_memory_holds_are_refused_in_one_line(width, monkeypatch):
-    with pytest.raises(UserError, match=r"^run 'r3gan-faces' is too large for this machine, with these settings$"):
-        build("r3gan-faces", width=width, size=16, faces=4)
-
-    def mine():
-        raise RuntimeError("size mismatch")
-
-    monkeypatch.setitem(RUNS, "mine", mine)
+def test_networks_that_no_memory_holds_are_refused_in_one_line(monkeypatch):
+    for width in (10**15, 10**25):
+        with pytest.raises(UserError, match=r"^run 'r3gan-faces' is too large for this machine, with these settings$"):
+            build("r3gan-faces", width=width, size=16, faces=4)
+    monkeypatch.setitem(RUNS, "mine", mock.Mock(side_effect=RuntimeError("size mismatch")))
     with pytest.raises(RuntimeError, match="size mismatch"):  # a mistake in a run of one's own stays what it is
         build("mine")
 
@@ -412,5 +388,5 @@ def test_a_plan_needs_no_pictures_and_no_file_of_vgg(name, more, labels, tmp_pat
     batch = next(iter(run.data.train_dataloader()))
     assert batch["image"].shape == (4, 3, 32, 32) and batch["label"].shape == (4, 32, 32)
     assert 4 < batch["label"].max() < labels == run.game.labels
-    with pytest.raises(UserError, match=r"nowhere"):
-        build(name, **small | {"perceptual": "off"})
+    with pytest.raises(UserError, match=r"no label maps in .*; a set is known by its folder: CelebAMask-HQ-mask-anno/"):
+        build("sean", data=str(tmp_path))

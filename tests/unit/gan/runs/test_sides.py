@@ -1,19 +1,25 @@
-"""Two sides of pictures: what a path holds is found out, in pairs or without, and becomes batches."""
+"""Two sides of pictures: what a path holds, in pairs or without; and the runs pix2pix, cyclegan and cut on them."""
 
 import os
 import pickle
-import shutil
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.optim import SGD
 
 from datasets import GanData
 from gan.files.errors import UserError
+from gan.games.pix2pix import down_by_epochs, half_then_down
 from gan.runs.run import made_to
-from gan.runs.sides import OnSides
+from gan.runs.sides import OnSides, unet_depth
+from nets.discriminator import PixelGan
+from nets.resnet import ResnetGenerator, UNet
+from tests.support import families
 from tests.unit.gan.runs.test_pictures import put
+from tests.unit.gan.runs.test_runs import small
 
 GRAY = 40  # of all pictures of A; those of B are the brighter, the later their name
 
@@ -38,18 +44,10 @@ PAIRS = [[GRAY, 100 + 10 * number] for number in range(8)]
 
 @pytest.mark.parametrize(
     "folders",
-    [
-        ("A", "B"),
-        ("set/A", "set/B"),
-        ("images", "targets"),
-        ("apples", "pears"),
-        ("trainA", "trainB"),
-        ("A/train", "B/train"),
-        ("train/a", "train/b"),
-    ],
+    ["A B", "set/A set/B", "images targets", "apples pears", "trainA trainB", "A/train B/train", "train/a train/b"],
 )
 def test_two_folders_are_found_and_pairs_have_the_same_name(tmp_path, folders, capsys):
-    fill(tmp_path, *folders)
+    fill(tmp_path, *folders.split())
     data = found(tmp_path, held_out=0.0)
     assert brightness(data.train) == PAIRS and data.val is None
     names = [os.fsdecode(name).rpartition("/")[2] for name in data.train.sample_names]
@@ -75,9 +73,7 @@ def test_halves_of_a_picture_are_a_pair(tmp_path, capsys):
 def test_halves_of_pictures_of_another_shape_are_said_and_are_for_pairs_only(tmp_path, capsys):
     put(tmp_path / "0.png", (20, 16))
     put(tmp_path / "1.png", (20, 16))
-    with pytest.raises(
-        UserError, match=r"does not say which pictures are of which of two kinds; give two folders such"
-    ):
+    with pytest.raises(UserError, match="not say which pictures are of which of two kinds; give two folders such"):
         found(tmp_path, paired=False)
     assert len(found(tmp_path, held_out=0.0).train) == 2
     assert "0.png is 20x16, not twice as wide as high: if it is no pair, give two folders" in capsys.readouterr().err
@@ -139,10 +135,8 @@ def test_a_broken_picture_takes_its_partner_with_it(tmp_path):
 
 def test_unpaired_pictures_meet_at_random_and_the_same_ones_on_any_number_of_ranks(tmp_path):
     fill(tmp_path, "trainA", "trainB")
-    fill(tmp_path, "testA", "testB", 2)
-    shutil.rmtree(tmp_path / "testB")
-    put(tmp_path / "testB" / "0.png", (12, 8))
-    put(tmp_path / "trainA" / "more.png", (12, 8), colour=(GRAY,) * 3)
+    for name in ("trainA/more", "testA/0", "testA/1", "testB/0"):
+        put(tmp_path / f"{name}.png", (12, 8), colour=(GRAY,) * 3)
     data = found(tmp_path, paired=False)
     assert len(data.train) == 9 and len(data.val) == 2
     loader = data.data(3).train_dataloader()
@@ -173,13 +167,12 @@ def test_both_pictures_of_a_pair_are_cropped_and_mirrored_alike(tmp_path):
 
 
 def test_gray_and_colour_sides_have_their_own_channels(tmp_path):
-    for number in range(4):
-        put(tmp_path / "A" / f"{number}.png", mode="L")
-        put(tmp_path / "B" / f"{number}.png")
+    put(tmp_path / "A" / "1.png", mode="L")
+    put(tmp_path / "B" / "1.png")
     data = found(tmp_path, held_out=0.0)
     assert data.channels == (1, 3)
-    batch = next(iter(data.data(2).train_dataloader()))
-    assert batch["a"].shape == (2, 1, 8, 12) and batch["b"].shape == (2, 3, 8, 12)
+    batch = next(iter(data.data(1).train_dataloader()))
+    assert batch["a"].shape == (1, 1, 8, 12) and batch["b"].shape == (1, 3, 8, 12)
     assert found(tmp_path, held_out=0.0, backwards=True).channels == (3, 1)
 
 
@@ -195,12 +188,8 @@ def test_what_is_no_two_sides_is_refused(tmp_path):
 def test_a_plan_needs_no_pictures():
     with made_to("plan"):
         data = found("nowhere", size=16)
-    assert isinstance(data.data(2), GanData) and next(iter(data.data(2).train_dataloader()))["a"].shape == (
-        2,
-        3,
-        16,
-        16,
-    )
+    assert isinstance(data.data(2), GanData)
+    assert next(iter(data.data(2).train_dataloader()))["a"].shape == (2, 3, 16, 16)
 
 
 def test_the_work_of_decoding_can_be_sent_to_processes_that_are_not_forked(tmp_path):
@@ -211,3 +200,118 @@ def test_the_work_of_decoding_can_be_sent_to_processes_that_are_not_forked(tmp_p
         file.write(bytes(2 * pictures.bytes))
     assert [write(row).split()[0] for row in (0, 1)] == ["0", "1"]
     assert np.array_equal(pictures._open()[:2], torch.stack(known).numpy())
+
+
+# ---- pix2pix ----
+
+
+@pytest.mark.parametrize(
+    ("size", "name", "depth"),
+    [((512, 512), "unet", 9), ((64, 96), "unet", 5), ((8, 8), "unet", 3), ((256, 512), "unet_128", 7)],
+)
+def test_a_u_net_halves_as_often_as_the_size_allows_or_its_name_says(size, name, depth):
+    assert unet_depth(size, name) == depth
+
+
+@pytest.mark.parametrize(
+    ("size", "name", "fits"),
+    [((100, 300), "unet", "304x96"), ((64, 64), "unet_256", "256x256"), ((9, 9), "unet", "8x8")],
+)
+def test_a_size_that_cannot_be_halved_is_refused_with_one_that_can(size, name, fits):
+    with pytest.raises(UserError, match=rf"type --size {fits}, or another --network"):
+        unet_depth(size, name)
+
+
+def test_networks_losses_and_directions_are_typed():
+    game = small("pix2pix").game
+    assert isinstance(game.generator, UNet) and game.generator.depth == 4
+    typed = dict(network="resnet_6blocks", judge="pixel", loss="wgangp", norm="instance", direction="BtoA")
+    run = small("pix2pix", channels=1, held_out=0.0, **typed)
+    assert isinstance(run.game.generator, ResnetGenerator) and isinstance(run.game.discriminator, PixelGan)
+    assert run.game.loss == "wgangp"
+    batch = next(iter(run.data.train_dataloader()))
+    assert batch["a"].shape == (2, 1, 16, 16) and batch["a"].mean() > batch["b"].mean()  # B is brighter
+    assert not run.scores  # nothing is held out
+
+
+def test_the_length_is_the_published_one_or_typed():
+    whole = partial(small, "pix2pix", held_out=0.0)
+    run = whole(max_steps=None, batch_size=1)
+    assert run.max_steps == 200 * 8
+    assert run.game.decay.keywords["lr_lambda"].func is down_by_epochs
+    run = whole(max_steps=None, batch_size=4, epochs=3, falling_epochs=1)
+    assert run.max_steps == 4 * 2 and run.batch_size == 4
+    run = whole(max_steps=7)
+    assert run.max_steps == 7 and run.game.decay.keywords["lr_lambda"].func is half_then_down
+
+
+# ---- cyclegan and cut ----
+
+
+@pytest.mark.parametrize(("name", "figures"), [("cyclegan", "pix2pix.pt"), ("cut", "cut.pt")])
+def test_rates_of_the_epochs_are_the_published_ones(name, figures):
+    wanted = families.load(figures)["lr_per_epoch"]
+    run = small(name, batch_size=4, max_steps=None, held_out=0.0)
+    batches = 2
+    assert run.max_steps == batches * len(wanted)
+    optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=run.game.rate)
+    schedule, found = run.game.decay(optimizer), []
+    for _ in range(run.max_steps):
+        found.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    assert families.difference(found[::batches], wanted) < 1e-9
+    assert found[::batches] == found[batches - 1 :: batches]
+
+
+def test_configurations_are_the_published_ones():
+    whole = partial(small, "cut", max_steps=None, batch_size=4, held_out=0.0)
+    cut, fast = (whole(config_=name) for name in ("cut", "fastcut"))
+    assert (cut.game.nce, cut.game.identity, cut.game.flips, cut.max_steps) == (1, True, False, 2 * 400)
+    assert (fast.game.nce, fast.game.identity, fast.game.flips, fast.max_steps) == (10, False, True, 2 * 200)
+    both = whole(config_="fastcut", epochs=5, falling_epochs=0, nce=2.0)
+    assert (both.game.nce, both.max_steps) == (2, 10)
+
+
+@pytest.mark.parametrize(("name", "files"), [("cyclegan", "G_A G_B D_A D_B"), ("cut", "G F D"), ("pix2pix", "G D")])
+def test_published_weights_are_written_and_read(name, files, tmp_path, capsys):
+    game, other = small(name).game, small(name, seed=2).game
+    for file in other.published():
+        file.write(tmp_path / file.name)
+    assert [file.name for file in other.published()] == [f"latest_net_{which}.pth" for which in files.split()]
+    mine = small(name, from_=str(tmp_path)).game
+    assert f"weights: latest_net_{files.split()[0]}.pth" in capsys.readouterr().err
+    weights = [dict(each.named_parameters()) for each in (game, other, mine)]
+    assert all(torch.equal(value, weights[1][key]) for key, value in weights[2].items())
+    assert not all(torch.equal(value, weights[0][key]) for key, value in weights[2].items())
+
+
+@pytest.mark.parametrize("file", ["horse2zebra.pth", "latest_net_G.pth"])
+def test_a_released_generator_is_read_alone(file, tmp_path):
+    """Its file is named, or the folder."""
+    other = small("cyclegan", seed=2).game.generators["to_b"]
+    torch.save(other.state_dict(), tmp_path / file)
+    mine = small("cyclegan", from_=str(tmp_path / file if "2" in file else tmp_path)).game
+    x = torch.randn(1, 3, 16, 16)
+    assert torch.equal(mine.generators["to_b"](x), other(x))
+    assert not torch.equal(mine.generators["to_a"](x), other(x))
+
+
+def test_translations_are_those_of_the_generators():
+    x = torch.randn(1, 3, 18, 13)
+    game = small("cyclegan").game
+    ways = game.translations()
+    assert {*ways} == {"AtoB", "BtoA"}
+    assert torch.equal(ways["BtoA"].paint(x), game.generators["to_a"](x)) and ways["AtoB"].channels == 3
+    game = small("cut").game
+    (way,) = game.translations().values()
+    assert torch.equal(way.paint(x), game.generator(x))
+
+
+def test_both_ways_need_as_many_channels(tmp_path):
+    for number in range(4):
+        put(tmp_path / "A" / f"{number}.png", (16, 16))
+        put(tmp_path / "B" / f"{number}.png", (16, 16), mode="L")
+    with pytest.raises(UserError, match="pictures of 3 and of 1 channels; type --channels 3"):
+        small("cyclegan", data=str(tmp_path))
+    assert small("cyclegan", data=str(tmp_path), channels=1).game.translations()["AtoB"].channels == 1
