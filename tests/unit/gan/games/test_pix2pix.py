@@ -3,15 +3,18 @@
 import numpy
 import pytest
 import torch
-from torch.optim import SGD, Adam
+from torch.optim import SGD
+from torch.utils.data import DataLoader
 
 from gan.files.errors import UserError
 from gan.games.pix2pix import Pix2pix, epoch_decay, linear_decay
 from nets.discriminator import PatchGan
 from nets.published.files import read_published
 from nets.resnet import UNet
+from strategies import PhaseStrategy
 from tests.support import families
-from tests.support.families import gradients
+from tests.support.families import gradients, recorded
+from tests.support.parity import trainer
 
 
 @pytest.fixture
@@ -63,25 +66,12 @@ def test_losses_gradients_and_statistics_equal_the_published_ones(made, golden):
 
 def test_three_steps_equal_the_published_ones(made, golden):
     game, batch = made
-    rule = dict(lr=2e-4, betas=(0.5, 0.999))
-    judges, paints = Adam(game.discriminator.parameters(), **rule), Adam(game.generator.parameters(), **rule)
-    found = []
-    for _ in range(3):
-        fake = game.generator(batch["a"])
-        game.shared = lambda name, make, *given, fake=fake: fake
-        judged = game.judge(batch)["gan"]
-        judges.zero_grad()
-        judged.backward()
-        judges.step()
-        fooled = game.fool(batch)
-        paints.zero_grad()
-        sum(fooled.values()).backward(inputs=list(game.generator.parameters()))
-        paints.step()
-        found.append({"G_GAN": fooled["gan"].item(), "G_L1": fooled["pixels"].item(), "D": judged.item()})
-    wanted = [
-        {"G_GAN": each["G_GAN"], "G_L1": each["G_L1"], "D": 0.5 * (each["D_real"] + each["D_fake"])}
-        for each in golden["pix2pix"]["steps"]
-    ]
+    seen = recorded(game, "judge", "fool")
+    trainer(PhaseStrategy("single", check=False), 1, 3).fit(game, DataLoader([batch] * 3, batch_size=None))
+    turns = zip(seen[::2], seen[1::2], strict=True)
+    found = [[fooled["gan"], fooled["pixels"], 2 * judged["gan"]] for judged, fooled in turns]
+    steps = golden["pix2pix"]["steps"]
+    wanted = [[step["G_GAN"], step["G_L1"], step["D_real"] + step["D_fake"]] for step in steps]
     assert families.difference(found, wanted) < 1e-7
 
 
@@ -106,12 +96,11 @@ def small(**settings):
 
 
 def test_published_files_are_written_and_read_back(tmp_path):
-    game, other = small(), small()
+    game, other = small(), small().requires_grad_(False)
     for file in game.published():
         file.write(tmp_path / file.name)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.zero_()
+    for parameter in other.parameters():
+        parameter.zero_()
     assert read_published(tmp_path, other.published()) == ["latest_net_G.pth", "latest_net_D.pth"]
     one, two = game.state_dict(), other.state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -133,22 +122,18 @@ def test_a_single_file_of_any_name_and_old_statistics_are_read(tmp_path):
 
 
 def test_what_does_not_fit_is_named(tmp_path):
-    game = small()
-    torch.save(UNet(3, 3, 8, 2).state_dict(), tmp_path / "latest_net_G.pth")
-    with pytest.raises(
-        UserError, match=r"another size: model.model.0.weight is \[8, 3, 4, 4\] there and \[4, 3, 4, 4\]"
-    ):
+    game, file = small(), tmp_path / "latest_net_G.pth"
+    with pytest.raises(UserError, match="has none of latest_net_G"):
         read_published(tmp_path, game.published())
-    torch.save(UNet(3, 3, 4, 3).state_dict(), tmp_path / "latest_net_G.pth")
-    with pytest.raises(UserError, match=r"other networks than are made here: .* is only there"):
-        read_published(tmp_path / "latest_net_G.pth", game.published())
-    (tmp_path / "latest_net_G.pth").write_bytes(b"no weights")
+    size = r"another size: model.model.0.weight is \[8, 3, 4, 4\] there and \[4, 3, 4, 4\]"
+    for state, words in (
+        (UNet(3, 3, 8, 2).state_dict(), size),
+        (UNet(3, 3, 4, 3).state_dict(), r"other networks than are made here: .* is only there"),
+        ([1], "holds no published weights"),
+    ):
+        torch.save(state, file)
+        with pytest.raises(UserError, match=words):
+            read_published(file, game.published())
+    file.write_bytes(b"no weights")
     with pytest.raises(UserError, match="cannot be read as published weights"):
         read_published(tmp_path, game.published())
-    with pytest.raises(UserError, match="has none of latest_net_G"):
-        read_published(_empty(tmp_path), game.published())
-
-
-def _empty(folder):
-    (folder / "empty").mkdir()
-    return folder / "empty"

@@ -1,13 +1,18 @@
-"""VQGAN's networks, losses and training equal the published ones."""
+"""VQGAN's networks, losses and training equal the published ones; its published files are read and written."""
+
+import os
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from gan.files.errors import UserError
 from gan.games.vqgan import VqGan
 from nets.discriminator import PatchGan
 from nets.norm import ActNorm
+from nets.published.files import published_state, read_published, weights_in
 from nets.vqgan import VqAutoencoder
 from strategies import PhaseStrategy
 from tests.support import families
@@ -28,6 +33,13 @@ def at(monkeypatch):
     return lambda step: monkeypatch.setattr(VqGan, "step", step)
 
 
+def keys_of(figures, norm):
+    keys = dict(figures["legacy"]["keys"])
+    if norm == "act":
+        keys = {key: keys[key] for key in keys if not key.startswith(OF_JUDGE)} | figures["actnorm"]["keys"]
+    return {key: shape for key, shape in keys.items() if "perceptual" not in key}
+
+
 def game_of(figures, norm="batch", learning="learned", perceptual=None, started=True, **rules):
     settings = figures["settings"]
     autoencoder = VqAutoencoder(
@@ -40,16 +52,10 @@ def game_of(figures, norm="batch", learning="learned", perceptual=None, started=
         codes=settings["n_embed"],
         learning=learning,
     )
-    keys = dict(figures["legacy"]["keys"])
-    if norm == "act":
-        keys = {key: keys[key] for key in keys if not key.startswith(OF_JUDGE)} | figures["actnorm"]["keys"]
-    keys = {key: shape for key, shape in keys.items() if "perceptual" not in key}
-    weights = families.weights(keys, settings["seed"])
+    weights = families.weights(keys_of(figures, norm), settings["seed"])
     judge = PatchGan(3, settings["ndf"], norm=norm).double()
-    of_judge = {
-        key.replace(f"{OF_JUDGE}main", "model"): value for key, value in weights.items() if key.startswith(OF_JUDGE)
-    }
-    missing, _ = judge.load_state_dict(of_judge, strict=False)
+    of_judge = {key.replace("main", "model"): value for key, value in weights.items() if key.startswith(OF_JUDGE)}
+    missing, _ = judge.load_state_dict({key.removeprefix(OF_JUDGE): of_judge[key] for key in of_judge}, strict=False)
     assert all(name.rpartition(".")[2] in ("to_loc", "to_scale") for name in missing)
     for each in judge.modules():
         if isinstance(each, ActNorm):
@@ -170,27 +176,84 @@ def test_actnorm_equals_the_published_one(figures, at):
 
 def test_training_equals_the_published_one(figures):
     """The discriminator joins in the second step, when Adam has counted one of its own."""
-    game, batch = game_of(figures, start=1), picture(figures)
-    found = []
+    game, batch, found = game_of(figures, start=1), picture(figures), []
 
-    def noted(turn, names):
+    def noted(turn):
         def play(batch):
             losses, scores = seen(game, turn, batch)
-            found.extend([sum(losses.values()).item(), *scores])
-            if "codebook" in losses:
-                found.extend([losses["codebook"].item(), losses["pixels"].item()])
+            details = [losses[name].item() for name in ("codebook", "pixels") if name in losses]
+            found.extend([sum(losses.values()).item(), *scores, *details])
             return losses
 
         return play
 
-    game.paint, game.judge = noted(game.paint, 0), noted(game.judge, 1)
+    game.paint, game.judge = noted(game.paint), noted(game.judge)
     trainer(PhaseStrategy("single"), 1, 3).fit(game, DataLoader([batch] * 3, batch_size=None))
-    wanted = [
-        value
-        for each in figures["steps"]
-        for value in (
-            *(each["total"], -each["g_loss"], each["quant_loss"], each["nll_loss"]),
-            *(each["disc_loss"], each["logits_real"], each["logits_fake"]),
-        )
-    ]
+    names = ("total", "g_loss", "quant_loss", "nll_loss", "disc_loss", "logits_real", "logits_fake")
+    wanted = [step[name] * (-1 if name == "g_loss" else 1) for step in figures["steps"] for name in names]
     assert families.difference(found, wanted) < 1e-7
+
+
+# ---- published files ----
+
+
+class Callback:
+    """What old checkpoints of Lightning hold beside the weights."""
+
+
+class Harmful:
+    def __reduce__(self):
+        return (os.mkdir, ("ran",))
+
+
+def small(seed=0, norm="batch", learning="learned"):
+    torch.manual_seed(seed)
+    net = VqAutoencoder(1, 32, (1, 2), 1, (1,), 6, 5, 7, learning=learning)
+    return VqGan(net, PatchGan(1, 4, 2, norm), rate=1e-4, start=10)
+
+
+def state_of(game):
+    (file,) = game.published()
+    networks = file.networks.items()
+    return {f"{start}{name}": value for start, each in networks for name, value in published_state(each).items()}
+
+
+@pytest.mark.parametrize(("norm", "learning"), [("batch", "learned"), ("act", "ema")])
+def test_a_file_gives_the_weights_back(tmp_path, norm, learning):
+    one, other = (small(seed, norm, learning) for seed in (0, 1))
+    picture = torch.rand(2, 1, 16, 16)
+    one.discriminator(picture), one.autoencoder(picture)  # codes and ActNorm begin with these
+    one.published()[0].write(tmp_path / "last.ckpt")
+    assert read_published(tmp_path, other.published()) == ["last.ckpt"]
+    for each in (one, other):
+        each.eval()
+    torch.testing.assert_close(other.autoencoder(picture)[0], one.autoencoder(picture)[0])
+    torch.testing.assert_close(other.discriminator(picture), one.discriminator(picture))
+
+
+@pytest.mark.parametrize("norm", ["batch", "act"])
+def test_the_names_are_the_published_ones(figures, norm):
+    found = {key: list(value.shape) for key, value in state_of(game_of(figures, norm)).items()}
+    assert found == {key: list(shape) for key, shape in keys_of(figures, norm).items()}
+
+
+def test_no_code_in_a_file_is_run_and_what_is_no_weight_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = small()
+    state = state_of(made) | {"loss.perceptual_loss.lin0.model.1.weight": torch.ones(1)}
+    torch.save({"state_dict": state, "callbacks": {Callback: 1, "one": Callback()}, "epoch": 3}, "any.ckpt")
+    assert read_published("any.ckpt", made.published()) == ["any.ckpt"]
+    torch.save({"state_dict": state, "callbacks": Harmful()}, "last.ckpt")
+    with pytest.raises(UserError, match="cannot be read"):
+        weights_in(Path("last.ckpt"))
+    assert not Path("ran").exists()
+
+
+def test_a_file_without_a_discriminator_gives_the_autoencoder(tmp_path):
+    one, other = small(), small(1)
+    torch.save({"state_dict": published_state(one.autoencoder)}, tmp_path / "last.ckpt")
+    before = {name: value.clone() for name, value in other.discriminator.state_dict().items()}
+    read_published(tmp_path, other.published())
+    exactly = dict(rtol=0, atol=0)
+    torch.testing.assert_close(other.autoencoder.state_dict(), one.autoencoder.state_dict(), **exactly)
+    torch.testing.assert_close(dict(other.discriminator.state_dict()), before, **exactly)
