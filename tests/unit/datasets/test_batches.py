@@ -39,8 +39,8 @@ def test_ranks_together_see_what_one_device_sees(training, epoch):
     alone = together(1, **options)
     for ranks in (2, 4):
         assert together(ranks, **options) == alone
-    control = [GlobalBatches(26, 8, ranks=2, rank=rank, seed=rank) for rank in range(2)]
-    assert [i for s in control for _, i in s] != [i for b in together(2) for i in b], "ranks of unequal seeds disagree"
+    control = [part(2, rank, seed=rank) for rank in range(2)]
+    assert control != [part(2, rank) for rank in range(2)], "ranks of unequal seeds disagree"
 
 
 def test_an_epoch_holds_every_sample_once_but_for_the_last_incomplete_batch():
@@ -88,12 +88,15 @@ def test_lightning_leaves_the_sampler_alone_and_an_epoch_can_start_inside():
 # The loader.
 
 
+def loader_of(length, batch=4, seed=0, **how):
+    return ResumableLoader(Prepared(Numbers(length)), GlobalBatches(length, batch, seed=seed), **how)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_goes_on_after_what_was_handed_out(workers):
     def loader(ranks=1, rank=0):
-        return ResumableLoader(
-            Prepared(Numbers(40)), GlobalBatches(40, 4, ranks=ranks, rank=rank, seed=7), workers=workers
-        )
+        batches = GlobalBatches(40, 4, ranks=ranks, rank=rank, seed=7)
+        return ResumableLoader(Prepared(Numbers(40)), batches, workers=workers)
 
     first = loader()
     first.sampler.set_epoch(2)
@@ -110,24 +113,17 @@ def test_a_loader_goes_on_after_what_was_handed_out(workers):
     assert epoch_of(second, 2) == rest
     assert epoch_of(second, 3) == epoch_of(first, 3), "the next epoch starts at its beginning"
 
-    # Another number of ranks goes on at the same place.
-    halves = [loader(2, rank) for rank in range(2)]
+    halves = [loader(2, rank) for rank in range(2)]  # they go on at the same place
     for half in halves:
         half.load_state_dict(state)
     assert [a + b for a, b in zip(*(epoch_of(half, 2) for half in halves), strict=True)] == rest
 
 
 def test_nothing_is_prepared_before_the_epoch_is_known():
-    loader = ResumableLoader(Prepared(Numbers(40)), GlobalBatches(40, 4), workers=1)
+    loader = loader_of(40, workers=1)
     early = iter(loader)
     loader.sampler.set_epoch(5)
-    assert next(early)["index"].tolist() == [i for _, i in list(_sampler(epoch=5))[:4]]
-
-
-def _sampler(epoch):
-    sampler = GlobalBatches(40, 4)
-    sampler.set_epoch(epoch)
-    return sampler
+    assert next(early)["index"].tolist() == part(1, 0, epoch=5, length=40, batch=4)[:4]
 
 
 @pytest.mark.parametrize(
@@ -139,31 +135,22 @@ def _sampler(epoch):
     ],
 )
 def test_another_order_is_not_resumed(length, batch, seed, message):
-    state = ResumableLoader(Prepared(Numbers(40)), GlobalBatches(40, 4)).state_dict()
-    other = ResumableLoader(Prepared(Numbers(length)), GlobalBatches(length, batch, seed=seed))
+    state, other = loader_of(40).state_dict(), loader_of(length, batch, seed)
     with pytest.raises(UserError, match=message):
         other.load_state_dict(state)
     with pytest.raises(UserError, match="was trained with another kind of loader; resume with that one"):
         other.load_state_dict({"position": 3})
 
 
-class Named(Numbers):
-    """Numbers with names."""
-
-    def __init__(self, *names):
-        super().__init__(len(names))
-        self.sample_names = [name.encode() for name in names]
-
-
 def named(*names, **how):
-    return ResumableLoader(Prepared(Named(*names)), GlobalBatches(len(names), 2), **how)
+    data = Numbers(len(names))
+    data.sample_names = [name.encode() for name in names]
+    return ResumableLoader(Prepared(data), GlobalBatches(len(names), 2), **how)
 
 
 def test_as_many_samples_of_other_names_are_not_resumed_unless_that_is_said():
     state = named("01", "02", "03", "04").state_dict()
-    with pytest.raises(
-        UserError, match="trained with as many samples as now, but some have other names; to go on with"
-    ):
+    with pytest.raises(UserError, match="with as many samples as now, but some have other names; to go on with"):
         named("01", "02", "04", "zz").load_state_dict(state)
     for loader in (named("01", "02", "03", "04"), named("01", "02", "04", "zz", new_data=True)):
         loader.load_state_dict(state)
@@ -173,9 +160,7 @@ def test_as_many_samples_of_other_names_are_not_resumed_unless_that_is_said():
 
 @pytest.mark.parametrize("length", [36, 44])
 def test_new_data_go_on_at_the_same_place_in_an_order_of_their_own(length):
-    first = ResumableLoader(Prepared(Numbers(40)), GlobalBatches(40, 4))
-    state = {**first.state_dict(), "epoch": 2, "batch": 3}
-    other = ResumableLoader(Prepared(Numbers(length)), GlobalBatches(length, 4), new_data=True)
-    whole = epoch_of(ResumableLoader(Prepared(Numbers(length)), GlobalBatches(length, 4)), 2)
+    state = {**loader_of(40).state_dict(), "epoch": 2, "batch": 3}
+    other, whole = loader_of(length, new_data=True), epoch_of(loader_of(length), 2)
     other.load_state_dict(state)
     assert epoch_of(other, 2) == whole[3:] and other.state_dict()["samples"] == length

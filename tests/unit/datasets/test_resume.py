@@ -60,15 +60,22 @@ def train(folder, resume=None, workers=0, save=None, **options):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [EPOCHS, STEPS, EPOCHS | {"limit_val_batches": 0}, STEPS | {"val_check_interval": 2}],
-    ids=["epochs", "steps", "no validation", "validation inside"],
+    ("options", "batches"),
+    [
+        (EPOCHS, 4),
+        (STEPS, 4),
+        (EPOCHS | {"limit_val_batches": 0}, 4),
+        (STEPS | {"val_check_interval": 2}, 4),
+        (EPOCHS | {"limit_train_batches": 3}, 3),
+        (STEPS | {"limit_train_batches": 3, "max_steps": 9}, 3),
+    ],
+    ids=["epochs", "steps", "no validation", "validation inside", "limited epochs", "limited steps"],
 )
-def test_training_goes_on_at_the_next_batch_from_every_checkpoint(tmp_path, options):
+def test_training_goes_on_at_the_next_batch_from_every_checkpoint(tmp_path, options, batches):
     whole = train(tmp_path, **options)
-    assert [epoch for epoch, _ in whole] == [0] * 4 + [1] * 4 + [2] * 4
-    assert len({tuple(sorted(batch)) for _, batch in whole}) == 12, "epochs differ"
-    for step in range(1, 12):
+    assert [epoch for epoch, _ in whole] == [epoch for epoch in range(3) for _ in range(batches)]
+    assert len({tuple(sorted(batch)) for _, batch in whole}) == 3 * batches, "epochs differ"
+    for step in range(1, 3 * batches):
         resumed = train(tmp_path / "resumed", tmp_path / f"step={step}.ckpt", **options)
         assert [batch for _, batch in resumed] == [batch for _, batch in whole[step:]], step
 
@@ -91,13 +98,3 @@ def test_training_goes_on_from_checkpoints_of_whole_epochs(tmp_path, options, at
     # A resumed run can be resumed.
     again = train(tmp_path / "again", tmp_path / "resumed" / "step=10.ckpt", **options)
     assert [batch for _, batch in again] == whole[10:]
-
-
-@pytest.mark.parametrize("options", [EPOCHS, STEPS | {"max_steps": 9}], ids=["epochs", "steps"])
-def test_training_of_limited_epochs_goes_on(tmp_path, options):
-    options = options | {"limit_train_batches": 3}
-    whole = [batch for _, batch in train(tmp_path, **options)]
-    assert len(whole) == 9
-    for step in range(1, 9):
-        resumed = train(tmp_path / "resumed", tmp_path / f"step={step}.ckpt", **options)
-        assert [batch for _, batch in resumed] == whole[step:], step

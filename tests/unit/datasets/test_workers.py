@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
 from datasets import workers as processes
@@ -30,19 +30,20 @@ from tests.support.posix import not_on_windows, only_on_linux
 ROOM = "the loader's workers have no shared memory left, .*; type --workers 0, or give it more: docker run --shm-size"
 
 
-class Faulty(Dataset):
+class Faulty(Numbers):
     """Whose second sample is a fault in the worker's process."""
 
     def __init__(self, fault):
+        super().__init__(4)
         self.fault = fault
-
-    def __len__(self):
-        return 4
 
     def __getitem__(self, index):
         if index == 1:
             self.fault()
         return torch.tensor(index)
+
+    def __iter__(self):  # as a stream
+        return map(self.__getitem__, range(4))
 
 
 @pytest.fixture
@@ -55,10 +56,6 @@ def no_worker_left_behind():
         child.kill()
         child.join()
     signal.signal(signal.SIGCHLD, before)
-
-
-def die(number):
-    return lambda: os.kill(os.getpid(), number)
 
 
 @pytest.mark.promise(
@@ -74,12 +71,12 @@ def die(number):
     ],
 )
 def test_a_worker_that_dies_is_an_error_of_one_line(name, kind, message):
-    (number,) = signals(name)
     """Also after a fit of Lightning, which puts back the signal handlers that it has found."""
+    (number,) = signals(name)
     list(GlobalLoader(Numbers(4), 2, workers=1))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with pytest.raises(UserError, match=message) as error, explained():
-        list(GlobalLoader(Faulty(die(number)), 2, shuffle=False, workers=1))
+        list(GlobalLoader(Faulty(lambda: os.kill(os.getpid(), number)), 2, shuffle=False, workers=1))
     assert type(error.value) is kind and "\n" not in str(error.value)
 
 
@@ -113,34 +110,22 @@ def test_workers_need_no_pickling_where_python_takes_a_server_to_start_processes
 
 @pytest.mark.promise("a loader's worker is killed, hangs, or has no shared memory")
 @not_on_windows
-@pytest.mark.parametrize(
-    "make", [GlobalLoader, lambda data, size, workers: GlobalStream(_stream(data), size, workers=workers)]
-)
-def test_a_worker_that_hangs_is_named(make, tmp_path, monkeypatch, no_worker_left_behind):
+@pytest.mark.parametrize("kind", [GlobalLoader, GlobalStream])
+def test_a_worker_that_hangs_is_named(kind, tmp_path, monkeypatch, no_worker_left_behind):
     monkeypatch.setattr(processes, "PATIENCE", 1.0)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     message = r"given no batch for 1 s: a disk or a network folder .* --workers 0"
     with pytest.raises(WorkerLost, match=message), explained():
-        list(make(Faulty(pipe.read_bytes), 2, workers=1))
-
-
-class _stream:
-    def __init__(self, data):
-        self.data = data
-
-    def __iter__(self):
-        return map(self.data.__getitem__, range(4))
+        list(kind(Faulty(pipe.read_bytes), 2, workers=1))
 
 
 def test_what_has_nothing_to_do_with_workers_stays_as_it_is():
-    for error in (RuntimeError("mat1 and mat2"), OSError(errno.ENOSPC, "No space left on device", "a.png")):
+    full = errno.ENOSPC, "No space left on device"
+    for error in (RuntimeError("mat1 and mat2"), OSError(*full, "a.png"), OSError(*full)):
         with pytest.raises(type(error)) as raised, explained():
             raise error
         assert raised.value is error
-    full = OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(OSError), explained():
-        raise full
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of torch's iterator, half made

@@ -12,9 +12,9 @@ import torch
 from torchvision import tv_tensors
 
 from datasets import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, FaceLooks, Faces, FaceTransfers
-from datasets.drawn.drawing import Region, Tone
-from datasets.drawn.looks import TEXTURES, any_style, paint
-from datasets.drawn.portrait import supersampling
+from datasets.drawn.drawing import TONES, Canvas, Pen, Region, Tone, arc, mirrored, oval, ribbon, smooth
+from datasets.drawn.looks import LEVELS, TEXTURES, any_style, paint, texture_levels
+from datasets.drawn.portrait import draw_portrait, supersampling
 from gan.files.errors import UserError
 
 
@@ -32,15 +32,11 @@ def pixels(picture):
 
 def border(label):
     """Pixels that touch another region: they are mixed in the picture."""
-    edge = np.zeros(label.shape, bool)
-    padded = np.pad(label, 1, mode="edge")
-    for down in range(3):
-        for right in range(3):
-            edge |= padded[down : down + label.shape[0], right : right + label.shape[1]] != label
-    return edge
+    around = np.lib.stride_tricks.sliding_window_view(np.pad(label, 1, mode="edge"), (3, 3))
+    return (around != label[..., None, None]).any((2, 3))
 
 
-def test_the_labels_are_those_of_celebamask():
+def test_labels_are_named_and_paired():
     names = "background skin nose eye_g l_eye r_eye l_brow r_brow l_ear r_ear mouth u_lip l_lip hair hat ear_r neck_l"
     assert " ".join(LABELS) == names + " neck cloth"
     assert set(FLIP_PAIRS) == {(4, 5), (6, 7), (8, 9)}
@@ -48,32 +44,26 @@ def test_the_labels_are_those_of_celebamask():
     assert faces.num_labels == 19 and faces.label_names == LABELS and faces.flip_pairs == FLIP_PAIRS
 
 
-@pytest.mark.parametrize("size", [16, 33, 64, 128])
-def test_items(size):
-    item = Faces(3, size=size)[1]
-    image, label = item["image"], item["label"]
-    assert isinstance(image, tv_tensors.Image) and isinstance(label, tv_tensors.Mask)
-    assert image.shape == (3, size, size) and label.shape == (size, size)
-    assert image.dtype == label.dtype == torch.uint8
-    assert label.max() < 19
+def test_items():
+    for size in (16, 33, 64):
+        item = Faces(3, size=size)[1]
+        image, label = item["image"], item["label"]
+        assert isinstance(image, tv_tensors.Image) and isinstance(label, tv_tensors.Mask)
+        assert image.shape == (3, size, size) and label.shape == (size, size)
+        assert image.dtype == label.dtype == torch.uint8 and label.max() < 19
 
 
 # The same face in every data set.
 
 
-def test_a_face_does_not_depend_on_the_set_around_it():
-    few, many, later = Faces(3, seed=5), Faces(50, seed=5), Faces(3, seed=5, first=2)
-    assert torch.equal(few[2]["image"], many[2]["image"])
-    assert torch.equal(few[2]["image"], later[0]["image"])
-    assert torch.equal(few[2]["label"], later[0]["label"])
-    assert not torch.equal(few[2]["image"], Faces(3, seed=6)[2]["image"])
-
-
-def test_a_face_does_not_depend_on_the_order_of_drawing():
-    forward, backward = Faces(6), Faces(6)
+def test_a_face_does_not_depend_on_the_set_around_it_or_the_order_of_drawing():
+    few, later, other = Faces(6), Faces(3, first=2), Faces(3, seed=6)
+    backward = Faces(50)
     for k in reversed(range(6)):
         backward[k]
-    assert digest(forward) == digest(backward)
+    assert digest(few) == digest(backward)
+    assert digest(few, range(2, 5)) == digest(later, range(3))
+    assert not torch.equal(few[2]["image"], other[2]["image"])
 
 
 @pytest.mark.slow
@@ -87,8 +77,8 @@ def test_a_face_does_not_depend_on_process_or_hash_seed():
 def test_drawing_leaves_the_global_random_states_alone():
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     Faces(1)[0]
-    assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1] and (np.random.get_state()[1] == before[2]).all()
+    assert torch.equal(torch.get_rng_state(), before[0])
 
 
 def test_an_item_may_be_written_on():
@@ -290,3 +280,46 @@ def test_faces_with_classes_take_turns():
         assert item["class"] == kind
         assert torch.equal(item["image"], wanted[index]["image"])
     assert len(looks) == 3
+
+
+# Curves, tones and textures.
+
+
+def test_curves():
+    square = [(0, 0), (1, 0), (1, 1), (0, 1)]
+    closed, open_ = smooth(square), arc(square)
+    for corner in square:
+        assert np.isclose(closed, corner).all(1).any() and np.isclose(open_, corner).all(1).any()
+    assert np.allclose(open_[0], square[0]) and np.allclose(open_[-1], square[-1])
+    assert np.allclose(np.hypot(*oval(0, 0, 2, 2).T), 2)
+    both = mirrored([(1, 0), (2, 1)])
+    assert np.allclose(both, [(1, 0), (2, 1), (-2, 1), (-1, 0)])
+    band = ribbon([(0, 0), (1, 0), (2, 0)], 0.2, 0.4)
+    assert np.isclose(np.ptp(band[:, 1]), 0.4) and np.isclose(abs(band[0, 1]), 0.1)
+
+
+def test_a_tone_shows_on_its_own_region_only():
+    canvas = Canvas(20)
+    pen = Pen(canvas, 0, 0, 1)
+    box = np.array([(0, 0), (0.5, 0), (0.5, 1), (0, 1)])
+    pen.fill(Region.SKIN, box)
+    pen.tone(Region.SKIN, Tone.DARK, np.array([(0.25, 0), (1, 0), (1, 1), (0.25, 1)]))
+    cells = canvas.cells()
+    assert cells[10, 2] == Region.SKIN * len(Tone)
+    assert cells[10, 7] == Region.SKIN * len(Tone) + Tone.DARK
+    assert cells[10, 15] == Region.BACKGROUND * len(Tone), "the dark was meant for the skin"
+    pen.fill(Region.HAIR, box, Tone.LIGHT)
+    assert canvas.cells()[10, 7] == Region.HAIR * len(Tone) + Tone.LIGHT
+
+
+def test_cells_fit_into_a_byte():
+    assert set(TONES) == set(Tone) and len(Region) * len(Tone) <= 256
+    assert draw_portrait(1, 48).max() < len(Region) * len(Tone)
+
+
+def test_textures_swing_around_the_colour():
+    levels = texture_levels(64).reshape(len(TEXTURES), -1).astype(int)
+    assert levels.min() >= 0 and levels.max() < LEVELS
+    assert (np.abs(levels.mean(1) - LEVELS // 2) < 1.5).all()
+    assert (levels[0] == LEVELS // 2).all(), "plain"
+    assert len({row.tobytes() for row in levels}) == len(TEXTURES)

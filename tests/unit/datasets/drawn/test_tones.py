@@ -15,6 +15,8 @@ def test_a_clip_is_the_same_in_every_set():
     assert torch.equal(one[-1]["wave"], one[7]["wave"])
     assert [other.clip(k) for k in range(2)] == [5, 6]
     assert len(one) == 8
+    with pytest.raises(IndexError, match="outside of 2 clips"):
+        other[2]
 
 
 def test_clips_seeds_and_rates_differ():
@@ -65,8 +67,3 @@ def test_nothing_is_above_half_the_rate():
 def test_what_cannot_be_drawn_is_refused(settings, message):
     with pytest.raises(UserError, match=message):
         Tones(**settings)
-
-
-def test_a_number_outside_of_the_set_is_an_index_error():
-    with pytest.raises(IndexError, match="outside of 3 clips"):
-        Tones(3)[3]

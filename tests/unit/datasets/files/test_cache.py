@@ -5,6 +5,8 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,44 +24,35 @@ from tests.support.posix import not_on_windows
 KEYS = ["a", "b", "ü", "d"]
 
 
-def stamps(*values):
-    return np.array(values or (1, 2, 3, 4), np.int64)[:, None]
-
-
-class Worker:
-    """Remembers what it did; entries in `bad` are problems."""
-
-    def __init__(self, bad=()):
-        self.did, self.bad = [], bad
-
-    def __call__(self, entry):
-        self.did.append(KEYS[entry])
-        if KEYS[entry] in self.bad:
-            raise UserError(f"{KEYS[entry]} is bad")
-        return KEYS[entry]
-
-
 def named(*keys):
     return np.array([key.encode() for key in keys])
 
 
-def done(file, keys=KEYS, at=None, bad=(), **options):
-    worker = Worker(bad)
-    at = stamps() if at is None else at
-    texts, problems = remember(file, named(*keys), at, worker, "working", **options)
+def done(file, keys=KEYS, at=(1, 2, 3, 4), bad=(), **options):
+    """What was done, and the problems, which are the keys in `bad`."""
+    did = []
+
+    def work(entry):
+        did.append(KEYS[entry])
+        if KEYS[entry] in bad:
+            raise UserError(f"{KEYS[entry]} is bad")
+        return KEYS[entry]
+
+    stamps = np.array(at, np.int64).reshape(len(keys), -1)
+    texts, problems = remember(file, named(*keys), stamps, work, "working", **options)
     assert [text is None for text in texts] == [key in bad for key in keys]
-    return worker.did, problems
+    return did, problems
 
 
 def test_work_is_done_once(tmp_path):
     file = tmp_path / "known.jsonl"
     assert done(file) == (KEYS, [])
     assert done(file) == ([], [])
-    assert done(file, at=stamps(1, 9, 3, 4)) == (["b"], []), "changed"
-    assert done(file, at=stamps(1, 9, 3, 4)) == ([], [])
-    assert done(file, keys=KEYS[:3], at=stamps(1, 9, 3)) == ([], []), "one fewer"
-    assert done(file, keys=[*KEYS[:3], "d"], at=stamps(1, 9, 3, 5)) == (["d"], []), "new"
-    assert done(file, at=stamps(1, 9, 3, 5), good=lambda text: text != "b") == (["b"], []), "its result is lost"
+    assert done(file, at=(1, 9, 3, 4)) == (["b"], []), "changed"
+    assert done(file, at=(1, 9, 3, 4)) == ([], [])
+    assert done(file, keys=KEYS[:3], at=(1, 9, 3)) == ([], []), "one fewer"
+    assert done(file, keys=[*KEYS[:3], "d"], at=(1, 9, 3, 5)) == (["d"], []), "new"
+    assert done(file, at=(1, 9, 3, 5), good=lambda text: text != "b") == (["b"], []), "its result is lost"
     assert done(file, at=np.ones((4, 2), np.int64)) == (KEYS, []), "another kind of stamp"
 
 
@@ -71,13 +64,12 @@ def test_a_problem_is_looked_at_again(tmp_path):
 
 
 @pytest.mark.promise("a damaged cache of a data set", "it is made again")
-@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 nothing", b"text", b'00000000 ["a", 1, "a"]\n'])
-def test_a_damaged_file_is_made_again(tmp_path, damage):
+def test_a_damaged_file_is_made_again(tmp_path):
     file = tmp_path / "known.jsonl"
-    done(file)
-    file.write_bytes(damage)
-    assert done(file) == (KEYS, [])
-    assert done(file) == ([], [])
+    for damage in (b"", b"PK\x03\x04 nothing", b"text", b'00000000 ["a", 1, "a"]\n'):
+        done(file)
+        file.write_bytes(damage)
+        assert done(file) == (KEYS, []) and done(file) == ([], [])
 
 
 class Elsewhere:
@@ -119,10 +111,8 @@ def test_what_was_done_before_a_failure_is_kept(tmp_path):
         return ""
 
     for _ in range(2):
-        try:
+        with suppress(KeyboardInterrupt):
             many(tmp_path / "known.jsonl", 40, work)
-        except KeyboardInterrupt:
-            continue
     assert seen == [*range(21), *range(16, 40)], "all but the batch that was interrupted"
 
 
@@ -199,23 +189,14 @@ def test_a_cache_that_cannot_be_written_to(tmp_path, monkeypatch):
         FolderPairs(pairs(tmp_path / "set", "a"), 4, 8)
 
 
-def test_a_folder_in_place_of_the_file_is_named(tmp_path):
-    (tmp_path / "known.jsonl").mkdir()
+def test_a_folder_in_place_of_the_file_and_a_disk_that_is_full_are_named(tmp_path):
+    (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(UserError, match=r"cannot write to .*: Is a directory; set the environment variable GAN_CACHE"):
-        done(tmp_path / "known.jsonl")
-
-
-def test_a_disk_that_is_full(tmp_path):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
+        done(tmp_path / "folder.jsonl")
+    full = 28, "No space left on device"
     with pytest.raises(UserError, match=r"cannot write to .*: No space left on device; set the environment variable"):
-        done(tmp_path / "known.jsonl", saving=full)
-
-    def work(entry):
-        raise OSError(28, "No space left on device", f"{entry}.png")
-
-    _, problems = many(tmp_path / "known.jsonl", 1, work)
+        done(tmp_path / "known.jsonl", saving=mock.Mock(side_effect=OSError(*full)))
+    _, problems = many(tmp_path / "known.jsonl", 1, mock.Mock(side_effect=OSError(*full, "0.png")))
     assert problems == ["[Errno 28] No space left on device: '0.png'"]
 
 
@@ -251,13 +232,10 @@ def root(tmp_path):
 
 def read(root, monkeypatch, labels=4):
     """The pictures that opening the set reads."""
-    seen = []
-    whole = FolderPairs._check
-    monkeypatch.setattr(FolderPairs, "_check", lambda self, k: seen.append(self.paths(k)[0].stem) or whole(self, k))
-    try:
+    seen, whole = [], FolderPairs._check
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderPairs, "_check", lambda self, k: seen.append(self.paths(k)[0].stem) or whole(self, k))
         FolderPairs(root, labels, 8)
-    finally:
-        monkeypatch.undo()
     return seen
 
 
@@ -329,8 +307,9 @@ def test_links_may_lead_out_but_not_round(tmp_path):
 
 
 @not_on_windows
-@pytest.mark.parametrize("make", [lambda path: os.mkfifo(path), lambda path: path.symlink_to("/dev/zero")])
-def test_a_cache_that_is_no_file_is_made_again(make, tmp_path):
-    file = tmp_path / "checked.jsonl"
-    make(file)
-    assert done(file) == (KEYS, []) and done(file) == ([], [])
+def test_a_cache_that_is_no_file_is_made_again(tmp_path):
+    pipe, device = tmp_path / "pipe.jsonl", tmp_path / "device.jsonl"
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    for file in (pipe, device):
+        assert done(file) == (KEYS, []) and done(file) == ([], [])

@@ -42,9 +42,7 @@ def test_kinds_of_pictures(tmp_path):
 
 @not_on_windows
 def test_a_folder_may_be_a_link(root, tmp_path):
-    elsewhere = tmp_path / "elsewhere"
-    (root / "images").rename(elsewhere)
-    (root / "images").symlink_to(elsewhere)
+    (root / "images").symlink_to((root / "images").rename(tmp_path / "elsewhere"))
     assert len(FolderPairs(root, 4, 8)) == 2
 
 
@@ -107,18 +105,15 @@ def test_a_missing_folder(root, tmp_path):
 
 def test_an_empty_folder(tmp_path):
     (tmp_path / "images").mkdir()
-    with pytest.raises(UserError) as error:
+    pictures = r"there are no pictures \(\*.jpg, \*.jpeg, \*.png, \*.webp, \*.bmp, \*.tif, \*.tiff\) in "
+    with pytest.raises(UserError, match=rf"{pictures}{tmp_path}(?s:.*)no folder {tmp_path}/labels; put the label maps"):
         FolderPairs(tmp_path, 4, 8)
-    assert f"there are no pictures (*.jpg, *.jpeg, *.png, *.webp, *.bmp, *.tif, *.tiff) in {tmp_path}" in str(
-        error.value
-    )
-    assert f"there is no folder {tmp_path}/labels; put the label maps there" in str(error.value)
 
 
-@pytest.mark.parametrize("number", [0, -1, 65537])
-def test_numbers_of_labels_that_no_map_can_hold(root, number):
-    with pytest.raises(UserError, match=f"{number} labels do not fit into a label map; try 1 to 65536"):
-        FolderPairs(root, number, 8)
+def test_numbers_of_labels_that_no_map_can_hold(root):
+    for number in (0, -1, 65537):
+        with pytest.raises(UserError, match=f"{number} labels do not fit into a label map; try 1 to 65536"):
+            FolderPairs(root, number, 8)
 
 
 # What is wrong with a file.
@@ -133,20 +128,11 @@ def test_a_wrong_label_is_seen_even_where_resizing_would_drop_it(root):
         FolderPairs(root, 4, 4)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
-def test_a_label_map_of_colours(root, mode):
-    put(root / "labels" / "b.png", np.asarray(labels()), mode=mode)
-    with pytest.raises(UserError, match=rf"b\.png is a picture of mode {mode}; a label map has one channel"):
-        FolderPairs(root, 4, 8)
-
-
-def with_values(root, *more):
-    """Twenty maps of the labels 0 to 3, and in the last one these values too."""
-    good_pairs(root, *(f"{number:02}" for number in range(20)))
-    values = labels()
-    values[0, : len(more)] = more
-    put(root / "labels" / "19.png", values)
-    return FolderPairs.find_labels(root)
+def test_a_label_map_of_colours(root):
+    for mode in ("RGB", "RGBA", "LA"):
+        put(root / "labels" / "b.png", labels(), mode=mode)
+        with pytest.raises(UserError, match=rf"b\.png is a picture of mode {mode}; a label map has one channel"):
+            FolderPairs(root, 4, 8)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +140,12 @@ def with_values(root, *more):
     [((), 4, {}), ((4,), 5, {}), ((255,), 5, {255: 4}), ((254, 255), 256, {}), ((9,), 10, {})],
 )
 def test_a_255_that_is_far_from_the_other_values_is_void(more, count, void, tmp_path):
-    assert with_values(tmp_path, *more) == (count, void)
+    """Of twenty maps the last one has these values too."""
+    good_pairs(tmp_path, *(f"{number:02}" for number in range(20)))
+    values = labels()
+    values[0, : len(more)] = more
+    put(tmp_path / "labels" / "19.png", values)
+    assert FolderPairs.find_labels(tmp_path) == (count, void)
     pairs = FolderPairs(tmp_path, count, 8, void=void)
     assert pairs[19]["label"].max() == count - 1
 
@@ -162,6 +153,6 @@ def test_a_255_that_is_far_from_the_other_values_is_void(more, count, void, tmp_
 def test_a_map_of_one_bit_has_the_labels_0_and_1(tmp_path):
     good_pairs(tmp_path, "a", "b")
     for name in "ab":
-        Image.fromarray(np.eye(8, dtype=bool)).save(tmp_path / "labels" / f"{name}.png")
+        put(tmp_path / "labels" / f"{name}.png", Image.fromarray(np.eye(8, dtype=bool)))
     assert FolderPairs.find_labels(tmp_path) == (2, {})
     assert FolderPairs(tmp_path, 2, 8)[0]["label"].unique().tolist() == [0, 1]

@@ -130,9 +130,7 @@ def test_a_file_that_is_gone_or_cannot_be_read_any_more_is_named(which, open_set
     with pytest.raises(UserError, match=rf"^there is no {paths[which]} any more; put it back$"):
         data[0]
     os.mkfifo(paths[which])
-    with pytest.raises(
-        UserError, match=rf"{paths[which]} cannot be read as a picture \(it is a named pipe, and no file"
-    ):
+    with pytest.raises(UserError, match=rf"{paths[which]} cannot be read as a picture \(it is a named pipe, and no f"):
         data[0]
     paths[which].unlink()
     damaged = bytearray(whole)
@@ -174,11 +172,9 @@ def test_a_file_that_is_no_picture_is_named(what, place, tmp_path):
     content, message = NO_PICTURES[what]
     one_pair(tmp_path, colours())
     (tmp_path / place / "a.png").write_bytes(content)
-    with pytest.raises(
-        UserError, match=rf"{place}/a.png cannot be read as a picture \(.*({message}).*\); replace"
-    ) as error:
+    where = f"^{tmp_path}/{place}/a.png cannot be read as a picture"
+    with pytest.raises(UserError, match=rf"{where} \(.*({message}).*\); replace.*$"):
         FolderPairs(tmp_path, 4, 8)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.promise("a named pipe, a device, a socket or a folder in place of a file")
@@ -204,9 +200,7 @@ def test_what_is_no_file_is_named_and_not_waited_for(tmp_path):
 def test_capital_letters_in_names_count(tmp_path):
     one_pair(tmp_path, colours())
     (tmp_path / "images" / "a.png").rename(tmp_path / "images" / "A.png")
-    with pytest.raises(
-        UserError, match=r"no label map of the same name: .*/A.png; capital letters count too; add each"
-    ):
+    with pytest.raises(UserError, match=r"no label map of the same name: .*/A.png; capital letters count too; add"):
         FolderPairs(tmp_path, 4, 8)
 
 
@@ -221,10 +215,12 @@ def test_a_cut_is_a_part_of_what_was_resized(tmp_path):
         assert torch.equal(cut[name], larger[name][..., 3:19, 5:29])
 
 
-class Instances(Pairs):
-    """Three kinds of files."""
-
+class Four(Pairs):
     num_labels, label_names = 4, ("0", "1", "2", "3")
+
+
+class Instances(Four):
+    """Three kinds of files."""
 
     def __init__(self, root, size):
         columns = (Column("picture", ("images",)), Column("label map", ("labels",)), Column("instance map", ("ids",)))
@@ -258,15 +254,14 @@ def test_edges_are_made_of_what_is_seen(tmp_path):
 
 def test_instances_that_are_missing_or_of_another_shape(tmp_path):
     one_pair(tmp_path, colours(), labels())
-    put(tmp_path / "ids" / "b.png", labels())
-    with pytest.raises(UserError, match=r"1 of 1 pictures have no instance map of the same name: .*a\.png; add each"):
-        Instances(tmp_path, 8)
-    put(tmp_path / "ids" / "a.png", labels(8, 7))
-    with pytest.raises(UserError, match=r"is 8x8 and .*ids.a\.png is 7x8"):
-        Instances(tmp_path, 8)
-    put(tmp_path / "ids" / "a.png", colours())
-    with pytest.raises(UserError, match=r"ids.a\.png is a picture of mode RGB"):
-        Instances(tmp_path, 8)
+    for name, values, message in (
+        ("b", labels(), r"1 of 1 pictures have no instance map of the same name: .*a\.png; add each"),
+        ("a", labels(8, 7), r"is 8x8 and .*ids.a\.png is 7x8"),
+        ("a", colours(), r"ids.a\.png is a picture of mode RGB"),
+    ):
+        put(tmp_path / "ids" / f"{name}.png", values)
+        with pytest.raises(UserError, match=message):
+            Instances(tmp_path, 8)
 
 
 # All that is wrong is said together.
@@ -308,11 +303,8 @@ def test_a_picture_in_two_folders_has_two_names(tmp_path):
         put(tmp_path / place / "a.jpg", colours())
         put(tmp_path / place / "a.png", labels())
 
-    class Two(Pairs):
-        num_labels, label_names = 4, ("0", "1", "2", "3")
-
     where = ("one", "two")
-    data = Two(tmp_path, (Column("picture", where, suffixes=(".jpg",)), Column("label map", where)), 8)
+    data = Four(tmp_path, (Column("picture", where, suffixes=(".jpg",)), Column("label map", where)), 8)
     assert [data.paths(k)[0].parent.name for k in range(2)] == ["one", "two"]
 
 

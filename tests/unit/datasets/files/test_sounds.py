@@ -44,7 +44,7 @@ def test_a_part_follows_its_share_and_its_number_alone(folder):
 def test_it_is_decoded_once_and_again_after_it_has_changed(folder, monkeypatch):
     Sounds(folder, RATE, LENGTH)
     soundfile.write(folder / "a.wav", numpy.linspace(-1, 1, 900), RATE)
-    read, decoded = [], Sounds.__mro__[0]._decode
+    read, decoded = [], Sounds._decode
     monkeypatch.setattr(Sounds, "_decode", lambda self, entry: read.append(entry) or decoded(self, entry))
     assert Sounds(folder, RATE, LENGTH).lengths[0] == 900
     assert read == [0]
@@ -84,12 +84,9 @@ def test_broken_and_too_short_files_are_named_together(folder):
     (folder / "b.flac").write_bytes(b"no sound")
     (folder / "c.ogg").write_bytes(b"")
     soundfile.write(folder / "f.wav", numpy.zeros(10), RATE)
-    with pytest.raises(UserError) as error:
+    first = "3 of 6 sounds in .*--skip-broken true.*b.flac: Format not recognised"
+    with pytest.raises(UserError, match=f"(?s){first}.*c.ogg: it is empty.*f.wav: it is too short: 10 .* 256 are n"):
         Sounds(folder, RATE, LENGTH, least=256)
-    text = str(error.value)
-    assert "3 of 6 sounds in" in text and "--skip-broken true" in text
-    assert "b.flac: Format not recognised" in text and "c.ogg: it is empty" in text
-    assert "f.wav: it is too short: 10 samples, and 256 are needed" in text
     found = Sounds(folder, RATE, LENGTH, least=256, skip_broken=True)
     assert len(found) == 3 and len(found.problems) == 3
 
