@@ -1,5 +1,6 @@
 """Blocks, and the small networks that are made of them."""
 
+import math
 from itertools import chain
 
 import pytest
@@ -9,6 +10,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from gan import later, noise
 from gan.files.errors import UserError
+from nets import byol
 from nets.blocks import Dropout, NormedConvTranspose2d, conv, conv_doubling, onehot
 from nets.byol import Online, ResnetEncoder, perceptron
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
@@ -24,10 +26,7 @@ from tests.support.oracle import assert_same_gradients, distance, gradients, lea
 def test_onehot_is_one_where_the_label_is():
     label = torch.tensor([[[0, 2], [1, 1]]])
     planes = onehot(label, 4, torch.zeros((), dtype=torch.float64))
-    assert planes.dtype == torch.float64
-    assert planes.shape == (1, 4, 2, 2)
-    assert torch.equal(planes.argmax(1), label)
-    assert torch.equal(planes.sum(1), torch.ones(1, 2, 2, dtype=torch.float64))
+    assert torch.equal(planes, nn.functional.one_hot(label, 4).movedim(3, 1).double()) and planes.dtype == torch.float64
 
 
 @pytest.mark.parametrize(
@@ -108,13 +107,11 @@ def test_the_discriminator_is_the_plain_one(seed, training):
     ours, plain = x.clone().requires_grad_(), x.clone().requires_grad_()
     found, wanted = net(ours), reference.discriminator(state, plain, training)
     assert [len(scale) for scale in found] == [len(scale) for scale in wanted] == [layers + 1] * scales
-    losses = [torch.zeros((), dtype=torch.float64)] * 2
-    for one, other in zip(chain(*found), chain(*wanted), strict=True):
-        assert distance(one, other) < 1e-12
-        weight = torch.randn(one.shape, generator=draw, dtype=torch.float64) / one.numel() ** 0.5
-        losses = [losses[0] + (one * weight).sum(), losses[1] + (other * weight).sum()]
-    for loss in losses:
-        loss.backward()
+    pairs = list(zip(chain(*found), chain(*wanted), strict=True))
+    weights = [torch.randn(one.shape, generator=draw, dtype=torch.float64) / one.numel() ** 0.5 for one, _ in pairs]
+    for outs in zip(*pairs, strict=True):
+        sum((out * weight).sum() for out, weight in zip(outs, weights, strict=True)).backward()
+    assert max(distance(*pair) for pair in pairs) < 1e-12
     assert distance(ours.grad, plain.grad) < 1e-12
     assert_same_gradients(gradients(net), state)
     for key, tensor in export_discriminator(net).items():
@@ -145,18 +142,12 @@ def test_channels_double_to_512_and_spectral_norm_is_on_the_inner_layers_only():
 
 def test_the_innermost_steps_up_drop_out():
     def drops(*shape):
-        return [
-            isinstance(each.model[-1], Dropout)
-            for each in UNet(5, 3, 2, *shape).modules()
-            if isinstance(each, UNetBlock)
-        ]
+        blocks = [each for each in UNet(5, 3, 2, *shape).modules() if isinstance(each, UNetBlock)]
+        return [isinstance(each.model[-1], Dropout) for each in blocks]
 
     assert drops(5, 2) == [False, True, True, False]
     assert drops(8) == [False, False, False, True, True, True, False]  # published
     assert not any(drops(8, 0)) and not any(drops(5))
-
-
-def test_refusals_name_what_fits():
     with pytest.raises(UserError, match="depth=1"):
         UNet(5, 3, 2, depth=1)
 
@@ -201,8 +192,8 @@ def test_an_adapter_is_an_addition_of_low_rank_to_the_weight(place):
 
 
 def test_a_learner_moves_its_adapters_alone():
-    base = network()
-    own = adapted(base.requires_grad_(False), 2)
+    base = network().requires_grad_(False)
+    own = adapted(base, 2)
     assert all(weight.requires_grad for weight in adapters(own))
     own(torch.randn(5, 3, 6, 6)).square().sum().backward()
     assert all(weight.grad is None for weight in base.parameters())
@@ -212,14 +203,12 @@ def test_a_learner_moves_its_adapters_alone():
 # ---- byol ----
 
 
-@pytest.mark.parametrize("size", [16, 32])
-def test_a_picture_of_any_size_becomes_one_vector(size):
-    net = ResnetEncoder((4, 8, 12))
-    assert net(torch.rand(3, 3, size, size)).shape == (3, 12)
-    smallest = []
+def test_a_picture_of_any_size_becomes_one_vector():
+    net, smallest = ResnetEncoder((4, 8, 12)), []
     net.stages.register_forward_hook(lambda module, given, found: smallest.append(found.shape[-1]))
-    net(torch.rand(3, 3, size, size))
-    assert smallest == [size // 8]
+    for size in (16, 32):
+        assert net(torch.rand(3, 3, size, size)).shape == (3, 12)
+    assert smallest == [2, 4]
 
 
 def test_every_weight_has_a_gradient_that_is_no_rounding_noise():
@@ -230,3 +219,69 @@ def test_every_weight_has_a_gradient_that_is_no_rounding_noise():
     (found * torch.rand(8, 6).double()).sum().backward()
     for name, weight in [*online.named_parameters(), *predictor.named_parameters()]:
         assert weight.grad.abs().max() > 1e-9, name
+
+
+def pictures(count: int = 64, size: int = 8) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(count, 3, size, size, generator=generator, dtype=torch.float64) * 2 - 1
+
+
+def at(first: int, rows: int, total: int = 64):
+    return noise.at(noise.Place(("test",), first, rows, total))
+
+
+def test_a_sample_has_the_same_view_on_any_rank():
+    given = pictures()
+    with at(0, 64):
+        whole = byol.random_view(given)
+    halves = []
+    for first in (0, 32):
+        with at(first, 32):
+            halves.append(byol.random_view(given[first : first + 32]))
+    assert torch.equal(torch.cat(halves), whole)
+    assert not torch.equal(whole[:32], whole[32:])
+
+
+def test_two_views_differ_and_stay_in_range():
+    given = pictures()
+    with at(0, 64):
+        one, other = byol.random_view(given), byol.random_view(given)
+    assert one.shape == other.shape == given.shape
+    assert (one - other).flatten(1).abs().amax(1).min() > 0.01
+    assert one.min() >= -1 and one.max() <= 1
+
+
+def test_a_part_is_a_window_of_the_picture_that_may_be_mirrored():
+    """A picture of its own coordinates tells where the part was."""
+    size = 64
+    row = (torch.arange(size, dtype=torch.float64) + 0.5) / size * 2 - 1
+    given = torch.stack([row.expand(size, size), row[:, None].expand(size, size), torch.zeros(size, size)])
+    with at(0, 200, 200):
+        found = byol.cropped(given.expand(200, -1, -1, -1))
+    across, down = found[:, 0, :, 1:-1].mean(1), found[:, 1, 1:-1].mean(2)
+    steps = [each.diff(dim=1) for each in (across, down)]
+    for each in steps:
+        torch.testing.assert_close(each, each[:, :1].expand_as(each))  # evenly enlarged
+    width, height = (each[:, 0] * size / 2 for each in steps)
+    assert 0.35 < (width < 0).double().mean() < 0.65
+    assert (height > 0).all()
+    area = width.abs() * height
+    assert byol.SMALLEST - 0.01 < area.min() < byol.SMALLEST + 0.1 and 0.9 < area.max() <= 1 + 1e-9
+
+
+def test_colours_change_in_most_views_and_some_are_grey():
+    given = pictures(400, 2).clamp(-0.5, 0.5)
+    with at(0, 400, 400):
+        found = byol.recoloured(given)
+    same = (found - given).abs().flatten(1).amax(1) < 1e-9
+    grey = (found - found.mean(1, keepdim=True)).abs().flatten(1).amax(1) < 1e-9
+    assert same.double().mean() == pytest.approx((1 - byol.JITTER) * (1 - byol.GREY), abs=0.06)
+    assert grey.double().mean() == pytest.approx(byol.GREY, abs=0.06)
+
+
+def test_a_turned_hue_keeps_the_grey_and_a_third_turn_exchanges_the_colours():
+    colours = pictures(4, 2)
+    colours = colours - colours.mean(1, keepdim=True)
+    third = byol.turned(colours, torch.tensor(2 * math.pi / 3))
+    torch.testing.assert_close(third, colours.roll(1, 1))
+    torch.testing.assert_close(byol.turned(colours, torch.tensor(0.3)).mean(1), torch.zeros(4, 2, 2).double())

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from nets.biggan import BigDiscriminator, BigGenerator
 from nets.denoiser import Denoiser, ExactDenoiser, Head, OneStep
 from nets.norm import SyncBatchNorm
 from nets.r3 import R3Block, R3Discriminator, R3Generator
@@ -28,6 +29,22 @@ def pair(request):
     return [make(widths=NARROW) for make in SMALL[request.param]]
 
 
+@pytest.mark.parametrize(("size", "channels", "classes"), [((16, 16), 1, 0), ((13, 10), 4, 3)])
+@pytest.mark.parametrize("kind", ["r3", "biggan"])
+def test_any_size_channels_and_labels(kind, size, channels, classes):
+    torch.manual_seed(0)
+    rule = dict(classes=classes, channels=channels)
+    if kind == "r3":
+        generator, discriminator = R3Generator(5, NARROW, size=size, **rule), R3Discriminator(NARROW, **rule)
+    else:
+        rule |= dict(size=size, width=2)
+        generator, discriminator = BigGenerator(latent=5, **rule), BigDiscriminator(**rule)
+    label = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]) if classes else None
+    image = generator(torch.randn(2, 5), label)
+    assert image.shape == (2, channels, *size) and discriminator(image, label).shape == (2,)
+    assert not classes or not torch.equal(discriminator(image, label), discriminator(image, label.flip(0)))
+
+
 def test_every_weight_learns_once_the_last_layers_are_off_zero(pair):
     for net, x, shape in zip(pair, (torch.randn(3, 5), torch.randn(3, 3, 16, 16)), ((3, 3, 16, 16), (3,)), strict=True):
         for module in net.modules():
@@ -43,8 +60,7 @@ def test_the_first_pictures_and_scores_of_a_wgan_have_a_sensible_size():
     """Those of R3GAN have the published one: see test_r3.py."""
     torch.manual_seed(0)
     images = WganGenerator(32, WIDE)(torch.randn(64, 32))
-    assert 0.2 < images.std() < 0.9
-    assert images.abs().max() <= 1
+    assert 0.2 < images.std() < 0.9 and images.abs().max() <= 1
     scores = WganCritic(WIDE)(torch.randn(64, 3, 32, 32))
     assert 0.01 < scores.std() < 5
 
@@ -84,17 +100,15 @@ def test_the_first_block_of_the_critic_sees_negative_pixels():
 # ---- vqgan ----
 
 
-def features(batch: int = 4, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, 3, 2, 5, generator=generator, dtype=torch.float64)
+def features() -> torch.Tensor:
+    return torch.randn(4, 3, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def filled(size: int = 6, decay: float = 0.9) -> Codebook:
-    """Codes that all live."""
-    book = Codebook(size, 3, decay=decay).double()
-    generator = torch.Generator().manual_seed(1)
+def filled() -> Codebook:
+    """Six codes that all live."""
+    book = Codebook(6, 3, decay=0.9).double()
     book.counts.fill_(50.0)
-    book.sums.copy_(50 * torch.randn(size, 3, generator=generator, dtype=torch.float64))
+    book.sums.copy_(50 * torch.randn(6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
     return book
 
 
@@ -192,14 +206,9 @@ def test_each_width_but_the_first_halves_the_map(doublings):
 THREE = (4, 8, 8)
 
 
-def known(count: int = 5, size: int = 4) -> ExactDenoiser:
-    generator = torch.Generator().manual_seed(0)
-    return ExactDenoiser(torch.rand(count, 3, size, size, generator=generator, dtype=torch.float64) * 2 - 1)
-
-
 def test_the_exact_denoiser_holds_the_score_of_the_noised_pictures():
     """Tweedie: D(x) = x + sigma^2 grad log p(x; sigma), p a mixture of one Gaussian a picture."""
-    teacher = known()
+    teacher = ExactDenoiser(torch.rand(5, 3, 4, 4, dtype=torch.float64) * 2 - 1)
     sigma = torch.tensor([0.3, 1.0, 4.0], dtype=torch.float64)
     noisy = (torch.randn(3, 3, 4, 4, dtype=torch.float64) * sigma.view(-1, 1, 1, 1)).requires_grad_()
     apart = (noisy[:, None] - teacher.pictures).flatten(2).square().sum(2)
@@ -231,29 +240,21 @@ def test_a_denoiser_starts_as_the_best_one_of_gaussian_pictures():
     torch.testing.assert_close(net(noisy, sigma), keep * noisy)
 
 
-def test_every_weight_of_a_denoiser_learns_once_the_last_layers_are_off_zero():
+def test_every_weight_of_a_denoiser_learns_and_samples_keep_to_themselves():
+    """Once the last layers are off zero."""
     torch.manual_seed(0)
     net, head = Denoiser(THREE, 8), Head(8)
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     noisy, sigma = torch.randn(3, 3, 16, 16), torch.tensor([0.1, 1.0, 3.0])
-    features = net.features(noisy, sigma)
-    assert features.shape == (3, 8, 4, 4)
+    clean, features = net(noisy, sigma), net.features(noisy, sigma)
     scores = head(features)
-    assert scores.shape == (3,)
-    (net(noisy, sigma).square().sum() + scores.square().sum()).backward()
-    for part in (net, head):
-        assert all(parameter.grad.abs().sum() > 0 for parameter in part.parameters())
-
-
-def test_samples_keep_to_themselves():
-    torch.manual_seed(0)
-    net, head = Denoiser(THREE, 8), Head(8)
-    torch.nn.init.normal_(net.paint.weight)
-    x, sigma = torch.randn(4, 3, 16, 16), torch.rand(4) + 0.1
-    torch.testing.assert_close(net(x, sigma)[1:2], net(x[1:2], sigma[1:2]), rtol=1e-4, atol=1e-5)
-    scores = [head(net.features(part, size)) for part, size in ((x, sigma), (x[1:2], sigma[1:2]))]
-    torch.testing.assert_close(scores[0][1:2], scores[1], rtol=1e-4, atol=1e-5)
+    assert features.shape == (3, 8, 4, 4) and scores.shape == (3,)
+    alone = noisy[1:2], sigma[1:2]
+    torch.testing.assert_close(clean[1:2], net(*alone), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(scores[1:2], head(net.features(*alone)), rtol=1e-4, atol=1e-5)
+    (clean.square().sum() + scores.square().sum()).backward()
+    assert all(parameter.grad.abs().sum() > 0 for part in (net, head) for parameter in part.parameters())
 
 
 def test_a_denoiser_draws_in_one_step():

@@ -16,6 +16,10 @@ from nets.norm import ActNorm, SyncBatchNorm, in_groups, synchronised
 from nets.spectral import SpectralNorm, spectral_norm
 from tests.scenes.losses import Own
 from tests.support.parity import distance, train
+from tests.support.watch import Trace
+
+NEAR = dict(rtol=0, atol=1e-12)
+
 
 # ---- norm ----
 
@@ -58,33 +62,10 @@ def on_rank(kwargs, parts):
 def test_ranks_together_equal_one_device(kwargs, parts, ranks):
     reference = layers(nn.BatchNorm2d, **kwargs)
     y, dx, dw = outcome(reference, inputs())
-    results = ranks(2).run(on_rank, kwargs, parts)
-    assert (torch.cat([result[0] for result in results]) - y).abs().max() < 1e-12
-    assert (torch.cat([result[1] for result in results]) - dx).abs().max() < 1e-12
-    for ours, theirs in zip(results[0][2], dw, strict=True):
-        assert (ours - theirs).abs().max() < 1e-11
-    for name, buffer in reference.named_buffers():
-        assert (results[0][3][name] - buffer).abs().max() < 1e-12
-
-
-def penalty_of(kind, x):
-    """The slopes of a gradient penalty, and its gradient by the weight."""
-    layer, x = layers(kind), x.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(layer(x).tanh().square().sum(), x, create_graph=True)
-    return slope.detach(), torch.autograd.grad(slope.square().sum(), layer.weight)[0]
-
-
-def penalty_on_rank(parts):
-    slope, dw = penalty_of(SyncBatchNorm, inputs().split(parts)[dist.get_rank()])
-    dist.all_reduce(dw)
-    return slope, dw
-
-
-def test_a_gradient_penalty_through_it_equals_one_device(ranks):
-    slope, dw = penalty_of(nn.BatchNorm2d, inputs())
-    results = ranks(2).run(penalty_on_rank, [2, 4])
-    assert (torch.cat([result[0] for result in results]) - slope).abs().max() < 1e-10
-    assert (results[0][1] - dw).abs().max() < 1e-9 * dw.abs().max()
+    (*_, ours, buffers), _ = results = ranks(2).run(on_rank, kwargs, parts)
+    torch.testing.assert_close([torch.cat([result[k] for result in results]) for k in (0, 1)], [y, dx], **NEAR)
+    torch.testing.assert_close(ours, dw, rtol=0, atol=1e-11)
+    torch.testing.assert_close(buffers, dict(reference.named_buffers()), **NEAR)
 
 
 def far_from_zero():
@@ -113,17 +94,13 @@ def test_variance_survives_a_mean_far_from_zero_in_float32(ranks):
 
 
 def count_collectives():
-    from tests.support.watch import Trace
-
-    layer = SyncBatchNorm(3)
-    x = torch.randn(4, 3, requires_grad=True)
+    layer, x = SyncBatchNorm(3), torch.randn(4, 3, requires_grad=True)
     with Trace() as forward:
         y = layer(x)
     with Trace() as backward:
         y.square().sum().backward()
-    layer.eval()
     with Trace() as evaluation:
-        layer(x)
+        layer.eval()(x)
     return [len(trace.collectives) for trace in (forward, backward, evaluation)]
 
 
@@ -161,53 +138,50 @@ class Stored(nn.Module):
         return out + F.batch_norm(x * x, self.stored_mean, self.stored_var, training=self.training)
 
 
-KINDS = [nn.BatchNorm2d, Gained, Conditional, Stored, nn.SyncBatchNorm]
+KINDS = [SyncBatchNorm, nn.BatchNorm2d, Gained, Conditional, Stored, nn.SyncBatchNorm]
 
 
 def called(layer, x):
-    given = {"gain": x.new_tensor(0.3), "bias": x.new_tensor(0.1)} if isinstance(layer, Conditional) else {}
-    y = layer(x, **given)
+    """Pictures, the slopes of a gradient penalty, and its gradients by pictures and weights."""
+    y = layer(x, x.new_tensor(0.3), x.new_tensor(0.1)) if isinstance(layer, Conditional) else layer(x)
     (slope,) = torch.autograd.grad(y.tanh().square().sum(), x, create_graph=True)
-    return y, slope, torch.autograd.grad(slope.square().sum(), x)[0]
+    weights = [layer.weight] if layer.affine else []
+    bend, *dw = torch.autograd.grad(slope.square().sum(), [x, *weights])
+    return [y.detach(), slope.detach(), bend], dw, [each.clone() for each in layer.buffers()]
 
 
 def training_on_rank(kind):
     layer, x = layers(kind), inputs().split([2, 4])[dist.get_rank()].clone().requires_grad_()
     with synchronised():
         found = called(layer, x)
+        for gradient in found[1]:
+            dist.all_reduce(gradient)
         assert type(layer) is kind
         layer.eval()
-        assert torch.equal(layer(x, 0, 0) if kind is Conditional else layer(x), layers_alone(layer, x))
-    return [each.detach() for each in found], [each.clone() for each in layer.buffers()]
-
-
-def layers_alone(layer, x):
-    with ranks_of_gan.alone():
-        return layer(x, 0, 0) if isinstance(layer, Conditional) else layer(x)
+        together = called(layer, x)[0][0]
+        with ranks_of_gan.alone():
+            assert torch.equal(together, called(layer, x)[0][0])
+    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_batch_norm_is_synchronised_and_keeps_its_class_and_forward(kind, ranks):
-    reference = layers(kind)
-    expected = called(reference, inputs().requires_grad_())
+    expected, dw, buffers = called(layers(nn.BatchNorm2d if kind is SyncBatchNorm else kind), inputs().requires_grad_())
     found = ranks(2).run(training_on_rank, kind)
-    for number, each in enumerate(expected):
-        assert (torch.cat([tensors[number] for tensors, _ in found]) - each).abs().max() < 1e-10
-    for tensor, buffer in zip(found[0][1], reference.buffers(), strict=True):
-        assert (tensor - buffer).abs().max() < 1e-12
+    together = [torch.cat(parts) for parts in zip(*(tensors for tensors, *_ in found), strict=True)]
+    torch.testing.assert_close(together, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(found[0][1], dw, rtol=1e-9, atol=0)
+    torch.testing.assert_close(found[0][2], buffers, **NEAR)
 
 
 # ---- groups ----
 
 
 def in_plain_groups(x, size):
-    reference, mean, var = layers(nn.BatchNorm2d, momentum=1.0), [], []
-    out = []
-    for part in x.split(size):
-        out.append(reference(part))
-        mean.append(reference.running_mean.clone())
-        var.append(reference.running_var.clone())
-    return torch.cat(out), torch.stack(mean).mean(0), torch.stack(var).mean(0)
+    norm = layers(nn.BatchNorm2d, momentum=1.0)
+    found = [(norm(part), norm.running_mean.clone(), norm.running_var.clone()) for part in x.split(size)]
+    out, mean, var = zip(*found, strict=True)
+    return torch.cat(out).detach(), torch.stack(mean).mean(0), torch.stack(var).mean(0)
 
 
 def grouped_on_rank(world):
@@ -220,9 +194,9 @@ def grouped_on_rank(world):
 def test_a_group_has_statistics_of_its_own_at_any_number_of_ranks(world, ranks):
     found = ranks(2).run(grouped_on_rank, 2) if world == 2 else [grouped_on_rank(1)]
     expected = in_plain_groups(torch.cat([inputs(), inputs(1)]), 2)
-    assert (torch.cat([each[0] for each in found]) - expected[0]).abs().max() < 1e-12
+    torch.testing.assert_close(torch.cat([each[0] for each in found]), expected[0], **NEAR)
     for each in found:
-        assert max((ours - theirs).abs().max() for ours, theirs in zip(each[1:], expected[1:], strict=True)) < 1e-12
+        torch.testing.assert_close(each[1:], expected[1:], **NEAR)
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
@@ -278,17 +252,14 @@ def test_it_is_the_classic_spectral_norm(layer):
     """Values, gradients, u and v, one forward after the other."""
     other = classic(layer)
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
-    totals = [torch.zeros((), dtype=torch.float64)] * 2
     for training in (True, True, False):
-        found, wanted = layer.train(training)(x), other.train(training)(x)
-        torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
-        totals = [totals[0] + found.square().sum(), totals[1] + wanted.square().sum()]
-    for total in totals:
-        total.backward()
+        outs = layer.train(training)(x), other.train(training)(x)
+        torch.testing.assert_close(*outs, rtol=1e-13, atol=1e-13)
+        for out in outs:
+            out.square().sum().backward()
     ours = layer.parametrizations.weight
     torch.testing.assert_close(ours.original.grad, other.weight_orig.grad, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(ours[0]._u, other.weight_u, rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(ours[0]._v, other.weight_v, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close((ours[0]._u, ours[0]._v), (other.weight_u, other.weight_v), rtol=1e-13, atol=1e-13)
 
 
 def test_the_largest_singular_value_is_taken_in_full_precision_under_autocast(layer):
@@ -314,10 +285,8 @@ def test_gradients_of_gradients_are_the_plain_divisions(layer):
         slopes = torch.autograd.grad(out, (x, weight), create_graph=True)
         return torch.autograd.grad(sum(slope.square().sum() for slope in slopes), (x, weight))
 
-    found = penalty(layer.weight)
     wanted = penalty(weight / torch.dot(u, weight.flatten(1) @ v))
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(penalty(layer.weight), wanted, rtol=1e-11, atol=1e-11)
 
 
 def test_on_one_device_torchs_own_batch_norm_trains():

@@ -3,6 +3,7 @@
 import copy
 import os
 from pathlib import Path
+from unittest import mock
 from urllib.error import URLError
 
 import pytest
@@ -79,13 +80,10 @@ def test_state_dicts_leave_it_out_and_leave_it_alone():
         game.load_state_dict({"other.weight": saved["other.weight"]})
 
 
-# ---- vgg19 ----
+# ---- the file ----
 
 
 NAME = "vgg19-dcbb9e9d.pth"
-
-
-# ---- the file ----
 
 
 @pytest.mark.parametrize("settings", [{}, {"classifier": False}])
@@ -140,11 +138,7 @@ def test_a_file_that_is_wrong_is_named_with_what_to_bring(spoil, message, tmp_pa
 def cache(tmp_path, monkeypatch):
     """An empty cache, where the file belongs; a download fails as without a network unless a test replaces it."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-
-    def offline(*_, **__):
-        raise URLError("no network")
-
-    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", mock.Mock(side_effect=URLError("no network")))
     return tmp_path / "hub" / "checkpoints" / NAME
 
 
@@ -160,14 +154,9 @@ def test_without_cache_and_network_the_message_says_what_to_do(reason, cache):
 
 
 def test_weights_are_downloaded_with_their_hash_where_there_is_a_network(cache, monkeypatch, capsys):
-    asked = []
-
-    def download(url, path, prefix, progress):
-        asked.append((url, path, prefix))
-        narrow_vgg.save(Path(path))
-
+    download = mock.Mock(side_effect=lambda url, path, *_, **__: narrow_vgg.save(Path(path)))
     monkeypatch.setattr(torch.hub, "download_url_to_file", download)
-    load_vgg19("torchvision")
-    load_vgg19("torchvision")
-    assert asked == [(VGG19_Weights.IMAGENET1K_V1.url, str(cache), "dcbb9e9d")]
+    for _ in range(2):
+        load_vgg19("torchvision")
+    download.assert_called_once_with(VGG19_Weights.IMAGENET1K_V1.url, str(cache), "dcbb9e9d", progress=mock.ANY)
     assert f"to {cache}" in capsys.readouterr().err

@@ -1,12 +1,15 @@
 """Kinds of neighbourhoods against a dictionary of what is around each pixel, and sums of rows."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from nets.blocks import onehot
 from nets.sean import neighbourhood
-from nets.sean.neighbourhood import Masks, RowSums, find_neighbourhoods
+from nets.sean.neighbourhood import Masks, RowSums, find_neighbourhoods, once
 
 
 def regions(labels: int, size: tuple[int, int] = (24, 20), pictures: int = 3, cell: int = 6, seed: int = 0):
@@ -24,16 +27,8 @@ def planes(label: torch.Tensor, labels: int) -> torch.Tensor:
 
 def around(label: torch.Tensor, reach: int) -> list[list[tuple[int, ...]]]:
     """What lies around each pixel of each picture, -1 outside of it."""
-    padded = F.pad(label, (reach,) * 4, value=-1)
-    side = 2 * reach + 1
-    return [
-        [
-            tuple(picture[y : y + side, x : x + side].flatten().tolist())
-            for y in range(label.shape[1])
-            for x in range(label.shape[2])
-        ]
-        for picture in padded
-    ]
+    windows = F.pad(label, (reach,) * 4, value=-1).unfold(1, 2 * reach + 1, 1).unfold(2, 2 * reach + 1, 1)
+    return [[*map(tuple, picture.flatten(2).flatten(0, 1).tolist())] for picture in windows]
 
 
 @pytest.mark.parametrize("labels", [2, 19, 183])
@@ -50,12 +45,10 @@ def test_pixels_share_a_row_when_and_only_when_all_around_them_is_the_same(label
 def test_sums_of_rows_are_the_convolutions(edges):
     """Two convolutions of the mask, and one with kernels of each picture's own."""
     torch.manual_seed(0)
-    labels, label = 4, regions(4)
-    mask = planes(label, labels)
+    labels, mask = 4, planes(regions(4), 4)
     if edges:
-        mask = torch.cat(
-            [mask, (torch.rand(3, 1, 4, 5) < 0.3).double().repeat_interleave(6, 2).repeat_interleave(4, 3)], 1
-        )
+        edge = (torch.rand(3, 1, 4, 5) < 0.3).double().repeat_interleave(6, 2).repeat_interleave(4, 3)
+        mask = torch.cat([mask, edge], 1)
     found = find_neighbourhoods(mask, labels)
     first = torch.randn(5, mask.shape[1], 3, 3, dtype=torch.float64)
     second = torch.randn(6, 5, 3, 3, dtype=torch.float64)
@@ -84,12 +77,10 @@ def test_random_labels_and_planes_that_are_not_onehot_are_left_to_the_convolutio
     mask, draw = planes(regions(4), 4), torch.Generator().manual_seed(0)
     assert find_neighbourhoods(mask, 4) is not None
     assert find_neighbourhoods(planes(torch.randint(0, 9, (1, 16, 16), generator=draw), 9), 9) is None
-    others = [torch.cat([mask, torch.full((3, 1, 24, 20), 0.5, dtype=torch.float64)], 1), mask.clone()]
-    others[1][0, :2, 5, 5] = torch.tensor([2.0, -1.0])
-    for value in (0.0, 0.5, 2.0):
-        others.append(mask.clone())
-        others[-1][0, :, 3, 3] *= value
-    assert [find_neighbourhoods(other, 4) for other in others] == [None] * 5
+    assert find_neighbourhoods(torch.cat([mask, torch.full((3, 1, 24, 20), 0.5).double()], 1), 4) is None
+    for pixel in ([2.0, -1, 0, 0], [0.0, 0, 0, 0], [0.5, 0, 0, 0], [2.0, 0, 0, 0]):
+        mask[0, :, 3, 3] = torch.tensor(pixel)
+        assert find_neighbourhoods(mask, 4) is None
 
 
 def test_every_size_is_prepared_once_and_by_nearest():
@@ -134,3 +125,28 @@ def test_row_sums_are_a_product_with_zeros_and_ones_in_any_order():
     torch.testing.assert_close(RowSums(rows[order], entries[order], (7, 5))(table), matrix @ table)
     assert torch.autograd.gradcheck(sums, table)
     assert torch.autograd.gradgradcheck(sums, table)
+
+
+# ---- once ----
+
+
+class Made:
+    """Something that can be asked whether it still lives."""
+
+
+def test_it_dies_with_its_tensor():
+    source = torch.zeros(3)
+    made = weakref.ref(once(source, "a", Made))
+    gc.collect()
+    assert made() is not None
+    del source
+    gc.collect()
+    assert made() is None
+
+
+def test_a_tensor_with_a_gradient_or_of_inference_mode_is_never_remembered():
+    learned = torch.zeros(3, requires_grad=True)
+    with torch.inference_mode():
+        inferred = torch.zeros(3)
+    for source in (learned, inferred):
+        assert once(source, "a", Made) is not once(source, "a", Made)

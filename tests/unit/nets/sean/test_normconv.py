@@ -18,29 +18,23 @@ WAYS = pytest.mark.parametrize("tables", [True, False], ids=["tables", "maps"])
 MODES = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 
 
-def settings_of(
-    tables: bool, training: bool = True, keep: bool = False, slope: float = 0.2, pictures: int = 4
-) -> Settings:
+def settings_of(tables: bool, training: bool = True, keep: bool = False, slope: float = 0.2) -> Settings:
     torch.manual_seed(1)
     norm = SyncBatchNorm(CHANNELS, affine=False).double().train(training)
     norm.running_mean.normal_()
     norm.running_var.uniform_(0.5, 2)
     draw = torch.Generator().manual_seed(2)
-    pixels = torch.randint(0, KINDS, (4, 1, 6 * 7), generator=draw)[:pictures] if tables else None
+    pixels = torch.randint(0, KINDS, (4, 1, 6 * 7), generator=draw) if tables else None
     return Settings(norm, training, pixels, slope, 1, keep)
 
 
-def tensors(tables: bool, learn: bool = True) -> list[torch.Tensor]:
+def tensors(tables: bool) -> list[torch.Tensor]:
     """x, grain, noise scale, scale, shift, weight, bias."""
     draw = torch.Generator().manual_seed(0)
     affine = (4, CHANNELS, KINDS) if tables else (4, CHANNELS, 6, 7)
     shapes = [(4, CHANNELS, 6, 7), (4, 1, 6, 7), (CHANNELS, 1, 1), affine, affine, (2, CHANNELS, 3, 3), (2,)]
     made = [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
-    return [part.requires_grad_(learn and number != 1) for number, part in enumerate(made)]
-
-
-def learning(parts: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [part for part in parts if part.requires_grad]
+    return [part.requires_grad_(number != 1) for number, part in enumerate(made)]
 
 
 def one_by_one(settings: Settings, parts: list[torch.Tensor]) -> torch.Tensor:
@@ -62,10 +56,9 @@ def test_values_and_gradients_are_those_of_the_operations_one_by_one(tables, tra
     wanted = one_by_one(settings, parts)
     found = norm_conv(settings, *parts)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-    weight = torch.randn(found.shape, dtype=torch.float64)
-    pairs = (torch.autograd.grad((out * weight).sum(), learning(parts)) for out in (found, wanted))
-    for one, other in zip(*pairs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    weight, ours = torch.randn(found.shape, dtype=torch.float64), [part for part in parts if part.requires_grad]
+    slopes = (torch.autograd.grad((out * weight).sum(), ours) for out in (found, wanted))
+    torch.testing.assert_close(*slopes, rtol=1e-11, atol=1e-11)
 
 
 @WAYS
@@ -85,10 +78,8 @@ def test_gradients_are_added_up_among_the_ranks_of_its_forward(tables):
 
 
 def test_a_gradient_of_its_gradient_is_refused(parts):
-    for out, x in (
-        (norm_conv(settings_of(False), *(given := tensors(False))), given[0]),
-        (mask_conv(*parts), parts[1]),
-    ):
+    given = tensors(False)
+    for out, x in ((norm_conv(settings_of(False), *given), given[0]), (mask_conv(*parts), parts[1])):
         (slope,) = torch.autograd.grad(out.tanh().sum(), x, create_graph=True)
         with pytest.raises(RuntimeError, match="differentiate twice"):
             slope.sum().backward()
@@ -186,10 +177,10 @@ def test_ranks_together_are_one_device(tables, ranks):
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     (out * weights).sum().backward()
     results = ranks(2).run(on_rank, tables, [1, 3])
-    for place, wanted in enumerate((out.detach(), parts[0].grad, parts[3].grad)):
-        torch.testing.assert_close(torch.cat([result[place] for result in results]), wanted, rtol=1e-11, atol=1e-12)
-    for place, wanted in enumerate((parts[2].grad, parts[5].grad, parts[6].grad), 3):
-        torch.testing.assert_close(results[0][place], wanted, rtol=1e-11, atol=1e-11)
+    rows = [torch.cat(shares) for shares in zip(*(result[:3] for result in results), strict=True)]
+    torch.testing.assert_close(rows, [out.detach(), parts[0].grad, parts[3].grad], rtol=1e-11, atol=1e-12)
+    shared = tuple(parts[number].grad for number in (2, 5, 6))
+    torch.testing.assert_close(results[0][3:], shared, rtol=1e-11, atol=1e-11)
 
 
 # ---- maskconv ----
