@@ -67,14 +67,6 @@ def test_edges_are_cut_and_mirrored_with_the_picture(tmp_path):
     assert to_tensors(item)["edges"].dtype == torch.int64
 
 
-def test_edges_of_other_data_move_too():
-    edges = torch.zeros(16, 16, dtype=torch.uint8)
-    edges[:, 3] = 1
-    item = {"edges": tv_tensors.Mask(edges)}
-    flipped = next(moved for k in range(20) if (moved := Augment()(item, k, 0))["edges"][0, 3] == 0)
-    assert torch.equal(flipped["edges"], edges.flip(-1))
-
-
 def test_the_data_module_cuts_files(pairs):
     data = GanData(pairs, pairs, batch_size=1, crop=True, flip=False)
     data.setup("fit")

@@ -29,9 +29,6 @@ def epoch_of(loader, epoch):
     return [batch["index"].tolist() for batch in loader]
 
 
-# Global batches.
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_ranks_together_see_what_one_device_sees(training, epoch):

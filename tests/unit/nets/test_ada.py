@@ -26,9 +26,6 @@ def pictures():
     return torch.rand(8, 3, 8, 8, dtype=torch.float64) * 2 - 1
 
 
-# ---- golden ----
-
-
 def compared(golden, wanted, pipe, p, draws, name="image") -> float:
     """The largest difference of pictures and gradients, in full and as sizes of each sample."""
     settings = golden["settings"]

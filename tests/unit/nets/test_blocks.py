@@ -20,8 +20,6 @@ from nets.resnet import UNet, UNetBlock
 from tests.support import sean_reference as reference
 from tests.support.oracle import assert_same_gradients, distance, gradients, learning, scramble
 
-# ---- blocks ----
-
 
 def test_onehot_is_one_where_the_label_is():
     label = torch.tensor([[[0, 2], [1, 1]]])

@@ -13,9 +13,6 @@ from nets.r3 import R3Block, R3Discriminator, R3Generator
 from nets.vqgan import APART, Codebook, VqAutoencoder
 from nets.wgan import DownBlock, WganCritic, WganGenerator
 
-# ---- from noise ----
-
-
 NARROW, WIDE = (8, 8, 4), (64, 64, 64, 32)
 SMALL = {
     "r3": (partial(R3Generator, 5), R3Discriminator),

@@ -9,8 +9,6 @@ from gan.files.errors import UserError
 from nets.hifigan import HifiGenerator, PeriodJudge, PeriodJudges, ScaleJudges
 from nets.mel import SILENCE, Mel, filters, spectral_distance
 
-# ---- hifigan ----
-
 
 def test_the_published_networks_are_the_defaults():
     """13.92 million in the generator, by table 1 of the paper; lengths of weight norm are not counted."""

@@ -21,9 +21,6 @@ from tests.support.watch import Trace
 NEAR = dict(rtol=0, atol=1e-12)
 
 
-# ---- norm ----
-
-
 def inputs(seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(6, 3, 4, 5, generator=generator, dtype=torch.float64) * 2 + 10

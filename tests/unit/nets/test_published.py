@@ -19,9 +19,6 @@ from tests.support import families, oracle
 TOLERANCE, ZERO = 1e-9, 1e-12
 
 
-# ---- golden ----
-
-
 @pytest.fixture(scope="module")
 def wanted() -> dict[str, Any]:
     return families.load("sean_small.pt")
@@ -119,10 +116,13 @@ def test_the_networks_compute_the_golden_figures(figures, wanted):
     assert {key: found for key in names if (found := deviation(figures[key], wanted[key])) >= TOLERANCE} == {}
 
 
-def test_a_region_in_no_picture_has_gradients_of_exactly_zero(figures, wanted):
-    absent = [key for key, norm_and_sum in wanted["g_grads"].items() if norm_and_sum is None and "fc_mu" in key]
-    assert absent
-    assert all(figures["g_grads"][key].count_nonzero() == 0 for key in absent)
+def test_a_region_in_no_picture_and_biases_that_a_norm_cancels_have_gradients_of_exactly_zero(figures, wanted):
+    """The published gradients of such biases are rounding noise."""
+    golden = wanted["g_grads"].items()
+    absent = [key for key, size in golden if size is None and "fc_mu" in key]
+    cancelled = [key for key, size in golden if size is not None and size[0] < ZERO and "ace_s" not in key]
+    assert len(absent) == 96 and len(cancelled) == 18
+    assert all(figures["g_grads"][key].count_nonzero() == 0 for key in absent + cancelled)
 
 
 # ---- in and out ----

@@ -85,7 +85,7 @@ def test_under_autocast_the_high_resolutions_alone_are_in_half_precision():
             half.add(block)
 
     sides = {
-        side: [net.get_submodule(f"b{side}") for net in (generator.synthesis, discriminator)] for side in (8, 16, 32)
+        side: [net.get_submodule(f"b{side}") for net in (generator.synthesis, discriminator)] for side in (4, 8, 16, 32)
     }
     for block in chain(*sides.values()):
         block.register_forward_hook(note)

@@ -115,9 +115,6 @@ def check_pictures(found: Tensor, figure: dict[str, Any], limit: float = 1e-9) -
         check(found[: len(figure["first"])].detach(), figure["first"], limit)
 
 
-# ---- the networks ----
-
-
 @torch.no_grad()
 def test_pictures_equal_the_published_ones(wanted):
     net, f, s = wanted.game().generator.eval(), wanted.figures, wanted.s

@@ -17,8 +17,6 @@ from nets.published import load_vgg19
 from nets.vgg import Vgg19
 from tests.support import narrow_vgg
 
-# ---- vgg ----
-
 
 def plain(state, image):
     """relu1_1, relu2_1, ... of Simonyan and Zisserman 2014, configuration E, layer by layer."""

@@ -46,9 +46,6 @@ def test_a_folder_may_be_a_link(root, tmp_path):
     assert len(FolderPairs(root, 4, 8)) == 2
 
 
-# Splits.
-
-
 def test_the_last_by_name_are_held_out(tmp_path):
     good_pairs(tmp_path, *range(5))
     train, val = (FolderPairs(tmp_path, 4, 8, split=split, held_out=2) for split in ("train", "val"))

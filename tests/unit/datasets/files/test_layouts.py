@@ -35,9 +35,6 @@ def middles(to, of):
     return ((np.arange(to) + 0.5) * of / to).astype(int)
 
 
-# Every layout.
-
-
 def test_items_are_the_files(written):
     data = written.open()
     assert [data.paths(k)[:2] for k in range(len(data))] == list(zip(written.pictures, written.labels, strict=True))

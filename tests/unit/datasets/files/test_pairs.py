@@ -15,8 +15,6 @@ from nets.blocks import edges_of
 from tests.support.layouts import colours, folder, hollow_png, labels, put
 from tests.support.posix import not_on_windows, where_case_counts
 
-# Reading.
-
 
 def one_pair(root, picture, label=None, **options):
     put(root / "images" / "a.png", picture, **options)

@@ -10,9 +10,6 @@ from nets.norm import SyncBatchNorm
 from nets.sean.normconv import Settings, mask_conv, norm_conv
 from tests.support.rehearsal.threads import device_threads
 
-# ---- normconv ----
-
-
 CHANNELS, KINDS = 3, 5
 WAYS = pytest.mark.parametrize("tables", [True, False], ids=["tables", "maps"])
 MODES = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
