@@ -144,8 +144,6 @@ def test_imports_go_down_and_no_files_and_no_rooms_import_each_other():
     assert upwards(tree) == files_in_circles(tree) == rooms_in_circles(tree) == []
 
 
-# ---- controls ----
-
 GOOD = {
     "gan/__init__.py": "from gan.module import GanModule",
     "gan/module.py": "from gan.files.errors import UserError\nimport torch",

@@ -82,9 +82,6 @@ def test_lightning_leaves_the_sampler_alone_and_an_epoch_can_start_inside():
     assert list(sampler) == whole[1], "another epoch starts at its beginning"
 
 
-# The loader.
-
-
 def loader_of(length, batch=4, seed=0, **how):
     return ResumableLoader(Prepared(Numbers(length)), GlobalBatches(length, batch, seed=seed), **how)
 

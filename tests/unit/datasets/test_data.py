@@ -90,14 +90,6 @@ def test_held_out_samples_that_are_left_out_are_named():
         placed(GanData(Numbers(8), Numbers(8), batch_size=8), 4).setup("fit")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_loading_leaves_the_global_random_state_alone(workers):
-    data = GanData(Faces(8, size=16), batch_size=4, workers=workers, crop=True)
-    before = torch.get_rng_state()
-    list(data.train_dataloader())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 KINDS = {
     "picture": Image.fromarray,
     "palette": lambda pixels: Image.fromarray(pixels).convert("P"),

@@ -75,17 +75,6 @@ def test_a_data_set_may_keep_its_order_and_its_last_batch():
     assert kept == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_a_loader_goes_on_where_it_was():
-    loader = GlobalLoader(Own(), 4)
-    passing = iter(loader)
-    next(passing), next(passing)
-    state, rest = loader.state_dict(), lists(passing)
-    other = on_rank(0, 2, GlobalLoader, Own(), 4), on_rank(1, 2, GlobalLoader, Own(), 4)
-    for each in other:
-        each.load_state_dict(state)
-    assert joined([lists(each) for each in other]) == rest != []
-
-
 def test_the_global_generators_are_left_alone():
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
     expected = torch.rand(1).item(), np.random.rand(), random.random()

@@ -87,9 +87,6 @@ def test_random_changes_equal_the_published_ones(golden, name):
         assert compared(golden, wanted, pipe, p, drawn(prefix, pipe == "bgcfnc"), image) < 1e-9
 
 
-# ---- by itself ----
-
-
 def placed(augmentation, pictures, first=0):
     with noise.at(noise.Place(("test",), first, len(pictures), 8)):
         return augmentation(pictures)

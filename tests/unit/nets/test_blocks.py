@@ -228,18 +228,6 @@ def at(first: int, rows: int, total: int = 64):
     return noise.at(noise.Place(("test",), first, rows, total))
 
 
-def test_a_sample_has_the_same_view_on_any_rank():
-    given = pictures()
-    with at(0, 64):
-        whole = byol.random_view(given)
-    halves = []
-    for first in (0, 32):
-        with at(first, 32):
-            halves.append(byol.random_view(given[first : first + 32]))
-    assert torch.equal(torch.cat(halves), whole)
-    assert not torch.equal(whole[:32], whole[32:])
-
-
 def test_two_views_differ_and_stay_in_range():
     given = pictures()
     with at(0, 64):

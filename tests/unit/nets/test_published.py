@@ -125,9 +125,6 @@ def test_a_region_in_no_picture_and_biases_that_a_norm_cancels_have_gradients_of
     assert all(figures["g_grads"][key].count_nonzero() == 0 for key in absent + cancelled)
 
 
-# ---- in and out ----
-
-
 def narrow(upsamplings: int = 5) -> tuple[StyleEncoder, SeanGenerator]:
     encoder, generator = StyleEncoder(5, 3), SeanGenerator(4, 5, 2, 6, upsamplings)
     return oracle.scramble(encoder, 0), oracle.scramble(generator, 1)
@@ -187,9 +184,6 @@ def test_the_names_are_the_published_ones(wanted):
         judge = MultiScaleDiscriminator(settings["labels"] + 3, settings["ndf"])
     for state, name in ((export_generator(*nets), "generator"), (export_discriminator(judge), "discriminator")):
         assert {key: list(tensor.shape) for key, tensor in state.items()} == wanted[f"{name}_keys"]
-
-
-# ---- what is refused ----
 
 
 def test_a_weight_that_does_not_fit_is_named(state):

@@ -137,9 +137,6 @@ def test_pictures_equal_the_published_ones(wanted):
     check(net.mapping.w_avg, f["w_avg_after"])
 
 
-# ---- single phases ----
-
-
 PHASES = {"Gmain": "fool", "Greg": "even", "Dmain": "judge", "Dreg": "flatten"}
 
 
@@ -197,9 +194,6 @@ def test_a_phase_is_as_on_a_cpu_by_what_a_gpu_computes(phase):
     for ours, theirs in zip(*found, strict=True):
         check(ours, theirs)
     assert families.DEVICE != "cpu" or found[0] != found[1]  # the control: sums are in another order
-
-
-# ---- training ----
 
 
 def phase_by_phase(game: StyleGan, wanted: Wanted) -> None:

@@ -78,9 +78,6 @@ def test_state_dicts_leave_it_out_and_leave_it_alone():
         game.load_state_dict({"other.weight": saved["other.weight"]})
 
 
-# ---- the file ----
-
-
 NAME = "vgg19-dcbb9e9d.pth"
 
 
@@ -127,9 +124,6 @@ def test_a_file_that_is_wrong_is_named_with_what_to_bring(spoil, message, tmp_pa
         assert word in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not Path("ran").exists()
-
-
-# ---- torchvision's cache ----
 
 
 @pytest.fixture

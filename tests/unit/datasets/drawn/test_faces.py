@@ -11,7 +11,7 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from datasets import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, FaceLooks, Faces, FaceTransfers
+from datasets import FLIP_PAIRS, LABELS, FaceDomains, FaceLooks, Faces, FaceTransfers
 from datasets.drawn.drawing import TONES, Canvas, Pen, Region, Tone, arc, mirrored, oval, ribbon, smooth
 from datasets.drawn.looks import LEVELS, TEXTURES, any_style, paint, texture_levels
 from datasets.drawn.portrait import draw_portrait, supersampling
@@ -51,9 +51,6 @@ def test_items():
         assert isinstance(image, tv_tensors.Image) and isinstance(label, tv_tensors.Mask)
         assert image.shape == (3, size, size) and label.shape == (size, size)
         assert image.dtype == label.dtype == torch.uint8 and label.max() < 19
-
-
-# The same face in every data set.
 
 
 def test_a_face_does_not_depend_on_the_set_around_it_or_the_order_of_drawing():
@@ -107,9 +104,6 @@ def test_indices_end():
     assert len(list(faces)) == 3
 
 
-# Labels and picture fit.
-
-
 @pytest.mark.parametrize("look", ["any", "poster", "neon"])
 def test_every_region_is_painted_inside_its_labels_alone(look):
     """Repaint one region: no pixel changes that does not hold a point of it."""
@@ -146,9 +140,6 @@ def test_labels_are_the_regions_at_the_middle_of_the_pixels():
     assert (np.array(faces.label(0)) == regions[fine // 2 :: fine, fine // 2 :: fine]).all()
 
 
-# Faces differ, in the presence of regions too.
-
-
 def test_regions_come_and_go():
     faces = Faces(150)
     there = np.concatenate([np.unique(faces.label(k)) for k in range(150)])
@@ -172,17 +163,11 @@ def test_left_is_left():
         assert both and all(columns[label == left].mean() < columns[label == right].mean() for label in both)
 
 
-# Shape and style are apart.
-
-
 def test_style_is_drawn_independently_of_shape_and_region_by_region():
     faces = Faces(1)
     plain, zero, none = (pixels(faces.draw(0, style=style)) for style in (None, 0, {}))
     whole, pieces = (pixels(faces.draw(0, style=style)) for style in (7, dict.fromkeys(range(len(LABELS)), 7)))
     assert (whole == pieces).all() and (plain == zero).all() and (plain == none).all() and (whole != plain).any()
-
-
-# Looks.
 
 
 def test_fixed_looks_paint_every_face_alike():
@@ -192,13 +177,6 @@ def test_fixed_looks_paint_every_face_alike():
         assert torch.equal(faces[0]["label"], Faces(1)[0]["label"])
     poster, neon = Faces(1, look="poster"), Faces(1, look="neon")
     assert np.abs(pixels(poster.draw(0)) - pixels(neon.draw(0))).mean() > 60
-
-
-def test_every_look_knows_every_region():
-    for look in LOOKS.values():
-        for region in Region:
-            style = look(0, 0, region)
-            assert len(style.colour) == 3 and style.texture in TEXTURES and style.swing >= 0
 
 
 @pytest.mark.parametrize(
@@ -212,9 +190,6 @@ def test_every_look_knows_every_region():
 def test_what_cannot_be_drawn_is_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         Faces(**{"length": 1, **arguments})
-
-
-# Pairs and domains.
 
 
 def test_transfers_hold_the_truth():
@@ -267,9 +242,6 @@ def test_faces_with_classes_take_turns():
         assert item["class"] == kind
         assert torch.equal(item["image"], wanted[index]["image"])
     assert len(looks) == 3
-
-
-# Curves, tones and textures.
 
 
 def test_curves():

@@ -162,9 +162,6 @@ def test_a_kill_costs_little_and_leaves_nothing_half_written(tmp_path, monkeypat
     assert set(did(tmp_path)) == set(range(60)) and len(did(tmp_path)) < 60 + 40, "some of it was not done again"
 
 
-# Where it is kept.
-
-
 def test_the_cache_lies_beside_the_data_or_where_it_may(tmp_path, monkeypatch):
     monkeypatch.delenv("GAN_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
@@ -222,9 +219,6 @@ def test_long_work_shows_a_bar(tmp_path, monkeypatch, capsys):
     assert "working: 100%" in said and "4/4" in said
 
 
-# A data set notices what has changed.
-
-
 @pytest.fixture
 def root(tmp_path):
     return pairs(tmp_path, *"abc")
@@ -271,9 +265,6 @@ def test_another_number_of_labels_is_checked_again(root, monkeypatch):
     with pytest.raises(UserError, match=r"the allowed range is 0\.\.2"):
         read(root, monkeypatch, labels=3)
     assert read(root, monkeypatch) == [], "and spoils nothing"
-
-
-# Small things.
 
 
 def test_hidden_files_and_caches_are_no_data(tmp_path):

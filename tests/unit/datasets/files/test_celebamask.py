@@ -45,9 +45,6 @@ def test_splits_follow_the_number_in_celeba_and_the_set_may_lie_in_its_own_folde
     assert [numbers(split) for split in ("train", "val", "test")] == [[0, 2, 2000], [1, 4], [3]]
 
 
-# Merging.
-
-
 def merged(open_set, monkeypatch):
     """The masks that opening the set reads."""
     seen = []
@@ -133,9 +130,6 @@ def test_ranks_open_the_set_together(written, tmp_path, ranks):
 def test_a_mask_is_what_is_not_black(tmp_path, mode):
     path = put(tmp_path / "a.png", part_of_face("nose"), mode=mode)
     assert (merge_masks([(R_EYE, path)]) == (part_of_face("nose") > 0) * R_EYE).all()
-
-
-# What is wrong with the set.
 
 
 def test_masks_that_are_missing(written, base):

@@ -85,9 +85,6 @@ def test_celeba_as_prepared_for_sean_has_its_own_splits(tmp_path):
     assert torch.equal(written.open(split="all")[4]["image"], written.open(split="val")[1]["image"])
 
 
-# What is wrong with a folder.
-
-
 def test_a_missing_folder(root, tmp_path):
     with pytest.raises(UserError, match=r"there is no folder .*nowhere; give the folder"):
         FolderPairs(tmp_path / "nowhere", 4, 8)
@@ -111,9 +108,6 @@ def test_numbers_of_labels_that_no_map_can_hold(root):
     for number in (0, -1, 65537):
         with pytest.raises(UserError, match=f"{number} labels do not fit into a label map; try 1 to 65536"):
             FolderPairs(root, number, 8)
-
-
-# What is wrong with a file.
 
 
 def test_a_wrong_label_is_seen_even_where_resizing_would_drop_it(root):

@@ -127,9 +127,6 @@ def test_sub_folders(stored):
     assert torch.equal(data[place]["image"], expected["image"]) and torch.equal(data[place]["label"], expected["label"])
 
 
-# Every fault, in every layout in which it can be.
-
-
 def test_a_label_map_that_is_missing(stored):
     stored.labels[1].unlink()
     with pytest.raises(
@@ -182,9 +179,6 @@ def test_a_pair_of_two_shapes(stored):
     sizes = f"{stored.pictures[1]} is {width}x{height} and {stored.labels[1]} is {width - 1}x{height}"
     with pytest.raises(UserError, match=f"^{sizes}; make them the"):
         stored.open()
-
-
-# What one set has of its own.
 
 
 NAMES = {

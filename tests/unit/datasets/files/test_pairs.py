@@ -81,9 +81,6 @@ def test_more_labels_than_a_byte_holds(tmp_path):
         FolderPairs(tmp_path, 256, 8)
 
 
-# Files that change while a data set is open.
-
-
 @pytest.fixture
 def open_set(tmp_path):
     """A data set of three kinds of files, split, and the files of its first sample."""
@@ -150,9 +147,6 @@ def test_a_worker_names_the_file_too(open_set, capsys):
     assert said.startswith(f"error: {paths[0]} has changed since") and said.count("\n") == 1
 
 
-# Files that are no pictures.
-
-
 NO_PICTURES = {
     "nothing": (b"", "it is none of JPEG, PNG"),
     "text": (b"<html>", "it is none of JPEG, PNG"),
@@ -200,9 +194,6 @@ def test_capital_letters_in_names_count(tmp_path):
     (tmp_path / "images" / "a.png").rename(tmp_path / "images" / "A.png")
     with pytest.raises(UserError, match=r"no label map of the same name: .*/A.png; capital letters count too; add"):
         FolderPairs(tmp_path, 4, 8)
-
-
-# Parts of a pair.
 
 
 def test_a_cut_is_a_part_of_what_was_resized(tmp_path):
@@ -260,9 +251,6 @@ def test_instances_that_are_missing_or_of_another_shape(tmp_path):
         put(tmp_path / "ids" / f"{name}.png", values)
         with pytest.raises(UserError, match=message):
             Instances(tmp_path, 8)
-
-
-# All that is wrong is said together.
 
 
 @pytest.mark.promise("a data set with wrong files")

@@ -179,9 +179,6 @@ def test_held_out_sounds_are_not_trained_on_and_as_long_as_asked_for():
     assert data.train.rate == data.val.rate == 16000
 
 
-# ---- the data sets' runs are the published training ----
-
-
 PUBLISHED = dict(
     size=256, batch_size=32, epochs=100, max_steps=None, width=64, hidden=128, upsamplings=None, matching=10.0,
     generator_rate=1e-4, discriminator_rate=4e-4, perceptual="torchvision", perceptual_weight=10.0,
@@ -248,9 +245,6 @@ def test_settings_decide_on_the_perceptual_loss_memory_and_styles():
     data = small("sean-celebamask").data
     assert data.train_dataloader().dataset.augment.flip_pairs == Faces.flip_pairs  # left and right change places
     assert small("sean", labels=None).game.labels == 4  # those in the maps of a folder
-
-
-# ---- mistakes ----
 
 
 @pytest.mark.parametrize("name", FROM_NOISE)
