@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator, Mapping
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -75,11 +76,8 @@ class Tree:
                         yield inner if inner in self.files else base, inside
 
     def base(self, module: str, node: ast.ImportFrom) -> str:
-        if not node.level:
-            return node.module or ""
-        parents = module.split(".")[: None if module in self.packages else -1]
-        parents = parents[: len(parents) - node.level + 1]
-        return ".".join([*parents, *([node.module] if node.module else [])])
+        package = module if module in self.packages else module.rpartition(".")[0]
+        return resolve_name("." * node.level + (node.module or ""), package)
 
 
 def named(path: Path) -> str:

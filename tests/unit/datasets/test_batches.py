@@ -18,7 +18,6 @@ def part(ranks, rank, epoch=0, length=26, batch=8, seed=0, training=True):
 
 
 def together(ranks, batch=8, **options):
-    """The global batches that all ranks see together."""
     parts = [part(ranks, rank, batch=batch, **options) for rank in range(ranks)]
     share = batch // ranks
     return [[index for p in parts for index in p[k : k + share]] for k in range(0, len(parts[0]), share)]

@@ -47,7 +47,6 @@ def on_rank(rank, ranks, kind, *args, **kwargs):
 
 
 def joined(parts):
-    """The batches of several ranks, put together."""
     return [[[*chain(*values)] for values in zip(*batch, strict=True)] for batch in zip(*parts, strict=True)]
 
 
@@ -85,7 +84,6 @@ def test_the_global_generators_are_left_alone():
 
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 0), (2, 2)])
 def test_ranks_together_get_the_stream_of_one_device(ranks, workers):
-    """Also where it shuffles and augments."""
 
     def batches(rank, ranks, workers=0):
         loader = on_rank(rank, ranks, GlobalStream, Stream(), 4, workers=workers, seed=2)

@@ -21,8 +21,6 @@ pytestmark = [
 
 
 class Recorder(LightningModule):
-    """Learns nothing and remembers its batches."""
-
     def __init__(self):
         super().__init__()
         self.automatic_optimization = False

@@ -31,8 +31,6 @@ ROOM = "the loader's workers have no shared memory left, .*; type --workers 0, o
 
 
 class Faulty(Numbers):
-    """Whose second sample is a fault in the worker's process."""
-
     def __init__(self, fault):
         super().__init__(4)
         self.fault = fault

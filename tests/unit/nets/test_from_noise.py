@@ -102,7 +102,6 @@ def features() -> torch.Tensor:
 
 
 def filled() -> Codebook:
-    """Six codes that all live."""
     book = Codebook(6, 3, decay=0.9).double()
     book.counts.fill_(50.0)
     book.sums.copy_(50 * torch.randn(6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
@@ -238,7 +237,6 @@ def test_a_denoiser_starts_as_the_best_one_of_gaussian_pictures():
 
 
 def test_every_weight_of_a_denoiser_learns_and_samples_keep_to_themselves():
-    """Once the last layers are off zero."""
     torch.manual_seed(0)
     net, head = Denoiser(THREE, 8), Head(8)
     for parameter in net.parameters():

@@ -8,7 +8,6 @@ from tests.support import families
 
 
 def published(keys, seed) -> Lpips:
-    """In float64, with the recipe's weights."""
     found = {}
     for key, value in families.weights({key: keys[key] for key in keys if "scaling" not in key}, seed).items():
         if key.startswith("lin"):

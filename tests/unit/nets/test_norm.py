@@ -91,8 +91,6 @@ class Conditional(nn.BatchNorm2d):
 
 
 class Stored(nn.Module):
-    """A module that calls the function itself."""
-
     affine = False
 
     def __init__(self, channels, **_):
@@ -222,7 +220,6 @@ def layer() -> nn.Conv2d:
 
 
 def test_it_is_the_classic_spectral_norm(layer):
-    """Values, gradients, u and v, one forward after the other."""
     other = classic(layer)
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
     for training in (True, True, False):

@@ -79,7 +79,6 @@ class Call:
 
 
 def inside(value):
-    """A network whose only tensor is this."""
     state = {"_parameters": {"x": value}, "_buffers": {}, "_modules": {}}
     meta = pickle.dumps(dict(type="class", version=6, module_src="", class_name="Generator", state=state), 3)
     head = b"\x80\x03}\x8c\x01Gctorch_utils.persistence\n_reconstruct_persistent_obj\n"

@@ -25,7 +25,6 @@ def wanted() -> dict[str, Any]:
 
 
 def recipe(shapes: dict[str, list[int]], seed: int) -> dict[str, Tensor]:
-    """A published state dict, each tensor of its key alone."""
     found = families.weights(shapes, seed)
     for key in shapes:
         if key.endswith("noise_var"):
@@ -177,7 +176,6 @@ def test_a_discriminator_goes_out_and_comes_back():
 
 
 def test_the_names_are_the_published_ones(wanted):
-    """As listed with the golden figures, in their shapes."""
     settings = wanted["settings"]
     with torch.device("meta"):
         nets = StyleEncoder(512, 32), SeanGenerator(settings["labels"], 512, settings["ngf"])

@@ -8,7 +8,6 @@ from tests.support import families
 
 
 def golden_networks(settings, classes):
-    """In float64, with the recipe's weights."""
     rule = dict(widths=settings["widths"], blocks=2, groups=settings["cardinality"], classes=classes)
     generator = R3Generator(settings["noise"], embedding=settings.get("g_embedding", 64), **rule).double()
     discriminator = R3Discriminator(**rule, embedding=settings.get("d_embedding")).double()

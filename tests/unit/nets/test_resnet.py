@@ -10,7 +10,6 @@ from tests.support import families
 
 
 def golden_generator(keys, seed, **settings):
-    """In float64, with the recipe's weights under the published keys."""
     blocks = len({key.split(".")[1] for key in keys if "conv_block" in key})
     net = ResnetGenerator(width=keys["model.1.weight"][0], blocks=blocks, **settings).double()
     kept = {key: value for key, value in net.state_dict().items() if key.endswith("filt")}
@@ -20,7 +19,6 @@ def golden_generator(keys, seed, **settings):
 
 
 def pictures(seed, batch, side):
-    """A and B of the recipe."""
     rng = families.numpy.random.default_rng(seed)
     return tuple(torch.as_tensor(rng.uniform(-1, 1, (batch, 3, side, side))) for _ in "AB")
 

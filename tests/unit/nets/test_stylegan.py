@@ -8,7 +8,7 @@ import torch
 
 from gan.files.errors import UserError
 from nets.stylegan import StyleDiscriminator, StyleGenerator
-from nets.stylegan_layers import Conv, Dense, Mapping, MinibatchDeviation, ModulatedConv
+from nets.stylegan_layers import Conv, Dense, MinibatchDeviation, ModulatedConv
 
 SMALL = dict(base=64, most=8)
 Generator = partial(StyleGenerator, latent=5, style=6, mapping=2, **SMALL)
@@ -99,33 +99,3 @@ def test_the_deviation_is_that_of_the_samples_group(batch, group, taken):
     assert torch.equal(found[:, :3], x)
     expected = plain_deviation(x, taken)[:, None, None].expand(-1, 4, 4)
     torch.testing.assert_close(found[:, 3], expected, rtol=1e-12, atol=0)
-
-
-def deviation_on_rank(world):
-    x = torch.randn(8, 2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    own = x.split(8 // world)[torch.distributed.get_rank() if world > 1 else 0].requires_grad_()
-    y = MinibatchDeviation()(own)
-    (slope,) = torch.autograd.grad(y.pow(3).sum(), own, create_graph=True)
-    (bend,) = torch.autograd.grad(slope.square().sum(), own)
-    return [each.detach() for each in (y, slope, bend)]
-
-
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_it_has_the_samples_of_all_ranks_and_so_have_its_gradients(world, ranks):
-    found = [torch.cat(each) for each in zip(*ranks(world).run(deviation_on_rank, world), strict=True)]
-    torch.testing.assert_close(found, deviation_on_rank(1), rtol=1e-12, atol=1e-12)
-    halves = torch.cat([MinibatchDeviation()(half) for half in found[0][:, :2].split(4)])  # the control gathers nothing
-    assert (halves - found[0]).abs().max() > 1e-3
-
-
-def average_on_rank(world: int) -> torch.Tensor:
-    """The mapping's average of styles, after a batch."""
-    torch.manual_seed(0)
-    mapping, z = Mapping(5, 0, 6, 2).double(), torch.randn(8, 5, dtype=torch.float64)
-    mapping(z.split(8 // world)[torch.distributed.get_rank() if world > 1 else 0])
-    return mapping.w_avg
-
-
-def test_the_average_style_is_that_of_all_ranks(ranks):
-    for found in ranks(2).run(average_on_rank, 2):
-        torch.testing.assert_close(found, average_on_rank(1), rtol=1e-12, atol=1e-14)

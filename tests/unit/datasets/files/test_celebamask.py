@@ -115,17 +115,6 @@ def test_a_process_that_starts_anew_can_merge(written, base, tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["labels"]
 
 
-def _ranks_open(root):
-    data = CelebAMask(root, "train", 8)
-    return [data[k]["label"].sum().item() for k in range(len(data))]
-
-
-def test_ranks_open_the_set_together(written, tmp_path, ranks):
-    one, other = ranks(2).run(_ranks_open, tmp_path)
-    assert one == other and len(one) == 3
-    assert not list((tmp_path / "CelebAMask-HQ" / "gan-cache").glob("*.part"))
-
-
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1"])
 def test_a_mask_is_what_is_not_black(tmp_path, mode):
     path = put(tmp_path / "a.png", part_of_face("nose"), mode=mode)

@@ -14,7 +14,6 @@ from tests.support.posix import not_on_windows
 
 @pytest.fixture
 def root(tmp_path):
-    """Two good pairs."""
     return good_pairs(tmp_path, "a", "b")
 
 

@@ -209,8 +209,6 @@ class Four(Pairs):
 
 
 class Instances(Four):
-    """Three kinds of files."""
-
     def __init__(self, root, size):
         columns = (Column("picture", ("images",)), Column("label map", ("labels",)), Column("instance map", ("ids",)))
         super().__init__(root, columns, size)

@@ -30,7 +30,6 @@ def figures():
 
 
 def case(figures, name):
-    """A game with the recipe's weights, and its batch."""
     s, keys = figures["settings"], figures["cut"]["keys"]
     generator = golden_generator(keys["G"], s["seed"], smooth=True)
     width = s["ngf"]

@@ -34,7 +34,6 @@ def game_of(settings, blocks, **rules):
 
 @pytest.fixture(params=[6, pytest.param(9, marks=pytest.mark.slow)])
 def case(request):
-    """The figures, and a game with the recipe's weights and batch."""
     figures, blocks = families.load("pix2pix.pt"), request.param
     settings, golden = figures["settings"], figures[f"cyclegan_{blocks}blocks"]
     game = game_of(settings, blocks)

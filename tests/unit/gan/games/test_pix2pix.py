@@ -24,7 +24,6 @@ def golden():
 
 @pytest.fixture
 def made(golden):
-    """The game with the recipe's weights, and a batch."""
     figures, settings = golden["pix2pix"], golden["settings"]
     networks = {
         "generator": UNet(3, 3, settings["ngf"], settings["num_downs"], dropouts=0).double(),

@@ -102,7 +102,6 @@ def _state(network):
 
 
 def difference(found, wanted):
-    """The largest relative difference of two lists of figures."""
     pairs = zip(chain(*found), chain(*wanted), strict=True)
     return max(abs(a - b) / abs(b) for one, other in pairs for a, b in zip(one, other, strict=True))
 

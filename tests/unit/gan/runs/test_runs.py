@@ -34,6 +34,7 @@ FACES = {"faces": 4, "held_out": 4}
 PAIRS = {"hidden": 2, "width": 2, "upsamplings": 2, "workers": 0, "held_out": 1}
 HALF, OFF = {"held_out": 0.5, "workers": 0}, {"perceptual": "off"}
 SMALL = {
+    **{f"{name}-faces": {"width": 4, **FACES} for name in ("r3gan", "wgan-gp", "stylegan", "dmd2", "vqgan")},
     "sean-faces": {"width": 2, "hidden": 2, "style": 4, **FACES},
     "spade-faces": {"width": 2, "hidden": 2, **FACES},
     "pix2pix-faces": {"width": 2, **FACES},
@@ -42,17 +43,12 @@ SMALL = {
     "pix2pix": {"width": 2, "judge_width": 2, "layers": 2, **HALF},
     "cyclegan": {"width": 2, "blocks": 1, "layers": 2, **HALF},
     "cut": {"width": 2, "blocks": 5, "layers": 2, **HALF},
-    "r3gan-faces": {"width": 4, **FACES},
-    "wgan-gp-faces": {"width": 4, **FACES},
-    "stylegan-faces": {"width": 4, **FACES},
     "biggan-faces": {"width": 2, "latent": 8, **FACES},
     "biggan": {"width": 2, **HALF},
     "stylegan2": {"width": 0.01, "mapping": 1, **HALF},
     "r3gan": {"width": 0.02, **HALF},
     "vqgan": {"width": 32, "blocks": 1, "judge_width": 4, "codes": 8, "config_": "f4", "size": 24, **OFF, **HALF},
-    "dmd2-faces": {"width": 4, **FACES},
     "dmd2-lora-faces": {"width": 4, "base_steps": 1, **FACES},
-    "vqgan-faces": {"width": 4, **FACES},
     "byol-faces": {"width": 4, "hidden": 4, "projection": 4, **FACES},
     **{name: {"style": 4, **PAIRS} for name in ("sean", *OLD_NAMES)},
     "sean-coco": {"style": 4, "edges": True, **PAIRS},
@@ -81,7 +77,6 @@ def settings_of(name: str) -> dict[str, typing.Any]:
 
 @functools.cache
 def written(layout: str) -> Path:
-    """A tiny data set in its exact layout."""
     root = Path(tempfile.mkdtemp())
     getattr(layouts, layout)(root)
     return root

@@ -288,7 +288,6 @@ def test_published_weights_are_written_and_read(name, files, tmp_path, capsys):
 
 @pytest.mark.parametrize("file", ["horse2zebra.pth", "latest_net_G.pth"])
 def test_a_released_generator_is_read_alone(file, tmp_path):
-    """Its file is named, or the folder."""
     other = small("cyclegan", seed=2).game.generators["to_b"]
     torch.save(other.state_dict(), tmp_path / file)
     mine = small("cyclegan", from_=str(tmp_path / file if "2" in file else tmp_path)).game

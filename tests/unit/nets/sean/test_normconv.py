@@ -185,7 +185,6 @@ def test_ranks_together_are_one_device(tables, ranks):
 
 @pytest.fixture
 def parts() -> list[torch.Tensor]:
-    """Planes, the first convolution, the second."""
     draw = torch.Generator().manual_seed(0)
     shapes = [(2, 3, 6, 5), (4, 3, 3, 3), (4,), (6, 4, 3, 3), (6,)]
     made = [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
@@ -193,7 +192,6 @@ def parts() -> list[torch.Tensor]:
 
 
 def test_values_and_gradients_are_those_of_one_after_the_other(parts):
-    """Of the planes too."""
     planes, first, first_bias, second, bias = parts
     planes.requires_grad_()
     outs = mask_conv(*parts), F.conv2d(F.relu(F.conv2d(planes, first, first_bias, padding=1)), second, bias, padding=1)
