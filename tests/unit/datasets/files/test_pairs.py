@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 
-from datasets import FolderPairs
+from datasets import FolderPairs, GlobalLoader
 from datasets.files.pairs import Column, Pairs, read_picture
 from gan.files.errors import UserError, refuse
 from nets.blocks import edges_of
@@ -141,7 +140,7 @@ def test_a_worker_names_the_file_too(open_set, capsys):
     data, paths = open_set
     paths[0].write_bytes(b"")
     with pytest.raises(UserError) as error:
-        list(DataLoader(data, num_workers=1))
+        list(GlobalLoader(data, 1, shuffle=False, workers=1))
     refuse(error.value)
     said = capsys.readouterr().err
     assert said.startswith(f"error: {paths[0]} has changed since") and said.count("\n") == 1
