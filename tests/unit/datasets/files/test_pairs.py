@@ -1,6 +1,7 @@
 """Pairs in files: how they are read, cropped and turned into edges, and what is said of many problems."""
 
 import os
+import traceback
 
 import numpy as np
 import pytest
@@ -52,17 +53,9 @@ def test_pictures_are_resized_as_pillow_does_to_a_shade(tmp_path):
     assert np.abs(image - np.array(smooth.resize((33, 30), Image.Resampling.BICUBIC))).max() <= 1
 
 
-def test_resizing_never_mixes_labels(tmp_path):
-    data = FolderPairs(one_pair(tmp_path, colours(30, 20), labels(30, 20, top=2) * 200), 256, 13)
-    assert set(data[0]["label"].unique().tolist()) == {0, 200}
-
-
 def test_label_maps_may_be_half_as_large_as_pictures(tmp_path):
     item = FolderPairs(one_pair(tmp_path, colours(16, 16), labels(8, 8)), 4, 8)[0]
     assert (item["label"].numpy() == labels(8, 8)).all()
-    put(tmp_path / "labels" / "a.png", labels(8, 4))
-    with pytest.raises(UserError, match=r"16x16 and .* is 4x8"):
-        FolderPairs(tmp_path, 4, 8)
 
 
 def test_a_picture_of_sixteen_bits_is_refused(tmp_path):
@@ -141,6 +134,7 @@ def test_a_worker_names_the_file_too(open_set, capsys):
     paths[0].write_bytes(b"")
     with pytest.raises(UserError) as error:
         list(GlobalLoader(data, 1, shuffle=False, workers=1))
+    traceback.clear_frames(error.tb)  # else torch waits five seconds when its iterator is collected later
     refuse(error.value)
     said = capsys.readouterr().err
     assert said.startswith(f"error: {paths[0]} has changed since") and said.count("\n") == 1
@@ -193,14 +187,6 @@ def test_capital_letters_in_names_count(tmp_path):
     (tmp_path / "images" / "a.png").rename(tmp_path / "images" / "A.png")
     with pytest.raises(UserError, match=r"no label map of the same name: .*/A.png; capital letters count too; add"):
         FolderPairs(tmp_path, 4, 8)
-
-
-def test_a_cut_is_a_part_of_what_was_resized(tmp_path):
-    data = FolderPairs(one_pair(tmp_path, colours(40, 60), labels(40, 60)), 4, (16, 24))
-    larger = FolderPairs(tmp_path, 4, (20, 30))[0]
-    cut = data.load_crop(0, (20, 30), (3, 5))
-    for name in ("image", "label"):
-        assert torch.equal(cut[name], larger[name][..., 3:19, 5:29])
 
 
 class Four(Pairs):

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import tarfile
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from datasets.files.pictures import Headers, Pictures
 from datasets.files.sources import class_folders
 from gan.files.errors import UserError
 from gan.runs.pictures import OnPictures
+from tests.unit.datasets.files.test_hostile import in_a_tar
 
 
 def plain(mode, colour, size=(8, 8)):
@@ -246,16 +246,13 @@ def test_shards_of_webdataset_have_their_classes(tmp_path):
     root = tmp_path / "shards"
     root.mkdir()
     for shard in range(2):
-        with tarfile.open(root / f"{shard}.tar", "w") as file:
-            for number in (2, 0, 1):
-                stream = io.BytesIO()
-                plain("RGB", (10 * shard + number, 0, 0)).save(stream, "PNG")
-                label = str(number).encode() if shard else json.dumps({"label": number}).encode()
-                files = {"png": stream.getvalue(), "cls" if shard else "json": label, "txt": b"a caption"}
-                for suffix, content in files.items():
-                    member = tarfile.TarInfo(f"s{number}.{suffix}")
-                    member.size = len(content)
-                    file.addfile(member, io.BytesIO(content))
+        files = {}
+        for number in (2, 0, 1):
+            plain("RGB", (10 * shard + number, 0, 0)).save(stream := io.BytesIO(), "PNG")
+            label = {"cls": str(number).encode()} if shard else {"json": json.dumps({"label": number}).encode()}
+            content = {"png": stream.getvalue(), **label, "txt": b"a caption"}
+            files |= {f"s{number}.{suffix}": each for suffix, each in content.items()}
+        in_a_tar(tmp_path, files).rename(root / f"{shard}.tar")
     data = OnPictures(data=str(root), held_out=0.0).find()
     assert data.classes == 3 and data.val.split and len(data.val) == 0
     assert [(int(item["image"][0, 0, 0]), item["class"]) for item in map(data.train.__getitem__, range(6))] == [

@@ -144,6 +144,8 @@ def test_a_run_whose_networks_its_seed_decides_trains_all_players_and_logs_its_s
     assert run.score in run.scores
     assert all(trainer.callback_metrics[score] > 0 for score in run.scores)
     assert all(run.scores.values())
+    if name in FROM_NOISE:  # the size is that of the pictures
+        assert run.game.numbered(torch.tensor([0, 1]), torch.zeros(1)).shape == (2, 3, 16, 16)
     if name.endswith("faces"):  # none that is held out is trained on
         parts = [getattr(part, "faces", getattr(part, "posters", part)) for part in (run.data.train, run.data.val)]
         train, val = ({part.face(index) for index in range(len(part))} for part in parts)
@@ -240,12 +242,6 @@ def test_settings_decide_on_the_perceptual_loss_memory_and_styles():
     data = small("sean-celebamask").data
     assert data.train_dataloader().dataset.augment.flip_pairs == Faces.flip_pairs  # left and right change places
     assert small("sean", labels=None).game.labels == 4  # those in the maps of a folder
-
-
-@pytest.mark.parametrize("name", FROM_NOISE)
-def test_a_size_is_that_of_the_pictures(name):
-    game = small(name, size=32, width=2).game
-    assert game.numbered(torch.tensor([0, 1]), torch.zeros(1)).shape == (2, 3, 32, 32)
 
 
 def test_the_teacher_of_dmd2_knows_the_faces_that_the_head_is_shown():
