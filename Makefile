@@ -41,7 +41,7 @@ SEAN := sean-faces --size 256 --upsamplings 5 --width 64 --hidden 128 --style 51
 STYLEGAN := stylegan-faces --size 256 --width 64 --latent 512 --style 512 --mapping 8 --batch-size 16
 
 # Tests of golden figures that were rehearsed on another device than the CPU.
-GOLDEN := $(addprefix tests/unit/nets/test_,stylegan_golden.py r3.py biggan.py resnet.py patch.py lpips.py) \
+GOLDEN := $(addprefix tests/unit/nets/test_,stylegan_golden.py r3.py biggan.py resnet.py lpips.py) \
 	tests/unit/gan/games/test_pix2pix_options.py
 
 gpu: $(VENV)/installed-test  ## on a machine with GPUs: golden figures, matrix, resumes, crashes, speed; writes GPU.md

@@ -9,20 +9,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, get_worker_info
+from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 
 from datasets import GlobalLoader, GlobalStream, loaders
 from gan.files.errors import UserError
+from tests.support.numbers import Numbers
 
 
-class Own(Dataset):
+class Own(Numbers):
     """As people write them: a tuple, with augmentation from every global generator."""
 
     def __init__(self, length=22):
-        self.length = length
-
-    def __len__(self):
-        return self.length
+        super().__init__(length)
 
     def __getitem__(self, index):
         return torch.tensor(index), torch.rand(2), np.random.rand(), random.random(), f"caption {index}"
@@ -31,11 +29,8 @@ class Own(Dataset):
 class Stream(IterableDataset):
     """As torch's page has it: the workers of a plain DataLoader share its samples out."""
 
-    def __init__(self, length=22):
-        self.length = length
-
     def __iter__(self):
-        order, worker = torch.randperm(self.length).tolist(), get_worker_info()
+        order, worker = torch.randperm(22).tolist(), get_worker_info()
         if worker is not None:
             order = order[worker.id :: worker.num_workers]
         return map(Own().__getitem__, order)
@@ -109,11 +104,8 @@ def open_files(worker):
     OPENED.append(worker)
 
 
-class Opened:
+class Opened(Numbers):
     """It has a file that each worker opens for itself, in a process that leaves Ctrl-C to the trainer."""
-
-    def __len__(self):
-        return 8
 
     def __getitem__(self, index):
         return OPENED[0], signal.getsignal(signal.SIGINT) == signal.SIG_IGN
@@ -121,7 +113,7 @@ class Opened:
 
 @pytest.mark.parametrize("kind", [GlobalLoader, GlobalStream])
 def test_a_worker_may_begin_with_something_of_ones_own(kind):
-    loader = kind(Opened(), 4, workers=1, prefetch_factor=3, worker_init_fn=open_files)
+    loader = kind(Opened(8), 4, workers=1, prefetch_factor=3, worker_init_fn=open_files)
     assert [part.tolist() for part in next(iter(loader))] == [[0] * 4, [True] * 4]
     assert loader.prefetch_factor == 3
     assert kind is GlobalStream or loader.signs()

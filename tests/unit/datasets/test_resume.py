@@ -8,16 +8,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from datasets import GanData
 from tests.support.numbers import Numbers
 
-pytestmark = [
-    pytest.mark.filterwarnings(f"ignore:{message}")
-    for message in (
-        "Using ModelCheckpoint with manual",
-        "Checkpoint directory",
-        "The dirpath has changed",
-        "Be aware that when using .ckpt_path.",
-        ".isinstance.treespec",
-    )
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's
 
 
 class Recorder(LightningModule):

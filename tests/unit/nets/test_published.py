@@ -129,17 +129,6 @@ def narrow(upsamplings: int = 5) -> tuple[StyleEncoder, SeanGenerator]:
     return oracle.scramble(encoder, 0), oracle.scramble(generator, 1)
 
 
-@pytest.fixture(scope="module")
-def nets() -> tuple[StyleEncoder, SeanGenerator]:
-    """No test changes them."""
-    return narrow()
-
-
-@pytest.fixture
-def state(nets) -> dict[str, Tensor]:
-    return export_generator(*nets)
-
-
 same = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
@@ -184,7 +173,8 @@ def test_the_names_are_the_published_ones(wanted):
         assert {key: list(tensor.shape) for key, tensor in state.items()} == wanted[f"{name}_keys"]
 
 
-def test_a_weight_that_does_not_fit_is_named(state):
+def test_a_weight_that_does_not_fit_is_named():
+    state = export_generator(*narrow())
     whole = "state dict of SEAN's latest_net_"
     missing = {key: tensor for key, tensor in state.items() if "fc_mu3" not in key}
     for wrong, words in (
@@ -208,8 +198,8 @@ def test_a_weight_that_does_not_fit_is_named(state):
         load_generator(state, "most")
 
 
-def test_what_the_published_networks_are_not_is_not_exported(nets):
-    encoder, generator = nets
+def test_what_the_published_networks_are_not_is_not_exported():
+    encoder, generator = narrow()
     with pytest.raises(UserError, match=r"upsamplings=3, and the published one has 5 \(normal\) or 6 \(more\)"):
         export_generator(encoder, SeanGenerator(4, 5, 2, 6, 3))
     with pytest.raises(UserError, match="normalise=True"):
