@@ -18,7 +18,7 @@ def golden(request):
 
 def golden_networks(golden):
     """In float64, with the recipe's weights, after the ten passes that bring the singular vectors near."""
-    hierarchical = any(key == "shared.weight" for key, _ in pairs(golden["keys"]["generator"]))
+    hierarchical = "shared.weight" in dict(golden["keys"]["generator"])
     attention = (int(golden["attn"]),) if hierarchical else ()
     rule = dict(width=golden["ch"], classes=golden["n_classes"], attention=attention)
     shared = golden["shared_dim"] if hierarchical else 0
@@ -30,10 +30,6 @@ def golden_networks(golden):
     with torch.no_grad():
         scores = [discriminator(given["real"], given["real_labels"]).tolist() for _ in range(10)]
     return generator, discriminator, scores
-
-
-def pairs(keys):
-    return list(keys.items()) if isinstance(keys, dict) else [tuple(each) for each in keys]
 
 
 def inputs(golden):
@@ -49,7 +45,7 @@ def inputs(golden):
 def test_pictures_and_scores_equal_the_published_ones(golden):
     generator, discriminator, scores = golden_networks(golden)
     for net, keys in ((generator, golden["keys"]["generator"]), (discriminator, golden["keys"]["discriminator"])):
-        assert [(key, list(value.shape)) for key, value in net.state_dict().items()] == pairs(keys)
+        assert [(key, list(value.shape)) for key, value in net.state_dict().items()] == [*dict(keys).items()]
     given, found = inputs(golden), {"warm_up_scores": scores}
     singular = discriminator.state_dict().items()
     found["warm_up_sv0"] = {key: value.item() for key, value in singular if key.endswith("sv0")}

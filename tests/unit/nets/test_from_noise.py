@@ -45,7 +45,6 @@ def test_every_weight_learns_once_the_last_layers_are_off_zero(kinds):
 
 
 def test_the_first_pictures_and_scores_of_a_wgan_have_a_sensible_size():
-    """Those of R3GAN have the published one: see test_r3.py."""
     torch.manual_seed(0)
     images = WganGenerator(32, WIDE)(torch.randn(64, 32))
     assert 0.2 < images.std() < 0.9 and images.abs().max() <= 1

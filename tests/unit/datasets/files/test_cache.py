@@ -251,17 +251,13 @@ def test_changed_and_added_and_removed_files_are_noticed(root, monkeypatch):
         read(root, monkeypatch)
 
 
-def test_a_set_that_moves_is_known_and_a_change_of_the_same_size_is_noticed_by_its_time(root, monkeypatch):
+def test_a_set_that_moves_is_known_and_a_time_or_another_number_of_labels_is_noticed(root, monkeypatch):
     read(root, monkeypatch)
     root = root.rename(root.with_name("moved"))
     assert read(root, monkeypatch) == []
     state = (root / "images" / "c.png").stat()
     os.utime(root / "images" / "c.png", ns=(state.st_atime_ns, state.st_mtime_ns + 1))
     assert read(root, monkeypatch) == ["c"]
-
-
-def test_another_number_of_labels_is_checked_again(root, monkeypatch):
-    read(root, monkeypatch)
     with pytest.raises(UserError, match=r"the allowed range is 0\.\.2"):
         read(root, monkeypatch, labels=3)
     assert read(root, monkeypatch) == [], "and spoils nothing"

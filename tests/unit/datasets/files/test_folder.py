@@ -46,6 +46,9 @@ def test_a_folder_may_be_a_link(root, tmp_path):
 
 
 def test_the_last_by_name_are_held_out(tmp_path):
+    assert len(FolderPairs(good_pairs(tmp_path, 0), 4, 8)) == 1
+    with pytest.raises(UserError, match=r"one picture .* is none to hold out; add a second"):
+        FolderPairs(tmp_path, 4, 8, split="val", held_out=1)
     good_pairs(tmp_path, *range(5))
     train, val = (FolderPairs(tmp_path, 4, 8, split=split, held_out=2) for split in ("train", "val"))
     assert names(train) == ["labels/0", "labels/1", "labels/2"] and names(val) == ["labels/3", "labels/4"]
@@ -68,12 +71,6 @@ def test_a_share_is_held_out_by_names_and_stays_when_pictures_are_added(tmp_path
     assert train < more_train and not more_val & train  # a set of 40 may hold out a few more than its share
     with pytest.raises(UserError, match=r"60 pictures in .*, 0.0 to hold out; type a --held-out of 1 to 59"):
         FolderPairs(tmp_path, 4, 8, split="val", held_out=0.0)
-
-
-def test_one_picture_cannot_be_split(tmp_path):
-    assert len(FolderPairs(good_pairs(tmp_path, "a"), 4, 8)) == 1
-    with pytest.raises(UserError, match=r"one picture .* is none to hold out; add a second"):
-        FolderPairs(tmp_path, 4, 8, split="val", held_out=1)
 
 
 def test_celeba_as_prepared_for_sean_has_its_own_splits(tmp_path):

@@ -47,12 +47,6 @@ def package(here):
     (here / "my_package" / "games.py").write_text("from .sizes import WIDTH\n" + GAME.replace("= 4", "= WIDTH"))
 
 
-def test_a_function_in_a_file(here):
-    (here / "my_paint.py").write_text(GAME)
-    run = build("my_paint.py:paint", width=5)
-    assert (run.game, run.data, run.max_steps, run.scores) == (5, 0.5, 7, {})
-
-
 @pytest.mark.parametrize("name", ["my_package.games:paint", "my_package/games.py:paint", "./my_package.games:paint"])
 def test_a_function_in_a_package_is_found_from_another_folder_too(name, here, package, monkeypatch):
     full = full_name(name)
@@ -83,6 +77,8 @@ def test_it_need_not_say_what_it_returns(here):
 
 def test_its_arguments_are_options(here, capsys):
     (here / "my_paint.py").write_text(GAME)
+    run = build("my_paint.py:paint", width=5)
+    assert (run.game, run.data, run.max_steps, run.scores) == (5, 0.5, 7, {})
     settings, _ = options.parse(["--run", "my_paint.py:paint", "--width", "6", "--rate=0.25"])
     assert options.run_settings(settings) == {"width": 6, "rate": 0.25, "name": "x"}
     assert settings.run == f"{here}/my_paint.py:paint"
@@ -140,10 +136,8 @@ def test_auto_finds_the_newest_run_of_the_same_file(here):
 
 
 def test_a_setting_that_no_file_of_settings_can_hold_is_refused(here):
-    (here / "mine.py").write_text(
-        "from gan.runs import Run\nfrom datetime import timedelta\n"
-        "def paint(long: timedelta = timedelta(1)) -> Run: ..."
-    )
+    text = GAME.replace("from gan.runs", "from datetime import timedelta\nfrom gan.runs")
+    (here / "mine.py").write_text(text.replace('name: str = "x"', "long: timedelta = timedelta(1)"))
     settings, _ = options.parse(["--run", "mine.py:paint"])
     with pytest.raises(UserError, match=r"mine.py:paint has a setting that cannot be written to settings.yaml"):
         options.dump(settings, settings.run)

@@ -117,20 +117,15 @@ def test_two_files_of_one_name_are_refused_in_pairs_and_two_pictures_without(tmp
     assert len(found(tmp_path, paired=False, held_out=0.0).train.b) == 9
 
 
-def test_other_folders_are_left_out_and_said(tmp_path, capsys):
+def test_other_folders_are_left_out_and_said_and_a_broken_picture_takes_its_partner_with_it(tmp_path, capsys):
     fill(tmp_path, "A", "B")
     put(tmp_path / "both" / "1.png")
-    assert brightness(found(tmp_path, held_out=0.0).train) == PAIRS
-    assert "; 1 pictures in other folders left out; scaled and cropped" in capsys.readouterr().err
-
-
-def test_a_broken_picture_takes_its_partner_with_it(tmp_path):
-    fill(tmp_path, "A", "B")
     (tmp_path / "A" / "3.png").write_bytes(b"no picture")
     with pytest.raises(UserError, match=r"3\.png"):
         found(tmp_path)
     data = found(tmp_path, skip_broken=True, held_out=0.0)
     assert brightness(data.train) == [pair for number, pair in enumerate(PAIRS) if number != 3]
+    assert "; 1 pictures in other folders left out; scaled and cropped" in capsys.readouterr().err
 
 
 def test_unpaired_pictures_meet_at_random_and_the_same_ones_on_any_number_of_ranks(tmp_path):

@@ -20,12 +20,9 @@ def masks(edges: bool = False) -> torch.Tensor:
     label[:, 4:11] = 1
     label[:, :, 13:] += 1
     label[1, :3, :3] = 3
-    planes = onehot(label, LABELS, torch.zeros((), dtype=torch.float64))
-    if not edges:
-        return planes
     edge = torch.zeros(2, 1, 16, 20, dtype=torch.float64)
     edge[:, :, 7, 2:18] = 1
-    return torch.cat([planes, edge], 1)
+    return torch.cat([onehot(label, LABELS, edge), edge[:, : int(edges)]], 1)
 
 
 def view(way: str, edges: bool = False) -> SizedMasks:
@@ -48,14 +45,8 @@ def ace(style: int | None = STYLE, edges: bool = False, recompute: bool = True) 
     return made
 
 
-def after(kernel: int = 3) -> nn.Conv2d:
-    torch.manual_seed(3)
-    return conv(CHANNELS, 3, kernel).double()
-
-
 def convolved(rows: torch.Tensor, affine: Affine) -> torch.Tensor:
-    weight = affine.weight.permute(2, 3, 0, 1)
-    return F.conv2d(rows, weight, affine.bias, padding=1)
+    return F.conv2d(rows, affine.weight.permute(2, 3, 0, 1), affine.bias, padding=1)
 
 
 def plain_affine(net: ACE, planes: torch.Tensor, codes: torch.Tensor) -> list[torch.Tensor]:
@@ -99,7 +90,7 @@ def test_scale_and_shift_and_their_gradients_are_the_plain_ones(style, edges, wa
 @WAYS
 @pytest.mark.parametrize(("kernel", "slope"), [(3, 0.2), (1, 1.0)])
 def test_noise_norm_scale_and_convolution_come_one_after_the_other(way, kernel, slope):
-    net, where, then = ace(), view(way), after(kernel)
+    net, where, then = ace(), view(way), conv(CHANNELS, 3, kernel).double()
     x = torch.randn(2, CHANNELS, 16, 20, dtype=torch.float64)
     torch.manual_seed(4)
     found = net(x, where, codes(), then, slope)

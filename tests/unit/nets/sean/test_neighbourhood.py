@@ -12,11 +12,10 @@ from nets.sean import neighbourhood
 from nets.sean.neighbourhood import Masks, RowSums, find_neighbourhoods, once
 
 
-def regions(labels: int, size: tuple[int, int] = (24, 20), pictures: int = 3, cell: int = 6, seed: int = 0):
+def regions(labels: int, size: tuple[int, int] = (24, 20)):
     """Masks of square regions, some of one label, one pixel moved."""
-    draw = torch.Generator().manual_seed(seed)
-    coarse = torch.randint(0, labels, (pictures, -(-size[0] // cell), -(-size[1] // cell)), generator=draw)
-    label = coarse.repeat_interleave(cell, 1).repeat_interleave(cell, 2)[:, : size[0], : size[1]].contiguous()
+    coarse = torch.randint(0, labels, (3, 4, 4), generator=torch.Generator().manual_seed(0))
+    label = coarse.repeat_interleave(6, 1).repeat_interleave(6, 2)[:, : size[0], : size[1]].contiguous()
     label[0, 3, 3] = labels - 1
     return label
 
