@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from nets.blocks import SLOPE
-from nets.convolution import TRITON, convolve, doubled, filtered, taps
+from nets.convolution import TRITON, convolve, filtered, taps
 from tests.support.fused import as_on_a_gpu
 
 
@@ -60,14 +60,6 @@ def test_a_compiled_network_filters_in_one_pass_too(x):
     compiled = torch.compile(lambda x: filtered(2 * x, 1) * 2, backend="eager")
     assert alike(compiled, lambda x: 4 * filtered(x, 1), x)
     assert type(compiled(x).grad_fn.next_functions[0][0]).__name__ == "_FilteredBackward"
-
-
-@pytest.mark.parametrize("x", [CHANNELS], indirect=True)
-@pytest.mark.slow
-def test_a_gpu_doubles_in_one_pass(x):
-    weight = 4 * taps().double().expand(3, 1, -1, -1)
-    assert alike(doubled, lambda x: F.conv_transpose2d(x, weight, None, 2, 1, groups=3), x)
-    assert (doubled(x) - F.interpolate(x, scale_factor=2)).abs().max() > 0.1
 
 
 @pytest.mark.parametrize(("limit", "x"), [(None, ROWS), (0.7, CHANNELS)], indirect=["x"])

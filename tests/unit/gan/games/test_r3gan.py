@@ -12,14 +12,9 @@ from tests.support.parity import trainer
 from tests.unit.nets.test_r3 import golden_networks, inputs
 
 
-@pytest.fixture(scope="module")
-def figures():
-    return families.load("r3gan.pt")
-
-
 @pytest.fixture
-def golden(figures):
-    return figures["cifar"]
+def golden():
+    return families.load("r3gan.pt")["cifar"]
 
 
 def game_of(golden, **settings):
@@ -59,14 +54,9 @@ def test_augmented_phases_equal_the_published_ones(golden, which):
 def test_training_equals_the_published_one(golden):
     settings, training = golden["settings"], golden["training"]
     rule = {name: each.values() for name, each in training["schedulers"].items()}
-    game = game_of(
-        golden,
-        **{
-            ours: tuple(rule[f"{theirs}_scheduler"])[:2]
-            for ours, theirs in (("rate", "lr"), ("beta2", "beta2"), ("gamma", "gamma"), ("ema", "ema"))
-        },
-        images=training["schedulers"]["lr_scheduler"]["total_nimg"],
-    )
+    rules = {"rate": "lr", "beta2": "beta2", "gamma": "gamma", "ema": "ema"}
+    rules = {ours: tuple(rule[f"{theirs}_scheduler"])[:2] for ours, theirs in rules.items()}
+    game = game_of(golden, **rules, images=training["schedulers"]["lr_scheduler"]["total_nimg"])
     nets = {"G": game.generator, "D": game.discriminator}
     before = {which: {key: value.clone() for key, value in net.state_dict().items()} for which, net in nets.items()}
     given = [inputs(golden, prefix=f"step{step}.{which}.") for step in range(settings["steps"]) for which in "DG"]
@@ -80,18 +70,17 @@ def test_training_equals_the_published_one(golden):
     for which, tensors in after.items():
         learned = {key: value for key, value in tensors.items() if not key.endswith("Kernel")}
         moved = {key: value - before[which[0]][key] for key, value in learned.items()}
-        wanted = {
-            kind: {k: v for k, v in training[kind][which].items() if not k.endswith("Kernel")}
-            for kind in ("final", "moved")
-        }
-        assert families.difference({"final": sizes(learned), "moved": sizes(moved)}, wanted) < 1e-7
+        for kind, found in (("final", learned), ("moved", moved)):
+            wanted = {key: size for key, size in training[kind][which].items() if not key.endswith("Kernel")}
+            assert families.difference(sizes(found), wanted) < 1e-7
     wanted = training["image_ema"]
     assert families.difference([families.size(each) for each in image], wanted["each"]) < 1e-7
     assert families.difference(image[: len(wanted["first"])], wanted["first"]) < 1e-7
 
 
 @pytest.mark.parametrize("name", ["CIFAR10", "FFHQ-64"])
-def test_schedules_equal_the_published_ones(figures, name):
+def test_schedules_equal_the_published_ones(name):
+    figures = families.load("r3gan.pt")
     preset, wanted = figures["presets"][name], figures["schedules"][name]
     game = R3Gan(torch.nn.Identity(), torch.nn.Identity(), batch_size=1)
     ours = {"lr": "lr", "beta2": "beta2", "gamma": "gamma", "ema_nimg": "ema", "augment_p": "aug"}

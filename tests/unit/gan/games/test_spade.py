@@ -2,15 +2,11 @@
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from gan.games.spade import Spade
 from nets.blocks import edges_of, onehot
 from nets.discriminator import MultiScaleDiscriminator
-from nets.sean import neighbourhood
 from nets.sean.generator import SeanGenerator
-from strategies import PhaseStrategy
-from tests.support.parity import trainer
 
 LABELS = 4
 
@@ -41,12 +37,3 @@ def test_edges_of_the_batch_are_the_batchs_own():
     made, labels = game(edges=True), label()
     for edges in (torch.zeros(2, 16, 16), torch.ones(2, 16, 16)):
         assert torch.equal(made.mask(labels, edges)[:, LABELS], edges)
-
-
-def test_a_step_finds_the_neighbourhoods_of_its_masks_once(monkeypatch):
-    sizes = []
-    find = neighbourhood.find_neighbourhoods
-    monkeypatch.setattr(neighbourhood, "find_neighbourhoods", lambda p, n: (sizes.append(p.shape[-1]), find(p, n))[1])
-    batches = [{"image": torch.zeros(2, 3, 16, 16, dtype=torch.float64), "label": label(step)} for step in range(2)]
-    trainer(PhaseStrategy("single"), 1, 2).fit(game(), DataLoader(batches, batch_size=None))
-    assert sizes == 2 * [4, 8, 16]
