@@ -195,12 +195,9 @@ def test_the_control_an_import_upwards_is_found(changes, found, tree):
     assert upwards(tree(**changes)) == [found]
 
 
-def test_the_control_files_in_a_circle_are_found(tree):
+def test_the_control_files_and_rooms_in_a_circle_are_found(tree):
     found = files_in_circles(tree(gan__files__errors="from gan import GanModule"))
     assert found == ["gan imports gan.module", "gan.files.errors imports gan", "gan.module imports gan.files.errors"]
-
-
-def test_the_control_rooms_in_a_circle_are_found(tree):
-    made = tree(gan__app__run__start="def f():\n    from gan.app.painting.grids import grid")
+    made = tree(gan__files__errors="", gan__app__run__start="def f():\n    from gan.app.painting.grids import grid")
     assert rooms_in_circles(made) == ["gan/app/painting imports gan/app/run", "gan/app/run imports gan/app/painting"]
     assert files_in_circles(made) == upwards(made) == []

@@ -189,9 +189,6 @@ def test_each_width_but_the_first_halves_the_map(doublings):
 # ---- denoiser ----
 
 
-THREE = (4, 8, 8)
-
-
 def test_the_exact_denoiser_holds_the_score_of_the_noised_pictures():
     """Tweedie: D(x) = x + sigma^2 grad log p(x; sigma), p a mixture of one Gaussian a picture."""
     teacher = ExactDenoiser(torch.rand(5, 3, 4, 4, dtype=torch.float64) * 2 - 1)
@@ -220,7 +217,7 @@ def test_the_exact_denoiser_is_exact_under_autocast(half):
 
 def test_a_denoiser_starts_as_the_best_one_of_gaussian_pictures():
     """Its last layer is zero, so what is left is EDM's skip: spread^2 / (spread^2 + sigma^2)."""
-    net = Denoiser(THREE, 8, spread=0.5)
+    net = Denoiser((4, 8, 8), 8, spread=0.5)
     noisy, sigma = torch.randn(3, 3, 16, 16), torch.tensor([0.01, 0.5, 50.0])
     keep = torch.tensor([0.25 / (0.25 + s**2) for s in (0.01, 0.5, 50.0)]).view(-1, 1, 1, 1)
     torch.testing.assert_close(net(noisy, sigma), keep * noisy)
@@ -228,7 +225,7 @@ def test_a_denoiser_starts_as_the_best_one_of_gaussian_pictures():
 
 def test_every_weight_of_a_denoiser_learns_and_samples_keep_to_themselves():
     torch.manual_seed(0)
-    net, head = Denoiser(THREE, 8), Head(8)
+    net, head = Denoiser((4, 8, 8), 8), Head(8)
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     noisy, sigma = torch.randn(3, 3, 16, 16), torch.tensor([0.1, 1.0, 3.0])

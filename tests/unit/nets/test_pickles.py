@@ -29,13 +29,10 @@ NETWORKS = {
 }
 
 
-@pytest.fixture(params=NETWORKS)
-def nets(request):
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_networks_come_back_as_they_were_written_in_published_names(kind, tmp_path):
     torch.manual_seed(0)
-    return [net.eval() for net in NETWORKS[request.param]()]
-
-
-def test_networks_come_back_as_they_were_written_in_published_names(nets, tmp_path):
+    nets = [net.eval() for net in NETWORKS[kind]()]
     made = dict(zip("GD", map(published, nets), strict=True))
     write(tmp_path / "nets.pkl", made)
     found = read(tmp_path / "nets.pkl")

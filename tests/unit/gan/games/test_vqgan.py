@@ -29,7 +29,6 @@ def figures():
 
 @pytest.fixture
 def at(monkeypatch):
-    """Lets a game be at a step."""
     return lambda step: monkeypatch.setattr(VqGan, "step", step)
 
 
