@@ -152,8 +152,15 @@ def played(phase: str, game: StyleGan, image: Tensor) -> tuple[float, dict[str, 
     return loss.item(), families.gradients(learner)
 
 
-@pytest.mark.parametrize("key", [*PHASES, "Gmain_augmented", "Dreg_augmented"])
-def test_a_phase_equals_the_published_one(wanted, key):
+PLAYED = [pytest.param(key, nullcontext, id=key) for key in (*PHASES, "Gmain_augmented", "Dreg_augmented")]
+PLAYED += [  # Triton's interpreter takes its time, so `make test` plays a smaller game as on a GPU: see below
+    pytest.param(key, partial(as_on_a_gpu, block=2**17), marks=pytest.mark.slow, id=f"{key} as on a GPU")
+    for key in ("Greg", "Dmain", "Dreg_augmented")
+]
+
+
+@pytest.mark.parametrize(("key", "computed"), PLAYED)
+def test_a_phase_equals_the_published_one(wanted, key, computed):
     phase, _, augmented = key.partition("_")
     if phase == "Greg" and not wanted.s["pl_weight"]:
         assert "path" not in {phase.name for phase in wanted.game().configure_phases()}
@@ -165,7 +172,7 @@ def test_a_phase_equals_the_published_one(wanted, key):
     game = wanted.game(ada)
     game.path_every = game.r1_every = 1  # gain 1
     labelled(game, wanted, wanted.c, wanted.real_c)
-    with families.drawing(wanted.of_phase(phase, ada)):
+    with computed(), families.drawing(wanted.of_phase(phase, ada)):
         loss, slopes = played(phase, game, wanted.real)
     check(slopes, figure["grads"])
     check(game.generator.mapping.w_avg, figure["w_avg_after"])
@@ -210,7 +217,9 @@ def phase_by_phase(game: StyleGan, wanted: Wanted) -> None:
         setattr(game, method, own(name, getattr(game, method)))
 
 
-@pytest.mark.parametrize(("config", "key"), [("A", "training_ada"), ("B", "training")])
+@pytest.mark.parametrize(
+    ("config", "key"), [pytest.param("A", "training", marks=pytest.mark.slow), ("A", "training_ada"), ("B", "training")]
+)
 def test_a_training_equals_the_published_one(golden, config, key):
     wanted = Wanted(golden[config])
     figure, s = wanted.figures[key], wanted.s

@@ -32,11 +32,11 @@ def game_of(settings, blocks, **rules):
     return CycleGan(generator, discriminator, linear_decay(10**9), pool=0, **rules).double()
 
 
-@pytest.fixture
-def case():
+@pytest.fixture(params=[6, pytest.param(9, marks=pytest.mark.slow)])
+def case(request):
     figures = families.load("pix2pix.pt")
-    settings, golden = figures["settings"], figures["cyclegan_6blocks"]
-    game = game_of(settings, 6)
+    settings, golden = figures["settings"], figures[f"cyclegan_{request.param}blocks"]
+    game = game_of(settings, request.param)
     for seed, (name, (kind, which)) in enumerate(NETWORKS.items(), settings["seed"] + 10):
         keys = golden["keys"][f"{name[0]}_A"]
         net = getattr(game, kind)[which]

@@ -12,9 +12,9 @@ from tests.support.parity import trainer
 from tests.unit.nets.test_r3 import golden_networks, inputs
 
 
-@pytest.fixture
-def golden():
-    return families.load("r3gan.pt")["cifar"]
+@pytest.fixture(params=["cifar", pytest.param("ffhq", marks=pytest.mark.slow)])  # without classes, and larger
+def golden(request):
+    return families.load("r3gan.pt")[request.param]
 
 
 def game_of(golden, **settings):
