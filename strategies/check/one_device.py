@@ -258,9 +258,12 @@ class Tries:
                 raise
             return more
         # A mask may be true for few samples only; and virtual batches of four samples are cut where there are three.
+        few = found
         if found[1] or (first and has_room(self.training, own, batch)):
             with suppress(TooFew):
                 found = self._on_more(batch) or found
+        if first and few[1] and found[1]:  # then the error is the same where a device has no room for more
+            found, self.whole = few, False
         return found
 
     def _on_more(self, batch: Any) -> Found | None:
