@@ -257,12 +257,12 @@ class Tries:
             if (more := self._on_more(batch)) is None:
                 raise
             return more
-        # A mask may be true for few samples only; and virtual batches of four samples are cut where there are three.
+        # A mask may be true for few samples only; and two samples are too few for virtual batches of four.
         few = found
         if found[1] or (first and has_room(self.training, own, batch)):
             with suppress(TooFew):
                 found = self._on_more(batch) or found
-        if first and few[1] and found[1]:  # then the error is the same where a device has no room for more
+        if found is few or (first and few[1] and found[1]):  # then the error is that of a device without room for more
             found, self.whole = few, False
         return found
 

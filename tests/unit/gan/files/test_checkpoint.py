@@ -105,7 +105,7 @@ NAME = WORD | st.tuples(st.integers(), st.text())
 VALUE = st.recursive(
     WORD | st.complex_numbers(allow_nan=False) | st.frozensets(st.integers()) | st.sampled_from(PLAIN),
     lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(NAME, inner),
-    max_leaves=8,
+    max_leaves=20,
 )
 
 
