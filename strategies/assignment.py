@@ -14,7 +14,7 @@ from gan.module import GanModule
 from gan.phase import Player
 from strategies.advice import note_typed
 from strategies.amounts import Held, readable
-from strategies.choice import Choice
+from strategies.choice import Choice, choose
 from strategies.placing.placement import Placement
 from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies import POLICIES
@@ -96,26 +96,6 @@ def _lend(policies: Mapping[str, Policy]) -> None:
                 )
 
 
-def choose(choice: Mapping[str, Choice], players: Mapping[str, Player]) -> dict[str, Choice]:
-    """What was typed for each player that follows no other one; a follower has the policy of the followed."""
-    unknown = [name for name in choice if name not in (*players, "*")]
-    leaders = [name for name, player in players.items() if player.follows is None]
-    missing = [name for name in leaders if name not in choice and "*" not in choice]
-    if unknown:
-        raise UserError(f"--strategy names no player of this game: {', '.join(unknown)}; known: {', '.join(players)}")
-    if missing:
-        raise UserError(f"--strategy says nothing of {', '.join(missing)}; add '*=ddp' for the rest")
-    chosen = {name: choice[name] if name in choice else choice["*"] for name in leaders}
-    for name in choice.keys() & players.keys() - chosen.keys():
-        followed = players[name].follows
-        assert followed is not None
-        if choice[name] != chosen[followed]:
-            raise UserError(
-                f"player '{name}' follows '{followed}', so it has the same policy; leave '{name}=' out of --strategy"
-            )
-    return chosen
-
-
 def decide(
     chosen: Mapping[str, Choice],
     players: Mapping[str, Player],
@@ -147,7 +127,7 @@ def decide(
 
 # ---- auto: from the memory that a player would need on a rank, and the memory available ----
 
-# What a player needs is what its policies say, `Policy.in_a_phase`: the model of cost that `gan.plan` goes by too.
+# What a player needs is what its policies say, `Policy.in_a_phase`: a bound, for which no phase is played.
 USABLE = 0.5  # of the free memory; the rest is for activations, whose size is not known before the first batch
 
 # From the least communication to the least memory.

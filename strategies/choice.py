@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from gan.files.errors import UserError
+from gan.phase import Player
 from strategies.policies import deepspeed_config
 
 if TYPE_CHECKING:
@@ -137,3 +138,23 @@ def _option(text: str, policy: str, policies: Mapping[str, "type[Policy]"]) -> t
         return name, option.read(value)
     except ValueError as error:
         raise UserError(f"option '{text}' of strategy '{policy}': {error}") from error
+
+
+def choose(choice: Mapping[str, Choice], players: Mapping[str, Player]) -> dict[str, Choice]:
+    """What was typed for each player that follows no other one; a follower has the policy of the followed."""
+    unknown = [name for name in choice if name not in (*players, "*")]
+    leaders = [name for name, player in players.items() if player.follows is None]
+    missing = [name for name in leaders if name not in choice and "*" not in choice]
+    if unknown:
+        raise UserError(f"--strategy names no player of this game: {', '.join(unknown)}; known: {', '.join(players)}")
+    if missing:
+        raise UserError(f"--strategy says nothing of {', '.join(missing)}; add '*=ddp' for the rest")
+    chosen = {name: choice[name] if name in choice else choice["*"] for name in leaders}
+    for name in choice.keys() & players.keys() - chosen.keys():
+        followed = players[name].follows
+        assert followed is not None
+        if choice[name] != chosen[followed]:
+            raise UserError(
+                f"player '{name}' follows '{followed}', so it has the same policy; leave '{name}=' out of --strategy"
+            )
+    return chosen

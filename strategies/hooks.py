@@ -26,7 +26,7 @@ from gan.phase import Phase
 from strategies import private
 from strategies.policies.policy import Policy
 from strategies.sharding.reduction import Reduction, whole_gradients
-from strategies.world import World, alike
+from strategies.world import World, equal_on_ranks
 
 OF_BATCHES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
@@ -152,7 +152,7 @@ def see_gradients(learner: Policy, phase: Phase, hooks: Hooks, world: World, com
         # What ranks leave must be alike: later all gather the same weights, so nothing shows it.
         now = _gradients_of(learner)
         written = [(id(each), version) for each, version in now] != [(id(each), version) for each, version in before]
-        if compared and not alike([gradient for gradient, _ in now] if written else [], world.device):
+        if compared and not equal_on_ranks([gradient for gradient, _ in now] if written else [], world.device):
             raise UserError(
                 f"phase '{phase.name}', player '{learner.player.name}': on_before_optimizer_step has left other "
                 f"gradients on each rank. They are averaged over the ranks already; what the hook puts in their place "
@@ -167,7 +167,7 @@ def _gradients_of(learner: Policy) -> list[tuple[Tensor, int]]:
     return [(gradient, gradient._version) for gradient in gradients if gradient is not None]
 
 
-def whole_gradients_alone(learners: Sequence[Policy], last: bool, world: World) -> AbstractContextManager[object]:
+def refuse_partial_gradients(learners: Sequence[Policy], last: bool, world: World) -> AbstractContextManager[object]:
     """Inside the `with`, to use a gradient that is not whole is an error: published code would find None, and go on."""
     policies = [each for each in learners if world.size > 1 and not (last and each.reduction.reduces_in_backward)]
     owners: dict[int, Policy] = {}

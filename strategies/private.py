@@ -1,4 +1,4 @@
-"""All private names of Lightning and torch that this package uses.
+"""The private names of Lightning that this package uses, and of torch those that it overrides or needs in many files.
 
 They were checked with Lightning 2.6.0 to 2.6.6 and torch 2.11 to 2.15. If a newer version lacks a name,
 tests/unit/strategies/test_world.py says which.

@@ -23,6 +23,7 @@ from strategies.checkpoint.writing import refuse_other
 from strategies.choice import Choice, choices
 from strategies.loaders import prepared
 from strategies.lockstep import Lockstep
+from strategies.placing.division import Division
 from strategies.placing.placement import placement_of, refuse_a_group
 from strategies.policies import POLICIES
 from strategies.private import Launcher
@@ -33,7 +34,6 @@ from strategies.processes.own_ranks import OwnRanks
 from strategies.processes.rendezvous import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
 from strategies.processes.starting import LaunchedStrategy, Scripts, SingleProcess, StartMethod
 from strategies.processes.stopping import Ending
-from strategies.serving import Division
 from strategies.world import Groups, World
 
 TYPE_GLOO = "type gloo (process_group_backend, in gan.fit --backend), or leave it out"

@@ -19,10 +19,10 @@ from strategies.checkpoint.state import State
 from strategies.checkpoint.writing import check_loadable
 from strategies.draws import draws_follow
 from strategies.first_weights import FirstWeights, move, refuse_lazy, refuse_one_memory
+from strategies.placing.division import part_of
 from strategies.players import Players
 from strategies.processes.stopping import SIGNALS
 from strategies.ranks_strategy import RanksStrategy
-from strategies.serving import part_of
 from strategies.steps import while_training
 
 

@@ -37,7 +37,7 @@ ROOM = 64  # for losses: a message has a multiple of it
 ASKING = ("monitor", "filename")  # attributes of callbacks with the names of what is logged
 
 
-class Transfer:
+class ToDevice:
     """Brings a training's batches to the device, with the author's hooks.
 
     What the hooks draw by torch follows the sample, as in a loss. A trial begins with `raw`, the batch before them, and
@@ -87,7 +87,7 @@ class Steps:
         self.game, self.training, self.lockstep, self.compared = game, training, lockstep, compared
         self.to_device = to_device
         around = training.hooks.of_batches  # the author has hooks around it
-        self.transfer = Transfer(to_device, training.seed, training.world) if around else None
+        self.transfer = ToDevice(to_device, training.seed, training.world) if around else None
         self.guard, self.policies = training.guard, training.policies
         for policy in self.policies.values():
             if checked and policy.storage.cut:

@@ -17,7 +17,7 @@ from gan.phase import Losses, Phase
 from strategies import private
 from strategies.advice import instead
 from strategies.draws import Draws
-from strategies.hooks import NO_HOOKS, Hooks, see_gradients, whole_gradients_alone
+from strategies.hooks import NO_HOOKS, Hooks, refuse_partial_gradients, see_gradients
 from strategies.micro_batches import row_counts, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
@@ -202,7 +202,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
                 f"itself, and compute again what another phase has computed and learned from"
             ) from error
         if "on_after_backward" in training.hooks.wanted:
-            with whole_gradients_alone(learners, index == parts - 1, training.world):
+            with refuse_partial_gradients(learners, index == parts - 1, training.world):
                 training.hooks.call("on_after_backward")
     return means
 

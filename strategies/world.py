@@ -192,7 +192,7 @@ def world_of_thread(world: World, save: str, limit: timedelta | None, lost: Call
     return StoreWorld(world.size, world.rank, name=save, limit=seconds, lost=lost)
 
 
-def alike(tensors: Sequence[Tensor], device: torch.device) -> bool:
+def equal_on_ranks(tensors: Sequence[Tensor], device: torch.device) -> bool:
     """Whether all ranks have tensors of the same norms and sums. It waits for the device."""
     numbers = [*torch._foreach_norm(list(tensors)), *(tensor.sum() for tensor in tensors)] if tensors else []
     return bool(agree(torch.stack(numbers).tolist() if numbers else None, device))

@@ -1,1 +1,1 @@
-"""What training costs, in bytes held and bytes moved: the one model that `auto` and `gan.plan` go by."""
+"""What training costs, in bytes held and bytes moved: `gan.plan` plays the phases without values and counts."""

@@ -243,7 +243,7 @@ def _prepare_engine(policy: DeepSpeed2) -> None:
     if third:
         policy.on_read = UnshardOnRead(policy.belongings.readers, policy.storage, policy.name)
     if policy.weights:
-        policy.reduction = EngineReduction(policy)
+        policy.reduction = PlannedEngineReduction(policy)
 
 
 class FsdpBucketWithoutValues(Bucket):
@@ -257,7 +257,7 @@ class FsdpBucketWithoutValues(Bucket):
         super().unshard(dtype)
 
 
-class EngineReduction(ReduceScatter):
+class PlannedEngineReduction(ReduceScatter):
     """An engine's: whole gradients are reduced after the last backward, in one more copy of each bucket."""
 
     def __init__(self, policy: DeepSpeed2) -> None:

@@ -66,7 +66,7 @@ def traces(
             policies[name] = remote = RemotePlayer(game.players[name], world, {}, belongings[name], servers=servers)
             remote.take_calls()
             undo.append(remote)
-        with recorder.listening(), without_values(device):
+        with recorder.listening(), planned_on(device):
             found = {}
             for step, phases in steps(game.phases).items():
                 game.forget_shared()
@@ -257,7 +257,7 @@ class Recorder:
 
 
 @contextmanager
-def without_values(device: str) -> Iterator[None]:
+def planned_on(device: str) -> Iterator[None]:
     """Inside the `with`, new tensors are on this device, and attention is counted as fused.
 
     torch leaves such modes while it runs a backward, in which blocks may be computed again. So they are entered there.

@@ -1,4 +1,4 @@
-"""Where the option recompute and the policy fsdp divide a network into blocks."""
+"""Where the option recompute and the policies fsdp and pipeline divide a network into blocks."""
 
 import math
 from collections.abc import Sequence

@@ -17,8 +17,8 @@ from strategies.pipelining.cutting import Unit
 from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, another_way, run
 from strategies.pipelining.pipe import ForwardRequest, Pipe, as_result
 from strategies.pipelining.program import (
+    CARRIED,
     OUTSIDE,
-    PLAIN,
     Endpoint,
     ForwardPlan,
     Meta,
@@ -195,7 +195,7 @@ class Discovery:
         leaves, program, buffers = self.tried(0)
         written = buffers.written
         for number, leaf in enumerate(leaves):
-            if not isinstance(leaf, PLAIN):
+            if not isinstance(leaf, CARRIED):
                 raise self._refusal(f"a {type(leaf).__name__}; return tensors, or lists or dicts of them")
             plan.leaves.append(None if isinstance(leaf, Tensor) else leaf)
             if isinstance(leaf, Tensor):

@@ -17,7 +17,7 @@ from nets.norm import rows_together
 from strategies import private
 from strategies.advice import instead
 from strategies.pipelining.cutting import Unit
-from strategies.pipelining.program import PLAIN, Carrier, ForwardPlan, Program, in_bytes
+from strategies.pipelining.program import CARRIED, Carrier, ForwardPlan, Program, in_bytes
 from strategies.sharding.resharded_parameter import version_of
 
 
@@ -196,7 +196,7 @@ class ForwardRequest:
         # One row, for all samples, cannot be mixed up with a batch.
         self.pipe.tables |= {(self.form, n) for n, leaf in tensors.items() if n not in found and leaf.shape[:1] != (1,)}
         found = [n for n in found if (self.form, n) not in self.pipe.tables]
-        unlike = [leaf for leaf in self.leaves if not isinstance(leaf, PLAIN)]
+        unlike = [leaf for leaf in self.leaves if not isinstance(leaf, CARRIED)]
         whole = [leaf for n, leaf in tensors.items() if n not in found and self.graph and leaf.requires_grad]
         if unlike:
             raise self._refusal(f"gets a {type(unlike[0]).__name__}; call it with tensors, numbers or lists of them")

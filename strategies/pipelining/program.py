@@ -18,7 +18,7 @@ from strategies.advice import instead
 from strategies.pipelining.cutting import Unit
 from strategies.sharding.resharded_parameter import version_of
 
-PLAIN = (Tensor, int, float, str, bool, type(None), torch.dtype, torch.device)  # of what a call may get and return
+CARRIED = (Tensor, int, float, str, bool, type(None), torch.dtype, torch.device)  # types that a call takes and returns
 WITH_A_VALUE = frozenset(("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"))
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "matmul")
 WHERE = tuple(vars(torch._C.TensorBase)[name].__get__ for name in ("device", "is_cpu", "is_cuda", "is_meta"))
@@ -312,7 +312,7 @@ class Program(TorchFunctionMode):
         wrote = [number for number, version in versions.items() if version_of(carried[number]) != version]
         self._wrote(unit, [given[number] for number in wrote])
         leaves, form = pytree.tree_flatten(found)
-        if unlike := [leaf for leaf in leaves if not isinstance(leaf, PLAIN)]:
+        if unlike := [leaf for leaf in leaves if not isinstance(leaf, CARRIED)]:
             raise UserError(
                 f"player '{self.player}': '{unit.name}' returns a {type(unlike[0]).__name__}, which other stages would "
                 f"not see; return tensors, or lists or dicts of them, or type {instead(self.player, 'zero3')}"

@@ -34,7 +34,7 @@ from strategies.sharding.reduction import Reduction
 from strategies.sharding.saved_tensors import kept_as_places
 from strategies.sharding.storage import Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead
-from strategies.world import World, alike
+from strategies.world import World, equal_on_ranks
 
 
 class Policy(Costs):
@@ -274,7 +274,7 @@ class Policy(Costs):
                 for policy in (self, *self.lenders):
                     stack.enter_context(policy.gathered())
                 self.player.after(self.player.module)
-                if self.tried and not alike(list(self.player.module.parameters()), self.world.device):
+                if self.tried and not equal_on_ranks(list(self.player.module.parameters()), self.world.device):
                     raise UserError(
                         f"player '{self.player.name}': after= has left other weights on each rank; what it reads must "
                         f"be the same on all ranks: keep gan.ranks.mean(x) in place of x"

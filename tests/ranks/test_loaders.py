@@ -417,7 +417,7 @@ AT_FIRST, LATER = ([6], [2]), ([8, 6], [8, 2])
 @pytest.mark.parametrize(
     ("policy", "sizes", "where"), [("ddp", AT_FIRST, ""), ("zero3", LATER, "phase 'discriminator' of step 1: ")]
 )
-def test_ranks_with_unsame_on_ranks_are_refused_by_name_on_all(policy, sizes, where, ranks):
+def test_ranks_with_unequal_rows_are_refused_by_name_on_all(policy, sizes, where, ranks):
     for said, _ in ranks(2).run(unequal, policy, sizes):
         assert said.startswith(
             f"{where}rank 1's batch has 2 rows and rank 0's 6, so the mean over ranks is not the mean"

@@ -76,7 +76,7 @@ def _fit(file: Path, policy: str, training: int, ranks: int) -> list[Weighed]:
     with mock.patch("strategies.sharding.bucket.SIZE", BUCKET):
         forget()
         os.environ["WEIGHED"] = str(file.parent)
-        with mock.patch("strategies.serving.Server", WeighedServer):
+        with mock.patch("strategies.placing.division.Server", WeighedServer):
             strategy = WeighedStrategy(policy, check=False)
             made = trainer(strategy, ranks, STEPS, precision="32-true", sync_batchnorm=True)
             made.fit(taught(file), Whole(STEPS, int(os.environ["RANK"]), training, pictures))

@@ -22,9 +22,9 @@ from strategies.assignment import Auto
 from strategies.choice import Choice, choices, ranks_as_typed
 from strategies.cost.budget import Budget, Cost, Serving
 from strategies.options.blocks import find_blocks
+from strategies.placing.division import served
 from strategies.placing.placement import Placement, placement_of
 from strategies.policies import POLICIES
-from strategies.serving import served
 from strategies.world import World
 
 MOST = 10**6  # ranks

@@ -12,8 +12,7 @@ from torch import nn
 
 from gan.files.errors import UserError
 from gan.module import GanModule
-from strategies.assignment import choose
-from strategies.choice import Choice, ranks_as_typed
+from strategies.choice import Choice, choose, ranks_as_typed
 from strategies.placing.messages import Bridge
 from strategies.placing.placement import Part, Placement, check
 from strategies.placing.remote_player import Servers, leave
