@@ -1,11 +1,12 @@
 """pipeline: each rank has some of the player's layers, and all samples of a group of ranks go through them."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from itertools import groupby
 from types import MethodType
 from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
 from torch import nn
@@ -57,7 +58,7 @@ class Pipeline(Policy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.pipes: list[Pipe] = []  # one for each network
-        self.undo: list[Callable[[], object]] = []
+        self.taken = ExitStack()  # calls of networks and units
 
     def adopt(self, training: bool) -> None:
         super().adopt(training)
@@ -227,15 +228,14 @@ class Pipeline(Policy):
         A unit is taken over with its hooks (`_call_impl`), as these may read its weights.
         """
         storage, network = self.storage, pipe.network
-        forward, own = network.forward, {k: v for k, v in vars(network).items() if k == "forward"}
+        forward = network.forward
 
         def call(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if storage.unsharded or pipe.program is not None:
                 return forward(*args, **kwargs)
             return call_in_stages(pipe, forward, args, kwargs)
 
-        network.forward = MethodType(call, network)
-        self.undo.append(lambda: (vars(network).pop("forward"), vars(network).update(own)))
+        self.taken.enter_context(mock.patch.object(network, "forward", MethodType(call, network)))
         for unit in pipe.units:
             self._take_unit(pipe, unit)
 
@@ -253,11 +253,9 @@ class Pipeline(Policy):
                 )
             return plain(*args, **kwargs)
 
-        unit.module._call_impl = MethodType(call, unit.module)
-        self.undo.append(lambda: vars(unit.module).pop("_call_impl", None))  # another unit may have it too
+        self.taken.enter_context(mock.patch.object(unit.module, "_call_impl", MethodType(call, unit.module)))
 
     def release(self) -> None:
-        while self.undo:
-            self.undo.pop()()
+        self.taken.close()
         self.pipes = []
         super().release()
