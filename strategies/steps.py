@@ -1,7 +1,7 @@
 """The steps of a training: each is one pass over the phases of the game."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -126,8 +126,8 @@ class Steps:
             )
         self.moved = []  # it would keep the batch in memory until the next one is there
 
-    def step(self, play: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """One pass over the phases: `play(batch, *args, **kwargs)`. Lightning counts it as one step."""
+    def step(self, play: Callable[[Any], Any], batch: Any) -> Any:
+        """One pass over the phases, `play(batch)`, and trials of it where they are due. Lightning counts one step."""
         game, step = self.game, self.game.step
         self.guard.raise_if_hopeless()
         if not self.stepped and (self.training.world.size > 1 or any(each.micro_batches > 1 for each in game.phases)):
@@ -140,7 +140,7 @@ class Steps:
         self.lockstep.places.begin_step(game.step)
         with self.lockstep.places.named():
             raw = batch if self.transfer is None else self.transfer.raw
-            check = partial(self.check, game, self.training, raw, partial(self._try, play, args, kwargs))
+            check = partial(self.check, game, self.training, raw, partial(self._try, play))
             if any(phase.when for phase in game.phases):
                 plain = {name: value for name, value in vars(game).items() if isinstance(value, PLAIN)}
                 self.begun = random_state.dice(), plain
@@ -149,7 +149,7 @@ class Steps:
             if self.logged:  # a phase that is not played until they get more has nothing to tell
                 private.forget_logged(game.trainer, self.losses)
                 self.losses, self.logged = {}, False
-            output = self._pass(play, batch, *args, **kwargs)
+            output = self._pass(play, batch)
             if self.forms is not None:
                 if (new := self.forms.new_on_all()) | self.trials.after():
                     check()
@@ -180,9 +180,9 @@ class Steps:
         new, self.drawn = found - self.drawn, self.drawn | found
         return bool(new)
 
-    def _pass(self, play: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def _pass(self, play: Callable[[Any], Any], batch: Any) -> Any:
         self.game.forget_shared()
-        output = play(batch, *args, **kwargs)
+        output = play(batch)
         self.game.forget_shared()
         return output
 
@@ -215,9 +215,7 @@ class Steps:
         with noise.at(noise.Place((self.training.seed, self.game.step, phase.name, "when"), 0, 1, 1)):  # for all ranks
             return self.training.world.answer(phase.when) if self.trial is None else self.trial.answer(phase)
 
-    def _try(
-        self, play: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], trial: Trial, batch: Any
-    ) -> None:
+    def _try(self, play: Callable[[Any], Any], trial: Trial, batch: Any) -> None:
         self.trial = trial
         if self.begun is not None:
             dice, plain = self.begun
@@ -226,7 +224,7 @@ class Steps:
         try:
             if self.transfer is not None:
                 batch = self.transfer(batch, self.game.step, trial.alone)
-            self._pass(play, batch, *args, **kwargs)
+            self._pass(play, batch)
         finally:
             self.trial = None
             for policy in self.policies.values():

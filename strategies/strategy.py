@@ -176,10 +176,11 @@ class PhaseStrategy(RanksStrategy):
             self.background.wait()
             raise Stopped
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+    def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """One step: every phase that is due, or what an author's own training_step plays."""
-        own = overrides(self.game, "training_step", GanModule)
-        return self.steps.step(self.game.training_step if own else self.play, *args, **kwargs)
+        if not overrides(self.game, "training_step", GanModule):
+            return self.steps.step(self.play, batch)
+        return self.steps.step(lambda samples: self.game.training_step(samples, *args, **kwargs), batch)
 
     def play(self, batch: Any) -> None:
         for phase in self.steps.due():
