@@ -33,7 +33,7 @@ OURS = {"gan", "nets", "strategies", "datasets"}
 INSTALLED = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 MACHINERY = ("lightning.", "strategies.", "datasets.", "torch.distributed.", "torch._", "logging.", "threading.")
 APART = (Tensor, DataLoader, Dataset, Optimizer, LRScheduler)  # nothing is searched in them
-PLAIN = (bool, int, float, str, bytes, type(None))
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
 SIMPLE = (int, float, complex, str, bytes, range, slice, Path, torch.dtype, torch.device, np.generic, type(None))
 LIGHTNINGS = vars(GanModule()).keys() - vars(nn.Module()).keys()  # attributes that every game has
 INNER = {"_modules", "_buffers", "_parameters"}  # left out of names
@@ -215,7 +215,12 @@ def alike(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(alike, one, other))
     if isinstance(one, Tensor):
         return one.dtype == other.dtype and torch.equal(copied(one), copied(other))
-    return np.array_equal(one, other) if isinstance(one, np.ndarray) else isinstance(one, PLAIN) and one == other
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else same(one, other)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether they are one object, or an equal number or text."""
+    return one is other or (type(one) is type(other) and isinstance(one, PLAIN) and one == other)
 
 
 def _filler(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

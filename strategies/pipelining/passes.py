@@ -19,9 +19,9 @@ from strategies.pipelining.cutting import Unit
 from strategies.pipelining.pipe import ForwardRequest, Pipe, as_result
 from strategies.pipelining.program import Endpoint, Meta, Transfer, UnitCall, in_bytes
 from strategies.pipelining.schedule import Action, Step, messages, orders
+from strategies.reachable import PLAIN, same
 from strategies.sharding.resharded_parameter import version_of
 
-PLAIN = (bool, int, float, str, type(None))
 SMALL = 1024  # numbers in an attribute that is told to the other ranks
 
 
@@ -63,7 +63,7 @@ class Buffers:
             for path, (module, before) in zip(self.modules, self.attributes, strict=True):
                 if module in self.of_units:
                     ((_, now),) = attributes_of([module])
-                    changed = {name: each for name, each in now.items() if not _alike(before.get(name, self), each)}
+                    changed = {name: each for name, each in now.items() if not same(before.get(name, self), each)}
                     self.changed |= {path: changed} if changed else {}
             for key, (module, name, buffer) in self.slots.items():
                 now, module._buffers[name] = module._buffers[name], buffer
@@ -125,16 +125,11 @@ class Buffers:
             vars(self.modules[path]).update(changed)
 
 
-def _alike(before: Any, now: Any) -> bool:
-    """Whether an attribute is what it was: the same object, or an equal number or text."""
-    return before is now or (type(now) in PLAIN and before == now)
-
-
 def _numbers(value: Any) -> float:
     """How many numbers there are in a part of an attribute. What cannot be told has too many."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return float("inf") if getattr(value, "requires_grad", False) else np.prod(value.shape)
-    return 1 if type(value) in PLAIN else float("inf")
+    return 1 if isinstance(value, PLAIN) else float("inf")
 
 
 AHEAD = 2  # receives that are begun before they are needed

@@ -21,12 +21,12 @@ from strategies.choice import ranks_as_typed
 from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, unpacked
 from strategies.placing.placement import rounds
 from strategies.policies.policy import Policy
+from strategies.reachable import same
 from strategies.turn import check_that_ranks_agree
 from strategies.world import agree
 
 PATIENCE = 30.0  # seconds, after which a rank says that it waits for others
 TORCHS = vars(nn.Module()).keys() | {"_flat_weights", "_compiled_call_impl"}  # attributes that policies change too
-PLAIN = (int, float, complex, str, bytes, bool)
 Graph = tuple[list[Tensor], list[Tensor]]  # what a call has returned, and its arguments
 
 
@@ -46,7 +46,7 @@ class Fingerprint:
         now = _attributes(self.network)
         for name in self.before | now:  # an outer module comes before what is in it
             one, other = self.before.get(name, []), now.get(name, [])
-            if len(one) == len(other) and all(map(_same, one, other)):
+            if len(one) == len(other) and all(map(same, one, other)):
                 continue
             if name not in self.sums or name not in now or _sum(other[0]) != self.sums[name]:
                 return name
@@ -80,10 +80,6 @@ def _inside(value: Any) -> list[Any]:
     if hasattr(value, "__dict__") and not isinstance(value, nn.Module | ModuleType | type):
         value = vars(value)
     return [each for pair in value.items() for each in pair] if isinstance(value, dict) else []
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and isinstance(one, PLAIN) and one == other)
 
 
 class Answers:
