@@ -37,7 +37,9 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.pool import ImagePool
 from nets.norm import unsynchronised
+from strategies.check import left_behind
 from strategies.check.comparison import SHAKES, Comparison, moved, roundings, shake_weights
+from strategies.check.left_behind import LeftBehind
 from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_each, samples_together
 from strategies.check.trial import RanksDiffer, Snapshot, Trial, coarse_from_the_start
 from strategies.draws import BY_GENERATOR
@@ -158,12 +160,15 @@ def learn_draws(game: GanModule, training: Training, batch: Any, play: Play, fir
         sizes = [each for each in (2 * together, rows(batch)) if each <= rows(batch) and not kept.iterators]
     except UserError:  # a training_step of the author's may make its batch from anything
         sizes = []
+    read: left_behind.Read = {}
     for size in sizes:
         with suppress(TooFew, UserError):
             twice = join_batches([on_cpu(batch)] * 2)
             few, many = (tries(first_rows(twice, each)) for each in (size, 2 * size))
             training.draws.learn([(few.drawn, many.drawn)])
+            read = few.left.also_in(many.left)
             break
+    left_behind.refuse(read)
     for phase in game.phases:
         if wrong := training.draws.wrong_in_parts(phase):
             raise UserError(f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}. {IN_MICRO_BATCHES}")
@@ -199,9 +204,11 @@ class Tries:
         step, world = self.game.step, self.training.world
         self.trials += 1
         scale = 1 + 2 * shake if shake or not alone else HALF
-        trial = Trial(world, step, f"{self.key}/{self.trials}", alone, scale, self.coarse, watched=bool(shake))
+        left = LeftBehind(self.game)
+        trial = Trial(world, step, f"{self.key}/{self.trials}", left, alone, scale, self.coarse, watched=bool(shake))
         with ExitStack() as stack:
             stack.callback(self.kept.put_back)
+            stack.enter_context(left.watched())
             # Loggers hear nothing of a trial, of what a loss logs by itself either.
             vars(self.game)["log"] = lambda *_, **__: None
             self.game.trainer.loggers = [DummyLogger() for _ in self.game.trainer.loggers]
@@ -285,7 +292,11 @@ class Tries:
         together, alone = self(own), self(samples, alone=True)
         if training.draws.learn(gather((together.drawn, alone.drawn))):
             together, alone = self(own), self(samples, alone=True)
-        unlike, losses, repeated = zip(*gather((together.unlike, together.losses, alone.losses)), strict=True)
+        read = together.left.also_in(alone.left)
+        unlike, losses, repeated, read = zip(
+            *gather((together.unlike, together.losses, alone.losses, read)), strict=True
+        )
+        left_behind.refuse({name: phases for each in read for name, phases in each.items()})
         together.unlike = {name for each in unlike for name in each}
         turns = {phase for phase, _ in together.norms.keys() ^ alone.norms.keys()}  # a `when` has said other things
         rounding = roundings(together.dtypes)

@@ -23,6 +23,7 @@ from gan.module import GanModule
 from gan.noise import OF_SEED
 from gan.phase import Phase
 from strategies import private, random_state
+from strategies.check.left_behind import LeftBehind
 from strategies.draws import ByPhase, Draws
 from strategies.hooks import NO_HOOKS
 from strategies.observers import Casts
@@ -176,13 +177,14 @@ class Trial:
 
     `step` is the step that is tried. `alone`: as one device does, with the samples of all ranks. `scale`: the loss is
     multiplied by so much, and the gradients are divided. `coarse` are the phases that are played in the run's
-    precision, all others in full. `watched`: note in which types phases compute. `key` is the same on all ranks, and no
-    other trial's.
+    precision, all others in full. `left` is what phases leave for others. `watched`: note in which types phases
+    compute. `key` is the same on all ranks, and no other trial's.
     """
 
     world: World
     step: int
     key: str
+    left: LeftBehind
     alone: bool = False
     scale: float = 1.0
     coarse: Collection[str] = ()
@@ -225,7 +227,8 @@ class Trial:
             if self.watched:
                 stack.enter_context(Casts(dtypes))
             stack.enter_context(ready(phase, policies, trying=True))
-            losses = gradients(phase, batch, self.step, training, self.scale)
+            with self.left.during(phase, batch):
+                losses = gradients(phase, batch, self.step, training, self.scale)
             learners = [policies[name] for name in phase.learners]
             finished = finish(phase, policies, self.scale)
             for learner, (norms, _) in zip(learners, finished, strict=True):

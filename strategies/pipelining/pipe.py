@@ -201,6 +201,8 @@ class ForwardRequest:
         if unlike:
             raise self._refusal(f"gets a {type(unlike[0]).__name__}; call it with tensors, numbers or lists of them")
         if not rows:
+            if self.pipe.trying and any(leaf.dim() for leaf in tensors.values()):
+                raise ValueError("a network gets no sample")  # then a trial takes more
             raise self._refusal("gets no tensor that has a row for each sample")
         if whole:
             raise self._refusal(f"gets a tensor of shape {tuple(whole[0].shape)} that learns and has no row a sample")

@@ -25,6 +25,7 @@ from gan.files.errors import UserError
 from gan.pool import ImagePool
 from strategies import PhaseStrategy
 from strategies.check import comparison, one_device, samples, trial
+from strategies.check.left_behind import LeftBehind
 from strategies.check.trial import Trial
 from strategies.observers import Casts
 from strategies.world import World
@@ -577,7 +578,7 @@ class Cancelling(One):
     ],
 )
 def test_a_sum_that_cancels_has_the_room_of_its_precision(bias, rounds, rounding, named):
-    together, alone = Trial(World(), 0, "many"), Trial(World(), 0, "one")
+    together, alone = (Trial(World(), 0, key, LeftBehind(GanModule())) for key in ("many", "one"))
     together.norms["play", "net"], alone.norms["play", "net"] = {"w": 1.0, "bias": bias}, {"w": 1.0, "bias": 0.0}
     both = comparison.Comparison([{}], [{}], together, alone, {"play": rounding}, set())
     assert bool(both.lines({("gradient", "play", "net", "bias"): rounds})) == named

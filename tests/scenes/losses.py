@@ -322,6 +322,32 @@ class Inferred(Plain):
         }
 
 
+class KeepsInParts(Plain):
+    """A phase begins with the fakes of the one before it, in micro-batches, and with a mean that is no fake."""
+
+    micro_batches = 2
+
+    def made(self, batch):
+        return self.shared("fake", self.fake, batch["x"])
+
+    def judge(self, batch):
+        fake = self.made(batch).detach()
+        self.mean = ranks.mean(fake.mean(0)).sum().expand(1)
+        return (softplus(self.discriminator(fake)) + softplus(-self.discriminator(batch["x"]))).mean()
+
+    def fool(self, batch):
+        return (softplus(-self.discriminator(self.made(batch))) + 0 * self.mean).mean()
+
+
+class KeepsAnAttribute(KeepsInParts):
+    def judge(self, batch):
+        self.fakes = self.fake(batch["x"])
+        return softplus(self.discriminator(self.fakes.detach())).mean()
+
+    def fool(self, batch):
+        return (self.discriminator(self.fakes.detach() + self.generator(batch["x"][:, :4]))).mean()
+
+
 # ---- derivatives ----
 
 
@@ -455,6 +481,18 @@ LOSSES = {
     "gan.ranks in micro-batches": Scene(
         ContrastInTwo, policies={"ddp": 2, "zero3": 2, "zero2": 2}, often=("ddp",), four=("ddp", "zero3"),
         promises=WHOLE_BATCH,
+    ),
+    "what a phase keeps, in micro-batches": Scene(
+        KeepsInParts, alone=having(KeepsInParts, micro_batches=1), policies={"single": 1, "ddp": 2, "zero3": 2},
+        often=("single", "ddp"), checked=("single", "ddp"),
+        refused=tuple(
+            Refused(
+                KeepsAnAttribute, policy,
+                "phase 'generator' reads self.fakes, and gets what the last micro-batch of phase 'discriminator' has",
+            )
+            for policy in ("single", "ddp")
+        ),
+        mutants=(Mutant("an attribute", game=KeepsAnAttribute),),
     ),
     "batch norms in micro-batches": Scene(
         MicroBatchNorms, policies={"ddp": 2}, four=("ddp",),

@@ -468,6 +468,15 @@ class OfSomeSamples(HeadsInTurn):
         return loss + found[few].square().sum() / len(real) if few.any() else loss
 
 
+class HalfInParts(Plain):
+    """Looks at every second sample of a micro-batch: in a trial of two samples there is none."""
+
+    micro_batches = 2
+
+    def fake(self, real):
+        return self.generator(real[1::2, :4])
+
+
 class Fading(nn.Linear):
     """Sees a code from some step on."""
 
@@ -622,6 +631,7 @@ PIPELINES = {
         },
         batches=twelve, mutants=(replace(RARELY_DEAF, ranks=3),),
     ),
+    "a half of each micro-batch": one(HalfInParts),
     "micro-batches in stages": Scene(StagedMicro, policies={DDP: 2, f"{DDP}+schedule:1f1b": 4}, often=()),
     "micro-batches and chunks, forth and back": one(
         Micro4, FORTH_AND_BACK, checked=False, four=(f"generator=pipeline{FORTH_AND_BACK},*=ddp",)
