@@ -175,11 +175,9 @@ def go_to(world: World | None) -> None:
     _replacement.set(world)
 
 
-def summed_by(
-    add: Callable[[Tensor], Tensor], number: int, size: int, of_gradients: World | None = None
-) -> AbstractContextManager[None]:
+def summed_by(add: Callable[[Tensor], Tensor], number: int, size: int) -> AbstractContextManager[None]:
     """Let this function make the sums of this thread, in place of torch.distributed."""
-    return at(World(number, size, add, of_gradients))
+    return at(World(number, size, add))
 
 
 @contextmanager

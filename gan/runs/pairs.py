@@ -8,7 +8,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Run, Seed, Share, Upsamplings, begin_with, check_size, is_planned, say
+from gan.runs.run import Run, Seed, Share, Upsamplings, begin_with, check_size, is_planned, say, vgg_weights
 from nets.discriminator import MultiScaleDiscriminator
 from nets.sean.generator import SeanGenerator, StyleEncoder
 
@@ -203,9 +203,8 @@ class Published:
         from gan.games.spade import Spade
         from nets.vgg import load_vgg19
 
-        vgg = None
-        if self.perceptual != "off":
-            vgg = load_vgg19(vgg19().state_dict() if is_planned() else self.perceptual, self.perceptual_normalise)
+        weights = vgg_weights(self.perceptual, vgg19)
+        vgg = None if weights is None else load_vgg19(weights, self.perceptual_normalise)
         torch.manual_seed(self.seed)
         shape = labels, self.style, self.width, self.hidden, upsamplings
         networks = (

@@ -13,6 +13,7 @@ from gan.files.errors import UserError, printable, this_rank
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule
+    from torch.nn import Module
 
     from gan import GanModule
 
@@ -106,6 +107,15 @@ def made_to(purpose: Purpose, said: dict[str, Any] | None = None) -> Iterator[No
 def is_planned() -> bool:
     """Whether the run that is being made is only to be planned."""
     return _MADE_TO.get() == "plan"
+
+
+def vgg_weights(typed: str, network: Callable[[], "Module"]) -> Any:
+    """The weights of VGG, or where to find them. None if there is no perceptual loss, or if the run is only looked at:
+    only training needs the loss, and the file of its weights may be gone.
+    """
+    if typed == "off" or _MADE_TO.get() == "look":
+        return None
+    return network().state_dict() if is_planned() else typed
 
 
 def say(text: str) -> None:

@@ -8,7 +8,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from gan.files.errors import UserError
 from gan.runs.pictures import OnPictures
-from gan.runs.run import Run, begin_with, is_planned, preset
+from gan.runs.run import Run, begin_with, preset, vgg_weights
 from nets.discriminator import PatchGan
 from nets.vqgan import Learning, VqAutoencoder
 
@@ -90,7 +90,8 @@ def vqgan(
     from nets.vgg import load_lpips
 
     p = preset(PRESETS, config_, codes=codes, start=start, adversarial=adversarial, batch=batch_size)
-    lpips = None if perceptual == "off" else load_lpips(vgg16().state_dict() if is_planned() else perceptual)
+    weights = vgg_weights(perceptual, vgg16)
+    lpips = None if weights is None else load_lpips(weights)
     pictures = OnPictures(**settings)
     found = pictures.find()
     torch.manual_seed(pictures.seed)

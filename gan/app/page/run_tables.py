@@ -33,7 +33,7 @@ PALE = "Pale: as logged. Full: the running mean over a twentieth of the curve."
 WELL = (
     "told_apart: the share of pairs in which a picture scores above a fake, 50 % is guessing. memorised: the same of "
     "training pictures and held-out ones, 50 % is right. diversity: how much fakes differ, as a share of what pictures "
-    "do, 100 % is right. swing: how told_apart moves from look to look, near 0 is right."
+    "do, 100 % is right. augmented: the probability with which pictures are augmented."
 )
 NOTHING_LOGGED = "This run has logged nothing yet."
 NO_MASKS = "This game does not paint masks, so there are none to show."

@@ -139,8 +139,6 @@ def device_of(device: str) -> torch.device:
 def build_again(settings: Namespace, where: RunFolder) -> Run:
     """The game and the data that a run's settings make, to be looked at."""
     chosen = options.run_settings(settings)
-    if "perceptual" in chosen:
-        chosen["perceptual"] = "off"  # only training needs this loss, and the file of its weights may be gone
     said = where.said()
     try:
         with made_to("look", said):
@@ -234,7 +232,7 @@ def numbered(which: str, data: Numbered) -> Item | None:
 
 @contextmanager
 def ready(run: Run, ranks: int = 1) -> Iterator[LightningDataModule | LightningModule]:
-    """Inside the `with`, what has the run's loaders, ready to make those of the first rank of so many."""
+    """What has the run's loaders, ready to make those of the first rank of so many."""
     first: Any = SimpleNamespace(world_size=ranks, num_nodes=1, global_rank=0, global_step=0)  # all that data ask
     if run.data is not None:
         run.data.trainer = first

@@ -55,7 +55,7 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
     """The settings, and the run and checkpoint to resume from: None without `--resume`, or if `auto` found no run
     and one is typed, which then begins: the script of a job may be the same each time.
     """
-    argv = run_first(arguments(argv))
+    argv = _renamed(run_first(arguments(argv)))
     known = early(argv, run=None, resume=None, out="runs", config=[], kimg=None, epochs=None, falling_epochs=None)
     _refuse_idle_out(argv, known.resume, ", or resume a copy of the run's folder")
     typed = None if known.run is None else full_name(known.run)
@@ -315,7 +315,7 @@ def parse_run(
 
     `add_own` adds the options of the command itself; for `texts` see `run_parser`.
     """
-    argv = run_first(arguments(argv))
+    argv = _renamed(run_first(arguments(argv)))
     run = full_name(early(argv, run=default).run)
     parser = run_parser(run, add_own, default, **texts)
     parser.set_defaults(dict(saved or {}))
@@ -385,23 +385,27 @@ def arguments(argv: Sequence[str] | None = None) -> list[str]:
     argv = sys.argv[1:] if argv is None else argv
     if argv and re.fullmatch(r"--local[-_]rank=\d+", argv[0]):
         argv = argv[1:]
-    return _renamed([underscores(argument) for argument in argv])
+    return [underscores(argument) for argument in argv]
 
 
 def _renamed(argv: Sequence[str]) -> list[str]:
     """Options that a run's argument cannot be called: `--from` is a word of Python, `--config` names a file too.
 
-    `--config paper256` is the run's argument `config_`, and so is HiFi-GAN's `--config config.json`; `--config
-    settings.yaml`, or what else is there, is a file of settings.
+    `--config paper256` is the argument `config_` of a run that has one, and so is HiFi-GAN's `--config config.json`;
+    `--config settings.yaml`, or what else is a file, has settings.
     """
-
-    def is_word(value: str) -> bool:
-        return value.endswith(".json") or (bool(re.fullmatch(r"\w[\w-]*", value)) and not Path(value).exists())
-
     words = [re.sub(r"^--from(?==|$)", "--from_", word) for word in argv]
+    run = early(words, run=None).run
+
+    def is_published(value: str) -> bool:
+        if run is not None and "config_" not in parameters(full_name(run)):
+            return False
+        there = Path(value).exists() if run is None else Path(value).is_file()  # a folder may have the same name
+        return value.endswith(".json") or (bool(re.fullmatch(r"\w[\w-]*", value)) and not there)
+
     for at, (word, value) in enumerate(pairwise([*words, ""])):
         name, given, config = word.partition("=")
-        if name == "--config" and is_word(config if given else value):
+        if name == "--config" and is_published(config if given else value):
             words[at] = f"--config_{given}{config}"
     return words
 

@@ -21,7 +21,7 @@ from gan.app.run import options
 from gan.files.errors import UserError
 from gan.games.spade import Spade
 from gan.runs import OLD_NAMES, RUNS, Run, build, faces, pairs
-from gan.runs.run import made_to
+from gan.runs.run import made_to, vgg_weights
 from gan.sound import Sound
 from nets.sean.ace import ACE
 from strategies import PhaseStrategy
@@ -229,6 +229,15 @@ def test_epochs_count_steps_unless_those_are_given(steps, wanted):
 @pytest.mark.parametrize(("size", "upsamplings"), [(480, 5), (512, 6)])
 def test_pictures_from_512_on_get_one_more_upsampling(size, upsamplings):
     assert small("spade-folder", size=size, upsamplings=None).game.generator.upsamplings == upsamplings
+
+
+def test_only_a_training_needs_the_weights_of_vgg():
+    for purpose, found in (("train", "vgg.pth"), ("resume", "vgg.pth"), ("look", None)):
+        with made_to(purpose):
+            assert vgg_weights("vgg.pth", torch.nn.Identity) == found
+            assert vgg_weights("off", torch.nn.Identity) is None
+    with made_to("plan"):
+        assert vgg_weights("vgg.pth", lambda: torch.nn.Linear(1, 1)).keys() == {"weight", "bias"}
 
 
 def test_settings_decide_on_the_perceptual_loss_memory_and_styles():

@@ -168,6 +168,10 @@ def test_a_published_configuration_is_no_file_of_settings(here):
     (here / "config.json").write_text('{"resblock": "2"}')
     for typed in (["--config", "config.json"], ["--config=config.json"]):
         assert options.parse(["hifigan", *typed])[0].config_ == "config.json"
+    (here / "cifar").mkdir()  # of pictures
+    assert options.parse(["stylegan2", "--data", "cifar", "--config", "cifar"])[0].config_ == "cifar"
+    with pytest.raises(UserError, match=r"^cannot read settings from 'foo': No such file"):
+        options.parse(["r3gan-faces", "--config", "foo"])
 
 
 def test_a_run_whose_path_has_blanks_or_an_equals_sign_is_no_empty_one(here):

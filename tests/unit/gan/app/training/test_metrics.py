@@ -67,7 +67,7 @@ def test_curves_are_drawn_with_a_panel_a_phase(tmp_path):
 def test_panels_are_the_phases_then_gradient_norms_then_scores():
     rows = {
         1: {"val/error": 1.0, "generator/encoder_grad_norm": 4.0, "generator/hinge": 2.0, "skipped": 0.0}
-        | {"pictures": 32.0, "seconds": 5.0, "score/fid": 9.0, "score/recall": 0.5, "health/swing": 0.1},
+        | {"pictures": 32.0, "seconds": 5.0, "score/fid": 9.0, "score/recall": 0.5, "health/diversity": 0.1},
         0: {"generator/hinge": 3.0, "discriminator/hinge": 5.0},
     }
     panels = metrics.panels(rows)
