@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_map_only
 from gan.files.disk import regular
 from gan.files.errors import Damaged, UserError, reading, reason
 from gan.files.system import cores
-from gan.files.tensors import DTYPES, Piece, Share, pieces
+from gan.files.tensors import DTYPES, Piece, Share, as_bytes, pieces
 from gan.files.values import VALUES, decode, unsealed
 
 FORMAT = 3
@@ -291,7 +291,7 @@ def _aside(module: nn.Module, weights: Set[Tensor]) -> Iterator[None]:
 def checksum(tensor: Tensor, dtype: torch.dtype | None = None) -> Checksum:
     """A number made of the tensor's bits, in its own dtype or in another one."""
     values = tensor.detach().resolve_conj().resolve_neg().to("cpu", dtype).contiguous()
-    return values.dtype, zlib.crc32(values.reshape(-1).view(torch.uint8).numpy().data)
+    return values.dtype, zlib.crc32(as_bytes(values).numpy().data)
 
 
 def check_left_out(module: nn.Module, left_out: Mapping[str, Checksum]) -> None:

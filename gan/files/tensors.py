@@ -152,6 +152,13 @@ def crc32(content: Any, before: int = 0) -> str:
     return f"{zlib.crc32(content, before):08x}"
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor. With one element every stride is contiguous, but torch views only stride 1
+    as bytes.
+    """
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def fill(file: FileIO, content: memoryview) -> None:
     """Read exactly so many bytes. Raise if the file ends before."""
     while content:
@@ -225,7 +232,7 @@ def write(path: Path, shares: Mapping[str, Share]) -> str:
         room = _header(header, starts, checksums)
         file.write(room)
         for key, share in ordered:
-            content = share.tensor.detach().reshape(-1).contiguous().cpu().view(torch.uint8).numpy().data
+            content = as_bytes(share.tensor.detach().reshape(-1).contiguous().cpu()).numpy().data
             found = []
             for first in range(0, len(content), CHUNK):
                 chunk = content[first : first + CHUNK]

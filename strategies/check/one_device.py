@@ -61,6 +61,10 @@ DRAWS = (
 DRAWS_ALIKE = (
     "NumPy and random give all ranks the same numbers: draw what each sample has of its own with torch or gan.noise."
 )
+BY_PIPELINE = (
+    "Under policy pipeline a network gets the samples of one rank after those of another. If its forward tells samples "
+    "apart by their place in the batch, type another policy."
+)
 IN_MICRO_BATCHES = (
     "In micro-batches a draw must have a row for each sample, or several in blocks; or leave micro_batches= out."
 )
@@ -228,7 +232,11 @@ class Tries:
                 error.add_note(f"while {tried}; PhaseStrategy(check=False) leaves the trial out")
                 # A game may refuse a number of samples. Later trials have one that training has not.
                 refused = isinstance(error, UserError) and (not alone if self.whole else not step)
-                if refused or isinstance(error, RanksDiffer) or of_a_collective(error):  # another rank may be gone
+                if isinstance(error, RanksDiffer) or of_a_collective(error):  # another rank may be gone
+                    raise
+                if refused:
+                    with suppress(RanksDiffer):  # which ranks get that have played on
+                        trial.meet(f"cannot play: {error}", PATIENCE)
                     raise
                 if not trial.meet(f"cannot play: {error}", PATIENCE):
                     raise
@@ -333,6 +341,8 @@ def _said(lines: Mapping[str, str], which: str, training: Training, step: int, t
         advice.insert(0, f"{where} calls torch.distributed, in the trial of one device too. {WORDS}")
     if any(unsynchronised(policy.player.module) for policy in training.policies.values()):
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
+    if any(policy.name == "pipeline" for policy in training.policies.values()):
+        advice.append(BY_PIPELINE)
     if trial.own:
         advice.append(f"A loss also keeps {_kept_otherwise(trial)}.")
     before = " Weights and checkpoints may differ since the trial before this one, so begin again." if step else ""

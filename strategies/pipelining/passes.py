@@ -40,12 +40,14 @@ class Buffers:
         self.pipe, self.modules = pipe, dict(pipe.network.named_modules())
         mine = pipe.mine()
         self.of_units = {m for unit in pipe.units if unit.stage in mine for m in unit.module.modules()}
-        self.slots = {
-            found: (module, name, buffer)
+        buffers = {
+            f"{path}.{name}".lstrip("."): (module, name, buffer)
             for path, module in self.modules.items()
             for name, buffer in module._buffers.items()
-            if (found := f"{path}.{name}".lstrip(".")) in names and buffer is not None
+            if buffer is not None
         }
+        self.slots = {name: slot for name, slot in buffers.items() if name in names}
+        self.unplanned = {name: (*slot, version_of(slot[2])) for name, slot in buffers.items() if name not in names}
         self.written: dict[str, Tensor] = {}  # buffers that were written in place, or that differ from before
         self.attributes = attributes_of(self.modules.values())
         self.states = states_of(self.attributes)
@@ -84,6 +86,10 @@ class Buffers:
     @torch.no_grad()
     def keep(self) -> None:
         """After the last chunk: let the buffers have what the chunks have written."""
+        for key, (module, name, buffer, version) in self.unplanned.items():
+            if module._buffers.get(name) is not buffer or version_of(buffer) != version:
+                why = f"writes the buffer '{key}', which it did not in its first call with such arguments and flags"
+                raise another_way(self.pipe.player, why)
         for key, now in self.written.items():
             self.slots[key][2].copy_(now)
         for path, changed in self.changed.items():

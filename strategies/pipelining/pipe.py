@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from gan import noise, ranks
 from gan.files.errors import UserError
+from gan.files.tensors import as_bytes
 from gan.noise import Place
 from nets.norm import rows_together
 from strategies import private
@@ -219,7 +220,13 @@ class ForwardRequest:
     def _signature(self) -> str:
         """What must be the same on all ranks."""
         known = [(leaf.shape, leaf.dtype, _learns(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
-        modes = [module.training for module in self.pipe.network.modules()]
+        # `training`, and an author's flags, which may decide what a block writes.
+        modes = [
+            value
+            for each in self.pipe.network.modules()
+            for value in vars(each).values()
+            if isinstance(value, bool | str)
+        ]
         kind = self.pipe.device.type
         cast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
         asked = self.pipe.units[0].name, self.form, self.learning, modes, self.graph, self.alone
@@ -230,7 +237,7 @@ class ForwardRequest:
         digest = hashlib.blake2b(self.signature.encode(), digest_size=6)
         for n, leaf in enumerate(self.leaves):
             if isinstance(leaf, Tensor) and n not in self.batched:  # all ranks must have the same
-                digest.update(leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+                digest.update(as_bytes(leaf.detach().cpu().contiguous()).numpy().tobytes())
         first = -1 if self.place is None else self.place.first
         numbers = torch.tensor([int.from_bytes(digest.digest(), "little"), first])
         own = numbers.to(self.pipe.device, non_blocking=True)

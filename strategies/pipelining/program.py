@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from gan import noise, ranks
 from gan.files.errors import UserError
+from gan.files.tensors import as_bytes
 from strategies import private, random_state
 from strategies.advice import instead
 from strategies.pipelining.cutting import Unit
@@ -46,7 +47,7 @@ class Meta:
 
 def in_bytes(tensor: Tensor) -> Tensor:
     """The memory of a contiguous tensor, because gloo and NCCL do not send every dtype: int16, complex numbers."""
-    return tensor.resolve_conj().resolve_neg().view(-1).view(torch.uint8)
+    return as_bytes(tensor.resolve_conj().resolve_neg())
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gan.files.errors import UserError
+from gan.files.tensors import as_bytes
 from gan.noise import Place
 
 FOREVER = timedelta(days=1000)  # a serving rank waits for calls; the lifeline ends it if a rank is lost
@@ -153,7 +154,7 @@ class Bridge:
         content = pickle.dumps((kinds, packed.content))
         parts = [torch.tensor([len(content)]), torch.frombuffer(bytearray(content), dtype=torch.uint8)]
         plain = (tensor.detach().resolve_conj().resolve_neg().cpu() for tensor in packed.tensors if tensor.numel())
-        parts += [tensor.contiguous().view(-1).view(torch.uint8) for tensor in plain]
+        parts += [as_bytes(tensor.contiguous()) for tensor in plain]
         works = [self.group.send([part], rank, 0) for rank in targets for part in parts]
         for work in works:
             work.wait() if patience is None else work.wait(patience)

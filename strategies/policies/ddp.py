@@ -69,24 +69,28 @@ class DdpReduction(GroupReduction):
         super().__init__(storage, device, group)
         # Said of a weight with one row. Gradients of other layouts have been copied before the reducer sees them.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-        with warnings.catch_warnings():
-            # Newer torch renames broadcast_buffers; torch 2.11 does not know the new name.
-            warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
-            self.reducer: DistributedDataParallel | None = DistributedDataParallel(
-                nn.ParameterList(storage.weights.values()),
-                device_ids=None if device.type == "cpu" else [device.index],
-                process_group=group,
-                broadcast_buffers=False,
-                init_sync=False,
-                gradient_as_bucket_view=True,
-                # By default the first bucket is small, so that it travels early. On a CPU no core is free for it.
-                bucket_cap_mb=bucket.SIZE / 2**20 if device.type == "cpu" else None,
-            )
+        self.reducer: DistributedDataParallel | None = self._reducer()
         self.backward: int | None = None  # the one that communicates
+        self.armed = False  # whether the reducer waits for gradients
         self.hooks = [
             weight.register_post_accumulate_grad_hook(partial(self._note_reached, name))
             for name, weight in storage.weights.items()
         ]
+
+    def _reducer(self) -> DistributedDataParallel:
+        with warnings.catch_warnings():
+            # Newer torch renames broadcast_buffers; torch 2.11 does not know the new name.
+            warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
+            return DistributedDataParallel(
+                nn.ParameterList(self.storage.weights.values()),
+                device_ids=None if self.device.type == "cpu" else [self.device.index],
+                process_group=self.group,
+                broadcast_buffers=False,
+                init_sync=False,
+                gradient_as_bucket_view=True,
+                # By default the first bucket is small, so that it travels early. On a CPU no core is free for it.
+                bucket_cap_mb=bucket.SIZE / 2**20 if self.device.type == "cpu" else None,
+            )
 
     def _note_reached(self, name: str, weight: Tensor) -> None:
         if weight.grad is not None:
@@ -109,6 +113,10 @@ class DdpReduction(GroupReduction):
         # The reducer waits for frozen weights too, and an edge can be made only to a weight that requires a gradient.
         for weight in frozen:
             weight.requires_grad_(True)
+        if self.armed and self.reducer is not None:  # an error has ended the last backward, of a trial
+            self.reducer.process_group = None
+            self.reducer = self._reducer()
+        self.armed = True
         for weight in weights:
             if weight._backward_hooks or len(weight._post_accumulate_grad_hooks or ()) > 1:  # not ours alone
                 private.only_gradients(weight)
@@ -118,6 +126,10 @@ class DdpReduction(GroupReduction):
         assert self.reducer is not None
         prepare_for_backward(self.reducer, loss)
         return loss
+
+    def finish(self, scale: float) -> Tensor:
+        self.armed = False
+        return super().finish(scale)
 
     def drop(self) -> None:
         super().drop()

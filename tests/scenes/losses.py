@@ -348,6 +348,24 @@ class KeepsAnAttribute(KeepsInParts):
         return (self.discriminator(self.fakes.detach() + self.generator(batch["x"][:, :4]))).mean()
 
 
+class FreeNoise(Plain):
+    """Noise for the whole batch that a hook moves in backward, as in free adversarial training."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("moved", torch.zeros(BATCH, 6))
+
+    def judge(self, batch):
+        _, own = ranks.gather(batch["x"], own=True)
+        moved = self.moved[own].clone().requires_grad_()
+
+        def move(slope):
+            self.moved.add_(ranks.gather(slope).sign(), alpha=0.01)
+
+        moved.register_hook(move)
+        return super().judge({"x": batch["x"] + moved})
+
+
 # ---- derivatives ----
 
 
@@ -493,6 +511,9 @@ LOSSES = {
             for policy in ("single", "ddp")
         ),
         mutants=(Mutant("an attribute", game=KeepsAnAttribute),),
+    ),
+    "a backward that needs the whole batch": Scene(
+        FreeNoise, policies={"ddp": 2, "zero1": 2, "zero3": 2}, often=("ddp",), checked=("ddp", "zero1"),
     ),
     "batch norms in micro-batches": Scene(
         MicroBatchNorms, policies={"ddp": 2}, four=("ddp",),

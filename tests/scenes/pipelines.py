@@ -468,6 +468,35 @@ class OfSomeSamples(HeadsInTurn):
         return loss + found[few].square().sum() / len(real) if few.any() else loss
 
 
+class Annealed(nn.Linear):
+    """Writes a buffer from some step on: when a flag says so, or by its own count of calls."""
+
+    warm, counts, calls = False, False, 0
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("heat", torch.ones(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        if self.warm or (self.counts and self.calls > 4):
+            self.heat.mul_(0.9)
+        return super().forward(x) / self.heat.clone()
+
+
+class Anneals(Plain):
+    counts = False
+
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.Sequential(Annealed(4, 8), nn.Tanh(), Annealed(8, 8), nn.Tanh(), nn.Linear(8, 6))
+
+    def fake(self, real):
+        for layer in (self.generator[0], self.generator[2]):
+            layer.counts, layer.warm = self.counts, self.step > 0 and not self.counts
+        return super().fake(real)
+
+
 class HalfInParts(Plain):
     """Looks at every second sample of a micro-batch: in a trial of two samples there is none."""
 
@@ -632,6 +661,15 @@ PIPELINES = {
         batches=twelve, mutants=(replace(RARELY_DEAF, ranks=3),),
     ),
     "a half of each micro-batch": one(HalfInParts),
+    "a buffer that is written from a step on": one(
+        Anneals, saved=("generator=pipeline,*=ddp",),
+        refused=(
+            Refused(
+                having(Anneals, counts=True), "generator=pipeline,*=ddp", "its forward writes the buffer '0.heat'",
+                check=False,
+            ),
+        ),
+    ),
     "micro-batches in stages": Scene(StagedMicro, policies={DDP: 2, f"{DDP}+schedule:1f1b": 4}, often=()),
     "micro-batches and chunks, forth and back": one(
         Micro4, FORTH_AND_BACK, checked=False, four=(f"generator=pipeline{FORTH_AND_BACK},*=ddp",)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import MultiStepLR, OneCycleLR
@@ -17,6 +18,7 @@ from torch.optim.lr_scheduler import MultiStepLR, OneCycleLR
 from gan.files.checkpoint import Share, check_left_out, checksum, load, load_module_state, read
 from gan.files.errors import UserError
 from gan.files.finite import as_made, named, not_finite, of_players
+from gan.files.tensors import write
 from gan.files.values import decode, encode, text_of
 from strategies.checkpoint.writing import save
 from tests.ranks.test_checkpoints import Memory
@@ -32,6 +34,13 @@ def test_a_checksum_is_of_the_bits_in_a_dtype():
     assert noted != checksum(tensor.double())
     assert noted != checksum(tensor + 1e-7)
     assert checksum(tensor.bfloat16()) == checksum(tensor, torch.bfloat16)
+
+
+def test_one_element_that_was_expanded_has_bytes(tmp_path):
+    one = torch.ones((), dtype=torch.float64).expand(1, 1)
+    assert checksum(one) == checksum(torch.ones(1, 1, dtype=torch.float64))
+    write(tmp_path / "one.safetensors", {"x": Share.whole(one)})
+    assert load_file(tmp_path / "one.safetensors")["x"].tolist() == [1.0]
 
 
 def test_a_parameter_that_is_left_out_must_be_as_it_was():
