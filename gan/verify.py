@@ -3,15 +3,18 @@
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import Namespace
+from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from datasets.batches import check_divides
 from gan.app.command import command, working
 from gan.app.outputs import run, say
+from gan.app.run import options
+from gan.app.run.parser import Parser
 from gan.app.run.resumed import to_resume
-from gan.app.verifying import options
+from gan.files.errors import UserError
 from gan.runs import short_name
 
 if TYPE_CHECKING:
@@ -22,11 +25,24 @@ CASTS = "a phase casts float64 to float32 by hand, which rounds all that follows
 WORDS = """distance: how far the last weights, buffers and averages are from those of one device, as a part of their
 size (of 1, if they are smaller). exact: none is further than this, and no loss or norm of a gradient was:"""
 
+EXAMPLES = """examples:
+  python -m gan.verify my_game.py:my_run
+  python -m gan.verify sean-faces --size 32 --faces 64 --strategy ddp,zero3 --devices 2
+  python -m gan.verify sean-faces --strategy ddp zero3+offload 'generator=zero3,*=ddp' 'generator=zero1,*=zero2'
+  python -m gan.verify --from-checkpoint runs/004-vqgan-faces/checkpoints/step-030000.ckpt
+  python -m gan.verify r3gan-faces --help          the settings of that run
+
+Names for all players may stand in one word, with commas. Pairs player=policy in one word are one strategy.
+Choose a small size: on each number of ranks, every strategy trains the run once, on CPU processes.
+
+exit status: 0 all exact; 1 something is not exact, refused, or fails; 2 nothing could be compared
+"""
+
 
 @command
 def main(argv: list[str]) -> int:
     """Train and compare. Returns the exit status: 0 where all is exact, else 1; 2 if nothing could be compared."""
-    settings = options.parse(argv)
+    settings = parse(argv)
     with working():
         from gan.app.verifying.verification import Verification
         from strategies import PhaseStrategy
@@ -40,7 +56,51 @@ def main(argv: list[str]) -> int:
         found, checkpoint = settings.found
         start = to_resume(settings.from_checkpoint, found, checkpoint, say, "--from-checkpoint ")
     with tempfile.TemporaryDirectory() as folder:
-        return _verify(settings, Verification(argv, settings.limit, Path(folder), settings.precision, start))
+        return _verify(settings, Verification(settings, Path(folder), start))
+
+
+def parse(argv: list[str] | None = None) -> Namespace:
+    """The settings. `strategy` is a list of strategies and `devices` a list of numbers.
+
+    `found` is the run and the checkpoint that `--from-checkpoint` means.
+    """
+    known = options.early(options.run_first(options.arguments(argv)), run=None, from_checkpoint=None)
+    run, saved, found = options.DEFAULT_RUN, {}, None
+    if known.from_checkpoint:
+        typed = ["--run", known.run] if known.run else []
+        resumed, found = options.parse(["--resume", known.from_checkpoint, *typed])
+        run, saved = resumed.run, options.run_settings(resumed)
+        if found is None:
+            raise UserError("no run with a checkpoint in 'runs'; type the folder of a run after --from-checkpoint")
+    settings = options.parse_run(
+        argv,
+        _add_own,
+        default=run,
+        saved=saved,
+        prog="python -m gan.verify",
+        usage="[RUN] [--strategy POLICY...] [--devices N,N] [--steps N] [options]",
+        description="Train a run on one device and under strategies on several ranks, and compare.",
+        epilog=EXAMPLES,
+    )
+    options.dump(settings, settings.run)  # refuses a setting that gan.fit refuses, and no rank can be given
+    settings.found = found
+    settings.strategy = options.strategies(settings.strategy)
+    settings.devices = options.numbers("devices", settings.devices)
+    return settings
+
+
+def _add_own(parser: Parser) -> None:
+    add, what = parser.option, "strategies, as for gan.fit, with commas or spaces between them"
+    add("--strategy", str, what, ["ddp", "zero1", "zero2", "zero3"], nargs="+")
+    add("--devices", str, "numbers of ranks", "2,4")
+    add("--steps", PositiveInt, "how many steps to train", 10)
+    what = "begin there: a checkpoint, a run's folder, or auto (the newest run); its run and settings need not be typed"
+    add("--from_checkpoint", str, what)
+    what = "32 for networks that cast to float32 by hand; then distances are in units of what rounding does"
+    add("--precision", Literal["64", "32"], what, "64")
+    options.add_checks(parser)
+    parser.flag("--allow_refused", "a strategy that refuses the run is no failure")
+    add("--limit", PositiveFloat, "seconds after which a training is said to hang", 600.0)
 
 
 def _verify(settings: Namespace, verification: "Verification") -> int:

@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 
+from gan import verify as verify
 from gan.app.verifying.records import LIMITS, Tolerance
 from gan.app.verifying.verification import OneDevice, Row, judged, train
 from strategies.policies import POLICIES
@@ -81,10 +82,10 @@ def duel(law: str = "kept", max_steps: int = 9) -> Run:
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory):
-    """The command line of a game that breaks the law in this way, or keeps it."""
+    """The settings of a game that breaks the law in this way, or keeps it."""
     file = tmp_path_factory.mktemp("mine") / "verified_duel.py"
     file.write_text(GAME)
-    return lambda law, *more: ["--run", f"{file}:duel", "--law", law, "--steps", "3", *more]
+    return lambda law, *more: verify.parse(["--run", f"{file}:duel", "--law", law, "--steps", "3", *more])
 
 
 def trained(*request, control=None, **more):
@@ -99,12 +100,12 @@ def found(ranks, typed, tmp_path):
     """The row for a game under a strategy on two ranks, without the check."""
 
     def row(law: str, strategy: str, control=None, precision: str = "64") -> Row:
-        argv, last, tolerance = typed(law, "--check", "false"), tmp_path / "last.pt", Tolerance(*LIMITS[precision])
-        made = trained(argv, "single", 1, precision=precision, saved=last)
+        settings, last, tolerance = typed(law, "--check", "false"), tmp_path / "last.pt", Tolerance(*LIMITS[precision])
+        made = trained(settings, "single", 1, precision=precision, saved=last)
         if precision == "32":
-            shaken = trained(argv, "single", 1, precision=precision, one=last, shaken=True)
+            shaken = trained(settings, "single", 1, precision=precision, one=last, shaken=True)
             tolerance = Tolerance.measured(made, shaken, precision)
-        work = partial(trained, argv, strategy, 2, precision=precision, one=last, control=control)
+        work = partial(trained, settings, strategy, 2, precision=precision, one=last, control=control)
         return judged(OneDevice(made, last, tolerance), ranks(2).run(work))
 
     return row

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import Namespace
 from lightning import Callback, Trainer, seed_everything
 from lightning.fabric.plugins.environments import LightningEnvironment
 
@@ -17,7 +18,6 @@ from gan.app.run.folder import holding
 from gan.app.run.options import run_settings
 from gan.app.run.resumed import Resumed
 from gan.app.training.train import strategy_of, trainer_of
-from gan.app.verifying import options
 from gan.app.verifying.records import SPREAD, Record, Recorded, Recorder, Tolerance, compare, distances
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
@@ -52,7 +52,7 @@ class Shake(Callback):
 
 
 def train(
-    argv: Sequence[str],
+    settings: Namespace,
     strategy: str,
     devices: int,
     *,
@@ -69,7 +69,6 @@ def train(
     changed before each step. See [Note: what rounding does].
     """
     quiet()
-    settings = options.parse(list(argv))
     settings.precision = precision
     seed_everything(settings.get("seed", 0), verbose=False)
     now = run_settings(settings)
@@ -140,9 +139,9 @@ class OneDevice:
 class Verification:
     """The trainings of one command line, each in a world of its own, with a time limit in seconds."""
 
-    def __init__(self, argv: Sequence[str], limit: float, folder: Path, precision: str, start: Path | None) -> None:
+    def __init__(self, settings: Namespace, folder: Path, start: Path | None) -> None:
         """`start` is the checkpoint from which all trainings begin."""
-        self.argv, self.limit, self.folder, self.precision, self.start = tuple(argv), limit, folder, precision, start
+        self.settings, self.folder, self.start = settings, folder, start
         self.known: dict[str, OneDevice] = {}
 
     def one(self, precision: str) -> OneDevice:
@@ -162,7 +161,7 @@ class Verification:
         strategy = PhaseStrategy(typed)
         policies = [POLICIES[each.policy] for each in strategy.choice.values() if each.policy in POLICIES]
         packed = any(policy.package is not None for policy in policies)  # DeepSpeed computes in float32
-        precision = "32" if packed else self.precision
+        precision = "32" if packed else self.settings.precision
         one = self.one(precision)
         try:
             found = self._train(typed, devices, precision, one=one.last)
@@ -195,9 +194,9 @@ class Verification:
 
     def _train(self, strategy: str, devices: int, precision: str, **more: Any) -> list[Record]:
         """What each rank that trains has recorded; for `more` see `train`."""
-        work = partial(train, self.argv, strategy, devices, precision=precision, start=self.start, **more)
+        work = partial(train, self.settings, strategy, devices, precision=precision, start=self.start, **more)
         connected = "@" not in strategy  # players on ranks of their own make their own groups
-        made = call(work, ranks=devices, limit=self.limit, preload=[train.__module__], connected=connected)
+        made = call(work, ranks=devices, limit=self.settings.limit, preload=[train.__module__], connected=connected)
         return [each for each in made if each is not None]
 
 

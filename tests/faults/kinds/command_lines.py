@@ -13,9 +13,9 @@ from gan import evaluate as evaluate
 from gan import export as export
 from gan import plan as plan
 from gan import sample as sample
+from gan import verify as verify
 from gan.app.run import options as fit
 from gan.app.run.parser import Parser
-from gan.app.verifying import options as verify
 from tests.faults.case import Case
 from tests.faults.known import ONE, SMALL
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from gan import verify as verify
 from gan.app.run.options import run_settings
-from gan.app.verifying import options
 from gan.app.verifying.records import LIMITS, Moment, Record, Tolerance, compare, digest, distances, gap
 
 # ---- comparing ----
@@ -175,12 +175,12 @@ def test_in_float32_a_small_gradient_counts_by_its_own_size():
 
 def test_the_options_of_the_run_are_options(capsys):
     typed = ["--run", "r3gan-faces", "--latent", "7", "--strategy", "ddp", "zero3", "--devices", "2,4", "--steps=3"]
-    settings = options.parse(typed)
+    settings = verify.parse(typed)
     found = (settings.run, settings.strategy, settings.devices, settings.steps)
     assert found == ("r3gan-faces", ["ddp", "zero3"], [2, 4], 3)
     assert run_settings(settings)["latent"] == 7
-    assert options.parse([]).strategy == ["ddp", "zero1", "zero2", "zero3"]
+    assert verify.parse([]).strategy == ["ddp", "zero1", "zero2", "zero3"]
     with pytest.raises(SystemExit):
-        options.parse(["--run", "r3gan-faces", "--help"])
+        verify.parse(["--run", "r3gan-faces", "--help"])
     said = capsys.readouterr().out
     assert "Pairs player=policy in one word are one strategy." in said and "Length of the noise vector." in said

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from gan import verify as verify
 from gan.app.run import folder, options
 from gan.files.errors import UserError
 from gan.runs import build, find, full_name, short_name
@@ -139,8 +140,9 @@ def test_a_setting_that_no_file_of_settings_can_hold_is_refused(here):
     text = GAME.replace("from gan.runs", "from datetime import timedelta\nfrom gan.runs")
     (here / "mine.py").write_text(text.replace('name: str = "x"', "long: timedelta = timedelta(1)"))
     settings, _ = options.parse(["--run", "mine.py:paint"])
-    with pytest.raises(UserError, match=r"mine.py:paint has a setting that cannot be written to settings.yaml"):
-        options.dump(settings, settings.run)
+    for refuses in (lambda: options.dump(settings, settings.run), lambda: verify.parse(["--run", "mine.py:paint"])):
+        with pytest.raises(UserError, match=r"mine.py:paint has a setting that cannot be written to settings.yaml"):
+            refuses()
 
 
 @not_on_windows
