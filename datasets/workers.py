@@ -34,7 +34,7 @@ def usual(ranks: int) -> int:
     return max(1, min(MOST, cores() // ranks))
 
 
-def start_method(workers: int) -> str | None:
+def _start_method(workers: int) -> str | None:
     """How a loader starts its workers: None is the program's own way.
 
     Since Python 3.14 a server starts them under Linux: a data set would have to be pickled, so could hold no lambda,
@@ -64,7 +64,7 @@ class Loader(DataLoader):
         super().__init__(
             *args,
             num_workers=workers,
-            multiprocessing_context=start_method(workers),
+            multiprocessing_context=_start_method(workers),
             timeout=PATIENCE if workers else 0,
             worker_init_fn=partial(_begin, worker_init_fn),
             generator=torch.Generator().manual_seed(seed),

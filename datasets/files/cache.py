@@ -12,7 +12,6 @@ import json
 import math
 import multiprocessing
 import os
-import signal
 import sys
 import time
 import zlib
@@ -24,10 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from datasets.workers import explained, start_method
+from datasets.workers import Loader, explained
 from gan.files.disk import regular
 from gan.files.errors import UserError, printable, this_rank
 from gan.files.system import cores
@@ -235,7 +234,7 @@ Result = tuple[int, str | None, Any]  # an entry, and what is wrong with it or e
 
 
 class _Work(Dataset):
-    """The work, as a data set for a DataLoader, whose worker processes do it."""
+    """The work, as a data set for a Loader, whose worker processes do it."""
 
     def __init__(self, work: Callable[[int], Any], todo: np.ndarray) -> None:
         self.work, self.todo = work, todo
@@ -255,15 +254,7 @@ def _results(work: Callable[[int], Any], todo: np.ndarray, title: str) -> Iterat
     """The results of the entries, in order, some at a time, with a progress bar after a second."""
     alone = len(todo) <= FEW or multiprocessing.current_process().daemon  # a daemon may not start processes
     workers = 0 if alone else min(32, cores())
-    loader = DataLoader(
-        _Work(work, todo),
-        batch_size=16,
-        collate_fn=list,
-        num_workers=workers,
-        multiprocessing_context=start_method(workers),
-        worker_init_fn=_start_worker,
-        generator=torch.Generator(),  # else it would draw from the global one
-    )
+    loader = Loader(_Work(work, todo), batch_size=16, collate_fn=list, seed=0, workers=workers)
     interval = 0.5 if sys.stderr.isatty() else 20
     shown = {"desc": printable(title), "unit": "file", "dynamic_ncols": True}
     with tqdm(total=len(todo), delay=1, mininterval=interval, **shown) as bar, explained():
@@ -272,8 +263,3 @@ def _results(work: Callable[[int], Any], todo: np.ndarray, title: str) -> Iterat
         for batch in batches:
             yield batch
             bar.update(len(batch))
-
-
-def _start_worker(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
-    torch.set_num_threads(1)

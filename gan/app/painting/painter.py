@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from datasets.augment import Prepared
 from datasets.batches import names_sum
 from datasets.files import pairs
-from datasets.workers import start_method
+from datasets.workers import Loader
 from gan import noise
 from gan.app.painting import grids
 from gan.app.painting.reopen import SavedRun, numbered
@@ -185,8 +184,7 @@ class Painter:
             return Styles.load(path)
         numbers = [(0, number) for number in torch.linspace(0, len(self.train) - 1, count).round().int().tolist()]
         workers = getattr(self.data, "workers", 0)
-        how = dict(num_workers=workers, multiprocessing_context=start_method(workers))
-        items = DataLoader(Prepared(self.train), batch_size=8, sampler=numbers, **how)
+        items = Loader(Prepared(self.train), batch_size=8, sampler=numbers, seed=0, workers=workers)
         total, seen = torch.zeros(1), torch.zeros(1)
         with tqdm(total=count, desc="mean styles", unit="picture", leave=False) as bar:
             for batch in items:

@@ -11,11 +11,10 @@ import torchmetrics
 import torchvision
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from datasets.augment import Prepared, Samples
-from datasets.workers import start_method
+from datasets.workers import Loader
 from gan import noise
 from gan import ranks as all_ranks
 from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, has_numbers, in_turns, ranks_here, samples
@@ -155,8 +154,7 @@ def turns_of(samples: Samples, count: int, batch_size: int, world: World, worker
     cut = (range(at, min(at + batch_size, count)) for at in range(0, count, batch_size))
     own = list(in_turns(cut, world))
     picks = [[(0, order[number % len(samples)]) for number in numbers] for numbers, _ in own]
-    how = dict(num_workers=workers, multiprocessing_context=start_method(workers))
-    loader = DataLoader(Prepared(samples), batch_sampler=picks, **how)
+    loader = Loader(Prepared(samples), batch_sampler=picks, seed=0, workers=workers)
     for (numbers, spare), batch in zip(own, loader, strict=True):
         yield numbers, batch, spare
 

@@ -108,14 +108,23 @@ def test_workers_need_no_pickling_where_python_takes_a_server_to_start_processes
 
 @pytest.mark.promise("a loader's worker is killed, hangs, or has no shared memory")
 @not_on_windows
-@pytest.mark.parametrize("kind", [GlobalLoader, GlobalStream])
-def test_a_worker_that_hangs_is_named(kind, tmp_path, monkeypatch, no_worker_left_behind):
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda data: GlobalLoader(data, 2, workers=1),
+        lambda data: GlobalStream(data, 2, workers=1),
+        lambda data: turns_of(data, 4, 2, World(), 1),
+        lambda data: cache._results(lambda entry: data[entry % 4], np.arange(cache.FEW + 1), "files"),
+    ],
+    ids=["training", "stream", "scoring", "preparing"],
+)
+def test_a_worker_that_hangs_is_named(read, tmp_path, monkeypatch, no_worker_left_behind):
     monkeypatch.setattr(processes, "PATIENCE", 1.0)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     message = r"given no batch for 1 s: a disk or a network folder .* --workers 0"
     with pytest.raises(WorkerLost, match=message), explained():
-        list(kind(Faulty(pipe.read_bytes), 2, workers=1))
+        list(read(Faulty(pipe.read_bytes)))
 
 
 def test_what_has_nothing_to_do_with_workers_stays_as_it_is():
