@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gan import noise
-from gan.files.checkpoint import check_left_out, load, load_module_state
+from gan.files.checkpoint import check_left_out, load, load_module_state, take_format
 from gan.files.errors import UserError
 from gan.files.finite import NotFinite, as_made, not_finite
 from gan.making import on_meta, reopened
@@ -139,26 +139,32 @@ class GanModule(LightningModule):
             raise UserError("hyper-parameters are read from the checkpoint, or given by name; leave hparams_file out")
         saved = load(checkpoint_path, weights_only)
         game = cls(**{**cls._arguments(saved), **kwargs})
-        meant = as_made(game)
-        game.on_load_checkpoint(saved)
-        left_out, strict = saved.get("left_out", {}), game.strict_loading if strict is None else strict
-        in_files: set[str] = set()
-        if saved.get("files") or on_meta(game):
-            game.assemble()
-            in_files = reopened(game, game.players.values(), saved, strict)
-        try:
-            load_module_state(game, saved["state_dict"], strict=strict, left_out=in_files.union(left_out))
-        except RuntimeError as error:
-            raise UserError(f"{checkpoint_path} has other networks than {cls.__name__} makes: {error}") from error
-        if strict:
-            check_left_out(game, left_out)
+        meant, strict = as_made(game), game.strict_loading if strict is None else strict
+        game._take(saved, f"{checkpoint_path} has other networks than {cls.__name__} makes", strict)
         if strict and (bad := not_finite(game.state_dict()).keys() - meant):
             raise NotFinite(
                 f"{checkpoint_path} has weights that are not finite: '{min(bad)}'; take an earlier checkpoint, or type "
                 f"strict=False"
             )
-        game.pretrained_weights_read = True
         return game if map_location is None else game.to(map_location)
+
+    def _take(self, saved: dict[str, Any], other: str, strict: bool, exactly: bool = False) -> None:
+        """Load a checkpoint outside of training, `exactly` in its number format. `other` is said of other networks."""
+        self.on_load_checkpoint(saved)
+        state, left_out = saved["state_dict"], saved.get("left_out", {})
+        if saved.get("files") or on_meta(self):
+            self.assemble()
+        in_files = reopened(self, self.players.values(), saved, strict) if self.players else set()
+        if exactly:
+            take_format(self.state_dict(keep_vars=True), state)
+        try:
+            load_module_state(self, state, strict=strict, left_out=in_files.union(left_out))
+        except RuntimeError as error:
+            first = " ".join(" ".join(str(error).splitlines()[:2]).split())
+            raise UserError(f"{other}: {first}") from error
+        if strict:
+            check_left_out(self, left_out)
+        self.pretrained_weights_read = True
 
     @classmethod
     def _arguments(cls, saved: dict[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from gan.files.disk import regular
@@ -268,6 +269,14 @@ def load_module_state(
     if strict and (missing or unexpected):
         first = [", ".join([*each[:3], *["..."] * (len(each) > 3)]) or "none" for each in (missing, unexpected)]
         raise RuntimeError(f"missing: {first[0]}; unexpected: {first[1]}")
+
+
+def take_format(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Let these tensors have numbers of the format of those that are saved under their names."""
+    for name, tensor in own.items():
+        dtype = getattr(saved.get(name), "dtype", None)
+        if isinstance(tensor, Tensor) and dtype is not None and not is_lazy(tensor):
+            tensor.data = tensor.data.to(dtype)
 
 
 def _on_meta(weight: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from gan import evaluate as evaluate
 from gan import export as export
 from gan import fit as fit
 from gan import sample as sample
+from gan.app.painting.reopen import open_run
 from samples import gallery
 from tests.support.parity import often
 
@@ -113,6 +114,13 @@ class Paints(GanModule):
     def __init__(self):
         super().__init__()
         self.net = self.encoder = nn.Conv2d(3, 3, 1)  # not SEAN's encoder
+        self.told = "nothing"
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["told"] = f"step {self.step}"
+
+    def on_load_checkpoint(self, checkpoint):
+        self.told = checkpoint["told"]
 
     def configure_players(self):
         yield Player("net", self.net, partial(SGD, lr=0.1))
@@ -168,6 +176,7 @@ def test_data_of_ones_own_are_held_out_like_others(name, here, capsys):
     capsys.readouterr()
     assert sample.main([str(run)]) == 0
     assert (run / "samples" / "show.png").is_file()
+    assert open_run(str(run)).run.game.told == "step 4"
     assert evaluate.main([str(run), *alone, "--scores", "rmse"]) == 0
     found = json.loads((run / "evaluation-step-000004.json").read_text())
     assert (found["pictures"], found["held_out"]) == ((8, 8) if held else (16, 0))

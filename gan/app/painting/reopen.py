@@ -1,6 +1,6 @@
 """Open a run again from its folder: its networks as they were saved, and its held-out samples."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -14,18 +14,16 @@ from jsonargparse import Namespace
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from datasets import GanData
 from datasets.augment import Item, Samples, as_item, to_tensors
 from gan.app.run import folder, options
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import instead, where_data_are
-from gan.files.checkpoint import Share, check_left_out, load, load_module_state, read
+from gan.files.checkpoint import Share, load, read, take_format
 from gan.files.errors import Damaged, UserError, reason
 from gan.files.finite import NotFinite, as_made, named, of_players
 from gan.files.system import quoted
-from gan.making import reopened
 from gan.ranks import alone
 from gan.runs import Run, build, full_name
 from gan.runs.run import made_to
@@ -150,7 +148,7 @@ def build_again(settings: Namespace, where: RunFolder) -> Run:
 
 
 def _load(
-    run: Run, saved: Mapping[str, Any], checkpoint: Path, weights: str = "ema", exactly: bool = False
+    run: Run, saved: dict[str, Any], checkpoint: Path, weights: str = "ema", exactly: bool = False
 ) -> frozenset[str]:
     """Load weights and averages, after a check that they are of this game. Returns whose weights are averages."""
     game = run.game
@@ -164,18 +162,8 @@ def _load(
             f"{checkpoint} is of {whose} with players {who}; the run's settings make {type(game).__name__} with "
             f"players {', '.join(game.players)}; if its code has other names now, change them back"
         )
+    game._take(saved, f"{checkpoint} has other networks than the run's settings make", game.strict_loading, exactly)
     averages = {name: (weights != "raw" and each["ema"]) or {} for name, each in players.items()}
-    state, left_out = saved["state_dict"], saved.get("left_out", {})
-    in_files = reopened(game, game.players.values(), saved)
-    if exactly:
-        _take_format(game.state_dict(keep_vars=True), state)
-    try:
-        load_module_state(game, state, left_out=in_files.union(left_out))
-    except RuntimeError as error:
-        first = " ".join(" ".join(str(error).splitlines()[:2]).split())
-        raise UserError(f"{checkpoint} has other networks than the run's settings make: {first}") from error
-    check_left_out(game, left_out)
-    game.pretrained_weights_read = True
     bad = of_players(networks, meant)
     for name, player in game.players.items():
         tensors = dict(player.module.named_buffers(remove_duplicate=False))
@@ -183,19 +171,11 @@ def _load(
         if unknown := averages[name].keys() - tensors.keys():
             raise UserError(f"{checkpoint} has an average of '{min(unknown)}', which player '{name}' does not have")
         if exactly:
-            _take_format(tensors, averages[name])
+            take_format(tensors, averages[name])
         read({there: Share.whole(tensors[tensor]) for tensor, there in averages[name].items()})
     if bad := bad or of_players(networks, meant):
         raise NotFinite(f"{checkpoint} cannot be used: {named(bad)}")
     return frozenset(name for name, average in averages.items() if average)
-
-
-def _take_format(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Let these tensors have numbers of the format of those that are saved under their names."""
-    for name, tensor in own.items():
-        dtype = getattr(saved.get(name), "dtype", None)
-        if isinstance(tensor, Tensor) and dtype is not None and not is_lazy(tensor):
-            tensor.data = tensor.data.to(dtype)
 
 
 # ---- the held-out samples, wherever the loaders of a run are: of GanData or its own ----
