@@ -41,7 +41,7 @@ from strategies.check import left_behind
 from strategies.check.comparison import SHAKES, Comparison, moved, roundings, shake_weights
 from strategies.check.left_behind import LeftBehind
 from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_each, samples_together
-from strategies.check.trial import RanksDiffer, Snapshot, Trial, coarse_from_the_start
+from strategies.check.trial import FAILS, RanksDiffer, Snapshot, Trial, coarse_from_the_start
 from strategies.draws import BY_GENERATOR
 from strategies.micro_batches import first_rows, join_batches, rows
 from strategies.observers import OwnCollectives
@@ -236,9 +236,9 @@ class Tries:
                     raise
                 if refused:
                     with suppress(RanksDiffer):  # which ranks get that have played on
-                        trial.meet(f"cannot play: {error}", PATIENCE)
+                        trial.meet(f"{FAILS}{error}", PATIENCE)
                     raise
-                if not trial.meet(f"cannot play: {error}", PATIENCE):
+                if not trial.meet(f"{FAILS}{error}", PATIENCE):
                     raise
                 self.failed = trial.phase
                 raise TooFew(

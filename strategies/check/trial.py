@@ -124,6 +124,7 @@ def _reads(code: CodeType) -> frozenset[str]:
 
 
 TIMES = 10  # a phase is played so often from trial to trial
+FAILS = "cannot play: "  # what a rank whose loss fails tells the others
 
 
 class RanksDiffer(UserError):
@@ -277,11 +278,18 @@ class Trial:
         if self.world.rank == 0:
             store.delete_key(key)
         if not alike:
-            parts = "; ".join(f"rank {rank} {each}" for rank, each in enumerate(self.world.gather(what)))
-            raise RanksDiffer(
-                f"in step {self.step} the ranks go different ways: {parts}. Which phases are due must not depend on a "
-                f"rank's own samples; decide by what all ranks know, e.g. Phase(every=...) or gan.ranks.mean(...)"
+            everyone = self.world.gather(what)
+            parts = "; ".join(f"rank {rank} {each}" for rank, each in enumerate(everyone))
+            advice = (
+                "Which phases are due must not depend on a rank's own samples; decide by what all ranks know, e.g. "
+                "Phase(every=...) or gan.ranks.mean(...)"
             )
+            if any(each.startswith(FAILS) for each in everyone):
+                advice = (
+                    "A loss must be able to run on all ranks. Under policy pipeline a layer, and a hook on it, runs on "
+                    "the rank of its stage alone"
+                )
+            raise RanksDiffer(f"in step {self.step} the ranks go different ways: {parts}. {advice}")
         return True
 
 
