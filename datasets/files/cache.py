@@ -31,7 +31,7 @@ from gan.files.disk import regular
 from gan.files.errors import UserError, printable, this_rank
 from gan.files.system import cores
 
-FOLDER = "gan-cache"  # beside the data, where we may write there
+FOLDER = "gan-cache"  # pictures.gan-cache/ is beside pictures/, where we may write there
 VARIABLE = "GAN_CACHE"  # the environment variable with another folder for the cache
 MAX_PROBLEMS = 100  # of pairs: we stop at this many
 SHOWN_PROBLEMS = 5
@@ -60,7 +60,7 @@ def all_files(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterator
         raise UserError(f"{folder} links to a folder that it is in; remove the link")
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(".") or entry.name == FOLDER:
+            if entry.name.startswith(".") or entry.name.rpartition(".")[2] == FOLDER:
                 continue
             if _is_folder(entry):
                 yield from all_files(Path(entry.path), (*above, this))
@@ -76,13 +76,12 @@ def _is_folder(entry: os.DirEntry) -> bool:
 
 
 def cache_folder(root: Path) -> Path:
-    """The cache of a data set: in $GAN_CACHE, else beside the data, else in the user's own cache."""
-    beside = root / FOLDER
-    chosen = os.environ.get(VARIABLE)
-    if not chosen and (beside.is_dir() or os.access(root, os.W_OK)):
+    """The cache of a data set: in $GAN_CACHE, else beside its folder or file, else in the user's own cache."""
+    whole, chosen = root.resolve(), os.environ.get(VARIABLE)
+    beside = whole.parent / f"{whole.name}.{FOLDER}"  # not inside: other programs take each folder there for a class
+    if not chosen and (beside.is_dir() or os.access(whole.parent, os.W_OK)):
         return beside
     where = Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "gan").expanduser()
-    whole = root.resolve()
     return where / f"{whole.name}-{hashlib.blake2b(os.fsencode(whole), digest_size=4).hexdigest()}"
 
 

@@ -93,7 +93,8 @@ def _merged(root: Path, numbers: np.ndarray, split: str) -> str:
         good=lambda name: (labels / name).exists(), most=MAX_PROBLEMS,
     )  # fmt: skip
     raise_problems(problems, root)
-    return str(labels.relative_to(root)) if labels.is_relative_to(root) else str(labels.absolute())
+    above = root.resolve().parent
+    return f"../{labels.relative_to(above)}" if labels.is_relative_to(above) else str(labels.absolute())
 
 
 def _mask_stamps(root: Path, numbers: np.ndarray) -> np.ndarray:

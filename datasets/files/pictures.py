@@ -35,10 +35,11 @@ class Headers:
     def __init__(self, source: Source) -> None:
         self.source = source
         file = source.cache() / f"headers-{_sum(source.path, *source.part)}.jsonl"
-        texts, problems = remember(file, source.names, source.stamps, self._read, f"looking at {source.path.name}")
-        rows = [text.split() for text in texts if text is not None]
+        what = f"looking at {source.path.name}"
+        self.texts, self.problems = remember(file, source.names, source.stamps, self._read, what)
+        rows = [text.split() for text in self.texts if text is not None]
         if not rows:
-            raise_broken(source, problems)
+            raise_broken(source, self.problems)
         self.sizes = Counter((int(width), int(height)) for width, height, _ in rows)
         self.modes = Counter(mode for *_, mode in rows)
 
@@ -93,12 +94,13 @@ class Pictures(UsableSamples):
     """Items {"image": uint8 [channels, height, width]}, and where there are classes {"class": number or vector} too.
 
     All pictures are decoded when the set is opened, and stay in the cache as one array of bytes, which processes
-    share. Where the disk has no room for that they are only tried, and decoded again each time.
+    share. Where the disk has no room for that they are only tried, and decoded again each time. Without `keep` only
+    their headers are read, and each is decoded when it is asked for; but to skip broken ones all must be decoded.
 
     A broken picture is an error that names it, unless `skip_broken` leaves it out.
     """
 
-    def __init__(self, source: Source, frame: Frame, skip_broken: bool = False) -> None:
+    def __init__(self, source: Source, frame: Frame, skip_broken: bool = False, keep: bool = True) -> None:
         frame.colour()  # a mistyped one is an error before the work
         self.source, self.frame = source, frame
         self.size, self.channels = (frame.height, frame.width), frame.channels
@@ -109,10 +111,14 @@ class Pictures(UsableSamples):
         self._array: np.ndarray | None = None
         stem = f"pixels-{_sum(source.path, frame, *source.part)}"
         self.file = source.cache() / f"{stem}.bytes"
-        texts, self.problems = remember(
-            self.file.with_suffix(".jsonl"), source.names, source.stamps, self._write, "decoding pictures",
-            begin=self._reserve, good=self._is_there, saving=self._on_disk,
-        )  # fmt: skip
+        if keep or skip_broken:
+            texts, self.problems = remember(
+                self.file.with_suffix(".jsonl"), source.names, source.stamps, self._write, "decoding pictures",
+                begin=self._reserve, good=self._is_there, saving=self._on_disk,
+            )  # fmt: skip
+        else:
+            headers = Headers(source)
+            texts, self.problems = [text and "-1" for text in headers.texts], headers.problems
         if self.problems and (not skip_broken or len(self.problems) == len(source)):
             raise_broken(source, self.problems)
         self.entries = np.array([entry for entry, text in enumerate(texts) if text is not None])

@@ -71,7 +71,7 @@ class Source(ABC):
 
     def cache(self) -> Path:
         """The folder of what is known of these pictures."""
-        return cache_folder(self.path if self.path.is_dir() else self.path.parent)
+        return cache_folder(self.path)
 
     @contextmanager
     def opened(self, index: int) -> Iterator[Image.Image]:

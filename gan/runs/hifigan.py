@@ -133,7 +133,9 @@ def _said(data: str, found: "Sounds", train: "Sounds", val: "Sounds") -> str:
     notes = [f"data {data}: {len(found):,} sounds, {minutes:.1f} minutes at {found.rate:,} Hz"]
     notes += [f"{len(train):,} to train on and {len(val):,} held out"]
     notes += [f"{len(found.problems):,} broken or too short left out"] if found.problems else []
-    return "; ".join([*notes, *([f"not sounds: {found.source.note}"] if found.source.note else [])])
+    notes += [f"not sounds: {found.source.note}"] if found.source.note else []
+    room = 2 * sum(found.lengths)  # 16 bits
+    return "; ".join([*notes, f"decoded into {found.folder.parent}, {-(-room // 10**6):,} MB"])
 
 
 def hifigan_tones(

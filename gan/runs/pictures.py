@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Pixels, Run, Seed, Share, is_planned, of_file, say
+from gan.runs.run import Pixels, Run, Seed, Share, decodes, is_planned, of_file, say
 
 if TYPE_CHECKING:
     from datasets import GanData
@@ -55,6 +55,14 @@ class PictureOptions:
             return None
         width, _, height = str(self.size).partition("x")
         return int(height or width), int(width)
+
+
+def decoded(*sets: "Pictures") -> str:
+    """Where these pictures are when they are decoded, and how much room they take."""
+    if decodes() and not all(each.decoded for each in sets):
+        return "decoded again each time: the disk has no room for the pixels"
+    room = sum(each.bytes * len(each.source) for each in sets)
+    return f"decoded into {sets[0].file.parent}, {-(-room // 10**6):,} MB"
 
 
 class Found:
@@ -144,7 +152,7 @@ class OnPictures(PictureOptions):
         headers = Headers(source)
         fitting, why = headers.size()
         frame = Frame(*(size or fitting), self.channels or headers.channels, self.fit, self.background)
-        pictures = Pictures(source, frame, self.skip_broken)
+        pictures = Pictures(source, frame, self.skip_broken, decodes())
         found = Found(self, *pictures.split(self.held_out))
         say(self._said(found, pictures, headers, "as typed" if size else why))
         return found
@@ -170,5 +178,4 @@ class OnPictures(PictureOptions):
         ]
         notes += [f"{len(pictures.problems):,} broken or tiny left out"] if pictures.problems else []
         notes += [f"not pictures: {source.note}"] if source.note else []
-        notes += [] if pictures.decoded else ["decoded again each time: the disk has no room for the pixels"]
-        return "; ".join(notes)
+        return "; ".join([*notes, decoded(pictures)])

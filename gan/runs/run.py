@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gan import GanModule
 
 HELD_OUT = 1_000_000  # the number of the first face that no run trains on
-Purpose = Literal["train", "resume", "plan", "look"]
+Purpose = Literal["train", "dry", "resume", "plan", "look"]
 _MADE_TO: ContextVar[Purpose] = ContextVar("made to", default="train")
 _SAID: ContextVar[dict[str, Any]] = ContextVar("said")  # see `of_file`
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
@@ -109,6 +109,11 @@ def is_planned() -> bool:
     return _MADE_TO.get() == "plan"
 
 
+def decodes() -> bool:
+    """Whether all pictures are decoded into the cache. A plan and a dry run look at their headers alone."""
+    return _MADE_TO.get() not in ("plan", "dry")
+
+
 def vgg_weights(typed: str, network: Callable[[], "Module"]) -> Any:
     """The weights of VGG, or where to find them. None if there is no perceptual loss, or if the run is only looked at:
     only training needs the loss, and the file of its weights may be gone.
@@ -120,5 +125,5 @@ def vgg_weights(typed: str, network: Callable[[], "Module"]) -> Any:
 
 def say(text: str) -> None:
     """Say what a run is made of, on the first rank of a training. Who looks at the run later has read it."""
-    if this_rank() == 0 and _MADE_TO.get() in ("train", "resume"):
+    if this_rank() == 0 and _MADE_TO.get() not in ("plan", "look"):
         print(printable(text), file=sys.stderr, flush=True)

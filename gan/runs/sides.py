@@ -8,8 +8,8 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.pictures import COLOURS, FITTED, PLANNED, Found, PictureOptions
-from gan.runs.run import Run, begin_with, is_planned, say
+from gan.runs.pictures import COLOURS, FITTED, PLANNED, Found, PictureOptions, decoded
+from gan.runs.run import Run, begin_with, decodes, is_planned, say
 from nets.blocks import start_
 from nets.discriminator import PatchGan, PatchVectors, PixelGan
 from nets.resnet import ResnetGenerator, UNet
@@ -93,14 +93,17 @@ class OnSides(PictureOptions):
         size = typed or headers[0].size()[0]
         channels = self.channels or headers[0].channels, self.channels or headers[1].channels
         shown = " and ".join(dict.fromkeys(COLOURS[count] for count in channels))
-        say(f"{said}; {FITTED[self.fit]} to {size[1]}x{size[0]}, {shown}")
+        kept: list[Pictures] = []
 
         def opened(parts: Both, stored: tuple[int, int]) -> PairedSides:
             frames = [Frame(*stored, count, self.fit, self.background) for count in channels]
-            both = [Pictures(part, frame, self.skip_broken) for part, frame in zip(parts, frames, strict=True)]
+            both = [Pictures(*each, self.skip_broken, decodes()) for each in zip(parts, frames, strict=True)]
+            kept.extend(both)
             return kind(*(Side(each, size) for each in (aligned(*both) if paired else both)))
 
-        return Found(self, opened(train, self._enlarged(size)), opened(val, size) if all(map(len, val)) else None)
+        found = Found(self, opened(train, self._enlarged(size)), opened(val, size) if all(map(len, val)) else None)
+        say(f"{said}; {FITTED[self.fit]} to {size[1]}x{size[0]}, {shown}; {decoded(*kept)}")
+        return found
 
     def _enlarged(self, size: tuple[int, int]) -> tuple[int, int]:
         """The size of which a random part is cropped in training."""

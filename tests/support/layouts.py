@@ -167,7 +167,7 @@ def celebamask(root, height=8, width=8):
     return Written(
         lambda size=8, split="train": CelebAMask(root, split, size),
         [base / "CelebA-HQ-img" / f"{number}.jpg" for number in train],
-        [base / "gan-cache" / "labels" / f"{number}.png" for number in train],
+        [base / ".." / "CelebAMask-HQ.gan-cache" / "labels" / f"{number}.png" for number in train],
     )
 
 

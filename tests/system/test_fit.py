@@ -192,6 +192,15 @@ def test_a_checkpoint_on_the_way_is_written_beside_training_if_that_is_typed(in_
     assert beside == [in_background, False]
 
 
+def test_a_dry_run_says_where_pictures_would_be_decoded(here, capsys):
+    for number in range(8):
+        (here / "set").mkdir(exist_ok=True)
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(here / "set" / f"{number}.png")
+    assert fit.main(["biggan", "--config", "cifar", "--data", "set", "--width", "2", "--dry-run"]) == 0
+    assert f"; decoded into {here}/set.gan-cache, 1 MB" in capsys.readouterr().err
+    assert not list(here.rglob("pixels-*"))
+
+
 def test_dry_run_prints_and_saves_everything_and_trains_nothing(here, capsys):
     assert fit.main([*options("cyclegan-faces"), "--dry-run"]) == 0
     said = capsys.readouterr().out

@@ -118,6 +118,7 @@ def test_label_maps_new_pictures_and_the_weights_of_a_distance_need_no_values(wo
     for number in range(8):
         Image.new("RGB", (32, 32), (number, 0, 0)).save(f"pictures/{number}.png")
     assert main([*words.split(), "--devices", "1", "--size", "32", "--batch-size", "2"]) == 0
+    assert not list(tmp_path.rglob("pixels-*")), "no picture is decoded into the cache"
     assert "measured on this CPU" not in capsys.readouterr().out
 
 

@@ -85,7 +85,7 @@ def damage(data: Path, chance: Random) -> str:
                 (data / "images" / "again").symlink_to("..")
             return "a folder that is in itself"
         case "cache":
-            caches = [path for path in files if path.suffix == ".jsonl"]
+            caches = sorted(data.with_name(f"{data.name}.gan-cache").glob("*.jsonl"))
             return one_file(chance.choice(caches), chance) if caches else "no cache to damage"
         case "gone":
             chance.choice(pictures).unlink()

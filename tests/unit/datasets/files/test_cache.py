@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -163,18 +164,21 @@ def test_a_kill_costs_little_and_leaves_nothing_half_written(tmp_path, monkeypat
 
 
 def test_the_cache_lies_beside_the_data_or_where_it_may(tmp_path, monkeypatch):
+    """Not inside, where torchvision's ImageFolder takes each folder for a class."""
     monkeypatch.delenv("GAN_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     root = tmp_path / "set"
     root.mkdir()
-    assert cache_folder(root) == root / "gan-cache"
+    beside = tmp_path / "set.gan-cache"
+    monkeypatch.chdir(root)
+    assert cache_folder(root) == cache_folder(Path()) == beside
     monkeypatch.setattr(cache.os, "access", lambda *_: False)
     home = cache_folder(root)
     assert home.parent == tmp_path / "home" / "gan" and home.name.startswith("set-")
     (tmp_path / "other" / "set").mkdir(parents=True)
     assert cache_folder(tmp_path / "other" / "set") != home, "sets of one name"
-    (root / "gan-cache").mkdir()
-    assert cache_folder(root) == root / "gan-cache", "which its owner has made"
+    beside.mkdir()
+    assert cache_folder(root) == beside, "which its owner has made"
     monkeypatch.setenv("GAN_CACHE", str(tmp_path / "chosen"))
     assert cache_folder(root).parent == tmp_path / "chosen"
 
@@ -253,6 +257,7 @@ def test_changed_and_added_and_removed_files_are_noticed(root, monkeypatch):
 
 def test_a_set_that_moves_is_known_and_a_time_or_another_number_of_labels_is_noticed(root, monkeypatch):
     read(root, monkeypatch)
+    cache_folder(root).rename(root.with_name("moved.gan-cache"))
     root = root.rename(root.with_name("moved"))
     assert read(root, monkeypatch) == []
     state = (root / "images" / "c.png").stat()
@@ -264,7 +269,7 @@ def test_a_set_that_moves_is_known_and_a_time_or_another_number_of_labels_is_not
 
 
 def test_hidden_files_and_caches_are_no_data(tmp_path):
-    for name in ("a", ".a", "b/c", ".git/d", "gan-cache/e", "b/gan-cache/f"):
+    for name in ("a", ".a", "b/c", ".git/d", "b.gan-cache/e", "b/gan-cache/f"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert sorted(entry.name for entry in all_files(tmp_path)) == ["a", "c"]

@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from datasets import FolderPairs
+from datasets.files.cache import cache_folder
 from gan.files.errors import UserError
 from tests.support.layouts import colours, labels, prepared, put
 from tests.support.layouts import pairs as good_pairs
@@ -52,7 +53,7 @@ def test_the_last_by_name_are_held_out(tmp_path):
     good_pairs(tmp_path, *range(5))
     train, val = (FolderPairs(tmp_path, 4, 8, split=split, held_out=2) for split in ("train", "val"))
     assert names(train) == ["labels/0", "labels/1", "labels/2"] and names(val) == ["labels/3", "labels/4"]
-    assert len(list((tmp_path / "gan-cache").glob("checked-*.jsonl"))) == 1, "one index for both"
+    assert len(list(cache_folder(tmp_path).glob("checked-*.jsonl"))) == 1, "one index for both"
     for few in (5, 16, 0, -1):
         with pytest.raises(UserError, match=f"5 pictures in .*, {few} to hold out; type a --held-out of 1 to 4"):
             FolderPairs(tmp_path, 4, 8, split="train", held_out=few)

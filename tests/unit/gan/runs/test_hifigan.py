@@ -1,6 +1,7 @@
 """HiFi-GAN on sounds of a person's own: published configurations, published files there and back, and refusals."""
 
 import json
+import re
 
 import numpy
 import pytest
@@ -25,8 +26,9 @@ def test_configurations_have_the_published_sizes():
         assert small("hifigan", config_=config).game.whole_mel.top is None
 
 
-def test_a_batch_is_of_segments_and_another_rate_lowers_the_highest_band():
+def test_a_batch_is_of_segments_and_another_rate_lowers_the_highest_band(capsys):
     run = small("hifigan", hertz=11025)
+    assert re.search(r"held out; decoded into \S+\.gan-cache, 1 MB$", capsys.readouterr().err, re.MULTILINE)
     assert next(iter(run.data.train_dataloader()))["wave"].shape == (2, 1024)
     assert run.game.mel.top is None
     assert run.game.show(next(iter(run.data.val_dataloader())))["generated"].samples.shape == (2, 1024)

@@ -102,6 +102,27 @@ def test_a_plan_needs_no_pictures(tmp_path):
         found(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("purpose", ["plan", "dry"])
+def test_a_plan_and_a_dry_run_decode_only_what_they_are_shown(tmp_path, purpose, capsys):
+    path, cache = tmp_path / "set", tmp_path / "set.gan-cache"
+    for number in range(12):
+        put(path / f"{number}.png", colour=(20 * number,) * 3)
+    with made_to(purpose):
+        planned = found(path, held_out=0.0)
+    said = f"; decoded into {cache}, 1 MB\n"
+    assert (said in capsys.readouterr().err) == (purpose == "dry")
+    assert not [*cache.glob("pixels-*")] and [*path.iterdir()] == [*path.glob("*.png")]
+    trained = found(path, held_out=0.0)
+    assert said in capsys.readouterr().err and [*cache.glob("pixels-*.bytes")]
+    first, same = (next(iter(each.data(4).train_dataloader()))["image"] for each in (planned, trained))
+    assert torch.equal(first, same)
+    (path / "broken.png").write_bytes(b"no picture")
+    with made_to(purpose), pytest.raises(UserError, match=r"1 of 13 pictures in .* cannot be used"):
+        found(path)
+    with made_to(purpose):
+        assert len(found(path, held_out=0.0, skip_broken=True).train) == 12
+
+
 def test_what_cannot_be_meant_is_refused(tmp_path):
     put(tmp_path / "a.png")
     with pytest.raises(UserError, match="2 channels are not known"):

@@ -187,6 +187,14 @@ def test_a_plan_needs_no_pictures():
     assert next(iter(data.data(2).train_dataloader()))["a"].shape == (2, 3, 16, 16)
 
 
+def test_a_dry_run_decodes_nothing_and_says_what_a_training_would(tmp_path, capsys):
+    fill(tmp_path / "set", "A", "B")
+    with made_to("dry"):
+        found(tmp_path / "set")
+    cache = tmp_path / "set.gan-cache"
+    assert not [*cache.glob("pixels-*")] and f"; decoded into {cache}, 1 MB\n" in capsys.readouterr().err
+
+
 def test_the_work_of_decoding_can_be_sent_to_processes_that_are_not_forked(tmp_path):
     fill(tmp_path, "A", "B")
     pictures = found(tmp_path, held_out=0.0, crop=False).train.a.pictures
