@@ -104,12 +104,12 @@ def check_divides(batch: int, ranks: int, option: str) -> None:
         raise UserError(f"batch {batch} is not divisible by {ranks} ranks; try {advice}")
 
 
-def check_held_out(count: int, ranks: int) -> None:
-    """Refuse, or name, what ranks cannot share equally of the samples that are not trained on."""
+def check_held_out(count: int, ranks: int, by: str = "") -> None:
+    """Refuse, or name, what ranks cannot share equally of the samples that are not trained on. `by` is their option."""
     from lightning.pytorch.utilities import rank_zero_warn
 
     if count < ranks:
-        raise UserError(f"{count} held-out samples are too few for {ranks} ranks; hold out {ranks} or more")
+        raise UserError(f"{count} held-out samples are too few for {ranks} ranks; hold out {ranks} or more{by}")
     if left := count % ranks:
         rank_zero_warn(f"{left} of {count} held-out samples are left out, so that {ranks} ranks get equally many")
 

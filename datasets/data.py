@@ -53,11 +53,12 @@ class GanData(LightningDataModule):
         _, ranks = self._rank_of_ranks()
         check_divides(self.batch_size, ranks, "--batch-size ")
         if len(self.train) < self.batch_size:
-            fits = len(self.train) // ranks * ranks
-            advice = f"try --batch-size {fits}" if fits else f"try at most {len(self.train)} ranks"
+            # A power of two for each rank: where the ranks are not known yet, most of them can share that too.
+            fits = ranks << (len(self.train) // ranks).bit_length() >> 1
+            advice = f"try --batch-size {fits}" if fits >= ranks else f"try at most {len(self.train)} ranks"
             raise UserError(f"{len(self.train)} training samples do not fill a batch of {self.batch_size}; {advice}")
         if self.val is not None:
-            check_held_out(self.val_count, ranks)
+            check_held_out(self.val_count, ranks, by=" by --held-out")
 
     def train_dataloader(self) -> ResumableLoader:
         """This rank's part of the training batches, in another order in every epoch."""

@@ -119,7 +119,15 @@ def test_label_maps_new_pictures_and_the_weights_of_a_distance_need_no_values(wo
         Image.new("RGB", (32, 32), (number, 0, 0)).save(f"pictures/{number}.png")
     assert main([*words.split(), "--devices", "1", "--size", "32", "--batch-size", "2"]) == 0
     assert not list(tmp_path.rglob("pixels-*")), "no picture is decoded into the cache"
-    assert "measured on this CPU" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "measured on this CPU" not in said and "made-up" not in said
+
+
+@pytest.mark.parametrize("words", ["biggan --config cifar", "cyclegan --max-steps 5"])
+def test_a_plan_without_data_says_what_it_has_counted_with(words, capsys):
+    assert main([*words.split(), "--data", "nowhere", "--width", "2", "--size", "32", "--batch-size", "8"]) == 0
+    said = capsys.readouterr().out.splitlines()[1]
+    assert said == "no data that can be read: counted with 1,000,000 made-up pictures of 32x32"
 
 
 OF_ALL_KINDS = ["cyclegan-faces", "vqgan-faces", "dmd2-lora-faces", "byol-faces", "stylegan-faces", "hifigan-tones"]

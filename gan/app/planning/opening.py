@@ -26,6 +26,7 @@ NO_VALUES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, As
 @dataclass
 class Opened:
     """A game, its iterations, and a rank's batch of so many samples. `why`: why it was computed on a CPU, with values.
+    `made_up` says what it is counted with where there are no data.
 
     In an iteration each network learns once; in R3GAN that takes two steps.
     """
@@ -36,6 +37,7 @@ class Opened:
     batch: Any
     samples: int
     why: str = ""
+    made_up: str = ""
     played: dict[Any, Sequence[Trace]] = field(default_factory=dict, init=False)
 
     def trace(self, recompute: frozenset[str], served: Mapping[str, str] = MappingProxyType({})) -> Sequence[Trace]:
@@ -67,8 +69,6 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
         why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
     with made_to("plan"):
         run = make()
-    if isinstance(getattr(run.data, "train", None), MadeUp):
-        why += "; with made-up samples, for there are no pictures"
     return _opened(run, ranks, why)
 
 
@@ -78,4 +78,9 @@ def _opened(run: Run, ranks: int, why: str = "") -> Opened:
     with ready(run, ranks) as source:
         batch = next(batches_of(source, "train"))
     batch = batch if why else move_data_to_device(batch, torch.device("meta"))
-    return Opened(run.game, run.max_steps, run.max_steps // run.turns, batch, rows(batch), why)
+    train: Any = getattr(run.data, "train", None)
+    made_up = ""
+    if isinstance(getattr(getattr(train, "a", None), "pictures", train), MadeUp):  # of two sides the first
+        size = "x".join(map(str, reversed(train.size)))
+        made_up = f"no data that can be read: counted with {len(train):,} made-up pictures of {size}"
+    return Opened(run.game, run.max_steps, run.max_steps // run.turns, batch, rows(batch), why, made_up)
