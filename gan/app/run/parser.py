@@ -16,7 +16,7 @@ from gan.files.errors import UserError, printable
 
 limit_typed_values()
 
-# Options of other trainers, and ours for the same.
+# Options of other trainers, and ours for the same, of which a run may have only one.
 OF_OTHER_TRAINERS = {
     "--mirror": "--flip",
     "--gpus": "--devices",
@@ -24,6 +24,15 @@ OF_OTHER_TRAINERS = {
     "--cond": "--classes",
     "--metrics": "--score-every",
     "--outdir": "--out",
+    "--lr": "--rate --generator-rate",
+    "--glr": "--rate --generator-rate",
+    "--wandb": "--logger",
+    "--resolution": "--size",
+    "--target": "--augment-target",
+    "--ckpt": "--resume --from",
+    "--fp32": "--precision",
+    "--psi": "--truncation",
+    "--epochs": "--kimg --max-steps",
 }
 BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "at most"}
 
@@ -113,7 +122,8 @@ class Parser(jsonargparse.ArgumentParser):
         known = [_hyphens(name) for name in self._option_string_actions if name.startswith("--")]
         if unknown:
             typed = _hyphens(unknown[1])
-            close = [name for name in known if name == OF_OTHER_TRAINERS.get(typed) or name.startswith(typed)]
+            others = OF_OTHER_TRAINERS.get(typed, "").split()
+            close = [name for name in known if name in others or name.startswith(typed)]
             close = close or difflib.get_close_matches(typed, known, 1)
             if typed == "--data" and "--run" in known:
                 message = "--data belongs to a run that takes files: name that first: gan.fit stylegan2 --data DIR"
