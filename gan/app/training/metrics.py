@@ -113,6 +113,7 @@ class Record(Logger):
             with self._spare.trying(aside):
                 self.folder.metrics.replace(aside)
                 warn(f"{error}; it is now {aside.name}, and a new file begins")
+        self.columns = ["step", *dict.fromkeys(name for row in found.values() for name in row)]
         last = max(found, default=-1)
         if min(last, max(self.folder.steps(), default=-1)) > step:
             aside = self.folder.metrics.with_name(f"metrics-to-step-{last:06d}.csv")

@@ -41,6 +41,13 @@ def test_a_resumed_run_continues_from_its_checkpoint(tmp_path):
     assert [*tmp_path.iterdir()] == [folder.metrics]
 
 
+def test_a_resumed_run_keeps_the_order_of_columns(tmp_path):
+    folder = RunFolder(tmp_path)
+    write(folder, [(0, {"x": 0}), (10, {"z": 1}), (20, {"y": 2})])
+    write(folder, [(10, {"a": 1}), (20, {"y": 3})])  # no row with z or y has stayed
+    assert folder.metrics.read_text() == "step,x,z,y,a\n0,0,,,\n10,,,,1\n20,,,3,\n"
+
+
 def test_rows_of_checkpoints_that_stay_are_kept_beside(tmp_path, capsys):
     folder = RunFolder(tmp_path)
     write(folder, [(step, {"x": step}) for step in range(0, 50, 10)])
