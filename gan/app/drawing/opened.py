@@ -105,7 +105,8 @@ class Drawings(Shown):
                     part = here[first : first + self.drawer.at_once]
                     yield from map(partial(image_of, transparent=True), self.drawer.between(ends, part, **how))
 
-        return Sheet(file_name("interpolate", [str(seed) for seed in seeds]), frames=moving)
+        count = (len(seeds) - 1) * (frames - 1) + 1
+        return Sheet(file_name("interpolate", [str(seed) for seed in seeds]), frames=moving, count=count)
 
     def files(self, file: str | Path | None = None, count: int = 50_000, **how: Unpack[How]) -> list[Path]:
         """Write the pictures of the first seeds into a folder, or a zip, for a program that scores them.

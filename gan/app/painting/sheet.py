@@ -36,7 +36,7 @@ class Sheet:
     """Single pictures by name, and one picture of them all, which a notebook shows. It iterates over the single ones.
 
     The picture of all is a grid of `columns` with `titles` of its rows, or the single pictures side by side. `frames`
-    draws a video. Where nothing else is there, the frames are the single pictures.
+    draws a video of `count` pictures. Where nothing else is there, the frames are the single pictures.
     """
 
     name: str
@@ -44,9 +44,13 @@ class Sheet:
     titles: Sequence[str] = ()
     singles: Mapping[str, Tensor | Sound | Image.Image] = field(default_factory=dict, repr=False)
     frames: Frames | None = None
+    count: int = 0
 
     def __iter__(self) -> Iterator[Image.Image]:
         return (grids.picture(sample, transparent=True) for _, sample in self._named())
+
+    def __len__(self) -> int:
+        return len(self.singles) or self.count
 
     def __getitem__(self, number: int) -> Image.Image:
         return [*self][number]

@@ -114,8 +114,10 @@ def test_in_a_mix_each_layer_has_the_style_of_the_row_or_of_the_column(files):
 @pytest.mark.parametrize(("name", "how"), [("style", {"truncation": 0.5}), ("r3", {}), ("clear", {})])
 def test_an_interpolation_passes_through_its_seeds(files, name, how):
     opened = gan.open(f"{name}.pkl", "cpu")
-    frames = [np.asarray(frame) for frame in opened.interpolate([3, 5, 9], frames=4, **how)]
-    assert len(frames) == 2 * 3 + 1
+    walk = opened.interpolate([3, 5, 9], frames=4, **how)
+    frames = [np.asarray(frame) for frame in walk]
+    assert len(frames) == len(walk) == 2 * 3 + 1
+    assert len(opened.sample([3, 5])) == 2
     for place, seed in ((0, 3), (3, 5), (6, 9)):
         (wanted,) = opened.drawer.pictures([seed], truncation=how.get("truncation", 1.0))
         assert np.abs(frames[place].astype(int) - np.asarray(picture(wanted, transparent=True)).astype(int)).max() <= 1
