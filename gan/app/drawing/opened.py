@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import chain, pairwise, product
+from itertools import chain, islice, pairwise, product
 from pathlib import Path
 from typing import Unpack
 
@@ -105,8 +105,10 @@ class Drawings(Shown):
                     part = here[first : first + self.drawer.at_once]
                     yield from map(partial(image_of, transparent=True), self.drawer.between(ends, part, **how))
 
-        count = (len(seeds) - 1) * (frames - 1) + 1
-        return Sheet(file_name("interpolate", [str(seed) for seed in seeds]), frames=moving, count=count)
+        # A loop that ended as it begins would stand still for a frame.
+        count = (len(seeds) - 1) * (frames - 1) + (seeds[0] != seeds[-1])
+        name = file_name("interpolate", [str(seed) for seed in seeds])
+        return Sheet(name, frames=lambda: islice(moving(), count), count=count)
 
     def files(self, file: str | Path | None = None, count: int = 50_000, **how: Unpack[How]) -> list[Path]:
         """Write the pictures of the first seeds into a folder, or a zip, for a program that scores them.

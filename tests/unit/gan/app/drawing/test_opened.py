@@ -132,7 +132,7 @@ def test_a_video_has_all_frames_as_gif_and_as_mp4(files, capsys):
         stream = file.streams.video[0]
         assert (stream.average_rate, stream.codec_context.colorspace) == (10, sheet.BT_601)
     with Image.open("walk.gif") as moving:
-        assert (len(frames), moving.n_frames) == (7, 7)
+        assert (len(frames), moving.n_frames) == (6, 6)  # in a loop, seed 3 comes once
         assert frames[0].size == moving.size == (256, 256)
         for number in (0, 3):
             moving.seek(number)
