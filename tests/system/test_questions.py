@@ -74,15 +74,15 @@ EXPECTED = {  # by the part of a line that no line above has
     "gan.fit": FIT("12 pictures in a folder (32x32; RGB 12); no classes", (SAVED,)),
     "gan.evaluate": Typed(ONE, "FID ", (f"{RUN}/evaluation-step-000001.json",)),
     "gan.compare": Typed([], "compare.html in a browser", ("runs/compare.html",)),
-    "--seeds": Typed([], "", (f"{RUN}/samples/seeds.png",)),
-    "mix": Typed([], "", (f"{RUN}/samples/mix.png",)),
+    "--seeds": Typed([], "", (f"{RUN}/samples/seeds-0-63-truncation-0.7.png",)),
+    "mix": Typed([], "", (f"{RUN}/samples/mix-rows-0-3-columns-4-9-layers-4-7.png",)),
     "walk.mp4": Typed(["--frames", "3"], "", ("walk.mp4",)),
     "project": Typed(
         ["--steps", "3", "--tune", "2"],
         " tuned",
         tuple(f"{RUN}/samples/project-me.{end}" for end in ("png", "mp4", "pt", "pkl")),
     ),
-    "directions": Typed(["--count", "2"], "", (f"{RUN}/samples/directions-by-weights.png",)),
+    "directions": Typed(["--count", "2"], "", (f"{RUN}/samples/directions-by-weights-seeds-0-3.png",)),
     "--format": Typed([], "generator as a program of onnx gives ", (f"{PROGRAMS}.onnx", f"{PROGRAMS}.pt2")),
     "--card": Typed([], "", (f"{RUN}/export/step-000001/README.md",)),
 }

@@ -51,7 +51,7 @@ def test_raw_weights_draw_others_than_the_average_into_a_file_of_their_own(tmp_p
     run = opening.train(tmp_path, "r3gan-faces", size=16, width=4, latent=4, faces=8, held_out=4)
     for more in ([], ["--weights", "ema"], ["--weights", "raw"]):
         assert sample.main([str(run), "--seeds", "0-3", *more]) == 0
-    averaged, raw = (np.asarray(Image.open(run / "samples" / f"{name}.png")) for name in ("seeds", "seeds-raw"))
+    averaged, raw = (np.asarray(Image.open(run / "samples" / f"{name}.png")) for name in ("seeds-0-3", "seeds-0-3-raw"))
     assert averaged.shape == raw.shape and (averaged != raw).any()
     write(tmp_path / "nets.pkl", {"G_ema": published(R3Generator(4, (8, 8)))})
     assert sample.main([str(tmp_path / "nets.pkl"), "--weights", "raw"]) == 2

@@ -21,12 +21,12 @@ from gan.app.drawing.drawer import Drawer, How, Numbers, numbers, once
 from gan.app.drawing.latents import Latent, Way, directions
 from gan.app.drawing.projection import by_discriminator, by_lpips, distance_from, drawn, project, tuned
 from gan.app.outputs import say
-from gan.app.painting.actions import Shown, file_name
+from gan.app.painting.actions import Shown, file_name, words
 from gan.app.painting.grids import picture as image_of
 from gan.app.painting.grids import png, tiles
 from gan.app.painting.reopen import SavedRun, has_numbers, in_turns, numbered, ranks_here
 from gan.app.painting.sheet import Columns, Sheet, ending, into, spare, video_suffix, writing
-from gan.files.disk import whole_file
+from gan.files.disk import name_for, whole_file
 from gan.files.errors import UserError
 from gan.files.system import quoted
 from nets.published.from_noise import ours, published
@@ -59,7 +59,8 @@ class Drawings(Shown):
     def draw(self, seeds: Numbers = "0-63", **how: Unpack[How]) -> Sheet:
         listed = once(seeds)
         images = self.drawer.images(listed, **how)
-        return Sheet("seeds", singles=dict(zip((f"seed{seed:04d}" for seed in listed), images, strict=True)))
+        singles = dict(zip((f"seed{seed:04d}" for seed in listed), images, strict=True))
+        return Sheet(_name("", how, seeds=seeds), singles=singles)
 
     @torch.no_grad()
     def mix(
@@ -78,7 +79,8 @@ class Drawings(Shown):
         sheet: Columns = {"": [None, *left]}
         for seed, head in zip(across, top, strict=True):
             sheet[f"seed {seed}"] = [head, *(singles[f"{row}-with-{seed}"] for row in down)]
-        return Sheet("mix", sheet, ["", *(f"seed {row}" for row in down)], singles)
+        name = _name("mix", how, rows=rows, columns=columns, layers=layers)
+        return Sheet(name, sheet, ["", *(f"seed {row}" for row in down)], singles)
 
     def classes(self, seeds: Numbers = "0-7", truncation: float = 1.0, cutoff: int | None = None) -> Sheet:
         drawer, listed = self.drawer, once(seeds)
@@ -90,7 +92,8 @@ class Drawings(Shown):
             images = drawer.images(listed, label=number, truncation=truncation, cutoff=cutoff)
             singles |= zip((f"{name}-{seed}" for seed in listed), images, strict=True)
         sheet: Columns = {f"seed {seed}": [singles[f"{name}-{seed}"] for name in names] for seed in listed}
-        return Sheet("classes", sheet, names, singles)
+        name = _name("classes", {"truncation": truncation, "cutoff": cutoff}, seeds=seeds)
+        return Sheet(name, sheet, names, singles)
 
     def interpolate(self, between: Numbers = (0, 1, 2, 3, 0), frames: int = 60, **how: Unpack[How]) -> Sheet:
         seeds = numbers(between, "--between")
@@ -107,7 +110,7 @@ class Drawings(Shown):
 
         # A loop that ended as it begins would stand still for a frame.
         count = (len(seeds) - 1) * (frames - 1) + (seeds[0] != seeds[-1])
-        name = file_name("interpolate", [str(seed) for seed in seeds])
+        name = _name(file_name("interpolate", [str(seed) for seed in seeds]), how)
         return Sheet(name, frames=lambda: islice(moving(), count), count=count)
 
     def files(self, file: str | Path | None = None, count: int = 50_000, **how: Unpack[How]) -> list[Path]:
@@ -219,7 +222,9 @@ class Drawings(Shown):
             edited = [replace(starts[start], w=starts[start].w + amount * steps[number]) for number, start in rows]
             columns[f"{amount:+}"] = [image_of(drawn(net, each)[0], transparent=True) for each in edited]
             singles |= {f"{row} at {amount}": cell for row, cell in zip(titles, columns[f"{amount:+}"], strict=True)}
-        return Sheet(f"directions-by-{by}" + ("" if direction is None else f"-{direction}"), columns, titles, singles)
+        name = f"directions-by-{by}" + ("" if direction is None else f"-{direction}")
+        of: dict[str, Numbers] = {"seeds": seeds} if latent is None else {"latent": [*starts]}
+        return Sheet(_name(name, {"label": label}, **of), columns, titles, singles)
 
     def _seeds(self, seeds: Numbers, label: int | str | None) -> dict[str, Latent]:
         drawer, listed = self.drawer, once(seeds)
@@ -252,6 +257,14 @@ class Drawings(Shown):
             saved = read(Path(self.drawer.title)).get("D")
             net = saved and ours(saved).float().requires_grad_(False).to(self.drawer.like.device)
         return net if isinstance(net, StyleDiscriminator) else None
+
+
+def _name(action: str, how: How, **lists: Numbers | None) -> str:
+    """The name of a sheet's file, which says what was typed: a sheet of other seeds has another name."""
+    psi = how.get("truncation", 1.0)
+    of = {**lists, "truncation": None if psi == 1 else str(psi), "cutoff": how.get("cutoff"), "class": how.get("label")}
+    said = {option: name_for(",".join(words(given)))[:60] for option, given in of.items() if given is not None}
+    return "-".join([*action.split(), *chain(*said.items())])
 
 
 def _strengths(text: str) -> range:

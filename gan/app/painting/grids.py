@@ -19,7 +19,7 @@ from gan.sound import Sound
 from nets.mel import Mel
 from strategies.micro_batches import tensors
 
-MARGIN, TITLE, CELL = 6, 22, 128
+MARGIN, TITLE, LINE, CELL = 6, 22, 15, 128
 WIDE = 2  # pictures more than so many times as wide as high stand below each other
 BANDS, ZOOM = 40, 2  # a spectrogram's bands of pitches, and pixels for each
 FRAME = 0.032  # seconds that a column of its pixels looks at
@@ -82,6 +82,16 @@ def enlarged(image: Image.Image, side: int) -> Image.Image:
     """A small picture, enlarged by a whole number until its shorter side has so many pixels."""
     zoom = max(1, -(-side // min(image.size)))
     return image.resize((zoom * image.width, zoom * image.height), Image.Resampling.NEAREST)
+
+
+def titled(image: Image.Image, title: str) -> Image.Image:
+    """A picture with a title below, on white."""
+    sheet = Image.new(image.mode, (image.width, image.height + LINE), "white")
+    sheet.paste(image)
+    font = ImageFont.load_default(size=LINE - 4)
+    place = image.width / 2, image.height + LINE / 2
+    ImageDraw.Draw(sheet).text(place, _fit(title, font, image.width), "black", font, anchor="mm")
+    return sheet
 
 
 def is_wide(size: tuple[int, int]) -> bool:

@@ -21,7 +21,7 @@ from gan.app.drawing.latents import Latent, noise_maps
 from gan.app.drawing.opened import Drawings
 from gan.app.painting import sheet
 from gan.app.painting.actions import Paintings, Shown
-from gan.app.painting.grids import MARGIN, TITLE, picture
+from gan.app.painting.grids import LINE, MARGIN, TITLE, picture
 from gan.files.errors import UserError
 from nets.r3 import R3Generator
 from tests.support.drawers import generator, publish
@@ -59,12 +59,14 @@ def draw(*words):
 
 def test_a_grid_has_the_picture_that_the_published_code_draws_of_each_seed(files, tmp_path):
     draw("style.pkl", "--seeds", "3,7-8", "--truncation", "0.5", "--singles")
+    name = "style-seeds-3_7-8-truncation-0.5"
     z = torch.from_numpy(np.random.RandomState(7).randn(1, 5)).float()
     with torch.no_grad():
         wanted = np.asarray(picture(files["style"](z, psi=0.5)[0]))
-    grid = pixels("style-seeds.png")
-    assert grid.shape == (64, 192, 3) and np.array_equal(grid[::4, 64:128:4], wanted)
-    assert np.array_equal(pixels("style-seeds/seed0007.png"), wanted)
+    grid = pixels(f"{name}.png")
+    assert grid.shape == (64 + LINE, 192, 3) and np.array_equal(grid[:64:4, 64:128:4], wanted)
+    assert all((grid[64:, left : left + 64] < 99).any() for left in (0, 64, 128))  # each seed is written
+    assert np.array_equal(pixels(f"{name}/seed0007.png"), wanted)
     draw("style.pkl", "--seeds", 3, 7, 8, "--truncation", "0.5", "-o", "same.png")
     assert np.array_equal(pixels("same.png"), grid)
 
@@ -90,8 +92,8 @@ def test_a_class_may_be_called_by_its_name(files):
 def test_the_sheet_of_classes_has_a_row_for_each(files):
     draw("r3.pkl", "classes", "--seeds", "4,6", "--singles")
     draw("r3.pkl", "--seeds", 6, "--class", 2, "-o", "alone.png")
-    assert np.array_equal(pixels("r3-classes/class_2-6.png"), pixels("alone.png")[::8, ::8])
-    with Image.open("r3-classes.png") as sheet:
+    assert np.array_equal(pixels("r3-classes-seeds-4_6/class_2-6.png"), pixels("alone.png")[:64:8, ::8])
+    with Image.open("r3-classes-seeds-4_6.png") as sheet:
         assert sheet.height == TITLE + MARGIN + 3 * (128 + MARGIN)
 
 
@@ -105,8 +107,9 @@ def test_in_a_mix_each_layer_has_the_style_of_the_row_or_of_the_column(files):
     draw("style.pkl", "mix", "--rows", 1, "--columns", 5, 0, "--layers", 1, 3, "--truncation", "0.5", "--singles")
     w = drawer.w_of([1], truncation=0.5)
     w[:, [1, 3]] = drawer.w_of([5], truncation=0.5)[:, [1, 3]]
-    assert np.array_equal(pixels("style-mix/1-with-5.png"), np.asarray(picture(drawer.from_w(w)[0])))
-    with Image.open("style-mix.png") as sheet:
+    name = "style-mix-rows-1-columns-5_0-layers-1_3-truncation-0.5"
+    assert np.array_equal(pixels(f"{name}/1-with-5.png"), np.asarray(picture(drawer.from_w(w)[0])))
+    with Image.open(f"{name}.png") as sheet:
         assert sheet.height == TITLE + MARGIN + 2 * (128 + MARGIN)
         assert sheet.width > 3 * (128 + MARGIN)
 
@@ -160,10 +163,10 @@ def test_pictures_of_four_channels_are_transparent(files):
     draw("clear.pkl", "--seeds", "0-8", "--singles")
     opened = gan.open("clear.pkl", "cpu")
     assert opened.mix(0, 1)[0].mode == opened.interpolate([0, 1], 2)[1].mode == "RGBA"
-    with Image.open("clear-seeds.png") as sheet, Image.open("clear-seeds/seed0008.png") as single:
-        assert (sheet.mode, single.mode, sheet.size) == ("RGBA", "RGBA", (512, 128))
-        assert sheet.crop((0, 64, 64, 128)).resize((16, 16), 0).tobytes() == single.tobytes()
-        assert sheet.getpixel((80, 80))[3] == 0  # where there is no picture
+    with Image.open("clear-seeds-0-8.png") as sheet, Image.open("clear-seeds-0-8/seed0008.png") as single:
+        assert (sheet.mode, single.mode, sheet.size) == ("RGBA", "RGBA", (512, 2 * (64 + LINE)))
+        assert sheet.crop((0, 64 + LINE, 64, 128 + LINE)).resize((16, 16), 0).tobytes() == single.tobytes()
+        assert sheet.getpixel((80, 90))[3] == 0  # where there is no picture
 
 
 @pytest.mark.parametrize("where", ["fakes.zip", "fakes"])
