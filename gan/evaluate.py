@@ -5,7 +5,7 @@ import json
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
@@ -15,7 +15,7 @@ from gan.app.command import command, on_ranks
 from gan.app.outputs import run, say
 from gan.app.run import options
 from gan.app.run.parser import Parser
-from gan.app.scoring.names import NEEDS, TITLES
+from gan.app.scoring.names import NEEDS, TITLES, TRAINED_ON, title_of
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
 
@@ -24,14 +24,14 @@ def table(result: dict[str, Any]) -> str:
     """The scores to read: a column a task, and below it which scores are missing and why, and notes."""
     scores = result["scores"]
     network = result["about"].get("features", {}).get("network", "")
-    of = f"of {result['held_out']} held-out samples" if result["held_out"] else "samples that it trains on"
+    counts = f"{result['pictures']} {'made, against' if TRAINED_ON in result['true'] else 'of'} {result['true']}"
     rows = [("", *scores)]
-    for name, title in TITLES.items():
+    for name in TITLES:
         values = [figures.get(name) for figures in scores.values()]
         if any(value is not None for value in values):
-            title += f" by {network}" if name.endswith("_distance") or name in ("precision", "recall") else ""
+            title = title_of(name, result["true"], "" if name in ("fid", "kid") else f" by {network}")
             rows.append((title, *("–" if value is None else f"{value:.5g}" for value in values)))
-    lines = [f"{result['folder']}, step {result['step']}: {result['pictures']} {of}", *outputs.table(rows)]
+    lines = [f"{result['folder']}, step {result['step']}: {counts}", *outputs.table(rows)]
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, reason in result["left_out"].items():
         reasons[reason].append(name)
@@ -58,6 +58,7 @@ def save(result: dict[str, Any], path: Path) -> None:
 EXAMPLES = """examples:
   python -m gan.evaluate                                    the newest run
   python -m gan.evaluate runs/001-sean-faces --scores ssim,psnr
+  python -m gan.evaluate RUN --against held-out             a game from noise, on pictures that it has not seen
   python -m gan.evaluate RUN --inception weights-inception-2015-12-05-6726825d.pth --devices 4
   python -m gan.evaluate RUN --segmenter deeplabv3.pth      mIoU by a state dict of torchvision's
   torchrun --nproc-per-node 4 -m gan.evaluate RUN
@@ -71,7 +72,7 @@ def main(argv: list[str]) -> None:
 
 
 def parse(argv: list[str] | None = None) -> Namespace:
-    what = "Score what a run makes of its held-out samples: a table, and JSON in the run's folder."
+    what = "Score what a run makes of its held-out samples, or from noise: a table, and JSON in the run's folder."
     usage = "[RUN] [--scores LIST] [--devices N] [options]"
     parser = Parser("python -m gan.evaluate", usage, what, EXAMPLES)
     options.add_saved_run(parser)
@@ -81,7 +82,10 @@ def parse(argv: list[str] | None = None) -> Namespace:
     add("--lpips", Path, "weights for LPIPS: VGG-16's as torchvision publishes them, vgg16-397923af.pth")
     add("--segmenter", Path, "weights for mIoU: a state dict of a torchvision segmentation network")
     add("--ignore_labels", str, "labels whose pixels mIoU leaves out, such as 0,182", "")
-    add("--count", PositiveInt, "score only this many held-out samples, always the same")
+    what = "true pictures: train (all trained on, as published; default for games from noise) or held-out"
+    add("--against", Literal["train", "held-out"], what)
+    what = "score only this many held-out samples, always the same; or make so many, 50,000 at most by default"
+    add("--count", PositiveInt, what)
     add("--batch_size", PositiveInt, "pictures at a time on each device; changes only the speed", 8)
     what = "processes; auto: all GPUs, or two on CPU; 0,2 (and 2, alone): these GPUs"
     add("--devices", options.Devices, what, "auto")
@@ -101,7 +105,9 @@ def _evaluate(request: Namespace, device: str) -> None:
         request.which,
         lambda opened: opened.checkpoint,
     )
-    asked = {name: request[name] for name in ("scores", "inception", "lpips", "segmenter", "count", "batch_size")}
+    asked = {
+        name: request[name] for name in ("scores", "inception", "lpips", "segmenter", "against", "count", "batch_size")
+    }
     result = evaluate(opened, ignore=request.ignore_labels, device=device, **asked)
     if result is not None:
         *_, path = opened.folder.evaluations(opened.step)

@@ -16,9 +16,11 @@ from datasets.augment import to_tensors
 from gan import evaluate as command
 from gan import noise
 from gan.app.painting.reopen import open_run
+from gan.app.run.folder import RunFolder
 from gan.app.scoring import distances, features, pixels, scorer, scoring
 from gan.app.scoring.distances import Known
 from gan.app.scoring.scorer import NEEDS
+from gan.app.training import card
 from strategies.world import World
 from tests.support import inception, opening
 from tests.support.parity import often
@@ -148,7 +150,7 @@ def test_the_command_prints_a_table_and_saves_json(sean_run, segmenter, tmp_path
     path = run / "evaluation-step-000002.json"
     assert f"{run.name}, step 2: 4 of 4 held-out samples" in out and f"saved in {path}" in out
     assert "SSIM, data range 1 " in out and "SSIM, data range 2 (as published; flatters)" in out
-    assert "Fréchet distance (not FID) by coarse" in out
+    assert "Fréchet distance (not FID) by coarse, against held-out pictures" in out
     assert f"without fid and kid: FID and KID need the Inception weights, and there is no {tmp_path}" in out
     assert "note: the Fréchet distance of 4 pictures" in out
     saved = json.loads(path.read_text())
@@ -165,12 +167,35 @@ def test_the_command_prints_a_table_and_saves_json(sean_run, segmenter, tmp_path
     assert before == [saved, {"scores": {}}] and json.loads(path.read_text()) == {"scores": {"transfer": {}}}
 
 
+def test_from_noise_it_compares_as_score_every_does_or_with_held_out_samples(tmp_path, capsys):
+    small = dict(size=16, width=4, latent=4, faces=12, held_out=5)
+    run = opening.train(tmp_path, "r3gan-faces", score_every=1, **small)
+    for more in ((), ("--against", "held-out"), ("--count", "20")):
+        assert command.main([str(run), "--devices", "1", *more]) == 0
+    told = capsys.readouterr().out
+    assert "12 made, against 12 that it trains on, all of them" in told and "5 of 5 held-out samples" in told
+    (path,) = run.glob("evaluation-*-1.json")
+    first, second, third = (json.loads(each.read_text()) for each in RunFolder(run).evaluations(int(path.stem[-8:-2])))
+    training = json.loads((run / "scores.json").read_text())
+    for name in ("feature_distance", "kernel_distance", "precision", "recall"):
+        value = first["scores"]["from noise"][name]
+        assert training["scores"][f"score/{name}"] == pytest.approx(value, rel=1e-4, abs=1e-5)
+    assert training["how"]["true"] == first["true"] == third["true"] != second["true"] == "5 held-out samples"
+    assert [each["pictures"] for each in (first, second, third)] == [12, 5, 20]
+    names = {each.name: each.value for each in card.scores(RunFolder(run), open_run(str(run)).run, first["step"])}
+    for against, found in (("training", third), ("held-out", second)):
+        value = found["scores"]["from noise"]["feature_distance"]
+        assert names[f"Fréchet distance (not FID), against {against} pictures"] == f"{value:.4g}"
+        assert f"Fréchet distance (not FID) by coarse, against {against} pictures" in told
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--scores", "ssim,beauty"), f"there is no score 'beauty'; known: {', '.join(NEEDS)}"),
         (("--ignore-labels", "none"), "--ignore-labels none: type numbers with commas"),
         (("--ignore-labels", "19"), "--ignore-labels 19: the labels are 0 to 18"),
+        (("--against", "train"), "--against train is for games that draw from noise"),
         (("--data", "elsewhere"), "run sean-faces do not fit together"),  # its faces are drawn
     ],
 )

@@ -39,3 +39,11 @@ TITLES = {
     "accuracy_of_truth": "pixel accuracy of the true pictures",
 }
 BY_FEATURES = ("fid", "kid", "is", "is_deviation", "feature_distance", "kernel_distance", "precision", "recall")
+COMPARED = tuple(name for name in BY_FEATURES if not name.startswith("is"))  # with the true pictures
+TRAINED_ON, HELD_OUT = "that it trains on, all of them", "held-out samples"  # which those are, in files of scores
+
+
+def title_of(name: str, true: str, by: str = "") -> str:
+    """What is printed for a figure, with the true pictures that it compares with."""
+    against = "training" if "trains on" in true else "held-out"
+    return f"{TITLES[name]}{by}, against {against} pictures" if name in COMPARED else TITLES[name]

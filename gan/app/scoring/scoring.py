@@ -2,7 +2,7 @@
 
 import platform
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,23 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor
 from tqdm import tqdm
 
+from datasets import GanData
 from datasets.augment import Prepared, Samples
 from datasets.workers import Loader
 from gan import noise
 from gan import ranks as all_ranks
 from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, has_numbers, in_turns, ranks_here, samples
+from gan.app.scoring.distances import Known
+from gan.app.scoring.names import HELD_OUT, TRAINED_ON
 from gan.app.scoring.outputs import Heard, Made, makes
 from gan.app.scoring.scorer import Rows, Scorer, choose
+from gan.files.errors import UserError
 from strategies.accelerator import name_of
 from strategies.micro_batches import rows
 from strategies.world import World
 
 ORDER = 0  # the seed of the order in which samples are scored
+MOST = 50_000  # pictures that are made for a score, as published
 VERSIONS = {module.__name__: module.__version__ for module in (torch, torchvision, torchmetrics)}
 
 Turn = tuple[range, Any, bool]  # the numbers of samples, a batch of them, and whether another rank has it too
@@ -39,20 +44,20 @@ def evaluate(
     lpips: Path | None = None,
     segmenter: Path | None = None,
     ignore: tuple[int, ...] = (),
+    against: str | None = None,
     count: int | None = None,
     batch_size: int = 8,
     device: str = "cpu",
 ) -> dict[str, Any] | None:
     """Score what a run makes of its held-out samples; gives everything that the JSON file says.
 
+    What is made from noise is compared with all that the run trains on, unless it is `against` "held-out".
     Where torch.distributed is initialised, the ranks share the work: the first gets the result and the others None.
     See [Note: the same figures at any number of ranks].
     """
-    game, data = opened.run.game, getattr(opened.run.data, "val", None)
-    world = ranks_here()
-    count, held_out = _counts(opened, count)
-    if not held_out and world.rank == 0:
-        print(NOTHING_HELD_OUT, flush=True)
+    game, data, world = opened.run.game, opened.run.data, ranks_here()
+    val = getattr(data, "val", None)
+    asked, (count, held_out) = count, _counts(opened, count)
 
     def prepared(batch: Any) -> Any:
         return move_data_to_device(batch, torch.device(device))
@@ -60,25 +65,38 @@ def evaluate(
     # What the game makes of one sample shows which scores are possible.
     numbers, first, _ = next(_turns(opened, 1, 1, World(), workers=0))
     shown = play(game, numbers, prepared(first), count)
+    whole = data if from_noise(shown) and isinstance(data, GanData) and against != "held-out" else None
+    if whole is not None:
+        count, true = to_make(shown, whole.train, asked), f"{len(whole.train)} {TRAINED_ON}"
+    elif against == "train":
+        raise UserError("--against train is for games that draw from noise, with a GanData; leave --against out")
+    else:
+        true = f"{held_out} {HELD_OUT}" if held_out else f"{count} samples that it trains on"
+        if not held_out and world.rank == 0:
+            print(NOTHING_HELD_OUT, flush=True)
     files = {"inception": inception, "lpips": lpips, "segmenter": segmenter}
     scorer = choose(shown, count, scores, labels=getattr(game, "labels", 0), ignore=ignore, **files).to(device)
-    with tqdm(total=count, unit="sample", disable=world.rank > 0, dynamic_ncols=True, mininterval=0.5) as bar:
-        found = scored(game, _turns(opened, count, batch_size, world), scorer, count, prepared, world, bar=bar)
+    if whole is None:
+        found = scored(game, _turns(opened, count, batch_size, world), scorer, count, prepared, world, bar=True)
+        names = getattr(val, "label_names", ())
+        figures = {title: scorer.figures(rows, sums, names) for title, (rows, sums) in found.items()}
+    else:
+        figures, _ = against_all(game, whole.train, scorer, count, prepared, world, batch_size, whole.workers, bar=True)
     if world.rank:
         return None
-    label_names = getattr(data, "label_names", ())
     return {
         "run": opened.name,
         "folder": opened.folder.path.name,
         "checkpoint": opened.checkpoint.name,
         "step": opened.step,
-        "data": type(data if data is not None else opened.run.data or game).__name__,
+        "data": type(next(each for each in (val, data, game) if each is not None)).__name__,
         "pictures": count,
         "held_out": held_out,
-        "scores": {title: scorer.figures(rows, sums, label_names) for title, (rows, sums) in found.items()},
+        "true": true,
+        "scores": figures,
         "left_out": scorer.left_out,
         "notes": scorer.notes(count),
-        "about": scorer.about(count),
+        "about": scorer.about(count, *([] if whole is None else [len(whole.train)])),
         "averaged": sorted(opened.averaged),
         "settings": opened.settings,
         "computed": {"ranks": world.size, "batch_size": batch_size, "device": name_of(device)},
@@ -111,7 +129,7 @@ def scored(
     prepared: Callable[[Any], Any],
     world: World,
     truth: bool = True,
-    bar: tqdm | None = None,
+    bar: bool = False,
 ) -> dict[str, tuple[Rows, Rows]]:
     """The rows of all samples and the sums over them, by the title of what is made, on the first rank.
 
@@ -120,21 +138,60 @@ def scored(
     """
     found: dict[str, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
     sums: dict[str, Rows] = defaultdict(dict)
-    for numbers, batch, spare in turns:
-        for title, each in play(game, numbers, prepared(batch), total).items():
-            with torch.autocast(world.device.type, enabled=False):
-                rows, more = scorer.rows(each, truth), scorer.sums(each)
-            for name, values in rows.items():
-                values = all_ranks.gather(values.to(world.device))
-                found[title][name] += [values.cpu()] if world.rank == 0 else []
-            for name, values in more.items():
-                sums[title][name] = sums[title].get(name, 0) + all_ranks.sum(values * (not spare))
-        if bar is not None:
-            bar.update(min(len(numbers) * world.size, total - bar.n))
+    hidden = world.rank > 0 or not bar
+    with tqdm(total=total, unit="sample", disable=hidden, dynamic_ncols=True, mininterval=0.5) as shown:
+        for numbers, batch, spare in turns:
+            for title, each in play(game, numbers, prepared(batch), total).items():
+                with torch.autocast(world.device.type, enabled=False):
+                    rows, more = scorer.rows(each, truth), scorer.sums(each)
+                for name, values in rows.items():
+                    values = all_ranks.gather(values.to(world.device))
+                    found[title][name] += [values.cpu()] if world.rank == 0 else []
+                for name, values in more.items():
+                    sums[title][name] = sums[title].get(name, 0) + all_ranks.sum(values * (not spare))
+            shown.update(min(len(numbers) * world.size, total - shown.n))
     if world.rank:
         return {}
     joined = {title: {name: torch.cat(each)[:total] for name, each in rows.items()} for title, rows in found.items()}
     return {title: (once(rows), sums[title]) for title, rows in joined.items()}
+
+
+def from_noise(shown: Mapping[str, Made | Heard]) -> bool:
+    """Whether a sample gives other pictures each time."""
+    return all(isinstance(each, Made) and not each.paired and each.numbers is None for each in shown.values())
+
+
+def to_make(shown: Mapping[str, Made | Heard], true: Samples, asked: int | None) -> int:
+    """How many pictures are made to be compared with all of these samples."""
+    return asked if asked and from_noise(shown) else min(asked or MOST, len(true))
+
+
+def against_all(
+    game: Any,
+    true: Samples,
+    scorer: Scorer,
+    count: int,
+    prepared: Callable[[Any], Any],
+    world: World,
+    batch_size: int,
+    workers: int,
+    known: dict[str, Known] | None = None,
+    bar: bool = False,
+) -> tuple[dict[str, dict[str, Any]], dict[str, Known]]:
+    """The figures, by title, of `count` pictures that a game makes and all true ones; as published, without mirroring.
+
+    What is known of the true pictures by title, on the first rank, comes back too, to be computed once.
+    """
+    total = max(count, len(true)) if known is None else count
+    turns = turns_of(true, total, batch_size, world, workers)
+    found = scored(game, turns, scorer, total, prepared, world, truth=known is None, bar=bar)
+    if known is None:
+        known = {title: Known.of(rows["features of truth"][: len(true)]) for title, (rows, _) in found.items()}
+    figures = {
+        title: scorer.figures({"features": rows["features"][:count]}, sums, truth=known[title])
+        for title, (rows, sums) in found.items()
+    }
+    return figures, known
 
 
 def once(rows: Rows) -> Rows:

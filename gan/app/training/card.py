@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gan.app.painting.reopen import has_numbers
 from gan.app.run.folder import RunFolder
-from gan.app.scoring.names import BY_FEATURES, TITLES
+from gan.app.scoring.names import BY_FEATURES, TITLES, title_of
 from gan.app.training import metrics
 from gan.files.disk import read_text
 from gan.files.errors import reading
@@ -94,7 +94,8 @@ def _while_training(said: dict[str, Any], rows: Mapping[int, Mapping[str, float]
         at = said["step"] if said["step"] <= step else _last(rows, name)
         if at is not None:
             label, value = name.removeprefix("score/"), last if at == said["step"] else rows[at][name]
-            yield Scored(TITLES.get(label, label), f"{value:.4g}", f"step {at}; {_words(said['how'])}")
+            title = title_of(label, said["how"].get("true", "")) if label in TITLES else label
+            yield Scored(title, f"{value:.4g}", f"step {at}; {_words(said['how'])}")
 
 
 def _last(rows: Mapping[int, Mapping[str, float]], name: str) -> int | None:
@@ -107,9 +108,9 @@ def _evaluated(said: dict[str, Any]) -> Iterator[Scored]:
         for name, value in figures.items():
             if name not in TITLES or isinstance(value, str):  # infinities and NaN are words there
                 continue
-            title = TITLES[name] if len(said["scores"]) == 1 else f"{task}: {TITLES[name]}"
-            title += ", by gan.evaluate" if name in BY_FEATURES else ""  # which takes other pictures than --score-every
+            title = ("" if len(said["scores"]) == 1 else f"{task}: ") + title_of(name, said.get("true", ""))
             about = said["about"].get("features" if name in BY_FEATURES else name.partition("_")[0])
+            about = {"true": said.get("true", ""), **about} if about and name in BY_FEATURES else about
             yield Scored(title, f"{value:.4g}", f"{how}; {_words(about)}" if about else how, int(said["pictures"]))
 
 

@@ -16,9 +16,10 @@ from gan.app.outputs import say
 from gan.app.run.folder import RunFolder
 from gan.app.scoring.distances import Known
 from gan.app.scoring.features import best
+from gan.app.scoring.names import HELD_OUT, TRAINED_ON
 from gan.app.scoring.outputs import Made
 from gan.app.scoring.scorer import Scorer
-from gan.app.scoring.scoring import play, scored, turns_of
+from gan.app.scoring.scoring import against_all, play, to_make
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Spare, log
 from gan.app.training.pace import computing
@@ -27,7 +28,6 @@ from gan.runs import Run
 from strategies.strategy import phase_strategy
 from strategies.world import World
 
-MOST = 50_000  # pictures that are made for a score, as published
 SCORES = ("features", "precision", "recall")
 PIXELS = 2**22  # in a batch, at most: it does not depend on the number of ranks, or the scores would
 
@@ -74,30 +74,23 @@ class Scores(Callback):
         self, world: World, game: Any, prepared: Callable[[Any], Any]
     ) -> tuple[dict[str, float], dict[str, Any]]:
         """The scores by their names in metrics.csv, and how they were computed."""
-        samples, true = self.data.train, "that it trains on, all of them"
+        samples, true = self.data.train, TRAINED_ON
         shown = play(game, range(1), prepared(default_collate([Prepared(samples)[0, 0]])), 1)
         made = [each for each in shown.values() if isinstance(each, Made)]
         if len(made) < len(shown):
             raise UserError(f"--score-every compares pictures, and {type(game).__name__} makes sounds; leave it out")
         if any(each.paired for each in made):
-            samples, true = self.data.val, "held-out samples"
+            samples, true = self.data.val, HELD_OUT
             if samples is None:
                 raise UserError("--score-every compares with held-out samples here; type --held-out 0.02")
         rows = max(8, min(64, PIXELS // max(each.pictures[0, 0].numel() for each in made)))
-        again = not any(each.paired or each.numbers is not None for each in made)  # a sample gives others each time
-        count = self.asked if self.asked and again else min(self.asked or MOST, len(samples))
-        scorer = self.scorer.to(world.device)
-        new = self.known is None
-        total = max(count, len(samples)) if new else count
-        turns = turns_of(samples, total, rows, world, self.data.workers)
-        found = scored(game, turns, scorer, total, prepared, world, truth=new)
-        if self.known is None:
-            truth = {title: seen["features of truth"][: len(samples)] for title, (seen, _) in found.items()}
-            self.known = {title: Known.of(each) for title, each in truth.items()}
+        count, scorer = to_make(shown, samples, self.asked), self.scorer.to(world.device)
+        found, self.known = against_all(
+            game, samples, scorer, count, prepared, world, rows, self.data.workers, self.known
+        )
         figures: dict[str, float] = {}
-        for title, (seen, _) in found.items():
-            made_here = {"features": seen["features"][:count]}
-            for name, value in scorer.figures(made_here, {}, truth=self.known[title]).items():
+        for title, seen in found.items():
+            for name, value in seen.items():
                 figures[f"score/{name}"] = figures.get(f"score/{name}", 0.0) + value / len(found)  # to choose by
                 figures |= {f"score/{title}: {name}": value} if len(found) > 1 else {}
         averaged = [name for name, player in game.players.items() if player.ema is not None]

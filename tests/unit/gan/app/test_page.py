@@ -20,6 +20,7 @@ from gan.app.painting import grids
 from gan.app.painting.painter import Painter
 from gan.app.painting.reopen import open_run
 from gan.app.run.folder import RunFolder
+from gan.app.scoring.names import TRAINED_ON
 from gan.app.training import card, metrics
 from gan.files.errors import UserError
 from gan.sound import Sound
@@ -236,7 +237,7 @@ def test_curves_and_grids_of_an_earlier_checkpoint_end_at_its_step(run, monkeypa
 
 
 def test_every_score_says_how_it_was_computed(copy):
-    how = {"network": "Inception", "flips": False, "pictures made": 16}
+    how = {"network": "Inception", "flips": False, "true": TRAINED_ON}
     found = {"score/fid": 12.345678, "score/output: kid": 0.5}
     (copy / "scores.json").write_text(json.dumps({"step": 2, "scores": found, "how": how}))
     about = {"ssim": {"window": "gaussian"}, "features": {"network": "VGG-19"}}
@@ -244,10 +245,11 @@ def test_every_score_says_how_it_was_computed(copy):
     evaluated = {"step": 2, "pictures": 4, "scores": figures, "about": about}
     (copy / "evaluation-step-000002.json").write_text(json.dumps(evaluated))
     rows = {row.title: [cell.words for cell in row.cells] for row in compared.scores([open_run(str(copy))], [""]).rows}
-    assert rows["FID"] == ["12.35", "step 2; network Inception; flips no; pictures made 16"]
+    how = f"step 2; network Inception; flips no; true {TRAINED_ON}"
+    assert rows["FID, against training pictures"] == ["12.35", how]
     assert rows["output: kid"] == ["0.5", "the same"]
     assert rows["SSIM, data range 1"] == ["0.25", "gan.evaluate, step 2, 4 samples; window gaussian"]
-    assert rows["recall, share of what is real that is made, by gan.evaluate"][1].endswith("network VGG-19")
+    assert rows["recall, share of what is real that is made, against held-out pictures"][1].endswith("network VGG-19")
     fewer = {"step": 2, "pictures": 3, "scores": {"output": {"ssim": 0.5, "psnr": 20.0, "recall": 0.5}}, "about": {}}
     more = {**fewer, "pictures": 5, "scores": {"output": {"recall": 0.25}}}
     other = {**more, "pictures": 9, "step": 21, "scores": {"output": {"ssim": 1.0}}}
@@ -257,13 +259,13 @@ def test_every_score_says_how_it_was_computed(copy):
     found = {each.name: (each.value, each.pictures) for each in scores}
     assert found["SSIM, data range 1"] == ("0.25", 4)
     assert found["PSNR, dB"] == ("20", 3)
-    assert found["recall, share of what is real that is made, by gan.evaluate"] == ("0.25", 5)
+    assert found["recall, share of what is real that is made, against held-out pictures"] == ("0.25", 5)
     rows = metrics.read(copy / "metrics.csv")
     head, *lines = (copy / "metrics.csv").read_text().splitlines()
     (copy / "metrics.csv").write_text("".join([f"{head},score/fid\n", *(f"{line},20\n" for line in lines)]))
     validation, *_, other = card.scores(RunFolder(copy), open_run(str(copy)).run, 1)  # of a checkpoint of before
     assert validation.value == f"{rows[1]['val/transfer_error']:.4g}" and validation.how.startswith("step 1; on 4 held")
-    assert other[:2] == ("FID", "20") and other.how.startswith("step 1; network Inception")
+    assert other[:2] == ("FID, against training pictures", "20") and other.how.startswith("step 1; network Inception")
     (copy / "scores.json").write_text("{}")
     with pytest.raises(UserError, match=r"scores.json' is damaged"):
         compared.scores([open_run(str(copy))], [""])
