@@ -89,7 +89,7 @@ def test_a_device_by_the_name_of_googles_is_none_of_lightnings_class(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("game", "strategy", "precision"),
-    [(SEAN, "ddp", "32"), (SEAN, "zero3", "32"), (WGAN, "zero2", "32"), (R3GAN, "auto", "bf16-mixed")],
+    [(SEAN, "ddp", "32-true"), (SEAN, "zero3", "32-true"), (WGAN, "zero2", "32-true"), (R3GAN, "auto", "bf16-mixed")],
 )
 def test_other_games_and_policies_on_two_devices(game, strategy, precision, tmp_path):
     run(tmp_path, "gan.fit", *game, "--strategy", strategy, "--precision", precision, "--max-steps", 2, ranks=2)
