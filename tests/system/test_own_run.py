@@ -61,7 +61,7 @@ def here(tmp_path, monkeypatch):
 def test_all_commands_take_it(here, monkeypatch, capsys):
     alone = ["--devices", "1", "--accelerator", "cpu", "--log-every", "1"]
     assert fit.main(["--run", "own_line.py:line", "--width", "5", *alone]) == 0
-    assert "line on 1 CPU process, strategy ddp: 4 steps\n" in capsys.readouterr().out
+    assert "line on 1 CPU process, strategy ddp: 4 steps; a checkpoint every 1\n" in capsys.readouterr().out
     run = here / "runs" / "001-line"
     assert yaml.safe_load((run / "settings.yaml").read_text())["run"] == f"{here}/own_line.py:line"
     assert (run / "curves.png").is_file() and not list((run / "samples").iterdir())

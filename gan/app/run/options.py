@@ -206,7 +206,7 @@ def _add_own(parser: Parser) -> None:
     add("--resume", str, "continue: auto (the newest run), a run, or a checkpoint")
     what = "with --resume: go on though pictures were added, removed or renamed, in another order"
     add("--new_data", bool, what, False)
-    add("--sample_every", PositiveInt, "steps between grids and validations; default: a tenth of all steps")
+    add("--sample_every", PositiveInt, "steps between grids and validations; default: a tenth, or 200,000 samples")
     add("--save_every", PositiveInt, "steps between checkpoints; default: as --sample-every")
     what = "train on while a checkpoint is written; needs host memory for a copy of what each rank writes"
     add("--save_in_background", bool, what, True)

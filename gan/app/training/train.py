@@ -38,6 +38,7 @@ from strategies.processes.launchers import Launched
 from strategies.processes.stopping import WARNING, Signals, Stopped
 
 ON = "python -m gan.fit"
+SAMPLES = 200_000  # from a grid or checkpoint to the next, at most: as published for StyleGAN2-ADA
 
 
 # ---- what decides a training: gan.fit and gan.verify train alike ----
@@ -150,7 +151,7 @@ def train(
     log = Record(where)
     lockstep.requeues, lockstep.saved = False, lambda: where.newest_checkpoint() is not None
     lockstep.advice = "" if agent.speaks() else f"{ON} --resume {quoted(where.path)}"
-    every = settings.sample_every or max(1, -(-run.max_steps // 10))
+    every = often(settings, run)
     scorer = scorer_of(settings)
     keep = keeper(settings, run, where, every, names_of(scorer))
     scores = [] if scorer is None else [Scores(where, run, scorer, settings.score_every, keep, settings.score_count)]
@@ -182,7 +183,7 @@ def train(
         default_root_dir=where.path,
     )
     take_new_data(run, settings.new_data)
-    begin(settings, run, computer, where, checkpoint)
+    begin(settings, run, computer, where, checkpoint, keep.every)
     started = time.monotonic()
     try:
         trainer.fit(run.game, run.data, ckpt_path=None if checkpoint is None else str(checkpoint))
@@ -235,11 +236,22 @@ def keeper(settings: Namespace, run: Run, where: RunFolder, every: int, made: Co
     return Keep(where, save_every, settings.save_in_background, settings.keep, best, score)
 
 
-def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, checkpoint: Path | None) -> None:
+def often(settings: Namespace, run: Run) -> int:
+    """The steps from grid to grid: as typed, else a tenth of all, and of SAMPLES at most if it is known how many."""
+    most = SAMPLES * run.turns // run.batch_size if run.batch_size else run.max_steps
+    return settings.sample_every or max(1, min(-(-run.max_steps // 10), most))
+
+
+def begin(
+    settings: Namespace, run: Run, computer: Computer, where: RunFolder, checkpoint: Path | None, saves: int
+) -> None:
+    """Say what begins. `saves` are the steps from checkpoint to checkpoint."""
     how = f"{computer.words}, strategy {settings.strategy}"
     resumed = f", from {checkpoint}" if checkpoint is not None else ""
     batch = f" of {run.batch_size} sample{'s' * (run.batch_size != 1)}" if run.batch_size else ""
-    say(f"{short_name(settings.run)} on {how}: {run.max_steps} steps{batch}{resumed}")
+    grids = f"a grid every {often(settings, run)}, " if hasattr(run.game, "show") else ""
+    length = f"{run.max_steps} steps{batch}{resumed}; {grids}a checkpoint every {saves}"
+    say(f"{short_name(settings.run)} on {how}: {length}")
     say(f"everything goes to {where.path}/")
     typed = checkpoint is not None and folder.is_checkpoint(Path(settings.resume or ""))
     step = folder.step_of(checkpoint) if typed else None

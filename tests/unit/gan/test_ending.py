@@ -26,7 +26,7 @@ from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Record
-from gan.app.training.train import finish, keeper
+from gan.app.training.train import begin, finish, keeper, often
 from gan.files.errors import UserError
 from gan.runs import Run
 from strategies import TorchAccelerator
@@ -169,6 +169,31 @@ def test_the_best_are_kept_by_the_runs_first_score_among_validated_steps(tmp_pat
         keep(*by_fid[:4])
     with pytest.raises(UserError, match=r"^--keep-best 1: this run has no scores"):
         keep("--keep-best", "1", run=Run(None, None, 100))
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "turns", "typed", "grids", "saves"),
+    [
+        (1_562_500, 16, 1, (), 12_500, 12_500),
+        (156_000, 256, 2, (), 1562, 1562),  # each network sees half of the samples
+        (1_562_500, 16, 1, ("--sample-every", "9", "--save-every", "30000"), 9, 30_000),
+        (405, 8, 1, (), 41, 41),
+        (9, 10**6, 1, (), 1, 1),
+        (1_562_500, None, 1, (), 156_250, 156_250),
+    ],
+)
+def test_a_long_run_has_grids_and_checkpoints_every_200_kimg_and_says_so(
+    steps, batch, turns, typed, grids, saves, tmp_path, capsys
+):
+    game, settings = SimpleNamespace(show=None), options.parse(["r3gan-faces", *typed])[0]
+    run, where = Run(game, SimpleNamespace(batch_size=batch), steps, turns=turns), RunFolder(tmp_path)
+    saved = keeper(settings, run, where, often(settings, run)).every
+    begin(settings, run, Computer(TorchAccelerator(), "cpu", 1, 1), where, None, saved)
+    said = capsys.readouterr().out.partition("\n")[0]
+    assert said.endswith(f"; a grid every {grids}, a checkpoint every {saves}")
+    del game.show
+    begin(settings, run, Computer(TorchAccelerator(), "cpu", 1, 1), where, None, saved)
+    assert f"; a checkpoint every {saves}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("began", [None, 20])
