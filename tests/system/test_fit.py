@@ -495,6 +495,7 @@ def test_two_processes_need_no_launcher_and_stop_together(send, number, workers,
     out, err = process.communicate(60)
     assert process.returncode == 0, err
     assert "Traceback" not in err
+    assert err.count("ending after this step, and saving") == 1
     assert err.count("another Ctrl-C ends at once, without saving") == (number == signal.SIGINT)
     assert out.count("2 CPU processes, strategy ddp") == 1  # one of the two speaks
     assert "go on with\n  python -m gan.fit --resume runs/001-pix2pix-faces" in out

@@ -70,12 +70,13 @@ class Keep(Callback):
         self.signals.give_back()
 
     def _note(self, trainer: Trainer, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            if self._pressed:
-                phase_strategy(trainer).end_at_once(self._lost(trainer.global_step))
-            self._pressed = True
-            if trainer.is_global_zero:
-                tell("ending after this step, and saving; another Ctrl-C ends at once, without saving")
+        pressed, heard = number == signal.SIGINT, self.ending.wished
+        if pressed and self._pressed:
+            phase_strategy(trainer).end_at_once(self._lost(trainer.global_step))
+        self._pressed |= pressed
+        if trainer.is_global_zero and (pressed or not heard):
+            again = "; another Ctrl-C ends at once, without saving" if pressed else ""
+            tell(f"ending after this step, and saving{again}")
         self.ending.wish(number)
 
     def _lost(self, step: int) -> str:

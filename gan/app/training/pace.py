@@ -111,6 +111,11 @@ class Bar(ProgressBar):
             self.record.take_up(self.first)
             self.before = max(self.record.rows.items(), default=(0, {}))[1]
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if self.bar is not None and trainer.global_step == self.first and phase_strategy(trainer).steps.trials.times:
+            self.bar.set_description_str("?] trying the first step; --check false skips it")
+            self.shown = 0.0  # the next state shows its end
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Read the losses from the device only when the bar is drawn, because reading waits for the device."""
         self.pace.stepped()

@@ -252,6 +252,11 @@ def begin(
     grids = f"a grid every {often(settings, run)}, " if hasattr(run.game, "show") else ""
     length = f"{run.max_steps} steps{batch}{resumed}; {grids}a checkpoint every {saves}"
     say(f"{short_name(settings.run)} on {how}: {length}")
+    shown = run.max_steps * (run.batch_size or 0) // run.turns
+    if computer.kind == "cpu" and ":" not in settings.run and shown > 10 * SAMPLES:
+        small = "--size 32 --kimg 40" if "kimg" in settings else "--max-steps 500"
+        many = f"{shown // 1000:,} thousand samples take days or years"
+        say(f"without a GPU {many}; for a first look type {small}, and a smaller --width")
     say(f"everything goes to {where.path}/")
     typed = checkpoint is not None and folder.is_checkpoint(Path(settings.resume or ""))
     step = folder.step_of(checkpoint) if typed else None

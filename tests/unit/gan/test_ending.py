@@ -196,6 +196,22 @@ def test_a_long_run_has_grids_and_checkpoints_every_200_kimg_and_says_so(
     assert f"; a checkpoint every {saves}\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "steps", "small"),
+    [
+        ("stylegan2", "cpu", 500_000, "--size 32 --kimg 40"),
+        ("hifigan", "cpu", 500_000, "--max-steps 500"),
+        ("stylegan2", "cpu", 100_000, None),
+        ("stylegan2", "cuda", 500_000, None),
+    ],
+)
+def test_a_published_length_without_a_gpu_is_said_with_what_to_type(name, kind, steps, small, tmp_path, capsys):
+    settings, run = options.parse([name])[0], Run(None, SimpleNamespace(batch_size=16), steps)
+    begin(settings, run, Computer(TorchAccelerator(), kind, 1, 1), RunFolder(tmp_path), None, 10)
+    words = f"GPU 8,000 thousand samples take days or years; for a first look type {small}, and a smaller --width\n"
+    assert (words in capsys.readouterr().out) == (small is not None)
+
+
 @pytest.mark.parametrize("began", [None, 20])
 def test_the_end_names_what_this_training_has_made(began, tmp_path, capsys):
     """Not a picture of steps that were trained before, and no score where nothing was trained."""

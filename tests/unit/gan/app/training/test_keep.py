@@ -82,12 +82,13 @@ def test_a_checkpoint_that_does_not_know_what_was_written_resumes(tmp_path):
 
 
 @not_on_windows
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_after_the_step_and_stops(tmp_path, number):
+@pytest.mark.parametrize("number", [signal.SIGINT, *SIGNALS])
+def test_a_signal_saves_after_the_step_and_stops_and_says_so_once(tmp_path, number, capfd):
     before = signal.getsignal(number)
     with pytest.raises(Stopped):
-        kept(tmp_path, 8, {4: [number]})
+        kept(tmp_path, 8, {4: [number] * (1 + (number != signal.SIGINT))})
     assert RunFolder(tmp_path).steps() == [3, 4] and signal.getsignal(number) is before
+    assert capfd.readouterr().err.count("\nending after this step, and saving") == 1
 
 
 @not_on_windows

@@ -14,7 +14,7 @@ from gan.app.training import metrics, pace
 from gan.app.training.metrics import Record
 from gan.app.training.pace import Bar, Pace, between_steps
 from strategies import PhaseStrategy
-from tests.support.hard_games import Plain
+from tests.support.hard_games import Micro2, Plain
 from tests.support.parity import parts, trainer
 
 
@@ -54,6 +54,15 @@ def test_the_bar_tells_losses_pictures_and_the_time_to_the_end(capsys):
     assert "\r" not in said.err
     lines = re.findall(r"^step (\d) of 5: (\S+) kimg, \S+ pictures/s, \S+ s/kimg, .*to go$", said.out, re.MULTILINE)
     assert lines == [("2", "0.032"), ("4", "0.064")]
+
+
+@pytest.mark.parametrize(("game", "tried"), [(Micro2, 1), (Plain, 0)])
+def test_the_bar_says_that_the_first_step_is_tried(game, tried, capsys):
+    made = trainer(PhaseStrategy("single"), 1, 2, callbacks=[Bar(16)], enable_progress_bar=True)
+    made.fit(game(), parts(2))
+    said = capsys.readouterr().err
+    assert said.count("trying the first step; --check false skips it\n") == tried
+    assert said.count(" 1/2 steps ") == tried  # it is over
 
 
 def test_a_slow_training_makes_more_than_no_pictures(monkeypatch):
