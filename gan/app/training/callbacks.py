@@ -16,6 +16,7 @@ from gan.app.training import loggers, metrics
 from gan.app.training.metrics import Spare
 from gan.app.training.pace import computing
 from strategies import random_state
+from strategies.processes.stopping import Stopped
 
 SHOWN = 8
 PAGE = 64  # pictures
@@ -49,14 +50,21 @@ class Pictures(Callback):
             self._draw(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps:
-            if self.batch is not None:
-                self._draw(trainer, pl_module)
+        due = trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps
+        if due and self.batch is not None:
+            self._draw(trainer, pl_module)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Draw the curves before the next step: what the last one logs, and its validation, come after its grid."""
+        if trainer.global_step and trainer.global_step % self.every == 0:
             self._curves(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the curves again, because the last validation came after the last grid."""
         self._curves(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, Stopped):
+            self._curves(trainer)
 
     def _draw(self, trainer: Trainer, game: Any) -> None:
         # All ranks compute, because a sharded player needs them all. Every grid gets the same noise.

@@ -1,17 +1,20 @@
 """The callbacks of `gan.fit` by themselves, under a Trainer of one's own."""
 
 import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning import LightningDataModule
+from lightning.pytorch.callbacks import LambdaCallback
 from torch.utils.data import DataLoader
 
 from gan.app.run.folder import RunFolder
 from gan.app.training.callbacks import Pictures, Score, WriteSettings
 from gan.app.training.metrics import Record
 from strategies import PhaseStrategy
+from strategies.processes.stopping import Stopped
 from tests.support.hard_games import Plain
 from tests.support.parity import distance, parts, snapshot, trainer, vectors
 from tests.support.posix import not_on_windows
@@ -65,6 +68,18 @@ def test_pictures_are_drawn_and_disturb_nothing(tmp_path):
     names = sorted(path.name for path in folder.samples.iterdir())
     assert names == ["reals.png", "step-000000.png", "step-000003.png", "step-000004.png"]
     assert folder.curves.is_file()
+
+
+@pytest.mark.parametrize(("stops", "drawn"), [(None, [2, 4]), (3, [2, 3])])
+def test_curves_end_at_the_step_after_which_they_are_drawn(stops, drawn, tmp_path, monkeypatch):
+    log, found = Record(RunFolder(tmp_path)), []
+    monkeypatch.setattr(Pictures, "_curves", lambda self, trainer: found.append(max(log.rows)))
+    look = LambdaCallback(on_train_batch_end=lambda made, *_: made.global_step != stops or made.strategy.ending.wish())
+    callbacks = [Pictures(log.folder, log, every=2), look]
+    with pytest.raises(Stopped) if stops else nullcontext():
+        one = trainer(PhaseStrategy("single"), 1, 4, callbacks=callbacks, logger=log, log_every_n_steps=1)
+        one.fit(Plain(), parts(4))
+    assert found == drawn
 
 
 def test_the_scores_of_untrained_networks_are_logged_and_others_are_left_to_lightning(tmp_path):
