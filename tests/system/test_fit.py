@@ -210,7 +210,8 @@ def test_dry_run_prints_and_saves_everything_and_trains_nothing(here, capsys):
     assert "pool: 4" in said
     assert "generators: " in said
     assert not (run / "metrics.csv").exists()
-    assert not list((run / "samples").iterdir())
+    assert [path.name for path in (run / "samples").iterdir()] == ["reals.png"]
+    assert said.endswith(f"; {(run / 'samples/reals.png').relative_to(here)} shows what the networks see\n")
 
 
 def test_the_runs_are_listed_with_what_they_are(capsys):

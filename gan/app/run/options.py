@@ -221,7 +221,7 @@ def _add_own(parser: Parser) -> None:
     add("--log_every", PositiveInt, "steps between rows of metrics.csv", 10)
     what = "where to log beside the run's files, such as wandb, or tensorboard,mlflow; csv is metrics.csv, always there"
     add("--logger", Loggers, what, metavar="LIST")
-    flag("--dry_run", "print and save settings, networks and phases; train nothing")
+    flag("--dry_run", "print and save settings, networks, phases; draw reals.png; train nothing")
     flag("--slurm", "print the script of a Slurm job that trains this, and stop")
     flag("--submit", "submit that script, by sbatch")
     add_checks(parser)

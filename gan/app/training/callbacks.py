@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -10,11 +11,14 @@ from PIL import Image
 from torch import Tensor
 
 from gan.app.painting import grids
-from gan.app.painting.reopen import batches_of, first_samples, shown
+from gan.app.painting.reopen import batches_of, first_samples, ready, shown
 from gan.app.run.folder import RunFolder
 from gan.app.training import loggers, metrics
 from gan.app.training.metrics import Spare
 from gan.app.training.pace import computing
+from gan.files.errors import this_rank
+from gan.ranks import alone
+from gan.runs import Run
 from strategies import random_state
 from strategies.processes.stopping import Stopped
 
@@ -36,18 +40,22 @@ class Pictures(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose the samples. A new run also draws the reals, and a grid of its untrained networks."""
-        with random_state.untouched():
-            source = trainer.datamodule or pl_module  # pyrefly: ignore[missing-attribute] - Lightning sets it
-            if hasattr(pl_module, "show"):
-                self.batch = first_samples(batches_of(source), SHOWN)
+        source = trainer.datamodule or pl_module  # pyrefly: ignore[missing-attribute] - Lightning sets it
+        self.choose(trainer, pl_module, source)
         if self.batch is not None and trainer.global_step == 0:
-            named = self.batch.items() if isinstance(self.batch, dict) else ()
-            reals = {name.replace("_", " "): x for name, x in named if isinstance(x, Tensor) and x.ndim >= 3}
-            if list(reals) == ["image"] and trainer.is_global_zero:
-                self._draw_page(trainer, source)
-            elif reals:
-                self._save(trainer, reals, "reals.png")
             self._draw(trainer, pl_module)
+
+    def choose(self, trainer: Any, game: Any, source: Any) -> None:
+        """Choose the samples, and before the first step draw the reals. `source` has the loaders."""
+        with random_state.untouched():
+            if hasattr(game, "show"):
+                self.batch = first_samples(batches_of(source), SHOWN)
+        named = self.batch.items() if isinstance(self.batch, dict) and trainer.global_step == 0 else ()
+        reals = {name.replace("_", " "): x for name, x in named if isinstance(x, Tensor) and x.ndim >= 3}
+        if list(reals) == ["image"] and trainer.is_global_zero:
+            self._draw_page(trainer, source)
+        elif reals:
+            self._save(trainer, reals, "reals.png")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         due = trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps
@@ -72,20 +80,20 @@ class Pictures(Callback):
             columns = shown(game, prepared(self.batch))
             self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
 
-    def _draw_page(self, trainer: Trainer, source: Any) -> None:
+    def _draw_page(self, trainer: Any, source: Any) -> None:
         with random_state.untouched():
             batch = first_samples(batches_of(source, "train"), PAGE)
         pictures = (batch if isinstance(batch, dict) and "image" in batch else self.batch)["image"]
         cells = [grids.enlarged(grids.picture(sample), grids.CELL) for sample in pictures]
         self._write(trainer, grids.tiles(cells, 8, grids.MARGIN), "reals.png")
 
-    def _save(self, trainer: Trainer, columns: Mapping[str, grids.Batch], name: str) -> None:
+    def _save(self, trainer: Any, columns: Mapping[str, grids.Batch], name: str) -> None:
         if trainer.is_global_zero:
             self._write(trainer, grids.grid(columns, SHOWN), name)
             with self._spare.trying(self.folder.samples / name, "pictures"):
                 grids.save_sounds(columns, self.folder.samples / name)
 
-    def _write(self, trainer: Trainer, picture: Image.Image, name: str) -> None:
+    def _write(self, trainer: Any, picture: Image.Image, name: str) -> None:
         path = self.folder.samples / name
         with self._spare.trying(path, "pictures"):
             path.parent.mkdir(exist_ok=True)
@@ -98,6 +106,15 @@ class Pictures(Callback):
                 kimg, words = metrics.clock(self.record.rows)
                 title = f"{self.folder.path.name}: {words}" if words else self.folder.path.name
                 metrics.draw_panels(found, self.folder.curves, title, kimg)
+
+
+def dry_reals(run: Run, folder: RunFolder) -> Path | None:
+    """Draw the reals of a run that is not trained, and say where: None if it shows none."""
+    with alone(), ready(run) as source:
+        trainer = SimpleNamespace(global_step=0, is_global_zero=this_rank() == 0, loggers=[])
+        Pictures(folder, metrics.Record(folder), 1).choose(trainer, run.game, source)
+    path = folder.samples / "reals.png"
+    return path if path.exists() else None
 
 
 class Score(Callback):

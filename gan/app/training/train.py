@@ -19,7 +19,7 @@ from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import Resumed, instead, newest_whole, to_resume, where_data_are
 from gan.app.training import loggers, start
-from gan.app.training.callbacks import Pictures, Score, WriteSettings
+from gan.app.training.callbacks import Pictures, Score, WriteSettings, dry_reals
 from gan.app.training.describe import describe
 from gan.app.training.health import Health
 from gan.app.training.keep import Keep
@@ -131,12 +131,16 @@ def start_training(beginning: Beginning, computer: Computer, strategy: PhaseStra
         where = chosen.folder
         if trained is not None and trained.changed and not chosen.again:
             say(str(trained))
-        if settings.dry_run:
-            ends = f"a dry run: {where.path} stays as it is" if trained is not None else f"saved in {where.path}"
-            say(beginning.all_settings, beginning.summary, ends)
+        if settings.dry_run and trained is not None:
+            say(beginning.all_settings, beginning.summary, f"a dry run: {where.path} stays as it is")
             return
         try:
-            train(beginning, computer, strategy, launchers, chosen)
+            if not settings.dry_run:
+                train(beginning, computer, strategy, launchers, chosen)
+                return
+            reals = dry_reals(beginning.run, where)
+            seen = f"; {reals} shows what the networks see" if reals else ""
+            say(beginning.all_settings, beginning.summary, f"saved in {where.path}{seen}")
         except UserError:
             if this_rank() == 0 and trained is None and not chosen.again:
                 where.discard()
