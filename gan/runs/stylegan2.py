@@ -9,7 +9,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 from gan.ema import half_life
 from gan.files.errors import UserError
 from gan.runs.pictures import DISTANCE, Found, OnPictures
-from gan.runs.run import Run
+from gan.runs.run import Run, say
 from gan.runs.run import preset as preset_of
 from nets.ada import PIPES, Ada
 from nets.stylegan import StyleDiscriminator, StyleGenerator
@@ -104,14 +104,17 @@ def stylegan2(
     side = 1 << (max(found.size) - 1).bit_length()
     p = preset(config_, side, batch_size, kimg=kimg, gamma=gamma, rate=rate, width=width, mapping=mapping, ema=ema_kimg)
     steps = max_steps or max(1, round(1000 * p.kimg / p.batch))
-    average = 1000 * p.ema if ema_kimg is not None else min(1000 * p.ema, LONGEST * steps * p.batch)
     if from_ and (width or mapping):
         raise UserError(f"{from_} has networks of its own; leave --width and --mapping out")
     torch.manual_seed(pictures.seed)
     generator, discriminator = _networks(p, found, from_)
     check_frozen(freeze_d, len(discriminator.layers()))
     # Weights that are good already need no quick average at the beginning.
-    ema = half_life(average, p.batch, None if from_ else p.ramp_up)
+    ramp_up, average, longest = None if from_ else p.ramp_up, 1000 * p.ema, LONGEST * steps * p.batch
+    if ema_kimg is None and ramp_up is None and longest < average:  # a ramp is as short by itself, at any length
+        average = longest
+        say(f"averaged weights: half-life {longest / 1000:g} kimg, a twentieth of the training; --ema-kimg for another")
+    ema = half_life(average, p.batch, ramp_up)
     ada = None if augment == "off" else Ada(augment_target, 100_000 if from_ else 500_000, augment)
     rules: dict[str, Any] = dict(rate=p.rate, gamma=p.gamma, path=p.path, mixing=p.mixing)
     game = StyleGan(generator, discriminator, ema=ema, ada=ada, freeze=freeze_d, **rules)

@@ -39,9 +39,17 @@ def test_what_is_typed_comes_before_the_configuration():
     ("typed", "half_life"),
     [({}, 20), ({"kimg": 8}, 400), ({"kimg": 8, "ema_kimg": 20}, 20_000), ({"max_steps": None}, 20_000)],
 )
-def test_the_average_of_a_short_training_is_at_most_a_twentieth_of_that(typed, half_life):
+def test_the_average_of_a_short_training_is_at_most_a_twentieth_of_that_and_says_so(typed, half_life, capsys):
     game = small("stylegan2", config_="paper256", batch_size=4, **{"max_steps": None if typed else 100, **typed}).game
     assert game.ema(10**9) == pytest.approx(0.5 ** (4 / half_life), rel=1e-12)
+    said = f"averaged weights: half-life {half_life / 1000:g} kimg, a twentieth of the training"
+    assert (said in capsys.readouterr().err) == (half_life < 20_000)
+
+
+def test_an_average_with_a_ramp_does_not_change_with_the_length_of_the_training(capsys):
+    short, long = (small("stylegan2", batch_size=4, max_steps=steps).game.ema for steps in (100, 100_000))
+    assert [short(step) for step in (0, 50, 99, 10**9)] == [long(step) for step in (0, 50, 99, 10**9)]
+    assert short(99) == 0.5 ** (4 / (0.05 * 99 * 4)) and "averaged" not in capsys.readouterr().err
 
 
 def test_words_that_are_also_others_can_be_typed():
