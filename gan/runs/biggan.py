@@ -115,7 +115,10 @@ def biggan(
     torch.manual_seed(pictures.seed)
     game = _game(p, found, ortho=(ortho, judge_ortho), ema=ema, split=split)
     begin_with(from_, game)
-    return found.run(game, p.batch_size, max_steps or max(1, round(1000 * p.kimg / p.batch_size)), DISTANCE)
+    steps = max_steps or max(1, round(1000 * p.kimg / p.batch_size))
+    chosen: dict[str, Any] = {"config_": config_, **vars(replace(p, kimg=steps * p.batch_size / 1000))}
+    del chosen["side"], chosen["batch_size"]
+    return found.run(game, p.batch_size, steps, DISTANCE, **chosen)
 
 
 def _game(p: Preset, found: Found, **rules: Any) -> "BigGan":

@@ -81,10 +81,15 @@ class Found:
         how: dict[str, Any] = dict(workers=typed.workers, seed=typed.seed, flip=typed.flip, crop=typed.crop)
         return GanData(self.train, scored, batch_size=batch_size, **how)
 
-    def run(self, game: "GanModule", batch_size: int, steps: int, scores: dict[str, str], turns: int = 1) -> Run:
-        """A run of a game on these pictures, with scores where some are held out."""
+    def run(
+        self, game: "GanModule", batch_size: int, steps: int, scores: dict[str, str], turns: int = 1, **chosen: Any
+    ) -> Run:
+        """A run of a game on these pictures, with scores where some are held out. `chosen` is what `Run` says."""
         data = self.data(batch_size)
-        return Run(game, data, steps, scores if data.val is not None else {}, turns)
+        if chosen:
+            chosen |= {"size": f"{self.size[1]}x{self.size[0]}", "batch_size": batch_size}
+        said = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in chosen.items()}
+        return Run(game, data, steps, scores if data.val is not None else {}, turns, said)
 
     def networks(self, path: str, drawer: type[G], judge: type[D]) -> tuple[G, D]:
         """The generator and the discriminator of a published file, for these pictures. The average begins anew."""

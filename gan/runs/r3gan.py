@@ -112,7 +112,9 @@ def r3gan(
         images=1000 * p.kimg,
         augment=Augmentation("r3gan") if p.p else None,
     )
-    return found.run(game, p.batch, max_steps or max(2, 2 * round(1000 * p.kimg / p.batch)), DISTANCE, turns=2)
+    chosen = dict(config_=config_, kimg=p.kimg, rate=p.rate, gamma=p.gamma, augment=p.p, ema_kimg=p.ema)
+    steps = max_steps or max(2, 2 * round(1000 * p.kimg / p.batch))
+    return found.run(game, p.batch, steps, DISTANCE, turns=2, **chosen)
 
 
 def _networks(p: Preset, found: Found, width: float, bf16: bool) -> tuple[R3Generator, R3Discriminator]:

@@ -33,6 +33,7 @@ class Run:
     """A game, its data and how long to train. `scores` are validation metrics with a description; lower is better.
 
     `data` is None if the game has `train_dataloader()` itself. `turns`: in so many steps each network learns once.
+    `chosen` are the settings of a configuration by their names, also those that nobody typed.
     """
 
     game: "GanModule"
@@ -40,6 +41,12 @@ class Run:
     max_steps: int
     scores: dict[str, str] = field(default_factory=dict)
     turns: int = 1
+    chosen: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """What is `chosen`, such as "config auto, batch-size 32, gamma 0.0256"."""
+        return ", ".join(f"{name.rstrip('_').replace('_', '-')} {value}" for name, value in self.chosen.items())
 
     @property
     def batch_size(self) -> int | None:

@@ -118,7 +118,9 @@ def stylegan2(
     ada = None if augment == "off" else Ada(augment_target, 100_000 if from_ else 500_000, augment)
     rules: dict[str, Any] = dict(rate=p.rate, gamma=p.gamma, path=p.path, mixing=p.mixing)
     game = StyleGan(generator, discriminator, ema=ema, ada=ada, freeze=freeze_d, **rules)
-    return found.run(game, p.batch, steps, DISTANCE)
+    chosen: dict[str, Any] = dict(config_=config_, kimg=steps * p.batch / 1000, ema_kimg=average / 1000, **rules)
+    chosen |= {} if from_ else dict(width=p.width, mapping=p.mapping)
+    return found.run(game, p.batch, steps, DISTANCE, **chosen)
 
 
 def check_frozen(typed: int, layers: int) -> None:

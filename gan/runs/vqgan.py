@@ -100,7 +100,7 @@ def vqgan(
     rules: dict[str, Any] = dict(start=p.start, adversarial=p.adversarial, rate=rate or 4.5e-6 * p.batch)
     game = VqGan(autoencoder, judge, lpips, loss=judge_loss, perceptual_weight=perceptual_weight, **rules)
     begin_with(from_, game)
-    return found.run(game, p.batch, max_steps, SCORES)
+    return found.run(game, p.batch, max_steps, SCORES, config_=config_, codes=p.codes, **rules)
 
 
 def _autoencoder(p: Preset, channels: int, width: int, blocks: int, codebook: Learning) -> VqAutoencoder:

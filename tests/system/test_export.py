@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 from gan import GanModule, Phase, Player, sample
 from gan import export as command
 from gan.app.exporting import card, programs
+from gan.app.page import run_tables
 from gan.app.painting.reopen import open_run
 from gan.export import _published, export, main, networks
 from gan.files.errors import UserError
@@ -362,8 +363,14 @@ def test_a_card_says_how_plain_torch_loads_the_networks_and_so_it_does(averaged,
 def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp_path, monkeypatch, capsys):
     small = dict(width=0.005, mapping=1, held_out=0.5, workers=0, max_steps=1)
     run = opening.train(tmp_path / "runs", "stylegan2", data=classes(tmp_path / "data", "RGB", 8), **small)
+    said = "config auto, kimg 0.004, ema-kimg 0.0002, rate 0.0025, gamma 0.0128, path 2, mixing 0.9, width 0.005, "
+    assert f"settings: {said}mapping 1, size 16x16, batch-size 4\n" in capsys.readouterr().out
+    assert f"\nsettings\n  {said}" in (run / "game.txt").read_text()
+    shown = {row.title: row.cells[0].words for row in run_tables.settings(open_run(str(run))).rows}
+    assert [shown[name] for name in ("gamma", "size", "width")] == ["0.0128 (not typed)", "16x16 (not typed)", "0.005"]
     export(str(run), tmp_path / "hub", card=True)
-    assert "The classes: 0 cat, 1 dog." in (tmp_path / "hub" / "README.md").read_text()
+    about = (tmp_path / "hub" / "README.md").read_text()
+    assert "The classes: 0 cat, 1 dog." in about and f"| settings | {said}" in about
     assert json.loads((tmp_path / "hub" / "config.json").read_text())["classes"] == ["cat", "dog"]
     monkeypatch.chdir(tmp_path / "hub")
     code = typed_in(Path("README.md"))[0]

@@ -58,7 +58,9 @@ def videos(opened: SavedRun) -> Table:
 
 
 def settings(opened: SavedRun) -> Table:
-    saved = settings_file.read(opened.folder.settings)
+    """Every setting: of those that were not typed, what the configuration chose."""
+    saved, chosen = settings_file.read(opened.folder.settings), opened.run.chosen
+    saved |= {name: f"{chosen[name]} (not typed)" for name in chosen if name in saved and saved[name] is None}
     return Table(rows=[Row(name, [Cell("" if value is None else str(value))]) for name, value in saved.items()])
 
 

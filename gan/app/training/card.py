@@ -43,7 +43,7 @@ def first_sentence(name: str) -> str:
 def facts(
     folder: RunFolder, run: Run, step: int, settings: Mapping[str, Any], what: str = "samples", size: str = ""
 ) -> dict[str, str]:
-    data, batch = settings.get("data"), settings.get("batch_size")
+    data, batch = settings.get("data"), run.batch_size or settings.get("batch_size")
     sizes = {each: sum(weight.numel() for weight in net.parameters()) for each, net in run.game.named_children()}
     own = run.data
     counts = [f"{len(own.train):,} to train on", f"{len(own.val):,} held out"] if has_numbers(own) else []
@@ -57,6 +57,7 @@ def facts(
         what: ", ".join([*counts, *([size] if size else [])]) or "not counted",
         LICENCE: licence(data),
         "parameters": ", ".join(f"{each} {size:,}" for each, size in sizes.items() if size),
+        **({"settings": run.words} if run.chosen else {}),
         "computed": f"strategy {settings.get('strategy')}, precision {settings.get('precision')}",
     }
 

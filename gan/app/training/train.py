@@ -89,6 +89,7 @@ class Beginning:
         except UserError as error:
             raise where_data_are(error, now) if self.trained is not None else error from None
         self.summary, self.all_settings = describe(self.run.game), options.dump(settings, settings.run)
+        self.summary += f"\nsettings\n  {self.run.words}\n" if self.run.chosen else ""
 
     def texts(self, chosen: Chosen, launchers: list[str]) -> dict[Path, str]:
         """What the files of the run's folder say that are written before its first step."""
@@ -261,6 +262,8 @@ def begin(
         small = "--size 32 --kimg 40" if "kimg" in settings else "--max-steps 500"
         many = f"{shown // 1000:,} thousand samples take days or years"
         say(f"without a GPU {many}; for a first look type {small}, and a smaller --width")
+    if run.chosen:
+        say(f"settings: {run.words}")
     say(f"everything goes to {where.path}/")
     typed = checkpoint is not None and folder.is_checkpoint(Path(settings.resume or ""))
     step = folder.step_of(checkpoint) if typed else None

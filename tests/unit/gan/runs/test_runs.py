@@ -67,6 +67,19 @@ def small(name: str, **settings) -> Run:
     return build(name, **settings_of(name) | settings)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("r3gan", "config auto, kimg 20000, rate 0.0002, gamma 0.0272047, augment 0.3, ema-kimg 500, size 16x16, "),
+        ("biggan", "config auto, kimg 0.002, micro-batches 1, judge-steps 4, rate 0.0002, judge-rate 0.0002, "),
+        ("vqgan", "config f4, codes 8, start 0, adversarial 0.75, rate 9e-06, size 24x24, batch-size 2"),
+        ("pix2pix", ""),
+    ],
+)
+def test_what_a_configuration_chose_is_said(name, words):
+    assert small(name).words.startswith(words) and bool(words) == bool(small(name).chosen)
+
+
 def settings_of(name: str) -> dict[str, typing.Any]:
     found = {"batch_size": 2, "max_steps": 1, **({} if name.startswith("hifigan") else {"size": 16}), **SMALL[name]}
     if name in (*ON_FILES, "sean", "spade"):
