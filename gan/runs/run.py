@@ -33,7 +33,8 @@ class Run:
     """A game, its data and how long to train. `scores` are validation metrics with a description; lower is better.
 
     `data` is None if the game has `train_dataloader()` itself. `turns`: in so many steps each network learns once.
-    `chosen` are the settings of a configuration by their names, also those that nobody typed.
+    `chosen` are the settings of a configuration by their names, also those that nobody typed. `batch_on`: the batch
+    that the published code takes on so many devices, where ours is that of one.
     """
 
     game: "GanModule"
@@ -42,6 +43,7 @@ class Run:
     scores: dict[str, str] = field(default_factory=dict)
     turns: int = 1
     chosen: Mapping[str, str] = field(default_factory=dict)
+    batch_on: Callable[[int], int] | None = None
 
     @property
     def words(self) -> str:
@@ -52,6 +54,14 @@ class Run:
     def batch_size(self) -> int | None:
         """The samples of a step, of all ranks together, if the data say so."""
         return getattr(self.data, "batch_size", None)
+
+    def few(self, ranks: int) -> str:
+        """A line where the published code would give these ranks more samples; else nothing."""
+        size, more = self.batch_size, self.batch_on(ranks) if self.batch_on is not None else 0
+        if size is None or more <= size:
+            return ""
+        each = f"config auto takes the batch of one device: {size / ranks:g} samples a rank"
+        return f"{each}; the published code takes {more} on {ranks} devices (--batch-size {more})"
 
     @property
     def score(self) -> str:

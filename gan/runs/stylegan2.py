@@ -1,6 +1,7 @@
 """StyleGAN2-ADA on pictures of a person's own, in the published configurations."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,10 +47,14 @@ PRESETS = {
 }
 
 
+def batch_on(devices: int, side: int) -> int:
+    """The batch of the published `auto`."""
+    return max(min(devices * min(max(4096 // side, 1), 32), 64), devices)
+
+
 def preset(config: str, side: int, batch: int | None = None, **typed: Any) -> Preset:
     """The configuration of that name. `auto` depends on the larger side of the pictures and on the batch size."""
-    # The published batch of one device: more devices must not make it another training.
-    size = batch or min(max(4096 // side, 1), 32)
+    size = batch or batch_on(1, side)  # more devices must not make it another training
     width, rate = 1.0 if side >= 512 else 0.5, 0.002 if side >= 1024 else 0.0025
     gamma, ema = 0.0002 * side**2 / size, size * 10 / 32
     auto = Preset(size, rate, gamma, ema, min(size, 4), width, mapping=2, ramp_up=0.05)
@@ -120,7 +125,8 @@ def stylegan2(
     game = StyleGan(generator, discriminator, ema=ema, ada=ada, freeze=freeze_d, **rules)
     chosen: dict[str, Any] = dict(config_=config_, kimg=steps * p.batch / 1000, ema_kimg=average / 1000, **rules)
     chosen |= {} if from_ else dict(width=p.width, mapping=p.mapping)
-    return found.run(game, p.batch, steps, DISTANCE, **chosen)
+    run = found.run(game, p.batch, steps, DISTANCE, **chosen)
+    return run if batch_size or config_ != "auto" else replace(run, batch_on=partial(batch_on, side=side))
 
 
 def check_frozen(typed: int, layers: int) -> None:

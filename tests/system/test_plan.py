@@ -84,6 +84,11 @@ def test_a_speed_gives_the_hours_of_the_whole_training(capsys, opened_once):
     assert planned(capsys, *words, "--speed", "125")["hours"] == pytest.approx(25e6 / 250 / 3600)
 
 
+def test_a_batch_of_one_device_is_named_on_many(capsys, tmp_path):
+    main(f"stylegan2 --data {tmp_path}/none --size 16 --width 0.01 --mapping 1 --devices 8".split())
+    assert "\nconfig auto takes the batch of one device: 4 samples a rank; the pub" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_what_does_not_fit_is_told_by_how_much(capsys):
     words = [RUN, "--billions", "1.5", "--devices", "2", "--batch-size", "2"]

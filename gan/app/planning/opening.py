@@ -36,6 +36,7 @@ class Opened:
     iterations: int
     batch: Any
     samples: int
+    few: str = ""  # what `Run.few` says
     why: str = ""
     made_up: str = ""
     played: dict[Any, Sequence[Trace]] = field(default_factory=dict, init=False)
@@ -83,4 +84,4 @@ def _opened(run: Run, ranks: int, why: str = "") -> Opened:
     if isinstance(getattr(getattr(train, "a", None), "pictures", train), MadeUp):  # of two sides the first
         size = "x".join(map(str, reversed(train.size)))
         made_up = f"no data that can be read: counted with {len(train):,} made-up pictures of {size}"
-    return Opened(run.game, run.max_steps, run.max_steps // run.turns, batch, rows(batch), why, made_up)
+    return Opened(run.game, run.max_steps, run.max_steps // run.turns, batch, rows(batch), run.few(ranks), why, made_up)

@@ -190,6 +190,8 @@ def head(settings: Namespace, game: Opened, budget: Budget) -> Iterator[str]:
     yield f"{short_name(settings.run)}: {total:,} parameters, on {where}; {game.samples} samples on {each}"
     if game.made_up:
         yield game.made_up
+    if game.few:
+        yield game.few
     if game.why:
         yield f"\nmeasured on this CPU, because it cannot be played without values: {game.why}"
 

@@ -264,6 +264,8 @@ def begin(
         say(f"without a GPU {many}; for a first look type {small}, and a smaller --width")
     if run.chosen:
         say(f"settings: {run.words}")
+    if few := run.few(computer.processes):
+        say(few)
     say(f"everything goes to {where.path}/")
     typed = checkpoint is not None and folder.is_checkpoint(Path(settings.resume or ""))
     step = folder.step_of(checkpoint) if typed else None

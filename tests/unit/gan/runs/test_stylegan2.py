@@ -3,7 +3,7 @@
 import pytest
 
 from gan.app.run.options import _renamed, arguments
-from gan.runs.stylegan2 import PRESETS, preset
+from gan.runs.stylegan2 import PRESETS, batch_on, preset
 from tests.support import families
 from tests.unit.gan.runs.test_runs import small
 
@@ -50,6 +50,14 @@ def test_an_average_with_a_ramp_does_not_change_with_the_length_of_the_training(
     short, long = (small("stylegan2", batch_size=4, max_steps=steps).game.ema for steps in (100, 100_000))
     assert [short(step) for step in (0, 50, 99, 10**9)] == [long(step) for step in (0, 50, 99, 10**9)]
     assert short(99) == 0.5 ** (4 / (0.05 * 99 * 4)) and "averaged" not in capsys.readouterr().err
+
+
+def test_what_the_published_auto_takes_on_several_devices_is_said():
+    assert batch_on(8, 256) == families.load("stylegan2.pt")["presets"]["auto, 8 devices"]["batch_size"]
+    said = small("stylegan2", batch_size=None).few(8)
+    assert said.endswith("device: 4 samples a rank; the published code takes 64 on 8 devices (--batch-size 64)")
+    for ranks, typed in ((1, {}), (8, {"batch_size": 32}), (8, {"config_": "cifar"})):
+        assert small("stylegan2", **{"batch_size": None, **typed}).few(ranks) == ""
 
 
 def test_words_that_are_also_others_can_be_typed():
