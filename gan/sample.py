@@ -160,7 +160,9 @@ def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown")
     everywhere = {"--device", "--file", "--standing", *of_runs}
     typed = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
     if wrong := sorted(typed - everywhere - names.keys()):
-        raise UserError(f"{opened.title}: {opened.about}, where {wrong[0]} does nothing; leave {wrong[0]} out")
+        seeds = ", or derive the game from gan.games.from_noise.FromNoise: see docs/guide/game.md"
+        advice = f"leave {wrong[0]} out{seeds if opened.kind == 'any' and '--seeds' in wrong else ''}"
+        raise UserError(f"{opened.title}: {opened.about}, where {wrong[0]} does nothing; {advice}")
     chosen = {how.get("dest", name[2:].replace("-", "_")) for name, how in names.items()}
     chosen -= {"singles", "fps", "devices"}
     chosen |= {"file"} if action in WRITERS else set()

@@ -11,9 +11,9 @@ from torch.nn.functional import softplus
 from torch.optim import Adam
 from torch.utils.data import DataLoader
 
-from gan import GanModule, Phase, Player
+import gan
+from gan import GanModule
 from gan.runs import build
-from strategies import PhaseStrategy
 from tests.support.guides import ROOT, guides
 
 README = (ROOT / "README.md").read_text()
@@ -41,18 +41,18 @@ class Networks(GanModule):
         self.G, self.D = nn.Linear(4, 2).double(), nn.Linear(2, 1).double()
 
 
-def test_the_two_columns_of_the_readme_give_the_same_weights():
+def test_the_two_columns_of_the_readme_give_the_same_weights(monkeypatch):
+    monkeypatch.setattr(gan, "GanModule", Networks)  # which the right column imports
     by_hand, game = guides.blocks(README, "py")
     batches = [(torch.randn(8, 2).double(), torch.randn(8, 4).double()) for _ in range(4)]
     loader = DataLoader(batches, batch_size=None)
     before, hand = Networks(), Networks()
     optimizers = {f"{name}_optimizer": Adam(getattr(hand, name.upper()).parameters(), lr=1e-3) for name in "gd"}
     exec(by_hand, {"G": hand.G, "D": hand.D, "loader": loader, "softplus": softplus, **optimizers})
-    names = {"GanModule": Networks, "Player": Player, "Phase": Phase, "partial": partial, "Adam": Adam}
-    exec(game, names | {"softplus": softplus}, names := names | {"softplus": softplus})
+    exec(game, names := {"partial": partial, "Adam": Adam, "softplus": softplus})
     played = names["Game"]()
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "precision": "64-true"}
-    trainer = Trainer(strategy=PhaseStrategy("ddp"), accelerator="cpu", devices=1, max_epochs=1, **quiet)
+    trainer = Trainer(strategy=names["PhaseStrategy"]("ddp"), accelerator="cpu", devices=1, max_epochs=1, **quiet)
     trainer.fit(played, loader)
     for one, other, start in zip(hand.parameters(), played.parameters(), before.parameters(), strict=True):
         assert (one - other).abs().max() < 1e-12 < (one - start).abs().max()

@@ -74,6 +74,8 @@ def test_all_commands_take_it(here, monkeypatch, capsys):
     assert (run / "export" / "step-000006" / "net.safetensors").is_file()
     capsys.readouterr()
 
+    assert sample.main([str(run), "--seeds", "0-7"]) == 2
+    assert "leave --seeds out, or derive the game from gan.games.from_noise.FromNoise" in capsys.readouterr().err
     for command, words in (
         (sample, "shows nothing: its game needs show(batch)"),
         (evaluate, "what Line makes is not known here; its scores of validation are in the run's metrics.csv"),

@@ -160,7 +160,9 @@ class Shown:
 
     def show(self, count: int = 8, seed: int = 0) -> Sheet:
         if not hasattr(self.game, "show"):
-            raise UserError(f"run {self.saved.name} shows nothing: its game needs show(batch)")
+            raise UserError(
+                f"run {self.saved.name} shows nothing: its game needs show(batch), as in docs/guide/game.md"
+            )
         found, held = samples(self.saved.run, count)
         batch = first_samples(found, count)
         if not held:

@@ -266,6 +266,8 @@ def begin(
         say(f"settings: {run.words}")
     if few := run.few(computer.processes):
         say(few)
+    if not hasattr(run.game, "show"):
+        say("no grids: the game has no show(batch); docs/guide/game.md says how to write it")
     say(f"everything goes to {where.path}/")
     typed = checkpoint is not None and folder.is_checkpoint(Path(settings.resume or ""))
     step = folder.step_of(checkpoint) if typed else None

@@ -220,6 +220,7 @@ def test_the_beginning_says_what_was_chosen_and_where_ranks_have_few_samples(tmp
     begin(options.parse(["r3gan-faces"])[0], run, computer, RunFolder(tmp_path), None, 10)
     said = capsys.readouterr().out
     assert "\nsettings: config auto, ema-kimg 2\nconfig auto takes the batch of one device: 2 samples a rank; " in said
+    assert "\nno grids: the game has no show(batch); " in said
 
 
 @pytest.mark.parametrize("began", [None, 20])
