@@ -95,8 +95,8 @@ def stylegan2(
             cifar 500, auto batch_size * 10 / 32; at most a twentieth of the training.
         augment: What the discriminator sees changed: blit (flips, quarter turns, whole pixels), geom, color, bg, bgc
             (these three, as published), bgcfnc (also filters, noise and cuts), or off.
-        augment_target: It grows while the mean sign of the scores of real pictures is above this; published: 0.6. Its
-            probability can rise by 1 in 500 thousand pictures, and with from in 100 thousand.
+        augment_target: Pictures are augmented more often while the mean sign of the scores of real pictures is above
+            this; published: 0.6. From never to always it takes 500 thousand pictures or more, with --from 100 thousand.
         freeze_d: The first layers of the discriminator that do not learn (FreezeD), for training from other weights.
         from_: A published file of StyleGAN2 networks (.pkl), to begin with these networks and weights.
     """
