@@ -3,8 +3,6 @@
 Sizes that are no power of two, or not square, are the middle of the next power of two.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -88,9 +86,18 @@ class StyleGenerator(nn.Module):
         self.synthesis = Synthesis(_widths(self.size, base, most), style, channels, clamp, half)
         self.mapping = Mapping(latent, classes, style, mapping)
 
-    def forward(self, z: Tensor, label: Tensor | None = None, *, grain: Grain | None = None, **how: Any) -> Tensor:
-        """Pictures, as `drawn`, of styles, as `styles`."""
-        return self.drawn(self.styles(z, label, **how), grain)
+    def forward(
+        self,
+        z: Tensor,
+        label: Tensor | None = None,
+        *,
+        psi: float = 1.0,
+        cutoff: int | None = None,
+        follow: bool = True,
+        grain: Grain | None = None,
+    ) -> Tensor:
+        """Pictures, as `drawn`, of styles, as `styles`, which truncates by `psi`."""
+        return self.drawn(self.styles(z, label, psi=psi, cutoff=cutoff, follow=follow), grain)
 
     def styles(
         self,

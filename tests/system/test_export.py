@@ -341,7 +341,7 @@ def test_a_card_says_how_plain_torch_loads_the_networks_and_so_it_does(averaged,
     assert text.startswith("---\nlibrary_name: pytorch\n") and "| licence of the data | CC BY 4.0 |" in text
     assert "16 to train on, 4 held out" in text and "distance of drawn from held-out faces" in text
     by_class, program = typed_in(made / "README.md")
-    assert len(by_class.splitlines()) <= 12 and "![Samples that are drawn from noise](samples.png)" in text
+    assert len(by_class.splitlines()) <= 16 and "![Samples that are drawn from noise](samples.png)" in text
     assert "nothing else" in text and "To make the network also takes the packages `nets` and `gan`" in text
 
     # As a program: with torch alone. The file of weights needs no line of ours either.
@@ -354,6 +354,10 @@ def test_a_card_says_how_plain_torch_loads_the_networks_and_so_it_does(averaged,
     code = "import sys; [sys.modules.pop(name) for name in [*sys.modules] if name.startswith('lightning')]\n" + code
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ran = commands.run("-c", code + check, cwd=made, env=plain)
+    about = "The network takes `z` [B, 8]. It gives [B, 3, 16, 16], pictures in about -1 to 1, which the code clamps.\n"
+    assert text.count(about) == 2 and card.TRUNCATION not in text and "dropout and no truncation." in text
+    with Image.open(made / "generator.png") as picture:
+        assert (picture.size, picture.mode) == ((16, 16), "RGB")
     size, far, keys, others, own_size, own_far, own_others = ran.stdout.splitlines()
     assert size == own_size == "torch.Size([2, 3, 16, 16])" and float(far) < 1e-5 and float(own_far) == 0
     assert others == "[]" and own_others == "['gan', 'nets']" and opened[1].std() > 0
@@ -377,7 +381,11 @@ def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp
     capsys.readouterr()
     exec(code, {})
     assert "(torch.randn(2, 512), torch.eye(2)[[0, 1]])" in code
-    assert capsys.readouterr().out == "torch.Size([2, 3, 16, 16])\n"
+    assert (
+        "takes `z` [B, 512]; `label` [B, 2], 1 at the class and 0 elsewhere. It" in about and card.TRUNCATION in about
+    )
+    exec(code.replace("[[0, 1]]", "[[0, 1]], psi=0.7"), {})
+    assert capsys.readouterr().out == 2 * "torch.Size([2, 3, 16, 16])\n"
     assert card._made_up(torch.eye(3, dtype=torch.int64)[[2, 0]]) == "torch.eye(3, dtype=torch.int64)[[2, 0]]"
 
 

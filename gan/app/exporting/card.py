@@ -20,20 +20,28 @@ LOAD = """import json
 from importlib import import_module
 
 import torch
-from safetensors.torch import load_file
+{pillow}from safetensors.torch import load_file
 
 made = json.load(open("config.json"))["networks"]["{player}"]
 module, _, name = made["class"].rpartition(".")
 network = getattr(import_module(module), name)(**made["arguments"])
 weights, part = load_file(made["file"]), made["part"]
 network.load_state_dict({{key.removeprefix(part): weights[key] for key in weights if key.startswith(part)}})
-print(network.eval()({given}){first}.shape)"""
+found = network.eval()({given}){first}
+print(found.shape){picture}"""
+PILLOW = "from PIL import Image\n"
+PICTURE = """
+pixels = (found[0].detach().clamp(-1, 1) * 127.5 + 127.5).round().byte()
+Image.fromarray(pixels.permute(1, 2, 0).squeeze(-1).numpy()).save("{player}.png")"""
 NEEDS = "To make the network also takes the packages `nets` and `gan` of Coordinated GANs, but not Lightning."
 NEEDS_THEIRS = "To make the network also takes its module `{}`, on Python's path (PYTHONPATH), and what that imports."
 RUN = """import torch
-
+{pillow}
 network = torch.export.load("{file}").module()
-print(network({given}){first}.shape)"""
+found = network({given}){first}
+print(found.shape){picture}"""
+NEEDS_TORCH = "This needs torch{}. A program has no noise that its network adds, no dropout and no truncation."
+TRUNCATION = "For truncation add `psi=0.7`, and `cutoff=8` for the first eight layers alone."
 
 
 def arguments(opened: SavedRun, names: Collection[str]) -> dict[str, dict[str, Any] | None]:
@@ -101,13 +109,16 @@ def readme(
         what = "Samples that are drawn from noise" if isinstance(opened.run.game, FromNoise) else held_out
         lines += [f"![{what}]({picture})", ""]
     for player, call in called.items():
+        about, typed = _about(call, player)
         if described[player]["arguments"] is not None:
-            code = LOAD.format(player=player, given=_typed(call), first=_first(call))
-            needs = needs_of(described[player]["class"])
+            code = LOAD.format(player=player, **typed)
+            needs = f"{needs_of(described[player]['class'])}\n\n{about}"
+            needs += f" {TRUNCATION}" if "psi" in signature(call.network.forward).parameters else ""
             lines += [f"## {player} in plain torch", "", needs, "", "```python", code, "```", ""]
         if "torch" in formats:
-            code = RUN.format(file=described[player]["programs"][0], given=_typed(call), first=_first(call))
-            lines += [f"## {player} as a program", "", "This needs torch alone.", "", "```python", code, "```", ""]
+            code = RUN.format(file=described[player]["programs"][0], **typed)
+            needs = NEEDS_TORCH.format(", and Pillow for the picture" if typed["pillow"] else " alone")
+            lines += [f"## {player} as a program", "", needs, "", about, "", "```python", code, "```", ""]
     lines += ["## Files", "", *(f"- `*{SUFFIX[kind]}`: programs, made by torch" for kind in formats), "", files]
     return "\n".join(lines)
 
@@ -116,18 +127,36 @@ def needs_of(made: str) -> str:
     return NEEDS if made.startswith(("nets.", "gan.")) else NEEDS_THEIRS.format(made.rpartition(".")[0])
 
 
-def _typed(call: Call) -> str:
-    return ", ".join(_made_up(value) if isinstance(value, Tensor) else repr(value) for value in call.given.values())
-
-
-def _first(call: Call) -> str:
-    """Where the picture is in what the network gives: a VQGAN gives numbers beside it."""
+def _about(call: Call, player: str) -> tuple[str, dict[str, str]]:
+    """What the network takes and gives, in words, and the parts of the code that calls it."""
     with torch.no_grad():
-        return "[0]" if isinstance(call.network(*call.values), tuple | list) else ""
+        found = call.network(*call.values)
+    first = "[0]" if isinstance(found, tuple | list) else ""  # a VQGAN gives numbers beside the picture
+    found = found[0] if first else found
+    given = call.given.items()
+    taken = [
+        f"`{name}` {_of(value)}" + ", 1 at the class and 0 elsewhere" * _by_class(value)
+        for name, value in given
+        if isinstance(value, Tensor)
+    ]
+    picture = found.ndim == 4 and found.shape[1] in (1, 3, 4) and found.is_floating_point()
+    values = ", pictures in about -1 to 1, which the code clamps" * picture
+    typed = ", ".join(_made_up(value) if isinstance(value, Tensor) else repr(value) for _, value in given)
+    code = {"given": typed, "first": first, "pillow": PILLOW * picture}
+    code |= {"picture": PICTURE.format(player=player) * picture}
+    return f"The network takes {'; '.join(taken)}. It gives {_of(found)}{values}.", code
+
+
+def _of(value: Tensor) -> str:
+    return f"[{', '.join(['B', *map(str, value.shape[1:])])}]"
+
+
+def _by_class(value: Tensor) -> bool:
+    return value.ndim == 2 and value.equal(torch.eye(value.shape[1]).to(value)[value.float().argmax(1)])
 
 
 def _made_up(value: Tensor) -> str:
     shape, dtype = ", ".join(map(str, value.shape)), "" if value.is_floating_point() else f", dtype={value.dtype}"
-    if value.ndim == 2 and value.equal(torch.eye(value.shape[1]).to(value)[classes := value.float().argmax(1)]):
-        return f"torch.eye({value.shape[1]}{dtype})[{classes.tolist()}]"
+    if _by_class(value):
+        return f"torch.eye({value.shape[1]}{dtype})[{value.float().argmax(1).tolist()}]"
     return f"torch.zeros({shape}{dtype})" if dtype else f"torch.randn({shape})"
