@@ -10,6 +10,7 @@ from gan import GanModule, noise
 from gan.files.errors import UserError
 
 DIRECTIONS = 128
+ACROSS = 8  # pictures in a row of a grid
 
 
 class Compared(GanModule):
@@ -50,7 +51,8 @@ class FromNoise(Compared):
     If the drawer knows classes, so many as `drawer.classes`, batches have {"class"}: a number for each picture, or a
     vector. Then the drawer takes labels after the noise.
 
-    The score is the distance of its fakes from held-out pictures. The grid shows fakes from always the same noise.
+    The score is the distance of its fakes from held-out pictures. The grid shows fakes from always the same noise, and
+    no pictures beside them, since a fake has no picture of its own.
     """
 
     @property
@@ -108,10 +110,11 @@ class FromNoise(Compared):
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Fakes from always the same noise, beside pictures, whose labels they have."""
-        image, labels = batch["image"], self.labels(batch)
-        fakes = [self.numbered(torch.arange(len(image)) + k * len(image), image, labels) for k in range(3)]
-        return {"output": fakes[0], "output 2": fakes[1], "output 3": fakes[2], "pictures": image}
+        """Rows of the first fakes by their numbers, as many as the batch has pictures; a column has one class."""
+        image, classes = batch["image"], getattr(self.drawer, "classes", 0) or 1
+        step, rows = classes * max(1, ACROSS // classes), torch.arange(len(image))
+        of = [f"class {number % classes}:" if classes > 1 else "seeds" for number in range(min(ACROSS, step))]
+        return {f"{of[k]} {k}, {k + step}, …": self.numbered(k + step * rows, image) for k in range(len(of))}
 
 
 def noise_of(number: int, length: int) -> Tensor:

@@ -4,10 +4,12 @@ import re
 import shutil
 
 import pytest
+import torch
 
 from gan import compare
 from gan.app.page import compared
 from gan.app.painting.reopen import open_run
+from gan.games.from_noise import FromNoise
 from tests.support import opening
 
 NARROW = {"size": 16, "width": 8, "latent": 8, "faces": 16, "held_out": 4}
@@ -45,7 +47,17 @@ def test_scores_stand_beside_each_other_with_how_they_were_computed(made):
     assert "001-r3gan-faces" in text and "002-r3gan-faces" in text and compared.NO_COMPARISON not in text
 
 
-def test_the_same_held_out_pictures_are_shown_once_and_the_same_seeds_under_each_other(runs):
+@pytest.fixture
+def beside(monkeypatch):
+    """Games that show fakes beside pictures."""
+
+    def show(game, batch):
+        return {"output": game.numbered(torch.arange(len(batch["image"])), batch["image"]), "pictures": batch["image"]}
+
+    monkeypatch.setattr(FromNoise, "show", show)
+
+
+def test_the_same_held_out_pictures_are_shown_once_and_the_same_seeds_under_each_other(runs, beside):
     opened = [open_run(str(run)) for run in runs]
     table = compared.pictures(opened, ["one", "two"])
     assert table.note == compared.SAME and len(table.columns) == 4
@@ -57,7 +69,7 @@ def test_the_same_held_out_pictures_are_shown_once_and_the_same_seeds_under_each
 
 
 @pytest.mark.slow
-def test_runs_that_hold_out_other_pictures_show_their_own(runs, tmp_path):
+def test_runs_that_hold_out_other_pictures_show_their_own(runs, tmp_path, beside):
     other = opening.train(tmp_path, "r3gan-faces", seed=5, **{**NARROW, "held_out": 2})
     opened, names = [open_run(str(run)) for run in (*runs, other)], ["one", "two", "three"]
     table = compared.pictures(opened, names)

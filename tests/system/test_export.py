@@ -366,11 +366,15 @@ def test_a_card_says_how_plain_torch_loads_the_networks_and_so_it_does(averaged,
 
 def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp_path, monkeypatch, capsys):
     small = dict(width=0.005, mapping=1, held_out=0.5, workers=0, max_steps=1)
-    run = opening.train(tmp_path / "runs", "stylegan2", data=classes(tmp_path / "data", "RGB", 8), **small)
+    run = opening.train(tmp_path / "runs", "stylegan2", data=classes(tmp_path / "data", "RGB", 16), **small)
     said = "config auto, kimg 0.004, ema-kimg 0.0002, rate 0.0025, gamma 0.0128, path 2, mixing 0.9, width 0.005, "
     assert f"settings: {said}mapping 1, size 16x16, batch-size 4\n" in capsys.readouterr().out
     assert f"\nsettings\n  {said}" in (run / "game.txt").read_text()
-    shown = {row.title: row.cells[0].words for row in run_tables.settings(open_run(str(run))).rows}
+    opened = open_run(str(run))
+    table = run_tables.over_time(opened)
+    assert table.note.startswith("The same seeds") and table.columns == [f"row {number}" for number in (1, 2, 3, 4)]
+    assert [row.title for row in table.rows] == [f"class {k % 2}: {k}, {k + 8}, …" for k in range(8)]
+    shown = {row.title: row.cells[0].words for row in run_tables.settings(opened).rows}
     assert [shown[name] for name in ("gamma", "size", "width")] == ["0.0128 (not typed)", "16x16 (not typed)", "0.005"]
     export(str(run), tmp_path / "hub", card=True)
     about = (tmp_path / "hub" / "README.md").read_text()
@@ -380,11 +384,11 @@ def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp
     code = typed_in(Path("README.md"))[0]
     capsys.readouterr()
     exec(code, {})
-    assert "(torch.randn(2, 512), torch.eye(2)[[0, 1]])" in code
+    assert "(torch.randn(2, 512), torch.eye(2)[[0, 0]])" in code
     assert (
         "takes `z` [B, 512]; `label` [B, 2], 1 at the class and 0 elsewhere. It" in about and card.TRUNCATION in about
     )
-    exec(code.replace("[[0, 1]]", "[[0, 1]], psi=0.7"), {})
+    exec(code.replace("[[0, 0]]", "[[0, 1]], psi=0.7"), {})
     assert capsys.readouterr().out == 2 * "torch.Size([2, 3, 16, 16])\n"
     assert card._made_up(torch.eye(3, dtype=torch.int64)[[2, 0]]) == "torch.eye(3, dtype=torch.int64)[[2, 0]]"
 

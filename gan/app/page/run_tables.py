@@ -25,9 +25,11 @@ from gan.app.painting.reopen import SavedRun, first_samples, has_numbers, sample
 from gan.app.run import settings_file
 from gan.app.training import card, metrics
 from gan.app.training.callbacks import SHOWN
+from gan.games.from_noise import FromNoise
 from gan.sound import Sound
 
 COARSE = 16  # the size at which pictures are compared with training pictures
+ROWS = 4  # of a grid of seeds, on a page: it has many columns, and a page should stay small
 SPECK = 0.002  # a region of a smaller share of its picture gets no row
 PALE = "Pale: as logged. Full: the running mean over a twentieth of the curve."
 WELL = (
@@ -110,6 +112,8 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
     columns = shown(opened.run.game, held_out(opened, 1))
     size = grids.picture(next(iter(columns.values()))[0]).size
     pieces = [_cut(sheet, len(columns), size) for sheet in sheets]
+    seeds = isinstance(opened.run.game, FromNoise)
+    pieces = [[column[:ROWS] for column in piece] for piece in pieces] if seeds else pieces
     if not all(pieces):
         rows = [Row("grid", [Cell(pictures=tuple(sheets))])]
         return Table([""], rows, "The grids as training drew them.", moments)
@@ -119,8 +123,9 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
         cells = [Cell(pictures=frames) for frames in zip(*(piece[column] for piece in pieces), strict=False)]
         still = all(each == cell.pictures[0] for cell in cells for each in cell.pictures)
         rows.append(Row(title, [Cell(pictures=cell.pictures[:1]) for cell in cells] if still else cells))
-    titles = [f"picture {number}" for number in range(min(len(piece[0]) for piece in pieces))]
-    return Table(titles, rows, "The same held-out samples at every step, as training drew them.", moments)
+    titles = [f"row {n + 1}" if seeds else f"picture {n}" for n in range(min(len(piece[0]) for piece in pieces))]
+    what = "seeds" if seeds else "held-out samples"
+    return Table(titles, rows, f"The same {what} at every step, as training drew them.", moments)
 
 
 def masks(opened: SavedRun, count: int = SHOWN) -> Table:
