@@ -228,17 +228,17 @@ class Turning(Chained):
 
     def __init__(self, how):
         super().__init__()
-        self.how, self.late = how, False
+        self.how, self.late = how, 0
 
     def forward(self, z, codes):
         x = self.one(z)
         y = self.two(x.detach() if self.late and self.how == "detaches" else x)
-        return y, int(self.late and self.how == "number"), math.nan
+        return y, int(bool(self.late) and self.how == "number"), math.nan
 
 
 class Turned(Painting):
     def on_train_batch_start(self, *_):
-        self.generator.late = self.step > 0
+        self.generator.late = int(self.step > 0)  # a flag would make another plan
 
 
 class Routed(Painting):

@@ -469,7 +469,7 @@ class OfSomeSamples(HeadsInTurn):
 
 
 class Annealed(nn.Linear):
-    """Writes a buffer from some step on: when a flag says so, or by its own count of calls."""
+    """Writes a buffer, and detaches, from some step on, when a flag says so; or writes by its own count of calls."""
 
     warm, counts, calls = False, False, 0
 
@@ -481,7 +481,7 @@ class Annealed(nn.Linear):
         self.calls = self.calls + 1
         if self.warm or (self.counts and self.calls > 4):
             self.heat.mul_(0.9)
-        return super().forward(x) / self.heat.clone()
+        return super().forward(x.detach() if self.warm else x) / self.heat.clone()
 
 
 class Anneals(Plain):

@@ -367,7 +367,7 @@ def test_a_card_says_how_plain_torch_loads_the_networks_and_so_it_does(averaged,
 def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp_path, monkeypatch, capsys):
     small = dict(width=0.005, mapping=1, held_out=0.5, workers=0, max_steps=1)
     run = opening.train(tmp_path / "runs", "stylegan2", data=classes(tmp_path / "data", "RGB", 16), **small)
-    said = "config auto, kimg 0.004, ema-kimg 0.0002, rate 0.0025, gamma 0.0128, path 2, mixing 0.9, width 0.005, "
+    said = "config auto, kimg 0.004, ema-kimg 1.25, rate 0.0025, gamma 0.0128, path 2, mixing 0.9, width 0.005, "
     assert f"settings: {said}mapping 1, size 16x16, batch-size 4\n" in capsys.readouterr().out
     assert f"\nsettings\n  {said}" in (run / "game.txt").read_text()
     opened = open_run(str(run))
