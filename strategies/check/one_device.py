@@ -232,11 +232,7 @@ class Tries:
                 error.add_note(f"while {tried}; PhaseStrategy(check=False) leaves the trial out")
                 # A game may refuse a number of samples. Later trials have one that training has not.
                 refused = isinstance(error, UserError) and (not alone if self.whole else not step)
-                if isinstance(error, RanksDiffer) or of_a_collective(error):  # another rank may be gone
-                    raise
-                if refused:
-                    with suppress(RanksDiffer):  # which ranks get that have played on
-                        trial.meet(f"{FAILS}{error}", PATIENCE)
+                if refused or isinstance(error, RanksDiffer) or of_a_collective(error):  # another rank may be gone
                     raise
                 if not trial.meet(f"{FAILS}{error}", PATIENCE):
                     raise
