@@ -57,6 +57,9 @@ def preset(config: str, size: tuple[int, int], **typed: Any) -> Preset:
     return found
 
 
+OWN = ("side", "batch_size")  # of a configuration: said by `Found.run`
+
+
 def biggan(
     config_: str = "auto",
     kimg: PositiveFloat | None = None,
@@ -105,20 +108,18 @@ def biggan(
         split: The discriminator sees fakes and pictures in two passes, not together.
         from_: A published file (G.pth, G_ema.pth, D.pth), or the folder of several, to begin with.
     """
-    pictures = OnPictures(**settings)
-    found = pictures.find()
+    found = OnPictures(**settings).find()
     p = preset(
         config_, found.size, kimg=kimg, batch_size=batch_size, micro_batches=micro_batches, judge_steps=judge_steps,
         rate=rate, judge_rate=judge_rate, width=width, latent=latent, shared=shared, attention=attention,
         ema_start=ema_start,
     )  # fmt: skip
-    torch.manual_seed(pictures.seed)
+    torch.manual_seed(found.options.seed)
     game = _game(p, found, ortho=(ortho, judge_ortho), ema=ema, split=split)
     begin_with(from_, game)
     steps = max_steps or max(1, round(1000 * p.kimg / p.batch_size))
-    chosen: dict[str, Any] = {"config_": config_, **vars(replace(p, kimg=steps * p.batch_size / 1000))}
-    del chosen["side"], chosen["batch_size"]
-    return found.run(game, p.batch_size, steps, DISTANCE, **chosen)
+    chosen = vars(replace(p, kimg=steps * p.batch_size / 1000)).items()
+    return found.run(game, p.batch_size, steps, DISTANCE, config_=config_, **{n: v for n, v in chosen if n not in OWN})
 
 
 def _game(p: Preset, found: Found, **rules: Any) -> "BigGan":

@@ -113,8 +113,7 @@ def r3gan(
         augment=Augmentation("r3gan") if p.p else None,
     )
     chosen = dict(config_=config_, kimg=p.kimg, rate=p.rate, gamma=p.gamma, augment=p.p, ema_kimg=p.ema)
-    steps = max_steps or max(2, 2 * round(1000 * p.kimg / p.batch))
-    return found.run(game, p.batch, steps, DISTANCE, turns=2, **chosen)
+    return found.run(game, p.batch, max_steps or max(2, 2 * round(1000 * p.kimg / p.batch)), DISTANCE, 2, **chosen)
 
 
 def _networks(p: Preset, found: Found, width: float, bf16: bool) -> tuple[R3Generator, R3Discriminator]:

@@ -102,31 +102,39 @@ def stylegan2(
     """
     from gan.games.stylegan import StyleGan
 
-    if augment not in ("off", *PIPES):
-        raise UserError(f"augment '{augment}' is not known; type --augment {', '.join(PIPES)} or off")
-    pictures = OnPictures(**settings)
-    found = pictures.find()
+    ada = _augmentation(augment, augment_target, 100_000 if from_ else 500_000)
+    found = OnPictures(**settings).find()
     side = 1 << (max(found.size) - 1).bit_length()
     p = preset(config_, side, batch_size, kimg=kimg, gamma=gamma, rate=rate, width=width, mapping=mapping, ema=ema_kimg)
     steps = max_steps or max(1, round(1000 * p.kimg / p.batch))
     if from_ and (width or mapping):
         raise UserError(f"{from_} has networks of its own; leave --width and --mapping out")
-    torch.manual_seed(pictures.seed)
+    torch.manual_seed(found.options.seed)
     generator, discriminator = _networks(p, found, from_)
     check_frozen(freeze_d, len(discriminator.layers()))
-    # Weights that are good already need no quick average at the beginning.
-    ramp_up, average, longest = None if from_ else p.ramp_up, 1000 * p.ema, LONGEST * steps * p.batch
-    if ema_kimg is None and ramp_up is None and longest < average:  # a ramp is as short by itself, at any length
-        average = longest
-        say(f"averaged weights: half-life {longest / 1000:g} kimg, a twentieth of the training; --ema-kimg for another")
-    ema = half_life(average, p.batch, ramp_up)
-    ada = None if augment == "off" else Ada(augment_target, 100_000 if from_ else 500_000, augment)
+    ramp_up = None if from_ else p.ramp_up  # weights that are good already need no quick average at first
+    average = 1000 * p.ema if ema_kimg is not None or ramp_up is not None else _at_most(1000 * p.ema, steps * p.batch)
     rules: dict[str, Any] = dict(rate=p.rate, gamma=p.gamma, path=p.path, mixing=p.mixing)
+    ema = half_life(average, p.batch, ramp_up)
     game = StyleGan(generator, discriminator, ema=ema, ada=ada, freeze=freeze_d, **rules)
     chosen: dict[str, Any] = dict(config_=config_, kimg=steps * p.batch / 1000, ema_kimg=average / 1000, **rules)
     chosen |= {} if from_ else dict(width=p.width, mapping=p.mapping)
     run = found.run(game, p.batch, steps, DISTANCE, **chosen)
     return run if batch_size or config_ != "auto" else replace(run, batch_on=partial(batch_on, side=side))
+
+
+def _augmentation(kind: str, target: float, pictures: int) -> Ada | None:
+    if kind not in ("off", *PIPES):
+        raise UserError(f"augment '{kind}' is not known; type --augment {', '.join(PIPES)} or off")
+    return None if kind == "off" else Ada(target, pictures, kind)
+
+
+def _at_most(average: float, shown: int) -> float:
+    """The half-life in pictures of an average without a ramp, which would be as short by itself."""
+    longest = LONGEST * shown
+    if longest < average:
+        say(f"averaged weights: half-life {longest / 1000:g} kimg, a twentieth of the training; --ema-kimg for another")
+    return min(longest, average)
 
 
 def check_frozen(typed: int, layers: int) -> None:

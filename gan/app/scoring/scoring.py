@@ -3,6 +3,7 @@
 import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,22 +59,16 @@ def evaluate(
     game, data, world = opened.run.game, opened.run.data, ranks_here()
     val = getattr(data, "val", None)
     asked, (count, held_out) = count, _counts(opened, count)
-
-    def prepared(batch: Any) -> Any:
-        return move_data_to_device(batch, torch.device(device))
-
+    prepared = partial(move_data_to_device, device=torch.device(device))
     # What the game makes of one sample shows which scores are possible.
     numbers, first, _ = next(_turns(opened, 1, 1, World(), workers=0))
     shown = play(game, numbers, prepared(first), count)
-    whole = data if from_noise(shown) and isinstance(data, GanData) and against != "held-out" else None
+    whole = _against(data, shown, against)
+    true = f"{held_out} {HELD_OUT}" if held_out else f"{count} samples that it trains on"
     if whole is not None:
         count, true = to_make(shown, whole.train, asked), f"{len(whole.train)} {TRAINED_ON}"
-    elif against == "train":
-        raise UserError("--against train is for games that draw from noise, with a GanData; leave --against out")
-    else:
-        true = f"{held_out} {HELD_OUT}" if held_out else f"{count} samples that it trains on"
-        if not held_out and world.rank == 0:
-            print(NOTHING_HELD_OUT, flush=True)
+    elif not held_out and world.rank == 0:
+        print(NOTHING_HELD_OUT, flush=True)
     files = {"inception": inception, "lpips": lpips, "segmenter": segmenter}
     scorer = choose(shown, count, scores, labels=getattr(game, "labels", 0), ignore=ignore, **files).to(device)
     if whole is None:
@@ -154,6 +149,15 @@ def scored(
         return {}
     joined = {title: {name: torch.cat(each)[:total] for name, each in rows.items()} for title, rows in found.items()}
     return {title: (once(rows), sums[title]) for title, rows in joined.items()}
+
+
+def _against(data: Any, shown: Mapping[str, Made | Heard], against: str | None) -> GanData | None:
+    """The data of which all training pictures are compared; None to compare held-out samples."""
+    if from_noise(shown) and isinstance(data, GanData):
+        return data if against != "held-out" else None
+    if against == "train":
+        raise UserError("--against train is for games that draw from noise, with a GanData; leave --against out")
+    return None
 
 
 def from_noise(shown: Mapping[str, Made | Heard]) -> bool:
