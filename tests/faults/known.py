@@ -122,7 +122,7 @@ def made(what: str, ended: Ended) -> tuple[int, Any]:
         paths = [Path(line) for line in ended.out.splitlines() if line.endswith(".safetensors")]
         step = int(re.search(r"step-(\d+)", str(paths[0]))[1])
         return step, {path.name: _bits(load_file(path)) for path in paths}
-    step = int(re.search(r", from .*step-(\d+)\S*\.ckpt$", ended.out, re.MULTILINE)[1])
+    step = int(re.search(r", from .*?step-(\d+)\S*?\.ckpt(?:;|$)", ended.out, re.MULTILINE)[1])
     return step, _bits(tensors(run / "checkpoints" / f"step-{LAST:06d}.ckpt"))
 
 
