@@ -12,7 +12,7 @@ from gan.module import GanModule
 from gan.phase import Phase
 from strategies.micro_batches import rows
 
-Read = dict[str, tuple[str, str]]  # attributes: the phase that has left it, and the one that reads it
+Read = dict[str, tuple[str, str]]  # by attribute: the phase that has left it, and the phase that reads it
 
 
 class LeftBehind:
@@ -23,8 +23,9 @@ class LeftBehind:
     """
 
     def __init__(self, game: GanModule) -> None:
-        self.game, self.phase = game, ""  # that is played now
-        self.hidden: dict[str, tuple[Tensor, str]] = {}  # taken out of the game, with the phase that has left it
+        self.game = game
+        self.phase = ""  # the phase that is played now
+        self.hidden: dict[str, tuple[Tensor, str]] = {}  # attributes taken out of the game, and the phase of each
         self.read: Read = {}
 
     @contextmanager

@@ -113,7 +113,7 @@ class DdpReduction(GroupReduction):
         # The reducer waits for frozen weights too, and an edge can be made only to a weight that requires a gradient.
         for weight in frozen:
             weight.requires_grad_(True)
-        if self.armed and self.reducer is not None:  # an error has ended the last backward, of a trial
+        if self.armed and self.reducer is not None:  # an error in a trial has ended the last backward half-way
             self.reducer.process_group = None
             self.reducer = self._reducer()
         self.armed = True
