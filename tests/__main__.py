@@ -65,7 +65,7 @@ class Report:
             self.column = self.column % 100 + 1
             print(letter, end="\n" if self.column == 100 else "", flush=True)
         if text:
-            self.wrong.append(name)
+            self.wrong.append("\n".join([name, *(line for line in text.splitlines() if line[:2] == "E ")][:9]))
             print(f"\n==== {name}\n{text}", flush=True)
 
 

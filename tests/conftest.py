@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gan.app.training.callbacks import Pictures
 from gan.files.system import WINDOWS, signals
@@ -168,7 +169,9 @@ def screen(chromium: browser.Page) -> Iterator[browser.Page]:
 
 
 @pytest.fixture(autouse=True)
-def no_seed_left_behind() -> Iterator[None]:
-    """Lightning's seed_everything tells all later trainings its seed, through the environment."""
+def nothing_left_behind() -> Iterator[None]:
+    """Lightning keeps a trainer's rank and seed for the process: without its lines, a later test would fail."""
+    rank = rank_zero_only.rank
     yield
+    rank_zero_only.rank = rank
     os.environ.pop("PL_GLOBAL_SEED", None)

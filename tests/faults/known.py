@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_only as lightning_rank_zero_only
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 from safetensors.torch import load_file
@@ -74,7 +73,7 @@ def _two_ranks(words: list[str]) -> int:
     port, second = free_port(), os.fork()
     rank = int(not second)
     os.environ.update(place(rank, 2, port), TORCHELASTIC_RUN_ID="faults")
-    rank_zero_only.rank = lightning_rank_zero_only.rank = rank
+    rank_zero_only.rank = rank
     status = fit(words)
     if not second:
         os._exit(status)

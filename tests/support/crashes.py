@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.utilities.rank_zero import rank_zero_only as lightning_rank_zero_only
 from lightning.pytorch.utilities import rank_zero_only
 
 from gan import fit as fit_command
@@ -198,7 +197,7 @@ def _rank(
     os.dup2(said, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     os.environ.update(place(rank, size, port), TORCHELASTIC_RUN_ID="crashes")
-    rank_zero_only.rank = lightning_rank_zero_only.rank = rank  # Lightning looks when it is imported
+    rank_zero_only.rank = rank  # Lightning looks when it is imported
     errors.FIRST_RANK_SPEAKS = 3  # nobody ends here whom it gives the word to
     torch.set_num_threads(1)
     _add(Keep, "on_train_start", lambda *_: tells.send_bytes(TRAINS), after=True)
