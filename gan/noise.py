@@ -16,30 +16,20 @@ own, and of these at most the two at the ends for nothing:
     block 2   rows 8 to 11       rank 1
 
 How large a block is depends on the draw alone, never on the rank. A small draw is a single block.
-
-[Note: pages]
-To seed a generator takes longer than to draw a few numbers. So from a phase's fifth draw on, small draws of this module
-come in pages: a page has those of calls 4 to 7, of calls 8 to 15 and so on, for draws of one kind and shape. Which page
-a call has, and where in it, depends on the call and the draw alone, never on other draws. So calls are counted alike
-everywhere, and whoever goes back to a call finds its numbers. The CPU keeps the last pages. For an accelerator to make
-a page takes no longer than a draw, so it makes one for each.
 """
 
 import hashlib
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C import _DisableFuncTorch
 from torch.nn import functional as F
-from torch.overrides import _len_torch_function_stack  # get_default_device() takes longer than a draw
 
 from gan.files.errors import UserError
 from gan.files.loading import not_compiled
@@ -47,8 +37,6 @@ from gan.files.loading import not_compiled
 SMALL, FEW_ROWS, LARGE, PARTS = 2**10, 8, 2**17, 16  # sizes of a block: see `_rows_of_a_block`
 # One launch for most draws. A GPU writes a block in some 30 us, and no rank draws more than two of them for nothing.
 OF_ACCELERATOR = 2**24
-FIRST, CALLS, FEW, KEPT = 4, 8, 2**9, 16  # of pages: the first call; calls, and numbers of a draw, at most; how many
-CPU = torch.device("cpu")
 Draw = Callable[..., Tensor]  # fills a tensor: draw(tensor, generator=...)
 COPIES = 4  # so many rows for each sample are taken for rows of samples, where no trial has shown it
 MASK = 2**64 - 1
@@ -331,42 +319,6 @@ def _rows_of_a_block(total: int, width: int, cpu: bool) -> int:
     return total if total * width <= size else 1 << (size // width or 1).bit_length() - 1
 
 
-# ---- pages ----
-
-
-def _of_page(
-    draw: Draw, whole: tuple[int, ...], dtype: torch.dtype, device: torch.device | None, place: Place, call: int
-) -> Tensor:
-    """A small draw for the whole global batch. See [Note: pages]."""
-    if device is None:
-        device = torch.get_default_device() if _len_torch_function_stack() else CPU
-    calls = FIRST if call < CALLS else CALLS
-    page = draw, whole, dtype, device, calls, place._seed, call - call % calls
-    draws = _kept(*page) if device.type == "cpu" else _page(*page)
-    found = draws.pop(call % calls, None)  # each is given out once, because who gets it may write into it
-    if found is None:
-        found = (made := _page(*page)).pop(call % calls)
-        draws |= made
-    return found
-
-
-def _page(
-    draw: Draw, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, calls: int, seed: int, first: int
-) -> dict[int, Tensor]:
-    """The draws of so many calls from the first one on."""
-    rows, *inner = shape or (1,)
-    with at(None), torch.inference_mode(False), _DisableFuncTorch():  # others than who made a page may get its draws
-        page = torch.empty((calls * rows, *inner), dtype=dtype, device=device)
-        if not page.is_meta:
-            draw(page, generator=seeded(device, seed_for(seed, first, draw.__name__, str(dtype), calls, *shape)))
-        # A write into one of them changes no other, and autograd knows that.
-        each = page.unsafe_split(rows)
-        return dict(enumerate(each if shape else [one.view(()) for one in each]))
-
-
-_kept = lru_cache(KEPT)(_page)
-
-
 # ---- draws ----
 
 
@@ -384,16 +336,7 @@ def randint(low: int, high: int, shape: Sequence[int], like: Tensor | None = Non
     """Whole numbers from `low` to `high - 1`, a row for each sample, as int64 on the device of `like`."""
     if low >= high:
         raise UserError(f"noise.randint({low}, {high}) has no number to draw, because {high} is never drawn")
-    return _draw(_integers(low, high), shape, like, common, torch.int64)
-
-
-@lru_cache(KEPT)
-def _integers(low: int, high: int) -> Draw:
-    def draw(out: Tensor, generator: torch.Generator | None) -> Tensor:
-        return out.random_(low, high, generator=generator)
-
-    draw.__name__ = f"from {low} to {high}"
-    return draw
+    return _draw(lambda out, generator: out.random_(low, high, generator=generator), shape, like, common, torch.int64)
 
 
 def _draw(
@@ -414,16 +357,9 @@ def _draw(
     # In float64 the numbers of float32, so that every precision draws the same.
     single = torch.float32 if dtype is torch.float64 else dtype
     call, parts = place.next_call(), None if common else place.numbers_of(shape[0])
-    whole = tuple(shape) if parts is None else (place.whole(shape[0]), *shape[1:])
-    if call >= FIRST and 0 < math.prod(whole) <= FEW:
-        out = _of_page(draw, whole, single, device, place, call)
-        if parts is not None:
-            rows = [out[part.start : part.stop : part.step] for part in parts]
-            out = torch.cat(rows) if len(rows) > 1 else rows[0].contiguous()
-    else:
-        out = torch.empty(shape, device=device, dtype=single)
-        if not out.is_meta:
-            fill(out, draw, place, call, parts)
+    out = torch.empty(shape, device=device, dtype=single)
+    if not out.is_meta:
+        fill(out, draw, place, call, parts)
     return out.double() if dtype is torch.float64 else out
 
 
