@@ -29,7 +29,7 @@ def main(argv: list[str]) -> None:
     settings = parse(argv)
     with working():
         from gan.app.editing.editors import open
-        from gan.app.painting.sheet import save_png
+        from gan.app.sampling.sheet import save_png
 
         try:
             from gan.app.editing.server import serve

@@ -97,7 +97,7 @@ def parse(argv: list[str] | None = None) -> Namespace:
 
 def _evaluate(request: Namespace, device: str) -> None:
     """The work of one process; the first one prints and saves the result."""
-    from gan.app.painting.reopen import open_run, together
+    from gan.app.run.reopen import open_run, together
     from gan.app.scoring.scoring import evaluate
 
     opened = together(

@@ -22,7 +22,7 @@ from gan.files.disk import free_name, name_for, whole_file
 from gan.files.errors import UserError
 
 if TYPE_CHECKING:
-    from gan.app.painting.reopen import SavedRun
+    from gan.app.run.reopen import SavedRun
     from gan.module import GanModule
     from nets.published.files import PublishedFile
 
@@ -83,7 +83,7 @@ def class_of(network: nn.Module) -> str:
 def main(argv: list[str]) -> None:
     request = parse(argv)
     with working():
-        import gan.app.painting.reopen  # noqa: F401 - now, and not inside of `export`
+        import gan.app.run.reopen  # noqa: F401 - now, and not inside of `export`
 
     what = {name: request[name] for name in ("which", "to", "weights", "published", "out", "card", "licence", "data")}
     say(*export(**what, formats=request.format or "", name=request.run))
@@ -122,7 +122,7 @@ def export(
     `which`, `out` and `overrides` are those of `open_run`. With `ema` a player that keeps an average is written with
     averaged weights, and any other with raw ones. All networks are made before the first file is written.
     """
-    from gan.app.painting.reopen import open_run
+    from gan.app.run.reopen import open_run
 
     opened = open_run(which, out, weights=weights, exactly=True, **overrides)
     players = networks(opened.run.game, opened.averaged)
@@ -227,8 +227,8 @@ def _card(
 ) -> dict[str, Callable[[Path], object]]:
     from gan.app.exporting import card, programs
     from gan.app.page.run_tables import held_out
-    from gan.app.painting import grids
-    from gan.app.painting.reopen import shown
+    from gan.app.run.reopen import shown
+    from gan.app.sampling import grids
     from gan.app.training.callbacks import SHOWN
 
     calls, kinds = programs.calls(opened), [kind for kind in programs.SUFFIX if kind in formats.split(",")]

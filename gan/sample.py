@@ -16,7 +16,7 @@ from gan.files.errors import UserError
 from gan.files.system import quoted
 
 if TYPE_CHECKING:
-    from gan.app.painting.actions import Shown
+    from gan.app.sampling.shown import Shown
 
 EXAMPLES = """actions of any run:
 {any}
@@ -82,7 +82,7 @@ Fps = restricted_number_type("Fps", int, [(">=", 1), ("<=", 240)])
 def main(argv: list[str]) -> None:
     settings = parse(argv)
     with working():
-        from gan.app.painting.reopen import device_of
+        from gan.app.run.reopen import device_of
 
     if settings.get("inputs"):  # then --out is where the translations go
         typed = any(word.partition("=")[0] == "--out" for word in argv)
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> None:
 
 def _sample(settings: Namespace, argv: list[str], device: str) -> None:
     from gan.app.editing.editors import open
-    from gan.app.painting.reopen import together
+    from gan.app.run.reopen import together
 
     where = {"out": settings.out, "data": settings.data, "name": settings.run, "weights": settings.weights}
     opened = together(
@@ -113,7 +113,7 @@ def _sample(settings: Namespace, argv: list[str], device: str) -> None:
 
 def act(opened: "Shown", settings: Namespace, argv: list[str]) -> list[Path]:
     """Do what was typed, and write what it gives. Returns the files."""
-    from gan.app.painting.sheet import NO_MP4, Sheet, spare
+    from gan.app.sampling.sheet import NO_MP4, Sheet, spare
 
     action = settings.action or ("translate" if settings.get("inputs") else opened.default)
     typed = _fitting(action, settings, argv, opened)

@@ -13,8 +13,8 @@ from gan.app.command import command
 from gan.app.outputs import run
 from gan.app.page import compared, run_tables
 from gan.app.page.document import Part, document, write
-from gan.app.painting.reopen import SavedRun, open_run
 from gan.app.run.parser import Parser
+from gan.app.run.reopen import SavedRun, open_run
 from gan.app.training import card
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gan.app.painting.reopen import open_run
+from gan.app.run.reopen import open_run
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from gan.games.dmd2 import Dmd2

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import gan
 from gan import noise
-from gan.app.drawing import opened
+from gan.app.sampling import opened
 from gan.files.errors import UserError
 from gan.games import stylegan as stylegan_game
 from gan.games.stylegan import StyleGan, lazy_adam

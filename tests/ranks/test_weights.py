@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from lightning import Callback
 
-from gan.app.painting.reopen import open_run
+from gan.app.run.reopen import open_run
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from gan.files.tensors import Piece

@@ -9,7 +9,7 @@ from lightning import Callback
 from lightning.pytorch.callbacks import LambdaCallback
 
 from gan import Phase
-from gan.app.painting.reopen import _load
+from gan.app.run.reopen import _load
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from gan.runs import Run

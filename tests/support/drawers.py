@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from gan.app.drawing.drawer import Drawer
+from gan.app.sampling.drawer import Drawer
 from gan.games.from_noise import noise_of
 from nets.published.from_noise import published
 from nets.published.pickles import write

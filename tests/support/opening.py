@@ -11,8 +11,8 @@ from datasets import Faces
 from gan import GanModule
 from gan import fit as fit
 from gan.app.exporting import programs
-from gan.app.painting.reopen import SavedRun, _load
 from gan.app.run.folder import RunFolder
+from gan.app.run.reopen import SavedRun, _load
 from gan.export import Exported, networks
 from gan.files.checkpoint import load
 from gan.runs import Run, build

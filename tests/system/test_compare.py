@@ -8,7 +8,7 @@ import torch
 
 from gan import compare
 from gan.app.page import compared
-from gan.app.painting.reopen import open_run
+from gan.app.run.reopen import open_run
 from gan.games.from_noise import FromNoise
 from tests.support import opening
 

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 from gan import edit, sample
-from gan.app.drawing.drawer import Drawer
-from gan.app.drawing.opened import Drawings
 from gan.app.editing.editors import NoiseEditor, StyleEditor
-from gan.app.painting.reopen import open_run
+from gan.app.run.reopen import open_run
+from gan.app.sampling.drawer import Drawer
+from gan.app.sampling.drawings import Drawings
 from gan.games.from_noise import noise_of
 from nets.stylegan import StyleGenerator
 from tests.support.commands import until

@@ -15,8 +15,8 @@ from torchvision.models.segmentation import lraspp_mobilenet_v3_large
 from datasets.augment import to_tensors
 from gan import evaluate as command
 from gan import noise
-from gan.app.painting.reopen import open_run
 from gan.app.run.folder import RunFolder
+from gan.app.run.reopen import open_run
 from gan.app.scoring import distances, features, pixels, scorer, scoring
 from gan.app.scoring.distances import Known
 from gan.app.scoring.scorer import NEEDS

@@ -21,7 +21,7 @@ from gan import GanModule, Phase, Player, sample
 from gan import export as command
 from gan.app.exporting import card, programs
 from gan.app.page import run_tables
-from gan.app.painting.reopen import open_run
+from gan.app.run.reopen import open_run
 from gan.export import _published, export, main, networks
 from gan.files.errors import UserError
 from gan.runs import build

@@ -13,7 +13,7 @@ from jupyter_client.provisioning import local_provisioner
 from nbclient import NotebookClient
 from PIL import Image
 
-from gan.app.painting.grids import MARGIN, TITLE
+from gan.app.sampling.grids import MARGIN, TITLE
 from tests.support import commands
 
 SAMPLES = Path(__file__).resolve().parents[2] / "samples"

@@ -11,7 +11,7 @@ from gan import evaluate as evaluate
 from gan import export as export
 from gan import fit as fit
 from gan import sample as sample
-from gan.app.painting.reopen import open_run
+from gan.app.run.reopen import open_run
 from samples import gallery
 from tests.support.parity import often
 

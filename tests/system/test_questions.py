@@ -19,8 +19,8 @@ from onnxruntime import InferenceSession
 
 from datasets import Faces
 from gan import export, fit
-from gan.app.painting.reopen import open_run
 from gan.app.run.folder import RunFolder
+from gan.app.run.reopen import open_run
 from gan.app.scoring import features
 from gan.app.scoring.features import Extractor, RandomConvolutions
 from gan.app.training import metrics

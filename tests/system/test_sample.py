@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from gan import sample as sample
-from gan.app.painting.sheet import save_video
+from gan.app.sampling.sheet import save_video
 from gan.files.errors import UserError
 from gan.sample import ACTIONS, OPTIONS
 from nets.published.from_noise import published

@@ -13,8 +13,8 @@ from PIL import Image
 from gan import evaluate as evaluate
 from gan import sample as sample
 from gan.app.page import run_tables
-from gan.app.painting import grids
-from gan.app.painting.reopen import open_run
+from gan.app.run.reopen import open_run
+from gan.app.sampling import grids
 from gan.sound import PAUSE
 from samples import gallery
 from tests.support import opening

@@ -148,7 +148,7 @@ GOOD = {
     "gan/files/errors.py": "",
     "gan/export.py": "from strategies.policies import ddp\nfrom nets import unet\nfrom gan.app.run import folder",
     "gan/app/run/folder.py": "import strategies\nfrom ...files import errors\nfrom gan.games import pix2pix",
-    "gan/app/painting/grids.py": "from gan.app.run import folder",
+    "gan/app/sampling/grids.py": "from gan.app.run import folder",
     "gan/games/pix2pix.py": "from gan import GanModule\nfrom nets.unet import UNet",
     "nets/unet.py": "from gan.files.errors import UserError",
     "datasets/data.py": "from gan.files import errors",
@@ -198,6 +198,6 @@ def test_the_control_an_import_upwards_is_found(changes, found, tree):
 def test_the_control_files_and_rooms_in_a_circle_are_found(tree):
     found = files_in_circles(tree(gan__files__errors="from gan import GanModule"))
     assert found == ["gan imports gan.module", "gan.files.errors imports gan", "gan.module imports gan.files.errors"]
-    made = tree(gan__files__errors="", gan__app__run__start="def f():\n    from gan.app.painting.grids import grid")
-    assert rooms_in_circles(made) == ["gan/app/painting imports gan/app/run", "gan/app/run imports gan/app/painting"]
+    made = tree(gan__files__errors="", gan__app__run__start="def f():\n    from gan.app.sampling.grids import grid")
+    assert rooms_in_circles(made) == ["gan/app/run imports gan/app/sampling", "gan/app/sampling imports gan/app/run"]
     assert files_in_circles(made) == upwards(made) == []

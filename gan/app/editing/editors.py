@@ -22,14 +22,15 @@ from PIL import Image
 from torch import Tensor
 
 from datasets.augment import to_tensors
-from gan.app.drawing.drawer import FILES, Drawer
-from gan.app.drawing.latents import directions
-from gan.app.drawing.opened import Drawings
-from gan.app.painting import grids
-from gan.app.painting.actions import Paintings, Shown, StyleSource
-from gan.app.painting.painter import Painter, Picture, has_styles, read_labels
-from gan.app.painting.reopen import Numbered, SavedRun, has_numbers, open_run, shown
-from gan.app.painting.styles import regions
+from gan.app.run.reopen import Numbered, SavedRun, has_numbers, open_run, shown
+from gan.app.sampling import grids
+from gan.app.sampling.drawer import FILES, Drawer
+from gan.app.sampling.drawings import Drawings
+from gan.app.sampling.latents import directions
+from gan.app.sampling.painter import Painter, Picture, has_styles, read_labels
+from gan.app.sampling.paintings import Paintings, StyleSource
+from gan.app.sampling.shown import Shown
+from gan.app.sampling.styles import regions
 from gan.files.disk import read_text
 from gan.files.errors import UserError, reason
 from gan.files.system import quoted
@@ -324,7 +325,7 @@ def editor_of(shown: Shown) -> Editor:
 def open(path: str | Path = "auto", device: str = "auto", **options: Any) -> Shown:
     """Open a run's folder, a checkpoint inside one, the newest run (`auto`), or a published file (.pkl, .pth).
 
-    `options` are those of `gan.app.painting.reopen.open_run`, such as `data=` where the run's pictures have moved.
+    `options` are those of `gan.app.run.reopen.open_run`, such as `data=` where the run's pictures have moved.
     """
     if str(path).lower().endswith(FILES):
         opened: Shown = Drawings(Drawer.of_file(Path(path), device))

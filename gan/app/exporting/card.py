@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from torch import Tensor, nn
 
 from gan.app.exporting.programs import SUFFIX, Call, networks
-from gan.app.painting.reopen import SavedRun, build_again
+from gan.app.run.reopen import SavedRun, build_again
 from gan.app.training.card import card
 from gan.games.from_noise import FromNoise
 

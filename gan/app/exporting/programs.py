@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gan import GanModule, noise
 from gan.app.page.run_tables import held_out
-from gan.app.painting.reopen import SavedRun, shown
+from gan.app.run.reopen import SavedRun, shown
 from gan.files.errors import UserError, reason
 
 SUFFIX = {"torch": ".pt2", "onnx": ".onnx"}

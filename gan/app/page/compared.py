@@ -13,8 +13,8 @@ from gan.app.outputs import say
 from gan.app.page.document import Part, document
 from gan.app.page.run_tables import PALE, charts, held_out, made_by
 from gan.app.page.table import Cell, Charts, Row, Table, sample_cell
-from gan.app.painting.reopen import NotMade, SavedRun, open_run, shown
 from gan.app.run import folder, settings_file
+from gan.app.run.reopen import NotMade, SavedRun, open_run, shown
 from gan.app.training import card, metrics
 from gan.app.training.callbacks import SHOWN
 from gan.files.checkpoint import load

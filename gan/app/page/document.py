@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from gan.app.page.table import Charts, Table
-from gan.app.painting.sheet import writing
+from gan.app.sampling.sheet import writing
 from gan.files.disk import whole_file
 from gan.files.errors import UserError, reason
 

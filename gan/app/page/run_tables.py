@@ -19,10 +19,10 @@ from torchvision import tv_tensors
 
 from datasets.augment import Prepared, as_item, to_tensors
 from gan.app.page.table import Cell, Charts, Row, Table, sample_cell, spread
-from gan.app.painting import grids
-from gan.app.painting.painter import Painter, has_styles
-from gan.app.painting.reopen import SavedRun, first_samples, has_numbers, samples, shown
 from gan.app.run import settings_file
+from gan.app.run.reopen import SavedRun, first_samples, has_numbers, samples, shown
+from gan.app.sampling import grids
+from gan.app.sampling.painter import Painter, has_styles
 from gan.app.training import card, metrics
 from gan.app.training.callbacks import SHOWN
 from gan.games.from_noise import FromNoise

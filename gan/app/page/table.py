@@ -9,7 +9,7 @@ from io import BytesIO
 from PIL import Image
 from torch import Tensor
 
-from gan.app.painting import grids
+from gan.app.sampling import grids
 from gan.sound import Sound
 
 TINY = 96  # pictures up to this size are saved without loss, and shown with sharp pixels

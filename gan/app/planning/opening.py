@@ -9,7 +9,7 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from datasets.files.pictures import MadeUp
-from gan.app.painting.reopen import batches_of, ready
+from gan.app.run.reopen import batches_of, ready
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.runs import Run

@@ -10,9 +10,9 @@ from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from torch import Tensor
 
-from gan.app.painting import grids
-from gan.app.painting.reopen import batches_of, first_samples, ready, shown
 from gan.app.run.folder import RunFolder
+from gan.app.run.reopen import batches_of, first_samples, ready, shown
+from gan.app.sampling import grids
 from gan.app.training import loggers, metrics
 from gan.app.training.metrics import Spare
 from gan.app.training.pace import computing

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gan.app.painting.reopen import has_numbers
 from gan.app.run.folder import RunFolder
+from gan.app.run.reopen import has_numbers
 from gan.app.scoring.names import BY_FEATURES, TITLES, title_of
 from gan.app.training import metrics
 from gan.files.disk import read_text

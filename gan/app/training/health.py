@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from datasets.augment import Prepared
 from gan import noise, ranks
-from gan.app.painting.reopen import has_numbers
+from gan.app.run.reopen import has_numbers
 from gan.app.scoring.outputs import Judged, judges
 from gan.app.training.metrics import log
 from gan.app.training.pace import computing

@@ -20,8 +20,7 @@ from gan import fit as command
 from gan.app import command as command_module
 from gan.app.editing import editors
 from gan.app.outputs import Output, outputs
-from gan.app.painting import reopen
-from gan.app.run import options
+from gan.app.run import options, reopen
 from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
 from gan.app.training.keep import Keep

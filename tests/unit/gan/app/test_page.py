@@ -16,10 +16,10 @@ from PIL import Image
 
 from gan.app.page import compared, document, run_tables
 from gan.app.page.table import Cell, Charts, Row, Table, encode, spread
-from gan.app.painting import grids
-from gan.app.painting.painter import Painter
-from gan.app.painting.reopen import open_run
 from gan.app.run.folder import RunFolder
+from gan.app.run.reopen import open_run
+from gan.app.sampling import grids
+from gan.app.sampling.painter import Painter
 from gan.app.scoring.names import TRAINED_ON
 from gan.app.training import card, metrics
 from gan.files.errors import UserError

@@ -16,8 +16,7 @@ from lightning import Trainer
 
 from datasets import Faces, Tones
 from gan import fit, runs
-from gan.app.painting import reopen
-from gan.app.run import options
+from gan.app.run import options, reopen
 from gan.files.errors import UserError
 from gan.games.spade import Spade
 from gan.runs import OLD_NAMES, RUNS, Run, build, faces, pairs

@@ -10,12 +10,13 @@ import torch
 from PIL import Image
 
 import gan
-from gan.app.drawing.opened import Drawings
 from gan.app.editing import editors as module
 from gan.app.editing.editors import LabelEditor, NoiseEditor, StyleEditor, editor_of, in_bytes
-from gan.app.painting.actions import Paintings, Shown
-from gan.app.painting.grids import picture
-from gan.app.painting.reopen import open_run
+from gan.app.run.reopen import open_run
+from gan.app.sampling.drawings import Drawings
+from gan.app.sampling.grids import picture
+from gan.app.sampling.paintings import Paintings
+from gan.app.sampling.shown import Shown
 from gan.files.errors import UserError
 from tests.support import drawers, opening
 

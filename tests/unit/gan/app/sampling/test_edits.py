@@ -10,11 +10,10 @@ from PIL import Image
 
 import gan
 from gan import sample
-from gan.app.drawing import latents, opened
-from gan.app.drawing.opened import Drawings
-from gan.app.drawing.projection import drawn
-from gan.app.painting import sheet
-from gan.app.painting.grids import CELL, MARGIN, TITLE
+from gan.app.sampling import drawings, latents, sheet
+from gan.app.sampling.drawings import Drawings
+from gan.app.sampling.grids import CELL, MARGIN, TITLE
+from gan.app.sampling.projection import drawn
 from gan.files.errors import UserError
 from nets.r3 import R3Generator
 from nets.vgg import load_lpips
@@ -86,7 +85,7 @@ def test_what_is_read_is_never_written_over(files, here, tmp_path, monkeypatch, 
         (tmp_path / name).write_bytes((files / name).read_bytes())
     Image.open("me.png").save("film.gif")
     monkeypatch.setattr(sheet, "find_spec", lambda name: None)
-    monkeypatch.setattr(opened, "project", lambda *given: pytest.fail("searched"))
+    monkeypatch.setattr(drawings, "project", lambda *given: pytest.fail("searched"))
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     typed = ["project", "--picture", picture, "--tune", "1", "-o", out, "--device", "cpu"]
     assert sample.main([which, *typed]) == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gan.app.painting.sheet import writing
+from gan.app.sampling.sheet import writing
 from gan.files.disk import load_plain, whole_file
 from gan.files.errors import UserError
 

@@ -16,12 +16,13 @@ from PIL import Image
 
 import gan
 from gan import sample
-from gan.app.drawing.drawer import numbers, once
-from gan.app.drawing.latents import Latent, noise_maps
-from gan.app.drawing.opened import Drawings
-from gan.app.painting import sheet
-from gan.app.painting.actions import Paintings, Shown
-from gan.app.painting.grids import LINE, MARGIN, TITLE, picture
+from gan.app.sampling import sheet
+from gan.app.sampling.drawer import numbers, once
+from gan.app.sampling.drawings import Drawings
+from gan.app.sampling.grids import LINE, MARGIN, TITLE, picture
+from gan.app.sampling.latents import Latent, noise_maps
+from gan.app.sampling.paintings import Paintings
+from gan.app.sampling.shown import Shown
 from gan.files.errors import UserError
 from nets.r3 import R3Generator
 from tests.support.drawers import generator, publish

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gan.app.drawing.drawer import Drawer
-from gan.app.painting.sheet import writing
+from gan.app.sampling.drawer import Drawer
+from gan.app.sampling.sheet import writing
 from gan.files.disk import load_plain, regular, whole_file
 from gan.files.errors import UserError, reading, reason
 from nets.stylegan import StyleGenerator

@@ -6,8 +6,8 @@ import torch
 
 import gan
 from gan import sample
-from gan.app.drawing.drawer import MOST, Drawer
-from gan.app.painting.reopen import open_run
+from gan.app.run.reopen import open_run
+from gan.app.sampling.drawer import MOST, Drawer
 from gan.files.errors import UserError
 from gan.games.from_noise import noise_of
 from nets.biggan import BigDiscriminator, BigGenerator

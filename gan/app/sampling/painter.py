@@ -20,9 +20,9 @@ from datasets.batches import names_sum
 from datasets.files import pairs
 from datasets.workers import Loader
 from gan import noise
-from gan.app.painting import grids
-from gan.app.painting.reopen import SavedRun, numbered
-from gan.app.painting.styles import Styles
+from gan.app.run.reopen import SavedRun, numbered
+from gan.app.sampling import grids
+from gan.app.sampling.styles import Styles
 from gan.files.checkpoint import checksum
 from gan.files.errors import UserError
 

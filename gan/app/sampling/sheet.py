@@ -15,7 +15,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from gan.app.painting import grids
+from gan.app.sampling import grids
 from gan.files.disk import free_name, whole_file
 from gan.files.errors import UserError, reason
 from gan.sound import Sound

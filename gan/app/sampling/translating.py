@@ -25,8 +25,8 @@ from datasets.files.find import find_source
 from datasets.files.sounds import PEAK, SoundFolder, read_mel
 from datasets.files.sources import Folder, Source
 from gan.app.outputs import say
-from gan.app.painting import grids
-from gan.app.painting.sheet import into, writing
+from gan.app.sampling import grids
+from gan.app.sampling.sheet import into, writing
 from gan.files.disk import regular
 from gan.files.errors import UserError, printable, reason
 from gan.games.hifigan import HifiGan

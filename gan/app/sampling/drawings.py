@@ -17,15 +17,15 @@ from tqdm import tqdm
 
 from datasets.files import pairs
 from datasets.files.decoding import Frame
-from gan.app.drawing.drawer import Drawer, How, Numbers, numbers, once
-from gan.app.drawing.latents import Latent, Way, directions
-from gan.app.drawing.projection import by_discriminator, by_lpips, distance_from, drawn, project, tuned
 from gan.app.outputs import say
-from gan.app.painting.actions import Shown, file_name, words
-from gan.app.painting.grids import picture as image_of
-from gan.app.painting.grids import png, tiles
-from gan.app.painting.reopen import SavedRun, has_numbers, in_turns, numbered, ranks_here
-from gan.app.painting.sheet import Columns, Sheet, ending, into, spare, video_suffix, writing
+from gan.app.run.reopen import SavedRun, has_numbers, in_turns, numbered, ranks_here
+from gan.app.sampling.drawer import Drawer, How, Numbers, numbers, once
+from gan.app.sampling.grids import picture as image_of
+from gan.app.sampling.grids import png, tiles
+from gan.app.sampling.latents import Latent, Way, directions
+from gan.app.sampling.projection import by_discriminator, by_lpips, distance_from, drawn, project, tuned
+from gan.app.sampling.sheet import Columns, Sheet, ending, into, spare, video_suffix, writing
+from gan.app.sampling.shown import Shown, file_name, words
 from gan.files.disk import name_for, whole_file
 from gan.files.errors import UserError
 from gan.files.system import quoted

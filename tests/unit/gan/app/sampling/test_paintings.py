@@ -10,11 +10,11 @@ from PIL import Image
 
 from datasets import Faces
 from gan import noise
-from gan.app.painting import grids
-from gan.app.painting.actions import Paintings, _head
-from gan.app.painting.painter import Painter
-from gan.app.painting.reopen import open_run
-from gan.app.painting.styles import Styles
+from gan.app.run.reopen import open_run
+from gan.app.sampling import grids
+from gan.app.sampling.painter import Painter
+from gan.app.sampling.paintings import Paintings, _head
+from gan.app.sampling.styles import Styles
 from gan.sample import act as do
 from gan.sample import main, parse
 from tests.support import opening

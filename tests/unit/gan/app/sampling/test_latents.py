@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gan.app.drawing.latents import Latent, by_pca, by_weights, directions, noise_maps, some_w
-from gan.app.drawing.projection import drawn
+from gan.app.sampling.latents import Latent, by_pca, by_weights, directions, noise_maps, some_w
+from gan.app.sampling.projection import drawn
 from gan.files.errors import UserError
 from tests.support import drawers
 from tests.support.drawers import generator

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from gan.app.drawing.drawer import Drawer
-from gan.app.drawing.latents import Latent, noise_maps, some_w
+from gan.app.sampling.drawer import Drawer
+from gan.app.sampling.latents import Latent, noise_maps, some_w
 from gan.files.errors import UserError
 from nets.stylegan import DiscriminatorBlock, StyleDiscriminator, StyleGenerator
 from nets.vgg import SMALLEST, load_lpips

@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from gan.app.painting.grids import picture
-from gan.app.painting.reopen import SavedRun, device_of
+from gan.app.run.reopen import SavedRun, device_of
+from gan.app.sampling.grids import picture
 from gan.files.errors import UserError
 from gan.games.from_noise import noise_of
 from nets.biggan import BigGenerator, Norm

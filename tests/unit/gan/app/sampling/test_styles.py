@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 
 from datasets import Faces
-from gan.app.painting import grids, painter
-from gan.app.painting.actions import StyleSource
-from gan.app.painting.painter import Painter, Picture
-from gan.app.painting.reopen import open_run
-from gan.app.painting.styles import Styles, regions
+from gan.app.run.reopen import open_run
+from gan.app.sampling import grids, painter
+from gan.app.sampling.painter import Painter, Picture
+from gan.app.sampling.paintings import StyleSource
+from gan.app.sampling.styles import Styles, regions
 from gan.files.errors import UserError
 from tests.support.posix import not_on_windows
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageFont
 
 from gan.app.page.table import sample_cell
-from gan.app.painting import grids
+from gan.app.sampling import grids
 from gan.sound import Sound
 
 # ---- grids ----

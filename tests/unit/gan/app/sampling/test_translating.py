@@ -10,7 +10,7 @@ from PIL import Image
 
 from gan import export, sample
 from gan.app.editing.editors import open as opened
-from gan.app.painting.translating import translated
+from gan.app.sampling.translating import translated
 from gan.files.errors import UserError
 from gan.games.translation import Translation
 from tests.support import opening

@@ -8,10 +8,10 @@ import torch
 from PIL import Image, ImageOps
 
 from datasets import Faces
-from gan.app.painting import grids
-from gan.app.painting.painter import PAIR, Painter
-from gan.app.painting.reopen import open_run
-from gan.app.painting.styles import Styles
+from gan.app.run.reopen import open_run
+from gan.app.sampling import grids
+from gan.app.sampling.painter import PAIR, Painter
+from gan.app.sampling.styles import Styles
 from gan.files.errors import UserError
 from nets.blocks import edges_of
 from tests.support import layouts, opening

@@ -8,9 +8,9 @@ import pytest
 import torch
 import yaml
 
-from gan.app.painting import reopen
-from gan.app.painting.reopen import open_run
+from gan.app.run import reopen
 from gan.app.run.folder import RunFolder
+from gan.app.run.reopen import open_run
 from gan.files.errors import UserError
 from gan.runs import build
 from tests.support import opening

@@ -1,40 +1,23 @@
-"""What `python -m gan.sample` does with a run that has samples: its actions as methods, which return what they draw.
+"""What `python -m gan.sample` does with a run of SEAN."""
 
-gan/sample.py says what each does.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import torch
-from lightning.fabric.utilities.apply_func import move_data_to_device
 from PIL import Image
 from torch import Tensor
 
 from gan.app.outputs import say
-from gan.app.painting import grids
-from gan.app.painting.painter import Painter, Picture
-from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, first_samples, samples, shown
-from gan.app.painting.sheet import Columns, Sheet, save_png, unused
-from gan.app.painting.styles import Styles, regions
-from gan.app.painting.translating import translate_folder, voice_folder, way
-from gan.files.disk import name_for
+from gan.app.sampling import grids
+from gan.app.sampling.painter import Painter, Picture
+from gan.app.sampling.sheet import Columns, Sheet, save_png, unused
+from gan.app.sampling.shown import Shown, Words, file_name, words
+from gan.app.sampling.styles import Styles, regions
 from gan.files.errors import UserError
 from gan.files.system import quoted
-from gan.games.hifigan import HifiGan
-
-Words = str | int | Iterable[str | int] | None  # what is typed one after the other; in Python also a single one
-
-
-def words(given: Words) -> list[str]:
-    return [str(each) for each in ([given] if isinstance(given, str | int) else given or ())]
-
-
-def file_name(action: str, words: Sequence[str] | None) -> str:
-    return "-".join([action, *(name_for(Path(word).stem) for word in words or ())])[:120]
 
 
 def after(word: str, given: Words) -> list[str]:
@@ -115,85 +98,6 @@ def _same(one: Picture, other: Picture) -> bool:
     if one.image is None or other.image is None:
         return False
     return torch.equal(one.image, other.image) and torch.equal(one.label, other.label)
-
-
-class Shown:
-    """An opened run of any game. `game` has its networks, with averaged weights where the run has some."""
-
-    kind, about = "any", "its game neither draws from noise nor has styles"
-    default = "show"  # the action of `sample`
-    editor: Callable[[], Any]  # makes what `edit` asks; `gan.open` sets it, since an editor stands above all kinds
-
-    def __init__(self, run: SavedRun | None, title: str = "") -> None:
-        self.run, self.title = run, title if run is None else f"{run.folder.path}, step {run.step}"
-
-    @property
-    def saved(self) -> SavedRun:
-        if self.run is None:
-            raise UserError(f"{self.title} is no run, so it has no held-out samples; leave show out")
-        return self.run
-
-    @property
-    def game(self) -> Any:
-        return self.saved.run.game
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.game.parameters()).device
-
-    def stand(self, batches: int) -> None:
-        raise UserError(f"{self.title}: {self.about}, so it has no standing statistics; leave --standing out")
-
-    def path(self, name: str, suffix: str) -> Path:
-        return self.saved.folder.samples / f"{name}{suffix}"
-
-    def sample(self, *args: Any, **options: Any) -> Sheet:
-        """What the command draws if no action is typed."""
-        return getattr(self, self.default)(*args, **options)
-
-    def edit(self, edit: str | Path | Mapping[str, Any]) -> Image.Image:
-        """Draw an edit: a file that the editor has saved, or the same in Python, such as {"picture": 3, "seed": 1}."""
-        editor = self.editor()
-        image, notes = editor.picture_of(edit) if isinstance(edit, Mapping) else editor.repeat(Path(edit))
-        say(*notes)
-        return image
-
-    def show(self, count: int = 8, seed: int = 0) -> Sheet:
-        if not hasattr(self.game, "show"):
-            raise UserError(
-                f"run {self.saved.name} shows nothing: its game needs show(batch), as in docs/guide/game.md"
-            )
-        found, held = samples(self.saved.run, count)
-        batch = first_samples(found, count)
-        if not held:
-            say(NOTHING_HELD_OUT)
-        batch = move_data_to_device(batch, self.device)
-        columns = shown(self.game, batch, seed)
-        made = grids.made(columns, batch).items()
-        singles = {f"{row}-{title}": each for title, column in made for row, each in enumerate(column)}
-        return Sheet("show", columns, singles=singles)
-
-    def translate(
-        self,
-        inputs: str | None = None,
-        file: str | Path | None = None,
-        direction: str | None = None,
-        largest: int | None = None,
-    ) -> list[Path]:
-        """Write the translations of a folder or zip of pictures, or of one, each in its own size; and so of sounds."""
-        if inputs is None:
-            raise UserError("say which pictures: --inputs and a folder, a zip or a picture")
-        folder = Path(file or self.path(f"translated-{name_for(Path(inputs).stem)}", ""))
-        if isinstance(self.game, HifiGan):
-            if direction or largest:
-                raise UserError(
-                    f"{self.title}: sounds have no direction and no size; leave --direction and --largest out"
-                )
-            return [voice_folder(self.game, inputs, folder, self.device)]
-        chosen = way(self.game, self.title, direction)
-        if chosen.codes and largest:
-            raise UserError(f"{self.title}: maps of codes have no size to change; leave --largest out")
-        return [translate_folder(chosen, inputs, folder, largest, self.device, self.saved.background)]
 
 
 class Paintings(Shown):

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from torchmetrics.functional.image.lpips import _LPIPS
 from torchvision import models
 
-from gan.app.drawing import latents, projection
-from gan.app.drawing.latents import some_w
-from gan.app.drawing.projection import (
+from gan.app.sampling import latents, projection
+from gan.app.sampling.latents import some_w
+from gan.app.sampling.projection import (
     Adam,
     by_discriminator,
     by_lpips,
