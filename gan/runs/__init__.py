@@ -57,7 +57,7 @@ def find(name: str) -> Callable[..., Run]:
         return own.read(name).load()
     name = OLD_NAMES.get(name, name)
     if name not in RUNS:
-        close = get_close_matches(name, RUNS, 1)
+        close = get_close_matches(name.lower(), RUNS, 1)
         known = f"known: {', '.join(RUNS)}; or your own: {own.FORM}"
         meant = f"did you mean {close[0]}? Or see --list-runs" if close else known
         raise UserError(f"unknown run '{name}'; {meant}")

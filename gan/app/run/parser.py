@@ -16,24 +16,60 @@ from gan.files.errors import UserError, printable
 
 limit_typed_values()
 
-# Options of other trainers, and ours for the same, of which a run may have only one.
+# Options of ours, with what other trainers call them. A run has only some of ours.
 OF_OTHER_TRAINERS = {
-    "--mirror": "--flip",
-    "--gpus": "--devices",
-    "--snap": "--save-every",
-    "--cond": "--classes",
-    "--metrics": "--score-every",
-    "--outdir": "--out",
-    "--lr": "--rate --generator-rate",
-    "--glr": "--rate --generator-rate",
-    "--wandb": "--logger",
-    "--resolution": "--size",
-    "--target": "--augment-target",
-    "--ckpt": "--resume --from",
-    "--fp32": "--precision",
-    "--psi": "--truncation",
-    "--epochs": "--kimg --max-steps",
+    "--augment-target": "target",
+    "--batch-size": "batch batch-gpu",
+    "--blocks": "netg",
+    "--channels": "input-nc output-nc",
+    "--classes": "cond n-classes",
+    "--codes": "n-embed",
+    "--config": "base cfg cut-mode",
+    "--count": "num-test n-samples",
+    "--crop": "preprocess no-crop",
+    "--cycle": "lambda-a lambda-b",
+    "--data": "dataroot dataset input-wavs-dir",
+    "--devices": "gpus gpu-ids parallel",
+    "--epochs": "n-epochs num-epochs training-epochs",
+    "--falling-epochs": "n-epochs-decay lr-policy",
+    "--file": "results-dir",
+    "--fit": "preprocess",
+    "--flip": "mirror no-flip",
+    "--from": "ckpt load-weights",
+    "--generator-rate": "lr glr g-lr",
+    "--hertz": "sampling-rate",
+    "--identity": "lambda-identity",
+    "--inputs": "input-mels-dir input-wavs-dir dataroot",
+    "--judge": "netd",
+    "--judge-rate": "dlr d-lr",
+    "--judge-steps": "num-d-steps",
+    "--judge-width": "ndf d-ch",
+    "--kimg": "epochs n-epochs num-epochs",
+    "--latent": "dim-z",
+    "--layers": "n-layers-d",
+    "--log-every": "print-freq stdout-interval summary-interval",
+    "--logger": "wandb use-wandb display-id",
+    "--loss": "gan-mode",
+    "--max-steps": "epochs training-epochs",
+    "--mels": "fine-tuning input-mels-dir",
+    "--micro-batches": "num-g-accumulations num-d-accumulations accumulate-grad-batches",
+    "--nce": "lambda-nce",
+    "--network": "netg which-model-netg",
+    "--out": "outdir checkpoints-dir checkpoint-path name experiment-name logdir",
+    "--pixels": "lambda-l1",
+    "--pool": "pool-size",
+    "--precision": "fp32",
+    "--rate": "lr glr g-lr",
+    "--resume": "ckpt continue-train resume-from-checkpoint",
+    "--sample-every": "display-freq",
+    "--save-every": "snap save-epoch-freq checkpoint-interval",
+    "--score-every": "metrics validation-interval test-every",
+    "--size": "resolution load-size crop-size",
+    "--truncation": "psi",
+    "--width": "ngf g-ch",
+    "--workers": "num-threads num-workers",
 }
+CLOSE = 0.75  # how alike an option must be to be meant, from 0 to 1
 BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "at most"}
 
 
@@ -119,16 +155,18 @@ class Parser(jsonargparse.ArgumentParser):
             if option and name.replace("-", "_") == f"__{option}":
                 message = f"{_hyphens(name)} {own if given else value}".strip() + f": type {right}"
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
-        known = [_hyphens(name) for name in self._option_string_actions if name.startswith("--")]
+        options = {name: each.help for name, each in self._option_string_actions.items() if name.startswith("--")}
+        known = [_hyphens(name) for name, help in options.items() if help != SUPPRESS]
         if unknown:
             typed = _hyphens(unknown[1])
-            others = OF_OTHER_TRAINERS.get(typed, "").split()
-            close = [name for name in known if name in others or name.startswith(typed)]
-            close = close or difflib.get_close_matches(typed, known, 1)
+            others = {name: OF_OTHER_TRAINERS.get(name, "").split() for name in known}
+            close = [name for name in known if typed[2:].lower() in others[name] or name.startswith(typed)]
+            close = close or difflib.get_close_matches(typed, known, 1, CLOSE)
             if typed == "--data" and "--run" in known:
                 message = "--data belongs to a run that takes files: name that first: gan.fit stylegan2 --data DIR"
-            elif close:
-                message = f"unknown option {typed}; did you mean {' or '.join(close)}?"
+            else:
+                meant = f"did you mean {' or '.join(close)}?" if close else "see --help"
+                message = f"unknown option {typed}; {meant}"
         word = re.match(r"unrecognized arguments: ([^\s-]\S*)", message)
         if word and "--run" in known and all(action.option_strings for action in self._actions):
             message = f"'{word[1]}' belongs to no option; a run is named by the first word, before all options"

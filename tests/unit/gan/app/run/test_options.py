@@ -18,6 +18,7 @@ from gan import sample as sample
 from gan import verify as verify
 from gan.app.run import folder, options
 from gan.app.run.options import strategies
+from gan.app.run.parser import OF_OTHER_TRAINERS
 from gan.app.run.settings_file import MOST, read
 from gan.app.training.callbacks import WriteSettings
 from gan.files.errors import UserError
@@ -162,6 +163,11 @@ def test_help_lists_options_once_as_they_are_typed(here):
     assert "Or a YAML file of settings" in " ".join(options._parser(full_name("stylegan2")).format_help().split())
     with pytest.raises(UserError, match=r"^--config is empty; type a value, or leave --config out$"):
         options.parse(["stylegan2", "--config="])
+
+
+def test_options_that_stand_for_those_of_other_trainers_are_there():
+    helps = " ".join(options._parser(full_name(run)).format_help() for run in RUNS) + sample._parser(None).format_help()
+    assert [ours for ours in OF_OTHER_TRAINERS if not re.search(rf"{ours}\b", helps)] == []
 
 
 def test_a_published_configuration_is_no_file_of_settings(here):
