@@ -199,7 +199,8 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
                 raise
             raise UserError(
                 f"phase '{phase.name}': backward goes a second time through its loss; let the loss not call backward() "
-                f"itself, and compute again what another phase has computed and learned from"
+                f"itself, compute again what another phase has computed and learned from, and take no "
+                f"parametrize.cached() around calls of a pipeline"
             ) from error
         if "on_after_backward" in training.hooks.wanted:
             with refuse_partial_gradients(learners, index == parts - 1, training.world):

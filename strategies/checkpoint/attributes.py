@@ -140,7 +140,8 @@ class Attributes:
         return {**content, "number": number}
 
     def _content(self, value: Any) -> dict[str, Any]:
-        if isinstance(value, Tensor) and value.layout == torch.strided:
+        # A tensor without values stands in a pipeline for what another rank has.
+        if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
             return {"tensor": copied(value), "on_device": value.device.type != "cpu"}
         if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
             numbers = torch.from_numpy(np.array(value).reshape(-1).view(np.uint8))  # torch has not all kinds
