@@ -187,7 +187,8 @@ def first_and_last(rows: Mapping[int, Mapping[str, float]], name: str) -> tuple[
 
 Panel = dict[str, list[tuple[int, float]]]
 
-LAST = ("gradient norms", "health", "score", "precision and recall", "val")  # the panels after those of phases
+# The panels after those of phases.
+LAST = ("learning rates", "gradient norms", "health", "score", "precision and recall", "val")
 TITLES = {"score": "distance from the true pictures", "val": "held-out scores"}
 CLOCK = ("pictures", "seconds")  # so far: of no panel
 
@@ -202,6 +203,8 @@ def panels(rows: dict[int, dict[str, float]]) -> dict[str, Panel]:
             group, _, label = name.rpartition("/")
             if label in ("precision", "recall"):
                 group = "precision and recall"
+            elif name.startswith("lr-"):  # as Lightning calls them
+                group, label = "learning rates", name.removeprefix("lr-")
             elif label.endswith("_grad_norm"):
                 group, label = "gradient norms", f"{group}: {label.removesuffix('_grad_norm')}"
             found[group or "other"][label].append((step, value))

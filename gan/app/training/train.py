@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from jsonargparse import Namespace
 from lightning import Trainer
+from lightning.pytorch.callbacks import LearningRateMonitor
 
 from datasets import GanData
 from gan.app.outputs import say
@@ -169,6 +170,7 @@ def train(
         Health(run.max_steps),
         keep,
         *scores,
+        *([LearningRateMonitor("step")] if any(each.schedule for each in run.game.players.values()) else []),
         loggers.Track(where, run, computer.words, log, yaml.safe_load(texts[where.settings])),
         WriteSettings(texts),
     ]

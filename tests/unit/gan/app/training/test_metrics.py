@@ -73,14 +73,15 @@ def test_curves_are_drawn_with_a_panel_a_phase(tmp_path):
 
 def test_panels_are_the_phases_then_gradient_norms_then_scores():
     rows = {
-        1: {"val/error": 1.0, "generator/encoder_grad_norm": 4.0, "generator/hinge": 2.0, "skipped": 0.0}
+        1: {"val/error": 1.0, "generator/encoder_grad_norm": 4.0, "generator/hinge": 2.0, "lr-G": 1e-3}
         | {"pictures": 32.0, "seconds": 5.0, "score/fid": 9.0, "score/recall": 0.5, "health/diversity": 0.1},
         0: {"generator/hinge": 3.0, "discriminator/hinge": 5.0},
     }
     panels = metrics.panels(rows)
     scores = ["distance from the true pictures", "precision and recall", "held-out scores"]
-    assert list(panels) == ["discriminator", "generator", "other", "gradient norms", "health", *scores]
+    assert list(panels) == ["discriminator", "generator", "learning rates", "gradient norms", "health", *scores]
     assert metrics.clock(rows) == (0.032, "0.032 kimg in 00:05")
+    assert panels["learning rates"] == {"G": [(1, 1e-3)]}
     assert panels["generator"] == {"hinge": [(0, 3.0), (1, 2.0)]}
     assert panels["gradient norms"] == {"generator: encoder": [(1, 4.0)]}
     assert metrics.panels({}) == {} and metrics.clock({}) == (0, "")
