@@ -1,22 +1,23 @@
 """Finds what a phase in micro-batches leaves in an attribute of the game, where a later phase reads it."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
-from strategies.micro_batches import rows
+from strategies.micro_batches import rows, tensors
 
 Read = dict[str, tuple[str, str]]  # by attribute: the phase that has left it, and the phase that reads it
+OWN = vars(GanModule()).keys()  # attributes that are no author's
 
 
 class LeftBehind:
-    """Tensors with a row for each sample that phases leave in attributes of the game, as in `self.z = z.detach()`.
+    """What phases leave in attributes with a row for each sample, as in `self.z = z.detach()`; also in networks.
 
     All micro-batches of a phase are played before those of the next phase. So the next phase begins with the rows of
     the last micro-batch, and with other samples.
@@ -25,36 +26,53 @@ class LeftBehind:
     def __init__(self, game: GanModule) -> None:
         self.game = game
         self.phase = ""  # the phase that is played now
-        self.hidden: dict[str, tuple[Tensor, str]] = {}  # attributes taken out of the game, and the phase of each
+        # What was taken out of modules, by their ids and its name: with all its name, and the phase that has left it.
+        self.hidden: dict[tuple[int, str], tuple[Any, str, str]] = {}
         self.read: Read = {}
+        self._watching = ExitStack()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Inside the `with`, the game still gives what was taken out of it, and this notes which phase asks."""
-        plain = type(self.game).__getattr__
+        """Inside the `with`, modules still give what was taken out of them, and this notes which phase asks."""
+        with self._watching:
+            yield
 
-        def get(module: Any, name: str) -> Any:
-            if module is not self.game or name not in self.hidden:
-                return plain(module, name)
-            value, left_by = self.hidden[name]
+    def _hide(self, path: str, module: nn.Module, name: str) -> None:
+        plain: Callable[..., Any] = type(module).__getattr__
+
+        def get(asked: nn.Module, name: str) -> Any:
+            if (id(asked), name) not in self.hidden:
+                return plain(asked, name)
+            value, whole, left_by = self.hidden[id(asked), name]
             if self.phase:
-                self.read.setdefault(name, (left_by, self.phase))
+                self.read.setdefault(whole, (left_by, self.phase))
             return value
 
-        with mock.patch.object(type(self.game), "__getattr__", get):
-            yield
+        self.hidden[id(module), name] = vars(module).pop(name), f"{path}.{name}".lstrip("."), self.phase
+        self._watching.enter_context(mock.patch.object(type(module), "__getattr__", get))
 
     @contextmanager
     def during(self, phase: Phase, batch: Any) -> Iterator[None]:
-        before, self.phase = dict(vars(self.game)), phase.name
-        yield
-        self.phase = ""
-        if phase.micro_batches > 1:
+        self.phase = phase.name
+        if phase.micro_batches == 1:
+            yield
+        else:
             each = rows(batch) // phase.micro_batches
-            now = {name: value for name, value in vars(self.game).items() if isinstance(value, Tensor) and value.ndim}
-            for name, value in now.items():
-                if value is not before.get(name) and len(value) == each:
-                    self.hidden[name] = vars(self.game).pop(name), phase.name
+            before = {id(found) for *_, inside in self._kept(each) for found in inside}
+            yield
+            for path, module, name, inside in [*self._kept(each)]:
+                if not before.issuperset(map(id, inside)):
+                    self._hide(path, module, name)
+        self.phase = ""
+
+    def _kept(self, each: int) -> Iterator[tuple[str, nn.Module, str, list[Tensor]]]:
+        """The attributes in which a tensor has a row for each sample of a micro-batch, with these tensors."""
+        for path, module in self.game.named_modules():
+            for name in vars(module).keys() - OWN:
+                value = vars(module)[name]
+                found = tensors(value) or tensors(getattr(value, "__dict__", ()))
+                if inside := [tensor for tensor in found if tensor.ndim and len(tensor) == each]:
+                    yield path, module, name, inside
 
     def also_in(self, other: "LeftBehind") -> Read:
         """What was read in both trials. They have other numbers of samples, so it has a row for each sample."""
@@ -63,8 +81,9 @@ class LeftBehind:
 
 def refuse(read: Mapping[str, tuple[str, str]]) -> None:
     for name, (left_by, reader) in read.items():
+        last = name.rpartition(".")[2]
         raise UserError(
             f"phase '{reader}' reads self.{name}, and gets what the last micro-batch of phase '{left_by}' has left "
-            f"there: other samples than its own. Compute it in both by self.shared('{name}', function, x), which "
+            f"there: other samples than its own. Compute it in both by self.shared('{last}', function, x), which "
             f"keeps the value of each micro-batch; or leave micro_batches= out"
         )

@@ -348,6 +348,16 @@ class KeepsAnAttribute(KeepsInParts):
         return (self.discriminator(self.fakes.detach() + self.generator(batch["x"][:, :4]))).mean()
 
 
+class KeepsInANetwork(KeepsInParts):
+    def judge(self, batch):
+        self.generator.kept = {"fakes": (self.fake(batch["x"]),)}
+        return softplus(self.discriminator(self.generator.kept["fakes"][0].detach())).mean()
+
+    def fool(self, batch):
+        kept = self.generator.kept["fakes"][0].detach()
+        return (self.discriminator(kept + self.generator(batch["x"][:, :4]))).mean()
+
+
 class FreeNoise(Plain):
     """Noise for the whole batch that a hook moves in backward, as in free adversarial training."""
 
@@ -505,10 +515,11 @@ LOSSES = {
         often=("single", "ddp"), checked=("single", "ddp"),
         refused=tuple(
             Refused(
-                KeepsAnAttribute, policy,
-                "phase 'generator' reads self.fakes, and gets what the last micro-batch of phase 'discriminator' has",
+                game, policy,
+                f"phase 'generator' reads self.{name}, and gets what the last micro-batch of phase 'discriminator' has",
             )
             for policy in ("single", "ddp")
+            for game, name in ((KeepsAnAttribute, "fakes"), (KeepsInANetwork, "generator.kept"))
         ),
         mutants=(Mutant("an attribute", game=KeepsAnAttribute),),
     ),
