@@ -98,6 +98,11 @@ def begin_epoch_again(trainer: Trainer) -> None:
         iter(loop._data_fetcher)
 
 
+def attach_callbacks(trainer: Trainer) -> None:
+    """Let the trainer have what the game's configure_callbacks() makes."""
+    trainer._callback_connector._attach_model_callbacks()
+
+
 def call_setup_hooks(trainer: Trainer, *given: Any) -> None:
     """What Lightning calls before a strategy's set-up, which may make networks. `given` is what `fit` was given."""
     assert trainer.state.fn is not None

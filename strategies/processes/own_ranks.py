@@ -165,12 +165,9 @@ class OwnRanks(private.FunctionLauncher):
             private.name_version(logger, version)
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        for callback, folder in zip(trainer.checkpoint_callbacks, found["folders"], strict=True):
-            if folder is not None:
-                callback.dirpath = folder  # pyrefly: ignore[missing-attribute] - a rank has found it there
         self._strategy.is_starter = True
         try:
-            self._take_back(trainer, self.folder / TRAINED, found["loops"])
+            self._take_back(trainer, self.folder / TRAINED, found["loops"], found["folders"])
         except Exception as error:
             kept = Path(trainer.default_root_dir) / f"{self.folder.name}.ckpt"
             shutil.move(self.folder / TRAINED, kept)
@@ -179,10 +176,14 @@ class OwnRanks(private.FunctionLauncher):
                 f"{kept}: {error}"
             ) from error
 
-    def _take_back(self, trainer: Trainer, checkpoint: Path, loops: dict[str, Any]) -> None:
+    def _take_back(self, trainer: Trainer, checkpoint: Path, loops: dict[str, Any], folders: list[str | None]) -> None:
         """What training on one device would have left here."""
         strategy = self._strategy
         trainer.lightning_module.trainer = trainer
+        private.attach_callbacks(trainer)
+        for callback, folder in zip(trainer.checkpoint_callbacks, folders, strict=True):
+            if folder is not None:
+                callback.dirpath = folder  # pyrefly: ignore[missing-attribute] - a rank has found it there
         private.call_setup_hooks(trainer, *self.given)
         strategy.connect(trainer.lightning_module)
         strategy.resumes_from = checkpoint

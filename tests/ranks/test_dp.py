@@ -18,7 +18,7 @@ from unittest import mock
 
 import pytest
 import torch
-from lightning import LightningDataModule, Trainer
+from lightning import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.optim import SGD
@@ -277,8 +277,23 @@ def test_it_leaves_nothing_open():
     assert found[1] == found[2]
 
 
+class Counts(Callback):
+    """It remembers how many steps there were."""
+
+    steps = 0
+
+    def on_train_batch_end(self, *_):
+        self.steps += 1
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
 class Told(Plain):
-    """Logs more than a pipe holds, makes its networks late, and asks the data."""
+    """Logs more than a pipe holds, makes its networks late and callbacks of its own, and asks the data."""
 
     def __init__(self):
         super().__init__()
@@ -290,6 +305,9 @@ class Told(Plain):
 
     def configure_model(self):
         self.discriminator = self.late[1]
+
+    def configure_callbacks(self):
+        return [Counts(), ModelCheckpoint(save_top_k=0)]
 
     def configure_players(self):
         yield Player("generator", self.generator, partial(SGD, lr=self.trainer.datamodule.rate), ema=0.5)
@@ -330,6 +348,7 @@ def test_what_lightnings_hooks_make_is_there_and_much_may_be_logged(policy, star
         assert (data.steps, data.opened) == (2 * (devices > 1), 0)
         found.append(made_of(made))
         assert len([name for name in made.callback_metrics if name.startswith("number")]) == 400
+        assert [each.steps for each in made.callbacks if isinstance(each, Counts)] == [2]
     assert distance(*found) < EXACT
 
 
