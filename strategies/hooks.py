@@ -20,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from gan import noise
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
@@ -140,25 +141,35 @@ NO_HOOKS = Hooks()
 # ---- gradients that a hook sees ----
 
 
-def see_gradients(learner: Policy, phase: Phase, hooks: Hooks, world: World, compared: bool) -> Tensor:
-    """Let a hook see, and change, whole gradients. Returns their norms. `compared`: ranks must leave the same."""
-    updater = learner.learners_updater
+def see_gradients(
+    learners: Sequence[Policy], phase: Phase, hooks: Hooks, world: World, compared: bool, seed: tuple[int, int]
+) -> list[Tensor]:
+    """Let a hook see, and change, whole gradients, of all learners, as it may clip them together. Returns the norms.
+
+    `compared`: ranks must leave the same. `seed` decides what the hook draws.
+    """
     with ExitStack() as stack:
-        if learner.storage.sharded:
-            stack.enter_context(learner.gathered())
-            stack.enter_context(whole_gradients(learner.reduction, updater.optimizer, updater.groups))
-        before = _gradients_of(learner)
-        hooks.call("on_before_optimizer_step", updater.optimizer)
-        # What ranks leave must be alike: later all gather the same weights, so nothing shows it.
-        now = _gradients_of(learner)
-        written = [(id(each), version) for each, version in now] != [(id(each), version) for each, version in before]
-        if compared and not equal_on_ranks([gradient for gradient, _ in now] if written else [], world.device):
-            raise UserError(
-                f"phase '{phase.name}', player '{learner.player.name}': on_before_optimizer_step has left other "
-                f"gradients on each rank. They are averaged over the ranks already; what the hook puts in their place "
-                f"must be so too: gan.ranks.mean(x) in place of x"
-            )
-        return Reduction.norms(learner.reduction)
+        for learner in learners:
+            updater = learner.learners_updater
+            if learner.storage.sharded:
+                stack.enter_context(learner.gathered())
+                stack.enter_context(whole_gradients(learner.reduction, updater.optimizer, updater.groups))
+        before = [_gradients_of(learner) for learner in learners]
+        for learner in learners:
+            with noise.at(noise.Place((*seed, phase.name, learner.player.name, "hook"), 0, 1, 1)):  # for all ranks
+                hooks.call("on_before_optimizer_step", learner.learners_updater.optimizer)
+        for learner, old in zip(learners, before, strict=True):
+            # What ranks leave must be alike: later all gather the same weights, so nothing shows it.
+            now = _gradients_of(learner)
+            written = [(id(each), version) for each, version in now] != [(id(each), version) for each, version in old]
+            if compared and not equal_on_ranks([gradient for gradient, _ in now] if written else [], world.device):
+                raise UserError(
+                    f"phase '{phase.name}', player '{learner.player.name}': on_before_optimizer_step has left other "
+                    f"gradients on each rank. They are averaged over the ranks already; what the hook puts in their "
+                    f"place must be so too: gan.ranks.mean(x) in place of x"
+                )
+        # Of the whole gradients that are here now, so not by what a reduction of shards has in place of it.
+        return [Reduction.norms(learner.reduction) for learner in learners]
 
 
 def _gradients_of(learner: Policy) -> list[tuple[Tensor, int]]:
@@ -234,6 +245,12 @@ def refuse_what_is_not_called(trainer: Trainer, game: GanModule) -> None:
             f"large and Phase(..., micro_batches={number})"
         )
     for callback in private.callbacks(trainer):
+        if isinstance(callback, ModelCheckpoint) and callback.monitor and callback._every_n_train_steps:
+            rank_zero_warn(
+                f"ModelCheckpoint(monitor='{callback.monitor}', every_n_train_steps=...): the score of a validation is "
+                f"that of the one before the step; leave every_n_train_steps out, and each validation is followed by a "
+                f"save"
+            )
         if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
             raise UserError(
                 "ModelCheckpoint(train_time_interval=...) never saves where there are several optimizers; type "

@@ -114,13 +114,15 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
         finished = finish(phase, training.policies, scale)
         training.same_on_ranks.check(phase.name, step)
 
+        if "on_before_optimizer_step" in training.hooks.wanted:
+            compared, seed = training.forms is not None, (training.seed, step)
+            norms = see_gradients(learners, phase, training.hooks, training.world, compared, seed)
+            finished = [(each, each.tolist()) for each in norms]
+
         # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
         for learner, (norms, values) in zip(learners, finished, strict=True):
-            # What a hook, an optimizer or `after` draws is for all ranks.
+            # What an optimizer or `after` draws is for all ranks.
             with noise.at(noise.Place((training.seed, step, phase.name, learner.player.name), 0, 1, 1)):
-                if "on_before_optimizer_step" in training.hooks.wanted:
-                    norms = see_gradients(learner, phase, training.hooks, training.world, training.forms is not None)
-                    values = norms.tolist()
                 norm = torch.linalg.vector_norm(norms)
                 finite = all(map(math.isfinite, values))
                 if finite:

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from lightning import Callback
+from torch.nn.functional import softplus
 
+from gan import Phase
 from tests.support.hard_games import Plain
 from tests.support.parity import EXACT, distance, train
 from tests.support.scene import Mutant, Refused, Scene, having, nothing
@@ -55,6 +57,26 @@ class Adaptive(ClipsByNorm):
                     weight.grad = weight.grad * scale
                 else:
                     weight.grad.mul_(scale)
+
+
+class ClipsLearners(ClipsByNorm):
+    """Clips the gradients of all learners of a phase together, before the first update."""
+
+    def configure_phases(self):
+        yield Phase("both", self.both, ("generator", "discriminator"))
+
+    def both(self, batch):
+        fake, real = self.discriminator(self.fake(batch["x"])), self.discriminator(batch["x"])
+        return (softplus(fake) + softplus(-real)).mean()
+
+    def on_before_optimizer_step(self, optimizer):
+        if self.player_of(optimizer).name == "generator":
+            torch.nn.utils.clip_grad_norm_(self.parameters(), self.bound)
+        else:  # the gradients of the first learner are still there
+            optimizer.param_groups[0]["params"][0].grad.mul_(self.generator[0].weight.grad.norm() / self.bound)
+
+
+alone = ClipsByNorm.on_before_optimizer_step
 
 
 class Loose(ClipsByNorm):
@@ -262,6 +284,10 @@ WRITTEN = {
     ),
     "a hook clips": by_norms(ClipsByNorm, PIECES, **{"zero2+hybrid:2": 4, "zero3+hybrid:2": 4}),
     "a hook clips all networks": by_norms(ClipsNetworks),
+    "a hook clips all learners": Scene(
+        ClipsLearners, policies={**OURS, **ENGINES}, often=("zero3",), promises=HOOKS,
+        mutants=(Mutant("each by itself", game=having(ClipsLearners, on_before_optimizer_step=alone)),),
+    ),
     "a hook clips by weights": by_norms(Adaptive),
     "a step of one's own": Scene(
         Own, alone=Doubled, policies={"ddp": 2, "zero3": 2}, often=("ddp",), mutants=(Mutant("as it was", game=Plain),)
