@@ -7,10 +7,14 @@ from contextlib import ExitStack, contextmanager
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import nn
 from torch.optim import Optimizer
 
 from gan.ema import Ema
+from gan.files.errors import UserError
 from gan.module import GanModule
+from gan.phase import Player
+from strategies.advice import instead
 from strategies.assignment import USABLE, assign, memory
 from strategies.check.replicas import Writes
 from strategies.checkpoint.player_state import last_averages, remember_averages
@@ -53,6 +57,8 @@ class Players:
         first.begin(self.policies.values() if training else ())
         for policy in self.policies.values():
             policy.adopt(training)
+            if self.world.size > 1 and policy.name != "pipeline":
+                _refuse_rows_of_samples(policy.player)
         first.fill_shards()
         if any(policy.compiled or policy.compiled_by_author for policy in self.policies.values()):
             self.compiling.enter_context(compiling())
@@ -182,6 +188,17 @@ def _stop_what_never_learns(game: GanModule, training: bool) -> None:
     frozen = {part for player in game.players.values() if player.frozen for part in player.module.modules()}
     if all(part.training or part in frozen for part in game.modules()):
         warnings.filterwarnings("ignore", message="Found .* in eval mode at the start of training")
+
+
+def _refuse_rows_of_samples(player: Player) -> None:
+    """torch rescales rows of such a table when they are read. A rank reads those of its own samples."""
+    for name, module in player.module.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise UserError(
+                f"player '{player.name}': {name or 'it'} has max_norm={module.max_norm}, by which each rank would "
+                f"rescale the rows that its own samples read; leave max_norm out and type Player(..., after=...), a "
+                f"function that rescales all rows, or type {instead(player.name, 'pipeline')}"
+            )
 
 
 def _needs_loss_scale(precision: Precision) -> bool:

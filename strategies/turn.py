@@ -25,9 +25,10 @@ from strategies.processes.same_on_ranks import Forms, SameOnRanks
 from strategies.sharding.unshard_on_read import other_order
 from strategies.world import World, agree
 
+NO_VALUE = "its loss has no value on this rank, because it uses what a layer of a pipeline has left elsewhere"
 LEFT_ELSEWHERE = (
-    "What a forward hook leaves in an object is on the rank of the layer only: let the network's forward return that, "
-    "or type another policy, such as zero3, for the network"
+    "What a layer or its hook leaves in an object is on the rank of the layer only: let the network's forward return "
+    "it, or type another policy, such as zero3, for the network"
 )
 
 
@@ -180,10 +181,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
             mean = loss.detach() / parts if parts > 1 else loss.detach()
             means[name] = means[name] + mean if name in means else mean
         if total.is_meta and any(policy.name == "pipeline" for policy in training.policies.values()):
-            raise UserError(
-                f"phase '{phase.name}': its loss has no value on this rank, because it uses what a layer of a pipeline "
-                f"has left elsewhere. {LEFT_ELSEWHERE}"
-            )
+            raise UserError(f"phase '{phase.name}': {NO_VALUE}. {LEFT_ELSEWHERE}")
         if not total.requires_grad:
             raise UserError(
                 f"phase '{phase.name}': its loss depends on no weight of {', '.join(phase.learners)}; "
@@ -263,6 +261,8 @@ def _losses(phase: Phase, part: Any, place: noise.Place, training: Training) -> 
                     f"player '{name}' has the option bf16, with which its layers read their weights in bfloat16, and "
                     f"not every kernel takes that; type {instead(name, without='bf16')}"
                 )
+        if "on device meta " in str(error) and any(each.name == "pipeline" for each in training.policies.values()):
+            raise UserError(f"phase '{phase.name}': {NO_VALUE}. {LEFT_ELSEWHERE}") from error
         if "not require grad" not in str(error):
             raise
         raise UserError(

@@ -1,4 +1,4 @@
-"""Finds what a phase in micro-batches leaves in an attribute of the game, where a later phase reads it."""
+"""Finds what a phase in micro-batches leaves in an attribute, where a later phase reads it, or one of the next step."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,6 +14,16 @@ from strategies.micro_batches import rows, tensors
 
 Read = dict[str, tuple[str, str]]  # by attribute: the phase that has left it, and the phase that reads it
 OWN = vars(GanModule()).keys()  # attributes that are no author's
+
+
+class Asked:
+    """An attribute of a class that computes the value for instances which have none of their own."""
+
+    def __init__(self, value_of: Callable[[Any], Any]) -> None:
+        self.value_of = value_of
+
+    def __get__(self, instance: Any, kind: type) -> Any:
+        return self.value_of(instance)
 
 
 class LeftBehind:
@@ -38,18 +48,20 @@ class LeftBehind:
             yield
 
     def _hide(self, path: str, module: nn.Module, name: str) -> None:
-        plain: Callable[..., Any] = type(module).__getattr__
+        of_class = getattr(type(module), name, self)
 
-        def get(asked: nn.Module, name: str) -> Any:
-            if (id(asked), name) not in self.hidden:
-                return plain(asked, name)
-            value, whole, left_by = self.hidden[id(asked), name]
-            if self.phase:
-                self.read.setdefault(whole, (left_by, self.phase))
-            return value
+        def asked(by: nn.Module) -> Any:
+            if (id(by), name) in self.hidden:
+                value, whole, left_by = self.hidden[id(by), name]
+                if self.phase:
+                    self.read.setdefault(whole, (left_by, self.phase))
+                return value
+            if of_class is self:
+                raise AttributeError(name)
+            return of_class
 
         self.hidden[id(module), name] = vars(module).pop(name), f"{path}.{name}".lstrip("."), self.phase
-        self._watching.enter_context(mock.patch.object(type(module), "__getattr__", get))
+        self._watching.enter_context(mock.patch.object(type(module), name, Asked(asked), create=True))
 
     @contextmanager
     def during(self, phase: Phase, batch: Any) -> Iterator[None]:

@@ -209,7 +209,8 @@ class Tries:
         self.trials += 1
         scale = 1 + 2 * shake if shake or not alone else HALF
         left = LeftBehind(self.game)
-        trial = Trial(world, step, f"{self.key}/{self.trials}", left, alone, scale, self.coarse, watched=bool(shake))
+        key, how = f"{self.key}/{self.trials}", (left, alone, scale, self.coarse)
+        trial = Trial(world, step, key, *how, watched=bool(shake))
         with ExitStack() as stack:
             stack.callback(self.kept.put_back)
             stack.enter_context(left.watched())
@@ -227,6 +228,9 @@ class Tries:
                         as_one.enter_context(policy.as_one_device())
                     # A loss may write into its samples.
                     self.play(trial, move_data_to_device(copy.deepcopy(samples), world.device))
+                    if left.hidden:  # does a phase of the next step read it?
+                        again = Trial(world, step, f"{key}/again", *how)
+                        self.play(again, move_data_to_device(copy.deepcopy(samples), world.device))
             except Exception as error:
                 tried = f"step {step} was tried on {rows(samples)} samples"
                 error.add_note(f"while {tried}; PhaseStrategy(check=False) leaves the trial out")

@@ -358,6 +358,17 @@ class KeepsInANetwork(KeepsInParts):
         return (self.discriminator(kept + self.generator(batch["x"][:, :4]))).mean()
 
 
+class KeepsForTheNextStep(KeepsInParts):
+    """A phase compares its fakes with those of the step before."""
+
+    before = 0.0
+
+    def fool(self, batch):
+        fake = self.made(batch)
+        last, self.before = self.before, fake.detach()
+        return (softplus(-self.discriminator(fake)) + (fake - last).square().mean()).mean()
+
+
 class FreeNoise(Plain):
     """Noise for the whole batch that a hook moves in backward, as in free adversarial training."""
 
@@ -516,10 +527,14 @@ LOSSES = {
         refused=tuple(
             Refused(
                 game, policy,
-                f"phase 'generator' reads self.{name}, and gets what the last micro-batch of phase 'discriminator' has",
+                f"phase 'generator' reads self.{name}, and gets what the last micro-batch of phase '{left_by}' has",
             )
             for policy in ("single", "ddp")
-            for game, name in ((KeepsAnAttribute, "fakes"), (KeepsInANetwork, "generator.kept"))
+            for game, name, left_by in (
+                (KeepsAnAttribute, "fakes", "discriminator"),
+                (KeepsInANetwork, "generator.kept", "discriminator"),
+                (KeepsForTheNextStep, "before", "generator"),
+            )
         ),
         mutants=(Mutant("an attribute", game=KeepsAnAttribute),),
     ),

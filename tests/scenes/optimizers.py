@@ -180,13 +180,19 @@ def as_it_lies(waiting: Any) -> None:
 
 
 class Sparse(PLAIN):
+    how: ClassVar[dict[str, Any]] = {"sparse": True}
+
     def __init__(self) -> None:
         super().__init__()
-        self.generator.append(nn.Embedding(3, 6, sparse=True))
+        self.generator.append(nn.Embedding(3, 6, **self.how))
 
     def fake(self, real: Tensor) -> Tensor:
         *layers, table = self.generator
         return nn.Sequential(*layers)(noise.randn((len(real), 4), like=real)) + table((real[:, 0] > 0).long())
+
+
+class Bounded(Sparse):
+    how: ClassVar[dict[str, Any]] = {"max_norm": 1.0}
 
 
 class Complex(PLAIN):
@@ -243,6 +249,13 @@ OPTIMIZERS = {
         refused=tuple(
             Refused(SPARSE_GAME, policy, SPARSE, slow=policy in ("zero2", "fsdp", "dp"))
             for policy in ("ddp", "zero1", "zero2", "zero3", "fsdp", "dp")
+        ),
+    ),
+    "a table whose rows have a largest norm": Scene(
+        Bounded, policies={"single": 1}, often=(), mutants=(),
+        refused=tuple(
+            Refused(Bounded, policy, "3 has max_norm=1.0, by which each rank would rescale the rows", check=False)
+            for policy in ("ddp", "zero3")
         ),
     ),
     "complex weights": Scene(Complex, policies={**POLICIES, "dp": 2}, often=("zero3",), saved=("zero3", "ddp")),

@@ -126,6 +126,12 @@ class Hooked(Plain):
         return super().fool(batch) + sum((one - other.detach()).square().mean() for one, other in pairs)
 
 
+class WeighsBy(Hooked):
+    def fool(self, batch):
+        fake = self.fake(batch["x"])
+        return super().fool(batch) + (fake[:, :1] * self.seen(fake)[0].detach()[:, :1]).mean()
+
+
 class Scripted(Plain):
     """One layer is compiled by torch.jit.script."""
 
@@ -777,7 +783,10 @@ PIPELINES = {
     ),
     "features by hooks": Scene(
         Hooked, policies={"zero3": 2}, often=("zero3",), mutants=(Mutant("without features", "zero3", game=Plain),),
-        refused=(Refused(Hooked, "features=pipeline,*=ddp", "its loss has no value on this rank, because it uses"),),
+        refused=tuple(
+            Refused(game, "features=pipeline,*=ddp", "its loss has no value on this rank, because it uses")
+            for game in (Hooked, WeighsBy)
+        ),
     ),
     "a scripted layer": Scene(
         Scripted, policies={"ddp": 2, "zero1": 2, "zero2": 2}, often=("zero2",),
