@@ -446,6 +446,7 @@ def refused(capsys, arguments, *words):
     assert not Path("runs").exists()
 
 
+@pytest.mark.promise("a file of the data changes, vanishes or becomes wrong while a run trains")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_file_that_becomes_wrong_ends_the_run_with_its_name(workers, pairs, monkeypatch, capfd):
     """Also from a loader's process, which wraps the message in its own traceback."""

@@ -12,9 +12,9 @@ import torch
 from torchvision import tv_tensors
 
 from datasets import FLIP_PAIRS, LABELS, FaceDomains, FaceLooks, Faces, FaceTransfers
-from datasets.drawn.drawing import TONES, Canvas, Pen, Region, Tone, arc, mirrored, oval, ribbon, smooth
+from datasets.drawn.drawing import Canvas, Pen, Region, Tone, arc, mirrored, oval, ribbon, smooth
 from datasets.drawn.looks import LEVELS, TEXTURES, any_style, paint, texture_levels
-from datasets.drawn.portrait import draw_portrait, supersampling
+from datasets.drawn.portrait import supersampling
 from gan.files.errors import UserError
 
 
@@ -269,11 +269,6 @@ def test_a_tone_shows_on_its_own_region_only():
     assert cells[10, 15] == Region.BACKGROUND * len(Tone), "the dark was meant for the skin"
     pen.fill(Region.HAIR, box, Tone.LIGHT)
     assert canvas.cells()[10, 7] == Region.HAIR * len(Tone) + Tone.LIGHT
-
-
-def test_cells_fit_into_a_byte():
-    assert set(TONES) == set(Tone) and len(Region) * len(Tone) <= 256
-    assert draw_portrait(1, 48).max() < len(Region) * len(Tone)
 
 
 def test_textures_swing_around_the_colour():

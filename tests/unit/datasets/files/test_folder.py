@@ -10,7 +10,6 @@ from datasets.files.cache import cache_folder
 from gan.files.errors import UserError
 from tests.support.layouts import colours, labels, prepared, put
 from tests.support.layouts import pairs as good_pairs
-from tests.support.posix import not_on_windows
 
 
 @pytest.fixture
@@ -38,12 +37,6 @@ def test_kinds_of_pictures(tmp_path):
     (tmp_path / "images" / "notes.txt").write_text("not a picture")
     (tmp_path / "images" / "._ä.jpg").write_text("left by a file manager")
     assert [item["image"].shape for item in FolderPairs(tmp_path, 4, 8)] == [(3, 8, 8)] * len(kinds)
-
-
-@not_on_windows
-def test_a_folder_may_be_a_link(root, tmp_path):
-    (root / "images").symlink_to((root / "images").rename(tmp_path / "elsewhere"))
-    assert len(FolderPairs(root, 4, 8)) == 2
 
 
 def test_the_last_by_name_are_held_out(tmp_path):
@@ -89,9 +82,6 @@ def test_a_missing_folder(root, tmp_path):
         (root / "labels" / f"{name}.png").rename(root / "labels" / f"{name}.jpg")
     with pytest.raises(UserError, match=r"there are no label maps \(\*\.png\)"):
         FolderPairs(root, 4, 8)
-    (root / "labels").rename(root / "others")
-    with pytest.raises(UserError, match=r"there is no folder .*labels; put the label maps there \(\*\.png\)"):
-        FolderPairs(root, 4, 8)
 
 
 def test_an_empty_folder(tmp_path):
@@ -105,15 +95,6 @@ def test_numbers_of_labels_that_no_map_can_hold(root):
     for number in (0, -1, 65537):
         with pytest.raises(UserError, match=f"{number} labels do not fit into a label map; try 1 to 65536"):
             FolderPairs(root, number, 8)
-
-
-def test_a_wrong_label_is_seen_even_where_resizing_would_drop_it(root):
-    values = labels(64, 64)
-    values[0, 0] = 255
-    put(root / "images" / "b.png", colours(64, 64))
-    put(root / "labels" / "b.png", values)
-    with pytest.raises(UserError, match="the label 255"):
-        FolderPairs(root, 4, 4)
 
 
 def test_a_label_map_of_colours(root):

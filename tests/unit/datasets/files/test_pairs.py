@@ -1,16 +1,15 @@
 """Pairs in files: how they are read, cropped and turned into edges, and what is said of many problems."""
 
 import os
-import traceback
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from datasets import FolderPairs, GlobalLoader
+from datasets import FolderPairs
 from datasets.files.pairs import Column, Pairs, read_picture
-from gan.files.errors import UserError, refuse
+from gan.files.errors import UserError
 from nets.blocks import edges_of
 from tests.support.layouts import colours, folder, hollow_png, labels, put
 from tests.support.posix import not_on_windows, where_case_counts
@@ -51,11 +50,6 @@ def test_pictures_are_resized_as_pillow_does_to_a_shade(tmp_path):
     path = one_pair(tmp_path, smooth, labels(120, 90))
     image = FolderPairs(path, 4, (30, 33))[0]["image"].permute(1, 2, 0).numpy().astype(int)
     assert np.abs(image - np.array(smooth.resize((33, 30), Image.Resampling.BICUBIC))).max() <= 1
-
-
-def test_label_maps_may_be_half_as_large_as_pictures(tmp_path):
-    item = FolderPairs(one_pair(tmp_path, colours(16, 16), labels(8, 8)), 4, 8)[0]
-    assert (item["label"].numpy() == labels(8, 8)).all()
 
 
 def test_a_picture_of_sixteen_bits_is_refused(tmp_path):
@@ -126,18 +120,6 @@ def test_a_file_that_is_gone_or_cannot_be_read_any_more_is_named(which, open_set
     os.utime(paths[which], ns=(time, time))
     with pytest.raises(UserError, match=rf"^{paths[which]} cannot be read as a picture \(.*\); replace or remove it$"):
         data[0]
-
-
-@pytest.mark.promise("a file of the data changes, vanishes or becomes wrong while a run trains")
-def test_a_worker_names_the_file_too(open_set, capsys):
-    data, paths = open_set
-    paths[0].write_bytes(b"")
-    with pytest.raises(UserError) as error:
-        list(GlobalLoader(data, 1, shuffle=False, workers=1))
-    traceback.clear_frames(error.tb)  # else torch waits five seconds when its iterator is collected later
-    refuse(error.value)
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {paths[0]} has changed since") and said.count("\n") == 1
 
 
 NO_PICTURES = {
