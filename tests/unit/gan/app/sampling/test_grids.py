@@ -7,7 +7,6 @@ import pytest
 import torch
 from PIL import Image, ImageFont
 
-from gan.app.page.table import sample_cell
 from gan.app.sampling import grids
 from gan.sound import Sound
 
@@ -156,16 +155,3 @@ def test_pitch_goes_up_and_time_to_the_right():
 def test_loud_is_bright():
     means = [brightness(sine(800, loudness)).mean() for loudness in (0.001, 0.1, 1.0)]
     assert means == sorted(means) and means[2] > 2 * means[0]
-
-
-def test_only_columns_of_sounds_become_files(tmp_path):
-    columns = {"real": sine(200)[None], "picture": torch.zeros(1, 3, 4, 4)}
-    assert grids.save_sounds(columns, tmp_path / "step-1.png") == [tmp_path / "step-1-real.wav"]
-    assert (tmp_path / "step-1-real.wav").read_bytes() == columns["real"].wav()
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_cell_has_the_picture_and_the_file():
-    cell = sample_cell(sine(200))
-    assert cell.wav == sine(200).wav() and cell.pictures[0].size == grids.picture(sine(200)).size
-    assert sample_cell(torch.zeros(3, 4, 4)).wav == b""

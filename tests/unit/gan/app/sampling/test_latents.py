@@ -25,15 +25,10 @@ def equal(one, other):
     return torch.equal(one.w, other.w) and all(torch.equal(one.maps[name], each) for name, each in other.maps.items())
 
 
-def test_a_latent_comes_back_to_the_bit(latent, tmp_path):
-    latent.save(tmp_path / "new" / "me.pt")
-    again = Latent.load(tmp_path / "new" / "me.pt", generator())
-    assert equal(again, latent) and again.maps.keys() == latent.maps.keys()
-
-
 def test_every_damaged_byte_is_found(latent, tmp_path):
     path = tmp_path / "me.pt"
     latent.save(path)
+    assert equal(Latent.load(path, generator()), latent)
     whole = path.read_bytes()
     for place in range(0, len(whole), 37):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])

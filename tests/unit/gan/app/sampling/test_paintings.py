@@ -8,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets import Faces
 from gan import noise
 from gan.app.run.reopen import open_run
 from gan.app.sampling import grids
@@ -122,16 +121,6 @@ def test_interpolation_ends_at_the_two_and_goes_straight(act, opened):
     assert changed(singles(folder)["2-002"], as_saved(painter.paint(on, middle))).max() <= 3
 
 
-def test_interpolation_of_a_region_moves_its_code_alone(act, opened):
-    grid, folder = act("interpolate", "--between", 0, 3, "--region", "hair", "--frames", 2, "--singles")
-    assert grid.name == "interpolate-0-3-region-hair.png"
-    _, whole = act("transfer", "--from", 3, "--to", 0, "--region", "hair", "--singles")
-    _, own = act("reconstruct", "--singles")
-    frames = singles(folder)
-    assert same(frames["0-000"], singles(own)["picture_0"])
-    assert same(frames["0-001"], singles(whole)["0-in-3"])
-
-
 PAINTED = ["labels", "picture"]
 
 
@@ -217,16 +206,6 @@ def test_saved_styles_paint_the_same_picture_bit_for_bit(act, tmp_path, capsys):
     assert same(singles(folder)["0-000"], singles(direct)["0-in-2"])
     _, folder = act("repaint", "--picture", path, "--label", act("save-labels")[0], "--singles")
     assert same(singles(folder)["repainted"], singles(direct)["0-in-2"])
-
-
-def test_files_of_ones_own_are_painted(act, tmp_path, opened):
-    faces = Faces(1, size=64, seed=9)
-    faces.draw(0).save(tmp_path / "me.png")
-    faces.label(0).save(tmp_path / "mine.png")
-    _, folder = act("transfer", "--from", f"{tmp_path}/me.png:{tmp_path}/mine.png", "--to", 0, "--singles")
-    assert set(singles(folder)) == {"0-in-me"}
-    _, folder = act("transfer", "--from", 2, "--to", tmp_path / "mine.png", "--singles")
-    assert set(singles(folder)) == {"mine-in-2"}
 
 
 @pytest.mark.parametrize(

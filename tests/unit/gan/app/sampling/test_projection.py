@@ -21,7 +21,7 @@ from gan.app.sampling.projection import (
     tuned,
 )
 from gan.files.errors import UserError
-from tests.support import drawers
+from tests.support import drawers, narrow_vgg
 
 
 @pytest.fixture(autouse=True)
@@ -120,10 +120,8 @@ def test_a_tuned_generator_draws_the_picture_at_the_same_latent(drawer, distance
 @pytest.fixture(scope="module")
 def vgg(tmp_path_factory):
     """Random weights of VGG-16, in the file that torchvision would have written."""
-    torch.manual_seed(0)
     path = tmp_path_factory.mktemp("vgg") / "vgg16.pth"
-    layers = models.vgg.make_layers(models.vgg.cfgs["D"])
-    torch.save({f"features.{name}": each for name, each in layers.state_dict().items()}, path)
+    torch.save(narrow_vgg.state16(64), path)
     return path
 
 

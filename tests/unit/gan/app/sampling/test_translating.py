@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gan import export, sample
+from gan import sample
 from gan.app.editing.editors import open as opened
 from gan.app.sampling.translating import translated
 from gan.files.errors import UserError
@@ -127,13 +127,6 @@ def test_dropout_gives_a_picture_the_same_translation_each_time():
     first = translated(noisy, torch.ones(1, 3, 4, 4))
     torch.rand(1)  # what others draw meanwhile
     assert torch.equal(translated(noisy, torch.ones(1, 3, 4, 4)), first)
-
-
-def test_the_published_files_are_exported(run, tmp_path):
-    assert export.main([str(run), "--published", "--to", str(tmp_path / "out")]) == 0
-    assert "latest_net_G.pth, latest_net_D.pth: as the published" in (tmp_path / "out" / "README.txt").read_text()
-    saved = torch.load(tmp_path / "out" / "latest_net_G.pth", weights_only=True)
-    assert saved["model.model.0.weight"].shape == (2, 3, 4, 4)
 
 
 # ---- codes ----
