@@ -1,6 +1,5 @@
 """The command: every held-out sample scored once, the same figures at any number of ranks, a table and JSON."""
 
-import hashlib
 import json
 import shutil
 from functools import cache
@@ -17,12 +16,10 @@ from gan import evaluate as command
 from gan import noise
 from gan.app.run.folder import RunFolder
 from gan.app.run.reopen import open_run
-from gan.app.scoring import distances, features, pixels, scorer, scoring
-from gan.app.scoring.distances import Known
+from gan.app.scoring import features, scorer, scoring
 from gan.app.scoring.scorer import NEEDS
 from gan.app.training import card
-from strategies.world import World
-from tests.support import inception, opening
+from tests.support import opening
 from tests.support.parity import often
 
 
@@ -100,19 +97,6 @@ def test_batches_of_any_size_get_the_same_figures_by_the_place_of_each_sample(al
     assert drawn["reconstruction"]["rmse"] != pytest.approx(alone(1)["reconstruction"]["rmse"], rel=1e-4)
 
 
-def test_every_held_out_sample_is_scored_once(sean_run, monkeypatch):
-    seen = []
-    monkeypatch.setattr(pixels, "rmse", lambda made, truth: seen.append(truth) or torch.zeros(len(truth)))
-    found = opened(sean_run)
-    result = scoring.evaluate(found, scores=("rmse",), batch_size=2)
-    assert result["pictures"] == result["held_out"] == 5
-    items = [to_tensors(found.run.data.val[number]) for number in range(5)]
-    keys = {"reconstruction": "image", "transfer": "truth", "one region": "region_truth"}
-    for task, title in enumerate(result["scores"]):
-        order = torch.cat(seen[task :: len(keys)])
-        assert sorted(each.sum() for each in order) == sorted(item[keys[title]].sum() for item in items)
-
-
 def test_the_error_of_transfers_is_the_one_that_validation_logs(sean_run):
     found = opened(sean_run)
     game, data = found.run.game, found.run.data.val
@@ -124,23 +108,6 @@ def test_the_error_of_transfers_is_the_one_that_validation_logs(sean_run):
         game.validation_step(batch)
     scores = scoring.evaluate(found, scores=("transfer",))["scores"]
     assert scores["transfer"]["transfer_error"] == pytest.approx(logged["val/transfer_error"], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_fid_and_kid_are_of_inceptions_features_of_all_pictures(sean_run, tmp_path, monkeypatch):
-    network = inception.save(tmp_path / "weights.pth")
-    monkeypatch.setattr(features, "WEIGHTS", hashlib.sha256((tmp_path / "weights.pth").read_bytes()).hexdigest())
-    found = open_run(str(sean_run), held_out=3)
-    result = scoring.evaluate(found, scores=("fid", "kid"), inception=tmp_path / "weights.pth", batch_size=2)
-    assert result["scores"]["transfer"].keys() == {"fid", "kid"}
-    assert result["about"]["features"]["file"] == "weights.pth"
-    with torch.no_grad():
-        ((numbers, batch, _),) = scoring._turns(found, 3, 3, World())
-        made = scoring.play(found.run.game, numbers, batch, 3)
-        seen = [network(features.as_bytes(each))[0] for each in (made["transfer"].pictures, made["transfer"].truth)]
-    fid = distances.frechet_distance(*map(Known.of, seen))
-    assert result["scores"]["transfer"]["fid"] == pytest.approx(fid, rel=1e-3)
-    assert result["scores"]["transfer"]["kid"] == pytest.approx(distances.kernel_distance(*seen)[0], rel=1e-3)
 
 
 def test_the_command_prints_a_table_and_saves_json(sean_run, segmenter, tmp_path, capsys):

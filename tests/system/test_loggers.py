@@ -149,12 +149,6 @@ def test_a_package_that_is_not_here_is_named(monkeypatch, capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_logger_that_is_not_known_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        fit.main(["--logger", "wandb,visdom"])
-    assert "visdom" in capsys.readouterr().err
-
-
 def test_a_service_that_fails_later_ends_nothing_and_is_said_once(monkeypatch, capsys, tmp_path):
     def fail(*_, **__):
         raise ConnectionError("the line is dead")

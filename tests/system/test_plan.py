@@ -173,7 +173,6 @@ def test_ranks_that_serve_a_player_have_a_plan_of_their_own(capsys):
     [
         (["--strategy", "generator=dp,*=ddp"], "strategy dp is for all players together, and some have ddp; type"),
         (["--strategy", "zero2+bf16"], "gan.plan counts 32-bit numbers; leave bf16 out of --strategy zero2+bf16"),
-        (["--batch-size", "64"], "batch 64 is not divisible by 3 ranks"),
         (["--devices", f"{10**25}"], f"{10**25} ranks are too many; type fewer --nodes or --devices, 1,000,000 at"),
     ],
 )

@@ -151,7 +151,8 @@ def test_the_best_are_kept_by_the_runs_first_score_among_validated_steps(tmp_pat
     def keep(*typed, run=run):
         return keeper(options.parse(["r3gan-faces", *typed])[0], run, RunFolder(tmp_path), 20)
 
-    assert (keep().newest, keep().best) == (2, 0)
+    assert (keep().newest, keep().best, keep().in_background) == (2, 0, True)
+    assert not keep("--save-in-background", "false").in_background
     for typed in ((), ("--save-every", "10"), ("--save-every", "40")):
         made = keep("--keep", "1", "--keep-best", "3", *typed)
         assert (made.newest, made.best, made.score) == (1, 3, "val/error")

@@ -173,6 +173,7 @@ def test_regions_of_a_picture_come_by_size_and_where_they_lie_is_shown(run):
     table, item = run_tables.exchange(run, 2, [1]), run_tables.held_out(run, 3)
     label, names = item["label"][2], run.run.data.val.label_names
     regions = [names.index(each.title) for each in table.rows[1:-1]]
+    assert [each.swatch for each in table.rows[1:-1]] == list(map(grids.colour, regions))
     areas = label.flatten().bincount()[regions].tolist()
     assert areas == sorted(areas, reverse=True) and len(areas) > 3
     (spot,) = table.rows[1].cells[0].pictures

@@ -53,10 +53,6 @@ def test_a_parameter_that_is_left_out_must_be_as_it_was():
         load_module_state(nn.Sequential(), dict(sorted(net.state_dict().items())))
     load_module_state(net, state, left_out=noted)
     check_left_out(net, noted)
-    with torch.no_grad():
-        net[0].bias += 1e-6
-    with pytest.raises(UserError, match=r"checkpoints leave '0\.bias' out, for its player has saved=False"):
-        check_left_out(net, noted)
     with pytest.raises(UserError, match="checkpoints leave 'other' out"):
         check_left_out(net, {"other": noted["0.bias"]})
 

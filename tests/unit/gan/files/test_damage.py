@@ -160,13 +160,6 @@ def test_one_that_is_replaced_or_removed_while_it_is_read_is_noticed(path):
         whole(tree)
 
 
-def test_a_later_format_is_named(path):
-    seal(path, {**values_of(path), "format": 4})
-    with pytest.raises(UserError, match="it has format 4, and this version reads 3") as raised:
-        load(path)
-    assert not isinstance(raised.value, Damaged)  # there is nothing wrong with it
-
-
 def test_an_earlier_format_is_named_and_may_be_replaced_and_removed(path):
     (path / "values.json").rename(path / "values.pt")
     (path / "digests.json").write_text("{}")

@@ -29,13 +29,6 @@ def test_configurations_are_those_of_the_published_scripts():
     assert [preset("auto", (side, side)).attention for side in (64, 128, 256)] == [32, 64, 64]
 
 
-def test_sub_folders_are_classes_and_without_them_there_is_one(pictures):
-    game, plain = small("biggan", data=pictures).game, small("biggan", data=pictures, classes=False).game
-    batch = {"image": torch.zeros(64, 3, 16, 16), "class": torch.zeros(64, dtype=torch.long)}
-    assert (game.generator.classes, plain.generator.classes) == (2, 0) and plain.drawn(batch)[1] is None
-    assert game.drawn(batch)[1].sum(0).min() > 10, "fakes have classes of their own, each about as often"
-
-
 def test_published_files_are_written_and_read(pictures, tmp_path):
     trained = opening.train(tmp_path, "biggan", **settings_of("biggan") | {"data": pictures, "ema_start": 0})
     assert export.main([str(trained), "--to", str(tmp_path / "out"), "--published"]) == 0

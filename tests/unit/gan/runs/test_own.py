@@ -96,22 +96,6 @@ def saved(here, *arguments):
     return run
 
 
-def test_a_saved_run_finds_its_file_from_any_folder_and_after_a_move(here, monkeypatch):
-    (here / "my_paint.py").write_text(GAME)
-    run = saved(here, "--run", "my_paint.py:paint", "--width", "6")
-    (here / "elsewhere").mkdir()
-    monkeypatch.chdir(here / "elsewhere")
-    assert options.load(run.settings).width == 6
-    (here / "my_paint.py").rename(here / "moved.py")
-    with pytest.raises(UserError, match=r"there is no file .*my_paint.py; .*if it has moved, type --run path/to/my"):
-        options.parse(["--resume", str(run.path)])
-    settings, _ = options.parse(["--resume", str(run.path), "--run", "../moved.py:paint"])
-    assert (settings.run, settings.width) == (f"{here}/moved.py:paint", 6)
-    assert options.load(run.settings, "../moved.py:paint").run == settings.run
-    with pytest.raises(UserError, match=r"001-paint' is a run of .*my_paint.py:paint, not of .*; leave --run out"):
-        options.load(run.settings, "sean-faces")
-
-
 def test_a_saved_run_whose_function_has_changed_says_what_to_type(here):
     (here / "one.py").write_text(GAME)
     run = saved(here, "--run", "one.py:paint")

@@ -94,14 +94,6 @@ def test_a_picture_that_was_trained_on_is_never_held_out_later(tmp_path):
     assert 0 < len(after.val) < 20
 
 
-def test_a_plan_needs_no_pictures(tmp_path):
-    with made_to("plan"):
-        data = found(tmp_path / "nowhere", size="48x32", channels=4)
-    assert next(iter(data.data(2).train_dataloader()))["image"].shape == (2, 4, 32, 48)
-    with pytest.raises(UserError, match=r"there is no folder .*nowhere"):
-        found(tmp_path / "nowhere")
-
-
 @pytest.mark.parametrize("purpose", ["plan", "dry"])
 def test_a_plan_and_a_dry_run_decode_only_what_they_are_shown(tmp_path, purpose, capsys):
     path, cache = tmp_path / "set", tmp_path / "set.gan-cache"

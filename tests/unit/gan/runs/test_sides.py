@@ -10,10 +10,8 @@ import torch
 from PIL import Image
 from torch.optim import SGD
 
-from datasets import GanData
 from gan.files.errors import UserError
 from gan.games.pix2pix import down_by_epochs, half_then_down
-from gan.runs.run import made_to
 from gan.runs.sides import OnSides, unet_depth
 from nets.discriminator import PixelGan
 from nets.resnet import ResnetGenerator, UNet
@@ -178,21 +176,6 @@ def test_what_is_no_two_sides_is_refused(tmp_path):
     fill(tmp_path / "half", "testA", "testB")
     with pytest.raises(UserError, match="no pictures to train on of the side A"):
         found(tmp_path / "half")
-
-
-def test_a_plan_needs_no_pictures():
-    with made_to("plan"):
-        data = found("nowhere", size=16)
-    assert isinstance(data.data(2), GanData)
-    assert next(iter(data.data(2).train_dataloader()))["a"].shape == (2, 3, 16, 16)
-
-
-def test_a_dry_run_decodes_nothing_and_says_what_a_training_would(tmp_path, capsys):
-    fill(tmp_path / "set", "A", "B")
-    with made_to("dry"):
-        found(tmp_path / "set")
-    cache = tmp_path / "set.gan-cache"
-    assert not [*cache.glob("pixels-*")] and f"; decoded into {cache}, 1 MB\n" in capsys.readouterr().err
 
 
 def test_the_work_of_decoding_can_be_sent_to_processes_that_are_not_forked(tmp_path):

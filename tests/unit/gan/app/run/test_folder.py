@@ -174,15 +174,6 @@ def test_a_run_that_another_process_trains_is_refused_by_name_until_that_is_kill
     assert (tmp_path / "run.lock").read_text() == ""
 
 
-def test_so_is_one_that_this_process_trains(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "PATIENCE", 0.2)
-    run = RunFolder(tmp_path)
-    with folder.training(run), pytest.raises(UserError, match=f"process {os.getpid()} on .* is training"):
-        folder.training(run).__enter__()
-    with folder.training(run):
-        pass
-
-
 def test_one_that_is_just_ending_is_waited_for(holder, tmp_path):
     holder.terminate()
     since = time.monotonic()

@@ -1,8 +1,6 @@
 """What is typed for a run, and in its file of settings."""
 
-import os
 import re
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -67,13 +65,6 @@ def test_what_a_run_hands_on_to_another_function_is_a_setting_of_it_too(here):
     assert not own.keys() & {"run", "strategy", "shape", "open_splits", "layout", "settings"}
     run = saved(here, *typed)
     assert options.run_settings(options.parse(["--config", str(run.settings)])[0]) == own
-
-
-@pytest.mark.parametrize(("run", "typed"), [("spade", "--style"), ("wgan-gp-faces", "--ada")])
-def test_what_a_run_decides_itself_is_no_setting(run, typed, capsys):
-    with pytest.raises(SystemExit):
-        options.parse(["--run", run, typed, "3"])
-    assert typed.strip("-") in capsys.readouterr().err
 
 
 def test_what_is_typed_overrides_what_was_saved(here):
@@ -229,18 +220,6 @@ def test_a_file_that_has_no_settings_is_refused_in_one_line(fault, here):
         options.parse(["--config", "mine.yaml"])
     assert "\n" not in str(error.value) and len(str(error.value)) < 200
     assert SECRET not in str(error.value) and not (here / SECRET).exists()
-
-
-@not_on_windows
-def test_what_is_no_file_is_refused_and_not_waited_for(here):
-    os.mkfifo(here / "pipe.yaml")
-    (here / "folder.yaml").mkdir()
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind("socket.yaml")
-    named = {"pipe.yaml": "a named pipe", "folder.yaml": "a folder", "socket.yaml": "a socket"}
-    for name, kind in {**named, "/dev/zero": "a device", "/dev/random": "a device"}.items():
-        with pytest.raises(UserError, match=f"cannot read settings from '{name}': it is {kind}, and no file"):
-            options.parse(["--config", name])
 
 
 @pytest.mark.promise("a file of settings that is none, has no end, or names another file")

@@ -92,18 +92,6 @@ def test_a_signal_saves_after_the_step_and_stops_and_says_so_once(tmp_path, numb
 
 
 @not_on_windows
-def test_a_hang_up_that_is_ignored_stays_so(tmp_path):
-    """As nohup starts a run."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        made, _ = kept(tmp_path, 8, {4: [signal.SIGHUP]})
-        assert made.global_step == 8
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-@not_on_windows
 def test_a_signal_in_the_last_step_is_a_normal_end(tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGINT, *SIGNALS)]
     made, found = kept(tmp_path, 4, {4: [signal.SIGTERM]})

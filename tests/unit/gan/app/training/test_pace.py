@@ -12,7 +12,7 @@ from gan import Phase
 from gan.app.run.folder import RunFolder
 from gan.app.training import metrics, pace
 from gan.app.training.metrics import Record
-from gan.app.training.pace import Bar, Pace, between_steps
+from gan.app.training.pace import Bar, Pace
 from strategies import PhaseStrategy
 from tests.support.hard_games import Micro2, Plain
 from tests.support.parity import parts, trainer
@@ -106,8 +106,3 @@ def test_losses_are_told_by_phase_without_gradient_norms():
         pace._losses({name: torch.tensor(value) for name, value in losses.items()})
         == "d: real 0.500 fake 0.250 | g: loss -1.000"
     )
-
-
-def test_other_bars_are_not_told(monkeypatch):
-    with between_steps(SimpleNamespace(progress_bar_callback=None), "grid", 3):
-        pass
