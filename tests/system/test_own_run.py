@@ -14,38 +14,7 @@ from gan import sample as sample
 from gan.app.run.reopen import open_run
 from samples import gallery
 from tests.support.parity import often
-
-GAME = '''
-from functools import partial
-
-import torch
-from torch import nn
-from torch.optim import SGD
-
-from datasets import GlobalLoader
-from gan import GanModule, Phase, Player
-from gan.runs import Run
-
-
-class Line(GanModule):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.net = nn.Linear(width, 1)
-
-    def configure_players(self):
-        yield Player("net", self.net, partial(SGD, lr=0.1), ema=0.5)
-
-    def configure_phases(self):
-        yield Phase("learn", lambda x: self.net(x).square().mean(), learners="net")
-
-    def train_dataloader(self):
-        return GlobalLoader(torch.randn(16, self.net.in_features), batch_size=4)
-
-
-def line(width: int = 3, max_steps: int = 4) -> Run:
-    """A line, without held-out data, pictures or scores."""
-    return Run(Line(width), None, max_steps)
-'''
+from tests.system.test_restarts import GAME
 
 
 @pytest.fixture
@@ -60,7 +29,7 @@ def here(tmp_path, monkeypatch):
 
 def test_all_commands_take_it(here, monkeypatch, capsys):
     alone = ["--devices", "1", "--accelerator", "cpu", "--log-every", "1"]
-    assert fit.main(["--run", "own_line.py:line", "--width", "5", *alone]) == 0
+    assert fit.main(["--run", "own_line.py:line", "--width", "5", "--max-steps", "4", *alone]) == 0
     assert "line on 1 CPU process, strategy ddp: 4 steps; a checkpoint every 1\n" in capsys.readouterr().out
     run = here / "runs" / "001-line"
     assert yaml.safe_load((run / "settings.yaml").read_text())["run"] == f"{here}/own_line.py:line"

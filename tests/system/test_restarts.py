@@ -30,9 +30,9 @@ from gan.runs import Run
 
 
 class Line(GanModule):
-    def __init__(self, dies: str, waits: bool) -> None:
+    def __init__(self, width: int, dies: str, waits: bool) -> None:
         super().__init__()
-        self.net, self.dies, self.waits = nn.Linear(3, 2), dies, waits
+        self.net, self.dies, self.waits = nn.Linear(width, 2), dies, waits
 
     def configure_players(self):
         yield Player("net", self.net, partial(Adam, lr=0.1), ema=0.5)
@@ -55,15 +55,17 @@ class Line(GanModule):
         return (self.net(x) + noise.randn((len(x), 2))).square().mean()
 
     def train_dataloader(self):
-        return GlobalLoader(torch.randn(16, 3, generator=torch.Generator().manual_seed(0)), batch_size=4)
+        seen = torch.randn(16, self.net.in_features, generator=torch.Generator().manual_seed(0))
+        return GlobalLoader(seen, batch_size=4)
 
 
-def line(dies: str = "", waits: bool = False, max_steps: int = 12) -> Run:
-    """A line. A rank dies at each step of `dies`, such as 5-1 for step 5 and rank 1, once; at 5-1-always, always.
+def line(width: int = 3, dies: str = "", waits: bool = False, max_steps: int = 12) -> Run:
+    """A line, without held-out data, pictures or scores.
 
+    A rank dies at each step of `dies`, such as 5-1 for step 5 and rank 1, once; at 5-1-always, always.
     With `waits`, a rank that is alone trains until step 3, and then waits until it is told to end.
     """
-    return Run(Line(dies, waits), None, max_steps)
+    return Run(Line(width, dies, waits), None, max_steps)
 '''
 FIT = ("gan.fit",)
 TYPED = "--run own.py:line --accelerator cpu --precision 64-true --save-every 2 --strategy zero1 --check false"

@@ -91,19 +91,10 @@ def test_broken_and_too_short_files_are_named_together(folder):
     assert len(found) == 3 and len(found.problems) == 3
 
 
-def test_sounds_keep_their_side_and_held_out_ones_have_their_own_length(folder):
-    for number in range(30):
-        soundfile.write(folder / f"{number}.wav", numpy.zeros(600), RATE)
-    before = Sounds(folder, RATE, LENGTH).pieces(0.2, 1024)
-
-    def names(part):
-        return {part.source.names[entry] for entry in part.entries}
-
-    assert len(before[0]) + len(before[1]) == 36 and len(before[1]) >= 4
-    assert before[0][0]["wave"].shape == (512,) and before[1][0]["wave"].shape == (1024,)
-    soundfile.write(folder / "new.wav", numpy.zeros(600), RATE)
-    after = Sounds(folder, RATE, LENGTH).pieces(0.2, 1024)
-    assert not names(before[0]) & names(after[1]) and not names(after[0]) & names(before[1])
+def test_sounds_that_are_held_out_have_a_length_of_their_own(folder):
+    train, val = Sounds(folder, RATE, LENGTH).pieces(0.5, 1024)
+    assert len(train) + len(val) == 6 and len(val) >= 1
+    assert train[0]["wave"].shape == (512,) and val[0]["wave"].shape == (1024,)
 
 
 def test_given_spectrograms_go_with_their_part_which_is_not_scaled(folder, tmp_path):

@@ -234,17 +234,6 @@ def test_training_goes_on_past_a_full_disk_and_no_older_checkpoint_is_removed(ki
     assert read_checkpoint(here / "step-000008.ckpt")["callbacks"]["Keep"] == {"wrote": [2, 8]}
 
 
-@pytest.mark.promise("a rank cannot write its part of a checkpoint: its disk is full")
-def test_that_the_last_checkpoint_was_not_saved_is_an_error_at_the_end(tmp_path):
-    keep, steps = kept_when_full(tmp_path, Full(8), True)
-    assert steps == 8 and RunFolder(tmp_path).steps() == [4, 6]
-    words = r"the last checkpoint was not saved, and the newest one is .*-000006.ckpt: cannot write .*-000008.ckpt: "
-    for first in (True, False):
-        with pytest.raises(UserError, match=words) as caught:
-            keep.refuse_if_not_saved(first)
-        assert caught.value.said is not first
-
-
 def test_what_is_no_fault_of_the_disk_ends_the_run(tmp_path):
     def write(part, *rest):
         raise UserError("a mistake")
