@@ -24,7 +24,6 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(runs):
-    """The page."""
     assert compare.main([*map(str, runs)]) == 0
     return runs[0].parent / "compare.html"
 

@@ -57,7 +57,6 @@ def averaged(averaged_run, tmp_path):
 
 @pytest.fixture(scope="module")
 def published_run(tmp_path_factory):
-    """A SEAN in the published form."""
     root = tmp_path_factory.mktemp("published")
     settings = {**opening.SMALL, "upsamplings": 5, "held_out": 2, "perceptual": "off", "max_steps": 1, "save_every": 1}
     return opening.train(root / "runs", "sean-folder", data=opening.drawn(root / "data", 6, 32), **settings)
@@ -267,7 +266,6 @@ def test_a_run_of_r3gan_is_written_as_a_published_file(averaged, tmp_path):
 
 
 def classes(folder, mode, count):
-    """Pictures of cats and dogs."""
     for number in range(count):
         path = folder / ("cat", "dog")[number % 2] / f"{number}.png"
         path.parent.mkdir(exist_ok=True, parents=True)

@@ -18,7 +18,6 @@ EVERY_PICTURE = "[...document.images]"
 
 @pytest.fixture(scope="module")
 def made(sean_run, tmp_path_factory) -> Path:
-    """The page of a tiny SEAN run."""
     out = tmp_path_factory.mktemp("page") / "deep" / "page.html"
     assert gallery.main([str(sean_run), "--out", str(out)]) == 0
     return out

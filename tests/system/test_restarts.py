@@ -83,7 +83,6 @@ def train(folder, *arguments, launcher=FIT):
 
 
 def made(folder, step=12):
-    """All tensors of a checkpoint."""
     run = RunFolder(folder / "runs" / "001-line")
     assert run.steps()[-1] == 12
     return tensors(run.checkpoint(step))

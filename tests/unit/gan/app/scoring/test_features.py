@@ -4,11 +4,11 @@ import hashlib
 
 import pytest
 import torch
+import torch_fidelity.feature_extractor_inceptionv3 as fidelity
 from torch import nn
 
 from gan.app.scoring import features
 from gan.files.errors import UserError
-from tests.support import inception
 from tests.support.posix import not_on_windows
 
 
@@ -29,7 +29,15 @@ PICTURES = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=to
 
 def test_the_inception_is_torch_fidelitys_with_the_weights_of_the_file(tmp_path, monkeypatch):
     path = tmp_path / features.INCEPTION
-    network = inception.save(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(fidelity, "load_state_dict_from_url", lambda *_, **__: {})
+        patch.setattr(fidelity.FeatureExtractorInceptionV3, "load_state_dict", lambda *_: None)
+        network = fidelity.FeatureExtractorInceptionV3("inception-v3-compat", ["2048"])
+    dice = torch.Generator().manual_seed(0)
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, generator=dice)
+    torch.save(network.state_dict(), path)
     publish(monkeypatch, path)
     found = features.inception(path)
     seen = found.network(PICTURES)

@@ -40,8 +40,6 @@ def test_a_few_samples_of_class_folders_are_of_all_classes_and_always_the_same()
 
 
 class Side(list):
-    """Pictures of noise."""
-
     size, channels = (8, 8), 3
 
     def __init__(self, count):
