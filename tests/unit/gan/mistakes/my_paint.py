@@ -4,6 +4,11 @@ from gan.runs import Run
 
 
 def paint(width: int = 4, *, rate=0.5, name: str = "x", betas: tuple[float, float] = (0.0, 0.9)) -> Run:
+    """Paint.
+
+    Args:
+        width: How wide.
+    """
     return Run(width, rate, 7)
 
 

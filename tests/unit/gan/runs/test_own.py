@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,21 +12,7 @@ from gan.files.errors import UserError
 from gan.runs import build, find, full_name, short_name
 from tests.support.posix import not_on_windows
 
-GAME = """
-from json import dumps
-from gan.runs import Run
-
-def paint(width: int = 4, *, rate=0.5, name: str = "x") -> Run:
-    "Paint.\\n\\nArgs:\\n    width: How wide."
-    return Run(width, rate, 7)
-
-def other() -> "Run": ...
-
-def number() -> int: ...
-
-def fails() -> Run:
-    return 3
-"""
+GAME = (Path(__file__).parents[1] / "mistakes" / "my_paint.py").read_text()
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +68,7 @@ def test_its_arguments_are_options(here, capsys):
     run = build("my_paint.py:paint", width=5)
     assert (run.game, run.data, run.max_steps, run.scores) == (5, 0.5, 7, {})
     settings, _ = options.parse(["--run", "my_paint.py:paint", "--width", "6", "--rate=0.25"])
-    assert options.run_settings(settings) == {"width": 6, "rate": 0.25, "name": "x"}
+    assert options.run_settings(settings) == {"width": 6, "rate": 0.25, "name": "x", "betas": (0.0, 0.9)}
     assert settings.run == f"{here}/my_paint.py:paint"
     with pytest.raises(SystemExit):
         options.parse(["--run", "my_paint.py:paint", "--help"])
