@@ -20,6 +20,7 @@ from tests.support import narrow_vgg
 
 WIDTHS = dict(size=32, width=4, hidden=8, style=8)
 SMALL = dict(upsamplings=2, workers=0, **WIDTHS)  # settings of a run on files
+NARROW = dict(size=16, width=8, latent=8, faces=16, held_out=4)  # of a game from noise
 
 
 def typed(settings: dict[str, Any]) -> list[str]:

@@ -12,14 +12,12 @@ from gan.app.run.reopen import open_run
 from gan.games.from_noise import FromNoise
 from tests.support import opening
 
-NARROW = {"size": 16, "width": 8, "latent": 8, "faces": 16, "held_out": 4}
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Two runs that differ in one setting of their game."""
     out = tmp_path_factory.mktemp("compare") / "runs"
-    return [opening.train(out, "r3gan-faces", gamma=gamma, **NARROW) for gamma in (2, 50)]
+    return [opening.train(out, "r3gan-faces", gamma=gamma, **opening.NARROW) for gamma in (2, 50)]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,7 @@ def test_the_same_held_out_pictures_are_shown_once_and_the_same_seeds_under_each
 
 @pytest.mark.slow
 def test_runs_that_hold_out_other_pictures_show_their_own(runs, tmp_path, beside):
-    other = opening.train(tmp_path, "r3gan-faces", seed=5, **{**NARROW, "held_out": 2})
+    other = opening.train(tmp_path, "r3gan-faces", seed=5, **{**opening.NARROW, "held_out": 2})
     opened, names = [open_run(str(run)) for run in (*runs, other)], ["one", "two", "three"]
     table = compared.pictures(opened, names)
     assert table.note == compared.OTHERS

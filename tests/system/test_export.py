@@ -47,7 +47,7 @@ def written(sean_run, tmp_path_factory):
 def averaged_run(tmp_path_factory):
     """A game with a player that keeps an average."""
     root = tmp_path_factory.mktemp("averaged")
-    return opening.train(root / "runs", "r3gan-faces", faces=16, held_out=4, size=16, width=8, latent=8, ema=1000.0)
+    return opening.train(root / "runs", "r3gan-faces", ema=1000.0, **opening.NARROW)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from tests.support import commands, opening
 from tests.support.parity import often
 
 WANTED = ("score/feature_distance", "val/distance", "grid/filenames", "health/told_apart")
-NARROW = {"size": 16, "width": 8, "latent": 8, "faces": 16, "held_out": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +40,7 @@ def run(request, tmp_path_factory):
         offline.__wrapped__(patch)
         patch.setattr(health, "APART", 1)
         out = tmp_path_factory.mktemp("loggers") / "runs"
-        made = opening.train(out, "r3gan-faces", logger=first, score_every=1, **NARROW)
+        made = opening.train(out, "r3gan-faces", logger=first, score_every=1, **opening.NARROW)
         before = names(made)
         assert list(before) == first.split(",")[1:]
         patch.undo()
@@ -155,7 +154,7 @@ def test_a_service_that_fails_later_ends_nothing_and_is_said_once(monkeypatch, c
 
     monkeypatch.setattr(loggers.TensorBoardLogger, "log_metrics", fail)
     monkeypatch.setattr(loggers.TensorBoard, "picture", fail)
-    run = opening.train(tmp_path, "r3gan-faces", logger="tensorboard", **NARROW)
+    run = opening.train(tmp_path, "r3gan-faces", logger="tensorboard", **opening.NARROW)
     assert list(metrics.read(run / "metrics.csv")) == [0, 1, 2]
     said = "warning: --logger tensorboard has failed (the line is dead); training goes on"
     assert capsys.readouterr().err.count(said) == 1
@@ -163,7 +162,7 @@ def test_a_service_that_fails_later_ends_nothing_and_is_said_once(monkeypatch, c
 
 def test_a_service_that_cannot_begin_is_an_error(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://there")
-    typed = ["r3gan-faces", "--devices", "1", "--out", str(tmp_path / "runs"), *opening.typed(NARROW)]
+    typed = ["r3gan-faces", "--devices", "1", "--out", str(tmp_path / "runs"), *opening.typed(opening.NARROW)]
     assert fit.main([*typed, "--logger", "mlflow", "--max-steps", "1"]) == 2
     said = capsys.readouterr().err
     assert said.count("--logger mlflow cannot begin: ") == 1 and "MLFLOW_TRACKING_URI" in said

@@ -103,7 +103,7 @@ def folder(tmp_path_factory):
         faces.draw(20).convert("RGB").save("me.jpg")
         Path("FILE.pth").write_bytes(b"another network")
         for gamma in (2, 50):
-            opening.train(Path("runs"), "r3gan-faces", gamma=gamma, size=16, width=8, latent=8, faces=16, held_out=4)
+            opening.train(Path("runs"), "r3gan-faces", gamma=gamma, **opening.NARROW)
         assert fit.main(["stylegan2", "--data", "my-pictures", *ONE, *PICTURES, *NARROW]) == 0
         assert export.main([RUN, "--published", "--to", "made"]) == 0
         Path("made/network-snapshot.pkl").rename("FILE.pkl")

@@ -12,7 +12,7 @@ from torchvision import tv_tensors
 
 from datasets import ADE20K, Cityscapes, CocoStuff, Facades
 from datasets.files.cache import cache_folder
-from datasets.files.pairs import Pairs, as_size, read_map
+from datasets.files.pairs import as_size, read_map
 from gan.files.errors import UserError
 from nets.blocks import edges_of
 from tests.support import layouts
@@ -75,13 +75,6 @@ def test_size_is_height_and_width(written):
     assert as_size(7) == (7, 7)
 
 
-def test_a_second_start_reads_no_picture(written, monkeypatch):
-    first = written.open()
-    monkeypatch.setattr(Pairs, "_check", lambda *_: pytest.fail("read again"))
-    again = written.open()
-    assert [again.paths(k) for k in range(len(again))] == [first.paths(k) for k in range(len(first))]
-
-
 CACHES = ["1c2286a2", "67b9b09d", "1fb78fb5", "11c4b3f8", "899d066b", "a8c430d1", "9fbb4341"]
 
 
@@ -100,12 +93,6 @@ def test_worker_processes_share_one_array(written):
     alone = [item["image"] for item in data]
     helped = DataLoader(data, batch_size=None, num_workers=1)
     assert all(torch.equal(item["image"], image) for item, image in zip(helped, alone, strict=True))
-
-
-def test_grey_pictures_become_rgb(written):
-    put(written.pictures[1], Image.open(written.pictures[1]), mode="L")
-    image = written.open()[1]["image"]
-    assert image.shape[0] == 3 and torch.equal(image[0], image[1]) and torch.equal(image[0], image[2])
 
 
 def test_suffixes_in_capitals(stored):

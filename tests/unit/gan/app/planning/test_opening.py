@@ -1,4 +1,4 @@
-"""Games are played without values, or on the CPU if they read values."""
+"""Games are played without values; those that read values on the CPU: see tests/system/test_plan.py."""
 
 import pytest
 import torch
@@ -17,11 +17,6 @@ ROWS = 8
 class Fed(Plain):
     def train_dataloader(self):
         return GlobalLoader([{"x": row} for row in torch.zeros(ROWS, 6)], batch_size=ROWS)
-
-
-class ReadsValue(Fed):
-    def fake(self, real):
-        return super().fake(real) * (1.0 if real.mean().item() > 0 else 2.0)
 
 
 class FromFile(Fed):
@@ -48,12 +43,6 @@ def opened(game, size=1):
 @pytest.mark.parametrize("game", [FromFile, Gathers])
 def test_what_was_read_from_a_file_and_how_many_rows_ranks_have_need_no_values(game):
     assert opened(game, 2).why == ""
-
-
-def test_a_game_that_reads_values_is_played_on_the_cpu():
-    found = opened(ReadsValue)
-    assert "item()" in found.why
-    assert max(event.highest for trace in found.trace(frozenset()) for event in trace.events) > 0
 
 
 class Normed(Fed):
