@@ -36,7 +36,7 @@ from lightning.pytorch.trainer.call import _call_lightning_datamodule_hook as ca
 from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module
 from lightning.pytorch.trainer.call import _interrupt as interrupt
 from lightning.pytorch.trainer.connectors import data_connector
-from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_utilities.core.rank_zero import rank_zero_only as utils_rank_zero_only
 from torch import Tensor, nn
@@ -277,9 +277,19 @@ def keeping_loaders(kind: type) -> AbstractContextManager[Any]:
     return mock.patch.object(data_connector, "_update_dataloader", updated)
 
 
-def leave_samplers(trainer: Trainer) -> None:
-    """Let loaders keep their own order. Lightning would shuffle them for any DDPStrategy, also on one device."""
-    trainer._accelerator_connector.use_distributed_sampler = False
+def leaving_samplers(trainer: Trainer, held_out: bool) -> AbstractContextManager[Any]:
+    """Inside the `with`, training loaders keep their own order, and with `held_out` all others too.
+
+    Lightning would deal them out by a DistributedSampler for any DDPStrategy, also on one device.
+    """
+    connector, chosen = trainer._data_connector, trainer._accelerator_connector
+
+    def prepared(loader: object, shuffle: bool, mode: RunningStage) -> object:
+        dealt = chosen.use_distributed_sampler and not held_out and mode != RunningStage.TRAINING
+        with mock.patch.object(chosen, "use_distributed_sampler", dealt):
+            return type(connector)._prepare_dataloader(connector, loader, shuffle, mode)
+
+    return mock.patch.object(connector, "_prepare_dataloader", prepared)
 
 
 def in_backwards(make: Callable[[], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:

@@ -36,7 +36,7 @@ def on_devices(strategy: RanksStrategy, game: GanModule) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(private.keeping_loaders(Loader))
         if not several or strategy.is_dp:
-            private.leave_samplers(trainer)
+            stack.enter_context(private.leaving_samplers(trainer, held_out=not several))
         assert strategy.accelerator is not None
         strategy.accelerator.setup(trainer)
         correct(strategy.precision_plugin, strategy.root_device)

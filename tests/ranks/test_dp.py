@@ -134,6 +134,17 @@ def test_every_loader_gives_the_batches_of_one_device(loader):
     assert distance(taught(loader, "dp", 2), taught(loader, "single", 1)) < EXACT
 
 
+class Counted(Plain):
+    def validation_step(self, batch):
+        self.log("val/samples", float(len(batch["x"])), reduce_fx="sum", sync_dist=True)
+
+
+def test_held_out_samples_are_read_once():
+    for devices in (1, 2):
+        made = trainer(PhaseStrategy("dp"), devices, 1, use_distributed_sampler=True)
+        assert made.validate(Counted(), DataLoader(ROWS, 4), verbose=False) == [{"val/samples": len(ROWS)}]
+
+
 def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(UserError, match=r"^a batch of 16 does not divide among the 3 ranks of strategy dp; choose"):
         fit(Plain(), devices=3)
