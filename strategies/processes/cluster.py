@@ -2,6 +2,7 @@
 
 import os
 import zlib
+from collections import ChainMap
 from functools import cache
 from typing import Any
 
@@ -79,17 +80,18 @@ class GivenPlace(ClusterEnvironment):
     @property
     def main_port(self) -> int:
         # All ranks of one launch compute the same number, and another launch another one.
-        job = os.environ.get(self.place.launcher.job, "").encode()
+        job = self.place.variables.get(self.place.launcher.job, "").encode()
         return int(self._meeting("MASTER_PORT", str(10_000 + zlib.crc32(job) % 20_000)))
 
     def _meeting(self, name: str, default: str) -> str:
         """A variable, which only ranks on one host can do without, if their launcher names its launches."""
-        if name not in os.environ and (self.place.nodes > 1 or not self.place.launcher.job):
+        said = ChainMap({**self.place.variables}, os.environ)  # a program may set them later
+        if name not in said and (self.place.nodes > 1 or not self.place.launcher.job):
             raise UserError(
                 f"this is one of {self.place.world_size} ranks and {name} is not set; MASTER_ADDR names the host of "
                 f"rank 0 and MASTER_PORT a free port of it: {self.place.launcher.set_both}"
             )
-        return os.environ.get(name, default)
+        return said.get(name, default)
 
     @staticmethod
     def detect() -> bool:

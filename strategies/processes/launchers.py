@@ -6,7 +6,7 @@ A launcher tells a process its place in environment variables. Each launcher has
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 from gan.files.errors import UserError
@@ -48,6 +48,8 @@ class Launched:
     world_size: int
     local_size: int
     node_rank: int
+    # As the launcher has meant them.
+    variables: Mapping[str, str] = field(default_factory=lambda: os.environ, compare=False, repr=False)
 
     @property
     def nodes(self) -> int:
@@ -90,7 +92,8 @@ def launched(variables: Mapping[str, str] | None = None) -> Launched | None:
     for by, launcher in LAUNCHERS.items():
         if (meant := launcher.meant(variables)) is not None:
             rank, local_rank, size, local_size, *node = (number(meant, name) for name in launcher.names)
-            found = Launched(by, rank, local_rank, size, local_size, *(node or [rank // local_size]))
+            on_node = node[0] if node else rank // local_size
+            found = Launched(by, rank, local_rank, size, local_size, on_node, meant)
             found.check()
             return found
     return None
@@ -150,9 +153,10 @@ def _is_this_host(address: str) -> bool:
 class Launcher:
     """One that starts ranks, and tells each its place in variables. A row has all that differs between launchers.
 
-    `meant` gives these variables as the launcher has meant them, or None if it has not started this process. `names`
-    are the names of: the rank; its number on its host; how many ranks there are, and how many on this host; then the
-    host's number, if the launcher numbers hosts.
+    `meant` gives these variables as the launcher has meant them, or None if it has not started this process; also
+    MASTER_ADDR and MASTER_PORT, if the launcher says by other words where rank 0 is. `names` are the names of: the
+    rank; its number on its host; how many ranks there are, and how many on this host; then the host's number, if the
+    launcher numbers hosts.
     """
 
     meant: Callable[[Mapping[str, str]], Mapping[str, str] | None]

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import gan
 from gan import noise
-from gan.app.sampling import opened
+from gan.app.sampling import drawings
 from gan.files.errors import UserError
 from gan.games import stylegan as stylegan_game
 from gan.games.stylegan import StyleGan, lazy_adam
@@ -163,7 +163,7 @@ def file(tmp_path):
 
 def drawn(file, to, count, together):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opened, "TOGETHER", together)
+        patch.setattr(drawings, "TOGETHER", together)
         gan.open(file, "cpu").files(to, count, truncation=0.7)
 
 

@@ -1,6 +1,7 @@
 """The place of a process, as each launcher says it."""
 
 import os
+from dataclasses import replace
 
 import pytest
 from lightning.fabric.plugins.environments import (
@@ -13,7 +14,7 @@ from lightning.fabric.plugins.environments import (
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.processes.cluster import GivenPlace, environment
-from strategies.processes.launchers import Launched, launched
+from strategies.processes.launchers import LAUNCHERS, Launched, launched
 from strategies.processes.starting import Scripts
 from tests.support.parity import trainer
 from tests.support.posix import only_on_linux
@@ -106,6 +107,13 @@ def test_what_a_launcher_cannot_have_meant_is_named_with_its_value(by, change, w
     variables = {name: value for name, value in {**ALL.get(by, {}), **change}.items() if value is not None}
     with pytest.raises(UserError, match=words):
         launched(variables)
+
+
+def test_a_launcher_may_say_by_other_words_where_the_first_rank_is(monkeypatch):
+    meant = {**MPI, "MASTER_ADDR": "one", "MASTER_PORT": "7"}
+    monkeypatch.setitem(LAUNCHERS, "mpi", replace(LAUNCHERS["mpi"], meant=lambda _: meant))
+    place = launched({"FOO_HOSTS": "one,two"})
+    assert (GivenPlace(place).main_address, GivenPlace(place).main_port) == ("one", 7)
 
 
 def test_a_count_of_restarts_is_a_number(started):
