@@ -96,8 +96,8 @@ def _style_map(state: State, name: str, mask: Tensor, codes: Tensor) -> Tensor:
     pictures = []
     for regions, rows in zip(mask, codes, strict=True):
         spread = codes.new_zeros(codes.shape[2], *mask.shape[2:])
-        for label, (region, row) in enumerate(zip(regions, rows, strict=True)):
-            if region.any():
+        for label, row in enumerate(rows):
+            if (region := regions[label]).any():
                 code = F.relu(F.linear(row, *_weights(state, f"{name}.fc_mu{label}")))
                 spread = spread + code[:, None, None] * region
         pictures.append(spread)

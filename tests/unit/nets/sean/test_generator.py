@@ -7,9 +7,11 @@ import torch
 
 from gan.files.errors import UserError
 from nets.blocks import onehot
+from nets.norm import SyncBatchNorm
 from nets.published import export_generator
-from nets.sean import neighbourhood
+from nets.sean.ace import Affine
 from nets.sean.generator import SeanGenerator, StyleEncoder
+from nets.sean.neighbourhood import find_neighbourhoods
 from tests.support import sean_reference as reference
 from tests.support.oracle import BUFFERS, assert_same_gradients, distance, gradients, learning, scramble
 
@@ -51,28 +53,39 @@ def test_the_defaults_are_the_published_sizes():
     assert [encoder[name].default for name in ("style", "width")] == [512, 32]
 
 
-def test_a_generator_of_six_upsamplings_without_tables_is_the_plain_one(codes, monkeypatch):
-    """Pictures, gradients and buffers; region 3 is in the first picture only, region 4 in none."""
-    monkeypatch.setattr(neighbourhood, "find_neighbourhoods", lambda *_: None)
-    net = scramble(SeanGenerator(LABELS, STYLE, 2, 3, 6, recompute=False), 1)
-    state = learning(export_generator(scramble(StyleEncoder(STYLE, 1), 1), net))
+@pytest.mark.parametrize(
+    ("by", "edges", "training", "recompute"),
+    [("tables", 0, True, True), ("maps", 1, True, False), ("tables", 1, False, False), ("maps", 0, False, True)],
+)
+def test_a_generator_is_the_plain_one(by, edges, training, recompute, codes):
+    """Pictures, gradients and buffers. Planes that learn are convolved; others are looked up in tables.
+
+    Region 3 is in the first picture only, region 4 in none. The last block has no styles.
+    """
+    net = scramble(SeanGenerator(LABELS, STYLE, 2, 3, 6, edges=bool(edges), recompute=recompute), 1)
     draw = torch.Generator().manual_seed(1)
     label = torch.randint(0, 3, (2, 8, 16), generator=draw).repeat_interleave(8, 1).repeat_interleave(8, 2)
     label[:, :5, :7] = torch.randint(0, 3, (2, 5, 7), generator=draw)
     label[0, :32] = 3
-    planes = onehot(label, LABELS, codes)
-    ours, plain = codes.clone().requires_grad_(), codes.clone().requires_grad_()
+    planes = torch.cat([onehot(label, LABELS, codes), (label[:, None] == 1).to(codes)[:, :edges]], 1)
+    assert find_neighbourhoods(planes, LABELS) is not None
+    for norm in (layer for layer in net.modules() if not training and isinstance(layer, SyncBatchNorm)):
+        norm.momentum = 1.0  # so that an evaluation has the statistics of these pictures, and no pixel is at an end
+    net(planes, codes)
+    net.train(training)
+    state = learning(export_generator(scramble(StyleEncoder(STYLE, 1), 1), net))
+    given = [[planes.clone().requires_grad_(by == "maps"), codes.clone().requires_grad_()] for _ in range(2)]
 
     torch.manual_seed(1)
-    found = net(planes, ours)
+    found = net(*given[0])
     torch.manual_seed(1)
-    wanted = reference.generator(state, planes, plain, True, "more")
+    wanted = reference.generator(state, *given[1], training, "more")
     assert distance(found, wanted) < 1e-12
 
     weight = torch.randn(found.shape, generator=draw, dtype=torch.float64) / found.numel() ** 0.5
     (found * weight).sum().backward()
     (wanted * weight).sum().backward()
-    assert distance(ours.grad, plain.grad) < 1e-12
+    assert distance(given[0][1].grad, given[1][1].grad) < 1e-12
     drawers = {key: tensor for key, tensor in state.items() if not key.startswith("Zencoder.")}
     assert_same_gradients(gradients(net), drawers)
 
@@ -92,3 +105,14 @@ def test_a_bias_learns_unless_instance_norm_cancels_it_and_the_brightness(normal
     biases = [parameter.grad for name, parameter in net.named_parameters() if name.endswith("bias")]
     assert [bool(bias.any()) for bias in biases] == [not normalise] * 4 + [True]
     assert torch.allclose(codes, net(image - 0.5, mask), atol=1e-4) is normalise
+
+
+def test_each_half_of_an_affine_starts_as_a_convolution_of_its_own():
+    torch.manual_seed(0)
+    affine = Affine(40, 50, 0.02)
+    kernel = affine.kernel()
+    assert kernel.shape == (100, 40, 3, 3)
+    wanted = 0.02 * (2 / ((40 + 50) * 9)) ** 0.5  # Glorot and Bengio 2010
+    for half in kernel.chunk(2):
+        assert half.std().item() == pytest.approx(wanted, rel=0.02)
+    assert affine.bias.abs().sum() == 0

@@ -40,31 +40,6 @@ def test_pixels_share_a_row_when_and_only_when_all_around_them_is_the_same(label
         assert [rows[row] for row in found.pixels[number, 0].tolist()] == picture
 
 
-@pytest.mark.parametrize("edges", [False, True])
-def test_sums_of_rows_are_the_convolutions(edges):
-    """Two convolutions of the mask, and one with kernels of each picture's own."""
-    torch.manual_seed(0)
-    labels, mask = 4, planes(regions(4), 4)
-    if edges:
-        edge = (torch.rand(3, 1, 4, 5) < 0.3).double().repeat_interleave(6, 2).repeat_interleave(4, 3)
-        mask = torch.cat([mask, edge], 1)
-    found = find_neighbourhoods(mask, labels)
-    first = torch.randn(5, mask.shape[1], 3, 3, dtype=torch.float64)
-    second = torch.randn(6, 5, 3, 3, dtype=torch.float64)
-    own = torch.randn(3, labels, 9, 6, dtype=torch.float64)
-
-    hidden = F.relu(found.onehot_3x3 @ first.permute(0, 2, 3, 1).flatten(1).T + 0.3)
-    table = found.mask_sums((hidden @ second.permute(2, 3, 0, 1).reshape(54, 5).T).view(-1, 6))
-    table = table + found.style_sums(own.reshape(-1, 6))
-    table = table.view(3, found.kinds, 6).mT
-    result = table.gather(2, found.pixels.expand(-1, 6, -1)).view(3, 6, 24, 20)
-
-    wanted = F.conv2d(F.relu(F.conv2d(mask, first, padding=1) + 0.3), second, padding=1)
-    kernels = own.permute(0, 3, 1, 2).unflatten(3, (3, 3))
-    styles = [F.conv2d(one[None, :labels], kernel, padding=1) for one, kernel in zip(mask, kernels, strict=True)]
-    torch.testing.assert_close(result, wanted + torch.cat(styles), rtol=1e-12, atol=1e-12)
-
-
 def test_numbers_too_large_for_one_key_are_told_apart_all_the_same(monkeypatch):
     label = regions(5)
     plain = find_neighbourhoods(planes(label, 5), 5)
