@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 
 from gan.app.run.folder import RunFolder
 from gan.files import disk
@@ -27,6 +28,7 @@ from strategies.checkpoint.folders import part_of
 from strategies.checkpoint.writing import save
 from tests.ranks.test_checkpoints import in_a_thread
 from tests.ranks.test_contract import POLICY
+from tests.support.commands import until
 from tests.support.composite import Composite
 from tests.support.doubled import doubled
 from tests.support.hard_games import Plain
@@ -178,10 +180,7 @@ def test_the_copies_are_given_back(tmp_path):
         gate.set()
         background.wait()
     gc.collect()
-    until = time.monotonic() + 10
-    while any(each() is not None for each in alive) and time.monotonic() < until:  # `wait` returns before its thread
-        time.sleep(0.01)
-    assert [each() for each in alive] == [None, None]
+    assert until(lambda: [each() for each in alive] == [None, None], 10)  # `wait` returns before its thread
 
 
 # ---- who waits for it ----
@@ -237,11 +236,8 @@ def failing(folder, who, what):
         trainer.strategy.save_in_background(folder / "b.ckpt")
         trainer.strategy.remove_checkpoint(folder / "a.ckpt")
 
-    class Slowly(Callback):
-        def on_train_batch_start(self, *_):
-            time.sleep(0.02)
-
-    made = trainer(PhaseStrategy("zero3", check=False), 2, 200, callbacks=[At({2: both}), Slowly()])
+    slowly = LambdaCallback(on_train_batch_start=lambda *_: time.sleep(0.02))
+    made = trainer(PhaseStrategy("zero3", check=False), 2, 200, callbacks=[At({2: both}), slowly])
     with mock.patch.object(writing, "_write_file", write):
         try:
             made.fit(Plain(), parts(200, 2))

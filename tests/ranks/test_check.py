@@ -34,8 +34,6 @@ from tests.support.parity import distance, equals, often, parts, refused, single
 
 
 class One(GanModule):
-    """A game of one network."""
-
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
@@ -894,9 +892,10 @@ class Lonely(One):
         return (self.gain * self.net(batch["x"])).square().mean()
 
 
-def test_a_parameter_of_no_player_is_named():
+def test_a_parameter_of_no_player_is_named_and_stays_as_it_is():
     with pytest.warns(UserWarning, match="'gain' is a parameter of no player, and never learns; put it into a player"):
-        train(Lonely, steps=1)
+        found = train(Lonely, steps=1)
+    assert torch.equal(found["weight gain"], torch.ones(3).double())
 
 
 # ---- ranks that fail in a trial ----

@@ -30,7 +30,7 @@ from strategies.checkpoint.folders import remove
 from strategies.checkpoint.writing import ALONE, Background, prepare, save
 from strategies.world import World
 from tests.ranks.test_zero import Lopsided
-from tests.support.parity import often, parts, trainer
+from tests.support.parity import often, parts, trainer, words_of
 from tests.support.saved import names, number_of, numbered, read_checkpoint
 
 KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -397,11 +397,7 @@ def test_a_rank_that_cannot_write_is_named_on_all_and_the_old_checkpoint_stays(w
 
 
 def on_disks_of_their_own(folder):
-    try:
-        save(folder / f"disk{dist.get_rank()}" / "x.ckpt", numbered(1), World(2, dist.get_rank()))
-    except UserError as error:
-        return str(error)
-    return None
+    return words_of(save, folder / f"disk{dist.get_rank()}" / "x.ckpt", numbered(1), World(2, dist.get_rank()))
 
 
 def test_a_disk_that_the_machines_do_not_share_is_refused(ranks, tmp_path):

@@ -16,7 +16,7 @@ from strategies import PhaseStrategy
 from strategies.policies import POLICIES
 from tests.ranks.test_contract import POLICY, WORLDS, Play, loader, single
 from tests.support.doubled import doubled
-from tests.support.hard_games import Plain
+from tests.support.hard_games import Outdated, Plain
 from tests.support.journey import Journey
 from tests.support.parity import BROKEN, EXACT, Whole, distance, often, snapshot, trainer, vectors
 
@@ -97,23 +97,6 @@ def test_one_process_is_one_device(policy, alone):
     assert distance(found[0], alone[0]) == distance(found[1], alone[1]) == 0
 
 
-def test_validation_changes_no_bit(alone):
-    like = loader("single", 1)
-    batches = [Spoilt(6, like.rank, like.world)]
-    assert distance(fitted("single", 1, Validated(), batches, 6)[0], alone[1]) == 0
-
-
-class Outdated(Plain):
-    """Goes backward through a graph that is older than the weights it reads."""
-
-    def judge(self, batch):
-        self.old = self.discriminator(self.shared("fake", self.fake, batch["x"])).mean()
-        return super().judge(batch)
-
-    def fool(self, batch):
-        return self.old
-
-
 def outdated(policy, world):
     try:
         trainer(PhaseStrategy(policy, check=False), world, 1, precision="32-true").fit(
@@ -125,8 +108,6 @@ def outdated(policy, world):
 
 
 CALLED_BY_METHODS = [each for each in EACH if each.values[0] != "pipeline"]  # test_pipeline.py has games of its own
-
-
 RECOMPUTED = often([(f"{name}+recompute", 2) for name in ("ddp", "zero1", "zero3")], ["zero3+recompute"])
 
 
@@ -163,7 +144,7 @@ def marks(game):
     return modules, list(game.state_dict()), [id(p) for p in game.parameters()]
 
 
-@pytest.mark.parametrize(("policy", "world"), CALLED_BY_METHODS)
+@pytest.mark.parametrize(("policy", "world"), [*CALLED_BY_METHODS, *RECOMPUTED])
 def test_modules_keys_and_flags_are_as_the_author_made_them(policy, world, play):
     for found in play(left, policy, world):
         assert found == {

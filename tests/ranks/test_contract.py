@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from lightning import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from torch.optim import Adafactor
 
 from gan.files.errors import UserError
@@ -244,8 +244,6 @@ def test_a_checkpoint_goes_from_policy_to_policy(policies, ranks, unbroken, tmp_
 
 
 class Single(Whole):
-    """The same batches in single precision."""
-
     def __iter__(self):
         for batch in super().__iter__():
             yield {name: value.float() for name, value in batch.items()}
@@ -264,21 +262,14 @@ def whole(policy: str) -> int:
 P = whole("ddp")
 
 
-class Weighing(Callback):
-    """The bytes of all memory that tensors of this process have, when the last step is over."""
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step == trainer.max_steps:
-            self.held = held()
-
-
 def weighed(policy: str, world: int) -> tuple[dict[str, dict[str, float]], float]:
     """Multiples of P: what each kind of collective moved in each phase of the third step, and what a rank keeps then.
 
     It keeps all tensors that Python knows and did not know before.
     """
     forget()
-    weighing, strategy = Weighing(), WatchedStrategy(policy, check=policy in OFTEN)
+    kept, strategy = [], WatchedStrategy(policy, check=policy in OFTEN)
+    weighing = LambdaCallback(on_train_batch_end=lambda *_: kept.append(held()))
     made = trainer(strategy, world, 3, precision="32-true", callbacks=[weighing])
     made.fit(promise(policy).sized(), single(policy, world, 3))
     # A trace has the bytes that a collective reads and those that it fills: of a whole, and of a share of it.
@@ -288,7 +279,7 @@ def weighed(policy: str, world: int) -> tuple[dict[str, dict[str, float]], float
         for kind, size in trace.collectives if step == 2 else ():
             sums = moved.setdefault(phase, {})
             sums[kind] = sums.get(kind, 0) + size / both.get(kind, 1) / whole(policy)
-    return moved, weighing.held / whole(policy)
+    return moved, kept[-1] / whole(policy)
 
 
 def check_bytes(policy: str, found: dict[str, dict[str, float]]) -> None:

@@ -55,8 +55,6 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "gather", "scatter")
 
 
 class Layers(GanModule):
-    """Two networks of ten convolutions."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = self._network(), self._network()

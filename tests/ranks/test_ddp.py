@@ -7,19 +7,11 @@ from torch import nn
 from torch.optim import Adam
 
 from gan import GanModule, Phase, Player
-from tests.support.hard_games import Micro4, TwoPhases
+from tests.support.hard_games import TwoPhases
 from tests.support.parity import in_buckets, often
 from tests.support.watch import moved, operations, sizes_of
 
 # ---- bytes ----
-
-
-def test_a_phase_moves_exactly_its_learners_gradients(ranks):
-    found, sizes = ranks(2).run(moved, Micro4, "ddp", 2, 3)[0], sizes_of(Micro4)
-    assert [phase for _, phase, _ in found] == ["discriminator", "generator"] * 3
-    for step, phase, collectives in found:
-        # In step 1, its second backward, the reducer agrees once on the order in which it saw gradients.
-        assert step == 1 or collectives == [("allreduce_", sizes[phase])]
 
 
 def test_a_phase_with_two_learners_moves_both_and_asks_once_for_what_was_not_reached(ranks):

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from lightning import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 from torch.optim import Adam
 
@@ -22,8 +23,6 @@ from tests.support.watch import WatchedStrategy
 
 
 class Once(Odd):
-    """Blocks are called, and that is all."""
-
     def configure_phases(self):
         yield Phase("judge", lambda batch: through(self.judge, batch["x"]).mean(), "judge")
 
@@ -34,21 +33,13 @@ def through(network, x):
     return x
 
 
-class AtEnd(Callback):
-    """Calls a function with the strategy and the game before the last step ends."""
-
-    def __init__(self, look):
-        self.look, self.seen = look, None
-
-    def on_train_batch_end(self, trainer, game, *_):
-        self.seen = self.look(trainer.strategy, game)
-
-
 def look(function, game=Odd, batches=vectors, **settings):
-    callback = AtEnd(function)
-    made = trainer(PhaseStrategy("fsdp", check=False), 2, 1, callbacks=[callback], **settings)
+    """What a function finds in the strategy and the game before the last step ends."""
+    seen = []
+    looks = LambdaCallback(on_train_batch_end=lambda trainer, game, *_: seen.append(function(trainer.strategy, game)))
+    made = trainer(PhaseStrategy("fsdp", check=False), 2, 1, callbacks=[looks], **settings)
     made.fit(game(), parts(1, 2, batches))
-    return callback.seen
+    return seen[-1]
 
 
 def units_of(strategy, _):

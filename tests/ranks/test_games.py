@@ -291,7 +291,6 @@ def test_show_gives_titled_pictures(name):
 
 
 def painted(game: GanModule, monkeypatch, colour: float) -> None:
-    """Let a generator paint everything in one grey."""
     monkeypatch.setattr(
         game.generator, "forward", lambda mask, *rest: torch.full((len(mask), 3, *mask.shape[2:]), colour)
     )
@@ -306,7 +305,6 @@ def logged(game: GanModule, batch: dict[str, torch.Tensor], monkeypatch) -> dict
 
 
 def halves(left: int, right: int) -> torch.Tensor:
-    """Label maps with one label on either side."""
     label = torch.full((BATCH, SIZE, SIZE), left)
     label[:, :, SIZE // 2 :] = right
     return label
@@ -444,12 +442,13 @@ def test_where_no_edges_are_given_the_labels_edges_serve():
     assert torch.equal(sean().mask(label)[0, LABELS].bool(), wanted)
 
 
-def test_pix2pix_paints_once_a_step_and_uses_it_twice(monkeypatch):
-    game, painted = pix2pix(), []
-    forward = game.generator.forward
-    monkeypatch.setattr(game.generator, "forward", lambda mask: painted.append(forward(mask)) or painted[-1])
-    trainer(PhaseStrategy("ddp"), 1, 3).fit(game, parts(3, batches=pictures))
-    assert len(painted) == 3
+@pytest.mark.parametrize("game", [pix2pix, hifigan])
+def test_a_fake_is_made_once_a_step_and_used_twice(game, monkeypatch):
+    made, seen = game(), []
+    forward = made.generator.forward
+    monkeypatch.setattr(made.generator, "forward", lambda given: seen.append(given) or forward(given))
+    trainer(PhaseStrategy("ddp"), 1, 3).fit(made, parts(3, batches=pictures))
+    assert len(seen) == 3
 
 
 def test_cyclegan_shows_past_fakes_to_the_discriminators():
@@ -483,25 +482,16 @@ def test_the_distance_sees_a_shift_and_not_the_order():
     assert wasserstein(one, other + 1) > 5 * wasserstein(one, other) > 0
 
 
-def test_hifigan_judges_as_in_the_paper():
+def test_hifigan_judges_as_in_the_paper_and_the_judges_learn_first():
     """Least squares without a half, summed over the judges. The generator's turn: tests/unit/gan/games/."""
     game, batch = hifigan().eval(), pictures(0, torch.float32)
+    assert [phase.name for phase in game.configure_phases()] == ["discriminators", "generator"]
     ours, theirs = (game.discriminators(each) for each in (game.voice(batch), batch["wave"]))
     judged = game.judge(batch)
     for name in ("mpd", "msd"):
         pairs = zip(theirs[name], ours[name], strict=True)
         wanted = sum((real[-1] - 1).square().mean() + made[-1].square().mean() for real, made in pairs)
         torch.testing.assert_close(judged[name], wanted)
-
-
-def test_hifigan_makes_its_fake_once_a_step_and_the_judges_learn_first(monkeypatch):
-    game, made = hifigan(), []
-    forward = game.generator.forward
-    monkeypatch.setattr(game.generator, "forward", lambda mel: made.append(mel) or forward(mel))
-    trainer(PhaseStrategy("ddp"), 1, 3).fit(game, parts(3, batches=pictures))
-    assert len(made) == 3
-    assert [phase.name for phase in game.phases] == ["discriminators", "generator"]
-    assert list(game.players) == ["generator", "discriminators"]
 
 
 def test_hifigan_shows_the_sounds_and_what_it_made_of_them():

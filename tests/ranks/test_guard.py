@@ -11,7 +11,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.turn import PATIENCE
 from tests.support.hard_games import Plain
-from tests.support.parity import distance, parts, snapshot, trainer
+from tests.support.parity import distance, parts, snapshot, trainer, words_of
 
 
 class Poisoned(Plain):
@@ -83,13 +83,6 @@ def test_a_loss_that_stays_bad_ends_the_run_after_some_patience():
     assert run(partial(Poisoned, range(2, 1000)), steps=PATIENCE)[1]["discriminator"] == PATIENCE - 2
 
 
-def refused(game, world=1, steps=6):
-    try:
-        run(game, world, steps)
-    except UserError as error:
-        return str(error)
-
-
 @pytest.mark.parametrize(
     ("game", "steps", "words"),
     [
@@ -99,12 +92,12 @@ def refused(game, world=1, steps=6):
     ],
 )
 def test_a_loss_that_is_never_finite_ends_the_run_at_once_also_in_its_last_step(game, steps, words):
-    said = refused(game, steps=steps)
+    said = words_of(run, game, steps=steps)
     assert f"phase 'discriminator' does not learn: at step 0, {words}" in said
     assert "skipped the update of" in said
 
 
 def test_all_ranks_give_up_together(ranks):
-    messages = ranks(2).run(refused, Poisoned, 2)
+    messages = ranks(2).run(words_of, run, Poisoned, 2)
     assert messages[0] == messages[1]
     assert "does not learn" in messages[0]

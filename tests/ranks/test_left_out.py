@@ -15,8 +15,8 @@ from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from gan.games.dmd2 import Dmd2
 from tests.support import opening
-from tests.support.duel import fit, played
-from tests.support.parity import BROKEN, EXACT, distance
+from tests.support.duel import fit
+from tests.support.parity import BROKEN, EXACT, distance, on, words_of
 from tests.support.saved import read_checkpoint
 from tests.support.sharing_games import Adapters, SharedBase
 
@@ -25,7 +25,6 @@ HALF = 5
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    """`SharedBase` under `single`."""
     return fit(SharedBase, "single", 1)
 
 
@@ -64,8 +63,8 @@ class Other(UnsavedShared):
     ],
 )
 def test_what_is_left_out_is_not_in_the_files_and_resumes_bit_for_bit(game, whole, policy, world, ranks, tmp_path):
-    half = tmp_path / "half.ckpt"
-    played(ranks, game, policy, world, steps=HALF, save=str(half))
+    half, run = tmp_path / "half.ckpt", on(ranks, world)
+    run(fit, game, policy, world, HALF, str(half))
     saved = read_checkpoint(half)
     names = {name for name, weight in game().named_parameters() if "down" not in name and "up" not in name}
     assert saved["left_out"].keys() == names and not names & saved["state_dict"].keys()
@@ -74,8 +73,8 @@ def test_what_is_left_out_is_not_in_the_files_and_resumes_bit_for_bit(game, whol
     assert any(key.startswith("state_dict/") for key in tensors)
     assert stored == sum(weight.numel() for name, weight in game().named_parameters() if name not in names)
     assert not any(name in key for key in tensors for name in names)
-    resumed = played(ranks, game, policy, world, resume=str(half))
-    assert distance(resumed, played(ranks, whole, policy, world)) == 0
+    resumed = run(fit, game, policy, world, resume=str(half))
+    assert distance(resumed[0], run(fit, whole, policy, world)[0]) == 0
     assert distance(fit(game, "single", 1, resume=str(half)), fit(whole, "single", 1)) < EXACT
 
 
@@ -90,17 +89,10 @@ def lax():
     return game
 
 
-def refused(game, policy, world, resume):
-    try:
-        fit(game, policy, world, resume=resume)
-    except UserError as error:
-        return str(error)
-
-
 def test_other_weights_than_those_left_out_are_refused(ranks, alone, tmp_path):
     half = str(tmp_path / "half.ckpt")
     fit(UnsavedShared, "single", 1, steps=HALF, save=half)
-    told = refused(other, "single", 1, half), *ranks(2).run(refused, other, "zero3", 2, half)
+    told = words_of(fit, other, "single", 1, resume=half), *ranks(2).run(words_of, fit, other, "zero3", 2, resume=half)
     assert all("checkpoints leave 'teacher.2.bias' out" in each for each in told)
     assert BROKEN < distance(fit(lax, "single", 1, steps=HALF + 1, resume=half), alone) < math.inf
 
@@ -108,7 +100,7 @@ def test_other_weights_than_those_left_out_are_refused(ranks, alone, tmp_path):
 def test_a_checkpoint_that_has_them_is_refused(tmp_path):
     half = str(tmp_path / "half.ckpt")
     fit(named("SharedBase", SharedBase), "single", 1, steps=HALF, save=half)
-    told = refused(named("SharedBase", UnsavedShared), "single", 1, half)
+    told = words_of(fit, named("SharedBase", UnsavedShared), "single", 1, resume=half)
     assert re.fullmatch(r"the checkpoint was saved without saved=False for '\S+'; .*", told)
 
 

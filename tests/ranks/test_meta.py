@@ -16,15 +16,14 @@ from gan.noise import seed_for
 from strategies import PhaseStrategy
 from strategies.policies.pipeline import Pipeline
 from tests.support.counted import Counted, forget, held
+from tests.support.duel import fit
 from tests.support.hard_games import Plain
 from tests.support.meta_games import OnMeta, Vectors, adam
-from tests.support.parity import Whole, distance, in_buckets, often, on, parts, refused, trainer
+from tests.support.parity import distance, in_buckets, often, on, parts, refused, trainer
 from tests.support.saved import tensors
-from tests.support.scene import SMALL
 
 
 def start(policy: str, world: int) -> dict[str, Any]:
-    """The weights before the first step."""
     game, strategy = OnMeta(), PhaseStrategy(policy, check=False)
     found = {}
 
@@ -54,31 +53,22 @@ def test_a_module_is_made_as_its_constructor_makes_it_under_its_own_seed(ranks):
     assert distance(ranks(2).run(start, "zero3", 2)[1], found) == 0
 
 
-def half(policy: str, world: int, path: str, resume: bool) -> dict[str, Any]:
-    game, strategy = OnMeta(), PhaseStrategy(policy, check=False)
-    made = in_buckets(SMALL, trainer, strategy, world, 4 if resume else 2, sync_batchnorm=True)
-    rank = torch.distributed.get_rank() if world > 1 else 0
-    never = mock.patch.object(nn.Linear, "reset_parameters", side_effect=AssertionError("made before it was loaded"))
-    with mock.patch.dict("os.environ", PL_GLOBAL_SEED="4" if resume else "3"):
-        if resume:
-            with never:
-                made.fit(game, Whole(4, rank, world), ckpt_path=path)
-            return {name: value.clone() for name, value in game.state_dict().items()}
-        made.fit(game, Whole(4, rank, world))
-        made.save_checkpoint(path)
-    return {}
+def resumed(policy: str, world: int, path: str) -> dict[str, Any]:
+    game = OnMeta()
+    with mock.patch.object(nn.Linear, "reset_parameters", side_effect=AssertionError("made before it was loaded")):
+        return fit(lambda: game, policy, world, 4, resume=path, sync_batchnorm=True)
 
 
 @pytest.mark.parametrize(("policy", "world"), often([("zero3", 2), ("fsdp", 2), ("single", 1)]))
 def test_a_checkpoint_resumes_and_its_weights_are_not_made_before(policy, world, ranks, tmp_path):
     path = str(tmp_path / "half.ckpt")
-    half("single", 1, path, False)
-    assert distance(on(ranks, world)(half, policy, world, path, True)[0], half("single", 1, path, True)) < 1e-10
+    fit(OnMeta, "single", 1, 2, path)
+    assert distance(on(ranks, world)(resumed, policy, world, path)[0], resumed("single", 1, path)) < 1e-10
 
 
 def test_a_game_on_meta_is_loaded_from_a_checkpoint(tmp_path):
     path = str(tmp_path / "half.ckpt")
-    half("single", 1, path, False)
+    fit(OnMeta, "single", 1, 2, path)
     game = OnMeta.load_from_checkpoint(path)
     saved = tensors(path, ["state_dict"])
     for name, value in game.state_dict().items():

@@ -1,6 +1,5 @@
 """Torch's own generator, by rank, and what a resumed run draws; gan.noise: tests/scenes/draws.py."""
 
-import contextlib
 import os
 import random
 from dataclasses import replace
@@ -8,13 +7,13 @@ from unittest import mock
 
 import numpy as np
 import torch
-from lightning import Callback, seed_everything
+from lightning import seed_everything
 from torch import nn
 
 from strategies import PhaseStrategy, random_state
 from tests.support.hard_games import Plain
 from tests.support.parity import Whole, distance, snapshot, trainer
-from tests.support.saved import read_checkpoint, write_checkpoint
+from tests.support.saved import Saves, read_checkpoint, write_checkpoint
 
 # ---- torch's own generator, and those of NumPy and Python ----
 
@@ -44,24 +43,14 @@ class Alike(PhaseStrategy):
         random_state.restore(state)
 
 
-class Interrupted(Callback):
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == 3:
-            trainer.save_checkpoint(self.path)
-            raise KeyboardInterrupt
-
-
-def seeded(world, kind=PhaseStrategy, steps=6, path=None, resume=None):
-    """What this rank draws after seed_everything, and the weights that come of it."""
+def seeded(world, kind=PhaseStrategy, path=None, resume=None):
+    """What this rank draws after seed_everything, and the weights that come of it. In the middle it saves."""
     seed_everything(3, verbose=False)
     game, strategy = GlobalNoise(), kind("ddp", check=False)
     rank = torch.distributed.get_rank() if world > 1 else 0
-    with contextlib.suppress(SystemExit), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
-        made = trainer(strategy, world, steps, callbacks=[Interrupted(path)] if path else [])
-        made.fit(game, Whole(steps, rank, world), ckpt_path=resume)
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
+        made = trainer(strategy, world, 6, callbacks=[Saves(path, 3)] if path else [])
+        made.fit(game, Whole(6, rank, world), ckpt_path=resume)
     return game.drawn, snapshot(game, strategy)
 
 
@@ -88,8 +77,7 @@ def test_a_single_rank_draws_what_it_was_seeded_for():
 
 def test_a_resumed_run_draws_what_the_unbroken_one_does(ranks, tmp_path):
     path = str(tmp_path / "three.ckpt")
-    unbroken = ranks(2).run(seeded, 2)
-    ranks(2).run(seeded, 2, path=path)
+    unbroken = ranks(2).run(seeded, 2, path=path)
     for (drawn, found), (all_drawn, expected) in zip(ranks(2).run(seeded, 2, resume=path), unbroken, strict=True):
         assert drawn == all_drawn  # the game remembers what it drew before
         assert distance(found, expected) == 0

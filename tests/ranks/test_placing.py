@@ -22,13 +22,13 @@ from strategies.processes import call_on_ranks
 from strategies.processes.stopping import Stopped
 from tests.support.parity import BROKEN, EXACT, Whole, equals, snapshot, trainer
 from tests.support.placed_games import AsAWhole, Distil, Teacher, write
+from tests.support.worlds import apart
 
 STEPS, HALF = 4, 2
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The teachers' files."""
     path = tmp_path_factory.mktemp("teachers")
     write(path)
     return str(path)
@@ -71,9 +71,7 @@ def fit(
 
 def placed(policy: str, training: int, total: int, game: Callable[[], Any], **how: Any) -> list[dict[str, Tensor]]:
     """The same on ranks, of which some serve: what those that train have found."""
-    arguments = partial(fit, game, policy, training, total, **how)
-    preload = ["tests.support.preload"]
-    return call_on_ranks.call(arguments, ranks=total, limit=120, preload=preload, connected=False)[:training]
+    return apart(partial(fit, game, policy, training, total, **how), total)[:training]
 
 
 def learned(found: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -104,7 +102,6 @@ def test_it_is_what_one_device_does(folder, game, policy, training, total):
 
 
 def without_gradients(*_: Any) -> None:
-    """The control: a serving rank sends zeros back."""
     plain = Answers.back
     Answers.back = lambda self, *args: [None if g is None else g * 0 for g in plain(self, *args)]
 
@@ -312,15 +309,8 @@ def impatient(path: str, made: Any, module: Distil) -> None:
 def test_it_is_said_who_waits_for_whom(folder, tmp_path):
     said = tmp_path / "said"
     with pytest.raises(call_on_ranks.WorldHangs):
-        call_on_ranks.call(
-            partial(
-                fit, partial(OneCalls, folder), "teacher=zero3@2-3,*=ddp", 2, 4, around=partial(impatient, str(said))
-            ),
-            ranks=4,
-            limit=15,
-            preload=["tests.support.preload"],
-            connected=False,
-        )
+        game, around = partial(OneCalls, folder), partial(impatient, str(said))
+        apart(partial(fit, game, "teacher=zero3@2-3,*=ddp", 2, 4, around=around), 4, limit=15)
     assert "rank 1 waits for 0.5 s, because other ranks that train have not made the same call" in said.read_text()
 
 
@@ -368,6 +358,5 @@ def stopped(game: Callable[[], Any], policy: str, training: int, total: int) -> 
 
 @pytest.mark.slow
 def test_a_signal_to_a_serving_rank_ends_the_run(folder):
-    arguments = partial(stopped, partial(Distil, folder), "teacher=zero3@2-3,*=ddp", 2, 4)
-    found = call_on_ranks.call(arguments, ranks=4, limit=120, preload=["tests.support.preload"], connected=False)
+    found = apart(partial(stopped, partial(Distil, folder), "teacher=zero3@2-3,*=ddp", 2, 4), 4)
     assert found[0] == found[1] < 500

@@ -21,14 +21,13 @@ from gan.files.errors import UserError
 from gan.ranks import summed_by
 from nets.norm import synchronised
 from nets.sean.generator import SeanGenerator
-from strategies import PhaseStrategy
 from strategies.options.blocks import LayerGroups, find_blocks
 from strategies.options.recompute import ForwardState, Recompute
 from tests.ranks.test_games import GAMES, LABELS, sean
 from tests.scenes.updates import Assigning, Counting, Tossing
 from tests.support.counted import Counted
 from tests.support.hard_games import HARD, BatchNorms, Penalty, Plain, TwoHeads, mlp
-from tests.support.parity import BROKEN, distance, often, parts, train, trainer
+from tests.support.parity import BROKEN, distance, often, train
 from tests.support.watch import moved
 
 WHOLE = {"SharedLayer": "discriminator", "TwoPhases": "discriminator"}  # players that have no block
@@ -48,8 +47,6 @@ class Noisy(Plain):
 
 
 class Grain(nn.Module):
-    """As SEAN's noise."""
-
     def forward(self, x):
         return torch.tanh(x * (1 + noise.randn(x.shape, like=x)))
 
@@ -396,14 +393,6 @@ def test_modules_stay_what_they_are_and_get_their_forwards_back():
     assert list(net.state_dict()) == before[1]
     recompute.release()
     assert ([(id(m), type(m), sorted(vars(m))) for m in net.modules()], list(net.state_dict())) == before
-
-
-def test_training_gives_them_back_too():
-    module, strategy, seen = Penalty(), PhaseStrategy("single+recompute"), []
-    module.on_train_batch_end = lambda *_: seen.append("forward" in vars(module.discriminator))
-    trainer(strategy, 1, 1).fit(module, parts(1))
-    assert seen == [True]
-    assert not any("forward" in vars(m) for m in module.modules())
 
 
 def test_a_forward_that_an_author_put_on_the_module_itself_stays():

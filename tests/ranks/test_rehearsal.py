@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from gan import noise
 from strategies import PhaseStrategy
-from strategies.processes.call_on_ranks import call
 from tests.ranks.test_games import GAMES, pictures
 from tests.ranks.test_placing import fit, learned
 from tests.scenes.losses import Contrast, ContrastInTwo
@@ -29,7 +28,7 @@ from tests.support.placed_games import Distil, write
 from tests.support.rehearsal import ordered
 from tests.support.rehearsal.threads import device_threads
 from tests.support.staged_games import Staged
-from tests.support.worlds import Ranks
+from tests.support.worlds import Ranks, apart
 
 STEPS = 2
 
@@ -139,9 +138,7 @@ def served(folder: str) -> dict[str, Any]:
 def test_so_do_ranks_that_serve_and_are_served(tmp_path):
     write(tmp_path)
     expected = fit(partial(Distil, str(tmp_path)), "single", steps=STEPS)
-    found, *_ = call(
-        partial(served, str(tmp_path)), ranks=3, limit=120, preload=["tests.support.preload"], connected=False
-    )
+    found, *_ = apart(partial(served, str(tmp_path)), 3)
     equals([learned(found)], learned(expected))
 
 

@@ -185,7 +185,6 @@ def test_it_resumes_to_the_last_bit(name, policy, journey, on_ranks):
 
 
 def half_way(name: str, journey: Any) -> str:
-    """The first checkpoint of a scene."""
     first = SCENES[name].saved[0]
     return journey(name, first, SCENES[name].policies[first])[1]
 

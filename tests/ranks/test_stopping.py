@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 from lightning import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from strategies import PhaseStrategy
@@ -193,14 +194,10 @@ def test_a_signal_that_is_ignored_or_handled_by_another_is_left_to_it(number):
 
 def collectives_between_phases():
     """How often ranks waited for each other in a step, but for the two phases' gradients."""
-    strategy, counts = PhaseStrategy("ddp", check=False), []
-
-    class Counts(Callback):
-        def on_train_batch_end(self, *_):
-            counts.append(broadcast.call_count)
-
+    counts = []
+    counting = LambdaCallback(on_train_batch_end=lambda *_: counts.append(broadcast.call_count))
     with mock.patch.object(dist, "broadcast", wraps=dist.broadcast) as broadcast:
-        trainer(strategy, 2, 4, callbacks=[Counts()]).fit(Plain(), parts(4, 2))
+        trainer(PhaseStrategy("ddp", check=False), 2, 4, callbacks=[counting]).fit(Plain(), parts(4, 2))
     return counts[-1] - counts[0]
 
 

@@ -7,7 +7,6 @@ from unittest import mock
 import pytest
 import torch
 from lightning import seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 import gan
@@ -23,7 +22,7 @@ from nets.stylegan import StyleGenerator
 from strategies import PhaseStrategy
 from tests.ranks.test_games import pictures, style_networks, stylegan, stylegan_ada
 from tests.support.parity import distance, parts, share, snapshot, trainer
-from tests.support.saved import read_checkpoint
+from tests.support.saved import Saves, read_checkpoint
 
 
 def played(game: StyleGan, steps: int, world: int = 1, first: int = 0, **kwargs) -> dict:
@@ -101,9 +100,8 @@ def test_frozen_layers_do_not_learn():
 
 def save_and_go_on(folder: str, world: int) -> dict:
     """Stop after three steps, between two looks at the augmentation, and go on for another one, from the file."""
-    saver = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=3)
-    ada_trained(world, 3, enable_checkpointing=True, callbacks=[saver])
-    return ada_trained(world, 4, 3, ckpt_path=f"{folder}/step=3.ckpt")
+    ada_trained(world, 3, callbacks=[Saves(f"{folder}/three.ckpt", 3)])
+    return ada_trained(world, 4, 3, ckpt_path=f"{folder}/three.ckpt")
 
 
 @pytest.mark.slow
@@ -111,7 +109,7 @@ def save_and_go_on(folder: str, world: int) -> dict:
 def test_a_resumed_run_equals_the_unbroken_one(world, ranks, unbroken, tmp_path):
     folder = str(tmp_path)
     resumed = [save_and_go_on(folder, 1)] if world == 1 else ranks(2).run(save_and_go_on, folder, 2)
-    saved = read_checkpoint(tmp_path / "step=3.ckpt")["state_dict"]
+    saved = read_checkpoint(tmp_path / "three.ckpt")["state_dict"]
     assert saved["scored"][1] > 0
     assert 0 < saved["path_mean"] < unbroken["weight path_mean"]
     assert max(distance(unbroken, state) for state in resumed) <= (0 if world == 1 else 1e-10)

@@ -108,8 +108,6 @@ def test_a_label_map_costs_no_wait_of_its_own(ranks: Any) -> None:
 
 
 class Augmented(Watched):
-    """ADA's changes, all of them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.changed = Augmentation("bgcfnc", p=0.8)

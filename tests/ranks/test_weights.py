@@ -21,9 +21,8 @@ from strategies import PhaseStrategy
 from strategies.first_weights import FirstWeights
 from tests.support import duel, opening
 from tests.support.meta_games import OnMeta, weights_of, write_file, write_index
-from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, in_buckets, often, on, refused, trainer
+from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, often, on, trainer, words_of
 from tests.support.saved import read_checkpoint
-from tests.support.scene import SMALL
 
 HALF, STEPS = 2, 4
 NETWORKS = ("generator", "judge", "teacher")
@@ -57,11 +56,7 @@ class Loaded(OnMeta):
 fit = partial(duel.fit, steps=STEPS, sync_batchnorm=True)
 
 
-def told(*args: Any, **kwargs: Any) -> str | None:
-    try:
-        fit(*args, **kwargs)
-    except UserError as error:
-        return str(error)
+told = partial(words_of, fit)
 
 
 @pytest.fixture(scope="module")
@@ -264,14 +259,14 @@ def test_commands_open_a_run_whose_teacher_is_in_a_file(tmp_path, monkeypatch):
 def lacks_it(path: str) -> str | None:
     """One rank does not have the file, as on another host."""
     here = path if dist.get_rank() == 0 else path + ".not_here.safetensors"
-    return refused(partial(Filed, teacher=here), policy="zero3", world=2)
+    return told(partial(Filed, teacher=here), "zero3", 2)
 
 
 def has_another(path: str) -> str | None:
     digest = lambda self: f"{dist.get_rank()}"  # noqa: E731
     first = mock.patch.object(PhaseStrategy, "local_rank", 0)
     with mock.patch.object(WeightFiles, "digest", digest), first:
-        return refused(partial(Filed, teacher=path), policy="zero3", world=2)
+        return told(partial(Filed, teacher=path), "zero3", 2)
 
 
 def test_what_one_host_lacks_is_an_error_on_all(ranks, paths):
@@ -290,5 +285,5 @@ def test_two_files_for_one_tensor_are_refused(paths, tmp_path):
             yield from (*others, teacher, replace(teacher, name="critic", weights=str(other)))
 
     other = write_file(tmp_path / "other.safetensors", weights_of(OnMeta().teacher))
-    words = in_buckets(SMALL, refused, partial(Twice, teacher=paths["teacher"]), policy="single")
+    words = told(partial(Twice, teacher=paths["teacher"]), "single", 1)
     assert "player 'critic' reads '0.weight' from" in words and "leave weights out for one of them" in words

@@ -121,11 +121,18 @@ class Layers(nn.Module):
         return x
 
 
-class Wholes:
-    """Counts how many buckets are whole at once: gathered weights, and gradients on their way, whoever keeps them."""
+class Wholes(Callback):
+    """Counts how many buckets are whole at once in a step: gathered weights, and gradients on their way, whoever keeps
+    them. `last`: the most in the last step."""
 
     def __init__(self):
         self.there, self.peak = [], 0
+
+    def on_train_batch_start(self, *_):
+        self.peak = 0
+
+    def on_train_batch_end(self, *_):
+        self.last = self.peak
 
     def saw(self, tensor):
         seen = StorageWeakRef(tensor.untyped_storage())
@@ -153,24 +160,11 @@ def deep(policy, game, world, steps=3):
     module, strategy, wholes = game(), WatchedStrategy(policy, check=False), Wholes()
     seeded = mock.patch.dict(os.environ, PL_GLOBAL_SEED="11")
     with mock.patch("strategies.sharding.bucket.SIZE", BUCKET), seeded, wholes.counting():
-        trainer(strategy, world, steps, callbacks=[CountFromNow(wholes)]).fit(module, parts(steps, world))
+        trainer(strategy, world, steps, callbacks=[wholes]).fit(module, parts(steps, world))
     gathers = [
         [size for name, size in trace.collectives if name == "_allgather_base_"] for *_, trace in strategy.traces
     ]
     return snapshot(module, strategy), wholes.last, gathers
-
-
-class CountFromNow(Callback):
-    """The peak of the last step."""
-
-    def __init__(self, wholes):
-        self.wholes = wholes
-
-    def on_train_batch_start(self, *_):
-        self.wholes.peak = 0
-
-    def on_train_batch_end(self, *_):
-        self.wholes.last = self.wholes.peak
 
 
 @pytest.fixture(scope="module")

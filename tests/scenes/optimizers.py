@@ -10,10 +10,9 @@ from torch.optim import SGD, Adagrad, Adam
 from torch.optim.lr_scheduler import StepLR
 
 from gan import Phase, noise
-from tests.support.duel import ByHand, Duel, fooling, judging
-from tests.support.hard_games import HARD
+from tests.support.duel import ByHand, Duel
+from tests.support.hard_games import HARD, Outdated
 from tests.support.matrix_optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
-from tests.support.parity import STEPS, vectors
 from tests.support.scene import DEAF, ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, having, nothing
 from tests.support.schedule_free import ScheduleFree
 
@@ -78,42 +77,31 @@ def informing(score: Any, generator: Any, x: Tensor) -> Tensor:
 
 
 class InformedByHand(ByHand):
+    clip: ClassVar = {"generator": 0.5}
+    turns: ClassVar = {**ByHand.turns, "inform": ("generator", "judge")}
+
     def __init__(self):
         super().__init__()
-        self.third = {name: informing_adam(net.parameters()) for name, net in self.networks.items()}
-        self.schedules = {of: falling(of) for of in (self.optimizers["generator"], self.third["generator"])}
+        third = {f"{name} in inform": informing_adam(net.parameters()) for name, net in self.networks.items()}
+        self.optimizers |= third
+        self.schedules = {name: falling(of) for name, of in self.optimizers.items() if name.startswith("generator")}
         self.averages = {name: weight.detach().clone() for name, weight in self.generator.named_parameters()}
 
-    def update(self, name, optimizer):
-        if name == "generator":
-            nn.utils.clip_grad_norm_(self.generator.parameters(), 0.5)
-        optimizer.step()
-        if optimizer in self.schedules:
-            self.schedules[optimizer].step()
-        if name == "generator":
-            for key, weight in self.generator.named_parameters():
-                self.averages[key].lerp_(weight.detach(), 0.1)
+    def due(self, turn, step):
+        return step % 2 == 0 if turn == "inform" else super().due(turn, step)
 
-    def run(self, steps=STEPS):
-        for step in range(steps):
-            x = vectors(step)["x"]
-            turns = [(judging, ["judge"]), (fooling, ["generator"])]
-            turns += [(judging, ["judge"])] if step % 3 == 0 else []
-            turns += [(informing, ["generator", "judge"])] if step % 2 == 0 else []
-            for loss, names in turns:
-                self.generator.zero_grad()
-                self.judge.zero_grad()
-                loss(self.score, self.generator, x).backward()
-                for name in names:
-                    self.update(name, (self.third if loss is informing else self.optimizers)[name])
-        found = {f"ema generator.{key}": value for key, value in self.averages.items()}
-        for name, net in self.networks.items():
-            for key, weight in net.named_parameters():
-                found[f"weight {name}.{key}"] = weight.detach()
-                for whose, optimizers in ((name, self.optimizers), (f"{name} in inform", self.third)):
-                    state = optimizers[name].state[weight]
-                    found |= {f"optimizer {whose}.{key}.{moment}": state[moment] for moment in self.moments}
-        return found
+    def losses(self, turn):
+        return informing if turn == "inform" else super().losses(turn)
+
+    def step(self, turn, name):
+        whose = f"{name} in inform" if turn == "inform" else name
+        self.optimizers[whose].step()
+        if whose in self.schedules:
+            self.schedules[whose].step()
+
+    def updated(self, name):
+        for key, average in self.averages.items() if name == "generator" else ():
+            self.kept[f"ema generator.{key}"] = average.lerp_(self.generator.get_parameter(key), 0.1)
 
 
 # ---- whole weights ----
@@ -273,7 +261,7 @@ OPTIMIZERS = {
         ),
     ),
     "two optimizers over one network": Scene(
-        Informed, lambda steps: InformedByHand().run(steps), steps=6,
+        Informed, InformedByHand().run, steps=6,
         policies={**POLICIES, **ENGINES, "dp": 2, PIPED: 2, "zero1+offload": 2, "zero3+offload": 2},
         often=("single", "zero3"), four=("zero3",), checked=("zero1", "zero2"),
         saved=("ddp", "zero3"), arrives=(("single", 1), ("zero1", 2)), bucket=SMALL,
@@ -307,6 +295,7 @@ OPTIMIZERS = {
                 SHAMPOO, "zero1+offload", "Shampoo looks at whole weights", "generator=zero1,*=zero1+offload"
             ),
             refused(SHAMPOO, "zero3", "'zero3' cuts weights into pieces, and Shampoo", "generator=zero1,*=zero3"),
+            Refused(optimized(Outdated, SHAMPOO), "zero1", "modified by an inplace operation", check=False),
         ),
     ),
     "Muon": Scene(

@@ -24,8 +24,6 @@ from tests.support.staged_games import Staged, StagedMicro, Tower
 
 
 class Scaled(Plain):
-    """One layer learns slowly."""
-
     def __init__(self) -> None:
         super().__init__()
         self.generator[0].weight.register_hook(partial(torch.mul, other=0.1))
@@ -133,8 +131,6 @@ class WeighsBy(Hooked):
 
 
 class Scripted(Plain):
-    """One layer is compiled by torch.jit.script."""
-
     def __init__(self) -> None:
         super().__init__()
         with warnings.catch_warnings():

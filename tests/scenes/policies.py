@@ -89,8 +89,6 @@ class Odd(GanModule):
 
 
 class Named(Odd):
-    """A player that names its blocks."""
-
     def configure_players(self):
         maker, judge, teacher = super().configure_players()
         yield from (maker, Player("judge", judge.module, judge.optimizer, blocks=["blocks.1", "head"]), teacher)
@@ -112,8 +110,6 @@ class Led(Named):
 
 
 class Listed(Plain):
-    """A player without a forward of its own."""
-
     def configure_players(self):
         generator, judge = super().configure_players()
         yield Player("generator", nn.ModuleList([generator.module]), generator.optimizer)
@@ -154,8 +150,6 @@ class Chosen(Odd):
 
 
 class Fewer(Chosen):
-    """One rank leaves a block out."""
-
     orders = (1, 2, 3), (1, 3)
 
 

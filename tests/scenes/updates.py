@@ -283,7 +283,6 @@ def reads(more: Any, words: str) -> Scene:
 
 
 def resumed(make: Any, **more: Any) -> Scene:
-    """With this optimizer, on one device."""
     return Scene(having(Hooked, make=make), policies={"single": 1}, saved=("single",), steps=8, **more)
 
 

@@ -16,7 +16,7 @@ from gan import Phase, Player, noise, ranks
 from tests.support import word_games
 from tests.support.duel import ByHand, Duel, adam, fooling, judge_network, judging
 from tests.support.scene import ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, having, nothing
-from tests.support.word_games import on_odd_rank
+from tests.support.word_games import on_odd_rank, warm
 
 # ---- freeze, and requires_grad ----
 
@@ -210,10 +210,6 @@ EPOCH = 2
 EPOCHS = {"limit_train_batches": EPOCH, "max_epochs": 10}
 
 
-def warm(updates: int) -> float:
-    return min(0.8, (1 + updates) / (10 + updates))
-
-
 falling = partial(LambdaLR, lr_lambda=lambda number: 0.8**number)
 
 
@@ -383,8 +379,6 @@ class Asking(Duel):
 
 
 class Noisy(Optimizer):
-    """Steps with noise, as SGLD does."""
-
     def __init__(self, weights, lr):
         super().__init__(weights, {"lr": lr})
 

@@ -105,6 +105,12 @@ def until(condition: Callable[[], Any], seconds: float = LIMIT) -> Any:
     return found
 
 
+def alive(pid: int) -> bool:
+    """Whether a process runs. One that has ended is a zombie until somebody asks for its status."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
 def run(*words: object, limit: float = LIMIT, **settings: Any) -> Ended:
     """Type a command, and wait until it has ended."""
     command = Typed(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings)
@@ -173,7 +179,6 @@ def fork_ranks() -> None:
 
 
 def _run(words: list[str], cwd: str, env: dict[str, str], session: bool, files: list[int]) -> None:
-    """Be the command."""
     out, err, tells = files
     if session:
         os.setsid()

@@ -4,7 +4,6 @@ import gc
 import weakref
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,12 +24,23 @@ class Counted(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         made = function(*args, **(kwargs or {}))
         for each in tree_leaves((made, args)):
-            if isinstance(each, Tensor) and type(each) in (Tensor, torch.nn.Parameter) and not each.is_meta:
-                storage = each.untyped_storage()
-                if storage._cdata not in self.alive:
-                    self.alive[storage._cdata] = weakref.ref(storage, lambda _, key=storage._cdata: self._freed(key))
+            self.count(each)
         self.peak = max(self.peak, self.now())
         return made
+
+    def count(self, tensor: Any) -> None:
+        # A DTensor has no memory of its own: it is about another tensor.
+        if issubclass(type(tensor), Tensor) and not isinstance(tensor, DTensor) and not tensor.is_meta:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self.alive:
+                self.alive[storage._cdata] = weakref.ref(storage, lambda _, key=storage._cdata: self._freed(key))
+
+    def count_all(self) -> "Counted":
+        """Count the tensors of this process too, without those that `forget` has left out."""
+        gc.collect()
+        for each in gc.get_objects():
+            self.count(each)
+        return self
 
     def _freed(self, key: int) -> None:
         self.alive.pop(key, None)
@@ -41,16 +51,12 @@ class Counted(TorchDispatchMode):
 
 
 def forget() -> None:
-    """Until the process ends, `held` counts and the garbage collector searches only what is made from now on."""
+    """Until the process ends, `count_all` counts and the garbage collector searches only what is made from now on."""
     gc.collect()
     gc.freeze()
     gc.get_freeze_count = lambda: 1  # to count takes 50 ms, each time that a class of ours is imported by its name
 
 
 def held() -> int:
-    """The bytes of all memory that tensors of this process have now, without those that `forget` has left out."""
-    gc.collect()
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
-    # A DTensor has no memory of its own: it is about another tensor.
-    storages = [each.untyped_storage() for each in tensors if not each.is_meta and not isinstance(each, DTensor)]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    """The bytes of all memory that tensors of this process have now."""
+    return Counted().count_all().now()

@@ -68,6 +68,7 @@ class ByHand:
     """The loop by hand. A test changes it by what it does before a step, after an update and after a step."""
 
     clip: ClassVar[dict[str, float]] = {}
+    turns: ClassVar[dict[str, tuple[str, ...]]] = {"judge": ("judge",), "fool": ("generator",), "again": ("judge",)}
     moments = ("step", "exp_avg", "exp_avg_sq")  # of the optimizers
     make_optimizer: ClassVar[Any] = staticmethod(adam)
 
@@ -78,7 +79,6 @@ class ByHand:
         self.kept: dict[str, Tensor] = {}  # what else is compared
 
     def take(self, networks: dict[str, nn.Module]) -> None:
-        """Train these networks."""
         self.networks = networks
         self.optimizers = {name: self.make_optimizer(net.parameters()) for name, net in networks.items()}
 
@@ -90,6 +90,9 @@ class ByHand:
 
     def losses(self, turn: str) -> Callable[[Any, Any, Tensor], Tensor]:
         return fooling if turn == "fool" else judging
+
+    def step(self, turn: str, name: str) -> None:
+        self.optimizers[name].step()
 
     def updated(self, name: str) -> None:
         """After an update."""
@@ -104,23 +107,24 @@ class ByHand:
         """Weights and moments under the names of a snapshot."""
         for step in range(steps):
             self.before(step)
-            for turn, name in (("judge", "judge"), ("fool", "generator"), ("again", "judge")):
+            for turn, learners in self.turns.items():
                 if self.due(turn, step):
-                    for optimizer in self.optimizers.values():
-                        optimizer.zero_grad()
+                    for net in self.networks.values():
+                        net.zero_grad()
                     self.losses(turn)(self.score, self.generator, vectors(step)["x"]).backward()
-                    if name in self.clip:
-                        nn.utils.clip_grad_norm_(self.networks[name].parameters(), self.clip[name])
-                    self.optimizers[name].step()
-                    with torch.no_grad():
-                        self.updated(name)
+                    for name in learners:
+                        if name in self.clip:
+                            nn.utils.clip_grad_norm_(self.networks[name].parameters(), self.clip[name])
+                        self.step(turn, name)
+                        with torch.no_grad():
+                            self.updated(name)
             with torch.no_grad():
                 self.after(step)
         found = dict(self.kept)
         for name, net in self.networks.items():
             found |= {f"weight {name}.{key}": value.detach().clone() for key, value in net.state_dict().items()}
         for name, optimizer in self.optimizers.items():
-            named = {id(weight): key for key, weight in self.networks[name].named_parameters()}
+            named = {id(weight): key for key, weight in self.networks[name.partition(" ")[0]].named_parameters()}
             for weight, state in optimizer.state.items():
                 key = f"optimizer {name}.{named[id(weight)]}"
                 found |= {f"{key}.{moment}": state[moment] for moment in self.moments}
@@ -135,24 +139,18 @@ def fit(
     save: str | None = None,
     resume: str | None = None,
     check: bool = False,
+    size: int = SMALL,
     **settings: Any,
 ) -> dict[str, Any]:
     """Train on one rank, in small buckets: from a checkpoint, and to one at the end."""
     module, strategy = game(), PhaseStrategy(policy, check=check)
     loader = Whole(40, dist.get_rank() if world > 1 else 0, world)
     made = trainer(strategy, world, steps, **settings)
-    with mock.patch.object(bucket, "SIZE", SMALL), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
+    with mock.patch.object(bucket, "SIZE", size), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
         made.fit(module, loader, ckpt_path=resume)
         if save is not None:
             made.save_checkpoint(save)
     return snapshot(module, strategy)
-
-
-def played(ranks: Any, game: Callable[[], GanModule], policy: str, world: int, **more: Any) -> dict[str, Any]:
-    """What came of a training, as the first rank has it."""
-    if world == 1:
-        return fit(game, policy, world, **more)
-    return ranks(world).run(fit, game, policy, world, **more)[0]
 
 
 def of(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:

@@ -230,6 +230,17 @@ class Synthesis(nn.Module):
         return self.layers(torch.cat([z, start.expand(len(z), 3)], 1))
 
 
+class Outdated(Plain):
+    """Goes backward through a graph that is older than the weights it reads."""
+
+    def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        self.old = self.discriminator(self.shared("fake", self.fake, batch["x"])).mean()
+        return super().judge(batch)
+
+    def fool(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.old
+
+
 class Groups(Plain):
     """An optimizer whose recipe groups weights by their shapes, and steps by momentum."""
 

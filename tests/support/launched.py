@@ -63,7 +63,6 @@ def play(game: Noted, devices: int = 1, nodes: int = 1, policy: str = "ddp", **s
 
 
 def main() -> None:
-    """The program: a Trainer of one's own."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--nodes", type=int, default=1)

@@ -14,7 +14,6 @@ from datasets import ADE20K, CelebAMask, Cityscapes, CocoStuff, Facades, FolderP
 
 
 def put(path, values, mode=None, **options):
-    """Write an array, or a picture, as a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = values if isinstance(values, Image.Image) else Image.fromarray(np.asarray(values, np.uint8))
     if mode:

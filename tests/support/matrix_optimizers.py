@@ -72,8 +72,6 @@ class NormedTogether(Optimizer):
 
 
 class Drawing(NormedTogether):
-    """It adds noise."""
-
     @torch.no_grad()
     def step(self) -> None:
         for weight in self.param_groups[0]["params"]:

@@ -120,7 +120,6 @@ def weights_of(network: nn.Module, seed: int = 5) -> dict[str, Tensor]:
 
 
 def write_file(path: Path, weights: dict[str, Tensor]) -> Path:
-    """One safetensors file."""
     save_file({name: value.contiguous().clone() for name, value in weights.items()}, path, {"format": "pt"})
     return path
 

@@ -134,13 +134,17 @@ def often(values: Iterable[Any], these: Collection[Any] = OFTEN) -> list[Any]:
     ]
 
 
-def refused(*args: Any, **kwargs: Any) -> str | None:
-    """The words in which `train` is refused; none where it trains."""
+def words_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
+    """The words in which a call is refused; none where it is not."""
     try:
-        train(*args, **kwargs)
+        function(*args, **kwargs)
     except UserError as error:
         return str(error)
     return None
+
+
+def refused(*args: Any, **kwargs: Any) -> str | None:
+    return words_of(train, *args, **kwargs)
 
 
 def in_buckets(size: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -23,12 +23,12 @@ from strategies.cost.tracing import traces
 from strategies.placing.placement import Placement, placement_of
 from strategies.placing.server import Server
 from strategies.policies import POLICIES
-from strategies.processes import call_on_ranks
 from strategies.world import World
 from tests.support.counted import forget
 from tests.support.parity import Whole, trainer
 from tests.support.planned import BUCKET, ROWS, SIDE, STEPS, pictures
-from tests.support.scales import Scale, Weighed, WeighedStrategy, noted
+from tests.support.scales import Scale, Weighed, WeighedStrategy
+from tests.support.worlds import apart
 
 SHAPE = SIDE, 8, 256, 5  # of a transformer
 
@@ -65,10 +65,9 @@ class WeighedServer(Server):
     """Writes what it held at most, over all phases, and the payload of its collectives."""
 
     def run(self) -> None:
-        storages = noted()
-        with Scale(storages) as scale:
+        with Scale() as scale:
             super().run()
-        found = {"highest": scale.highest, "payload": scale.payload}
+        found = {"highest": scale.peak, "payload": scale.payload}
         Path(os.environ["WEIGHED"], f"{self.bridge.rank}.json").write_text(json.dumps(found))
 
 
@@ -87,7 +86,7 @@ def measured(file: Path, policy: str, ranks: int) -> tuple[list[list[Weighed]], 
     """Of each rank that trains, the phases of the last step; and of each that serves, all of them together."""
     training = len(placed(policy, ranks).training)
     fit = functools.partial(_fit, file, policy, training, ranks)
-    found = call_on_ranks.call(fit, ranks=ranks, limit=200, preload=["tests.support.preload"], connected=False)
+    found = apart(fit, ranks, limit=200)
     serving = [json.loads((file.parent / f"{rank}.json").read_text()) for rank in range(training, ranks)]
     return found[:training], serving
 

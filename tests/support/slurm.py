@@ -113,7 +113,6 @@ class Cluster:
         return done.stdout.strip()
 
     def job(self, number: str) -> dict[str, str]:
-        """What the controller knows of a job."""
         return dict(re.findall(r"(\S+?)=(\S*)", self.call("scontrol", "show", "job", number)))
 
     def wait(self, number: str, seconds: float, states: set[str] = ENDED) -> dict[str, str]:

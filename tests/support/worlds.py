@@ -19,6 +19,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from strategies.processes import call_on_ranks
 from tests.support.rehearsal import ordered
 from tests.support.trained_on import BACKEND, stand_apart
 
@@ -96,6 +97,11 @@ class Ranks:
             process.join(5)
             process.kill()  # a rank that waits in a collective may not hear the first signal
             process.join()
+
+
+def apart(function: Callable[[], Any], ranks: int, limit: float = 120) -> list[Any]:
+    """What a function returns on ranks of a world of its own, which connects them itself."""
+    return call_on_ranks.call(function, ranks=ranks, limit=limit, preload=PRELOAD, connected=False)
 
 
 class Pickler(pickle.Pickler):

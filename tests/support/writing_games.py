@@ -1,14 +1,13 @@
 """Games whose weights are written by a forward, each in some way that people write."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from gan import Phase, Player, ranks
+from gan import Player, ranks
 from tests.support.hard_games import Plain, mlp
 
 WRITES = {
@@ -108,11 +107,3 @@ class WritingLate(Writing):
         loss = super().fool(batch)
         write(self.way, self.generator[2].weight, self.generator[2].weight * 2)
         return loss
-
-
-class Penalised(Writing):
-    """The same in a phase of second order."""
-
-    def configure_phases(self) -> Iterator[Phase]:
-        for phase in super().configure_phases():
-            yield replace(phase, second_order=True)

@@ -44,8 +44,6 @@ def memory_that_the_cpu_may_not_touch(_):
 
 
 class Tied(GanModule):
-    """Two layers with one weight."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)

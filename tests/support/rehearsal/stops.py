@@ -19,7 +19,6 @@ class Stops(R3Gan):
 
 
 def stops(max_steps: int = 6, batch_size: int = 4, workers: int = 0, seed: int = 0) -> Run:
-    """A tiny run."""
     game = Stops(R3Generator(4, [4, 4, 4]), R3Discriminator([4, 4, 4]), batch_size=batch_size)
     train, val = Faces(12, size=16), Faces(4, size=16, first=1000)
     return Run(game, GanData(train, val, batch_size=batch_size, workers=workers, seed=seed), max_steps)

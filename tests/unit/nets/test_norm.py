@@ -14,7 +14,7 @@ from gan.files.errors import UserError
 from nets.biggan import SpectralLinear
 from nets.norm import ActNorm, SyncBatchNorm, in_groups, synchronised
 from nets.spectral import SpectralNorm, spectral_norm
-from tests.scenes.losses import Own
+from tests.scenes.losses import Conditional, Gained, Own, Stored
 from tests.support.parity import distance, train
 from tests.support.watch import Trace
 
@@ -23,7 +23,7 @@ NEAR = dict(rtol=0, atol=1e-12)
 
 def inputs(seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(6, 3, 4, 5, generator=generator, dtype=torch.float64) * 2 + 10
+    return torch.randn(6, 3, 20, generator=generator, dtype=torch.float64) * 2 + 10
 
 
 def layers(kind, **kwargs):
@@ -44,7 +44,7 @@ def far_from_zero():
 def begun_on_rank(parts):
     """The weights of an ActNorm after its first batch, of which a rank has one part."""
     norm, rank = ActNorm(3).double(), dist.get_rank() if len(parts) > 1 else 0
-    norm(inputs().split(parts)[rank])
+    norm(inputs().split(parts)[rank][..., None])
     published = norm.published_state()
     return torch.cat([published["loc"], published["scale"]]).detach()
 
@@ -77,33 +77,7 @@ def test_one_collective_a_direction_and_none_in_evaluation(ranks):
 
 # ---- torch's own batch norms, and others that call their function ----
 
-
-class Gained(nn.BatchNorm2d):
-    def forward(self, x):
-        return 3 * super().forward(x)
-
-
-class Conditional(nn.BatchNorm2d):
-    """BigGAN's, with arguments of its own."""
-
-    def forward(self, x, gain=None, bias=None):
-        return super().forward(x) * (1 + gain) + bias
-
-
-class Stored(nn.Module):
-    affine = False
-
-    def __init__(self, channels, **_):
-        super().__init__()
-        self.register_buffer("stored_mean", torch.zeros(channels))
-        self.register_buffer("stored_var", torch.ones(channels))
-
-    def forward(self, x):
-        out = F.batch_norm(x, self.stored_mean, self.stored_var, None, None, self.training, 0.3, 1e-4)
-        return out + F.batch_norm(x * x, self.stored_mean, self.stored_var, training=self.training)
-
-
-KINDS = [(kind, {}) for kind in (SyncBatchNorm, nn.BatchNorm2d, Gained, Conditional, Stored, nn.SyncBatchNorm)]
+KINDS = [(kind, {}) for kind in (SyncBatchNorm, nn.BatchNorm1d, Gained, Conditional, Stored, nn.SyncBatchNorm)]
 KINDS += [(SyncBatchNorm, how) for how in ({"affine": False}, {"momentum": None}, {"track_running_stats": False})]
 
 
@@ -134,7 +108,7 @@ def training_on_rank(kind, how):
 
 @pytest.mark.parametrize(("kind", "how"), KINDS)
 def test_every_batch_norm_is_synchronised_and_keeps_its_class_and_forward(kind, how, ranks):
-    reference = layers(nn.BatchNorm2d if kind is SyncBatchNorm else kind, **how)
+    reference = layers(nn.BatchNorm1d if kind is SyncBatchNorm else kind, **how)
     expected, dw, bends, buffers = called(reference, inputs().requires_grad_())
     found = ranks(2).run(training_on_rank, kind, how)
     together = [torch.cat(parts) for parts in zip(*(tensors for tensors, *_ in found), strict=True)]
@@ -149,14 +123,14 @@ def test_every_batch_norm_is_synchronised_and_keeps_its_class_and_forward(kind, 
 
 
 def in_plain_groups(x, size):
-    norm = layers(nn.BatchNorm2d, momentum=1.0)
+    norm = layers(nn.BatchNorm1d, momentum=1.0)
     found = [(norm(part), norm.running_mean.clone(), norm.running_var.clone()) for part in x.split(size)]
     out, mean, var = zip(*found, strict=True)
     return torch.cat(out).detach(), torch.stack(mean).mean(0), torch.stack(var).mean(0)
 
 
 def grouped_on_rank(world):
-    layer = in_groups(layers(nn.BatchNorm2d, momentum=1.0), 2)
+    layer = in_groups(layers(nn.BatchNorm1d, momentum=1.0), 2)
     x = torch.cat([inputs(), inputs(1)]).split(12 // world)[dist.get_rank() if world > 1 else 0]
     return layer(x).detach(), layer.running_mean, layer.running_var
 
@@ -173,15 +147,15 @@ def test_a_group_has_statistics_of_its_own_at_any_number_of_ranks(world, ranks):
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_groups_of_half_precision_are_normalised_in_float32(kind):
     x = inputs().to(kind)
-    found = in_groups(nn.BatchNorm2d(3), 2)(x)
+    found = in_groups(nn.BatchNorm1d(3), 2)(x)
     assert found.dtype == kind
-    expected = torch.cat([nn.BatchNorm2d(3)(part.float()) for part in x.split(2)])
+    expected = torch.cat([nn.BatchNorm1d(3)(part.float()) for part in x.split(2)])
     assert (found - expected).abs().max() < 0.1
 
 
 def test_what_cannot_be_in_groups_is_refused_with_what_to_type():
-    with pytest.raises(UserError, match=r"groups of 4 samples gets a tensor of shape \(6, 3, 4, 5\)"):
-        in_groups(layers(nn.BatchNorm2d), 4)(inputs())
+    with pytest.raises(UserError, match=r"groups of 4 samples gets a tensor of shape \(6, 3, 20\)"):
+        in_groups(layers(nn.BatchNorm1d), 4)(inputs())
     with pytest.raises(UserError, match=r"Sequential .* torch's own \(0\); call nets.norm.batch_norm\(..., group=4\)"):
         in_groups(nn.Sequential(Gained(3)), 4)
     with pytest.raises(UserError, match=r"not torch's own \(no modules\)"):
@@ -189,7 +163,7 @@ def test_what_cannot_be_in_groups_is_refused_with_what_to_type():
 
 
 def test_alone_it_is_torchs_own_batch_norm():
-    ours, theirs = layers(SyncBatchNorm), layers(nn.BatchNorm2d)
+    ours, theirs = layers(SyncBatchNorm), layers(nn.BatchNorm1d)
     assert torch.equal(ours(inputs()), theirs(inputs()))
     with pytest.raises(ValueError, match="at least 2 dimensions"):
         ours(torch.zeros(3))

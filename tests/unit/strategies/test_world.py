@@ -15,7 +15,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from datasets import GlobalLoader, GlobalStream
 from gan import Phase
 from gan.files.errors import UserError
-from strategies import PhaseStrategy, TorchAccelerator, private, random_state, ranks_strategy, world
+from strategies import PhaseStrategy, TorchAccelerator, private, ranks_strategy, world
 from strategies.processes import rendezvous
 from strategies.processes.rendezvous import GLOO
 from strategies.world import Groups
@@ -129,24 +129,6 @@ def test_ranks_communicate_by_what_torch_has_for_the_device(kind, expected, monk
     strategy = PhaseStrategy()
     monkeypatch.setattr(PhaseStrategy, "root_device", Device)
     assert strategy._get_process_group_backend() == expected
-
-
-def test_a_random_state_is_restored_on_devices_of_its_kind(found, monkeypatch):
-    state = {**random_state.capture(), "accelerator": {"cuda": torch.arange(16, dtype=torch.uint8)}}
-    kept = []
-
-    class Module:
-        get_rng_state = staticmethod(lambda: torch.zeros(16, dtype=torch.uint8))
-        set_rng_state = staticmethod(kept.append)
-
-    found("cuda")
-    monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
-    monkeypatch.setattr(torch.accelerator, "random", Module, raising=False)
-    random_state.restore(state)
-    assert kept == [state["accelerator"]["cuda"]]
-    found("xpu")  # the state of another kind of device is none of this one's
-    random_state.restore(state)
-    assert len(kept) == 1
 
 
 # ---- meeting ----

@@ -58,7 +58,6 @@ def test_a_gradient_of_its_gradient_is_refused(parts):
 
 
 def kept(tables: bool, keep: bool) -> int:
-    """Bytes that a forward keeps for backward."""
     storages = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:

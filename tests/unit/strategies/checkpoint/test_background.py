@@ -101,20 +101,6 @@ def test_ranks_tell_each_other_their_results_and_leave_nothing_in_the_store():
     assert together(3, step) == ([expected] * 3, 0)
 
 
-def test_all_ranks_are_told_whose_disk_is_full():
-    def step(ranks):
-        def full():
-            if ranks.rank == 1:
-                raise OSError(errno.ENOSPC, "No space left on device")
-
-        ranks.each(full)
-
-    (first, second, third), left = together(3, step)
-    assert isinstance(second, OSError) and left == 0
-    for error in (first, third):
-        assert isinstance(error, UserError) and str(error) == "rank 1: No space left on device"
-
-
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize(
     ("options", "error"),

@@ -21,7 +21,7 @@ from strategies.processes.board import NEVER
 from strategies.processes.failure import ERROR, FOLLOWS, LOST, REFUSED, Failure, failed
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.rendezvous import Rendezvous
-from tests.support.waiting import alive, wait_until
+from tests.support.commands import alive, until
 
 BEGINNING = """
 import json, os, signal, struct, sys, time
@@ -100,8 +100,7 @@ def test_a_failure_that_would_come_again_ends_the_run(end, restarts, words):
 
 def send_when_ready(number, later=0.0):
     def send():
-        while len(list(Path().glob("ready-*"))) < 2:
-            time.sleep(0.05)
+        until(lambda: len(list(Path().glob("ready-*"))) == 2)
         time.sleep(later)
         os.kill(os.getpid(), number)
 
@@ -226,9 +225,8 @@ def hosts_with(code, folder):
             each.kill()
 
 
-def wait_until_served(meeting, until):
-    while socket.socket().connect_ex(("127.0.0.1", int(meeting.split(":")[1]))) and time.monotonic() < until:
-        time.sleep(0.1)
+def served(meeting):
+    return not socket.socket().connect_ex(("127.0.0.1", int(meeting.split(":")[1])))
 
 
 def address():
@@ -271,13 +269,12 @@ while size == "2":
 
 @pytest.mark.slow
 def test_the_ranks_go_on_with_fewer_hosts_if_that_is_allowed(tmp_path):
-    meeting, until = address(), time.monotonic() + 60
+    meeting = address()
     with hosts_with(ALONE, tmp_path) as hosts:
         hosts.append(host(meeting, (1, 2)))
-        wait_until_served(meeting, until)
+        assert until(lambda: served(meeting), 60)
         hosts.append(host(meeting, (1, 2)))
-        while len(list(tmp_path.glob("there-2-*"))) < 2 and time.monotonic() < until:
-            time.sleep(0.1)
+        assert until(lambda: len(list(tmp_path.glob("there-2-*"))) == 2, 60)
         hosts[1].kill()  # the host that does not serve the rendezvous
         (tmp_path / "lost").touch()
         assert hosts[0].wait(120) == 0
@@ -296,10 +293,10 @@ time.sleep(60)  # as NCCL does
 
 @pytest.mark.slow
 def test_without_a_restart_nobody_waits_for_the_host_that_kept_the_rendezvous(tmp_path, capfd):
-    meeting, until = address(), time.monotonic() + 60
+    meeting = address()
     with hosts_with(KEPT, tmp_path) as hosts:
         hosts.append(host(meeting, (2, 2), restarts=0, KEEPS=""))
-        wait_until_served(meeting, until)
+        assert until(lambda: served(meeting), 60)
         hosts.append(host(meeting, (2, 2), restarts=0))
         assert [each.wait(30) for each in hosts] == [1, 1]
     assert f"the rendezvous {meeting}: the host that keeps it has ended" in capfd.readouterr().err
@@ -364,9 +361,9 @@ def test_a_rank_ends_when_its_launcher_is_killed(hosts, tmp_path):
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process = subprocess.Popen([sys.executable, "-c", parent], env=environment, **pipes)
     child = int(process.stdout.readline())
-    wait_until((tmp_path / "ready").exists)
+    until((tmp_path / "ready").exists)
     process.stderr.close()  # nobody reads any more what the rank says
     process.kill()
     process.wait()
-    assert wait_until(lambda: not alive(child))
+    assert until(lambda: not alive(child))
     assert (tmp_path / "saved").exists() == (hosts == 1)

@@ -20,10 +20,10 @@ from strategies.processes import call_on_ranks, heap
 from strategies.processes.board import Entry, shared_board
 from strategies.processes.call_on_ranks import WorldFailed, WorldHangs, call
 from strategies.processes.lost_ranks import STATUS
+from tests.support.commands import alive, until
 from tests.support.duel import Duel
 from tests.support.parity import parts, trainer
 from tests.support.posix import only_on_linux
-from tests.support.waiting import alive, wait_until
 
 # ---- world ----
 
@@ -70,13 +70,13 @@ def waits_in_vain(folder):
 def test_ranks_end_when_the_program_is_killed_that_has_started_them(tmp_path):
     code = f"from {__name__} import *; call(waits_in_vain, {str(tmp_path)!r}, ranks=2, limit=100)"
     program = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[4])
-    assert wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
+    assert until(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
     time.sleep(0.2)  # until they are written, and one waits
     pids = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
     assert all(map(alive, pids))
     program.kill()
     program.wait()
-    assert wait_until(lambda: not any(map(alive, pids)))
+    assert until(lambda: not any(map(alive, pids)))
 
 
 def test_every_rank_returns_its_result():
@@ -106,7 +106,7 @@ def test_a_world_that_hangs_is_ended_and_says_where_its_ranks_were(monkeypatch):
     wait = call_on_ranks._wait
 
     def once_noted(folder, processes, limit, board):
-        assert wait_until(lambda: board.read()[1].step == 3)  # starting the ranks takes long on a busy machine
+        assert until(lambda: board.read()[1].step == 3)  # starting the ranks takes long on a busy machine
         return wait(folder, processes, limit, board)
 
     monkeypatch.setattr(call_on_ranks, "_wait", once_noted)

@@ -48,12 +48,6 @@ def step(ranks, number, *sizes):
     return told
 
 
-def test_the_first_step_is_compared_on_all_ranks_together(store):
-    for rank in three(8, 8, 6):
-        with pytest.raises(UserError, match=r"^rank 2's batch has 6 rows and rank 0's 8, .* drop_last=True"):
-            rank.begin(torch.zeros(8))
-
-
 def test_a_change_on_all_ranks_is_no_error_and_steps_of_one_size_ask_nothing_of_the_store(store):
     ranks = three(8, 8, 8)
     assert [step(ranks, number, 8, 8, 8) for number in range(5)] == [{}] * 5
