@@ -2,12 +2,11 @@
 
 import pickle
 import zipfile
+from functools import partial
 from unittest import mock
 
 import pytest
 import torch
-from lightning import seed_everything
-from torch.utils.data import DataLoader
 
 import gan
 from gan import noise
@@ -21,18 +20,11 @@ from nets.published.pickles import write
 from nets.stylegan import StyleGenerator
 from strategies import PhaseStrategy
 from tests.ranks.test_games import pictures, style_networks, stylegan, stylegan_ada
-from tests.support.parity import distance, parts, share, snapshot, trainer
-from tests.support.saved import Saves, read_checkpoint
+from tests.support.duel import fit
+from tests.support.parity import distance, on, parts, trainer
+from tests.support.saved import read_checkpoint
 
-
-def played(game: StyleGan, steps: int, world: int = 1, first: int = 0, **kwargs) -> dict:
-    """Train on the same batches each time, in one world or another, from step `first` on."""
-    rank = torch.distributed.get_rank() if world > 1 else 0
-    batches = [share(pictures(step), rank, world) for step in range(first, steps)]
-    seed_everything(11, verbose=False)
-    strategy, path = PhaseStrategy("ddp", check=kwargs.pop("check", True)), kwargs.pop("ckpt_path", None)
-    trainer(strategy, world, steps, **kwargs).fit(game, DataLoader(batches, batch_size=None), ckpt_path=path)
-    return snapshot(game, strategy)
+played = partial(fit, policy="ddp", batches=pictures, check=True)
 
 
 def test_penalties_are_turns_of_their_own():
@@ -64,8 +56,8 @@ def alone(values):
 
 
 def test_means_of_each_ranks_own_are_another_training(ranks):
-    one, apart = played(stylegan(), 1), ranks(2).run(means_alone)
-    found = ranks(2).run(played, stylegan(), 1, 2, check=False)
+    one, apart = played(stylegan, world=1, steps=1), ranks(2).run(means_alone)
+    found = ranks(2).run(played, stylegan, world=2, steps=1, check=False)
     for name in ("weight path_mean", "weight generator.mapping.w_avg"):
         assert one[name].count_nonzero()
         for state in found:
@@ -75,7 +67,7 @@ def test_means_of_each_ranks_own_are_another_training(ranks):
 
 def means_alone() -> dict:
     with mock.patch.object(stylegan_layers.ranks, "mean", alone):
-        return played(stylegan(), 1, 2, check=False)
+        return played(stylegan, world=2, steps=1, check=False)
 
 
 def test_path_lengths_are_those_of_one_in_two_samples_on_any_number_of_ranks():
@@ -98,18 +90,18 @@ def test_frozen_layers_do_not_learn():
     assert still == {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
 
 
-def save_and_go_on(folder: str, world: int) -> dict:
+def save_and_go_on(path: str, world: int) -> dict:
     """Stop after three steps, between two looks at the augmentation, and go on for another one, from the file."""
-    ada_trained(world, 3, callbacks=[Saves(f"{folder}/three.ckpt", 3)])
-    return ada_trained(world, 4, 3, ckpt_path=f"{folder}/three.ckpt")
+    ada_trained(world, 3, save=path)
+    return ada_trained(world, 4, resume=path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_resumed_run_equals_the_unbroken_one(world, ranks, unbroken, tmp_path):
-    folder = str(tmp_path)
-    resumed = [save_and_go_on(folder, 1)] if world == 1 else ranks(2).run(save_and_go_on, folder, 2)
-    saved = read_checkpoint(tmp_path / "three.ckpt")["state_dict"]
+    path = str(tmp_path / "three.ckpt")
+    resumed = on(ranks, world)(save_and_go_on, path, world)
+    saved = read_checkpoint(path)["state_dict"]
     assert saved["scored"][1] > 0
     assert 0 < saved["path_mean"] < unbroken["weight path_mean"]
     assert max(distance(unbroken, state) for state in resumed) <= (0 if world == 1 else 1e-10)
@@ -118,10 +110,10 @@ def test_a_resumed_run_equals_the_unbroken_one(world, ranks, unbroken, tmp_path)
 # ---- adaptive augmentation ----
 
 
-def ada_trained(world: int, steps: int = 4, first: int = 0, **kwargs) -> dict:
+def ada_trained(world: int, steps: int = 4, **more) -> dict:
     game = stylegan_ada()
     game.ada.target, game.ada.images = -0.95, 128  # between the mean signs of these steps
-    return played(game, steps, world, first, **kwargs)
+    return played(lambda: game, world=world, steps=steps, **more)
 
 
 @pytest.fixture(scope="module")

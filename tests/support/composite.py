@@ -110,9 +110,10 @@ class Sized(GanModule):
 
     def configure_phases(self) -> Iterator[Phase]:
         yield Phase("first", self.please, "first", second_order=True)
-        yield Phase(
-            "second", lambda batch: self.second(self.first(wide(batch)).tanh()).mean(), "second", micro_batches=4
-        )
+        yield Phase("second", self.tell, "second", micro_batches=4)
+
+    def tell(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.second(self.first(wide(batch)).tanh()).mean()
 
     def please(self, batch: dict[str, Tensor]) -> Tensor:
         """With a penalty on the second player's slope, which differentiates a gradient."""
@@ -141,9 +142,7 @@ class SizedEvenly(Sized):
 
     def configure_phases(self) -> Iterator[Phase]:
         yield Phase("first", lambda batch: self.second(self.first(wide(batch))).square().mean(), "first")
-        yield Phase(
-            "second", lambda batch: self.second(self.first(wide(batch)).tanh()).mean(), "second", micro_batches=4
-        )
+        yield Phase("second", self.tell, "second", micro_batches=4)
 
 
 def wide(batch: dict[str, Tensor]) -> Tensor:

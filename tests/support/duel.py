@@ -140,11 +140,12 @@ def fit(
     resume: str | None = None,
     check: bool = False,
     size: int = SMALL,
+    batches: Callable[[int], Any] = vectors,
     **settings: Any,
 ) -> dict[str, Any]:
     """Train on one rank, in small buckets: from a checkpoint, and to one at the end."""
     module, strategy = game(), PhaseStrategy(policy, check=check)
-    loader = Whole(40, dist.get_rank() if world > 1 else 0, world)
+    loader = Whole(40, dist.get_rank() if world > 1 else 0, world, batches)
     made = trainer(strategy, world, steps, **settings)
     with mock.patch.object(bucket, "SIZE", size), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
         made.fit(module, loader, ckpt_path=resume)

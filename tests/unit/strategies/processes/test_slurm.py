@@ -4,8 +4,8 @@ import os
 import signal
 
 import pytest
-from lightning import Callback
 from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from strategies import PhaseStrategy
@@ -75,17 +75,6 @@ def test_a_job_goes_back_into_the_queue_or_it_is_said_why_not(tmp_path, monkeypa
 STEPS = 6
 
 
-class Told(Callback):
-    """Gets a signal in the middle of its third step."""
-
-    def __init__(self, number):
-        self.number = number
-
-    def on_before_backward(self, trainer, *_):
-        if trainer.global_step == 2 and self.number:
-            os.kill(os.getpid(), self.number)
-
-
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
     """Inside of a job of one task: the checkpoints that were there when it was asked for the queue."""
@@ -100,8 +89,14 @@ def asked(tmp_path, monkeypatch):
 
 
 def fit(folder, number=0, **options):
-    game, strategy = Plain(), PhaseStrategy("single")
-    made = trainer(strategy, 1, STEPS, callbacks=[Told(number)], default_root_dir=folder, **options)
+    """It gets a signal in the middle of its third step."""
+
+    def tell(trainer, *_):
+        if trainer.global_step == 2 and number:
+            os.kill(os.getpid(), number)
+
+    game, strategy, told = Plain(), PhaseStrategy("single"), LambdaCallback(on_before_backward=tell)
+    made = trainer(strategy, 1, STEPS, callbacks=[told], default_root_dir=folder, **options)
     made.fit(game, Whole(STEPS))
     return snapshot(game, strategy)
 
