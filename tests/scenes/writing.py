@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from lightning import Callback
-from lightning.pytorch.callbacks import LambdaCallback
 from torch.nn.functional import softplus
 
 from gan import Phase
@@ -145,9 +144,14 @@ def clipped_by_hand(steps: int) -> dict[str, Any]:
     return train(Plain, policy="single", steps=steps, callbacks=[Clips(gathered=False)])
 
 
-def after_a_step(what: Any) -> Callback:
-    """Does something with the game's weights."""
-    return LambdaCallback(on_train_batch_end=lambda trainer, game, *_: what(trainer.strategy, game))
+class Writes(Callback):
+    """Does something with the game's weights after the first step."""
+
+    def __init__(self, what):
+        self.what = what
+
+    def on_train_batch_end(self, trainer, game, *_):
+        self.what(trainer.strategy, game)
 
 
 def loads_outside(strategy, game):
@@ -269,7 +273,7 @@ THREE = ("ddp", "zero3", "fsdp")
 
 def unkept(what: Any, words: Any, *policies: str) -> tuple[Refused, ...]:
     return tuple(
-        Refused(Plain, policy, words, settings={"callbacks": [after_a_step(what)]}, check=False) for policy in policies
+        Refused(Plain, policy, words, settings={"callbacks": [Writes(what)]}, check=False) for policy in policies
     )
 
 
