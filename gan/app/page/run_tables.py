@@ -183,31 +183,40 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
         return Table(note=NO_NUMBERS)
     train, batch = opened.run.data.train, held_out(opened, count)
     kinds = [name for name, value in as_item(train[0]).items() if isinstance(value, tv_tensors.Image)]
-    columns = made_by(opened, batch).values()  # also label maps and sounds
-    made = next((each for each in columns if isinstance(each, Tensor) and each.is_floating_point()), None)
-    if not kinds or made is None:
+    columns: dict[tuple[str, ...], tuple[str, Tensor]] = {}  # the first one of each kind
+    for title, each in made_by(opened, batch).items():
+        if isinstance(each, Tensor) and each.is_floating_point():  # and no label map, and no sound
+            columns.setdefault(_kinds_of(title, kinds), (title, each))
+    if not kinds or not columns:
         return Table(note=NO_PICTURES)
     chosen = spread(len(train), among)
-    places = [(index, kind) for index in chosen for kind in kinds]
     items = (to_tensors(as_item(train[k])) for k in chosen)
-    known = torch.cat([_coarse(item[kind][None]) for item in items for kind in kinds])
-    distances = _distances(_coarse(made), known)
-    usual = _distances(_coarse(torch.cat([batch[kind] for kind in kinds])), known).amin(1)
+    coarse = [{kind: _coarse(item[kind][None]) for kind in kinds} for item in items]
+    among_all = f"among {len(chosen):,} of {len(train):,} training samples"
+    rows, notes = [], [f"Made pictures and the most like them {among_all}."]
+    for own, (title, made) in columns.items():
+        places = [(index, kind) for index in chosen for kind in own]
+        known = torch.cat([each[kind] for each in coarse for kind in own])
+        distances = _distances(_coarse(made), known)
+        usual = _distances(_coarse(torch.cat([batch[kind] for kind in own])), known).amin(1)
+        near = distances.topk(min(show, len(places)), largest=False)
+        rows.append(Row(f"made: {title}" if len(columns) > 1 else "made", list(map(sample_cell, made))))
+        for rank in range(near.indices.shape[1]):
+            cells = []
+            for distance, place in zip(near.values[:, rank].tolist(), near.indices[:, rank].tolist(), strict=True):
+                index, kind = places[place]
+                cells.append(sample_cell(to_tensors(as_item(train[index]))[kind], f"no. {index}: {distance:.1%}"))
+            rows.append(Row(f"nearest {rank + 1}", cells))
+        who = f"Those {title}" if len(columns) > 1 else "They"
+        median = f"{distances.amin(1).median():.1%} away (median), and held-out pictures {usual.median():.1%}."
+        notes.append(f"{who} are {median}")
+    return Table([f"picture {number}" for number in range(len(rows[0].cells))], rows, " ".join(notes))
 
-    near = distances.topk(min(show, len(places)), largest=False)
-    rows = [Row("made", list(map(sample_cell, made)))]
-    for rank in range(near.indices.shape[1]):
-        cells = []
-        for distance, place in zip(near.values[:, rank].tolist(), near.indices[:, rank].tolist(), strict=True):
-            index, kind = places[place]
-            cells.append(sample_cell(to_tensors(as_item(train[index]))[kind], f"no. {index}: {distance:.1%}"))
-        rows.append(Row(f"nearest {rank + 1}", cells))
 
-    note = (
-        f"Made pictures and the most like them among {len(chosen):,} of {len(train):,} training samples. They are "
-        f"{distances.amin(1).median():.1%} away (median), and held-out pictures {usual.median():.1%}."
-    )
-    return Table([f"picture {number}" for number in range(len(made))], rows, note)
+def _kinds_of(title: str, kinds: Sequence[str]) -> tuple[str, ...]:
+    """The kinds of pictures that a made column is of: of two sides the one that the title names, as "as a", else b."""
+    named = title.removeprefix("as ")
+    return (named,) if named in kinds else ("b",) if "b" in kinds else tuple(kinds)
 
 
 def exchange(

@@ -386,6 +386,19 @@ def test_nearest_looks_at_some_of_many_and_passes_over_what_is_no_picture(run, m
         assert run_tables.nearest(run) == Table(note=run_tables.NO_PICTURES)
 
 
+def test_only_pictures_of_the_side_that_is_made_are_compared_with_it():
+    """A game that gives back its inputs copies no picture of the side that it should make."""
+    run = opening.untrained("cyclegan-faces", faces=8, held_out=4, size=16, width=2, blocks=1)
+    train = {side: [item[side] / 127.5 - 1 for item in run.run.data.train] for side in "ab"}
+    made = {f"as {side}": torch.stack(train[other][:2]) for side, other in ("ba", "ab")}
+    run.run.game.show = lambda batch: made
+    table = run_tables.nearest(run, count=2, show=1)
+    assert [each.title for each in table.rows] == ["made: as b", "nearest 1", "made: as a", "nearest 1"]
+    for side, (_, near) in (("b", table.rows[:2]), ("a", table.rows[2:])):
+        assert {cell.pictures[0].tobytes() for cell in near.cells} <= {picture_of(each) for each in train[side]}
+    assert re.search(r"Those as b are [1-9][\d.]*% away .* Those as a are [1-9][\d.]*% away", table.note)
+
+
 def test_looking_changes_no_random_state(run):
     torch.manual_seed(3)
     before = torch.get_rng_state()
