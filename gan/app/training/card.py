@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gan.app.run import settings_file
 from gan.app.run.folder import RunFolder
 from gan.app.run.reopen import has_numbers
 from gan.app.scoring.names import BY_FEATURES, TITLES, title_of
@@ -73,9 +74,11 @@ def licence(data: object) -> str:
 def scores(folder: RunFolder, run: Run, step: int) -> list[Scored]:
     """The last scores up to this step, of validation and --score-every, and this step's of gan.evaluate.
 
-    If gan.evaluate has computed a score several times, that of the most pictures counts, and of these the newest.
+    If gan.evaluate has computed a score several times, that of the most pictures counts, and of these the newest. A
+    score on other data than the run's stands by itself, and names the data.
     """
     rows, found = metrics.read(folder.metrics, step), []
+    own = settings_file.read(folder.settings).get("data") if folder.settings.is_file() else None
     held_out = f"on {len(run.data.val):,} held-out samples" if has_numbers(run.data) else "at validation"
     for name, words in run.scores.items():
         if both := metrics.first_and_last(rows, name):
@@ -83,7 +86,7 @@ def scores(folder: RunFolder, run: Run, step: int) -> list[Scored]:
             found.append(Scored(words, f"{both[1]:.4g}", how))
     while_training = partial(_while_training, rows=rows, step=step)
     for path in filter(Path.is_file, [folder.scores, *folder.evaluations(step)]):
-        read = while_training if path == folder.scores else _evaluated
+        read = while_training if path == folder.scores else partial(_evaluated, own=own)
         with reading(f"'{path}'"):
             found += read(json.loads(read_text(path, MOST)))
     return list({each.name: each for each in sorted(found, key=lambda each: each.pictures)}.values())
@@ -103,8 +106,11 @@ def _last(rows: Mapping[int, Mapping[str, float]], name: str) -> int | None:
     return max((number for number, row in rows.items() if name in row), default=None)
 
 
-def _evaluated(said: dict[str, Any]) -> Iterator[Scored]:
-    how = f"gan.evaluate, step {said['step']}, {said['pictures']} samples"
+def _evaluated(said: dict[str, Any], own: str | None) -> Iterator[Scored]:
+    """What a file of gan.evaluate has; `own` are the data of the run."""
+    data = said.get("settings", {}).get("data", own)
+    on = "" if data == own or Path(data).resolve() == Path(own or "").resolve() else f", on {Path(data).name}"
+    how = f"gan.evaluate, step {said['step']}, {said['pictures']} samples{on}"
     for task, figures in said["scores"].items():
         for name, value in figures.items():
             if name not in TITLES or isinstance(value, str):  # infinities and NaN are words there
@@ -112,7 +118,7 @@ def _evaluated(said: dict[str, Any]) -> Iterator[Scored]:
             title = ("" if len(said["scores"]) == 1 else f"{task}: ") + title_of(name, said.get("true", ""))
             about = said["about"].get("features" if name in BY_FEATURES else name.partition("_")[0])
             about = {"true": said.get("true", ""), **about} if about and name in BY_FEATURES else about
-            yield Scored(title, f"{value:.4g}", f"{how}; {_words(about)}" if about else how, int(said["pictures"]))
+            yield Scored(title + on, f"{value:.4g}", f"{how}; {_words(about)}" if about else how, int(said["pictures"]))
 
 
 def briefly(hows: list[str]) -> list[str]:

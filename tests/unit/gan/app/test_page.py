@@ -260,11 +260,12 @@ def test_every_score_says_how_it_was_computed(copy):
     fewer = {"step": 2, "pictures": 3, "scores": {"output": {"ssim": 0.5, "psnr": 20.0, "recall": 0.5}}, "about": {}}
     more = {**fewer, "pictures": 5, "scores": {"output": {"recall": 0.25}}}
     other = {**more, "pictures": 9, "step": 21, "scores": {"output": {"ssim": 1.0}}}
-    for name, said in (("2-1", fewer), ("2-2", more), ("2-3", more), ("21", other)):
+    tested = {**more, "pictures": 7, "scores": {"output": {"ssim": 0.75}}, "settings": {"data": "to/testset"}}
+    for name, said in (("2-1", fewer), ("2-2", more), ("2-3", more), ("2-4", tested), ("21", other)):
         (copy / f"evaluation-step-00000{name}.json").write_text(json.dumps(said))
     scores = card.scores(RunFolder(copy), open_run(str(copy)).run, 2)
     found = {each.name: (each.value, each.pictures) for each in scores}
-    assert found["SSIM, data range 1"] == ("0.25", 4)
+    assert found["SSIM, data range 1"] == ("0.25", 4) and found["SSIM, data range 1, on testset"] == ("0.75", 7)
     assert found["PSNR, dB"] == ("20", 3)
     assert found["recall, share of what is real that is made, against held-out pictures"] == ("0.25", 5)
     rows = metrics.read(copy / "metrics.csv")
