@@ -57,7 +57,7 @@ class Pix2pix(GanModule):
     """Learns to translate "a" into "b". A batch is {"a", "b"}; with `labels` {"label", "image"}, from label maps.
 
     Both turns use the same fake, as in the published training. The discriminator learns first, and then the generator
-    pleases the discriminator that has just learned.
+    pleases the discriminator that has just learned. `direction` says which of a person's sides are "a" and "b".
     """
 
     def __init__(
@@ -70,10 +70,11 @@ class Pix2pix(GanModule):
         loss: Loss = "vanilla",
         rate: float = 2e-4,
         pixels: float = 100.0,
+        direction: Literal["AtoB", "BtoA"] = "AtoB",
     ) -> None:
         super().__init__()
         self.generator, self.discriminator, self.decay = generator, discriminator, decay
-        self.labels, self.loss, self.rate, self.pixels = labels, loss, rate, pixels
+        self.labels, self.loss, self.rate, self.pixels, self.direction = labels, loss, rate, pixels, direction
 
     def configure_players(self) -> Iterator[Player]:
         adam = partial(Adam, lr=self.rate, betas=(0.5, 0.999), fused=True)
@@ -119,7 +120,7 @@ class Pix2pix(GanModule):
     def translations(self) -> dict[str, Translation]:
         """From pictures; a network that reads label maps has no way from pictures."""
         multiple = 2**self.generator.depth if isinstance(self.generator, UNet) else 1
-        return {} if self.labels else {"AtoB": Translation(self.generator, self.generator.inside, multiple)}
+        return {} if self.labels else {self.direction: Translation(self.generator, self.generator.inside, multiple)}
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         source, image = self.pair(batch)

@@ -136,7 +136,7 @@ def pix2pix(
     pixels: NonNegativeFloat = 100.0,
     **settings: Any,
 ) -> Run:
-    """pix2pix on pairs of pictures of yours: translates those of A into those of B.
+    """pix2pix on pairs of pictures of yours: translates one side, A or B, into the other.
 
     Args:
         network: The generator: unet (as deep as the size allows), unet_128, unet_256, unet_512, resnet_9blocks or
@@ -168,6 +168,7 @@ def pix2pix(
         loss=loss,
         rate=typed.rate,
         pixels=pixels,
+        direction=direction,
     )
     begin_with(typed.from_, game)
     return found.run(game, typed.batch_size, steps, {"val/paint_error": "error of held-out pictures translated"})

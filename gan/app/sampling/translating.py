@@ -37,13 +37,15 @@ from strategies import random_state
 
 
 def way(game: Any, title: str, direction: str | None) -> Translation:
-    """The game's translation of that name; without a name its first one."""
+    """The game's translation of that name; without a name its first one, which is said."""
     known = game.translations() if hasattr(game, "translations") else {}
     if not known:
         raise UserError(f"{title}: its game translates no pictures, so --inputs does nothing; type show")
     if direction is not None and direction not in known:
         raise UserError(f"{title} has no direction {direction}; known: {', '.join(known)}")
-    return known[direction or next(iter(known))]
+    if direction is None:
+        say(f"direction {(direction := next(iter(known)))}")
+    return known[direction]
 
 
 def translate_folder(

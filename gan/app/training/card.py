@@ -55,6 +55,7 @@ def facts(
         "time": time or "not known",
         "on": trained(folder).get("computer", "not known"),
         "data": Path(data).name if isinstance(data, str) and data else "made by the run itself",
+        **({"direction": str(settings["direction"])} if "direction" in settings else {}),
         what: ", ".join([*counts, *([size] if size else [])]) or "not counted",
         LICENCE: licence(data),
         "parameters": ", ".join(f"{each} {size:,}" for each, size in sizes.items() if size),

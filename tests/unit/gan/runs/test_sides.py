@@ -214,7 +214,7 @@ def test_networks_losses_and_directions_are_typed():
     typed = dict(network="resnet_6blocks", judge="pixel", loss="wgangp", norm="instance", direction="BtoA")
     run = small("pix2pix", channels=1, held_out=0.0, **typed)
     assert isinstance(run.game.generator, ResnetGenerator) and isinstance(run.game.discriminator, PixelGan)
-    assert run.game.loss == "wgangp"
+    assert run.game.loss == "wgangp" and {*run.game.translations()} == {"BtoA"}
     batch = next(iter(run.data.train_dataloader()))
     assert batch["a"].shape == (2, 1, 16, 16) and batch["a"].mean() > batch["b"].mean()  # B is brighter
     assert not run.scores  # nothing is held out

@@ -10,11 +10,15 @@ from PIL import Image
 
 from gan import sample
 from gan.app.editing.editors import open as opened
+from gan.app.run.reopen import open_run
 from gan.app.sampling.translating import translated
+from gan.app.training.card import facts
 from gan.files.errors import UserError
 from gan.games.translation import Translation
 from tests.support import opening
 from tests.unit.gan.runs.test_pictures import put
+
+SIZES = dict(size=16, width=2, judge_width=2, layers=2, batch_size=2, workers=0)
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +27,7 @@ def run(tmp_path_factory):
     for number in range(8):
         put(root / "data" / "A" / f"{number}.png", (16, 16))
         put(root / "data" / "B" / f"{number}.png", (16, 16), "L")
-    sizes = dict(size=16, width=2, judge_width=2, layers=2, batch_size=2, workers=0)
-    return opening.train(root / "runs", "pix2pix", data=root / "data", **sizes)
+    return opening.train(root / "runs", "pix2pix", data=root / "data", **SIZES)
 
 
 @pytest.fixture
@@ -107,6 +110,19 @@ def test_a_network_that_fails_is_no_file_that_cannot_be_written(run, photos, tmp
 def test_mistakes_are_answered(run, typed, said, capsys):
     assert sample.main([str(run), *typed]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_run_from_b_to_a_has_that_direction_and_its_card_says_so(run, photos, capsys):
+    back = opening.train(run.parent, "pix2pix", data=run.parent.parent / "data", direction="BtoA", **SIZES)
+    typed = [str(back), "--inputs", str(photos / "a.png")]
+    assert sample.main([*typed, "-o", str(photos / "typed"), "--direction", "BtoA"]) == 0
+    assert "direction" not in capsys.readouterr().out
+    assert sample.main([*typed, "-o", str(photos / "not")]) == 0
+    assert "direction BtoA" in capsys.readouterr().out.splitlines()
+    assert sample.main([str(back), "--inputs", str(photos), "--direction", "AtoB"]) == 2
+    assert "has no direction AtoB; known: BtoA" in capsys.readouterr().err
+    saved = open_run(str(back))
+    assert facts(saved.folder, saved.run, saved.step, saved.settings)["direction"] == "BtoA"
 
 
 def test_padding_is_cut_off_again():
