@@ -46,11 +46,14 @@ class Part(Source):
     @contextmanager
     def opened(self, index: int) -> Iterator[Image.Image]:
         with self.source.opened(int(self.rows[index])) as picture:
-            if self.half is not None:
-                picture = ImageOps.exif_transpose(picture)
-                middle = picture.width // 2
-                picture = picture.crop((self.half * middle, 0, (self.half + 1) * middle, picture.height))
-            yield picture
+            yield picture if self.half is None else cut(picture, self.half)
+
+
+def cut(picture: Image.Image, half: int) -> Image.Image:
+    """The left half, 0, or the right one, 1, of a picture as the camera was held."""
+    picture = ImageOps.exif_transpose(picture)
+    middle = picture.width // 2
+    return picture.crop((half * middle, 0, (half + 1) * middle, picture.height))
 
 
 Both = tuple[Part, Part]
@@ -188,6 +191,11 @@ class PairedSides(Dataset):
     def __init__(self, a: Side, b: Side) -> None:
         self.a, self.b, self.size = a, b, a.size
         self.channels = a.pictures.channels, b.pictures.channels
+
+    @property
+    def half(self) -> int | None:
+        """Which half of each picture "a" is; None where "a" are whole pictures."""
+        return getattr(getattr(self.a.pictures, "source", None), "half", None)
 
     @property
     def sample_names(self) -> list[bytes]:

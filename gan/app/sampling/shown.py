@@ -107,4 +107,5 @@ class Shown:
         chosen = way(self.game, self.title, direction)
         if chosen.codes and largest:
             raise UserError(f"{self.title}: maps of codes have no size to change; leave --largest out")
-        return [translate_folder(chosen, inputs, folder, largest, self.device, self.saved.background)]
+        half = getattr(getattr(self.saved.run.data, "train", None), "half", None)
+        return [translate_folder(chosen, inputs, folder, largest, self.device, self.saved.background, half)]

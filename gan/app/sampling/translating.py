@@ -22,6 +22,7 @@ from tqdm import tqdm
 from datasets.files.cache import listed
 from datasets.files.decoding import SUFFIXES, Frame
 from datasets.files.find import find_source
+from datasets.files.sides import cut
 from datasets.files.sounds import PEAK, SoundFolder, read_mel
 from datasets.files.sources import Folder, Source
 from gan.app.outputs import say
@@ -49,9 +50,20 @@ def way(game: Any, title: str, direction: str | None) -> Translation:
 
 
 def translate_folder(
-    chosen: Translation, inputs: str, out: Path, largest: int | None, device: torch.device, background: str
+    chosen: Translation,
+    inputs: str,
+    out: Path,
+    largest: int | None,
+    device: torch.device,
+    background: str,
+    half: int | None = None,
 ) -> Path:
-    """Write each picture's translation as a PNG of the same name and size; codes are in files .npy [h, w]."""
+    """Write each picture's translation as a PNG of the same name and size; codes are in files .npy [h, w].
+
+    `half`: the run reads this half of its pictures, 0 or 1. It is cut from pictures twice as wide as high.
+    """
+    if half is not None:
+        say(f"of a picture twice as wide as high, the {('left', 'right')[half]} half is translated, as in training")
     path = Path(inputs).expanduser()
     if chosen.codes:
         source = Codes(path, classes=False)
@@ -65,7 +77,7 @@ def translate_folder(
             found = _array(source.name(row), partial(read_codes, codes=chosen.codes))
         else:
             with source.opened(row) as picture:
-                found = _pixels(picture, chosen.channels, largest, background)
+                found = _pixels(picture, chosen.channels, largest, background, half)
         made = translated(chosen, found[None].to(device))[0]
         return npy(made) if chosen.encodes else grids.png(grids.picture(made, transparent=True))
 
@@ -112,8 +124,10 @@ def _names(names: list[str], ending: str) -> list[str]:
     return plain if len(set(plain)) == len(plain) else [f"{name}{ending}" for name in names]
 
 
-def _pixels(picture: Image.Image, channels: int, largest: int | None, background: str) -> Tensor:
+def _pixels(picture: Image.Image, channels: int, largest: int | None, background: str, half: int | None) -> Tensor:
     picture = ImageOps.exif_transpose(picture)
+    if half is not None and picture.width == 2 * picture.height:
+        picture = cut(picture, half)
     scale = min(1.0, (largest or max(picture.size)) / max(picture.size))
     width, height = (max(1, round(side * scale)) for side in picture.size)
     return Frame(height, width, channels, background=background).pixels(picture).float() / 127.5 - 1

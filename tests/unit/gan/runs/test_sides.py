@@ -47,7 +47,7 @@ PAIRS = [[GRAY, 100 + 10 * number] for number in range(8)]
 def test_two_folders_are_found_and_pairs_have_the_same_name(tmp_path, folders, capsys):
     fill(tmp_path, *folders.split())
     data = found(tmp_path, held_out=0.0)
-    assert brightness(data.train) == PAIRS and data.val is None
+    assert brightness(data.train) == PAIRS and data.val is None and data.train.half is None
     names = [os.fsdecode(name).rpartition("/")[2] for name in data.train.sample_names]
     assert names == [f"{number}.{kind}" for kind in ("png", "jpg") for number in range(8)]
     assert (data.size, data.channels) == ((8, 12), (3, 3))
@@ -65,7 +65,8 @@ def test_halves_of_a_picture_are_a_pair(tmp_path, capsys):
     assert brightness(data.train) == PAIRS and brightness(data.val) == PAIRS[:3]
     assert data.size == (8, 12)
     assert "halves of each picture, left to right, 8 pairs to train on and 3 held out" in capsys.readouterr().err
-    assert brightness(found(tmp_path, backwards=True).train) == [pair[::-1] for pair in PAIRS]
+    back = found(tmp_path, backwards=True).train
+    assert brightness(back) == [pair[::-1] for pair in PAIRS] and (data.train.half, back.half) == (0, 1)
 
 
 def test_halves_of_pictures_of_another_shape_are_said_and_are_for_pairs_only(tmp_path, capsys):

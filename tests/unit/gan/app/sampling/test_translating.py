@@ -112,6 +112,19 @@ def test_mistakes_are_answered(run, typed, said, capsys):
     assert said in capsys.readouterr().err
 
 
+def test_of_pairs_side_by_side_the_half_is_translated_that_was_trained_on(run, tmp_path, monkeypatch, capsys):
+    found, whole = opened(str(run), "cpu"), Image.new("RGB", (32, 16), "red")
+    whole.paste("blue", (16, 0, 32, 16))
+    for name, picture in {"pair": whole, "one": whole.crop((0, 0, 30, 16))}.items():
+        picture.save(tmp_path / f"{name}.png")
+    monkeypatch.setattr(type(found.saved.run.data.train), "half", 1)
+    monkeypatch.setattr(found.game.generator, "forward", lambda x: x)
+    found.translate(str(tmp_path), tmp_path / "made")
+    made, one = (Image.open(tmp_path / "made" / f"{name}.png") for name in ("pair", "one"))
+    assert made.size == (16, 16) and made.convert("RGB").getcolors() == [(256, (0, 0, 255))] and one.size == (30, 16)
+    assert "of a picture twice as wide as high, the right half is translated" in capsys.readouterr().out
+
+
 def test_a_run_from_b_to_a_has_that_direction_and_its_card_says_so(run, photos, capsys):
     back = opening.train(run.parent, "pix2pix", data=run.parent.parent / "data", direction="BtoA", **SIZES)
     typed = [str(back), "--inputs", str(photos / "a.png")]
