@@ -27,22 +27,35 @@ APART = 50  # steps between two of them, at least: then they cost little
 WHILE = 5  # measurements whose median must be out of its range, before there is advice
 SIDE = 16  # pixels: the size at which pictures are compared with each other
 
-# The ranges in which a run is well, and what to say outside of them.
+# The ranges in which a run is well, and what to say outside of them; `ways` has what to do.
 RANGES = {"memorised": (0.0, 0.65), "told_apart": (0.55, 1.0), "diversity": (0.5, 3.0)}
 ADVICE = {
     "memorised": (
         "the discriminator scores training pictures above held-out ones in {:.0%} of pairs, and 50 % is right: it "
-        "learns them by heart; augment more, or give it more pictures"
+        "learns them by heart; {}"
     ),
     "told_apart": (
-        "the discriminator tells fakes apart in {:.0%} of pairs, and 50 % is guessing; if the pictures are not good, "
-        "raise its learning rate, or lower gamma (or the penalty)"
+        "the discriminator tells fakes apart in {:.0%} of pairs, and 50 % is guessing; if the pictures are not good, {}"
     ),
     "diversity": (
         "fakes differ from each other by {:.0%} of what pictures do, and 100 % is right: the generator has collapsed "
-        "or runs away; raise gamma (or the penalty), lower the learning rates, or go back to an earlier checkpoint"
+        "or runs away; {}"
     ),
 }
+
+
+def ways(game: Any) -> dict[str, list[str]]:
+    """What can be done with a game: names only what it has."""
+    weights = [name for name in ("gamma", "penalty") if hasattr(game, name)]
+    augments = hasattr(game, "ada") or hasattr(game, "augment")
+    own_rate = hasattr(game, "discriminator_rate") or hasattr(game, "rates")
+    lower = [*["raise its learning rate"] * own_rate, *(f"lower {weight}" for weight in weights)]
+    rest = ["lower the learning rates", "go back to an earlier checkpoint"]
+    return {
+        "memorised": [*["augment more"] * augments, "give it more pictures"],
+        "told_apart": lower or ["make it wider"],
+        "diversity": [*(f"raise {weight}" for weight in weights), *rest],
+    }
 
 
 class Health(Callback):
@@ -68,7 +81,7 @@ class Health(Callback):
         found = self.measured(trainer, pl_module, data)
         if trainer.is_global_zero and found:
             log(trainer, {f"health/{name}": value for name, value in found.items()})
-            for advice in self.advice(found):
+            for advice in self.advice(found, pl_module):
                 tqdm.write(f"step {trainer.global_step}: {advice}")
 
     def measured(self, trainer: Trainer, game: Any, data: Any) -> dict[str, float]:
@@ -110,7 +123,7 @@ class Health(Callback):
         order = torch.randperm(len(samples), generator=dice).tolist()
         return [order[place % len(order)] for place in range(count)]
 
-    def advice(self, found: Mapping[str, float]) -> list[str]:
+    def advice(self, found: Mapping[str, float], game: Any) -> list[str]:
         """What to say about figures that are out of their range for a while; each thing once."""
         lines = []
         for name, (least, most) in RANGES.items():
@@ -118,7 +131,7 @@ class Health(Callback):
             seen.append(found[name])
             if len(seen) == WHILE and name not in self.said and not least <= median(seen) <= most:
                 self.said.add(name)
-                lines.append(ADVICE[name].format(median(seen)))
+                lines.append(ADVICE[name].format(median(seen), ", or ".join(ways(game)[name])))
         return lines
 
 
