@@ -106,6 +106,8 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
     train, out = (" and ".join(f"{len(found[each, side]):,}" for side in shown) for each in (False, True))
     what = "pairs" if paired else "pictures"
     said = f"data {data}: {said}, {train} {what} to train on and {out} held out{odd}"
+    if idle := [split for split, side, _ in places if split in splits - held and (side or halves)]:
+        said += f"; {len(idle):,} pictures of {' and '.join(sorted(set(idle)))} are not used"
     if not halves and (others := sum(not side for _, side, _ in places)):
         said += f"; {others:,} pictures in other folders left out"
     return (part(False, "a"), part(False, "b")), (part(True, "a"), part(True, "b")), said

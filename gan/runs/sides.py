@@ -88,7 +88,7 @@ class OnSides(PictureOptions):
             side = Side(MadeUp(self._enlarged(size), self.channels or 3), size)
             return Found(self, kind(side, side), kind(side, side))
         if backwards:
-            train, val, said = train[::-1], val[::-1], f"{said}, from B to A"
+            train, val, said = train[::-1], val[::-1], f"{said}; from B to A"
         headers = Headers(train[0]), Headers(train[1])
         size = typed or headers[0].size()[0]
         channels = self.channels or headers[0].channels, self.channels or headers[1].channels

@@ -64,7 +64,9 @@ def test_halves_of_a_picture_are_a_pair(tmp_path, capsys):
     data = found(tmp_path)
     assert brightness(data.train) == PAIRS and brightness(data.val) == PAIRS[:3]
     assert data.size == (8, 12)
-    assert "halves of each picture, left to right, 8 pairs to train on and 3 held out" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "halves of each picture, left to right, 8 pairs to train on and 3 held out" in said
+    assert "; 2 pictures of test are not used; " in said
     back = found(tmp_path, backwards=True).train
     assert brightness(back) == [pair[::-1] for pair in PAIRS] and (data.train.half, back.half) == (0, 1)
 
