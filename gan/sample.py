@@ -136,14 +136,22 @@ def parse(argv: list[str]) -> Namespace:
     action = words[1] if len(words) > 1 else None
     if action is not None and action not in ACTIONS:
         raise UserError(f"unknown action '{action}'; known: {', '.join(ACTIONS)}")
-    if words and words[0] in ACTIONS and not Path(words[0]).exists():
-        raise UserError(f"say which run comes first: python -m gan.sample auto {quoted(*argv)}")
+    _no_action("".join(words[:1]), argv)
     for place in [place for place, word in enumerate(argv[:-1]) if word == "--strength"]:
         argv = [*argv[:place], f"--strength={argv[place + 1]}", *argv[place + 2 :]]  # -4:4 looks like an option
     settings = options.parse_saved_run(_parser(action), argv)
+    _no_action(settings.which, argv)
     if settings.action != action:
         raise UserError("the run and the action come first: python -m gan.sample RUN ACTION [options]")
     return settings
+
+
+def _no_action(which: str, argv: list[str]) -> None:
+    """Refuse an action where the run should be, and say what to type."""
+    if which in ACTIONS and not Path(which).exists():
+        at = argv.index(which)
+        typed = quoted(which, *argv[:at], *argv[at + 1 :])
+        raise UserError(f"say which run comes first: python -m gan.sample auto {typed}")
 
 
 def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown") -> dict[str, Any]:

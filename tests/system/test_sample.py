@@ -74,6 +74,7 @@ def test_a_mask_is_not_written_over_by_what_is_painted_of_it(here, tmp_path, cap
     [
         (["auto", "transfre"], "unknown action 'transfre'; known: show, translate, draw, mix, interpolate"),
         (["transfer", "--from", "1"], "say which run comes first: python -m gan.sample auto transfer --from 1"),
+        (["--run", "biggan", "show"], "which run comes first: python -m gan.sample auto show --run biggan"),
         (["--seed", "1", "auto", "show"], "the run and the action come first"),
         (["auto", "interpolate", "--between", "1"], "--between takes two styles and got 1; type --between 3 5"),
         (["auto", "interpolate", "--between", "mean", "1"], "'mean' has styles and no shapes; say with --on which"),
