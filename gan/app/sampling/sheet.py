@@ -179,6 +179,8 @@ def into(path: Path) -> Iterator[Callable[[str, bytes], Any]]:
         with whole_file(path) as part, zipfile.ZipFile(part, "w") as file:
             yield file.writestr
         return
+    if path.suffix.lower() == ".npz":
+        raise UserError(f"pictures are written to a folder or a .zip; type a name such as {path.with_suffix('.zip')}")
     if path.exists() and any(path.iterdir()):
         raise UserError(f"'{path}' is there already and not empty; choose another folder, or remove its files")
 

@@ -195,6 +195,7 @@ def test_a_folder_that_has_files_is_left_alone(files, tmp_path, capsys):
     [
         ("r3.pkl --truncation 0.5", "R3Generator has no styles to truncate or to mix"),
         ("style.pkl --cutoff 2", "a cutoff is for truncation; type --truncation too"),
+        ("r3.pkl files --count 1 -o a.npz", "written to a folder or a .zip; type a name such as a.zip"),
         ("r3.pkl --class 3", "there is no class '3'; type --class and a number from 0 to 2"),
         ("style.pkl --class 0", "the network has no classes; leave --class out"),
         ("style.pkl classes", "the network has no classes; type python -m gan.sample style.pkl draw"),
