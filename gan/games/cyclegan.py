@@ -112,6 +112,7 @@ class CycleGan(Compared):
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         fake_b, fake_a = self.translate(batch["a"], batch["b"])
-        columns = {"a": batch["a"], "as b": fake_b, "truth b": batch.get("truth_b")}
-        columns |= {"b": batch["b"], "as a": fake_a, "truth a": batch.get("truth_a")}
+        again_b, again_a = self.translate(fake_a, fake_b)
+        columns = {"a": batch["a"], "as b": fake_b, "a again": again_a, "truth b": batch.get("truth_b")}
+        columns |= {"b": batch["b"], "as a": fake_a, "b again": again_b, "truth a": batch.get("truth_a")}
         return {title: pictures for title, pictures in columns.items() if pictures is not None}
