@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from PIL import Image
@@ -24,6 +25,13 @@ from strategies.processes.stopping import Stopped
 
 SHOWN = 8
 PAGE = 64  # pictures
+
+
+def _are_pictures(value: Any) -> bool:
+    """Whether a column of a batch has pictures or label maps, and no spectrograms or features, say."""
+    return isinstance(value, Tensor) and (
+        (value.ndim == 4 and value.shape[1] <= 4) or (value.ndim == 3 and value.dtype == torch.int64)
+    )
 
 
 class Pictures(Callback):
@@ -51,7 +59,7 @@ class Pictures(Callback):
             if hasattr(game, "show"):
                 self.batch = first_samples(batches_of(source), SHOWN)
         named = self.batch.items() if isinstance(self.batch, dict) and trainer.global_step == 0 else ()
-        reals = {name.replace("_", " "): x for name, x in named if isinstance(x, Tensor) and x.ndim >= 3}
+        reals = {name.replace("_", " "): x for name, x in named if _are_pictures(x)}
         if list(reals) == ["image"] and trainer.is_global_zero:
             self._draw_page(trainer, source)
         elif reals:

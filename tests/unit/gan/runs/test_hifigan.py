@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy
 import pytest
@@ -32,6 +33,13 @@ def test_a_batch_is_of_segments_and_another_rate_lowers_the_highest_band(capsys)
     assert next(iter(run.data.train_dataloader()))["wave"].shape == (2, 1024)
     assert run.game.mel.top is None
     assert run.game.show(next(iter(run.data.val_dataloader())))["generated"].samples.shape == (2, 1024)
+
+
+def test_it_is_fine_tuned_on_spectrograms_of_another_network(tmp_path):
+    settings = settings_of("hifigan")
+    for sound in Path(settings["data"]).glob("*.wav"):
+        numpy.save(tmp_path / f"{sound.stem}.npy", numpy.zeros((80, 12), numpy.float32))
+    opening.train(tmp_path / "runs", "hifigan", config_="V3", mels=tmp_path, **settings)
 
 
 @pytest.fixture(scope="module")
