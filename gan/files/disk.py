@@ -28,7 +28,9 @@ def whole_file(path: Path) -> Iterator[Path]:
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         part.touch()
+        mode = part.stat().st_mode
         yield part
+        part.chmod(mode)  # safetensors makes a file of its own, which others may not read
         with part.open("r+b") as file:
             os.fsync(file.fileno())
         part.replace(path)

@@ -29,9 +29,19 @@ class HifiGan(GanModule):
     """
 
     def __init__(
-        self, generator: HifiGenerator, discriminators: Judges, mel: Mel, *, rate: float = 2e-4, decay: float = 0.999
+        self,
+        generator: HifiGenerator,
+        discriminators: Judges,
+        mel: Mel,
+        *,
+        rate: float = 2e-4,
+        decay: float = 0.999,
+        segment: int | None = None,
+        batch: int = 16,
     ) -> None:
+        """`segment` and `batch` are told to the published config.json alone; else it has those published."""
         super().__init__()
+        self.told = {"segment_size": segment or 32 * mel.hop, "batch_size": batch}
         self.generator, self.discriminators, self.mel = generator, discriminators, mel
         self.whole_mel = Mel(mel.rate, mel.bands, mel.window, mel.hop, bottom=mel.bottom)
         self.rate, self.decay = rate, decay
@@ -80,7 +90,7 @@ class HifiGan(GanModule):
         return F.l1_loss(self.whole_mel(fake), self.whole_mel(wave))
 
     def published(self) -> list[PublishedFile]:
-        return files(self.generator, self.discriminators, self.mel, self.rate, self.decay)
+        return files(self.generator, self.discriminators, self.mel, self.rate, self.decay, self.told)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         wave, fake = batch["wave"], self.voice(batch)

@@ -75,11 +75,10 @@ def hifigan(
     torch.manual_seed(seed)
     generator, mel = networks(config, where, width if where in CONFIGS else 1.0)
     judges = Judges(ScaleJudges(widths=_widths(SCALES, width)), PeriodJudges(widths=_widths(PERIODS, width)))
-    game = HifiGan(generator, judges, mel, rate=rate, decay=decay)
-    begin_with(from_, game)
-
     segment = segment or max(mel.window, int(config.get("segment_size", 32 * mel.hop)) // mel.hop * mel.hop)
     check_segment(segment, mel.hop, mel.window)
+    game = HifiGan(generator, judges, mel, rate=rate, decay=decay, segment=segment, batch=batch_size)
+    begin_with(from_, game)
     length = max(segment, round(seconds * mel.rate / mel.hop) * mel.hop)
     how = mel.rate, segment, mel.window, skip_broken, mels, mel.bands, mel.hop
     train, val = _sounds(data, how, held_out, length)

@@ -8,7 +8,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from gan.files.errors import UserError
 from gan.runs.pictures import OnPictures
-from gan.runs.run import Run, begin_with, preset, vgg_weights
+from gan.runs.run import Run, begin_with, preset, say, vgg_weights
 from nets.discriminator import PatchGan
 from nets.vqgan import Learning, VqAutoencoder
 
@@ -100,6 +100,8 @@ def vqgan(
     rules: dict[str, Any] = dict(start=p.start, adversarial=p.adversarial, rate=rate or 4.5e-6 * p.batch)
     game = VqGan(autoencoder, judge, lpips, loss=judge_loss, perceptual_weight=perceptual_weight, **rules)
     begin_with(from_, game)
+    if p.start >= max_steps:
+        say(f"the discriminator would join in step {p.start:,}, after the end of this run; type a smaller --start")
     return found.run(game, p.batch, max_steps, SCORES, config_=config_, codes=p.codes, **rules)
 
 

@@ -165,7 +165,7 @@ def find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | No
         missing = f"'{which}' is not of a run: {folder.settings} is missing; give a run's folder, or auto"
         raise UserError(missing) if checkpoint is None else _lost(folder)
     if checkpoint is None:
-        raise UserError(f"'{which}' has no checkpoint yet; wait for its first, or give another run")
+        raise UserError(f"'{which}' has no checkpoint; wait for its first (a dry run has none), or give another run")
     return folder, checkpoint
 
 

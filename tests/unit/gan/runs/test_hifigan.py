@@ -55,6 +55,7 @@ def test_published_files_are_written_and_read(trained, tmp_path):
     assert "resblocks.0.convs.0.weight_g" in drawer and "discriminators.0.convs.0.weight_orig" in both["msd"]
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["resblock"], config["upsample_rates"], config["fmax"]) == ("2", [8, 8, 4], 8000)
+    assert (config["segment_size"], config["batch_size"]) == (1024, 2)
     assert config["networks"].keys() == {"generator", "discriminators"}  # of the card, which has the same file
     (tmp_path / "g_00000000").rename(tmp_path / "generator_v3")
     for place in (tmp_path, tmp_path / "generator_v3"):
