@@ -244,6 +244,11 @@ def refuse_what_is_not_called(trainer: Trainer, game: GanModule) -> None:
             f"Trainer(accumulate_grad_batches={number}) is not for several phases; type a batch {number} times as "
             f"large and Phase(..., micro_batches={number})"
         )
+    for logger in filter(private.uploads, trainer.loggers):
+        raise UserError(
+            f"{type(logger).__name__}(log_model=...) uploads files, and a checkpoint here is a folder; leave log_model "
+            f"out, and upload the folder after fit"
+        )
     for callback in private.callbacks(trainer):
         if isinstance(callback, ModelCheckpoint) and callback.monitor and callback._every_n_train_steps:
             rank_zero_warn(

@@ -263,6 +263,11 @@ def logs_graph(logger: Logger) -> bool:
     return getattr(logger, "_log_graph", False)
 
 
+def uploads(logger: Logger) -> bool:
+    """Whether it is to upload checkpoints: that of Weights & Biases, or of MLflow."""
+    return bool(getattr(logger, "_log_model", False))
+
+
 def set_callbacks(trainer: Trainer, callbacks: list[Callback]) -> None:
     vars(trainer)["callbacks"] = callbacks
 

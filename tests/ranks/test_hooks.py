@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from datetime import timedelta
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     StochasticWeightAveraging,
 )
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch.optim import Adam, Optimizer
 
 from gan.files.errors import UserError
@@ -134,6 +135,10 @@ def test_gradients_of_one_ranks_samples_in_place_of_the_reduced_ones_are_refused
         ({"callbacks": [EMAWeightAveraging()]}, r"EMAWeightAveraging is for one network.*Player\(..., ema=0.999\)"),
         ({"callbacks": [BackboneFinetuning()]}, r"BackboneFinetuning.*Player\(..., freeze=...\)"),
         ({"callbacks": [LearningRateFinder()]}, r"LearningRateFinder.*give each player's optimizer a rate"),
+        (
+            {"logger": WandbLogger(log_model="all", experiment=MagicMock())},
+            r"WandbLogger\(log_model=...\) uploads files, and a checkpoint here is a folder; leave log_model out",
+        ),
         ({"callbacks": [ModelPruning("l1_unstructured", amount=0.5)]}, r"ModelPruning.*by torch.nn.utils.prune"),
     ],
 )
