@@ -105,6 +105,7 @@ class Steps:
         self.moved: list[tuple[Tensor, int]] = []  # the tensors of the batch that is to be played, and their versions
         self.losses: dict[str, Tensor] = {}  # the last ones since the loggers got some, and norms of gradients
         self.logged = False  # whether the loggers have these losses
+        self.told = True  # whether anybody has those of the last step
         words = (str(getattr(each, name, "")) for each in private.callbacks(game.trainer) for name in ASKING)
         self.asked = " ".join(words)  # with the names of losses of which callbacks ask in each step
 
@@ -231,21 +232,34 @@ class Steps:
                 policy.switch.turn(True)
 
     def _log(self) -> None:
-        """Log the means over ranks of the last losses: when a logger is due, the epoch ends, or a callback asks.
+        """Log when a logger is due, the epoch ends, or a callback asks.
 
         Not in every step, because Lightning's bookkeeping for a few numbers takes milliseconds.
         """
         trainer = self.game.trainer
         asked, self.logged = any(name in self.asked for name in self.losses), private.logs_are_due(trainer)
-        if not (asked or self.logged or trainer.is_last_batch):
-            return
+        self.told = asked or self.logged or trainer.is_last_batch
+        if self.told:
+            self.log()
+
+    def end_epoch(self) -> None:
+        """Log the last losses where nobody has them, as where should_stop ends the epoch; for loggers at max_steps.
+
+        A stopped training has no row more in its log than one that went on.
+        """
+        last = self.game.trainer.global_step == self.game.trainer.max_steps
+        if not self.told or (last and not self.logged):
+            self.log(logger=last)
+
+    def log(self, logger: bool = True) -> None:
+        """Log the means over ranks of the last losses."""
         if self.losses:
             values = torch.stack([loss.float() for loss in self.losses.values()])
             # Ranks that have gone different ways have other losses, and would wait here: the next save names them.
             padded = torch.nn.functional.pad(values, (0, -len(values) % ROOM))
             self.losses = dict(zip(self.losses, self.training.world.mean(padded), strict=False))
         skipped = {f"{name}/skipped": float(each.skipped) for name, each in self.policies.items() if each.skipped}
-        self.game.log_dict({**self.losses, **skipped})
+        self.game.log_dict({**self.losses, **skipped}, logger=logger)
 
 
 @contextmanager

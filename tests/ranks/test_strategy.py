@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from lightning import LightningModule, Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
@@ -337,6 +337,23 @@ def test_what_a_callback_monitors_is_of_its_own_step(tmp_path):
     game = Remembers()
     fit(game, 4, callbacks=[best], enable_checkpointing=True)
     assert best.best_model_score.item() == pytest.approx(min(game.true))
+
+
+class Stops(Callback):
+    def on_train_batch_end(self, trainer, *_):
+        trainer.should_stop = trainer.global_step == 3
+
+
+@pytest.mark.parametrize("how", [{}, {"limit_train_batches": 3}, {"steps": 8, "callbacks": [Stops()]}])
+def test_the_last_losses_are_logged_where_training_ends(how, tmp_path):
+    logger = CSVLogger(tmp_path, name="", version="log")
+    made = trainer(PhaseStrategy("single"), 1, **{"steps": 3, "logger": logger, "log_every_n_steps": 9, **how})
+    made.fit(game := Remembers(), parts(8))
+    assert made.callback_metrics["generator/loss"].item() == pytest.approx(game.true[2])
+    if "callbacks" not in how:
+        with open(tmp_path / "log" / "metrics.csv") as file:
+            (row,) = csv.DictReader(file)
+        assert row["step"] == "2" and float(row["generator/loss"]) == pytest.approx(game.true[2])
 
 
 @pytest.mark.parametrize(("often", "wanted"), [(1, "100100"), (2, "110")])
