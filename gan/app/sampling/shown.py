@@ -31,15 +31,24 @@ def file_name(action: str, words: Sequence[str] | None) -> str:
     return "-".join([action, *(name_for(Path(word).stem) for word in words or ())])[:120]
 
 
+class NoAction(UserError, AttributeError):
+    """The run has no such action. `hasattr` says so too."""
+
+
 class Shown:
     """An opened run of any game. `game` has its networks, with averaged weights where the run has some."""
 
     kind, about = "any", "its game neither draws from noise nor has styles"
     default = "show"  # the action of `sample`
+    title = ""
     editor: Callable[[], Any]  # makes what `edit` asks; `gan.open` sets it, since an editor stands above all kinds
 
     def __init__(self, run: SavedRun | None, title: str = "") -> None:
         self.run, self.title = run, title if run is None else f"{run.folder.path}, step {run.step}"
+
+    def __getattr__(self, name: str) -> Any:
+        found = [each for each in dir(self) if _is_action(getattr(type(self), each, None))]
+        raise NoAction(f"{self.title}: {self.about}, so there is no '{name}'; its actions are {', '.join(found)}")
 
     @property
     def saved(self) -> SavedRun:
@@ -109,3 +118,7 @@ class Shown:
             raise UserError(f"{self.title}: maps of codes have no size to change; leave --largest out")
         half = getattr(getattr(self.saved.run.data, "train", None), "half", None)
         return [translate_folder(chosen, inputs, folder, largest, self.device, self.saved.background, half)]
+
+
+def _is_action(method: object) -> bool:
+    return getattr(method, "__annotations__", {}).get("return") in (Sheet, list[Path])

@@ -4,6 +4,7 @@ import inspect
 import re
 import shutil
 import zipfile
+from copy import copy
 from io import BytesIO
 from pathlib import Path
 from typing import get_args
@@ -255,6 +256,14 @@ def test_the_command_has_the_options_of_each_action_with_the_same_defaults(kind)
         for name in names.keys() & own.keys():
             if typed[name] is not None:
                 assert str(own[name].default) == str(typed[name]), (action, name)
+
+
+def test_an_action_of_other_kinds_is_refused_by_a_sentence_that_names_those_of_this_kind(files):
+    opened = gan.open("style.pkl", "cpu")
+    words = r"style.pkl: it draws from seeds, so there is no 'transfer'; its actions are classes, .*draw, files"
+    with pytest.raises(UserError, match=words):
+        opened.transfer(from_=1, to=[2])
+    assert not hasattr(opened, "_repr_html_") and copy(opened).title == opened.title
 
 
 def test_latents_of_one_name_are_drawn_each_and_files_of_one_name_are_two(files, tmp_path):
