@@ -162,8 +162,11 @@ def find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | No
         )
     checkpoint = path if is_checkpoint(path) else folder.newest_checkpoint()
     if not folder.settings.is_file():
+        if checkpoint is not None and _number(folder.path):
+            raise _lost(folder)
         missing = f"'{which}' is not of a run: {folder.settings} is missing; give a run's folder, or auto"
-        raise UserError(missing) if checkpoint is None else _lost(folder)
+        own = f"; a Trainer's checkpoint is loaded by MyGame.load_from_checkpoint('{which}')"
+        raise UserError(missing + own * is_checkpoint(path))
     if checkpoint is None:
         raise UserError(f"'{which}' has no checkpoint; wait for its first (a dry run has none), or give another run")
     return folder, checkpoint

@@ -83,6 +83,13 @@ def test_auto_is_no_older_run_where_the_newest_has_lost_its_settings(tmp_path):
     assert folder.find("auto", tmp_path, "sean")[0].path.name == "001-sean"
 
 
+def test_a_checkpoint_of_a_trainers_own_is_of_no_run(tmp_path):
+    own = tmp_path / "lightning_logs" / "version_3" / "checkpoints" / "epoch=1-step=10.ckpt"
+    own.mkdir(parents=True)
+    with pytest.raises(UserError, match=r"is not of a run: .*; a Trainer's .* MyGame.load_from_checkpoint\('.*=10"):
+        folder.find(str(own), tmp_path, None)
+
+
 def test_the_newest_checkpoint_is_of_the_latest_step_whenever_it_was_written(tmp_path):
     copies = ("step-000300-keep.ckpt", "step-0000400.ckpt", "step-500.ckpt", "best.ckpt")
     run = make(tmp_path, "sean", "step-1000000.ckpt", "step-999999.ckpt", "step-000020.ckpt", *copies)
