@@ -18,6 +18,10 @@ from gan.making import on_meta, reopened
 from gan.phase import Phase, Player, check_game
 
 T = TypeVar("T")
+READING = (
+    "; to read a learning rate take self.trainer.optimizers, or the callback LearningRateMonitor; a schedule is "
+    "Player(..., schedule=...)"
+)
 OF_CLI = {"_instantiator", "_class_path"}  # what LightningCLI saves beside hyper-parameters
 
 
@@ -178,21 +182,21 @@ class GanModule(LightningModule):
 
     # ---- Lightning's manual optimization, in which nothing would be synchronised ----
 
-    def _trained_by_hand(self, call: str) -> UserError:
+    def _trained_by_hand(self, call: str, reading: str = "") -> UserError:
         return UserError(
             f"{type(self).__name__} calls self.{call}(), but what is trained by hand is not synchronised; write each "
             f"turn as a method that returns its loss: yield Player('generator', self.generator, partial(Adam, "
             f"lr=2e-4)) in configure_players(), Phase('generator', self.fool, learners='generator') in "
-            f"configure_phases(), and leave training_step out"
+            f"configure_phases(), and leave training_step out{reading}"
         )
 
     def optimizers(self, use_pl_optimizer: bool = True) -> NoReturn:
         """Refused. `self.trainer.optimizers` has the players' optimizers, e.g. to read a learning rate."""
-        raise self._trained_by_hand("optimizers")
+        raise self._trained_by_hand("optimizers", READING)
 
     def lr_schedulers(self) -> NoReturn:
         """Refused: a player's schedule takes a step after each of its updates."""
-        raise self._trained_by_hand("lr_schedulers")
+        raise self._trained_by_hand("lr_schedulers", READING)
 
     def manual_backward(self, loss: Any, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: a phase's method returns its loss."""

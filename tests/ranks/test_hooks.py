@@ -187,7 +187,11 @@ OWN = {
     **{
         name: (
             {"training_step": call},
-            (f"Game calls self.{name}(), but what is trained by hand is not synch", "configure_phases()"),
+            (
+                f"Game calls self.{name}(), but what is trained by hand is not synch",
+                "configure_phases()",
+                "rate take self.trainer.optimizers, or" if name in ("optimizers", "lr_schedulers") else "",
+            ),
         )
         for name, call in BY_HAND.items()
     },
