@@ -265,7 +265,7 @@ def logs_graph(logger: Logger) -> bool:
 
 def uploads(logger: Logger) -> bool:
     """Whether it is to upload checkpoints: that of Weights & Biases, or of MLflow."""
-    return bool(getattr(logger, "_log_model", False))
+    return getattr(logger, "_log_model", False) in (True, "all")  # a dummy logger has a method of any name
 
 
 def set_callbacks(trainer: Trainer, callbacks: list[Callback]) -> None:
