@@ -32,6 +32,7 @@ from strategies.reachable import Reachable
 REFUSED, FOUND, TRAINED = "refused", "found", "trained"  # words of a UserError, results, the checkpoint after fit
 PATIENCE = 10.0  # seconds that ranks have to end, before they are ended
 OMP_PAUSE_HARD = 2  # of OpenMP's omp.h
+LIMITS = "max_epochs", "max_batches"  # of the loop over epochs, which Lightning sets when it begins
 METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
 
 
@@ -144,6 +145,7 @@ class OwnRanks(private.FunctionLauncher):
             "results": results,
             "logged": {name: getattr(trainer, name) for name in METRICS},
             "loops": trainer.fit_loop.state_dict(),
+            "limits": {name: getattr(trainer.fit_loop, name) for name in LIMITS},
             "versions": [logger.version for logger in trainer.loggers],
             "folders": [getattr(each, "dirpath", None) for each in trainer.checkpoint_callbacks],
         }
@@ -166,6 +168,7 @@ class OwnRanks(private.FunctionLauncher):
         if trainer.state.fn != TrainerFn.FITTING:
             return
         self._strategy.is_starter = True
+        vars(trainer.fit_loop).update(found["limits"])
         try:
             self._take_back(trainer, self.folder / TRAINED, found["loops"], found["folders"])
         except Exception as error:
@@ -173,7 +176,7 @@ class OwnRanks(private.FunctionLauncher):
             shutil.move(self.folder / TRAINED, kept)
             raise UserError(
                 f"the training has ended, but this process could not load what its ranks have trained, which is in "
-                f"{kept}: {error}"
+                f"{kept}: {str(error) or type(error).__name__}"
             ) from error
 
     def _take_back(self, trainer: Trainer, checkpoint: Path, loops: dict[str, Any], folders: list[str | None]) -> None:

@@ -304,7 +304,7 @@ class Counts(Callback):
 
 
 class Told(Plain):
-    """Logs more than a pipe holds, makes its networks late and callbacks of its own, and asks the data."""
+    """Logs more than a pipe holds, makes its networks late and callbacks of its own, and asks data and trainer."""
 
     def __init__(self):
         super().__init__()
@@ -321,7 +321,8 @@ class Told(Plain):
         return [Counts(), ModelCheckpoint(save_top_k=0)]
 
     def configure_players(self):
-        yield Player("generator", self.generator, partial(SGD, lr=self.trainer.datamodule.rate), ema=0.5)
+        steps = self.trainer.estimated_stepping_batches
+        yield Player("generator", self.generator, partial(SGD, lr=self.trainer.datamodule.rate / steps), ema=0.5)
         yield Player("discriminator", self.discriminator, partial(SGD, lr=0.1))
 
     def judge(self, batch):
@@ -363,13 +364,20 @@ def test_what_lightnings_hooks_make_is_there_and_much_may_be_logged(policy, star
     assert distance(*found) < EXACT
 
 
-def test_what_cannot_be_loaded_after_the_training_is_kept(tmp_path):
-    class Late(Plain):
-        def on_fit_start(self):
-            self.register_buffer("late", torch.zeros(1))
+class Late(Plain):
+    def on_fit_start(self):
+        self.register_buffer("late", torch.zeros(1))
 
-    with pytest.raises(UserError, match=rf"has ended, .* which is in {tmp_path}/gan-ranks-.*ckpt: .*ed: late$"):
-        fit(Late(), default_root_dir=tmp_path)
+
+class Unloaded(Plain):
+    def on_load_checkpoint(self, checkpoint):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(("game", "why"), [(Late, ".*ed: late"), (Unloaded, "AssertionError")])
+def test_what_cannot_be_loaded_after_the_training_is_kept(game, why, tmp_path):
+    with pytest.raises(UserError, match=rf"has ended, .* which is in {tmp_path}/gan-ranks-.*ckpt: {why}$"):
+        fit(game(), default_root_dir=tmp_path)
     (kept,) = tmp_path.glob("*.ckpt")
     assert read_checkpoint(kept)["global_step"] == 1
 
