@@ -103,6 +103,18 @@ def attach_callbacks(trainer: Trainer) -> None:
     trainer._callback_connector._attach_model_callbacks()
 
 
+def states_beside(trainer: Trainer) -> dict[str, Any]:
+    """What callbacks and the data would have in a checkpoint, but for a state that is made only in the first step."""
+    states: dict[str, Any] = {"callbacks": {}}
+    for each in callbacks(trainer):
+        with suppress(Exception):
+            states["callbacks"][each.state_key] = each.state_dict()
+    if (data := datamodule(trainer)) is not None:
+        with suppress(Exception):
+            states[type(data).__qualname__] = data.state_dict()
+    return states
+
+
 def call_setup_hooks(trainer: Trainer, *given: Any) -> None:
     """What Lightning calls before a strategy's set-up, which may make networks. `given` is what `fit` was given."""
     assert trainer.state.fn is not None

@@ -27,7 +27,7 @@ from strategies.assignment import Auto
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.player_state import Averages, last_averages
 from strategies.checkpoint.state import State
-from strategies.checkpoint.writing import Background, InBackground, excused, prepare, refuse_other, save
+from strategies.checkpoint.writing import Background, InBackground, check_loadable, excused, prepare, refuse_other, save
 from strategies.choice import choices
 from strategies.first_weights import without_values
 from strategies.hooks import Hooks, overrides, refuse_what_is_not_called
@@ -35,6 +35,7 @@ from strategies.loaders import check_together
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
+from strategies.processes.own_ranks import OwnRanks
 from strategies.processes.stopping import OTHERS, Stopped
 from strategies.ranks_strategy import RanksStrategy
 from strategies.setup import on_devices, serve_players, set_up_players
@@ -158,6 +159,8 @@ class PhaseStrategy(RanksStrategy):
         game = self.game
         self.began = True
         self.lockstep.signals.take(OTHERS, self.ending.wish, gently=True)  # SIGTERM is Lightning's
+        if isinstance(self.launcher, OwnRanks):  # where the training ends with a save
+            check_loadable(private.states_beside(game.trainer))
         check_together(game.trainer.train_dataloader, private.taken_ahead(game.trainer))
         hooks, same_on_ranks = Hooks(game.trainer, game), self.lockstep.same_on_ranks
         training = Training(self.policies, self.precision_plugin, self.world, self.saving.seed, hooks, same_on_ranks)

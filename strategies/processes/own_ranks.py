@@ -7,7 +7,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -126,16 +127,26 @@ class OwnRanks(private.FunctionLauncher):
 
     def _train(self, trainer: Trainer, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
-            found = survive(self._strategy, function, *args, **kwargs)
+            with self._telling():
+                found = survive(self._strategy, function, *args, **kwargs)
         except BaseException as error:
-            if isinstance(error, UserError) and not isinstance(error, RankLost):
-                with whole_file(self.folder / REFUSED) as part:
-                    part.write_text(str(error), "utf-8")
             private.interrupt(trainer, error)  # as Lightning does in ranks that it has not started
             raise
         if trainer.state.fn == TrainerFn.FITTING:
-            trainer.save_checkpoint(self.folder / TRAINED, weights_only=False)
+            with self._telling():
+                trainer.save_checkpoint(self.folder / TRAINED, weights_only=False)
         return found
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Inside the `with`, the process that has started the ranks gets the words of a UserError."""
+        try:
+            yield
+        except UserError as error:
+            if not isinstance(error, RankLost):
+                with whole_file(self.folder / REFUSED) as part:
+                    part.write_text(str(error), "utf-8")
+            raise
 
     def _collect_rank_zero_results(self, trainer: Trainer, results: Any) -> private.WorkerOutput | None:
         """In files: Lightning's queue is a pipe, and this process does not read it before the rank has ended."""

@@ -609,6 +609,39 @@ def test_callbacks_hear_of_an_error_where_the_training_was(tmp_path):
     assert not any(each.is_alive() for each in made.strategy.launcher.procs)
 
 
+class Unsaved(Callback):
+    """Has a function when the training has ended, or from the beginning."""
+
+    def __init__(self, has):
+        self.has = has
+
+    def teardown(self, *_, stage):
+        self.has = print
+
+    def state_dict(self):
+        return {"has": self.has}
+
+
+class UnsavedData(Data):
+    def state_dict(self):
+        return {"has": print}
+
+
+CASES = [(Unsaved(print), None, False), (Unsaved(0), None, True), (Callback(), UnsavedData(), False)]
+
+
+@pytest.mark.parametrize(("callback", "data", "plays"), CASES)
+def test_what_no_checkpoint_can_have_is_refused_before_the_first_step_if_it_is_there(callback, data, plays, capfd):
+    class Tells(Plain):
+        def judge(self, batch):
+            print("a step")
+            return super().judge(batch)
+
+    with pytest.raises(UserError, match=r"^(cannot write .*: )?'(callbacks/Unsaved|UnsavedData)/has' is a builtin"):
+        fit(Tells(), data=data, callbacks=[callback])
+    assert ("a step" in capfd.readouterr().out) == plays
+
+
 def test_after_an_error_it_can_be_tried_again():
     game = Refused()
     made = trainer(PhaseStrategy("dp", check=False), 2, 1)
