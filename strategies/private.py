@@ -23,7 +23,7 @@ from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from lightning.fabric.utilities.data import _set_sampler_epoch as set_epoch
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed as set_threads
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.overrides.distributed import _sync_module_states as broadcast_module
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher as FunctionLauncher
@@ -233,10 +233,19 @@ def restore(trainer: Trainer, checkpoint: Any) -> None:
 
 
 def name_version(logger: Logger, version: int | str | None) -> None:
-    """Tell a logger that has chosen no folder the number of one."""
+    """Tell a logger that has chosen no folder the number of one, and a WandbLogger with which run to go on."""
     own = vars(logger)
     if "_version" in own and own["_version"] is None:
         own["_version"] = version
+    if isinstance(logger, WandbLogger):
+        own["_id"] = own["_wandb_init"]["id"] = version
+
+
+def finish(logger: Logger, status: int) -> None:
+    """What Weights & Biases does when a process exits. Python exits no forked one."""
+    if isinstance(logger, WandbLogger) and logger._experiment is not None:
+        with suppress(Exception):  # which would cost the training
+            logger._experiment.finish(status)
 
 
 def share_file(logger: CSVLogger) -> None:

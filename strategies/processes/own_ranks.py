@@ -126,12 +126,18 @@ class OwnRanks(private.FunctionLauncher):
             raise
 
     def _train(self, trainer: Trainer, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        status = 1
         try:
             with self._telling():
                 found = survive(self._strategy, function, *args, **kwargs)
+            status = 0
         except BaseException as error:
             private.interrupt(trainer, error)  # as Lightning does in ranks that it has not started
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torch's to the other ranks, where one has ended first
             raise
+        finally:
+            for logger in trainer.loggers:
+                private.finish(logger, status)
         if trainer.state.fn == TrainerFn.FITTING:
             with self._telling():
                 trainer.save_checkpoint(self.folder / TRAINED, weights_only=False)

@@ -20,7 +20,7 @@ import pytest
 import torch
 from lightning import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset
@@ -590,14 +590,15 @@ def test_an_error_of_a_rank_is_raised_here(policy, start_method, tmp_path):
         fit(Broken(), policy, start_method=start_method, **saving)
 
 
+class Ends(Plain):
+    last = 0
+
+    def on_train_batch_end(self, *_):
+        if self.step == self.last:
+            raise ZeroDivisionError("by chance")
+
+
 def test_callbacks_hear_of_an_error_where_the_training_was(tmp_path):
-    class Ends(Plain):
-        last = 0
-
-        def on_train_batch_end(self, *_):
-            if self.step == self.last:
-                raise ZeroDivisionError("by chance")
-
     game, saving = Ends(), OnExceptionCheckpoint(tmp_path, "error")
     made = trainer(PhaseStrategy("dp", check=False), 2, 2, callbacks=[saving], enable_checkpointing=True)
     made.fit(game, parts(2))
@@ -607,6 +608,16 @@ def test_callbacks_hear_of_an_error_where_the_training_was(tmp_path):
     assert read_checkpoint(tmp_path / "error.ckpt")["global_step"] == 4  # and not 2, as this process has
     assert saving in made.callbacks and "MASTER_PORT" not in os.environ
     assert not any(each.is_alive() for each in made.strategy.launcher.procs)
+
+
+def test_weights_and_biases_has_one_run_with_what_was_logged_also_before_an_error(tmp_path):
+    game, logger = Ends(), WandbLogger(save_dir=tmp_path, offline=True)
+    made = fit(game, logger=logger, log_every_n_steps=1)
+    made.fit_loop.epoch_loop.max_steps, game.last = 5, 3
+    with pytest.raises(Exception, match="by chance"):
+        made.fit(game, parts(5))
+    files = sorted(tmp_path.glob(f"wandb/offline-*/run-{logger.version}.wandb"))
+    assert [b"generator" in each.read_bytes() for each in files] == [True, True]
 
 
 class Unsaved(Callback):
