@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
-from lightning import Callback, Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
@@ -58,7 +59,7 @@ class OwnRanks(private.FunctionLauncher):
 
     After `fit` the ranks save a checkpoint, and this process loads it as one device would that resumes. So the same
     comes back that a checkpoint has: weights, buffers, averages, optimizers, the states of callbacks, and what the game
-    remembers. In between this process is a world of its own, on the CPU.
+    remembers. After an interrupt too: see Interruptible. In between this process is a world of its own, on the CPU.
     """
 
     _strategy: LaunchedStrategy
@@ -120,6 +121,15 @@ class OwnRanks(private.FunctionLauncher):
             function = partial(_apart, random_state.capture(), self._train, trainer, function)
             super().launch(function, *args, trainer=trainer, **kwargs)
             return self._found()["results"]
+        except KeyboardInterrupt:
+            private.say("waiting for the ranks, which end after this step; interrupt again not to wait")
+            for limit in (PATIENCE, None):
+                for process in self.procs:
+                    process.join(limit)
+                self.kill(signal.SIGTERM)  # where the interrupt has reached this process alone
+            if (self.folder / FOUND).exists():
+                self.update_main_process_results(trainer, {})
+            raise
         except (ProcessRaisedException, ProcessExitedException):
             if refused.exists():
                 raise UserError(refused.read_text("utf-8")) from None
@@ -127,6 +137,7 @@ class OwnRanks(private.FunctionLauncher):
 
     def _train(self, trainer: Trainer, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         status = 1
+        private.set_callbacks(trainer, [*private.callbacks(trainer), Interruptible(self)])
         try:
             with self._telling():
                 found = survive(self._strategy, function, *args, **kwargs)
@@ -139,9 +150,12 @@ class OwnRanks(private.FunctionLauncher):
             for logger in trainer.loggers:
                 private.finish(logger, status)
         if trainer.state.fn == TrainerFn.FITTING:
-            with self._telling():
-                trainer.save_checkpoint(self.folder / TRAINED, weights_only=False)
+            self.save(trainer)
         return found
+
+    def save(self, trainer: Trainer) -> None:
+        with self._telling():
+            trainer.save_checkpoint(self.folder / TRAINED, weights_only=False)
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -217,6 +231,28 @@ class OwnRanks(private.FunctionLauncher):
             strategy.teardown()
         trainer.fit_loop.load_state_dict({**loops, "state_dict": {}})
         private.leave_loops(trainer.fit_loop)
+
+
+class Interruptible(Callback):
+    """Lets an interrupt end all ranks after the same step. What is saved there comes back, as after `fit`."""
+
+    def __init__(self, launcher: OwnRanks) -> None:
+        self.launcher, self.parent = launcher, os.getppid()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # else a callback has its own way
+            signal.signal(signal.SIGINT, partial(self._note, trainer.strategy))
+
+    def _note(self, strategy: Any, number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.default_int_handler)
+        if os.getppid() != self.parent:  # torch sends the signal when that is gone
+            raise KeyboardInterrupt
+        strategy.ending.wish(number)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.strategy.ending.look():
+            self.launcher.save(trainer)
+            self.launcher._collect_rank_zero_results(trainer, None)
 
 
 def can_fork(kind: str) -> bool:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import signal
 import threading
 import warnings
 from functools import partial
@@ -651,6 +652,27 @@ def test_what_no_checkpoint_can_have_is_refused_before_the_first_step_if_it_is_t
     with pytest.raises(UserError, match=r"^(cannot write .*: )?'(callbacks/Unsaved|UnsavedData)/has' is a builtin"):
         fit(Tells(), data=data, callbacks=[callback])
     assert ("a step" in capfd.readouterr().out) == plays
+
+
+class Interrupted(Plain):
+    """As a notebook does: the process that has started the ranks gets the signal, and each rank."""
+
+    def on_train_batch_end(self, *_):
+        if self.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            if self.trainer.is_global_zero:
+                os.kill(os.getppid(), signal.SIGINT)
+
+
+def test_what_was_trained_before_an_interrupt_is_here():
+    game = Interrupted()
+    try:
+        with pytest.raises(SystemExit):
+            fit(game, steps=9)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning ignores it from there on
+    assert game.trainer.interrupted and game.trainer.global_step == 3
+    assert distance(made_of(game.trainer), made_of(fit(Plain(), "single", 1, 3))) < EXACT
 
 
 def test_after_an_error_it_can_be_tried_again():
