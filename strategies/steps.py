@@ -249,9 +249,9 @@ class Steps:
         """
         last = self.game.trainer.global_step == self.game.trainer.max_steps
         if not self.told or (last and not self.logged):
-            self.log(logger=last)
+            self.log(None if last else False)
 
-    def log(self, logger: bool = True) -> None:
+    def log(self, logger: bool | None = None) -> None:
         """Log the means over ranks of the last losses."""
         if self.losses:
             values = torch.stack([loss.float() for loss in self.losses.values()])

@@ -356,6 +356,12 @@ def test_the_last_losses_are_logged_where_training_ends(how, tmp_path):
         assert row["step"] == "2" and float(row["generator/loss"]) == pytest.approx(game.true[2])
 
 
+def test_the_end_of_a_training_without_loggers_warns_of_none():
+    made = trainer(PhaseStrategy("single"), 1, 3)
+    warnings.filterwarnings("error", message="You called `self.log")
+    made.fit(Plain(), parts(8))
+
+
 @pytest.mark.parametrize(("often", "wanted"), [(1, "100100"), (2, "110")])
 def test_a_row_has_a_loss_if_its_phase_was_played_since_the_row_before(often, wanted, tmp_path):
     """A lazy phase may be played only in steps of which loggers get nothing: its last loss is in their next row."""
