@@ -23,7 +23,7 @@ from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from lightning.fabric.utilities.data import _set_sampler_epoch as set_epoch
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed as set_threads
-from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.overrides.distributed import _sync_module_states as broadcast_module
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher as FunctionLauncher
@@ -248,11 +248,17 @@ def finish(logger: Logger, status: int) -> None:
             logger._experiment.finish(status)
 
 
-def share_file(logger: CSVLogger) -> None:
+def share_file(logger: Logger) -> None:
     """Open the file of a CSVLogger here: one that a rank opens is emptied first, and would lose an earlier fit's rows.
 
-    A rank needs the names of the columns that earlier ranks have written.
+    Whoever writes on, a rank or this process, needs the names of the columns that ranks have written. The writer of a
+    TensorBoardLogger is closed: its thread would not be in a forked rank, which would wait for it for ever.
     """
+    if isinstance(logger, TensorBoardLogger) and logger._experiment is not None:
+        logger._experiment.close()
+        logger._experiment = None  # opened anew, where it is written to
+    if not isinstance(logger, CSVLogger):
+        return
     writer = logger.experiment
     if os.path.isfile(writer.metrics_file_path):
         with open(writer.metrics_file_path, newline="") as file:

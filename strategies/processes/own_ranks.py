@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
@@ -80,8 +79,7 @@ class OwnRanks(private.FunctionLauncher):
         if self._start_method != "fork":
             refuse_to_spawn(trainer, args, kwargs, typed=self.typed)
         for logger in trainer.loggers:
-            if isinstance(logger, CSVLogger):
-                private.share_file(logger)
+            private.share_file(logger)
         self._already_fit = False  # unlike Lightning's, this process has all that a second fit begins with
         strategy.is_starter = False
         port = os.environ.get("MASTER_PORT")
@@ -196,6 +194,7 @@ class OwnRanks(private.FunctionLauncher):
             getattr(trainer, name).update(metrics)
         for logger, version in zip(trainer.loggers, found["versions"], strict=True):
             private.name_version(logger, version)
+            private.share_file(logger)
         if trainer.state.fn != TrainerFn.FITTING:
             return
         self._strategy.is_starter = True

@@ -21,7 +21,7 @@ import pytest
 import torch
 from lightning import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset
@@ -180,8 +180,9 @@ def told(policy, devices, folder, start_method="popen"):
     saving = ModelCheckpoint(monitor="val/real", save_top_k=2)
     made = Trainer(
         accelerator="cpu", devices=devices, strategy=strategy, max_epochs=2, precision="64-true",
-        logger=CSVLogger(folder), callbacks=[saving], **quiet,
+        logger=[CSVLogger(folder), board := TensorBoardLogger(folder)], callbacks=[saving], **quiet,
     )  # fmt: skip
+    board.experiment.add_text("before", "x", 0)  # a forked rank has no thread of this writer
     found = {}
 
     def look(what):
@@ -199,6 +200,8 @@ def told(policy, devices, folder, start_method="popen"):
         found["rates"] = [group["lr"] for optimizer in made.optimizers for group in optimizer.param_groups]
         with open(Path(made.logger.log_dir) / "metrics.csv") as file:
             found["rows"] = len(list(csv.DictReader(file)))
+        made.logger.log_metrics({"mine": 1.0}, 99)
+        made.logger.save()
         made.save_checkpoint(folder / "after.ckpt")
         found["validate"] = made.validate(game, held_out, verbose=False)
         found["test"] = made.test(game, held_out, verbose=False)
