@@ -241,11 +241,16 @@ def name_version(logger: Logger, version: int | str | None) -> None:
         own["_id"] = own["_wandb_init"]["id"] = version
 
 
+def begun(logger: Logger) -> Any:
+    """The run of Weights & Biases to which a logger writes by now."""
+    return logger._experiment if isinstance(logger, WandbLogger) else None
+
+
 def finish(logger: Logger, status: int) -> None:
     """What Weights & Biases does when a process exits. Python exits no forked one."""
-    if isinstance(logger, WandbLogger) and logger._experiment is not None:
+    if begun(logger) is not None:
         with suppress(Exception):  # which would cost the training
-            logger._experiment.finish(status)
+            begun(logger).finish(status)
 
 
 def share_file(logger: Logger) -> None:

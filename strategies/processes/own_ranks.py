@@ -80,6 +80,12 @@ class OwnRanks(private.FunctionLauncher):
             refuse_to_spawn(trainer, args, kwargs, typed=self.typed)
         for logger in trainer.loggers:
             private.share_file(logger)
+            if self._start_method == "fork" and private.begun(logger) is not None:
+                raise UserError(
+                    "WandbLogger has begun a run in this process, and ranks that are forked cannot write to that run; "
+                    "leave logger.watch(...) and logger.experiment to the game's on_fit_start, on the rank where "
+                    "self.trainer.is_global_zero is true"
+                )
         self._already_fit = False  # unlike Lightning's, this process has all that a second fit begins with
         strategy.is_starter = False
         port = os.environ.get("MASTER_PORT")

@@ -622,6 +622,9 @@ def test_weights_and_biases_has_one_run_with_what_was_logged_also_before_an_erro
         made.fit(game, parts(5))
     files = sorted(tmp_path.glob(f"wandb/offline-*/run-{logger.version}.wandb"))
     assert [b"generator" in each.read_bytes() for each in files] == [True, True]
+    logger._experiment = object()
+    with pytest.raises(UserError, match=r"has begun a run .*; leave logger.watch\(...\) and .* to the game's on_fit_"):
+        made.fit(game, parts(5))
 
 
 class Unsaved(Callback):
