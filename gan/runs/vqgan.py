@@ -84,15 +84,10 @@ def vqgan(
         perceptual_weight: Weight of LPIPS; published: 1.
         from_: A published last.ckpt, to begin with its weights.
     """
-    from torchvision.models import vgg16
-
     from gan.games.vqgan import VqGan
-    from nets.vgg import load_lpips
 
     p = preset(PRESETS, config_, codes=codes, start=start, adversarial=adversarial, batch=batch_size)
-    weights = vgg_weights(perceptual, vgg16)
-    lpips = None if weights is None else load_lpips(weights)
-    pictures = OnPictures(**settings)
+    lpips, pictures = _lpips(perceptual), OnPictures(**settings)
     found = pictures.find()
     torch.manual_seed(pictures.seed)
     autoencoder = _autoencoder(p, found.channels, width, blocks, codebook)
@@ -103,6 +98,15 @@ def vqgan(
     if p.start >= max_steps:
         say(f"the discriminator would join in step {p.start:,}, after the end of this run; type a smaller --start")
     return found.run(game, p.batch, max_steps, SCORES, config_=config_, codes=p.codes, **rules)
+
+
+def _lpips(perceptual: str) -> Any:
+    from torchvision.models import vgg16
+
+    from nets.vgg import load_lpips
+
+    weights = vgg_weights(perceptual, vgg16)
+    return None if weights is None else load_lpips(weights)
 
 
 def _autoencoder(p: Preset, channels: int, width: int, blocks: int, codebook: Learning) -> VqAutoencoder:
