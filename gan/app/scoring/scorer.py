@@ -118,7 +118,7 @@ class Scorer:
         name = "FID" if self.extractor.fid else "the Fréchet distance"
         return [
             f"{name} of {count} pictures is far above that of many, as its covariances are of {self.extractor.size} "
-            f"features; compare it at equal numbers of pictures only"
+            f"features; compare it at equal numbers of pictures only, and so precision and recall"
         ]
 
     def about(self, *counts: int) -> dict[str, Any]:

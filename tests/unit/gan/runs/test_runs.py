@@ -79,6 +79,12 @@ def test_what_a_configuration_chose_is_said(name, words):
     assert small(name).words.startswith(words) and bool(words) == bool(small(name).chosen)
 
 
+def test_a_discriminator_that_would_join_after_the_end_is_said(capsys):
+    for start, said in ((1, 1), (0, 0)):
+        small("vqgan", start=start)
+        assert capsys.readouterr().err.count("would join in step 1, after the end of this run; type a smaller") == said
+
+
 def settings_of(name: str) -> dict[str, typing.Any]:
     found = {"batch_size": 2, "max_steps": 1, **({} if name.startswith("hifigan") else {"size": 16}), **SMALL[name]}
     if name in (*ON_FILES, "sean", "spade"):
