@@ -253,9 +253,9 @@ def refuse_what_is_not_called(trainer: Trainer, game: GanModule) -> None:
     for callback in private.callbacks(trainer):
         if isinstance(callback, ModelCheckpoint) and callback.monitor and callback._every_n_train_steps:
             rank_zero_warn(
-                f"ModelCheckpoint(monitor='{callback.monitor}', every_n_train_steps=...): the score of a validation is "
-                f"that of the one before the step; leave every_n_train_steps out, and each validation is followed by a "
-                f"save"
+                f"ModelCheckpoint(monitor='{callback.monitor}', every_n_train_steps=...): a checkpoint has the score "
+                f"of the validation before its step; leave every_n_train_steps out, and each validation is followed by "
+                f"a save"
             )
         if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
             raise UserError(

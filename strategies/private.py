@@ -253,11 +253,11 @@ def finish(logger: Logger, status: int) -> None:
             begun(logger).finish(status)
 
 
-def share_file(logger: Logger) -> None:
-    """Open the file of a CSVLogger here: one that a rank opens is emptied first, and would lose an earlier fit's rows.
+def pass_on(logger: Logger) -> None:
+    """Let another process write on: a rank after this process, or this process after its ranks.
 
-    Whoever writes on, a rank or this process, needs the names of the columns that ranks have written. The writer of a
-    TensorBoardLogger is closed: its thread would not be in a forked rank, which would wait for it for ever.
+    The file of a CSVLogger is opened here, since a rank would empty it first; and whoever writes on needs the names of
+    all its columns. The writer of a TensorBoardLogger is closed: a forked rank would wait for its thread for ever.
     """
     if isinstance(logger, TensorBoardLogger) and logger._experiment is not None:
         logger._experiment.close()

@@ -36,7 +36,7 @@ class LeftBehind:
     def __init__(self, game: GanModule) -> None:
         self.game = game
         self.phase = ""  # the phase that is played now
-        # What was taken out of modules, by their ids and its name: with all its name, and the phase that has left it.
+        # What was taken out of modules, by the module's id and the attribute: the value, its path, and who has left it.
         self.hidden: dict[tuple[int, str], tuple[Any, str, str]] = {}
         self.read: Read = {}
         self._watching = ExitStack()
@@ -70,10 +70,11 @@ class LeftBehind:
             yield
         else:
             each = rows(batch) // phase.micro_batches
-            before = {id(found) for *_, inside in self._kept(each) for found in inside}
+            before = [found for *_, inside in self._kept(each) for found in inside]  # kept, so that no id is used again
             yield
+            known = set(map(id, before))
             for path, module, name, inside in [*self._kept(each)]:
-                if not before.issuperset(map(id, inside)):
+                if not known.issuperset(map(id, inside)):
                     self._hide(path, module, name)
         self.phase = ""
 

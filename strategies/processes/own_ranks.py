@@ -79,7 +79,7 @@ class OwnRanks(private.FunctionLauncher):
         if self._start_method != "fork":
             refuse_to_spawn(trainer, args, kwargs, typed=self.typed)
         for logger in trainer.loggers:
-            private.share_file(logger)
+            private.pass_on(logger)
             if self._start_method == "fork" and private.begun(logger) is not None:
                 raise UserError(
                     "WandbLogger has begun a run in this process, and ranks that are forked cannot write to that run; "
@@ -148,7 +148,8 @@ class OwnRanks(private.FunctionLauncher):
             status = 0
         except BaseException as error:
             private.interrupt(trainer, error)  # as Lightning does in ranks that it has not started
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torch's to the other ranks, where one has ended first
+            # When one rank has ended, torch sends SIGTERM to the others, which have loggers to finish.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             raise
         finally:
             for logger in trainer.loggers:
@@ -200,7 +201,7 @@ class OwnRanks(private.FunctionLauncher):
             getattr(trainer, name).update(metrics)
         for logger, version in zip(trainer.loggers, found["versions"], strict=True):
             private.name_version(logger, version)
-            private.share_file(logger)
+            private.pass_on(logger)
         if trainer.state.fn != TrainerFn.FITTING:
             return
         self._strategy.is_starter = True

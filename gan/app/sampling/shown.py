@@ -121,4 +121,5 @@ class Shown:
 
 
 def _is_action(method: object) -> bool:
+    """The actions are the methods that return a sheet or files."""
     return getattr(method, "__annotations__", {}).get("return") in (Sheet, list[Path])
