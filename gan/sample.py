@@ -18,7 +18,7 @@ from gan.files.system import quoted
 if TYPE_CHECKING:
     from gan.app.sampling.shown import Shown
 
-EXAMPLES = """actions of any run:
+EXAMPLES = """actions of any run, and translate also of a published file of pix2pix, CycleGAN, CUT, VQGAN or HiFi-GAN:
 {any}
 
 actions of a run that draws from noise, and of a published file of StyleGAN2, R3GAN (.pkl) or BigGAN (G_ema.pth):
@@ -39,6 +39,7 @@ examples:
   python -m gan.sample auto --inputs codes/ --out painted/ --direction pictures    of VQGAN: pictures of such maps
   python -m gan.sample auto --seeds 0-63 --truncation 0.7        of a run that draws from noise
   python -m gan.sample ffhq.pkl --seeds 0-63 --class 3           of a published file
+  python -m gan.sample latest_net_G.pth --inputs photos/ --out painted/     of a published network that translates
   python -m gan.sample auto mix --rows 0-3 --columns 4-9 --layers 4-7
   python -m gan.sample auto interpolate --between 3 5 9 3 --frames 60 -o walk.mp4
   python -m gan.sample auto classes --seeds 0-7                  a row for each class
@@ -156,16 +157,18 @@ def _no_action(which: str, argv: list[str]) -> None:
 
 def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown") -> dict[str, Any]:
     """The options as keywords of the action. An action or an option that this run does not have is refused."""
-    known = dict.fromkeys([*(() if opened.run is None else OPTIONS["any"]), *OPTIONS[opened.kind]])
-    if opened.run is None or not (hasattr(opened.game, "translations") or hasattr(opened.game, "voice")):
-        known.pop("translate", None)
+    known = dict.fromkeys([*OPTIONS["any"], *OPTIONS[opened.kind]])
+    if opened.run is None:
+        known.pop("show")
+    if not opened.translates:
+        known.pop("translate")
     if action not in known:
         encoder = action == "project" and "save-styles" in known
         hint = f". Its encoder finds a picture's styles without a search: {OF_SEAN}" if encoder else ""
         raise UserError(f"{opened.title}: {opened.about}, so there is no '{action}'; type {', '.join(known)}{hint}")
     names = options_of(opened.kind, action) or options_of("any", action)
-    of_runs = () if opened.run is None else ("--run", "--data", "--out", "--weights")
-    everywhere = {"--device", "--file", "--standing", *of_runs}
+    everywhere = {"--device", "--file", "--standing", *(["--out"] if action == "translate" else [])}
+    everywhere |= set() if opened.run is None else {"--run", "--data", "--out", "--weights"}
     typed = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
     if wrong := sorted(typed - everywhere - names.keys()):
         seeds = ", or derive the game from gan.games.from_noise.FromNoise: see docs/guide/game.md"
@@ -287,7 +290,7 @@ def _parser(action: str | None) -> Parser:
     found += [] if action else [options_of("any", "translate").items()]
     for name, how in dict(chain.from_iterable(found)).items():
         (parser.option if "kind" in how else parser.flag)(name, **how)
-    where = "where to write; default in the run's samples/, or here for a FILE.pkl"
+    where = "where to write; default in the run's samples/, or here for a published FILE"
     parser.option("-o --file", str, where, metavar="FILE")
     what = "first take a BigGAN's batch norms' statistics anew, from so many batches of 64 pictures; published: 16"
     parser.option("--standing", PositiveInt, what, metavar="N")

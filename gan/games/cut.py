@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from gan import Phase, Player, noise, ranks
 from gan.games.from_noise import Compared
-from gan.games.translation import Translation
+from gan.games.translation import Translation, of_generator
 from gan.losses import least_squares_discriminator, least_squares_generator
 from nets.discriminator import PatchGan, PatchVectors
 from nets.published.files import PublishedFile, latest_nets
@@ -115,7 +115,7 @@ class Cut(Compared):
         return latest_nets({"G": self.generator, "F": self.vectors, "D": self.discriminator})
 
     def translations(self) -> dict[str, Translation]:
-        return {"AtoB": Translation(self.generator, self.generator.inside)}
+        return {"AtoB": of_generator(self.generator)}
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         """Compare translations with their truth, in 0..1; without one, with pictures of that kind."""

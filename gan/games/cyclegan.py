@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from gan import Phase, Player
 from gan.games.from_noise import Compared
-from gan.games.translation import Translation
+from gan.games.translation import Translation, of_generator
 from gan.losses import least_squares_discriminator, least_squares_generator
 from gan.pool import ImagePool
 from nets.published.files import PublishedFile, latest_nets
@@ -101,7 +101,7 @@ class CycleGan(Compared):
         for name, which in (("AtoB", "to_b"), ("BtoA", "to_a")):
             network = self.generators[which]
             assert isinstance(network, ResnetGenerator)
-            found[name] = Translation(network, network.inside)
+            found[name] = of_generator(network)
         return found
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:

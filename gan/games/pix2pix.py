@@ -11,7 +11,7 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from gan import GanModule, Phase, Player, losses
-from gan.games.translation import Translation
+from gan.games.translation import Translation, of_generator
 from nets.blocks import onehot
 from nets.published.files import PublishedFile, latest_nets
 from nets.resnet import ResnetGenerator, UNet
@@ -119,8 +119,7 @@ class Pix2pix(GanModule):
 
     def translations(self) -> dict[str, Translation]:
         """From pictures; a network that reads label maps has no way from pictures."""
-        multiple = 2**self.generator.depth if isinstance(self.generator, UNet) else 1
-        return {} if self.labels else {self.direction: Translation(self.generator, self.generator.inside, multiple)}
+        return {} if self.labels else {self.direction: of_generator(self.generator)}
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         source, image = self.pair(batch)

@@ -1,9 +1,12 @@
-"""What games of translation tell `gan.sample --inputs`."""
+"""What games of translation tell `gan.sample --inputs`, and which ways published networks have."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from nets.resnet import ResnetGenerator, UNet
+from nets.vqgan import VqAutoencoder
 
 
 @dataclass(frozen=True)
@@ -22,3 +25,15 @@ class Translation:
     multiple: int = 1
     codes: int = 0
     encodes: bool = False
+
+
+def of_generator(net: UNet | ResnetGenerator) -> Translation:
+    return Translation(net, net.inside, 2**net.depth if isinstance(net, UNet) else 1)
+
+
+def of_autoencoder(net: VqAutoencoder) -> dict[str, Translation]:
+    return {
+        "painted again": Translation(lambda image: net(image)[0], net.channels),
+        "codes": Translation(net.numbers, net.channels, encodes=True),
+        "pictures": Translation(net.draw, net.channels, codes=net.quantize.size),
+    }

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from gan import GanModule, Phase, Player, ranks
-from gan.games.translation import Translation
+from gan.games.translation import Translation, of_autoencoder
 from gan.losses import hinge_discriminator, hinge_generator, non_saturating_discriminator
 from nets.discriminator import PatchGan
 from nets.published.files import PublishedFile
@@ -125,12 +125,7 @@ class VqGan(GanModule):
 
     def translations(self) -> dict[str, Translation]:
         """What `gan.sample --inputs` makes of a picture; its codes, and the picture of codes."""
-        net = self.autoencoder
-        return {
-            "painted again": Translation(lambda image: net(image)[0], net.channels),
-            "codes": Translation(net.numbers, net.channels, encodes=True),
-            "pictures": Translation(net.draw, net.channels, codes=net.quantize.size),
-        }
+        return of_autoencoder(self.autoencoder)
 
     def published(self) -> list[PublishedFile]:
         networks = {"": self.autoencoder, "loss.discriminator.main.": self.discriminator.model}

@@ -180,6 +180,6 @@ def big_generator(weights: Mapping[str, Tensor]) -> BigGenerator:
         )
     except (KeyError, StopIteration) as error:
         raise UserError(
-            f"these are not the weights of a BigGAN's generator: {str(error) or 'other blocks'}; a published network "
-            f"that translates is for gan.fit --from"
+            f"these are not the weights of a generator that translates, nor of BigGAN's ({str(error) or 'other blocks'}"
+            f"); other networks are for gan.fit --from"
         ) from error

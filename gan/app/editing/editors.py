@@ -24,11 +24,12 @@ from torch import Tensor
 from datasets.augment import to_tensors
 from gan.app.run.reopen import Numbered, SavedRun, has_numbers, open_run, shown
 from gan.app.sampling import grids
-from gan.app.sampling.drawer import FILES, Drawer
+from gan.app.sampling.drawer import Drawer
 from gan.app.sampling.drawings import Drawings
 from gan.app.sampling.latents import directions
 from gan.app.sampling.painter import Painter, Picture, has_styles, read_labels
 from gan.app.sampling.paintings import Paintings, StyleSource
+from gan.app.sampling.published import is_published, open_published
 from gan.app.sampling.shown import Shown
 from gan.app.sampling.styles import regions
 from gan.files.disk import read_text
@@ -311,6 +312,11 @@ class NoiseEditor(Editor):
 def editor_of(shown: Shown) -> Editor:
     if isinstance(shown, Drawings):
         return NoiseEditor(shown)
+    if shown.run is None:
+        raise UserError(
+            f"nothing can be edited of {shown.title}, which translates; type python -m gan.sample "
+            f"{quoted(shown.title)} --inputs and a folder"
+        )
     data = shown.saved.run.data
     if has_numbers(data) and isinstance(shown, Paintings):
         return StyleEditor(shown.saved, data)
@@ -323,16 +329,16 @@ def editor_of(shown: Shown) -> Editor:
 
 
 def open(path: str | Path = "auto", device: str = "auto", **options: Any) -> Shown:
-    """Open a run's folder, a checkpoint inside one, the newest run (`auto`), or a published file (.pkl, .pth).
+    """Open a run's folder, a checkpoint inside one, the newest run (`auto`), or a published file.
 
     `options` are those of `gan.app.run.reopen.open_run`, such as `data=` where the run's pictures have moved.
     """
-    if str(path).lower().endswith(FILES):
-        opened: Shown = Drawings(Drawer.of_file(Path(path), device))
+    if is_published(Path(path)):
+        opened = open_published(Path(path), device)
     else:
         run = open_run(str(path), device=device, **options)
         if isinstance(run.run.game, FromNoise):
-            opened = Drawings(Drawer.of_run(run), run)
+            opened: Shown = Drawings(Drawer.of_run(run), run)
         else:
             opened = Paintings(run) if has_styles(run) else Shown(run)
     opened.editor = cache(lambda: editor_of(opened))

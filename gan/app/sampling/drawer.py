@@ -16,13 +16,12 @@ from gan.app.sampling.grids import picture
 from gan.files.errors import UserError
 from gan.games.from_noise import noise_of
 from nets.biggan import BigGenerator, Norm
-from nets.published.files import PublishedFile, read_published, weights_in
+from nets.published.files import State, take_fitting
 from nets.published.from_noise import big_generator, ours
 from nets.published.pickles import read
 from nets.stylegan import StyleGenerator
 
 PIXELS, MOST = 2**20, 64  # at once: pixels of all pictures together, and pictures
-FILES = (".pkl", ".pth")  # the ends of published files' names
 LONGEST = 10_000  # numbers in a list
 Numbers = str | int | Iterable[int | str]  # as typed, such as 0-63 or 1,5,8-10; in Python also range(64)
 
@@ -71,16 +70,17 @@ class Drawer:
         return cls(net, str(opened.folder.path), lambda seed: noise_of(seed, net.latent), opened.class_names)
 
     @classmethod
-    def of_file(cls, path: Path, device: str = "auto") -> "Drawer":
-        """The averaged generator of a published file of StyleGAN2 or R3GAN, or that of BigGAN's G_ema.pth.
+    def of_biggan(cls, path: Path, weights: State, device: str) -> "Drawer":
+        """The generator whose weights were in a file such as G_ema.pth."""
+        net = big_generator(weights)
+        if wrong := take_fitting(weights, {"": net}):
+            raise UserError(f"{path} has {wrong}")
+        net = net.eval().requires_grad_(False).to(device_of(device))
+        return cls(net, str(path), lambda seed: noise_of(seed, net.latent))
 
-        No code in the file is run.
-        """
-        if path.suffix.lower() == ".pth":
-            net = big_generator(weights_in(path))
-            read_published(path, [PublishedFile(path.name, {"": net})])
-            net = net.eval().requires_grad_(False).to(device_of(device))
-            return cls(net, str(path), lambda seed: noise_of(seed, net.latent))
+    @classmethod
+    def of_networks(cls, path: Path, device: str = "auto") -> "Drawer":
+        """The averaged generator of a published file of StyleGAN2 or R3GAN (.pkl)."""
         networks = read(path)
         found = networks.get("G_ema") or networks.get("G")
         if found is None:

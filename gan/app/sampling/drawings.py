@@ -48,11 +48,6 @@ class Drawings(Shown):
         super().__init__(run, drawer.title)
         self.drawer = drawer
 
-    def path(self, name: str, suffix: str) -> Path:
-        if self.run is None:
-            return Path(f"{Path(self.drawer.title).stem}-{name}{suffix}")
-        return super().path(name, suffix)
-
     def stand(self, batches: int) -> None:
         self.drawer.stand(batches)
 
@@ -245,9 +240,8 @@ class Drawings(Shown):
         path = Path(which)
         if not path.exists():
             raise UserError(f"cannot read a picture: there is no file '{which}'; type --picture and its file")
-        background = "white" if self.run is None else self.run.background
         with pairs.opened(path) as opened:
-            frame = Frame(*self.drawer.size, self.drawer.channels, background=background)
+            frame = Frame(*self.drawer.size, self.drawer.channels, background=self.background)
             return frame.pixels(opened).float() / 127.5 - 1
 
     def _discriminator(self) -> StyleDiscriminator | None:

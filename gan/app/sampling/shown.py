@@ -18,7 +18,7 @@ from gan.app.sampling.sheet import Sheet
 from gan.app.sampling.translating import translate_folder, voice_folder, way
 from gan.files.disk import name_for
 from gan.files.errors import UserError
-from gan.games.hifigan import HifiGan
+from nets.hifigan import HifiGenerator
 
 Words = str | int | Iterable[str | int] | None  # what is typed one after the other; in Python also a single one
 
@@ -36,15 +36,20 @@ class NoAction(UserError, AttributeError):
 
 
 class Shown:
-    """An opened run of any game. `game` has its networks, with averaged weights where the run has some."""
+    """An opened run of any game. `game` has its networks, with averaged weights where the run has some.
 
-    kind, about = "any", "its game neither draws from noise nor has styles"
-    default = "show"  # the action of `sample`
+    A published file is opened without a run. Its network stands in place of the game.
+    """
+
+    kind = "any"
     title = ""
     editor: Callable[[], Any]  # makes what `edit` asks; `gan.open` sets it, since an editor stands above all kinds
 
-    def __init__(self, run: SavedRun | None, title: str = "") -> None:
+    def __init__(self, run: SavedRun | None, title: str = "", game: Any = None) -> None:
         self.run, self.title = run, title if run is None else f"{run.folder.path}, step {run.step}"
+        self.game: Any = game if run is None else run.run.game
+        self.makes_sounds = isinstance(getattr(self.game, "generator", None), HifiGenerator)
+        self.translates = self.makes_sounds or hasattr(self.game, "translations")
 
     def __getattr__(self, name: str) -> Any:
         found = [each for each in dir(self) if _is_action(getattr(type(self), each, None))]
@@ -57,8 +62,19 @@ class Shown:
         return self.run
 
     @property
-    def game(self) -> Any:
-        return self.saved.run.game
+    def about(self) -> str:
+        if self.run is None:
+            return "it is a published network that translates"
+        return "its game neither draws from noise nor has styles"
+
+    @property
+    def default(self) -> str:
+        """The action of `sample`."""
+        return "show" if self.run is not None else "translate"
+
+    @property
+    def background(self) -> str:
+        return "white" if self.run is None else self.run.background
 
     @property
     def device(self) -> torch.device:
@@ -68,7 +84,9 @@ class Shown:
         raise UserError(f"{self.title}: {self.about}, so it has no standing statistics; leave --standing out")
 
     def path(self, name: str, suffix: str) -> Path:
-        return self.saved.folder.samples / f"{name}{suffix}"
+        if self.run is None:
+            return Path(f"{Path(self.title).stem}-{name}{suffix}")
+        return self.run.folder.samples / f"{name}{suffix}"
 
     def sample(self, *args: Any, **options: Any) -> Sheet:
         """What the command draws if no action is typed."""
@@ -107,17 +125,17 @@ class Shown:
         if inputs is None:
             raise UserError("say which pictures: --inputs and a folder, a zip or a picture")
         folder = Path(file or self.path(f"translated-{name_for(Path(inputs).stem)}", ""))
-        if isinstance(self.game, HifiGan):
+        if self.makes_sounds:
             if direction or largest:
                 raise UserError(
                     f"{self.title}: sounds have no direction and no size; leave --direction and --largest out"
                 )
-            return [voice_folder(self.game, inputs, folder, self.device)]
+            return [voice_folder(self.game.generator, self.game.mel, inputs, folder, self.device)]
         chosen = way(self.game, self.title, direction)
         if chosen.codes and largest:
             raise UserError(f"{self.title}: maps of codes have no size to change; leave --largest out")
-        half = getattr(getattr(self.saved.run.data, "train", None), "half", None)
-        return [translate_folder(chosen, inputs, folder, largest, self.device, self.saved.background, half)]
+        half = None if self.run is None else getattr(getattr(self.run.run.data, "train", None), "half", None)
+        return [translate_folder(chosen, inputs, folder, largest, self.device, self.background, half)]
 
 
 def _is_action(method: object) -> bool:

@@ -30,10 +30,10 @@ from gan.app.sampling import grids
 from gan.app.sampling.sheet import into, writing
 from gan.files.disk import regular
 from gan.files.errors import UserError, printable, reason
-from gan.games.hifigan import HifiGan
 from gan.games.translation import Translation
 from gan.sound import Sound
-from nets.mel import PIECE
+from nets.hifigan import HifiGenerator
+from nets.mel import PIECE, Mel
 from strategies import random_state
 
 
@@ -174,21 +174,21 @@ class SoundsAndMels(SoundFolder):
             super().__init__(path)
 
 
-def voice_folder(game: HifiGan, inputs: str, out: Path, device: torch.device) -> Path:
+def voice_folder(generator: HifiGenerator, to_mel: Mel, inputs: str, out: Path, device: torch.device) -> Path:
     """Write what the generator makes of each spectrogram: of a sound's own one, or of a given one."""
     source = SoundsAndMels(Path(inputs).expanduser())
 
     @torch.no_grad()
     def make(row: int) -> bytes:
         if source.name(row).lower().endswith(".npy"):
-            mel = _array(source.name(row), partial(read_mel, bands=game.mel.bands))[None].float().to(device)
+            mel = _array(source.name(row), partial(read_mel, bands=to_mel.bands))[None].float().to(device)
         else:
-            wave = torch.from_numpy(source.decoded(row, game.mel.rate)).float()
-            if len(wave) < game.mel.window:
+            wave = torch.from_numpy(source.decoded(row, to_mel.rate)).float()
+            if len(wave) < to_mel.window:
                 raise UserError(f"{source.name(row)}: it is too short, {len(wave):,} samples")
-            mel = game.mel((wave * PEAK / wave.abs().max().clamp_min(1))[None].to(device))
-        pieces, count = game.generator.pieces(mel), math.ceil(mel.shape[-1] / PIECE)
+            mel = to_mel((wave * PEAK / wave.abs().max().clamp_min(1))[None].to(device))
+        pieces, count = generator.pieces(mel), math.ceil(mel.shape[-1] / PIECE)
         shown = tqdm(pieces, "a long sound", count, leave=False, delay=2, unit="piece")
-        return Sound(torch.cat([piece[0].cpu() for piece in shown]), game.mel.rate).wav()
+        return Sound(torch.cat([piece[0].cpu() for piece in shown]), to_mel.rate).wav()
 
     return write_all(source, out, ".wav", make)
