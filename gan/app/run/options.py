@@ -56,7 +56,8 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
     and one is typed, which then begins: the script of a job may be the same each time.
     """
     argv = _renamed(run_first(arguments(argv)))
-    known = early(argv, run=None, resume=None, out="runs", config=[], kimg=None, epochs=None, falling_epochs=None)
+    lengths = dict(kimg=None, epochs=None, falling_epochs=None, max_steps=None)
+    known = early(argv, run=None, resume=None, out="runs", config=[], **lengths)
     _refuse_idle_out(argv, known.resume, ", or resume a copy of the run's folder")
     typed = None if known.run is None else full_name(known.run)
     files = [Path(file) for file in known.config if file]
@@ -85,6 +86,8 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
         saved.max_steps = None
     settings = parser.parse_args(argv, saved)
     settings.run = run
+    if known.max_steps and (known.epochs or known.falling_epochs):
+        raise UserError("--epochs and --max-steps are two lengths of one training; type one of them")
     if settings.resume != known.resume:
         raise UserError(
             f"'{files[-1]}' says resume: {settings.resume}, and what to resume is typed: --resume {settings.resume}"
