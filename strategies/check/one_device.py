@@ -228,6 +228,7 @@ class Tries:
                         as_one.enter_context(policy.as_one_device())
                     # A loss may write into its samples.
                     self.play(trial, move_data_to_device(copy.deepcopy(samples), world.device))
+                    trial.state, trial.kept = self.kept.written(), self.kept.kept()
                     if left.hidden:  # does a phase of the next step read it?
                         again = Trial(world, step, f"{key}/again", *how)
                         self.play(again, move_data_to_device(copy.deepcopy(samples), world.device))
@@ -245,7 +246,6 @@ class Tries:
                     f"{tried}, and a loss fails, perhaps because it needs or remembers a larger batch: {error}"
                 ) from error
             trial.meet("has ended the step")
-            trial.state, trial.kept = self.kept.written(), self.kept.kept()
         return trial
 
     def differences(self, own: Any, samples: Any, batch: Any, first: bool) -> Found:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -321,6 +322,15 @@ class Inferred(Plain):
         }
 
 
+def spectral():
+    """As long as the rows of some trial are the computed weights, which spectral norm leaves in plain attributes."""
+    widths = pairwise((6, 4, 2, 1))
+    return nn.Sequential(*(nn.utils.spectral_norm(nn.Linear(*each)) for each in widths))
+
+
+SpectralInParts = having(made_of(Plain, discriminator=spectral), micro_batches=2)
+
+
 class KeepsInParts(Plain):
     """A phase begins with the fakes of the one before it, in micro-batches, and with a mean that is no fake."""
 
@@ -536,6 +546,9 @@ LOSSES = {
             )
         ),
         mutants=(Mutant("an attribute", game=KeepsAnAttribute),),
+    ),
+    "weights as long as the rows, computed in micro-batches": Scene(
+        SpectralInParts, policies={"ddp": 2}, often=("ddp",), checked=("ddp",),
     ),
     "a backward that needs the whole batch": Scene(
         FreeNoise, policies={"ddp": 2, "zero1": 2, "zero3": 2}, often=("ddp",), checked=("ddp", "zero1"),
