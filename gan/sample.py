@@ -38,6 +38,7 @@ examples:
   python -m gan.sample auto --inputs photos/ --out codes/ --direction codes        of VQGAN: a map of codes (.npy) each
   python -m gan.sample auto --inputs codes/ --out painted/ --direction pictures    of VQGAN: pictures of such maps
   python -m gan.sample auto --seeds 0-63 --truncation 0.7        of a run that draws from noise
+  python -m gan.sample auto --seeds 7 -o seven.png               one picture, in its own size
   python -m gan.sample ffhq.pkl --seeds 0-63 --class 3           of a published file
   python -m gan.sample latest_net_G.pth --inputs photos/ --out painted/     of a published network that translates
   python -m gan.sample auto mix --rows 0-3 --columns 4-9 --layers 4-7
@@ -45,6 +46,7 @@ examples:
   python -m gan.sample auto classes --seeds 0-7                  a row for each class
   python -m gan.sample auto files --count 50000 -o fakes.zip     for a program that computes FID
   python -m gan.sample auto project --picture me.jpg -o me.pt    finds a picture of yours
+  python -m gan.sample auto interpolate --between me.pt you.pt --frames 60
   python -m gan.sample auto directions --latent me.pt --direction 3 --strength -4:4
   python -m gan.sample auto directions --by pca --count 8 --seeds 0-3
   python -m gan.sample auto transfer --from 3 --to 1 2 4         three pictures in the styles of a fourth
@@ -171,6 +173,8 @@ def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown")
     everywhere |= set() if opened.run is None else {"--run", "--data", "--out", "--weights"}
     typed = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
     if wrong := sorted(typed - everywhere - names.keys()):
+        if wrong[0] == "--seed" and "--seeds" in names:
+            raise UserError(f"{opened.title}: {opened.about}, and which ones is typed as --seeds, not --seed")
         seeds = ", or derive the game from gan.games.from_noise.FromNoise: see docs/guide/game.md"
         advice = f"leave {wrong[0]} out{seeds if opened.kind == 'any' and '--seeds' in wrong else ''}"
         raise UserError(f"{opened.title}: {opened.about}, where {wrong[0]} does nothing; {advice}")
@@ -195,7 +199,7 @@ def _several(help: str, metavar: str) -> dict[str, Any]:
 
 LACKING = "styles of regions that a picture lacks: the mean of training pictures"
 BY = "found in the weights (SeFa), or by PCA of many w (GANSpace)"
-TWO = "two styles, or seeds one after the other; default held-out pictures 0 and 1, or seeds 0 1 2 3 0"
+TWO = "two styles, or seeds and latent files in a row; default held-out pictures 0 and 1, or seeds 0 1 2 3 0"
 DEVICES = "processes that share the work, each on a device of its own; default 1; auto: all GPUs, or two on CPU"
 LPIPS = "compare by LPIPS, with VGG-16's weights (vgg16-397923af.pth); default: by the discriminator's features"
 OF_SEAN = "save-styles --picture me.jpg:labels.png -o me.pt, and then transfer --from me.pt --to 0 1 2"
@@ -211,7 +215,7 @@ OPTIONS = {
         "project": "picture steps tune perceptual class",
         "from": "latent singles",
         "directions": "seeds latent count direction strength by class singles",
-        "files": "count class truncation cutoff devices",
+        "files": "count seeds class truncation cutoff devices",
     },
     "styles": {
         "reconstruct": "count picture singles seed",
@@ -261,6 +265,7 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "seed": _number("decides SEAN's noise, which is the same in all pictures", NonNegativeInt, 0),
     "classes seeds": _several("which seeds, a column each; default 0-7", "LIST"),
     "directions seeds": _several("seeds to start from; default 0-3", "LIST"),
+    "files seeds": _several("these seeds in place of the first --count", "LIST"),
     "draw seeds": _several("which seeds: 0-63, or 1 5 8-10; default 0-63", "LIST"),
     "singles": {"help": "also write each picture by itself, in its own size"},
     "steps": _number("of the search for w", PositiveInt, 1000),

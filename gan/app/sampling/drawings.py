@@ -1,14 +1,14 @@
 """What `python -m gan.sample` does with a run that draws from noise, or a published file: its actions as methods."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, pairwise, product
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from PIL import Image
@@ -23,9 +23,17 @@ from gan.app.sampling.drawer import Drawer, How, Numbers, numbers, once
 from gan.app.sampling.grids import picture as image_of
 from gan.app.sampling.grids import png, tiles
 from gan.app.sampling.latents import Latent, Way, directions
-from gan.app.sampling.projection import by_discriminator, by_lpips, distance_from, drawn, project, tuned
+from gan.app.sampling.projection import (
+    between_latents,
+    by_discriminator,
+    by_lpips,
+    distance_from,
+    drawn,
+    project,
+    tuned,
+)
 from gan.app.sampling.sheet import Columns, Sheet, ending, into, spare, video_suffix, writing
-from gan.app.sampling.shown import Shown, file_name, words
+from gan.app.sampling.shown import Shown, Words, file_name, words
 from gan.files.disk import name_for, whole_file
 from gan.files.errors import UserError
 from gan.files.system import quoted
@@ -90,40 +98,48 @@ class Drawings(Shown):
         name = _name("classes", {"truncation": truncation, "cutoff": cutoff}, seeds=seeds)
         return Sheet(name, sheet, names, singles)
 
-    def interpolate(self, between: Numbers = (0, 1, 2, 3, 0), frames: int = 60, **how: Unpack[How]) -> Sheet:
-        seeds = numbers(between, "--between")
-        if len(seeds) < 2:
-            raise UserError(f"--between takes two seeds or more and got {len(seeds)}; type --between 3 5 9")
+    def interpolate(self, between: Words = (0, 1, 2, 3, 0), frames: int = 60, **how: Unpack[How]) -> Sheet:
+        """A walk from seed to seed; also from, to or between latent files of project."""
+        typed = [[word] if word.endswith(".pt") else numbers(word, "--between") for word in words(between)]
+        stops: list[Any] = [*chain(*typed)]
+        if len(stops) < 2:
+            raise UserError(f"--between takes two seeds or more and got {len(stops)}; type --between 3 5 9")
+        ends, way = stops, partial[Iterable[Tensor]](self.drawer.between, **how)
+        if any(isinstance(stop, str) for stop in stops):
+            ends, way = [self._stop(stop, how) for stop in stops], partial(between_latents, self.drawer.styled())
         shares = torch.linspace(0, 1, frames).tolist()
 
         def moving() -> Iterator[Image.Image]:
-            for leg, ends in enumerate(pairwise(seeds)):
+            for leg, pair in enumerate(pairwise(ends)):
                 here = shares[min(leg, 1) :]  # a leg begins where the one before has ended
                 for first in range(0, len(here), self.drawer.at_once):
-                    part = here[first : first + self.drawer.at_once]
-                    yield from map(partial(image_of, transparent=True), self.drawer.between(ends, part, **how))
+                    made = way(pair, here[first : first + self.drawer.at_once])
+                    yield from map(partial(image_of, transparent=True), made)
 
         # A loop that ended as it begins would stand still for a frame.
-        count = (len(seeds) - 1) * (frames - 1) + (seeds[0] != seeds[-1])
-        name = _name(file_name("interpolate", [str(seed) for seed in seeds]), how)
+        count = (len(stops) - 1) * (frames - 1) + (stops[0] != stops[-1])
+        name = _name(file_name("interpolate", [str(stop) for stop in stops]), how)
         return Sheet(name, frames=lambda: islice(moving(), count), count=count)
 
-    def files(self, file: str | Path | None = None, count: int = 50_000, **how: Unpack[How]) -> list[Path]:
-        """Write the pictures of the first seeds into a folder, or a zip, for a program that scores them.
+    def files(
+        self, file: str | Path | None = None, count: int = 50_000, seeds: Numbers | None = None, **how: Unpack[How]
+    ) -> list[Path]:
+        """Write the pictures of the first seeds, or of these, into a folder, or a zip, each in its own size.
 
         Where torch.distributed is initialised, the ranks share the work, and the first one writes.
         """
-        path, world = Path(file or self.path(f"{count}-pictures", ".zip")), ranks_here()
-        parts = (range(first, min(first + TOGETHER, count)) for first in range(0, count, TOGETHER))
-        numbered, first = iter(range(count)), world.rank == 0
+        listed = range(count) if seeds is None else once(seeds)
+        path, world = Path(file or self.path(f"{len(listed)}-pictures", ".zip")), ranks_here()
+        parts = (listed[first : first + TOGETHER] for first in range(0, len(listed), TOGETHER))
+        numbered, first = iter(listed), world.rank == 0
         with (
             writing(path),
             into(path) if first else nullcontext(lambda name, content: None) as write,
             ThreadPoolExecutor() as pool,
-            tqdm(total=count, unit=" pictures", disable=not first) as bar,
+            tqdm(total=len(listed), unit=" pictures", disable=not first) as bar,
         ):
-            for seeds, spare in in_turns(parts, world):
-                made = [] if spare else list(pool.map(partial(png, compress_level=1), self.drawer.images(seeds, **how)))
+            for part, spare in in_turns(parts, world):
+                made = [] if spare else list(pool.map(partial(png, compress_level=1), self.drawer.images(part, **how)))
                 for content in chain.from_iterable(world.gather(made)):
                     write(f"seed{next(numbered):06d}.png", content)
                     bar.update()
@@ -220,6 +236,13 @@ class Drawings(Shown):
         name = f"directions-by-{by}" + ("" if direction is None else f"-{direction}")
         of: dict[str, Numbers] = {"seeds": seeds} if latent is None else {"latent": [*starts]}
         return Sheet(_name(name, {"label": label}, **of), columns, titles, singles)
+
+    def _stop(self, stop: str | int, how: How) -> Latent:
+        """Where a walk passes: a latent file, or a seed."""
+        if isinstance(stop, str):
+            return Latent.load(Path(stop), self.drawer.styled())
+        with torch.no_grad():
+            return Latent(self.drawer.w_of([stop], **how)[0].cpu(), {})
 
     def _seeds(self, seeds: Numbers, label: int | str | None) -> dict[str, Latent]:
         drawer, listed = self.drawer, once(seeds)

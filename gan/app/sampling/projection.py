@@ -3,7 +3,7 @@
 Pictures are compared in the features of a network: by LPIPS, or by a run's own discriminator.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from math import cos, pi
 from pathlib import Path
@@ -86,6 +86,21 @@ def drawn(net: StyleGenerator, latent: Latent) -> Tensor:
     """The picture of a latent [1, channels, height, width]."""
     with torch.no_grad():
         return _copy(net, latent).drawn(latent.w.to(net.mapping.w_avg).unsqueeze(0), "const")
+
+
+def between_latents(net: StyleGenerator, ends: tuple[Latent, Latent], shares: Sequence[float]) -> Iterator[Tensor]:
+    """Pictures on the way from one latent to another: a share of 0 is the first one, 1 the other."""
+    one, other = ends
+    own = {name: each.cpu() for name, each in noise_maps(net).items()} if one.maps or other.maps else {}
+    for share in shares:
+        maps = {name: _noise(one.maps.get(name, each), other.maps.get(name, each), share) for name, each in own.items()}
+        yield drawn(net, Latent(one.w.lerp(other.w, share), maps))[0]
+
+
+def _noise(one: Tensor, other: Tensor, share: float) -> Tensor:
+    """Noise between two maps, as strong as they are: the mean of two would be weaker."""
+    mean = one.lerp(other, share)
+    return mean * one.std().lerp(other.std(), share) / mean.std().clamp_min(1e-12)
 
 
 def correlation(noise: Tensor) -> Tensor:

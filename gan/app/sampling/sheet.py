@@ -68,7 +68,10 @@ class Sheet:
         return ".png" if self.columns or self.singles else video_suffix()
 
     def save(self, path: str | Path, singles: bool = False, fps: int = 30) -> list[Path]:
-        """Write the picture of all and its sounds, or the video, and with `singles` each sample in its own size."""
+        """Write the picture of all and its sounds, or the video, and with `singles` each sample in its own size.
+
+        A picture that is alone is written in its own size.
+        """
         path = Path(path)
         if self.frames and path.suffix.lower() in VIDEOS:
             with writing(path):
@@ -77,9 +80,10 @@ class Sheet:
         else:
             if self.frames and path.suffix.lower() != ".png":
                 raise UserError(
-                    f"'{path}' is no name of a picture or a video; type one that ends in .png, .gif or .mp4"
+                    f"'{path}' is no name of a picture or a video; type one that ends in .png, .gif or .mp4, "
+                    f"and with --singles there is a folder of its frames, too"
                 )
-            save_png(self.image, path)
+            save_png(self.image if self.columns or len(self) != 1 else self[0], path)
             paths = [path, *grids.save_sounds(self.columns, path)]
         if not singles:
             return paths
