@@ -1,6 +1,6 @@
 """A call of a network in stages: first what goes where is found out, once; then it is a step of this rank's graph."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -98,23 +98,6 @@ class _Piped(torch.autograd.Function):
             return (None,) * (2 + len(request.weights))
         waiting.run()
         return None, None, *waiting.slopes()
-
-
-def with_calls(loss: Tensor, called: Sequence[Tensor]) -> Tensor:
-    """The loss, whose backward comes to all of these calls, whether the loss makes use of them or not."""
-    ahead = [each for each in called if getattr(each.grad_fn, "pieces", None)]
-    return _WithCalls.apply(loss, *ahead) if ahead else loss
-
-
-class _WithCalls(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, loss: Tensor, *called: Tensor) -> Tensor:  # noqa: ANN001
-        ctx.called = len(called)
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx, slope: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
-        return slope, *(None,) * ctx.called
 
 
 class _Constant(torch.autograd.Function):

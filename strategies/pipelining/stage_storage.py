@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gan.files.checkpoint import Share
-from strategies.pipelining.call import with_calls
 from strategies.pipelining.pipe import Pipe
 from strategies.sharding import bucket
-from strategies.sharding.reduction import GroupReduction
+from strategies.sharding.reduction import GroupReduction, Joined
 from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
 from strategies.sharding.whole_weights import OneOwner
 
@@ -80,21 +79,16 @@ def _give_memory(weights: Iterable[nn.Parameter]) -> None:
 class StageReduction(GroupReduction):
     """A stage's gradients are those of all samples of its pipeline; they are added up over the pipelines, if several.
 
-    `copies` is the group of the ranks that have the same stages. `group` has all ranks. `pipes` are the player's.
+    `group` has all ranks. `pipes` are the player's.
     """
 
     storage: StageStorage
 
     def __init__(
-        self,
-        storage: StageStorage,
-        device: torch.device,
-        group: dist.ProcessGroup,
-        copies: dist.ProcessGroup | None,
-        pipes: Sequence[Pipe],
+        self, storage: StageStorage, device: torch.device, group: dist.ProcessGroup, pipes: Sequence[Pipe]
     ) -> None:
         super().__init__(storage, device, group)
-        self.copies, self.pipes = copies, pipes
+        self.pipes = pipes
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         """The backward of a call is the work of all ranks, also of one whose loss makes no use of the call."""
@@ -102,7 +96,8 @@ class StageReduction(GroupReduction):
         for pipe in self.pipes:
             called += pipe.called
             pipe.last, pipe.called = last, []
-        return with_calls(loss, called)
+        ahead = [each for each in called if getattr(each.grad_fn, "pieces", None)]
+        return Joined.apply(None, loss, *ahead) if ahead else loss
 
     def finish(self, scale: float) -> Tensor:
         """An all-reduce of each bucket of gradients over the copies, and one for the norms."""
@@ -114,10 +109,11 @@ class StageReduction(GroupReduction):
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
         gradients = {name: weight.grad for name, weight in own.items() if weight.grad is not None}
-        for names in bucket.parts(own) if self.copies is not None else ():
+        copies = self.pipes[0].copies
+        for names in bucket.parts(own) if copies is not None else ():
             part = [gradients[name] for name in names]
             flat = torch.cat([gradient.flatten() for gradient in part])
-            dist.all_reduce(flat, group=self.copies)
+            dist.all_reduce(flat, group=copies)
             for gradient, values in zip(part, flat.split([each.numel() for each in part]), strict=True):
                 gradient.copy_(values.view_as(gradient))
         if gradients:
@@ -133,4 +129,4 @@ class StageReduction(GroupReduction):
 
     def release(self) -> None:
         super().release()
-        self.copies, self.pipes = None, ()
+        self.pipes = ()

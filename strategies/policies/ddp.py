@@ -14,7 +14,7 @@ from strategies import private
 from strategies.amounts import size
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
-from strategies.sharding.reduction import GroupReduction, Reduction
+from strategies.sharding.reduction import GroupReduction, Joined, Reduction
 from strategies.sharding.storage import Storage
 
 
@@ -58,7 +58,7 @@ class DdpReduction(GroupReduction):
 
     [Note: the reducer waits for every weight]
     A weight that the loss reaches on no rank, or on some ranks only, would hang it or leave its bucket unreduced. So
-    `_Reach` joins every weight to the loss by an edge without a gradient: the reducer's hooks fire, and nothing is
+    `Joined` joins every weight to the loss by an edge without a gradient: the reducer's hooks fire, and nothing is
     computed.
     """
 
@@ -120,12 +120,15 @@ class DdpReduction(GroupReduction):
         for weight in weights:
             if weight._backward_hooks or len(weight._post_accumulate_grad_hooks or ()) > 1:  # not ours alone
                 private.only_gradients(weight)
-        loss = _Reach.apply(self, loss, *weights)
+        loss = Joined.apply(self._begin, loss, *weights)
         for weight in frozen:
             weight.requires_grad_(False)
         assert self.reducer is not None
         prepare_for_backward(self.reducer, loss)
         return loss
+
+    def _begin(self) -> None:
+        self.backward = private.running_backward()
 
     def finish(self, scale: float) -> Tensor:
         self.armed = False
@@ -140,17 +143,3 @@ class DdpReduction(GroupReduction):
         super().release()
         if self.reducer is not None:
             self.reducer.process_group = self.reducer = None
-
-
-class _Reach(torch.autograd.Function):
-    """The loss unchanged, joined to every weight. See [Note: the reducer waits for every weight]."""
-
-    @staticmethod
-    def forward(ctx, reduction: DdpReduction, loss: Tensor, *weights: Tensor) -> Tensor:  # noqa: ANN001
-        ctx.reduction, ctx.weights = reduction, len(weights)
-        return loss.view_as(loss)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
-        ctx.reduction.backward = private.running_backward()
-        return None, gradient, *[None] * ctx.weights

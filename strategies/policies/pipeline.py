@@ -8,7 +8,6 @@ from types import MethodType
 from typing import Any
 from unittest import mock
 
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -118,11 +117,6 @@ class Pipeline(Policy):
             return None
         return self.world.groups.mesh(self.world.device.type, (self.world.size // ranks, ranks), ("data", "stages"))
 
-    @property
-    def copies(self) -> dist.ProcessGroup | None:
-        """The ranks that have the same stages."""
-        return None if self.mesh is None else self.mesh.get_group("data")
-
     # ---- what it costs ----
 
     @property
@@ -159,11 +153,13 @@ class Pipeline(Policy):
 
     def make_storage(self) -> Storage:
         self._refuse()
-        group = self.group if self.mesh is None else self.mesh.get_group("stages")
+        group, copies = self.group, None
+        if self.mesh is not None:
+            group, copies = self.mesh.get_group("stages"), self.mesh.get_group("data")
         overlaps, chunks = self.options.get("schedule") == "1f1b", self.options.get("chunks")
         for network, units in self.staged:
             device = self.world.device
-            pipe = Pipe(self.player.name, network, units, group, self.copies, device, chunks, overlaps=overlaps)
+            pipe = Pipe(self.player.name, network, units, group, copies, device, chunks, overlaps=overlaps)
             self.pipes.append(pipe)
             self._tell(units)
         return StageStorage(self.weights, self.parts, group)
@@ -197,7 +193,7 @@ class Pipeline(Policy):
 
     def make_reduction(self) -> Reduction:
         assert isinstance(self.storage, StageStorage)
-        return StageReduction(self.storage, self.world.device, self.group, self.copies, self.pipes)
+        return StageReduction(self.storage, self.world.device, self.group, self.pipes)
 
     def make_recompute(self) -> Recompute:
         """Each unit computes again by itself, because a block may not reach over two stages."""

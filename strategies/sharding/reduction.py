@@ -1,7 +1,7 @@
 """How a learner's gradients are averaged over the ranks. This class is for one device, with nothing to average."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
@@ -130,6 +130,21 @@ class GroupReduction(Reduction):
         for hook in self.hooks:
             hook.remove()
         self.hooks, self.group = [], None  # a reference to the group would keep its threads
+
+
+class Joined(torch.autograd.Function):
+    """The loss unchanged, joined to others by edges without a gradient. `begin` is called when backward begins."""
+
+    @staticmethod
+    def forward(ctx, begin: Callable[[], None] | None, loss: Tensor, *others: Tensor) -> Tensor:  # noqa: ANN001
+        ctx.begin, ctx.others = begin, len(others)
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx, slope: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+        if ctx.begin is not None:
+            ctx.begin()
+        return None, slope, *[None] * ctx.others
 
 
 # A rank's optimizer works on pieces of the weights, so a norm over their gradients is another one on each rank. A hook

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -362,8 +363,9 @@ def twelve(step):
 class Alone(StageReduction):
     """Nothing is added up over pipelines."""
 
-    def __init__(self, storage, device, group, copies, pipes):
-        super().__init__(storage, device, group, None, pipes)
+    def finish(self, scale):
+        with mock.patch.object(self.pipes[0], "copies", None):
+            return super().finish(scale)
 
 
 def no_gradients(self, total):
