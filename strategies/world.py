@@ -138,6 +138,9 @@ class World:
         self.each(step if self.rank == 0 else lambda: None)
 
 
+ALONE = World()
+
+
 @dataclass(frozen=True)
 class StoreWorld(World):
     """The ranks for a thread beside training. It uses torch's store, for its collectives would meet training's.

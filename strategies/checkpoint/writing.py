@@ -26,9 +26,7 @@ from gan.files.errors import DiskError, UserError, reason
 from gan.files.tensors import NAMES, Share
 from gan.files.values import VALUES, Key, encode, sealed, text_of
 from strategies.checkpoint.folders import check_seen, new_part, part_of, put
-from strategies.world import World
-
-ALONE = World()
+from strategies.world import ALONE, World
 
 
 def refuse_other(io: Any) -> None:

@@ -107,11 +107,17 @@ class Costs:
     options: Mapping[str, Any]
     belongings: Belongings
     weights: Mapping[str, nn.Parameter]  # those that learn
+    max_ranks: int | None
+    keep = True  # whole weights between phases; otherwise all parameters are shared out, also those that do not learn
+
+    @property
+    def shared_out(self) -> Mapping[str, nn.Parameter]:
+        return self.weights if self.keep else self.belongings.parameters
 
     @property
     def divided(self) -> bool:
         """Whether there is something to share out, and somebody to share with."""
-        return False
+        return self.max_ranks != 1 and self.world.size > 1 and bool(self.shared_out)
 
     @property
     def whole_bytes(self) -> float:

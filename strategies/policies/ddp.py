@@ -31,10 +31,6 @@ class Ddp(Policy):
     communicates_only_in_its_turn = True
 
     @property
-    def divided(self) -> bool:
-        return self.world.size > 1 and bool(self.weights)
-
-    @property
     def kept_gradients(self) -> float:
         """The reducer's buckets."""
         return size(self.weights.values()) if self.divided else 0.0

@@ -1,10 +1,7 @@
 """deepspeed1, deepspeed2 and deepspeed3: an engine of DeepSpeed shards a player's training."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-
-from torch import nn
 
 from gan.files.errors import UserError
 from strategies.advice import instead
@@ -45,7 +42,7 @@ class DeepSpeed2(Policy):
         super().__init__(*args, **kwargs)
         player, world = self.player, self.world
         self.settings = settings(player, self.name, self.stage, self.options)
-        odd = {weight.dtype for weight in self._sharded().values()} - {deepspeed_engine.DTYPE}
+        odd = {weight.dtype for weight in self.shared_out.values()} - {deepspeed_engine.DTYPE}
         if odd:
             kinds = ", ".join(str(kind).removeprefix("torch.") for kind in odd)
             raise UserError(
@@ -58,18 +55,10 @@ class DeepSpeed2(Policy):
                 f"leave offload out, or type --devices 2"
             )
 
-    def _sharded(self) -> Mapping[str, nn.Parameter]:
-        """The parameters that the engine takes."""
-        return self.weights
-
-    @property
-    def divided(self) -> bool:
-        return self.world.size > 1 and bool(self._sharded())
-
     @property
     def shard_bytes(self) -> float:
         """A copy beside the whole weights."""
-        return size(self._sharded().values()) / self.world.size if self.divided else 0.0
+        return size(self.shared_out.values()) / self.world.size if self.divided else 0.0
 
     @property
     def owned_bytes(self) -> float:
@@ -83,7 +72,7 @@ class DeepSpeed2(Policy):
         return replace(super().in_a_phase(), gradients=size(self.weights.values()))
 
     def make_storage(self) -> Storage:
-        others = {name: weight for name, weight in self._sharded().items() if name not in self.weights}
+        others = {name: weight for name, weight in self.shared_out.items() if name not in self.weights}
         what = f"player '{self.player.name}'"
         engine = Engine(self.weights, others, self.stage, self.world, self.group, self.settings, what)
         if engine.misplaced:
@@ -121,9 +110,7 @@ class DeepSpeed3(DeepSpeed2):
 
     name = "deepspeed3"
     stage = 3
-
-    def _sharded(self) -> Mapping[str, nn.Parameter]:
-        return self.belongings.parameters
+    keep = begins_sharded = False  # the engine shards what has values
 
     def make_storage(self) -> Storage:
         refuse_compiled_by_author(self.player, self.belongings.readers, self.name)

@@ -52,6 +52,7 @@ class Pipeline(Policy):
 
     name = "pipeline"
     max_ranks = None
+    keep = False
     takes = frozenset({"recompute", "stages", "chunks", "schedule"})
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -118,14 +119,6 @@ class Pipeline(Policy):
         return self.world.groups.mesh(self.world.device.type, (self.world.size // ranks, ranks), ("data", "stages"))
 
     # ---- what it costs ----
-
-    @property
-    def divided(self) -> bool:
-        return self.world.size > 1 and bool(self.belongings.parameters)
-
-    @property
-    def begins_sharded(self) -> bool:
-        return self.divided
 
     @cached_property
     def parts(self) -> list[dict[str, nn.Parameter]]:

@@ -41,7 +41,7 @@ class Policy(Costs):
     """One player on one device. A policy for many devices chooses another storage and another reduction.
 
     `storage` knows where the weights are and which part of them this rank owns. `reduction` averages the gradients
-    over the ranks. A policy is these two: it overrides `divided`, `make_storage` and `make_reduction`. Who calls what:
+    over the ranks. A policy is these two: it overrides `keep`, `make_storage` and `make_reduction`. Who calls what:
 
         players.py   adopt, follow           in set-up, before and after the weights have their first values
         steps.py     begin_step, end_step    around the phases of a step
@@ -93,7 +93,7 @@ class Policy(Costs):
     @property
     def begins_sharded(self) -> bool:
         """Whether training begins with weights that may have no values yet. See first_weights.py."""
-        return False
+        return self.divided and not self.keep
 
     def adopt(self, training: bool) -> None:
         """Prepare the player. Its weights are already on the device, and equal on all ranks."""

@@ -30,7 +30,6 @@ class Sharded(Policy):
 
     max_ranks = None
     takes = Policy.takes | {"offload", "hybrid"}
-    keep = True  # whole weights between phases; otherwise all parameters are shared out, also those that do not learn
 
     # ---- what it costs ----
 
@@ -53,14 +52,6 @@ class Sharded(Policy):
 
     def parts(self, weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
         return bucket.parts(weights)
-
-    @property
-    def divided(self) -> bool:
-        return self.world.size > 1 and bool(self.weights if self.keep else self.belongings.parameters)
-
-    @property
-    def begins_sharded(self) -> bool:
-        return self.divided and not self.keep
 
     @property
     def whole_bytes(self) -> float:

@@ -6,7 +6,7 @@ from gan.files.errors import UserError
 from strategies.advice import instead
 from strategies.amounts import size
 from strategies.optimizers import check_apart
-from strategies.policies.ddp import DdpReduction
+from strategies.policies.ddp import Ddp, DdpReduction
 from strategies.policies.sharded import Sharded
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
@@ -30,10 +30,7 @@ class Zero1(Sharded):
 
     name = "zero1"
     communicates_only_in_its_turn = True
-
-    @property
-    def kept_gradients(self) -> float:
-        return size(self.weights.values()) if self.divided else 0.0
+    kept_gradients = Ddp.kept_gradients
 
     def flying_at_most(self) -> float:
         return 0.0

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def call(
         port, board = get_free_port(), Board.new(Path(folder, "board"), ranks)
         processes: list[BaseProcess] = []
         for rank in range(ranks):
-            arguments = (Path(folder), rank, ranks, port, connected, device, function, args)
+            arguments = (Path(folder), rank, ranks, port, connected, device, partial(function, *args))
             processes.append(context.Process(target=_serve, args=arguments))  # no daemon: it may have loader workers
             processes[-1].start()
         try:
@@ -113,14 +114,7 @@ def _wait(folder: Path, processes: list[BaseProcess], limit: float, board: Board
 
 
 def _serve(
-    folder: Path,
-    rank: int,
-    ranks: int,
-    port: int,
-    connected: bool,
-    device: str,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
+    folder: Path, rank: int, ranks: int, port: int, connected: bool, device: str, function: Callable[[], Any]
 ) -> None:
     """One rank. It reports what the function returns, or how it has failed."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "LOCAL_SIZE": ranks}
@@ -141,7 +135,7 @@ def _serve(
             torch.accelerator.set_device_index(rank)
         if ranks > 1 and connected:
             dist.init_process_group("gloo" if device == "cpu" else None)
-        report = function(*args)
+        report = function()
     except BaseException as error:  # noqa: BLE001 - any error is reported
         report = failed(rank, error, traceback.format_exc())
     with whole_file(folder / f"rank-{rank}") as part:

@@ -22,7 +22,7 @@ from gan import ranks
 from gan.files.errors import UserError
 from strategies.private import default_store
 from strategies.processes.board import NEVER, Board, Entry
-from strategies.world import World
+from strategies.world import ALONE, World
 
 LISTEN = 10.0  # seconds in which the other ranks reach their time limit too
 RECENT = 1000  # phases whose names are kept
@@ -44,13 +44,7 @@ class RanksDiverged(UserError):
 class Places:
     """This rank's place in the game, and after an error those of the others."""
 
-    def __init__(
-        self,
-        world: World = World(),  # noqa: B008 - it cannot be changed
-        run: str = "",
-        board: Board | None = None,
-        number: int = 0,
-    ) -> None:
+    def __init__(self, world: World = ALONE, run: str = "", board: Board | None = None, number: int = 0) -> None:
         """`run` is a name for this run, the same on all ranks.
 
         `number` is this rank's on the `board` of this host. Where some ranks only serve, `world` has another for it.

@@ -14,7 +14,7 @@ from torch import Tensor
 from gan.files.errors import UserError
 from strategies.micro_batches import rows
 from strategies.private import default_store
-from strategies.world import World
+from strategies.world import ALONE, World
 
 ROWS = "rows"  # of a batch, beside draws, which have a phase and the number of a micro-batch
 
@@ -33,7 +33,7 @@ class SameOnRanks:
     The same holds for what a loss draws, one after the other. A rank may draw more at the end, as for a log.
     """
 
-    def __init__(self, world: World = World(), run: str = "") -> None:  # noqa: B008 - it cannot be changed
+    def __init__(self, world: World = ALONE, run: str = "") -> None:
         self.world, self.run = world, run
         self.store = default_store() if world.size > 1 else None
         self.last: dict[str, Sequence[object]] = {}  # the size, and the draws, that this rank has had last
