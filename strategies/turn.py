@@ -15,7 +15,7 @@ from gan import later, noise
 from gan.files.errors import UserError
 from gan.phase import Losses, Phase
 from strategies import private
-from strategies.advice import instead
+from strategies.advice import explained, instead
 from strategies.draws import Draws
 from strategies.hooks import NO_HOOKS, Hooks, refuse_partial_gradients, see_gradients
 from strategies.micro_batches import row_counts, split_batch
@@ -148,8 +148,8 @@ def ready(phase: Phase, policies: Mapping[str, Policy], trying: bool = False) ->
     with ExitStack() as stack:
         # A compiled player cannot be differentiated twice; then torch's error is explained.
         by_author = any(policy.compiled_by_author for policy in policies.values())
-        compiled = [name for name, policy in policies.items() if policy.compiled or policy.compiled_by_author]
-        stack.enter_context(played(phase, compiled, by_author))
+        if compiled := [name for name, policy in policies.items() if policy.compiled or policy.compiled_by_author]:
+            stack.enter_context(played(phase, compiled, by_author))
 
         # Only the learners require gradients. Weights are whole when they are read, also those of other players.
         for policy in policies.values():
@@ -192,16 +192,13 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
         for learner in learners:
             total = learner.reduction.arm(total, last=index == parts - 1)
         training.hooks.call("on_before_backward", total)
-        try:
+        with explained(
+            "backward through the graph a second time",
+            f"phase '{phase.name}': backward goes a second time through its loss; let the loss not call backward() "
+            f"itself, compute again what another phase has computed and learned from, and take no "
+            f"parametrize.cached() around calls of a pipeline",
+        ):
             total.backward()
-        except RuntimeError as error:
-            if "backward through the graph a second time" not in str(error):
-                raise
-            raise UserError(
-                f"phase '{phase.name}': backward goes a second time through its loss; let the loss not call backward() "
-                f"itself, compute again what another phase has computed and learned from, and take no "
-                f"parametrize.cached() around calls of a pipeline"
-            ) from error
         if "on_after_backward" in training.hooks.wanted:
             with refuse_partial_gradients(learners, index == parts - 1, training.world):
                 training.hooks.call("on_after_backward")

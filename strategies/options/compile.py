@@ -1,7 +1,7 @@
 """The option compile: torch.compile for a player's forward and backward."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -11,7 +11,7 @@ from torch import nn
 
 from gan.files.errors import UserError
 from gan.phase import Phase, Player
-from strategies.advice import instead
+from strategies.advice import explained, instead
 from strategies.options.blocks import has_forward
 
 BACKEND = "inductor"
@@ -141,23 +141,18 @@ def _with_forward(module: nn.Module) -> list[nn.Module]:
     return list(dict.fromkeys(network for child in module.children() for network in _with_forward(child)))
 
 
-@contextmanager
-def played(phase: Phase, compiled: list[str], by_author: bool) -> Iterator[None]:
+def played(phase: Phase, compiled: list[str], by_author: bool) -> AbstractContextManager[None]:
     """A context around a phase. It explains torch's error if the phase differentiates a gradient of these players.
 
     `by_author`: the game itself compiles some of them.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        if not compiled or "does not currently support double backward" not in str(error):
-            raise
-        option = f"leave torch.compile out of the game, type {instead(compiled[0], 'ddp+compile')} and "
-        raise UserError(
-            f"phase '{phase.name}' differentiates a gradient, and a compiled player cannot be differentiated twice "
-            f"({', '.join(compiled)}); {option * by_author}type Phase('{phase.name}', ..., second_order=True), and in "
-            f"this phase they run without torch.compile"
-        ) from error
+    option = f"leave torch.compile out of the game, type {instead(compiled[0], 'ddp+compile')} and " * by_author
+    return explained(
+        "does not currently support double backward",
+        f"phase '{phase.name}' differentiates a gradient, and a compiled player cannot be differentiated twice "
+        f"({', '.join(compiled)}); {option}type Phase('{phase.name}', ..., second_order=True), and in this phase they "
+        f"run without torch.compile",
+    )
 
 
 @contextmanager

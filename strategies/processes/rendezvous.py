@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from gan.files.errors import UserError
 from gan.files.system import fcntl
+from strategies.advice import explained
 from strategies.processes.launchers import PORTS, number
 
 PORT = 29400  # torchrun's port, if the address has none
@@ -151,19 +152,14 @@ def choose_interface(main_address: str) -> None:
             os.environ[GLOO] = name
 
 
-@contextlib.contextmanager
-def clear_errors(main_address: str) -> Iterator[None]:
+def clear_errors(main_address: str) -> contextlib.AbstractContextManager[None]:
     """Say what to type where gloo has taken an interface that leads to no other host."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "connectFullMesh" not in str(error):
-            raise
-        taken = f"interface {os.environ[GLOO]}" if GLOO in os.environ else "interface that this host's name leads to"
-        raise UserError(
-            f"the ranks have met at {main_address}, but gloo cannot connect them over the {taken}; type "
-            f"export {GLOO}=NAME on each host, with the interface that leads to the others (ip addr shows them)"
-        ) from error
+    taken = f"interface {os.environ[GLOO]}" if GLOO in os.environ else "interface that this host's name leads to"
+    return explained(
+        "connectFullMesh",
+        f"the ranks have met at {main_address}, but gloo cannot connect them over the {taken}; type "
+        f"export {GLOO}=NAME on each host, with the interface that leads to the others (ip addr shows them)",
+    )
 
 
 @contextlib.contextmanager

@@ -1,14 +1,11 @@
 """What autograd saves for backward. For a weight that will be resharded it is a place, not the weight itself."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from gan.files.errors import UserError
 from strategies.sharding.bucket import UNSHARDED, Bucket, memory_of
 from strategies.sharding.resharded_parameter import version_of
 
@@ -16,21 +13,6 @@ from strategies.sharding.resharded_parameter import version_of
 def kept_as_places() -> saved_tensors_hooks:
     """A context around a phase. torch uses only the innermost hooks of this kind, so all policies use these."""
     return saved_tensors_hooks(_pack, _unpack)
-
-
-@contextmanager
-def places_in(phase: str, saved: bool) -> Iterator[None]:
-    """A context around a phase: autograd saves places, if `saved`. See [Note: torch.func.grad]."""
-    try:
-        with kept_as_places() if saved else nullcontext():
-            yield
-    except RuntimeError as error:
-        if "support saved tensor hooks" not in str(error):
-            raise
-        raise UserError(
-            f"phase '{phase}' differentiates by torch.func, for which weights must stay whole; type "
-            f"Phase('{phase}', ..., second_order=True)"
-        ) from error
 
 
 @dataclass(frozen=True)

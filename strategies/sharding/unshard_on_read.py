@@ -3,7 +3,7 @@
 import copy
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,9 @@ from torch import nn
 
 from gan.files.errors import UserError
 from strategies import private
+from strategies.advice import explained
 from strategies.sharding.resharded_parameter import end_graphs
-from strategies.sharding.saved_tensors import places_in
+from strategies.sharding.saved_tensors import kept_as_places
 from strategies.sharding.storage import Storage
 from strategies.world import agree
 
@@ -145,8 +146,12 @@ class UnshardOnRead:
         self.recomputing, self.again = False, set()
         if learns and not self.piecewise:
             self._unshard_all()
+        why = (
+            f"phase '{phase}' differentiates by torch.func, for which weights must stay whole; type "
+            f"Phase('{phase}', ..., second_order=True)"
+        )
         try:
-            with places_in(phase, saved=not second_order):
+            with explained("support saved tensor hooks", why), nullcontext() if second_order else kept_as_places():
                 yield
         finally:
             self.playing = False  # from here on a read gathers nothing
