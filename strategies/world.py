@@ -89,11 +89,7 @@ class World:
     groups: Groups = field(default_factory=Groups)
 
     def gather(self, value: Any) -> list[Any]:
-        if self.size == 1:
-            return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
+        return [value] if self.size == 1 else of_all(value)
 
     def broadcast(self, value: Any) -> Any:
         values = [value]
@@ -193,6 +189,13 @@ def world_of_thread(world: World, save: str, limit: timedelta | None, lost: Call
         return world
     seconds = (limit or default_pg_timeout).total_seconds()
     return StoreWorld(world.size, world.rank, name=save, limit=seconds, lost=lost)
+
+
+def of_all(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """What each rank of the group has."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def equal_on_ranks(tensors: Sequence[Tensor], device: torch.device) -> bool:

@@ -1,12 +1,10 @@
 """What happens in a phase, in order, without its values: which weights are read, and how much memory lives."""
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from strategies.observers import Count
 
@@ -64,8 +62,6 @@ class Trace:
     """
 
     phase: str
-    second_order: bool
-    learners: tuple[str, ...]
     every: int = 1
     events: list[Event] = field(default_factory=list)
     reduced: int = 0
@@ -78,6 +74,3 @@ class Trace:
     def activations(self) -> np.ndarray:
         """When the events happen, and then the most of each until the next one."""
         return np.array([*(e.alive for e in self.events), *(e.highest for e in self.events)], dtype=float)
-
-    def add(self, kind: str, what: Hashable | nn.Module = None, alive: int = 0, at: int = 0) -> None:
-        self.events.append(Event(kind, what, alive, alive, at))

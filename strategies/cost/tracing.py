@@ -18,7 +18,7 @@ from gan.module import GanModule
 from gan.phase import Phase
 from strategies import private
 from strategies.cost import trace as kinds
-from strategies.cost.trace import Trace
+from strategies.cost.trace import Event, Trace
 from strategies.hooks import Hooks
 from strategies.micro_batches import tensors
 from strategies.observers import Count, Living
@@ -95,7 +95,7 @@ def _trace(
     game: GanModule, phase: Phase, step: int, batch: Any, trainer: "PaperTrainer", recorder: "Recorder"
 ) -> Trace:
     policies, trainer.global_step = trainer.policies, step
-    recorder.begin(Trace(phase.name, phase.second_order, tuple(phase.learners), phase.every))
+    recorder.begin(Trace(phase.name, phase.every))
     for policy in policies.values():
         policy.begin_step(step)
     training = Training(policies, Precision(), World(), hooks=Backwards(recorder, phase.micro_batches))
@@ -215,8 +215,9 @@ class Recorder:
                 self.trace.resting[where] = max(self.trace.resting.get(where, 0), count.alive)
         self.living.reset()
         self.living.now += 1
-        self.trace.add(kind, what, self.living.here.alive + self.batch, self.living.now)
-        self.trace.events[-1].there = {where: replace(count) for where, count in self.living.there.items()}
+        alive, there = self.living.here.alive + self.batch, self.living.there.items()
+        known = {where: replace(count) for where, count in there}
+        self.trace.events.append(Event(kind, what, alive, alive, self.living.now, known))
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         self.add(kinds.ENTER, module)

@@ -13,6 +13,7 @@ from gan.files.errors import UserError
 from strategies import private
 from strategies.advice import instead
 from strategies.observers import OwnCollectives
+from strategies.options.recompute import set_attributes
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, another_way, run
 from strategies.pipelining.pipe import ForwardRequest, Pipe, as_result
@@ -28,6 +29,7 @@ from strategies.pipelining.program import (
     in_bytes,
     refuse_checkpoint,
 )
+from strategies.world import of_all
 
 
 def call(pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -221,7 +223,7 @@ class Discovery:
             if not self.refused:
                 self._meet("", refusal=str(error))
             raise
-        buffers.restore_attributes()
+        set_attributes(buffers.attributes)
         return leaves, program, buffers
 
     def _compare_chunks(self, written: Mapping[str, Tensor]) -> None:
@@ -229,14 +231,14 @@ class Discovery:
         _, _, again = Discovery(self.request).tried(1)
         names = {**written, **again.written}
         unlike = [name for name in names if not _equal(written.get(name), again.written.get(name))]
-        everyone = self._of_all(unlike)
+        everyone = of_all(unlike, self.pipe.group)
         self.made.whole_batch = next((f"buffer '{name}'" for names in everyone for name in names), "")
 
     def _agree(self, written: list[str], notes: bool, whole_batch: str) -> None:
         """Tell all ranks what only the rank of a stage knows. A stand-in says that no gradient comes back."""
         plan, moved = self.made, [*self.made.transfers, *self.made.outputs.values()]
         reached = {place: _reached(tensor, self.got) for place, tensor in self.sent.items()}
-        everyone = self._of_all(([each.learns for each in moved], written, notes, whole_batch, reached))
+        everyone = of_all(([each.learns for each in moved], written, notes, whole_batch, reached), self.pipe.group)
         for number, each in enumerate(moved):
             each.learns = any(learns[number] for learns, *_ in everyone)
         plan.written = {rank: names for rank, (_, names, *_) in enumerate(everyone) if names}
@@ -248,7 +250,7 @@ class Discovery:
 
     def _meet(self, where: str, own: Any = None, refusal: str = "") -> list[Any]:
         """What each rank has here. All ranks raise the same if one refuses, or if they are not at one place."""
-        everyone = self._of_all((where, own, refusal))
+        everyone = of_all((where, own, refusal), self.pipe.group)
         places = list(dict.fromkeys(where for where, _, _ in everyone))
         refusal = next((each for _, _, each in everyone if each), "")
         if len(places) > 1 and not refusal:
@@ -257,11 +259,6 @@ class Discovery:
             self.refused = True
             raise UserError(refusal)
         return [own for _, own, _ in everyone]
-
-    def _of_all(self, own: Any) -> list[Any]:
-        everyone: list[Any] = [None] * self.pipe.size
-        dist.all_gather_object(everyone, own, group=self.pipe.group)
-        return everyone
 
     # ---- as carrier ----
 

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class Buffers:
     @contextmanager
     def chunk(self) -> Iterator[None]:
         """Around the forward of a chunk."""
-        self.restore_attributes()
+        set_attributes(self.attributes)
         for module, name, buffer in self.slots.values():
             module._buffers[name] = buffer.clone()
         try:
@@ -78,10 +78,6 @@ class Buffers:
                 f"player '{self.pipe.player}': its forward changes {found} in place, which a pipeline would do once "
                 f"for each chunk; assign a new one (self.x = [*self.x, new]), keep it in a buffer, or do it in the loss"
             )
-
-    def restore_attributes(self) -> None:
-        """Make attributes what they were before the call."""
-        set_attributes(self.attributes)
 
     @torch.no_grad()
     def keep(self) -> None:
@@ -157,13 +153,10 @@ class Wires:
         self.running: dict[tuple[bool, int, int], tuple[Tensor, Any]] = {}
         self.sending: list[tuple[Any, Tensor]] = []  # with the tensors, which must live until they are sent
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if kind is None:
-            for work, _tensor in self.sending:
-                work.wait()
+    def wait(self) -> None:
+        """Until all is sent. Chunks keep their wires, but not what these have sent."""
+        for work, _ in self.sending:
+            work.wait()
         self.sending = []
 
     def _begin_to_receive(self) -> None:
@@ -453,6 +446,7 @@ def run(pipe: Pipe, ahead: ForwardPass | None, waiting: BackwardPass | None) -> 
     every = orders(pipe.size, pipe.stages, *chunks)
     passes = {forward: each for forward, each in ((True, ahead), (False, waiting)) if each is not None}
     transfers = {forward: each.plan.transfers for forward, each in passes.items()}
-    with Wires(pipe, every, transfers) as wires:
-        for forward, action in every[pipe.rank]:
-            passes[forward].step(action, wires)
+    wires = Wires(pipe, every, transfers)
+    for forward, action in every[pipe.rank]:
+        passes[forward].step(action, wires)
+    wires.wait()

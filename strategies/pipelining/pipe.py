@@ -20,6 +20,7 @@ from strategies.advice import instead
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.program import CARRIED, Carrier, ForwardPlan, Program, in_bytes
 from strategies.sharding.resharded_parameter import version_of
+from strategies.world import of_all
 
 
 @dataclass
@@ -246,8 +247,7 @@ class ForwardRequest:
         codes, firsts = everyone.view(self.pipe.size, len(own)).T.tolist()
         if len(set(codes)) > 1:
             shapes = [tuple(leaf.shape) for leaf in self.leaves if isinstance(leaf, Tensor)]
-            calls: list[Any] = [None] * self.pipe.size
-            dist.all_gather_object(calls, f"'{self.pipe.units[0].name}' with {shapes}", group=self.pipe.group)
+            calls = of_all(f"'{self.pipe.units[0].name}' with {shapes}", self.pipe.group)
             raise self._refusal(
                 f"is called by the ranks of its pipeline with other shapes, modes or numbers, or with another tensor "
                 f"that has no row a sample, and all must call it alike. Its first block and the shapes of its tensors "

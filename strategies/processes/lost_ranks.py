@@ -190,14 +190,11 @@ class Survivor:
             return f"rank {self.rank} ends as well: {end}"
         places = self.beside(end.rank) if end.lost else ""
         said = f"{end}; {places}" if places else str(end)
-        return said if end.whole else said + self._go_on()
-
-    def _go_on(self) -> str:
-        if not self.advice:
-            return ""
+        if end.whole or not self.advice:
+            return said
         if not self.saved():
-            return "\nAll ranks end, and there is no checkpoint yet; type the same command again"
-        return f"\nAll ranks end; go on from the last whole checkpoint with\n  {self.advice}"
+            return f"{said}\nAll ranks end, and there is no checkpoint yet; type the same command again"
+        return f"{said}\nAll ranks end; go on from the last whole checkpoint with\n  {self.advice}"
 
     def interrupt(self, why: str, status: int) -> None:
         """End this process, and tell the other ranks why. Called in a signal handler."""

@@ -12,6 +12,7 @@ from strategies import private
 from strategies.sharding import bucket
 from strategies.sharding.bucket import Sharing
 from strategies.sharding.storage import Storage
+from strategies.world import of_all
 
 
 class OneOwner(Storage):
@@ -51,8 +52,7 @@ class OneOwner(Storage):
         self.stale = False
 
     def values_of_all(self, values: dict[str, Any]) -> dict[str, Any]:
-        everyone: list[Any] = [None] * dist.get_world_size(self.group)  # after a release: of all ranks
-        dist.all_gather_object(everyone, values, group=self.group)
+        everyone = of_all(values, self.group)  # after a release: all ranks
         return {name: value for each in everyone for name, value in each.items()}
 
     def release(self) -> None:
