@@ -161,7 +161,6 @@ class Decision:
 
     @property
     def next(self) -> "Decision | None":
-        """The next policy that needs less memory."""
         levels = list(self.needs)
         later = [replace(self, level=level) for level in levels[levels.index(self.level) + 1 :]]
         return next((each for each in later if each.bytes < self.bytes), None)

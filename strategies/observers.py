@@ -50,7 +50,6 @@ class Casts(TorchDispatchMode):
     """Notes the floating-point types in which a game computes after having had more bits, and all of half precision."""
 
     def __init__(self, dtypes: set[torch.dtype] | None = None) -> None:
-        """`dtypes` is where they are noted."""
         super().__init__()
         self.dtypes = set() if dtypes is None else dtypes
 

@@ -49,7 +49,6 @@ class Updater:
         self.made = {"optimizer": _kind(self.optimizer), "groups": groups, "schedule": None, "state": {}}
 
     def take_schedule(self, schedule: LRScheduler, per: str) -> None:
-        """`per` says what the schedule counts."""
         self.schedule = schedule
         kind = _kind(schedule) if per == "update" else f"{_kind(schedule)} per {per}"
         self.made |= {"schedule": kind, "state": plain_items(schedule.state_dict())}

@@ -87,7 +87,6 @@ class Players:
 
     @contextmanager
     def gathered(self, write: bool) -> Iterator[None]:
-        """See PhaseStrategy.gathered."""
         with ExitStack() as stack:
             for policy in self.policies.values():
                 stack.enter_context(policy.gathered())
@@ -100,7 +99,6 @@ class Players:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """See PhaseStrategy.averaged."""
         if self._averaging:  # a validation step is inside already
             yield
             return

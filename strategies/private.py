@@ -54,7 +54,6 @@ def is_transformed(tensor: Tensor) -> bool:
 
 
 def in_transform() -> bool:
-    """Whether a transform of torch.func or forward mode is running."""
     return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 

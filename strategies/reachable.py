@@ -60,7 +60,6 @@ class Scope:
         self.slots = () if isinstance(owner, type | dict) else _slots(type(owner))
 
     def read(self) -> dict[str, Any]:
-        """The names that have a value, with it."""
         slots = {name: getattr(self.owner, name) for name in self.slots if hasattr(self.owner, name)}
         return slots | {name: value for name, value in list(self.values.items()) if self.counts(name)}
 

@@ -182,7 +182,6 @@ def moved(one: Trial, shaken: Sequence[Trial]) -> dict[tuple[str, ...], float]:
 
 
 def gap_of(one: Tensor | None, other: Tensor | None) -> float:
-    """The largest difference of an element."""
     if one is None or other is None or one.shape != other.shape:
         return math.inf
     return (one.double() - other.double()).abs().max().item() if one.numel() else 0.0

@@ -328,7 +328,6 @@ def _kept_otherwise(trial: Trial) -> str:
 
 
 def _said(lines: Mapping[str, str], which: str, training: Training, step: int, trial: Trial) -> str:
-    """The error: what differs, and what to type."""
     draws = {draw.name for of_phase in trial.drawn.values() for draw in of_phase.values()}
     given = {name for name in draws if name.endswith(BY_GENERATOR)}
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []

@@ -250,11 +250,9 @@ class State:
     # ---- a validation disturbs no training ----
 
     def set_random_states_aside(self) -> None:
-        """Save training's random states, if they are not saved yet."""
         self._set_aside = self._set_aside or random_state.capture()
 
     def restore_random_states(self) -> None:
-        """As if validation had drawn nothing."""
         if self._set_aside is not None:
             random_state.restore(self._set_aside)
         self._set_aside = None

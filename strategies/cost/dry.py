@@ -216,7 +216,6 @@ def _empty(like: Tensor) -> Tensor:
 
 
 def _prepare(policy: Policy) -> None:
-    """Give a policy on the meta device its storage and its reduction."""
     if isinstance(policy, Pipeline) or not policy.divided:
         return
     if isinstance(policy, DeepSpeed2):

@@ -224,7 +224,6 @@ class Call:
         return self.lives.amount[self.made(stage) & lives].sum()
 
     def received(self, stage: int, ranks: int) -> list[int]:
-        """What this stage gets from stages of other ranks."""
         return [life for life, to in self.passed if to == stage and (self.made_in[life] - stage) % ranks]
 
 

@@ -159,7 +159,6 @@ class Recorder:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside the `with`, reads, calls and gradients are recorded."""
         hooks: list[Any] = []
         for module in self.modules:
             hooks.append(module.register_forward_pre_hook(self._enter, prepend=True))
@@ -200,7 +199,6 @@ class Recorder:
         self.trace.reduced += sum(each.nbytes for each in args if isinstance(each, Tensor))
 
     def asked(self, player: str, sent: int, returned: int) -> None:
-        """Bytes go to the ranks that serve a player, and others come back."""
         asked = self.trace.asked.setdefault(player, kinds.Asked())
         asked.sent, asked.returned = asked.sent + sent, asked.returned + returned
 

@@ -99,7 +99,6 @@ def _refuse_tied(player: Player, units: Sequence[Unit]) -> None:
 
 
 def most_stages(units: Sequence[Unit]) -> int:
-    """How many stages there can be at most."""
     return min(len(units), 1 + sum(unit.cuttable for unit in units[1:]))
 
 

@@ -55,7 +55,6 @@ class Buffers:
 
     @contextmanager
     def chunk(self) -> Iterator[None]:
-        """Around the forward of a chunk."""
         set_attributes(self.attributes)
         for module, name, buffer in self.slots.values():
             module._buffers[name] = buffer.clone()
@@ -122,7 +121,6 @@ class Buffers:
         return pytree.tree_map_only(Tensor, Tensor.cpu, {path: each for path, each in found.items() if each})
 
     def hear(self, told: Mapping[str, Mapping[str, Any]], device: torch.device) -> None:
-        """Let the modules have what another rank has told."""
         for path, changed in pytree.tree_map_only(Tensor, lambda each: each.to(device), told).items():
             vars(self.modules[path]).update(changed)
 
@@ -180,7 +178,6 @@ class Wires:
         self.sending.append((dist.isend(in_bytes(tensor), group=self.pipe.group, group_dst=message.target), tensor))
 
     def receive(self, forward: bool, number: int, chunk: int) -> Tensor:
-        """Wait for a message."""
         name = forward, number, chunk
         if name in self.here:
             return self.here.pop(name)
@@ -263,7 +260,6 @@ class ForwardPass:
         self.buffers = Buffers(self.pipe, self.plan.written.get(self.pipe.rank, ()))
 
     def step(self, action: Action, wires: Wires) -> None:
-        """One chunk in one stage."""
         piece = StageChunk(self.request, wires, action)
         program = self.pipe.start([action.stage], piece)
         with self.buffers.chunk():
@@ -330,11 +326,9 @@ class BackwardPass:
         self.of_weights: list[Tensor | None] = [None] * len(request.weights)
 
     def run(self) -> None:
-        """All of it."""
         run(self.pipe, None, self)
 
     def step(self, action: Action, wires: Wires) -> None:
-        """One chunk in one stage."""
         start, stop = self.request.bounds(action.chunk)
         piece = self.pieces.pop(action)
         slopes = {
@@ -407,7 +401,6 @@ class BackwardPass:
         return {number: found[number] for number, by_some in zip(found, used, strict=True) if by_some}
 
     def _on_some_rank(self, own: list[bool]) -> list[bool]:
-        """Which of these are so on some rank."""
         everyone = torch.tensor(own, dtype=torch.int32, device=self.pipe.device)
         if own:
             dist.all_reduce(everyone, dist.ReduceOp.MAX, group=self.pipe.group)

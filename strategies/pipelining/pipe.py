@@ -186,7 +186,6 @@ class ForwardRequest:
 
     @property
     def key(self) -> str:
-        """What a plan depends on."""
         return f"{self.signature} in {self.chunks}"
 
     def _batched(self) -> list[int]:

@@ -82,7 +82,6 @@ class Division:
         return {name: replace(chosen[name], ranks=None) for name, at in everywhere.items() if at == self.part.ranks}
 
     def serve(self, policies: Mapping[str, Policy], signal: Callable[[], int]) -> None:
-        """Answer the ranks that train, until the training ends."""
         for policy in policies.values():
             policy.switch.turn(False)
         assert self.bridge is not None and self.placement is not None and self.part is not None

@@ -96,7 +96,6 @@ class Servers:
             self.entered = None
 
     def ask(self, message: Call | Slopes) -> Any:
-        """Send a call or its gradients, and wait for the answer."""
         self.enter()
         in_rounds = self.together and not (self.entered is not None and self.entered.phase is None)
         self.bridge.send(self.all if in_rounds else [self.own], message)

@@ -91,7 +91,6 @@ class Answers:
         self.attributes: dict[str, Fingerprint] = {}  # by player, as they were before the first call
 
     def called(self, rank: int, call: Call, signal: int = 0) -> Returned:
-        """Run a call, and keep its graph."""
 
         def add(values: Tensor) -> NoReturn:
             raise self._refusal(call, "uses gan.ranks")

@@ -158,7 +158,6 @@ class Pipeline(Policy):
         return StageStorage(self.weights, self.parts, group)
 
     def _refuse(self) -> None:
-        """What a pipeline cannot do, by name."""
         name, module = self.player.name, self.player.module
         refuse_compiled_by_author(self.player, self.belongings.readers, self.name)
         for phase in self.world.groups.phases:

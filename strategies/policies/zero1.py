@@ -44,7 +44,6 @@ class Zero1(Sharded):
         return max(size(self.weights[name] for name in names) for names in dealt)
 
     def make_storage(self) -> Storage:
-        """See [Note: whole weights]."""
         whole = [type(each.optimizer).__name__ for each in self.updaters.values() if not each.elementwise]
         if not whole:
             return super().make_storage()

@@ -65,7 +65,6 @@ class Board:
         LAYOUT.pack_into(self.memory, (rank - self.first) * LAYOUT.size, count, code, step + 1, playing, phase.encode())
 
     def read(self) -> dict[int, Entry]:
-        """What each rank of this host has written."""
         found = {}
         for rank, (count, code, step, playing, phase) in enumerate(LAYOUT.iter_unpack(self.memory), self.first):
             found[rank] = Entry(count, code, step - 1, playing, phase.rstrip(b"\0").decode(errors="replace"))

@@ -142,7 +142,6 @@ def _check_below(name: str, value: int, of: str, count: int) -> None:
 
 
 def _is_this_host(address: str) -> bool:
-    """Whether ranks that meet at this address are all on this host."""
     try:
         return ip_address(address).is_loopback
     except ValueError:

@@ -56,7 +56,6 @@ class Places:
         self.waiting = ""  # for what, if that is known
 
     def begin_step(self, step: int) -> None:
-        """A step begins, and no phase of it yet."""
         self._go(self.here._replace(step=step, playing=False, phase=""))
 
     def begin(self, step: int, phase: str) -> None:

@@ -66,7 +66,6 @@ class Rendezvous:
         return f"MASTER_ADDR={host} MASTER_PORT={port}{number} {words}"
 
     def check(self) -> None:
-        """Raise if the hosts could not find each other."""
         if not self.several:
             return
         if self.where.startswith(FILE):
@@ -199,7 +198,6 @@ def own_address(towards: str) -> str:
 
 
 def _interface(address: str) -> str | None:
-    """The name of the interface that has this IPv4 address."""
     if address == THIS_HOST:
         return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)  # macOS has lo0
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:

@@ -142,7 +142,6 @@ class Bucket:
         return part.to(self.shard.device, self.dtype)
 
     def share_of(self, name: str) -> Share | None:
-        """This rank's share of a weight, if it has any."""
         if not self._owns(name):
             return None
         # After the release only the author's parameter is written to.

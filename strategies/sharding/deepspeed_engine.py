@@ -20,7 +20,6 @@ from strategies.sharding.storage import Buckets
 
 
 def package(device: torch.device) -> Any:
-    """Import DeepSpeed for this kind of device."""
     logging.getLogger("DeepSpeed").addFilter(_is_error)  # it would print a lot, on every rank
     # DeepSpeed reads this variable when it is imported.
     with mock.patch.dict(os.environ, DS_ACCELERATOR=os.environ.get("DS_ACCELERATOR", device.type)):

@@ -55,7 +55,6 @@ class ReshardedParameter(nn.Parameter):
 
 
 def resharded(tensor: Tensor) -> TypeGuard[ReshardedParameter]:
-    """Whether its values are not on this rank."""
     return isinstance(tensor, ReshardedParameter)
 
 

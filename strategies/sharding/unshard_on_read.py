@@ -30,7 +30,6 @@ def listen(modules: Iterable[nn.Module], read: Read) -> None:
 
 
 def unlisten(modules: Iterable[nn.Module], read: Read) -> None:
-    """Undo `listen`."""
     for each in modules:
         if isinstance(each._parameters, Parameters):
             each._parameters.reads.remove(read)
