@@ -32,13 +32,12 @@ from strategies.choice import choices
 from strategies.first_weights import without_values
 from strategies.hooks import Hooks, overrides, refuse_what_is_not_called
 from strategies.loaders import check_together
-from strategies.players import Players
+from strategies.players import Players, on_devices, serve_players, set_up_players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
 from strategies.processes.own_ranks import OwnRanks
 from strategies.processes.stopping import OTHERS, Stopped
 from strategies.ranks_strategy import RanksStrategy
-from strategies.setup import on_devices, serve_players, set_up_players
 from strategies.steps import Steps
 from strategies.turn import Training, all_learning
 from strategies.world import world_of_thread

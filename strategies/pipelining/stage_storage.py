@@ -12,7 +12,7 @@ from strategies.pipelining.pipe import Pipe
 from strategies.sharding import bucket
 from strategies.sharding.reduction import GroupReduction, Joined
 from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
-from strategies.sharding.whole_weights import OneOwner
+from strategies.sharding.storage import OneOwner
 
 
 class StageStorage(OneOwner):

@@ -31,9 +31,8 @@ from strategies.policies.averages import EvalWeights, Follower
 from strategies.policies.belongings import Belongings, Switch
 from strategies.policies.costs import Costs
 from strategies.sharding.reduction import Reduction
-from strategies.sharding.saved_tensors import kept_as_places
 from strategies.sharding.storage import Storage
-from strategies.sharding.unshard_on_read import UnshardOnRead
+from strategies.sharding.unshard_on_read import UnshardOnRead, kept_as_places
 from strategies.world import World, equal_on_ranks
 
 

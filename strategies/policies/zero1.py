@@ -9,8 +9,7 @@ from strategies.optimizers import check_apart
 from strategies.policies.ddp import Ddp, DdpReduction
 from strategies.policies.sharded import Sharded
 from strategies.sharding.reduction import Reduction
-from strategies.sharding.storage import Storage
-from strategies.sharding.whole_weights import WholeWeights, deal
+from strategies.sharding.storage import Storage, WholeWeights, deal
 
 
 class Zero1(Sharded):

@@ -1,20 +1,22 @@
-"""Unshards weights when any code in a phase reads them, and reshards them after that."""
+"""Unshards weights when any code in a phase reads them, and reshards them after that; autograd saves their places."""
 
 import copy
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from gan.files.errors import UserError
 from strategies import private
 from strategies.advice import explained
-from strategies.sharding.resharded_parameter import end_graphs
-from strategies.sharding.saved_tensors import kept_as_places
+from strategies.sharding.bucket import UNSHARDED, Bucket, memory_of
+from strategies.sharding.resharded_parameter import end_graphs, version_of
 from strategies.sharding.storage import Storage
 from strategies.world import agree
 
@@ -95,7 +97,7 @@ class UnshardOnRead:
     the reader is the phase. When all readers of a bucket have ended, it may be resharded, and is so before the next one
     is gathered. The newest stays, because backward goes to and fro in a block, whose weights may be in two buckets.
 
-    For such weights autograd saves a place instead of the weight (see saved_tensors.py). So they can be resharded
+    For such weights autograd saves a `WeightPlace` instead of the weight. So they can be resharded
     between forward and backward, also if the backward comes in a later phase. If they have changed by then, the error
     is that of plain torch.
 
@@ -287,3 +289,60 @@ class UnshardOnRead:
         """In trials, and a phase's first time, raise on all ranks if one gathers or reduces another bucket."""
         if self.new and not agree(what, self.buckets[0].device, self.storage.group):
             raise UserError(other_order(self.phase, self.policy))
+
+
+# ---- what autograd saves for backward: of a weight that will be resharded its place ----
+
+
+def kept_as_places() -> saved_tensors_hooks:
+    """A context around a phase. torch uses only the innermost hooks of this kind, so all policies use these."""
+    return saved_tensors_hooks(_pack, _unpack)
+
+
+@dataclass(frozen=True)
+class WeightPlace:
+    """Where to find a weight that backward needs, and which version of it the forward used."""
+
+    bucket: Bucket
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    version: int
+
+
+def _pack(tensor: Tensor) -> WeightPlace | tuple[Tensor, int]:
+    bucket = UNSHARDED.get(_memory(tensor))
+    if bucket is None or bucket.whole is None or tensor.dtype != bucket.whole.dtype:
+        # The parameter may use other memory later, so keep the memory that it uses now.
+        tensor = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
+        return tensor, version_of(tensor)
+    offset = int(tensor.storage_offset())
+    return WeightPlace(bucket, tensor.size(), tensor.stride(), offset, bucket.version_at(offset))
+
+
+def _memory(tensor: Tensor) -> int:
+    """Which memory a tensor uses. 0 for sparse tensors and the zeros of forward-mode derivatives, which have none."""
+    if tensor.layout != torch.strided or tensor._is_zerotensor():
+        return 0
+    return memory_of(tensor)
+
+
+def _unpack(packed: WeightPlace | tuple[Tensor, int]) -> Tensor:
+    if not isinstance(packed, WeightPlace):
+        tensor, version = packed
+        _check(tensor.shape, version_of(tensor), version)
+        return tensor
+    bucket = packed.bucket
+    _check(packed.size, bucket.version_at(packed.offset), packed.version)
+    bucket.fetch()
+    assert bucket.whole is not None
+    return bucket.whole.as_strided(packed.size, packed.stride, packed.offset)
+
+
+def _check(shape: torch.Size, now: int, then: int) -> None:
+    """Refuse, in the words of plain torch, what was written since the forward."""
+    if now != then:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"a tensor of shape {list(shape)} is at version {now}; expected version {then} instead"
+        )

@@ -205,7 +205,7 @@ class Bands(nn.Module):
 
 # ---- the table ----
 
-WHOLE = "strategies.sharding.whole_weights.WholeWeights"
+WHOLE = "strategies.sharding.storage.WholeWeights"
 NOT_SENT = Mutant("nothing is sent", "zero1", replaced={f"{WHOLE}._send": nothing})
 
 

@@ -16,8 +16,8 @@ from gan.files.errors import UserError
 from strategies.policies.fsdp import FsdpBucket
 from strategies.sharding.bucket import Bucket, Sharing
 from strategies.sharding.resharded_parameter import end_graphs, forget_ended, hide, show, version_of
+from strategies.sharding.storage import deal
 from strategies.sharding.unshard_on_read import Parameters, listen, unlisten
-from strategies.sharding.whole_weights import deal
 from tests.support.writing_games import WRITES, write
 
 # ---- bucket ----
