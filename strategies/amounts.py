@@ -39,15 +39,6 @@ class Group:
     size: int
     stride: int = 1
 
-    def per_node(self, local: int) -> int:
-        """How many of them are on one node of `local` ranks."""
-        return min(self.size, max(1, local // self.stride))
-
-    def sides(self, local: int) -> tuple[bool, int]:
-        """Whether it has several ranks on a node; and how many groups like it have a rank on a node and leave it."""
-        there = self.per_node(local)
-        return there > 1, 0 if there == self.size else max(1, local // there)
-
 
 @dataclass(frozen=True)
 class Collective:
@@ -83,8 +74,9 @@ def moved(collectives: Iterable[Collective], local: int) -> Moved:
     """What these collectives move, on nodes of `local` ranks. A ring leaves each of its nodes once."""
     total = Moved()
     for each in collectives:
-        inside, leaving = each.group.sides(local)
-        total += Moved(each.sent if inside else 0, each.sent * leaving)
+        there = min(each.group.size, max(1, local // each.group.stride))  # of its ranks, on a node
+        leaving = 0 if there == each.group.size else max(1, local // there)  # groups like it that leave a node
+        total += Moved(each.sent if there > 1 else 0, each.sent * leaving)
     return total
 
 

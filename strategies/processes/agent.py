@@ -191,13 +191,10 @@ class History:
         self._times = self._times + 1 if step == self._step else 1
         self._step = step
         where = f"step {step}" if step != NEVER else "before the first step"
-        self.last = f"{failure} ({where})"
-        if failure.kind == REFUSED:
-            self.last = str(failure)
-        if self.ended or failure.kind == REFUSED:
+        self.last = str(failure) if failure.kind == REFUSED else f"{failure} ({where})"
+        mistake = step <= 0 and failure.kind == ERROR  # in the program, and nothing is lost
+        if self.ended or failure.kind == REFUSED or mistake:
             return False
-        if step <= 0 and failure.kind == ERROR:
-            return False  # a mistake in the program, and nothing is lost
         if self._times == SAME_STEP:
             self.last += "\nThis was the third failure there, so the ranks are not started again."
             return False

@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-import torch.distributed as dist
-
 from gan import ranks
 from gan.files.errors import UserError
 from strategies.private import default_store
@@ -86,7 +84,7 @@ class Places:
         """If a collective fails inside because the ranks are in different places, the error names them."""
         try:
             yield
-        except (RuntimeError, dist.DistError) as error:
+        except RuntimeError as error:
             if self.world.size == 1 or not _in_vain(error):
                 raise
             self.waiting = _call_of_ranks(reversed(list(traceback.walk_tb(error.__traceback__))))
@@ -97,7 +95,7 @@ class Places:
     def tell(self) -> None:
         """Write this rank's place for the others. It waits for nobody."""
         if self.store is not None:
-            with suppress(RuntimeError, dist.DistError):  # the host of the store may be gone
+            with suppress(RuntimeError):  # the host of the store may be gone
                 self.store.set(self._key(self.world.rank), str(self))
 
     def elsewhere(self) -> str:
@@ -124,7 +122,7 @@ class Places:
     def _others(self) -> Mapping[int, str]:
         found: dict[int, str] = {}
         until = time.monotonic() + LISTEN
-        with suppress(RuntimeError, dist.DistError):
+        with suppress(RuntimeError):
             while self.store is not None and len(found) < self.world.size - 1 and time.monotonic() < until:
                 for rank in set(range(self.world.size)) - {self.world.rank} - found.keys():
                     if self.store.check([self._key(rank)]):

@@ -19,7 +19,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from gan.files.errors import UserError
@@ -164,20 +163,18 @@ def clear_errors(main_address: str) -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def clear_meeting(address: str, port: int) -> Iterator[None]:
     """Say which variable is wrong where ranks meet at MASTER_ADDR and MASTER_PORT, and cannot."""
+    taken = (
+        f"the environment variable MASTER_PORT is '{port}', and another program listens there already; set it to a "
+        f"free port of {address}, the same on all ranks"
+    )
     try:
-        socket.getaddrinfo(address, port)
-        yield
+        with explained("EADDRINUSE", taken):
+            socket.getaddrinfo(address, port)
+            yield
     except socket.gaierror as error:
         raise UserError(
             f"the environment variable MASTER_ADDR is '{address}', and this host knows no such host "
             f"({error.strerror}); set it to the host of rank 0"
-        ) from error
-    except dist.DistNetworkError as error:
-        if "EADDRINUSE" not in str(error):
-            raise
-        raise UserError(
-            f"the environment variable MASTER_PORT is '{port}', and another program listens there already; set it to "
-            f"a free port of {address}, the same on all ranks"
         ) from error
 
 
