@@ -246,9 +246,6 @@ def _plain(value: Any) -> bool:
     return type(value) in (bool, int, float, str, type(None))
 
 
-# ---- a trial ----
-
-
 def why_not_apart(make: MakeOptimizer, weights: Mapping[str, nn.Parameter]) -> str | None:
     """Why the weights cannot be stepped apart from each other, on several ranks; None if they can.
 
@@ -312,9 +309,6 @@ def _stepped(
     finally:
         for weight, value in before.items():
             weight.data, weight.grad = value, None
-
-
-# ---- the loss scale ----
 
 
 @dataclass

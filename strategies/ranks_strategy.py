@@ -77,8 +77,6 @@ class RanksStrategy(LaunchedStrategy):
         self.division = Division()
         self.lockstep = Lockstep()
 
-    # ---- what a rank does ----
-
     def take_part(self, survivor: Survivor, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.lockstep.survivor = survivor
         trainer: Any = getattr(function, "__self__", None)

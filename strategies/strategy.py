@@ -103,8 +103,6 @@ class PhaseStrategy(RanksStrategy):
 
     restore_checkpoint_after_setup = True  # averages exist only after the policies have adopted the players in `setup`
 
-    # ---- what a rank does ----
-
     def serve(self, trainer: Trainer, game: LightningModule | None = None, *args: Any, **kwargs: Any) -> None:
         game = _game(game or trainer.lightning_module)
         game.trainer = trainer

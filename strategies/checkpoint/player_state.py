@@ -260,9 +260,6 @@ def _made_otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     return [name for name in now if name in before and before[name] != now[name] and name not in HOW]
 
 
-# ---- the loss scale, and how often the average was updated and the weights were not ----
-
-
 def rest_of_state(policy: Policy) -> dict[str, Any]:
     """The state of a player except weights, optimizer and schedule."""
     return {
