@@ -31,7 +31,7 @@ from strategies.policies.policy import Policy
 from strategies.policies.sharded import Sharded
 from strategies.policies.zero1 import Zero1
 from strategies.sharding.bucket import Bucket, Sharing, parts
-from strategies.sharding.reduce_scatter import ReduceScatter
+from strategies.sharding.reduction import ReduceScatter
 from strategies.sharding.storage import Buckets
 from strategies.sharding.unshard_on_read import UnshardOnRead
 from strategies.world import Groups

@@ -1,8 +1,7 @@
 """zero2: the whole player on every rank; its gradients, optimizer state and average sharded."""
 
 from strategies.policies.sharded import Sharded
-from strategies.sharding.reduce_scatter import ReduceScatter
-from strategies.sharding.reduction import Reduction
+from strategies.sharding.reduction import ReduceScatter, Reduction
 from strategies.sharding.storage import Buckets
 
 
