@@ -271,8 +271,7 @@ def why_not_apart(make: MakeOptimizer, weights: Mapping[str, nn.Parameter]) -> s
     try:
         together = _stepped(make, weights, few, few.keys())
         for name in few:
-            alone = _stepped(make, weights, few, {name})
-            for other, value in alone.items():
+            for other, value in _stepped(make, weights, few, {name}).items():
                 expected = together[name] if other == name else before[other]
                 moved = (expected - before[other]).abs().max()
                 if not (value - expected).abs().max() <= ROUNDING * moved:

@@ -232,14 +232,12 @@ class RanksStrategy(LaunchedStrategy):
         main, port = self.cluster_environment.main_address, self.cluster_environment.main_port
         os.environ.update(MASTER_ADDR=main, MASTER_PORT=str(port))
         with clear_meeting(main, port):
-            timeout = self._timeout or default_pg_timeout
-            store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))
+            store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=self._timeout or default_pg_timeout))
         return store
 
     @property
     def _group(self) -> dict[str, Any]:
-        device = self.root_device if self.root_device.type != "cpu" else None
-        return {"timeout": self._timeout, "device_id": device}
+        return {"timeout": self._timeout, "device_id": self.root_device if self.root_device.type != "cpu" else None}
 
     def end_at_once(self, why: str) -> None:
         self.lockstep.end_at_once(why, speaks=self.is_global_zero)

@@ -199,8 +199,7 @@ class Steps:
             return
         step, world = self.game.step, self.training.world
         self.lockstep.places.begin(step, phase.name)
-        found = play(phase, batch, step, self.training)
-        self.losses.update(found)
+        self.losses.update(play(phase, batch, step, self.training))
         self.lockstep.ending.played += 1
         if phase.name not in self.trials.played and world.rank == 0 and (draws := self.training.draws.said(phase)):
             private.say(draws)

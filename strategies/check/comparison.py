@@ -83,8 +83,7 @@ class Comparison:
         for name in () if self.unlike else sorted(many.keys() | one.keys()):
             both = [each[name].double() for each in (many, one) if name in each and each[name].numel()]
             size = max((each.abs().max().item() for each in both), default=0.0)
-            gap = gap_of(many.get(name), one.get(name))
-            if not gap <= max(rounding * size, allowed.get(("state", name), 0.0)):
+            if not gap_of(many.get(name), one.get(name)) <= max(rounding * size, allowed.get(("state", name), 0.0)):
                 found.append(name)
         return found
 

@@ -127,8 +127,7 @@ def _say_what_differs(tries: "Tries", together: Trial, lines: dict[str, str]) ->
         if wrong := training.draws.wrong_in_parts(phase):
             lines[f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}"] = IN_MICRO_BATCHES
     if lines:
-        which = "all" if tries.whole else "a few"
-        raise RanksDiffer(_said(lines, which, training, game.step, together))
+        raise RanksDiffer(_said(lines, "all" if tries.whole else "a few", training, game.step, together))
     training.draws.agreed()
     if together.own:
         rank_zero_warn(
@@ -318,8 +317,7 @@ class Tries:
         with OwnCollectives(together.collectives.add):
             shaken = [self(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
         seen = [dtypes for each in gather([trial.dtypes for trial in (together, *shaken)]) for dtypes in each]
-        coarser = replace(comparison, rounding=roundings(*seen))
-        lines = coarser.lines(moved(alone, shaken))
+        lines = replace(comparison, rounding=roundings(*seen)).lines(moved(alone, shaken))
         return together, dict(line for each in gather(lines) for line in each.items())
 
 
@@ -336,8 +334,7 @@ def _said(lines: Mapping[str, str], which: str, training: Training, step: int, t
     if trial.drawn_alike:
         advice.insert(0, DRAWS_ALIKE)
     if trial.collectives:
-        where = min(trial.collectives)
-        advice.insert(0, f"{where} calls torch.distributed, in the trial of one device too. {WORDS}")
+        advice.insert(0, f"{min(trial.collectives)} calls torch.distributed, in the trial of one device too. {WORDS}")
     if any(unsynchronised(policy.player.module) for policy in training.policies.values()):
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
     if any(policy.name == "pipeline" for policy in training.policies.values()):

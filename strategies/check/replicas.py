@@ -88,8 +88,7 @@ class Writes:
                     f"{_called(player, name)} was written inside averaged(), where the player's optimizer computes it "
                     f"from other weights; write it outside of averaged()"
                 )
-        codes = {_called(*key): checksum(weight) for key, weight in now.items()}
-        what = _first_difference(codes, self.world)
+        what = _first_difference({_called(*key): checksum(weight) for key, weight in now.items()}, self.world)
         if what is not None:
             raise UserError(
                 f"inside gathered(write=True), {what} was written with other values on another rank; write the same on "

@@ -52,8 +52,7 @@ class Snapshot:
         self.buffers = dict(game.named_buffers())
         self.names = {buffer: f"buffer '{name}'" for name, buffer in self.buffers.items()}
         self.names |= {weight: f"weight '{name}'" for name, weight in game.named_parameters()}
-        storages = [policy.storage for policy in policies.values()]
-        stored = [tensor for each in storages for tensor in each.tensors()]
+        stored = [tensor for policy in policies.values() for tensor in policy.storage.tensors()]
         tensors = [each for each in dict.fromkeys([*self.names, *stored]) if content_of(each) is not None]
         self.values = {tensor: copied(tensor) for tensor in tensors}
         updaters = [each for policy in policies.values() for each in policy.updaters.values()]
@@ -231,8 +230,7 @@ class Trial:
             with self.left.during(phase, batch):
                 losses = gradients(phase, batch, self.step, training, self.scale)
             learners = [policies[name] for name in phase.learners]
-            finished = finish(phase, policies, self.scale)
-            for learner, (norms, _) in zip(learners, finished, strict=True):
+            for learner, (norms, _) in zip(learners, finish(phase, policies, self.scale), strict=True):
                 self.norms[phase.name, learner.player.name] = norms_by_name(learner, norms)
                 learner.reduction.drop()
         self.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}

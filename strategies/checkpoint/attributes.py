@@ -47,8 +47,7 @@ class Attributes:
         for module in game.modules():
             own_state = type(module).get_extra_state is not nn.Module.get_extra_state
             buffers = {"_buffers"} if module._non_persistent_buffers_set else set()  # a state dict lacks some of them
-            saved = TORCHS - buffers
-            torchs |= {id(vars(module).get(name)) for name in (vars(module) if own_state else saved)}
+            torchs |= {id(vars(module).get(name)) for name in (vars(module) if own_state else TORCHS - buffers)}
             torchs |= {id(module)} if own_state else set()
         self.all: dict[str, Any] = {}  # by names of their own, for an object, its class and its attributes share one
         seen: Counter[str] = Counter()
@@ -119,8 +118,7 @@ class Attributes:
             for name, trees in saved.items():
                 if name in self.objects:
                     value, parts = self.objects[name], {inner: self._decoded(tree) for inner, tree in trees.items()}
-                    content = value.read() | parts if isinstance(value, Scope) else parts[""]
-                    kind_of(value).fill(value, content)
+                    kind_of(value).fill(value, value.read() | parts if isinstance(value, Scope) else parts[""])
         self.made = {}
 
     def _encoded(self, value: Any) -> Any:

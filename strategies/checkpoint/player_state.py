@@ -101,8 +101,7 @@ def optimizer_state(policy: Policy, updater: Updater) -> dict[str, Any]:
     """The optimizer's state dict as in plain torch, with names in place of numbers and shares in place of tensors."""
     packed = updater.optimizer.state_dict()
     named = {name: packed["state"][n] for n, name in enumerate(_stepped(policy, updater)) if n in packed["state"]}
-    plain = {name: _with(values, lambda _, __: None) for name, values in named.items()}
-    state = policy.storage.values_of_all(plain)
+    state = policy.storage.values_of_all({name: _with(values, lambda _, __: None) for name, values in named.items()})
     for name, values in named.items():
         state[name] = _with(values, partial(_share, policy, name))
     groups = zip(packed["param_groups"], updater.groups, strict=True)
@@ -323,8 +322,7 @@ class LeftOut:
         for name, files in self.of_players.items():
             if len({digests[name] for digests in of_hosts}) > 1:
                 raise UserError(f"player '{name}': {files.path} is not the same file on all hosts; copy it again")
-            digest = of_hosts[0][name]
-            self.files[name] = {"path": str(files.path), "sha256": digest, "names": self.names[name]}
+            self.files[name] = {"path": str(files.path), "sha256": of_hosts[0][name], "names": self.names[name]}
 
     def check(self, checkpoint: Mapping[str, Any]) -> None:
         """Raise if a checkpoint is of a run in which these weights had other values, or were not left out."""

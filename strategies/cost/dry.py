@@ -108,8 +108,7 @@ class Dry:
         tensors = [each for each in args if isinstance(each, Tensor)]
         if kind == "reduce-scatter":
             self.living.count_too(tensors[0], self.gradients)
-        group = ranks_of(private.group_in(args))
-        self.move(kind, max(each.nbytes for each in tensors), group)
+        self.move(kind, max(each.nbytes for each in tensors), ranks_of(private.group_in(args)))
 
     def move(self, kind: str, payload: float, group: Group) -> None:
         if payload and group.size > 1:

@@ -232,8 +232,7 @@ class Lives:
 
     def __init__(self, trace: Trace) -> None:
         self.moments = np.array([event.at for event in trace.events])
-        columns = np.array(trace.lives, dtype=np.int64).reshape(-1, 4).T
-        self.begin, self.end, self.amount, self.weight = columns
+        self.begin, self.end, self.amount, self.weight = np.array(trace.lives, dtype=np.int64).reshape(-1, 4).T
         self.end = self.end.clip(max=self.moments[-1])
         self.event = np.searchsorted(self.moments, self.begin) - 1  # after which it is made
         number = {id(life): number for number, life in enumerate(trace.lives)}

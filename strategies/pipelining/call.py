@@ -41,8 +41,7 @@ def call(pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
     if request.graph:
         # The anchor requires a gradient also on a rank whose own weights do not.
         anchor = torch.zeros((), requires_grad=True)
-        wanted = (request.leaves[n] for n in request.wanted)
-        *found, beside = _Piped.apply(request, anchor, *wanted, *request.weights)
+        *found, beside = _Piped.apply(request, anchor, *(request.leaves[n] for n in request.wanted), *request.weights)
         pipe.called += [beside] if any(request.learning) else []  # that of a learner, which will arm its loss
     else:
         found, _ = _forward(request)

@@ -61,8 +61,7 @@ def units_of(player: Player, path: str, network: nn.Module) -> list[Unit]:
 
     def walk(name: str, module: nn.Module) -> Iterator[Unit]:
         inside = [m for m in module.modules() if m in blocks]
-        descends = module is network or (module not in blocks and (inside or isinstance(module, LISTS)))
-        if descends:
+        if module is network or (module not in blocks and (inside or isinstance(module, LISTS))):
             for inner, child in module.named_children():
                 yield from walk(f"{name}.{inner}".lstrip("."), child)
             return

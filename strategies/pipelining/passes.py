@@ -89,8 +89,7 @@ class Buffers:
             self.slots[key][2].copy_(now)
         for path, changed in self.changed.items():
             for name, each in changed.items():
-                left = pytree.tree_map_only(Tensor, partial(self._left, path, name), each)
-                vars(self.modules[path])[name] = left
+                vars(self.modules[path])[name] = pytree.tree_map_only(Tensor, partial(self._left, path, name), each)
 
     def _left(self, path: str, name: str, tensor: Tensor) -> Tensor:
         """A tensor that a unit has left in an attribute. Its gradient would reach one rank, in the midst of a graph."""
@@ -435,11 +434,9 @@ class BackwardPass:
 
 def run(pipe: Pipe, ahead: ForwardPass | None, waiting: BackwardPass | None) -> None:
     """A forward, or a backward, or both beside each other: that of an earlier micro-batch. See [Note: 1f1b]."""
-    chunks = [0 if each is None else each.request.chunks for each in (ahead, waiting)]
-    every = orders(pipe.size, pipe.stages, *chunks)
+    every = orders(pipe.size, pipe.stages, *(0 if each is None else each.request.chunks for each in (ahead, waiting)))
     passes = {forward: each for forward, each in ((True, ahead), (False, waiting)) if each is not None}
-    transfers = {forward: each.plan.transfers for forward, each in passes.items()}
-    wires = Wires(pipe, every, transfers)
+    wires = Wires(pipe, every, {forward: each.plan.transfers for forward, each in passes.items()})
     for forward, action in every[pipe.rank]:
         passes[forward].step(action, wires)
     wires.wait()

@@ -239,8 +239,7 @@ class ForwardRequest:
             if isinstance(leaf, Tensor) and n not in self.batched:  # all ranks must have the same
                 digest.update(as_bytes(leaf.detach().cpu().contiguous()).numpy().tobytes())
         first = -1 if self.place is None else self.place.first
-        numbers = torch.tensor([int.from_bytes(digest.digest(), "little"), first])
-        own = numbers.to(self.pipe.device, non_blocking=True)
+        own = torch.tensor([int.from_bytes(digest.digest(), "little"), first]).to(self.pipe.device, non_blocking=True)
         everyone = own.new_empty(self.pipe.size * len(own))
         dist.all_gather_into_tensor(everyone, own, group=self.pipe.group)
         codes, firsts = everyone.view(self.pipe.size, len(own)).T.tolist()

@@ -172,8 +172,7 @@ class Bridge:
         tensors = []
         for dtype, shape, here, learns in kinds:
             flat = self._part(shape.numel() * dtype.itemsize, source)
-            tensor = flat.view(dtype).view(shape).to(self.device if here else "cpu")
-            tensors.append(tensor.requires_grad_(learns))
+            tensors.append(flat.view(dtype).view(shape).to(self.device if here else "cpu").requires_grad_(learns))
         return source, unpacked(content, tensors, self.device)
 
     def _part(self, size: int, source: int) -> Tensor:

@@ -244,8 +244,7 @@ class RemotePlayer(Policy):
                 f"game's constructor, or leave @{where} out"
             )
         device, kind, place = self.world.device, self.world.device.type, noise.here()
-        what = f"player '{player}': what {name or 'its network'} is called with"
-        packed = Packed((args, kwargs), device, what)
+        packed = Packed((args, kwargs), device, f"player '{player}': what {name or 'its network'} is called with")
         if any(map(private.is_transformed, packed.tensors)):
             raise UserError(
                 f"player '{player}': torch.func and forward mode do not go through other ranks; leave @{where} out"

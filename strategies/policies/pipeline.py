@@ -151,8 +151,7 @@ class Pipeline(Policy):
             group, copies = self.mesh.get_group("stages"), self.mesh.get_group("data")
         overlaps, chunks = self.options.get("schedule") == "1f1b", self.options.get("chunks")
         for network, units in self.staged:
-            device = self.world.device
-            pipe = Pipe(self.player.name, network, units, group, copies, device, chunks, overlaps=overlaps)
+            pipe = Pipe(self.player.name, network, units, group, copies, self.world.device, chunks, overlaps=overlaps)
             self.pipes.append(pipe)
             self._tell(units)
         return StageStorage(self.weights, self.parts, group)

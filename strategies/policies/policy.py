@@ -248,8 +248,7 @@ class Policy(Costs):
             self.compiled.use(not phase.second_order)
         if self.on_read is None:
             return nullcontext()
-        learns = self.switch.on and bool(self.weights)
-        return self.on_read.during(phase.name, phase.second_order, learns, trying)
+        return self.on_read.during(phase.name, phase.second_order, self.switch.on and bool(self.weights), trying)
 
     def as_one_device(self) -> AbstractContextManager[Any]:
         """A context around a step that is tried as one device."""

@@ -130,8 +130,7 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
     while True:
         agent = None
         try:
-            parameters = meeting.parameters(JOIN)
-            agent = Agent(launch, files, handlers.get_rendezvous_handler(parameters), history)
+            agent = Agent(launch, files, handlers.get_rendezvous_handler(meeting.parameters(JOIN)), history)
             signals.take((signal.SIGINT, *SIGNALS), agent.hand_on)
             result = agent.run()
             if result is None or not result.is_failed():  # None: RendezvousGracefulExitError
@@ -268,8 +267,7 @@ class Agent(LocalElasticAgent):
     def _read(self, rank: int, torchs: Any) -> Failure:
         """One that the agent itself has ended, before that rank said anything, follows the failure of another."""
         found = read(rank, socket.gethostname(), torchs)
-        ended = torchs.local_rank in self.ended_here and not found.at
-        return replace(found, kind=FOLLOWS) if ended else found
+        return replace(found, kind=FOLLOWS) if torchs.local_rank in self.ended_here and not found.at else found
 
     def hand_on(self, number: int, *_: Any) -> None:
         """Tell the ranks of this host to end. They save and end by themselves; then the agent ends."""

@@ -108,8 +108,7 @@ def _wait(folder: Path, processes: list[BaseProcess], limit: float, board: Board
     if failures:
         raise WorldFailed(cause(failures))
     if len(reports) < len(processes):
-        places = {rank: str(entry) for rank, entry in board.read().items() if entry.step != NEVER}
-        raise WorldHangs(limit, places)
+        raise WorldHangs(limit, {rank: str(entry) for rank, entry in board.read().items() if entry.step != NEVER})
     return [reports[rank] for rank in range(len(processes))]
 
 

@@ -20,9 +20,7 @@ LARGEST, MAPPINGS = 32 * 2**20, 65_536
 
 def keep_freed_memory() -> bool:
     """Keep what is freed from now on. False without glibc, or where somebody has set glibc's own variables."""
-    if not _ours():
-        return False
-    return _set({M_MMAP_MAX: 0, M_TRIM_THRESHOLD: NEVER})
+    return _ours() and _set({M_MMAP_MAX: 0, M_TRIM_THRESHOLD: NEVER})
 
 
 def give_freed_memory_back() -> None:

@@ -92,8 +92,7 @@ def launched(variables: Mapping[str, str] | None = None) -> Launched | None:
     for by, launcher in LAUNCHERS.items():
         if (meant := launcher.meant(variables)) is not None:
             rank, local_rank, size, local_size, *node = (number(meant, name) for name in launcher.names)
-            on_node = node[0] if node else rank // local_size
-            found = Launched(by, rank, local_rank, size, local_size, on_node, meant)
+            found = Launched(by, rank, local_rank, size, local_size, node[0] if node else rank // local_size, meant)
             found.check()
             return found
     return None

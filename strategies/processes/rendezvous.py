@@ -85,8 +85,7 @@ class Rendezvous:
 
     def fixed(self) -> tuple[str, int] | None:
         """The address of rank 0, if the environment names it and numbers the hosts."""
-        numbered = not self.where and "NODE_RANK" in os.environ
-        return self._address() if self.several and numbered else None
+        return self._address() if self.several and not self.where and "NODE_RANK" in os.environ else None
 
     def parameters(self, join: int) -> RendezvousParameters:
         """For torch. `join` is the seconds in which all hosts must have come."""

@@ -62,8 +62,7 @@ class Storage:
 
     def tensors(self) -> list[Tensor]:
         """The tensors that hold the weights between phases, and this rank's shards of those that do not learn too."""
-        weights = list(self.weights.values()) if self.unsharded else []
-        return [*weights, *(bucket.shard for bucket in self.buckets)]
+        return [*(list(self.weights.values()) if self.unsharded else []), *(bucket.shard for bucket in self.buckets)]
 
     def shares(self) -> dict[Tensor, Share | None]:
         """This rank's share of each sharded parameter, to be saved or filled; None where it owns nothing of one."""

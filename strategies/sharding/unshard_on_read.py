@@ -322,9 +322,7 @@ def _pack(tensor: Tensor) -> WeightPlace | tuple[Tensor, int]:
 
 def _memory(tensor: Tensor) -> int:
     """Which memory a tensor uses. 0 for sparse tensors and the zeros of forward-mode derivatives, which have none."""
-    if tensor.layout != torch.strided or tensor._is_zerotensor():
-        return 0
-    return memory_of(tensor)
+    return 0 if tensor.layout != torch.strided or tensor._is_zerotensor() else memory_of(tensor)
 
 
 def _unpack(packed: WeightPlace | tuple[Tensor, int]) -> Tensor:
