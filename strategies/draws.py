@@ -45,6 +45,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._inductor.config
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -82,8 +83,8 @@ def draws_follow(device: torch.device) -> Iterator[None]:
     """Inside the `with`, what torch draws in a loss follows the samples."""
     global _running
     if _running == 0:
-        _put_back.callback(_library({"CPU", private.dispatch_key(device)})._destroy)
-        _put_back.enter_context(private.draw_as_eager())
+        _put_back.callback(_library({"CPU", torch._C._dispatch_key_for_device(device.type)})._destroy)
+        _put_back.enter_context(torch._inductor.config.patch(fallback_random=True))  # draws as eager
         _put_back.enter_context(private.redraws(_as_one_call))
         ours = {"get_rng_state": _state, "set_rng_state": _set_state, "manual_seed": _manual_seed}
         for module in (torch, torch.random):

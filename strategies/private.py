@@ -17,7 +17,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch._inductor.config
 import torch.distributed as dist
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
@@ -269,11 +268,6 @@ def pass_on(logger: Logger) -> None:
             writer.metrics_keys = next(csv.reader(file), [])
 
 
-def draw_as_eager() -> AbstractContextManager[Any]:
-    """Inside the `with`, networks that are compiled draw as eager ones do."""
-    return torch._inductor.config.patch(fallback_random=True)
-
-
 def redraws(wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> AbstractContextManager[Any]:
     """Inside the `with`, torch's function that draws again until all numbers are accepted is wrapped."""
     return mock.patch.object(nn.init, "_no_grad_trunc_normal_", wrapped(nn.init._no_grad_trunc_normal_))
@@ -369,11 +363,6 @@ def group_in(arguments: Sequence[Any]) -> dist.ProcessGroup:
     raise AssertionError("a collective has a group")
 
 
-def dispatch_key(device: torch.device) -> str:
-    """By which torch finds the kernels of a device, such as CUDA."""
-    return torch._C._dispatch_key_for_device(device.type)
-
-
 def default_generator(device: torch.device) -> torch.Generator:
     """The generator that draws on this device where none is given."""
     if device.type == "cpu":
@@ -453,11 +442,6 @@ def say(line: str) -> None:
 def steps_of(schedule: LRScheduler) -> int:
     """How many steps a schedule has made. One that chains others does not count itself."""
     return steps_of(schedule._schedulers[0]) if isinstance(schedule, ChainedScheduler) else schedule.last_epoch
-
-
-def keeps_graph() -> bool:
-    """Whether the backward that runs was asked to keep its graph."""
-    return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def forget_helpers() -> None:

@@ -43,7 +43,7 @@ class Compiled:
 
     Communicates nothing. Weights are gathered before the compiled call. A synchronised batch norm's sums over ranks
     and the noise of `gan.noise` stay outside the compiled graphs: each splits a graph in two. What torch draws is
-    inside, and the same as in an eager network (`private.draw_as_eager`). The gradients of a graph all arrive at its
+    inside, and the same as in an eager network (see draws.py). The gradients of a graph all arrive at its
     end, so less of their reduction overlaps with backward.
     """
 

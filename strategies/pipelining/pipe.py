@@ -97,9 +97,8 @@ class Pipe:
             return total
 
         number, size = (0, 1) if self.copies is None else (dist.get_rank(self.copies), dist.get_world_size(self.copies))
-        copies = ranks.World(number, size, add)
         where = frozenset(mine), self.stage_of, carrier, self.device
-        return Program(self.player, *where, copies, self.trying, self.network.buffers)
+        return Program(self.player, *where, ranks.World(number, size, add), self.trying, self.network.buffers)
 
     def finish(self) -> None:
         """Run the backward that waits. All ranks call it together."""

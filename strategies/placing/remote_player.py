@@ -130,7 +130,8 @@ class RemoteCall:
                 f"player '{self.call.player}': a loss differentiates a gradient that goes through it, and that does "
                 f"not go through other ranks; leave @{self.servers.where} out"
             )
-        answer = self.servers.ask(Slopes(self.call.player, self.call.key, slopes, private.keeps_graph()))
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        answer = self.servers.ask(Slopes(self.call.player, self.call.key, slopes, keep))
         assert not isinstance(answer, Returned)
         return answer
 

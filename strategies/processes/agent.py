@@ -211,7 +211,6 @@ class Agent(LocalElasticAgent):
     """torch's agent for one host."""
 
     def __init__(self, launch: Launch, files: DefaultLogsSpecs, handler: Any, history: History) -> None:
-        address = launch.rendezvous.own_address()
         host, port = launch.rendezvous.fixed() or (None, None)
         spec = WorkerSpec(
             role="rank",
@@ -223,7 +222,7 @@ class Agent(LocalElasticAgent):
             monitor_interval=0.1,
             master_addr=host,
             master_port=port,
-            local_addr=address,
+            local_addr=launch.rendezvous.own_address(),
         )
         super().__init__(spec, files)
         self.handler, self.history, self.ranks = handler, history, launch.ranks

@@ -105,9 +105,8 @@ def _by_hand(variables: Mapping[str, str]) -> Mapping[str, str] | None:
     rank, size = number(variables, "RANK"), number(variables, "WORLD_SIZE")
     if "LOCAL_RANK" not in variables and size == 1:
         return None
-    on_one_host = _is_this_host(variables.get("MASTER_ADDR", ""))
     missing = [name for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if name not in variables]
-    if "LOCAL_RANK" in missing or (missing and not on_one_host):
+    if "LOCAL_RANK" in missing or (missing and not _is_this_host(variables.get("MASTER_ADDR", ""))):
         raise UserError(
             f"RANK={rank} and WORLD_SIZE={size} say that this is one of {size} ranks; also set {' and '.join(missing)} "
             f"(LOCAL_RANK is its number on its host, LOCAL_WORLD_SIZE how many are there), or unset RANK to let this "
