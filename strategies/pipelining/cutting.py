@@ -113,32 +113,21 @@ def cut(units: Sequence[Unit], stages: int) -> list[Unit]:
 
 
 def share_out(sizes: Sequence[int], stages: int) -> list[int]:
-    """The stage of each size. Stages are neighbours, and the largest is as small as can be."""
-    limit = _smallest_limit(sizes, stages)
+    """The stage of each size. Stages are neighbours, and the largest is as small as can be: the sum of some sizes."""
+    least = max(sizes)
+    sums = sorted({total for first in range(len(sizes)) for total in accumulate(sizes[first:]) if total >= least})
+    enough = bisect_left(sums, True, key=lambda limit: _filled(sizes, stages, limit)[-1] < stages)
+    return _filled(sizes, stages, sums[enough])
+
+
+def _filled(sizes: Sequence[int], stages: int, limit: int) -> list[int]:
+    """The stage of each size, if no stage may be larger. So many stages, or more if the limit is too small."""
     found: list[int] = []
     stage, filled = 0, 0
     for position, size in enumerate(sizes):
         needed = len(sizes) - position == stages - 1 - stage  # each stage that is left needs one
-        if filled and (filled + size > limit or needed) and stage < stages - 1:
+        if filled and (filled + size > limit or needed):
             stage, filled = stage + 1, 0
         filled += size
         found.append(stage)
     return found
-
-
-def _smallest_limit(sizes: Sequence[int], stages: int) -> int:
-    """The smallest size such that no stage is larger: the sum of some neighbours."""
-    sums = sorted({total for first in range(len(sizes)) for total in accumulate(sizes[first:])})
-    return sums[bisect_left(sums, True, key=lambda limit: _stages_within(sizes, limit) <= stages)]
-
-
-def _stages_within(sizes: Sequence[int], limit: int) -> float:
-    """How many stages there are if none may be larger; infinity where one size is."""
-    parts, filled = 1, 0
-    for size in sizes:
-        if size > limit:
-            return float("inf")
-        if filled + size > limit:
-            parts, filled = parts + 1, 0
-        filled += size
-    return parts
