@@ -182,10 +182,8 @@ def _gradients_of(learner: Policy) -> list[tuple[Tensor, int]]:
 def refuse_partial_gradients(learners: Sequence[Policy], last: bool, world: World) -> AbstractContextManager[object]:
     """Inside the `with`, to use a gradient that is not whole is an error: published code would find None, and go on."""
     policies = [each for each in learners if world.size > 1 and not (last and each.reduction.reduces_in_backward)]
-    owners: dict[int, Policy] = {}
-    for policy in policies:
-        for weight in (*policy.storage.weights.values(), *policy.storage.owned.values()):
-            owners[id(weight)] = policy
+    stored = ((each, (*each.storage.weights.values(), *each.storage.owned.values())) for each in policies)
+    owners = {id(weight): policy for policy, weights in stored for weight in weights}
     return GradientsApart(owners) if owners else nullcontext()
 
 

@@ -102,8 +102,7 @@ def optimizer_state(policy: Policy, updater: Updater) -> dict[str, Any]:
     packed = updater.optimizer.state_dict()
     named = {name: packed["state"][n] for n, name in enumerate(_stepped(policy, updater)) if n in packed["state"]}
     state = policy.storage.values_of_all({name: _with(values, lambda _, __: None) for name, values in named.items()})
-    for name, values in named.items():
-        state[name] = _with(values, partial(_share, policy, name))
+    state |= {name: _with(values, partial(_share, policy, name)) for name, values in named.items()}
     groups = zip(packed["param_groups"], updater.groups, strict=True)
     named_groups = [{**group, "params": names} for group, names in groups]
     types: dict[str, list[str]] = {}  # the names of tensors of another type than their weight

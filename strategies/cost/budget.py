@@ -191,12 +191,10 @@ class Budget:
 
     def moved(self, player: str, choice: Choice, recompute: frozenset[str]) -> Moved:
         """What one player moves in a step, in the mean over many steps; and those that follow it."""
-        total = Moved()
-        for name, other in self.game.players.items():
-            if player in (name, other.follows):
-                for trace, curve in zip(self.traces(recompute), self.curves(name, choice, recompute), strict=True):
-                    total += moved(curve.collectives, self.world.per_node) * (1 / trace.every)
-        return total
+        names = [name for name, other in self.game.players.items() if player in (name, other.follows)]
+        traces, local = self.traces(recompute), self.world.per_node
+        pairs = (pair for name in names for pair in zip(traces, self.curves(name, choice, recompute), strict=True))
+        return sum((moved(curve.collectives, local) * (1 / trace.every) for trace, curve in pairs), Moved())
 
     def recomputing(self, choices: Mapping[str, Choice]) -> frozenset[str]:
         """The players whose choice says `recompute`, and who gain by it: single layers in a pipeline do not."""

@@ -87,9 +87,8 @@ def _step(optimizer: Optimizer, weights: list[nn.Parameter], foreach: bool | Non
             group["foreach"] = foreach
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
-    kept: list[Tensor] = [*weights, *(weight.grad for weight in weights if weight.grad is not None)]
-    for state in optimizer.state.values():
-        kept += [value for value in state.values() if isinstance(value, Tensor)]
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    kept = [*weights, *(weight.grad for weight in weights if weight.grad is not None), *states]
     with Living(leave_out=kept) as living, torch.no_grad():
         optimizer.step()
     return living.here.highest
