@@ -83,7 +83,10 @@ def prepare(
         nonlocal text
         if world.rank == 0:
             for each in (each for offered in offers for each in offered.values()):
-                _insert(values, each)
+                inner: Any = values
+                for name in each.key[:-1]:
+                    inner = inner.setdefault(name, {}) if isinstance(inner, dict) else inner[name]
+                inner[each.key[-1]] = each
             text = text_of(_encoded(values, mine))
         mine.update((name, shares[name][1]) for name in dealt[world.rank])
         if copied:
@@ -135,13 +138,6 @@ def _split(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Key, S
 
 def _name(key: Key) -> str:
     return "/".join(map(str, key))
-
-
-def _insert(tree: Any, offer: Offer) -> None:
-    *outer, last = offer.key
-    for name in outer:
-        tree = tree.setdefault(name, {}) if isinstance(tree, dict) else tree[name]
-    tree[last] = offer
 
 
 def _encoded(values: dict[str, Any], own: dict[str, Share]) -> Any:

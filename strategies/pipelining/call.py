@@ -228,8 +228,8 @@ class Discovery:
     def _compare_chunks(self, written: Mapping[str, Tensor]) -> None:
         """A buffer in which each chunk writes something else depends on samples: then all must come at once."""
         _, _, again = Discovery(self.request).tried(1)
-        names = {**written, **again.written}
-        unlike = [name for name in names if not _equal(written.get(name), again.written.get(name))]
+        both, names = written.keys() & again.written.keys(), {**written, **again.written}
+        unlike = [name for name in names if name not in both or not torch.equal(written[name], again.written[name])]
         everyone = of_all(unlike, self.pipe.group)
         self.made.whole_batch = next((f"buffer '{name}'" for names in everyone for name in names), "")
 
@@ -306,7 +306,3 @@ def _all_from(first: Hashable, next_of: Callable[[Any], Iterable[Any]]) -> set[A
         found |= new
         pending += new
     return found
-
-
-def _equal(one: Tensor | None, other: Tensor | None) -> bool:
-    return one is not None and other is not None and torch.equal(one, other)

@@ -95,7 +95,10 @@ class OwnRanks(private.FunctionLauncher):
                 self.folder = Path(folder)
                 return self._launch(function, *args, trainer=trainer, **kwargs)
         except BaseException:
-            self._end_ranks()
+            for how in (signal.SIGTERM, signal.SIGKILL):
+                for process in self.procs:  # those that train on, as where Ctrl-C has reached this process alone
+                    process.join(PATIENCE)
+                self.kill(how)
             self.aside = trainer, private.callbacks(trainer)
             private.set_callbacks(trainer, [])  # Lightning would tell them of the error, and the ranks have done so
             raise
@@ -111,13 +114,6 @@ class OwnRanks(private.FunctionLauncher):
         if self.aside is not None:
             private.set_callbacks(*self.aside)
         self.aside = None
-
-    def _end_ranks(self) -> None:
-        """Those that train on, as where Ctrl-C has reached this process alone."""
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            for process in self.procs:
-                process.join(PATIENCE)
-            self.kill(how)
 
     def _launch(self, function: Callable[..., Any], *args: Any, trainer: Trainer, **kwargs: Any) -> Any:
         refused, self.given = self.folder / REFUSED, args

@@ -24,6 +24,8 @@ from strategies.world import ALONE, World
 
 LISTEN = 10.0  # seconds in which the other ranks reach their time limit too
 RECENT = 1000  # phases whose names are kept
+# In the error of a collective that has waited too long, or that met another one.
+IN_VAIN = ("Timed out waiting", "timed out", "Application timeout", "op.preamble.length", "data size")
 
 ADVICE = (
     "every rank needs the same number of batches (type max_steps=, or drop_last=True in a loader of your own), the "
@@ -85,7 +87,7 @@ class Places:
         try:
             yield
         except RuntimeError as error:
-            if self.world.size == 1 or not _in_vain(error):
+            if self.world.size == 1 or not any(words in str(error) for words in IN_VAIN):
                 raise
             self.waiting = _call_of_ranks(reversed(list(traceback.walk_tb(error.__traceback__))))
             self.tell()
@@ -165,9 +167,3 @@ def _first_difference(every: list[tuple[int, list[tuple[int, str]]]]) -> str:
             ]
             return f"the ranks have gone different ways: {', '.join(said)}; {ADVICE}"
     return f"the ranks have gone different ways some {longest} phases ago; {ADVICE}"
-
-
-def _in_vain(error: BaseException) -> bool:
-    """Whether this is the error of a collective that has waited too long, or that met another one."""
-    known = "Timed out waiting", "timed out", "Application timeout", "op.preamble.length", "data size"
-    return any(words in str(error) for words in known)
