@@ -165,7 +165,8 @@ class RemotePlayer(Policy):
     name = "remote"
     max_ranks = None
     takes = frozenset()
-    divided = begins_sharded = True
+    divided = True
+    keep = False
 
     def __init__(self, *args: Any, servers: Servers | ServersOnPaper) -> None:
         super().__init__(*args)
@@ -174,10 +175,6 @@ class RemotePlayer(Policy):
         self.gone: list[int] = []  # calls whose graphs are gone
         self.shared = False
         self.taken = ExitStack()  # calls that go to serving ranks now
-
-    @property
-    def whole_bytes(self) -> float:
-        return 0.0
 
     def adopt(self, training: bool) -> None:
         super().adopt(training)

@@ -121,7 +121,7 @@ class Costs:
     @property
     def whole_bytes(self) -> float:
         """The weights that are whole between phases."""
-        return size(self.belongings.parameters.values())
+        return 0.0 if self.divided and not self.keep else size(self.belongings.parameters.values())
 
     @property
     def shard_bytes(self) -> float:

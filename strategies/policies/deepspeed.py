@@ -119,10 +119,6 @@ class DeepSpeed3(DeepSpeed2):
         return storage
 
     @property
-    def whole_bytes(self) -> float:
-        return 0.0 if self.divided else super().whole_bytes
-
-    @property
     def shard_bytes(self) -> float:
         """A copy for the optimizer too, if that is on the device."""
         return super().shard_bytes + (self.owned_bytes if self.divided and not self.offloaded else 0.0)

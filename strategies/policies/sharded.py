@@ -55,9 +55,7 @@ class Sharded(Policy):
 
     @property
     def whole_bytes(self) -> float:
-        if self.begins_sharded:
-            return 0.0
-        if self.divided and self.half is not None:
+        if self.keep and self.divided and self.half is not None:
             return super().whole_bytes - sum(
                 w.numel() * (w.element_size() - self.half.itemsize) for w in self.weights.values()
             )
