@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning import Trainer, seed_everything
+from lightning import seed_everything
 from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import nn
 
 from gan.app.planning.opening import opened
-from gan.bench.device import Counter, now_on_all, payload, train
+from gan.bench.device import Counter, Measuring, now_on_all, payload, train, wait
 from gan.bench.harness import Figures
 from gan.files.errors import UserError
 from gan.runs import build
@@ -25,7 +25,6 @@ from strategies.choice import Choice, choices
 from strategies.cost.budget import Budget
 from strategies.policies import POLICIES
 from strategies.policies.pipeline import Pipeline
-from strategies.strategy import phase_strategy
 from strategies.world import World
 
 ONE = "one process"
@@ -117,29 +116,21 @@ def planned(run: str, settings: Mapping[str, Any], cell: Cell) -> Figures:
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-class Clock:
-    """Times the steps after the first `warm`. In the last of those it counts bytes, which takes time by itself."""
-
-    def __init__(self, warm: int, steps: int) -> None:
-        self.payload, self.resident = Counter(payload), _memory("VmRSS:")
-        self.moments = {warm - 1: lambda *_: self.payload.__enter__(), warm: self.begin, warm + steps: self.end}
-
-    def begin(self, *_: Any) -> None:
-        self.payload.__exit__(None, None, None)
-        ctypes.CDLL(None).malloc_trim(0)
-        if RESET.exists():  # else the peak is that of all steps
-            RESET.write_text("5")
-        self.began = now_on_all()
-
-    def end(self, trainer: Trainer, _: Any) -> None:
-        self.found = {
-            "seconds": now_on_all() - self.began,
-            "peak": max(0, _memory("VmHWM:") - self.resident),
-            "payload": self.payload.total,
-        }
-        for policy in phase_strategy(trainer).policies.values():
-            for pipe in policy.pipes if isinstance(policy, Pipeline) else ():
-                self.found["bubble"] = bubble(pipe.size, pipe.chunks or 2 * pipe.size, pipe.stages // pipe.size)
+def measuring(strategy: PhaseStrategy, resident: int, warm: int, steps: int) -> Measuring:
+    """Time the steps after the first `warm`. In the last of those it counts bytes, which takes time by itself."""
+    yield from wait(warm - 1)
+    with Counter(payload) as counted:
+        yield
+    ctypes.CDLL(None).malloc_trim(0)
+    if RESET.exists():  # else the peak is that of all steps
+        RESET.write_text("5")
+    began = now_on_all()
+    yield from wait(steps)
+    found = {"seconds": now_on_all() - began, "peak": max(0, _memory("VmHWM:") - resident), "payload": counted.total}
+    for policy in strategy.policies.values():
+        for pipe in policy.pipes if isinstance(policy, Pipeline) else ():
+            found["bubble"] = bubble(pipe.size, pipe.chunks or 2 * pipe.size, pipe.stages // pipe.size)
+    return found
 
 
 def _memory(name: str) -> int:
@@ -153,13 +144,12 @@ def play(cell: Cell, run: str, settings: Mapping[str, Any], warm: int, steps: in
     # What torch loads at its first convolution and product is not a cell's memory.
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 1))
     net(torch.ones(2, 3, 8, 8)).sum().backward()
-    clock = Clock(warm, steps)
+    resident = _memory("VmRSS:")
     seed_everything(0, verbose=False)
     made = cell.build(run, settings)
     strategy = PhaseStrategy(cell.typed, check=False, cluster_environment=LightningEnvironment())
-    own = {"accelerator": "cpu", "devices": cell.processes, "sync_batchnorm": True}
-    train(made.game, made.data, strategy, clock.moments, **own)
-    return clock.found
+    own = {"accelerator": "cpu", "devices": cell.processes, "sync_batchnorm": True, "max_steps": warm + steps}
+    return train(made.game, made.data, strategy, measuring(strategy, resident, warm, steps), **own)
 
 
 def together(ranks: Sequence[Figures], pictures: int) -> Figures:

@@ -1,7 +1,8 @@
 """What benchmarks measure with: a training that stops for measurements, and a device's time, rate, memory and name."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator
+from inspect import GEN_CREATED, getgeneratorstate
 from typing import Any
 
 import torch
@@ -13,15 +14,17 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-Moments = Mapping[int, Callable[[Trainer, Any], object]]  # each is given the batch, too
+# What is done before the first step, and then after each one for which it waits: it gets the step's batch.
+Measuring = Generator[None, Any, Any]
 
 
-def train(game: LightningModule, data: Any, strategy: Any, moments: Moments | None = None, **options: Any) -> None:
-    """Train, with nothing beside the training itself, until the last of the moments; without any, one epoch."""
-    options |= {"max_steps": max(moments)} if moments else {"max_epochs": 1}
+def train(game: LightningModule, data: Any, strategy: Any, measuring: Measuring | None = None, **options: Any) -> Any:
+    """Train, with nothing beside the training itself: `max_steps`, or one epoch. Gives what is measured."""
+    measured: list[Any] = [] if measuring is None else [Measured(measuring)]
+    options |= {} if "max_steps" in options else {"max_epochs": 1}
     Trainer(
         strategy=strategy,
-        callbacks=[AtMoments(moments)] if moments else [],
+        callbacks=measured,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -30,22 +33,30 @@ def train(game: LightningModule, data: Any, strategy: Any, moments: Moments | No
         num_sanity_val_steps=0,
         **options,
     ).fit(game, data)
+    return measured[0].found if measured else None
 
 
-class AtMoments(Callback):
-    """Does what is to be done once so many steps have ended: `moments[0]` before the first step."""
+def wait(steps: int) -> Measuring:
+    """Wait for the end of so many steps; gives the last batch."""
+    batch = None
+    for _ in range(steps):
+        batch = yield
+    return batch
 
-    def __init__(self, moments: Moments) -> None:
-        self.moments, self.done = moments, 0
+
+class Measured(Callback):
+    def __init__(self, measuring: Measuring) -> None:
+        self.measuring, self.found = measuring, None
 
     def on_train_batch_start(self, trainer: Trainer, game: LightningModule, batch: Any, number: int) -> None:
-        if not self.done and 0 in self.moments:
-            self.moments[0](trainer, batch)
+        if getgeneratorstate(self.measuring) == GEN_CREATED:
+            next(self.measuring)
 
     def on_train_batch_end(self, trainer: Trainer, game: LightningModule, outputs: Any, batch: Any, _: int) -> None:
-        self.done += 1
-        if self.done in self.moments:
-            self.moments[self.done](trainer, batch)
+        try:
+            self.measuring.send(batch)
+        except StopIteration as ended:
+            self.found = ended.value
 
 
 class Counter(TorchDispatchMode):

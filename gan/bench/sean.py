@@ -28,7 +28,7 @@ from torch.optim import Adam
 
 from datasets.drawn.faces import Faces
 from gan.app.training.pace import peak_memory
-from gan.bench.device import Counter, convolution_rate, multiplications, now, place, train
+from gan.bench.device import Counter, Measuring, convolution_rate, multiplications, now, place, train
 from gan.bench.harness import Benchmark, Column, Figures, in_world
 from gan.files.errors import UserError
 from gan.games.sean import Sean
@@ -210,18 +210,17 @@ def figures_of(times: Sequence[float], kept: int, loss: Tensor, device: torch.de
 def train_ours(cell: Way, sizes: Sizes) -> Figures:
     """Train by Lightning and PhaseStrategy, a step that does not count and one that does."""
     game, batch = opened(cell, sizes)
-    counter = Counter(multiplications)
-    seen: list[tuple[int, Tensor]] = []
 
-    def after_first(*_: Any) -> None:
-        counter.__exit__(None, None, None)
-        seen.append((game.kept, game.loss))
+    def measuring() -> Measuring:
+        with Counter(multiplications) as counter:
+            yield
+        seen = game.kept, game.loss
+        yield
+        return figures_of([*game.times, now(game.device)], *seen, game.device), counter.total
 
-    moments = {0: lambda *_: counter.__enter__(), 1: after_first, 2: lambda *_: game.times.append(now(game.device))}
-    train(game, repeat(batch), PhaseStrategy(), moments, devices=1)
-    figures = figures_of(game.times, *seen[0], game.device)
+    figures, flops = train(game, repeat(batch), PhaseStrategy(), measuring(), devices=1, max_steps=2)
     rate = convolution_rate(game.device)
-    return {**figures, "GFLOP/s": rate / 1e9, "of limit": counter.total / rate / figures["seconds"]}
+    return {**figures, "GFLOP/s": rate / 1e9, "of limit": flops / rate / figures["seconds"]}
 
 
 def train_published(cell: Way, sizes: Sizes) -> Figures:

@@ -22,10 +22,11 @@ from jsonargparse.typing import PositiveInt
 from lightning import seed_everything
 
 from gan.app.training.pace import peak_memory
-from gan.bench.device import Counter, convolution_rate, multiplications, now, place, train
+from gan.bench.device import Counter, Measuring, convolution_rate, multiplications, now, place, train, wait
 from gan.bench.harness import Column, Figures, RunBenchmark, in_world
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
+from gan.module import GanModule
 from gan.runs import build
 from strategies import PhaseStrategy
 from strategies.accelerator import best
@@ -51,33 +52,25 @@ def measure(run: str, settings: Mapping[str, Any], way: Way, steps: int) -> Figu
     made = build(run, **settings)
     if "channels last" in way.title:
         made.game.to(memory_format=torch.channels_last)
-    counter, times, pictures = Counter(multiplications), [], 0
-
-    def count(*_: Any) -> None:
-        torch.compiler.set_stance("force_eager")
-        counter.__enter__()
-
-    def stop_counting(*_: Any) -> None:
-        counter.__exit__(None, None, None)
-        torch.compiler.set_stance("default")
-
-    def take_time(_: Any, batch: Any) -> None:
-        nonlocal pictures
-        pictures = row_counts(batch)[0]
-        times.append(now(made.game.device))
-
     strategy = PhaseStrategy("single+compile" if "compiled" in way.title else "single")
-    moments = {0: count, steps: stop_counting, 2 * steps: take_time, 3 * steps: take_time}
-    train(made.game, made.data, strategy, moments, precision=way.precision, devices=1)
-    device, seconds, flops = made.game.device, (times[1] - times[0]) / steps, counter.total // steps
-    rate = convolution_rate(device, PRECISIONS[way.precision])
-    return {
-        "pictures/s": pictures / seconds,
-        "flops": flops,
-        "of limit": flops / rate / seconds,
-        "peak MB": peak_memory(device),
-        "place": place(device),
-    }
+    how = {"precision": way.precision, "devices": 1, "max_steps": 3 * steps}
+    seconds, flops, pictures = train(made.game, made.data, strategy, measuring(made.game, steps), **how)
+    device = made.game.device
+    limit = flops / convolution_rate(device, PRECISIONS[way.precision]) / seconds
+    own = {"peak MB": peak_memory(device), "place": place(device)}
+    return {"pictures/s": pictures / seconds, "flops": flops, "of limit": limit, **own}
+
+
+def measuring(game: GanModule, steps: int) -> Measuring:
+    """Seconds and multiplications of a step, and its pictures."""
+    torch.compiler.set_stance("force_eager")
+    with Counter(multiplications) as counter:
+        yield from wait(steps)
+    torch.compiler.set_stance("default")
+    yield from wait(steps)
+    began = now(game.device)
+    pictures = row_counts((yield from wait(steps)))[0]
+    return (now(game.device) - began) / steps, counter.total // steps, pictures
 
 
 class SpeedBenchmark(RunBenchmark[Way]):

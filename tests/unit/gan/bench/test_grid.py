@@ -2,16 +2,14 @@
 
 import csv
 import mmap
-from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
 
-from gan.bench import cell as one_cell
 from gan.bench import grid
 from gan.bench.blocks import blocks
-from gan.bench.cell import ONE, Cell, Clock, planned, together
+from gan.bench.cell import ONE, Cell, _memory, measuring, planned, together
 from gan.bench.grid import COLUMNS, GridBenchmark
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
@@ -92,19 +90,21 @@ def test_one_process_plays_the_parts_as_micro_batches():
 
 @only_on_linux
 def test_a_clock_times_the_steps_after_the_first_and_forgets_the_memory_before_them():
-    trainer = SimpleNamespace(strategy=PhaseStrategy("single"))
-    clock = Clock(warm=2, steps=3)
-    assert sorted(clock.moments) == [1, 2, 5]
+    clock = measuring(PhaseStrategy("single"), 0, 2, 3)
+    next(clock)
     for step in range(1, 6):
         if step == 3:
-            clock.resident = one_cell._memory("VmRSS:")
+            resident = _memory("VmRSS:")
         held = mmap.mmap(-1, 2 ** (28 if step < 3 else 26))  # not by malloc, which may keep what earlier tests had
         torch.frombuffer(held, dtype=torch.uint8).fill_(1)
         held.close()
-        clock.moments.get(step, lambda *_: None)(trainer, None)
-    found = clock.found
+        if step < 5:
+            next(clock)
+    with pytest.raises(StopIteration) as ended:
+        next(clock)
+    found = ended.value.value
     assert found["seconds"] > 0
-    assert 0.9 * 2**26 < found["peak"] < 3 * 2**26  # the first two steps have taken 4 * 2**26
+    assert 0.9 * 2**26 < found["peak"] - resident < 3 * 2**26  # the first two steps have taken 4 * 2**26
     assert found["payload"] == 0 and "bubble" not in found
 
 
