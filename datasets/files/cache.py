@@ -17,13 +17,13 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from datasets.workers import Loader, explained
@@ -232,28 +232,23 @@ def _one_process_at_a_time(file: Path) -> Iterator[None]:
 Result = tuple[int, str | None, Any]  # an entry, and what is wrong with it or else what was made of it
 
 
-class _Work(Dataset):
-    """The work, as a data set for a Loader, whose worker processes do it."""
+def _result(work: Callable[[int], Any], entry: int) -> Result:
+    try:
+        return entry, None, work(entry)
+    except (UserError, OSError) as error:
+        return entry, str(error), None
 
-    def __init__(self, work: Callable[[int], Any], todo: np.ndarray) -> None:
-        self.work, self.todo = work, todo
 
-    def __len__(self) -> int:
-        return len(self.todo)
-
-    def __getitem__(self, index: int) -> Result:
-        entry = int(self.todo[index])
-        try:
-            return entry, None, self.work(entry)
-        except (UserError, OSError) as error:
-            return entry, str(error), None
+def _worked(work: Callable[[int], Any], entries: list[int]) -> list[Result]:
+    """A Loader's collate function, which its worker processes call."""
+    return [_result(work, entry) for entry in entries]
 
 
 def _results(work: Callable[[int], Any], todo: np.ndarray, title: str) -> Iterator[list[Result]]:
     """The results of the entries, in order, some at a time, with a progress bar after a second."""
     alone = len(todo) <= FEW or multiprocessing.current_process().daemon  # a daemon may not start processes
     workers = 0 if alone else min(32, cores())
-    loader = Loader(_Work(work, todo), batch_size=16, collate_fn=list, seed=0, workers=workers)
+    loader = Loader(todo.tolist(), batch_size=16, collate_fn=partial(_worked, work), seed=0, workers=workers)
     interval = 0.5 if sys.stderr.isatty() else 20
     shown = {"desc": printable(title), "unit": "file", "dynamic_ncols": True}
     with tqdm(total=len(todo), delay=1, mininterval=interval, **shown) as bar, explained():
