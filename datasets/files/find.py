@@ -25,9 +25,7 @@ NAMED = {
 MARKS = {  # the folders by which torchvision's sets are known
     "cifar-10-batches-py": "cifar10",
     "cifar-100-python": "cifar100",
-    "MNIST/raw": "mnist",
-    "FashionMNIST/raw": "fashionmnist",
-    "KMNIST/raw": "kmnist",
+    **{f"{kind}/raw": kind.lower() for kind in ("MNIST", "FashionMNIST", "KMNIST")},
 }
 COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 HOME = "data"  # where sets by name lie, or are downloaded to

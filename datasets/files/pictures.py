@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from datasets.files.cache import listed, remember
+from datasets.files.cache import cache_folder, listed, remember
 from datasets.files.decoding import Frame, header
 from datasets.files.pairs import Size, as_size
 from datasets.files.sources import Source
@@ -34,7 +34,7 @@ class Headers:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        file = source.cache() / f"headers-{_sum(source.path, *source.part)}.jsonl"
+        file = cache_folder(source.path) / f"headers-{_sum(source.path, *source.part)}.jsonl"
         what = f"looking at {source.path.name}"
         self.texts, self.problems = remember(file, source.names, source.stamps, self._read, what)
         rows = [text.split() for text in self.texts if text is not None]
@@ -110,7 +110,7 @@ class Pictures(UsableSamples):
         self.bytes = int(np.prod(self._shape))
         self._array: np.ndarray | None = None
         stem = f"pixels-{_sum(source.path, frame, *source.part)}"
-        self.file = source.cache() / f"{stem}.bytes"
+        self.file = cache_folder(source.path) / f"{stem}.bytes"
         if keep or skip_broken:
             texts, self.problems = remember(
                 self.file.with_suffix(".jsonl"), source.names, source.stamps, self._write, "decoding pictures",

@@ -40,9 +40,6 @@ class Part(Source):
     def read(self, index: int) -> Any:
         return self.source.read(int(self.rows[index]))
 
-    def cache(self) -> Any:
-        return self.source.cache()
-
     @contextmanager
     def opened(self, index: int) -> Iterator[Image.Image]:
         with self.source.opened(int(self.rows[index])) as picture:
@@ -173,8 +170,6 @@ class Side(Dataset):
         return len(self.pictures)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if index >= len(self):
-            raise IndexError(index)
         height, width = self.pictures[index]["image"].shape[1:]
         return self.load_crop(index, (height, width), ((height - self.size[0]) // 2, (width - self.size[1]) // 2))
 

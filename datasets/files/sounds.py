@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from datasets.files.cache import explained_write_errors, remember
+from datasets.files.cache import cache_folder, explained_write_errors, remember
 from datasets.files.pictures import UsableSamples, raise_broken
 from datasets.files.sources import Folder
 from gan.files.disk import regular, whole_file
@@ -84,7 +84,7 @@ class Sounds(UsableSamples):
         self.source, self.rate, self.length, self.least, self.hop = SoundFolder(path), rate, length, least, hop
         self.mels, self.bands = None if mels is None else Path(mels).expanduser(), bands
         stem = f"sounds-{zlib.crc32(repr((os.fspath(self.source.path.resolve()), rate)).encode()):08x}"
-        self.folder = self.source.cache() / stem
+        self.folder = cache_folder(self.source.path) / stem
         texts, problems = remember(
             self.folder.with_suffix(".jsonl"), self.source.names, self.source.stamps, self._decode, "decoding sounds",
             good=lambda text: (self.folder / text.split()[-1]).exists(),

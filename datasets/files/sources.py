@@ -17,7 +17,7 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 from PIL import Image
 
-from datasets.files.cache import all_files, cache_folder
+from datasets.files.cache import all_files
 from datasets.files.decoding import MOST_BYTES, READ, SUFFIXES
 from datasets.files.pairs import why
 from gan.files.disk import regular
@@ -68,10 +68,6 @@ class Source(ABC):
     @abstractmethod
     def read(self, index: int) -> bytes | BinaryIO | Image.Image:
         """The picture's file, its content, or the picture."""
-
-    def cache(self) -> Path:
-        """The folder of what is known of these pictures."""
-        return cache_folder(self.path)
 
     @contextmanager
     def opened(self, index: int) -> Iterator[Image.Image]:
