@@ -4,7 +4,6 @@ import os
 import platform
 from collections.abc import Iterator
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ from gan.app.run import folder
 from gan.app.run.parser import Parser
 from gan.app.run.settings_file import MOST
 from gan.files.disk import read_text
-from gan.files.system import cores
+from gan.files.system import cores, version_of
 
 PACKAGES = "coordinated-gans torch torchvision lightning torchmetrics jsonargparse safetensors numpy pillow deepspeed"
 _table = partial(table, left=(0, 1))
@@ -28,7 +27,9 @@ VARIABLES = ("CUDA", "GLOO", "MASTER", "NCCL", "OMP", "RANK", "SLURM_JOB", "SLUR
 def main(argv: list[str]) -> None:
     settings = parse(argv)
     of_run = list(_run(settings))
-    say(*_table([("system", platform.platform()), ("python", platform.python_version()), *_versions()]))
+    versions = {name: version_of(name) or "not installed" for name in PACKAGES.split()}
+    versions["torch"] = str(torch.__version__)  # which says for which CUDA
+    say(*_table([("system", platform.platform()), ("python", platform.python_version()), *versions.items()]))
     say("", *_table(list(_devices())))
     if variables := sorted((name, value) for name, value in os.environ.items() if name.startswith(VARIABLES)):
         say("", *_table(variables))
@@ -42,14 +43,6 @@ def parse(argv: list[str]) -> Namespace:
     parser.add_argument("which", metavar="RUN", nargs="?", default="auto", help=what)
     parser.add_argument("--out", metavar="FOLDER", type=Path, default=Path("runs"), help="where to look for that")
     return parser.parse_args(argv)
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    for name in PACKAGES.split():
-        try:
-            yield name, str(torch.__version__) if name == "torch" else version(name)  # which says for which CUDA
-        except PackageNotFoundError:
-            yield name, "not installed"
 
 
 def _devices() -> Iterator[tuple[str, str]]:

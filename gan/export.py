@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +19,7 @@ from gan.app.run import options
 from gan.app.run.parser import Parser
 from gan.files.disk import free_name, name_for, whole_file
 from gan.files.errors import UserError
+from gan.files.system import version_of
 
 if TYPE_CHECKING:
     from gan.app.run.reopen import SavedRun
@@ -180,7 +180,7 @@ def _safetensors(each: Exported, opened: "SavedRun") -> Callable[[Path], None]:
         "step": str(opened.step),
         "weights": each.weights,
         "torch": torch.__version__,
-        "coordinated-gans": _version(),
+        "coordinated-gans": version_of("coordinated-gans") or "a checkout",
     }
     return lambda path: save_file(each.state, path, metadata=about)
 
@@ -265,13 +265,6 @@ def _readme(opened: "SavedRun", players: list[Exported], published: Collection[s
     if published:
         about += PUBLISHED.format(files=", ".join(published))
     return about.rstrip() + "\n"
-
-
-def _version() -> str:
-    try:
-        return version("coordinated-gans")
-    except PackageNotFoundError:
-        return "a checkout"
 
 
 if __name__ == "__main__":

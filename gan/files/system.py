@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 
 from gan.files.errors import UserError
 
@@ -47,6 +48,13 @@ def after_fork(deed: Callable[[], None]) -> None:
     """Do it in every process that is forked from now on. Windows forks none."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=deed)
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def cores() -> int:

@@ -69,9 +69,14 @@ def _none(draw: object, shape: Sequence[int], like: Tensor | None, common: bool,
 @patch.object(noise, "_draw", _none)
 @patch.object(noise, "dropout", lambda x, *_, **__: x)
 def write(kind: str, player: str, call: Call, path: Path) -> float:
-    """Write the program; returns how far what the file gives is from what the network gives for the same input."""
+    """Write the program, for any number of samples.
+
+    Returns how far what the file gives is from what the network gives for the same input.
+    """
+    batch = {0: torch.export.Dim.DYNAMIC}
+    shapes = {name: batch if isinstance(value, Tensor) else None for name, value in call.given.items()}
     try:
-        made = _program(call)
+        made = torch.export.export(call.network, call.values, dynamic_shapes=shapes)
         got = _through_torch(made, call, path) if kind == "torch" else _through_onnx(made, call, path)
     except OSError:
         raise
@@ -89,13 +94,6 @@ def write(kind: str, player: str, call: Call, path: Path) -> float:
     if not far <= FAR:
         raise UserError(f"--format {kind}: the program of '{player}' is {far:.2g} away from the network; leave it out")
     return far
-
-
-def _program(call: Call) -> Any:
-    """The program of torch.export, for any number of samples."""
-    batch = {0: torch.export.Dim.DYNAMIC}
-    shapes = {name: batch if isinstance(value, Tensor) else None for name, value in call.given.items()}
-    return torch.export.export(call.network, call.values, dynamic_shapes=shapes)
 
 
 def _through_torch(made: Any, call: Call, path: Path) -> Any:

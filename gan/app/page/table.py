@@ -124,14 +124,12 @@ class Table:
         if not cell.pictures:
             return f'<td class="words">{words}</td>'
         last = len(cell.pictures) - 1
-        images = "".join(
-            image_tag(
-                picture,
-                f"{place}, {self.moments[k]}" if last else f"{place}: {cell.words}" if words else place,
-                hidden=k < last,
-            )
-            for k, picture in enumerate(cell.pictures)
-        )
+        images = ""
+        for k, picture in enumerate(cell.pictures):
+            alt = f"{place}, {self.moments[k]}" if last else f"{place}: {cell.words}" if words else place
+            kind = ' class="exact"' if max(picture.size) <= TINY else ""
+            size, hidden = f'width="{picture.width}" height="{picture.height}"', " hidden" if k < last else ""
+            images += f'<img{kind} src="{encode(picture)}" {size} alt="{escape(alt)}"{hidden}>'
         kind = ' class="moving"' if last else ' class="heard"' if cell.wav else ""
         below = f"<small>{words}</small>" if words else ""
         if cell.wav:
@@ -160,12 +158,6 @@ class Charts:
 
     def _repr_html_(self) -> str:
         return STYLE + self.html()
-
-
-def image_tag(picture: Image.Image, alt: str, hidden: bool = False) -> str:
-    kind = ' class="exact"' if max(picture.size) <= TINY else ""
-    size = f'width="{picture.width}" height="{picture.height}"'
-    return f'<img{kind} src="{encode(picture)}" {size} alt="{escape(alt)}"{" hidden" if hidden else ""}>'
 
 
 def encode(picture: Image.Image) -> str:
