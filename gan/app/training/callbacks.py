@@ -145,20 +145,14 @@ class Score(Callback):
             trainer.should_stop = True
 
 
-class WriteSettings(Callback):
-    """Writes the run's files of settings when training begins: `texts` gives the text of each file.
+def write_settings(texts: Mapping[Path, str], trainer: Trainer, game: LightningModule) -> None:
+    """Write the run's files of settings when training begins: `texts` gives the text of each file.
 
     It must not write earlier. If a resumed run were refused after that, the new settings would stay in its folder.
-    They might not fit its checkpoints, and the run could no longer be resumed or sampled. So this is the last
-    callback: when it is called, every rank has read the old settings and the checkpoint.
+    They might not fit its checkpoints, and the run could no longer be resumed or sampled. So this is in the last
+    callback: Lightning lets no rank come here before all ranks have read the old settings and the checkpoint.
     """
-
-    def __init__(self, texts: Mapping[Path, str]) -> None:
-        self.texts = texts
-        self._spare = Spare()
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write them. Lightning lets no rank come here before all ranks have loaded the checkpoint."""
-        if trainer.is_global_zero:
-            for path, text in self.texts.items():
-                self._spare.write(path, text)
+    if trainer.is_global_zero:
+        spare = Spare()
+        for path, text in texts.items():
+            spare.write(path, text)

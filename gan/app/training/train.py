@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from jsonargparse import Namespace
 from lightning import Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.callbacks import LambdaCallback, LearningRateMonitor
 
 from datasets import GanData
 from gan.app.outputs import say
@@ -20,7 +20,7 @@ from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import Resumed, instead, newest_whole, to_resume, where_data_are
 from gan.app.training import loggers, start
-from gan.app.training.callbacks import Pictures, Score, WriteSettings, dry_reals
+from gan.app.training.callbacks import Pictures, Score, dry_reals, write_settings
 from gan.app.training.describe import describe
 from gan.app.training.health import Health
 from gan.app.training.keep import Keep
@@ -172,7 +172,7 @@ def train(
         *scores,
         *([LearningRateMonitor("step")] if any(each.schedule for each in run.game.players.values()) else []),
         loggers.Track(where, run, computer.words, log, yaml.safe_load(texts[where.settings])),
-        WriteSettings(texts),
+        LambdaCallback(on_train_start=partial(write_settings, texts)),
     ]
     trainer = trainer_of(
         settings,

@@ -18,7 +18,7 @@ from gan.app.run import folder, options
 from gan.app.run.options import strategies
 from gan.app.run.parser import OF_OTHER_TRAINERS
 from gan.app.run.settings_file import MOST, read
-from gan.app.training.callbacks import WriteSettings
+from gan.app.training.callbacks import write_settings
 from gan.files.errors import UserError
 from gan.runs import RUNS, full_name
 from tests.support.posix import not_on_windows
@@ -110,7 +110,7 @@ def test_a_reader_of_settings_that_are_written_again_reads_them_whole(here):
     settings, before = options.parse(["--resume", str(run.path), "--max-steps", "99"])[0], run.settings.read_text()
     with run.settings.open() as reading:
         texts = {run.settings: options.dump(settings, settings.run)}
-        WriteSettings(texts).on_train_start(SimpleNamespace(is_global_zero=True), None)
+        write_settings(texts, SimpleNamespace(is_global_zero=True), None)
         assert run.settings.read_text() == texts[run.settings]
         assert before and reading.read() == before
     assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "samples", "settings.yaml"]

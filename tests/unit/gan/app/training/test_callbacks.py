@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch.utils.data import DataLoader
 
 from gan.app.run.folder import RunFolder
-from gan.app.training.callbacks import Pictures, Score, WriteSettings
+from gan.app.training.callbacks import Pictures, Score, write_settings
 from gan.app.training.metrics import Record
 from strategies import PhaseStrategy
 from strategies.processes.stopping import Stopped
@@ -116,6 +116,6 @@ def test_pictures_that_cannot_be_written_are_said_once_and_left_out(spoil, tmp_p
 def test_settings_that_cannot_be_written_are_said_and_the_older_ones_stay(tmp_path, capsys):
     settings, game = tmp_path / "settings.yaml", tmp_path / "game.txt"
     game.mkdir()
-    WriteSettings({game: "players", settings: "new"}).on_train_start(SimpleNamespace(is_global_zero=True), None)
+    write_settings({game: "players", settings: "new"}, SimpleNamespace(is_global_zero=True), None)
     assert settings.read_text() == "new"
     assert re.search(r"warning: .*game.txt cannot be written \(Is a directory: .*\); training", capsys.readouterr().err)
