@@ -9,6 +9,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
+from gan.runs.pairs import Painting
 from gan.runs.run import HELD_OUT, Run, Seed, Upsamplings, check_size
 from gan.runs.sides import cut_networks
 from gan.runs.vqgan import SCORES as VQGAN_SCORES
@@ -74,73 +75,56 @@ def sean_faces(style: PositiveInt = 32, **settings: Any) -> Run:
     Args:
         style: Length of a region's style code.
     """
-    return sean_or_spade(style=style, **settings)
+    return PaintedFaces(**settings).run(style)
 
 
 def spade_faces(**settings: Any) -> Run:
     """SPADE on drawn faces: paint label maps in one palette, without styles."""
-    return sean_or_spade(style=None, **settings)
+    return PaintedFaces(**settings).run(None)
 
 
 SPADE_SCORES = {"val/paint_error": "paint error on held-out faces"}
 SEAN_SCORES = {"val/transfer_error": "transfer error on held-out faces"}
 
 
-def sean_or_spade(
-    style: PositiveInt | None,
-    batch_size: PositiveInt = 8,
-    max_steps: PositiveInt = 400,
-    width: PositiveInt = 8,
-    hidden: PositiveInt = 16,
-    upsamplings: Upsamplings = 3,
-    generator_rate: PositiveFloat = 2e-3,
-    discriminator_rate: PositiveFloat = 2e-3,
-    pixels: NonNegativeFloat = 20.0,
-    matching: NonNegativeFloat = 5.0,
-    fake_once: bool = False,
-    **settings: Any,
-) -> Run:
-    """Make a run of SEAN on drawn faces, or without styles of SPADE.
+@dataclass
+class PaintedFaces(DrawnFaces, Painting):
+    """Faces that SEAN paints, or without styles SPADE.
 
     Args:
-        style: Length of a region's style code, if there are styles.
-        batch_size: Pictures a step, of all ranks together.
         max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
-        width: Channels of the generator's last block; the blocks before it have more.
-        hidden: Channels of the mask branch in each normalisation layer.
         upsamplings: How often the generator doubles its picture.
-        generator_rate: Learning rate of encoder and generator.
-        discriminator_rate: Learning rate of the discriminator.
         pixels: Weight of the pixels' L1 loss, which takes the place of the published perceptual loss.
-        matching: Weight of the feature-matching loss.
-        fake_once: Make the fake once a step for both turns. This saves a generator pass; quality was not compared.
     """
-    from datasets import Faces, FaceTransfers
-    from gan.games.sean import Sean
-    from gan.games.spade import Spade
 
-    drawn = DrawnFaces(batch_size=batch_size, **settings)
-    check_size((drawn.size, drawn.size), upsamplings)
-    labels = Faces.num_labels
-    torch.manual_seed(drawn.seed)
-    encoder = None if style is None else StyleEncoder(style, width=16, normalise=False, gain=1.0)
-    networks = (
-        SeanGenerator(labels, style, width, hidden, upsamplings, gain=1.0),
-        MultiScaleDiscriminator(labels + 3, width=16, layers=3, gain=1.0),
-    )
-    rules: dict[str, Any] = dict(
-        labels=labels,
-        steps=max_steps,
-        generator_rate=generator_rate,
-        discriminator_rate=discriminator_rate,
-        pixels=pixels,
-        matching=matching,
-        fake_once=fake_once,
-    )
-    if encoder is None:
-        return Run(Spade(*networks, **rules), drawn.data(flip=False, look="poster"), max_steps, SPADE_SCORES)
-    data = drawn.data(flip=False, scored=lambda *size, **how: FaceTransfers(Faces(*size, **how)))
-    return Run(Sean(encoder, *networks, **rules), data, max_steps, SEAN_SCORES)
+    batch_size: PositiveInt = 8
+    max_steps: PositiveInt = 400
+    width: PositiveInt = 8
+    hidden: PositiveInt = 16
+    upsamplings: Upsamplings = 3
+    generator_rate: PositiveFloat = 2e-3
+    discriminator_rate: PositiveFloat = 2e-3
+    pixels: NonNegativeFloat = 20.0
+    matching: NonNegativeFloat = 5.0
+
+    def run(self, style: int | None) -> Run:
+        from datasets import Faces, FaceTransfers
+        from gan.games.sean import Sean
+        from gan.games.spade import Spade
+
+        check_size((self.size, self.size), self.upsamplings)
+        labels, steps = Faces.num_labels, self.max_steps
+        torch.manual_seed(self.seed)
+        encoder = None if style is None else StyleEncoder(style, width=16, normalise=False, gain=1.0)
+        networks = (
+            SeanGenerator(labels, style, self.width, self.hidden, self.upsamplings, gain=1.0),
+            MultiScaleDiscriminator(labels + 3, width=16, layers=3, gain=1.0),
+        )
+        rules = self.rules(labels, steps)
+        if encoder is None:
+            return Run(Spade(*networks, **rules), self.data(flip=False, look="poster"), steps, SPADE_SCORES)
+        data = self.data(flip=False, scored=lambda *size, **how: FaceTransfers(Faces(*size, **how)))
+        return Run(Sean(encoder, *networks, **rules), data, steps, SEAN_SCORES)
 
 
 def pix2pix_faces(
@@ -166,7 +150,7 @@ def pix2pix_faces(
         rate=rate,
     )
     data = drawn.data(flip=False, look="poster")
-    return Run(game, data, max_steps, {"val/paint_error": "paint error on held-out faces"})
+    return Run(game, data, max_steps, SPADE_SCORES)
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """SEAN on data sets of pictures with label maps, as published: networks, losses, rates and 50 + 50 epochs."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +9,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Run, Seed, Share, Upsamplings, begin_with, check_size, is_planned, say, vgg_weights
+from gan.runs.run import Run, Seed, Share, Upsamplings, begin_with, check_size, is_planned, perceptual_loss, say
 from nets.discriminator import MultiScaleDiscriminator
 from nets.sean.generator import SeanGenerator, StyleEncoder
 
@@ -98,7 +99,35 @@ def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Pairs | MadeUp,
 
 
 @dataclass
-class Published:
+class Painting:
+    """How SEAN paints, or without styles SPADE.
+
+    Args:
+        width: Channels of the generator's last block; the blocks before it have more.
+        hidden: Channels of the mask branch in each normalisation layer.
+        generator_rate: Learning rate of encoder and generator.
+        discriminator_rate: Learning rate of the discriminator.
+        matching: Weight of the feature-matching loss.
+        pixels: Weight of an L1 loss on the pixels, not published; with the perceptual loss off, try 10.
+        fake_once: Make the fake once a step for both turns. This saves a generator pass; quality was not compared.
+    """
+
+    width: PositiveInt = 64
+    hidden: PositiveInt = 128
+    generator_rate: PositiveFloat = 1e-4
+    discriminator_rate: PositiveFloat = 4e-4
+    matching: NonNegativeFloat = 10.0
+    pixels: NonNegativeFloat = 0.0
+    fake_once: bool = False
+
+    def rules(self, labels: int, steps: int) -> dict[str, Any]:
+        """The keywords of the game."""
+        names = "generator_rate", "discriminator_rate", "matching", "pixels", "fake_once"
+        return {name: getattr(self, name) for name in names} | {"labels": labels, "steps": steps}
+
+
+@dataclass
+class Published(Painting):
     """The published training of SEAN on pictures with label maps, or without styles that of SPADE.
 
     Args:
@@ -114,18 +143,11 @@ class Published:
         max_steps: Steps of the whole training, in place of epochs.
         seed: Decides the networks' first weights and the order of the samples.
         workers: Processes that prepare batches, for each rank; default: as many as it has CPUs, 4 at most.
-        width: Channels of the generator's last block; the blocks before it have more.
-        hidden: Channels of the mask branch in each normalisation layer.
         style: Length of a region's style code; null for no styles, which makes it SPADE.
         upsamplings: How often the generator doubles its picture; default 5 ("normal"), from 512 pixels 6 ("more").
-        generator_rate: Learning rate of encoder and generator.
-        discriminator_rate: Learning rate of the discriminator.
-        matching: Weight of the feature-matching loss.
         perceptual: VGG-19's weights: the path of a file, torchvision (its cache, else a download), or off.
         perceptual_weight: Weight of the perceptual loss.
         perceptual_normalise: Normalise what VGG-19 sees by ImageNet's mean and deviation; published: -1 to 1 as it is.
-        pixels: Weight of an L1 loss on the pixels, not published; with the perceptual loss off, try 10.
-        fake_once: Make the fake once a step for both turns. This saves a generator pass; quality was not compared.
         recompute: Let the generator keep less for its backward pass and compute it again: less memory, more time.
     """
 
@@ -140,18 +162,11 @@ class Published:
     max_steps: PositiveInt | None = None
     seed: Seed = 0
     workers: NonNegativeInt | None = None
-    width: PositiveInt = 64
-    hidden: PositiveInt = 128
     style: PositiveInt | None = 512
     upsamplings: Upsamplings | None = None
-    generator_rate: PositiveFloat = 1e-4
-    discriminator_rate: PositiveFloat = 4e-4
-    matching: NonNegativeFloat = 10.0
     perceptual: str = "torchvision"
     perceptual_weight: NonNegativeFloat = 10.0
     perceptual_normalise: bool = False
-    pixels: NonNegativeFloat = 0.0
-    fake_once: bool = False
     recompute: bool = True
 
     def run(self, data: str) -> Run:
@@ -203,24 +218,14 @@ class Published:
         from gan.games.spade import Spade
         from nets.vgg import load_vgg19
 
-        weights = vgg_weights(self.perceptual, vgg19)
-        vgg = None if weights is None else load_vgg19(weights, self.perceptual_normalise)
+        vgg = perceptual_loss(self.perceptual, vgg19, partial(load_vgg19, normalise=self.perceptual_normalise))
         torch.manual_seed(self.seed)
         shape = labels, self.style, self.width, self.hidden, upsamplings
         networks = (
             SeanGenerator(*shape, edges=edges, recompute=self.recompute),
             MultiScaleDiscriminator(labels + edges + 3),
         )
-        rules = dict(
-            labels=labels,
-            steps=steps,
-            generator_rate=self.generator_rate,
-            discriminator_rate=self.discriminator_rate,
-            matching=self.matching,
-            perceptual=self.perceptual_weight,
-            pixels=self.pixels,
-            fake_once=self.fake_once,
-        )
+        rules = self.rules(labels, steps) | {"perceptual": self.perceptual_weight}
         if self.style is None:
             return Spade(*networks, vgg, **rules)
         return Sean(StyleEncoder(self.style), *networks, vgg, **rules)

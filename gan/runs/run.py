@@ -63,11 +63,6 @@ class Run:
         each = f"config auto takes the batch of one device: {size / ranks:g} samples a rank"
         return f"{each}; the published code takes {more} on {ranks} devices (--batch-size {more})"
 
-    @property
-    def score(self) -> str:
-        """The first of the scores, which says most."""
-        return next(iter(self.scores))
-
 
 def check_size(size: tuple[int, int], upsamplings: int) -> None:
     """Refuse a size that the generator cannot reach, before data are read or networks made."""
@@ -122,7 +117,6 @@ def made_to(purpose: Purpose, said: dict[str, Any] | None = None) -> Iterator[No
 
 
 def is_planned() -> bool:
-    """Whether the run that is being made is only to be planned."""
     return _MADE_TO.get() == "plan"
 
 
@@ -131,13 +125,13 @@ def decodes() -> bool:
     return _MADE_TO.get() not in ("plan", "dry")
 
 
-def vgg_weights(typed: str, network: Callable[[], "Module"]) -> Any:
-    """The weights of VGG, or where to find them. None if there is no perceptual loss, or if the run is only looked at:
-    only training needs the loss, and the file of its weights may be gone.
+def perceptual_loss(typed: str, network: Callable[[], "Module"], load: Callable[[Any], P]) -> P | None:
+    """What `load` makes of the weights of VGG, or of where to find them. None if there is no such loss, or if the run
+    is only looked at: only training needs it, and the file of the weights may be gone.
     """
     if typed == "off" or _MADE_TO.get() == "look":
         return None
-    return network().state_dict() if is_planned() else typed
+    return load(network().state_dict() if is_planned() else typed)
 
 
 def say(text: str) -> None:

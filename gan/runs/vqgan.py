@@ -8,7 +8,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from gan.files.errors import UserError
 from gan.runs.pictures import OnPictures
-from gan.runs.run import Run, begin_with, preset, say, vgg_weights
+from gan.runs.run import Run, begin_with, perceptual_loss, preset, say
 from nets.discriminator import PatchGan
 from nets.vqgan import Learning, VqAutoencoder
 
@@ -105,8 +105,7 @@ def _lpips(perceptual: str) -> Any:
 
     from nets.vgg import load_lpips
 
-    weights = vgg_weights(perceptual, vgg16)
-    return None if weights is None else load_lpips(weights)
+    return perceptual_loss(perceptual, vgg16, load_lpips)
 
 
 def _autoencoder(p: Preset, channels: int, width: int, blocks: int, codebook: Learning) -> VqAutoencoder:

@@ -20,7 +20,7 @@ from gan.app.run import options, reopen
 from gan.files.errors import UserError
 from gan.games.spade import Spade
 from gan.runs import OLD_NAMES, RUNS, Run, build, faces, pairs
-from gan.runs.run import made_to, vgg_weights
+from gan.runs.run import made_to, perceptual_loss
 from gan.sound import Sound
 from nets.sean.ace import ACE
 from strategies import PhaseStrategy
@@ -159,7 +159,7 @@ def test_a_run_whose_networks_its_seed_decides_trains_all_players_and_logs_its_s
     frozen = {name for name, player in players.items() if player.frozen and not player.follows}
     moved = {key.partition(".")[0] for key in tensors if not torch.equal(now[key].double(), same[key].double())}
     assert moved >= players.keys() - frozen and not moved & frozen
-    assert run.score in run.scores
+    assert run.scores
     assert all(trainer.callback_metrics[score] > 0 for score in run.scores)
     assert all(run.scores.values())
     if name in FROM_NOISE:  # the size is that of the pictures
@@ -174,14 +174,15 @@ def test_a_run_whose_networks_its_seed_decides_trains_all_players_and_logs_its_s
 def test_the_command_line_can_offer_every_setting(name):
     settings, said = offered(name)
     assert settings.keys() >= COMMON - ({"size"} if name.startswith("hifigan") else set())
-    for function in (RUNS[name], pairs.Published, faces.sean_or_spade, faces.DrawnFaces):
-        hints, described = typing.get_type_hints(function), inspect.getdoc(function).partition("Args:")[2]
+    for function in (RUNS[name], pairs.Painting, pairs.Published, faces.PaintedFaces, faces.DrawnFaces):
+        hints = typing.get_type_hints(function)
+        described = "".join(each.__doc__ or "" for each in getattr(function, "__mro__", [function]))
         for parameter in inspect.signature(function).parameters.values():
             if parameter.name in settings:
                 kinds = typing.get_args(hints[parameter.name]) or [hints[parameter.name]]
                 kinds = [kind if isinstance(kind, type) else type(kind) for kind in kinds]  # a Literal has values
                 assert all(issubclass(kind, (int, float, bool, str, type(None))) for kind in kinds)
-                assert f"\n    {parameter.name}: " in described
+                assert f"    {parameter.name}: " in described
     for setting in settings:
         assert f"--{setting}" in said
 
@@ -252,10 +253,10 @@ def test_pictures_from_512_on_get_one_more_upsampling(size, upsamplings):
 def test_only_a_training_needs_the_weights_of_vgg():
     for purpose, found in (("train", "vgg.pth"), ("resume", "vgg.pth"), ("look", None)):
         with made_to(purpose):
-            assert vgg_weights("vgg.pth", torch.nn.Identity) == found
-            assert vgg_weights("off", torch.nn.Identity) is None
+            assert perceptual_loss("vgg.pth", torch.nn.Identity, lambda known: known) == found
+            assert perceptual_loss("off", torch.nn.Identity, dict) is None
     with made_to("plan"):
-        assert vgg_weights("vgg.pth", lambda: torch.nn.Linear(1, 1)).keys() == {"weight", "bias"}
+        assert perceptual_loss("vgg.pth", lambda: torch.nn.Linear(1, 1), dict).keys() == {"weight", "bias"}
 
 
 def test_settings_decide_on_the_perceptual_loss_memory_and_styles():
@@ -264,7 +265,7 @@ def test_settings_decide_on_the_perceptual_loss_memory_and_styles():
     for game, recompute in ((plain, True), (other, False)):
         assert {ace.recompute for ace in game.generator.modules() if isinstance(ace, ACE)} == {recompute}
     without_styles = small("sean-facades", style=None, perceptual="off")
-    assert type(without_styles.game) is Spade and without_styles.score == "val/paint_error"
+    assert type(without_styles.game) is Spade and [*without_styles.scores] == ["val/paint_error"]
     assert without_styles.game.vgg is None
     data = small("sean-celebamask").data
     assert data.train_dataloader().dataset.augment.flip_pairs == Faces.flip_pairs  # left and right change places

@@ -259,8 +259,8 @@ CHANGED = "--batch-size 8 --generator-rate 0.1 --data moved --max-steps 9 --samp
 )
 def test_what_has_changed_is_said_in_one_line(trained):
     words = (
-        "the run was trained with --data mine --batch-size 4 no --max-steps --generator-rate 0.0001 --precision 32-true"
-        ", and goes on with --data moved --batch-size 8 --max-steps 9 --generator-rate 0.1 --precision 64-true"
+        "the run was trained with --data mine --generator-rate 0.0001 --batch-size 4 no --max-steps --precision 32-true"
+        ", and goes on with --data moved --generator-rate 0.1 --batch-size 8 --max-steps 9 --precision 64-true"
     )
     for typed, said in (("", ""), (CHANGED, words)):
         again = resumed(trained, typed.split())
