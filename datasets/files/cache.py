@@ -140,7 +140,6 @@ def remember(
 
 
 def raise_problems(problems: Sequence[str], root: Path) -> None:
-    """Raise a UserError if there are problems: it shows the first few and how many there are."""
     if not problems:
         return
     if len(problems) == 1:

@@ -224,21 +224,14 @@ class MadeUp(Dataset):
         return item
 
 
-def few_of(names: Sequence[str], share: float) -> list[str]:
-    """That share of the names, which they decide themselves; of few names a few more."""
-    out = drawn([os.fsencode(name) for name in names], share)
-    return [name for name, drawn in zip(names, out, strict=True) if drawn]
-
-
 def drawn(names: Sequence[bytes], share: float) -> np.ndarray:
-    """Which of these names are in that share, as True."""
+    """Which of these names are in that share, as True: they decide it themselves. Of few names it is a few more."""
     draws = np.array([seed_for("held out", name.hex()) / 2**63 for name in names])
     few = min(FEWEST, len(names) // 4)
     return draws < (max(share, float(np.partition(draws, few)[few])) if share else 0.0)
 
 
 def raise_broken(source: Source, problems: Sequence[str]) -> None:
-    """Name the pictures that cannot be used, the first few of them."""
     advice = "replace or remove them" if len(problems) == len(source) else "type --skip-broken true to leave them out"
     count = f"{len(problems)} of {len(source)} {source.what} in {source.path} cannot be used; {advice}:"
     raise UserError(listed(count, problems))

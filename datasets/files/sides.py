@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -16,7 +17,7 @@ from torchvision import tv_tensors
 from datasets.augment import Augment
 from datasets.files.cache import listed
 from datasets.files.find import find_source
-from datasets.files.pictures import MadeUp, Pictures, few_of
+from datasets.files.pictures import MadeUp, Pictures, drawn
 from datasets.files.sources import SPLITS, Source
 from gan.files.errors import UserError
 from gan.noise import seed_for
@@ -91,7 +92,8 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
         if not found[False, side]:
             raise UserError(f"{data} has no pictures to train on of the side {side.upper()}; give {FORMS}")
         if not held:
-            chosen = few_of(list(found[False, side]), held_out)
+            keys = list(found[False, side])
+            chosen = compress(keys, drawn(list(map(os.fsencode, keys)), held_out))
             found[True, side] = {key: found[False, side].pop(key) for key in chosen}
 
     def part(out: bool, side: str) -> Part:

@@ -132,12 +132,6 @@ class Sounds(UsableSamples):
     def _mel(self, entry: int) -> np.ndarray | None:
         return None if self.mels is None else read_mel(self._mel_file(entry), self.bands)
 
-    def pieces(self, held_out: float, length: int) -> "tuple[Sounds, Sounds]":
-        """Both sets of `split`; those held out are in pieces of that length."""
-        train, val = self.split(held_out)
-        val.length = length
-        return train, val
-
     @property
     def lengths(self) -> list[int]:
         """Of all sounds, in samples at this rate."""

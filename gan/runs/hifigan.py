@@ -94,7 +94,8 @@ def _sounds(data: str, how: tuple[Any, ...], held_out: float, length: int) -> tu
 
     try:
         found = Sounds(data, *how)
-        train, val = found.pieces(held_out, length)
+        train, val = found.split(held_out)
+        val.length = length
         say(_said(data, found, train, val))
     except UserError:
         if not is_planned() or Path(data).exists():
