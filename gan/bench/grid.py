@@ -92,7 +92,6 @@ class GridBenchmark(RunBenchmark[Cell]):
         add("--out", type=str, default="grid", help="folder for grid.csv and grid.png")
 
     def parse(self, argv: Sequence[str]) -> Namespace:
-        """Lists of numbers are lists, and `policies` is a list of strategies."""
         settings = super().parse(argv)
         if BATCH_SIZE not in parameters(settings.run):
             raise UserError(

@@ -191,7 +191,6 @@ class RunBenchmark(Benchmark[C]):
 
     @property
     def run(self) -> tuple[str, dict[str, Any]]:
-        """The run and its settings, as `build` takes them."""
         return self.settings.run, run_settings(self.settings)
 
 
@@ -220,7 +219,6 @@ def _serve(threads: int, function: Callable[..., Any], args: tuple[Any, ...]) ->
 
 
 def reason(error: Exception) -> str:
-    """Why a cell has no figures, in one line."""
     if isinstance(error, call_on_ranks.WorldHangs):
         return f"hangs: {error}"
     if not isinstance(error, call_on_ranks.WorldFailed):

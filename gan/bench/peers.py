@@ -78,17 +78,6 @@ def peers() -> Iterator[Peer]:
             yield Peer(f"ours, {name}", partial(ours, policy=name), *own)
 
 
-def measure(peer: Peer, task: Task, rounds: int, steps: int, limit: float = 180.0) -> Figures:
-    """A peer's figures, by ranks of its own. What it needs and is not installed is an error."""
-    missing = [package for package in peer.needs if find_spec(package) is None]
-    if missing:
-        raise UserError(f"skipped: {' and '.join(missing)} not installed")
-    request = peer.way, replace(task, dtype=peer.dtype), rounds, steps
-    found = in_world(compare, *request, ranks=task.ranks, threads=1, limit=limit, device=task.device)
-    worst = next((own for own in found if own["verdict"] != "exact"), found[0])
-    return {**found[0], "verdict": worst["verdict"], "difference": worst["difference"]}
-
-
 def compare(way: Callable[[Task], Weights], task: Task, rounds: int, steps: int) -> Figures:
     """On each rank: compare the weights after ten steps with one device, then measure the speed."""
     task = replace(task, rank=dist.get_rank())
@@ -155,9 +144,16 @@ class PeersBenchmark(Benchmark[Cell]):
         return product(self.settings.games, self.settings.peers)
 
     def measure(self, cell: Cell) -> Figures:
+        """The figures of the first rank; what a peer needs and is not installed is an error."""
         (game, peer), own = cell, self.settings
-        task = Task(game == "r1", own.width, own.batch_size, torch.float64, 0, own.ranks, device=own.device)
-        return measure(peer, task, own.rounds, own.steps, own.limit)
+        missing = [package for package in peer.needs if find_spec(package) is None]
+        if missing:
+            raise UserError(f"skipped: {' and '.join(missing)} not installed")
+        task = Task(game == "r1", own.width, own.batch_size, peer.dtype, 0, own.ranks, device=own.device)
+        how = {"ranks": own.ranks, "threads": 1, "limit": own.limit, "device": own.device}
+        found = in_world(compare, peer.way, task, own.rounds, own.steps, **how)
+        worst = next((each for each in found if each["verdict"] != "exact"), found[0])
+        return {**found[0], "verdict": worst["verdict"], "difference": worst["difference"]}
 
     def heading(self) -> str:
         own = self.settings
@@ -178,7 +174,6 @@ def by_hand(task: Task) -> Weights:
 
 
 def torch_ddp(task: Task) -> Weights:
-    """Plain torch, with DistributedDataParallel around each network."""
     generator, discriminator = task.networks()
     wrapped = DistributedDataParallel(generator), DistributedDataParallel(discriminator)
     alternate(task, (generator, wrapped[1]), (wrapped[0], discriminator), task.adams(generator, discriminator))
