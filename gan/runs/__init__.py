@@ -11,24 +11,8 @@ from difflib import get_close_matches
 from functools import cache
 
 from gan.files.errors import UserError
-from gan.runs import own
-from gan.runs.biggan import biggan
-from gan.runs.faces import byol_faces, cut_faces, cyclegan_faces, pix2pix_faces, sean_faces, spade_faces, vqgan_faces
-from gan.runs.faces_from_noise import (
-    biggan_faces,
-    dmd2_faces,
-    dmd2_lora_faces,
-    r3gan_faces,
-    stylegan_faces,
-    wgan_gp_faces,
-)
-from gan.runs.hifigan import hifigan, hifigan_tones
-from gan.runs.pairs import sean, spade
-from gan.runs.r3gan import r3gan
+from gan.runs import biggan, faces, faces_from_noise, hifigan, own, pairs, r3gan, sides, stylegan2, vqgan
 from gan.runs.run import HELD_OUT, Run, say
-from gan.runs.sides import cut, cyclegan, pix2pix
-from gan.runs.stylegan2 import stylegan2
-from gan.runs.vqgan import vqgan
 
 __all__ = ["HELD_OUT", "RUNS", "Run", "build", "find", "full_name", "short_name"]
 
@@ -36,9 +20,12 @@ __all__ = ["HELD_OUT", "RUNS", "Run", "build", "find", "full_name", "short_name"
 RUNS: dict[str, Callable[..., Run]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        *(sean_faces, stylegan2, r3gan, biggan, vqgan, sean, spade, pix2pix, cyclegan, cut, hifigan),
-        *(spade_faces, pix2pix_faces, cyclegan_faces, cut_faces, r3gan_faces, wgan_gp_faces, stylegan_faces),
-        *(biggan_faces, dmd2_faces, dmd2_lora_faces, vqgan_faces, byol_faces, hifigan_tones),
+        *(faces.sean_faces, stylegan2.stylegan2, r3gan.r3gan, biggan.biggan, vqgan.vqgan, pairs.sean, pairs.spade),
+        *(sides.pix2pix, sides.cyclegan, sides.cut, hifigan.hifigan),
+        *(faces.spade_faces, faces.pix2pix_faces, faces.cyclegan_faces, faces.cut_faces),
+        *(faces_from_noise.r3gan_faces, faces_from_noise.wgan_gp_faces, faces_from_noise.stylegan_faces),
+        *(faces_from_noise.biggan_faces, faces_from_noise.dmd2_faces, faces_from_noise.dmd2_lora_faces),
+        *(faces.vqgan_faces, faces.byol_faces, hifigan.hifigan_tones),
     )
 }
 
@@ -80,7 +67,6 @@ def short_name(name: str) -> str:
 
 
 def build(name: str, **settings: object) -> Run:
-    """Make the run of that name. `settings` are the keywords of its function."""
     function = find(name)
     if name in OLD_NAMES:
         _say_new_name(name)
