@@ -167,7 +167,6 @@ class ResumableLoader(Loader):
 
     @property
     def ranks(self) -> int:
-        """How many ranks share each batch."""
         return self.sampler.num_replicas
 
     def signs(self) -> tuple[int, list[int]]:

@@ -43,7 +43,6 @@ class GanData(LightningDataModule):
 
     @property
     def workers(self) -> int:
-        """The processes that prepare batches for this rank."""
         if self.asked_workers is not None:
             return self.asked_workers
         return usual(self.trainer.world_size // self.trainer.num_nodes if self.trainer is not None else 1)

@@ -44,8 +44,6 @@ TONES: dict[Tone, tuple[float, float, float, float]] = {
 SHORT = ("bald", "ring", "buzz", "parted", "quiff", "spiky", "fringe", "curly", "afro")
 TIED = ("bun", "tail", "pigtails")
 LONG = ("long", "wavy", "bob")
-HATS = ("beanie", "cap", "brim", "beret")
-GLASSES = ("round", "square", "cat", "sun")
 
 
 class Plan:
@@ -64,8 +62,8 @@ class Plan:
         self.eye_y = self.between(-0.02, 0.08)
         self.hair = self.pick(*SHORT, *TIED, *LONG)
         self.ears_hidden = self.hair in LONG
-        self.hat = self.pick(*HATS) if self.chance(0.22) else None
-        self.glasses = self.pick(*GLASSES) if self.chance(0.28) else None
+        self.hat = self.pick("beanie", "cap", "brim", "beret") if self.chance(0.22) else None
+        self.glasses = self.pick("round", "square", "cat", "sun") if self.chance(0.28) else None
 
     def between(self, low: float, high: float) -> float:
         return low + (high - low) * self._random()

@@ -39,7 +39,6 @@ CUTS = {
 
 
 def draw_back_hair(pen: Pen, plan: Plan) -> None:
-    """Draw the hair behind the head and the shoulders."""
     if plan.ears_hidden:
         _draw_fall(pen, plan)
     elif plan.hair == "afro":
@@ -62,7 +61,6 @@ def draw_back_hair(pen: Pen, plan: Plan) -> None:
 
 
 def draw_front_hair(pen: Pen, plan: Plan) -> None:
-    """Draw the hair on the head, down to the hairline."""
     if plan.hair == "bald":
         shine = np.array([(-0.36, -0.74), (-0.2, -0.84), (-0.02, -0.82), (-0.2, -0.72)])
         pen.tone(Region.SKIN, Tone.LIGHT, smooth(shine * (plan.side, 1)))
@@ -92,7 +90,6 @@ def _draw_cut(pen: Pen, plan: Plan, cut: Cut) -> None:
     inner[inner[:, 1] < -0.5, 1] += plan.between(-0.04, 0.06)
     over, front = arc(outer), arc(inner * (plan.side * plan.width, 1))
 
-    # Fill what is between them.
     if plan.hair == "spiky" and free:
         over = over[::3].copy()
         over[1::2] *= np.where(over[1::2, 1:] < -0.45, (1.16, 1.2), 1)

@@ -137,7 +137,6 @@ def paint(cells: np.ndarray, styles: Sequence[Style], size: int) -> Image.Image:
     table = np.zeros((*ramp.shape[:3], 4), np.uint8)
     table[..., :3] = np.clip(ramp + 0.5, 0, 255)
 
-    # Look up every point.
     textures = list(TEXTURES)
     start = np.repeat([textures.index(style.texture) * size**2 for style in styles], len(Tone))
     level = texture_levels(size).take(start.take(cells) + _pixels(size, len(cells)))

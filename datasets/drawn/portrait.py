@@ -43,7 +43,6 @@ def draw_portrait(seed: int, side: int) -> np.ndarray:
     canvas = Canvas(side)
     upright, head = Pen(canvas, plan.x, plan.y, plan.size), Pen(canvas, plan.x, plan.y, plan.size, plan.turn)
 
-    # Draw from back to front.
     draw_background(upright, plan)
     draw_back_hair(head, plan)
     draw_body(upright, plan)
@@ -102,7 +101,6 @@ def draw_body(pen: Pen, plan: Plan) -> None:
     pen.tone(Region.NECK, Tone.SHADOW, arc(chin))
     pen.fill(Region.CLOTH, cloth)
 
-    # Shade the sleeves.
     outer = shoulder[shoulder[:, 1] > 1.4] * (plan.side, 1)
     inner = [(plan.side * (wide - 0.5), 2.4), (plan.side * (wide - 0.2), 1.5)]
     pen.tone(Region.CLOTH, Tone.SOFT, np.concatenate([outer, inner]))
@@ -110,7 +108,6 @@ def draw_body(pen: Pen, plan: Plan) -> None:
         fold = [(sign * (wide - 0.3), 1.62 + slope), (sign * (wide - 0.34), 1.8), (sign * (wide - 0.3), 2.3)]
         pen.tone(Region.CLOTH, Tone.SHADOW, ribbon(fold, 0.015, 0.05))
 
-    # Finish the neckline.
     if cut == "shirt":
         pen.tone(Region.CLOTH, Tone.DEEP, ribbon([(0, deep), (0.01, 2.0), (0, 2.4)], 0.03, 0.03))
         edge = [(start * 0.9, high - 0.1), (start + 0.16, high + 0.08), (0.36, deep + 0.02), (0.0, deep - 0.02)]
@@ -130,7 +127,6 @@ def draw_body(pen: Pen, plan: Plan) -> None:
     else:
         pen.tone(Region.CLOTH, Tone.SHADOW, np.concatenate([neckline, np.add(neckline, (0, 0.09))[::-1]]))
 
-    # Add a necklace where the neck can be seen.
     if cut not in ("roll", "hood") and plan.chance(0.45):
         _draw_necklace(pen, plan, neck, min(deep - 0.1, plan.between(1.24, 1.45)))
 
@@ -151,7 +147,6 @@ def _draw_necklace(pen: Pen, plan: Plan, neck: float, low: float) -> None:
 
 
 def draw_ears(pen: Pen, plan: Plan) -> None:
-    """Draw both ears; face and hair are drawn over them."""
     size = plan.between(0.85, 1.2)
     for sign in (-1, 1):
         x, y = sign * (plan.width + 0.03), plan.eye_y + 0.08
@@ -171,7 +166,6 @@ def draw_face(pen: Pen, plan: Plan) -> None:
     pen.fill(Region.SKIN, face, Tone.SHADOW)
     pen.tone(Region.SKIN, Tone.PLAIN, np.where(plan.side * face[:, :1] > 0, face * (0.87, 0.98), face))
 
-    # Add red cheeks, freckles or a beard.
     if plan.chance(0.6):
         for sign in (-1, 1):
             pen.tone(Region.SKIN, Tone.BLUSH, oval(sign * wide * 0.58, plan.eye_y + 0.36, 0.15, 0.11))
@@ -280,7 +274,6 @@ def draw_mouth(pen: Pen, plan: Plan) -> None:
 
 
 def draw_earrings(pen: Pen, plan: Plan) -> None:
-    """Draw earrings, if the ears can be seen."""
     if plan.ears_hidden or not plan.chance(0.35):
         return
     kind, size = plan.pick("stud", "drop", "hoop"), plan.between(0.8, 1.2)
