@@ -20,7 +20,6 @@ from gan.runs import short_name
 if TYPE_CHECKING:
     from gan.app.verifying.verification import OneDevice, Row, Verification
 
-NOT_EXACT = 1
 CASTS = "a phase casts float64 to float32 by hand, which rounds all that follows: type --precision 32"
 WORDS = """distance: how far the last weights, buffers and averages are from those of one device, as a part of their
 size (of 1, if they are smaller). exact: none is further than this, and no loss or norm of a gradient was:"""
@@ -142,7 +141,7 @@ def _conclude(rows: "Sequence[Row]", known: "Mapping[str, OneDevice]", allow_ref
     exact, refused = (sum(getattr(row, kind) for row in rows) for kind in ("exact", "refused"))
     say(f"{exact} of {len(rows)} exact" + (f", {refused} refused" if refused else ""))
     passed = exact + sum(row.refused and not row.wrong for row in rows if allow_refused)
-    return 0 if passed == len(rows) and exact else NOT_EXACT
+    return 0 if passed == len(rows) and exact else 1
 
 
 if __name__ == "__main__":

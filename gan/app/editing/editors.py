@@ -95,7 +95,6 @@ class Editor(ABC):
         """The picture of an edit, and notes for the person who edits."""
 
     def repeat(self, path: Path) -> tuple[Image.Image, list[str]]:
-        """The picture of an edit that was saved in a file, and notes."""
         try:
             edit = parsed(read_text(path, LARGEST))
         except (OSError, ValueError) as error:

@@ -29,7 +29,6 @@ weights, part = load_file(made["file"]), made["part"]
 network.load_state_dict({{key.removeprefix(part): weights[key] for key in weights if key.startswith(part)}})
 found = network.eval()({given}){first}
 print(found.shape){picture}"""
-PILLOW = "from PIL import Image\n"
 PICTURE = """
 pixels = (found[0].detach().clamp(-1, 1) * 127.5 + 127.5).round().byte()
 Image.fromarray(pixels.permute(1, 2, 0).squeeze(-1).numpy()).save("{player}.png")"""
@@ -142,7 +141,7 @@ def _about(call: Call, player: str) -> tuple[str, dict[str, str]]:
     picture = found.ndim == 4 and found.shape[1] in (1, 3, 4) and found.is_floating_point()
     values = ", pictures in about -1 to 1, which the code clamps" * picture
     typed = ", ".join(_made_up(value) if isinstance(value, Tensor) else repr(value) for _, value in given)
-    code = {"given": typed, "first": first, "pillow": PILLOW * picture}
+    code = {"given": typed, "first": first, "pillow": "from PIL import Image\n" * picture}
     code |= {"picture": PICTURE.format(player=player) * picture}
     return f"The network takes {'; '.join(taken)}. It gives {_of(found)}{values}.", code
 

@@ -39,9 +39,7 @@ WELL = (
 )
 NOTHING_LOGGED = "This run has logged nothing yet."
 NO_MASKS = "This game does not paint masks, so there are none to show."
-NO_SOUNDS = "This game makes no sounds."
 NO_STYLES = "This game has no styles, so there are none to exchange."
-NO_NUMBERS = "The loaders of this run do not say which samples it trains on, so none are compared."
 NO_PICTURES = "This game does not learn from pictures, or shows none that it makes, so none can be compared."
 
 
@@ -54,7 +52,6 @@ def facts(opened: SavedRun) -> Table:
 
 
 def videos(opened: SavedRun) -> Table:
-    """The videos that lie in the run's samples/."""
     paths = sorted(path for path in opened.folder.samples.glob("*.*") if path.suffix in (".gif", ".mp4"))
     return Table(rows=[Row(path.name, [Cell(video=path.read_bytes())]) for path in paths if path.is_file()])
 
@@ -67,7 +64,6 @@ def settings(opened: SavedRun) -> Table:
 
 
 def curves(opened: SavedRun) -> Charts:
-    """A chart for each phase's losses, one for gradient norms and one for held-out scores."""
     found, kimg, words = _logged(opened)
     found.pop("health", None)
     return charts(found, f"{PALE} {words}." if words else PALE, kimg) if found else Charts({}, NOTHING_LOGGED)
@@ -152,7 +148,7 @@ def sounds(opened: SavedRun, count: int = 4) -> Table:
     columns = shown(opened.run.game, held_out(opened, count))
     rows = [Row(title, list(map(sample_cell, each))) for title, each in columns.items() if isinstance(each, Sound)]
     if not rows:
-        return Table(note=NO_SOUNDS)
+        return Table(note="This game makes no sounds.")
     note = "Spectrograms: time goes to the right, pitch goes up, and loud is bright."
     return Table([f"sound {number}" for number in range(len(rows[0].cells))], rows, note)
 
@@ -180,7 +176,7 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
     learned from: it says what distance is usual.
     """
     if not has_numbers(opened.run.data):
-        return Table(note=NO_NUMBERS)
+        return Table(note="The loaders of this run do not say which samples it trains on, so none are compared.")
     train, batch = opened.run.data.train, held_out(opened, count)
     kinds = [name for name, value in as_item(train[0]).items() if isinstance(value, tv_tensors.Image)]
     columns: dict[tuple[str, ...], tuple[str, Tensor]] = {}  # the first one of each kind

@@ -2,7 +2,8 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
@@ -258,17 +259,17 @@ def as_json(found: Found) -> dict[str, Any]:
                 "activations": phase.activations,
                 "players": {name: asdict(held) for name, held in phase.players.items()},
                 "moved": asdict(phase.moved),
-                "payload": _payload(phase.collectives),
+                "payload": _payload(each for player in phase.collectives.values() for each in player),
             }
             for phase in cost.phases
         ],
     }
 
 
-def _payload(collectives: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for each in (one for player in collectives.values() for one in player):
-        found[each.kind] = found.get(each.kind, 0) + each.payload
+def _payload(collectives: Iterable[Any]) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(int)
+    for each in collectives:
+        found[each.kind] += each.payload
     return found
 
 

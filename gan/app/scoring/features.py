@@ -147,7 +147,6 @@ def as_bytes(pictures: Tensor) -> Tensor:
 
 
 def read_weights(file: Path, what: str) -> dict[str, Tensor]:
-    """Read a state dict from a file, which may hold only tensors."""
     try:
         weights = load_plain(file)
     except UserError as error:

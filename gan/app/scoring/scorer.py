@@ -194,7 +194,6 @@ def choose(
 
 
 def _fitting(made: Made | Heard, count: int) -> set[str]:
-    """The scores that can be computed of what a game makes."""
     there = {SOUNDS}
     if isinstance(made, Made):
         known = {TRUTH: made.paired, SEVERAL: count >= 2, MAPS: made.label is not None, DRAWN: made.known is not None}

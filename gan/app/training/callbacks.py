@@ -135,9 +135,8 @@ class Score(Callback):
         """Log the scores of untrained networks: Lightning validates before the first step, and does not log that."""
         if trainer.sanity_checking:
             found = trainer.callback_metrics
-            scores = {name: float(found[name]) for name in self.names if name in found}
-            for logger in trainer.loggers if scores else ():
-                logger.log_metrics(scores, -1)
+            if scores := {name: float(found[name]) for name in self.names if name in found}:
+                metrics.log(trainer, scores)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Validate and log the last step too, also when it is not one of the regular ones."""

@@ -46,7 +46,6 @@ class Spare:
 
 
 def warn(text: str) -> None:
-    """Print a warning below the progress bar."""
     print(f"\nwarning: {text}", file=sys.stderr, flush=True)
 
 

@@ -76,7 +76,6 @@ def begun_by(out: Path, launchers: list[str], pick: Callable[[list[Path]], Path]
 
 
 def text(launchers: list[str], *checkpoints: str) -> str:
-    """What launch.json holds: the names of who launched this, and of its last checkpoints."""
     return json.dumps({"launchers": launchers, "checkpoints": checkpoints[-NOTED:]}, indent=1) + "\n"
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -256,7 +256,7 @@ def compare(one: Record, ranks: Sequence[Record], tolerance: Tolerance) -> list[
     if "phase" in by_kind:
         return by_kind["phase"][:1]
     worst = [(max(each, key=lambda difference: difference.gap), len(each) - 1) for each in by_kind.values()]
-    return [Difference(d.moment, d.many, d.one, d.gap, others) for d, others in worst]
+    return [replace(difference, others=others) for difference, others in worst]
 
 
 def _difference(moment: Moment, one: Record, ranks: Sequence[Record], least: float) -> Difference:

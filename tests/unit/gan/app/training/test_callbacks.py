@@ -84,7 +84,8 @@ def test_curves_end_at_the_step_after_which_they_are_drawn(stops, drawn, tmp_pat
 
 def test_the_scores_of_untrained_networks_are_logged_and_others_are_left_to_lightning(tmp_path):
     log, score = Record(RunFolder(tmp_path)), Score(["val/x", "val/y"])
-    engine = SimpleNamespace(callback_metrics={"val/x": torch.tensor(3.0), "z": 5}, loggers=[log], sanity_checking=True)
+    found = {"val/x": torch.tensor(3.0), "z": 5}
+    engine = SimpleNamespace(callback_metrics=found, loggers=[log], sanity_checking=True, global_step=0)
     score.on_validation_end(engine, None)
     engine.callback_metrics, engine.sanity_checking = {"val/x": torch.tensor(2.0)}, False
     score.on_validation_end(engine, None)
