@@ -93,9 +93,6 @@ def refuse_strategy(strategy: str) -> None:
                 raise UserError(f"'{strategy}' has {name}, which the grid varies; type {dial}, and leave them out here")
 
 
-# ---- what is planned ----
-
-
 def planned(run: str, settings: Mapping[str, Any], cell: Cell) -> Figures:
     """The bytes of a rank at its peak, and those that it moves in a step, by the plan on this machine's CPU."""
     ranks = cell.processes
@@ -110,8 +107,6 @@ def planned(run: str, settings: Mapping[str, Any], cell: Cell) -> Figures:
     moved = sum(each.payload / phase.every for phase, each in collectives)
     return {"planned peak": round(cost.peak.bytes), "planned payload": round(moved)}
 
-
-# ---- one rank ----
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

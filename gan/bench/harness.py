@@ -194,9 +194,6 @@ class RunBenchmark(Benchmark[C]):
         return self.settings.run, run_settings(self.settings)
 
 
-# ---- processes ----
-
-
 def in_world(
     function: Callable[..., Any],
     *args: Any,

@@ -249,9 +249,6 @@ def train_published(cell: Way, sizes: Sizes) -> Figures:
     return figures_of([*game.times, now(device)], *seen[0], device)
 
 
-# ---- the command ----
-
-
 def farthest(one: Tensor, other: Tensor | float) -> float:
     return (one - other).abs().max().item()
 
