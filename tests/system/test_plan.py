@@ -42,6 +42,12 @@ def opened_once(monkeypatch):
     monkeypatch.setattr(planning, "opened", lambda *args: found[0] if found else found.append(real(*args)) or found[0])
 
 
+@pytest.fixture
+def unsearched(monkeypatch):
+    """What is typed is planned, and nothing cheaper is looked for."""
+    monkeypatch.setattr(planning.Planned, "others", lambda self: [*self.found.values()] * 2)
+
+
 def row(capsys, billions: str, memory: str, nodes: int) -> str:
     """A row of the table: one sample on each rank, nodes of 8."""
     words = ["--billions", billions, "--nodes", str(nodes), "--devices", "8", "--batch-size", str(8 * nodes)]
@@ -62,19 +68,42 @@ def test_the_table_has_games_of_three_sizes_and_devices_of_two():
     assert {(cells[0], cells[1]) for cells in ROWS} == {(b, m) for b in ("1.5", "14", "70") for m in ("32", "80")}
 
 
-def test_what_it_says_to_a_person(capsys):
-    words = [RUN, "--billions", "0.02", "--nodes", "2", "--devices", "4", "--batch-size", "8", "--strategy", "auto"]
-    assert main([*words, "--memory", "32G"]) == 0
+OWN = """
+from gan.runs import Run
+from tests.unit.gan.app.planning.test_opening import {game} as Game
+
+
+def mine(batch_size: int = 4, billions: float = 1.0) -> Run:
+    return Run(Game(batch_size), None, 1)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """What is typed for a run in a person's file, whose game is one of those of another test."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(game: str) -> str:
+        Path("own_plan.py").write_text(OWN.format(game=game))
+        return "own_plan.py:mine"
+
+    yield write
+    sys.modules.pop("own_plan", None)
+
+
+def test_what_it_says_to_a_person(own, capsys):
+    words = [own("Fed"), "--billions", "0.02", "--nodes", "2", "--devices", "4", "--strategy", "auto"]
+    assert main([*words, "--batch-size", "8", "--memory", "32G"]) == 0
     said = capsys.readouterr().out
-    assert "distillation: 5,894,145 parameters, on 8 ranks, 2 nodes of 4; 1 samples on each rank" in said
-    assert re.search(r"^  student +\S+ +[\d.]+ [GM]B +", said, re.MULTILINE)
+    assert re.search(r"^mine: \d+ parameters, on 8 ranks, 2 nodes of 4; 1 samples on each rank$", said, re.MULTILINE)
+    assert re.search(r"^  discriminator +\S+ +[\d.]+ [kB]+ +", said, re.MULTILINE)
     assert re.search(r"^auto would take .*: fits, with .* to spare of 32 GB less a tenth$", said, re.MULTILINE)
-    (command,) = re.findall(r"^  (python -m gan\.fit .*)$", said, re.MULTILINE)
+    (command,) = re.findall(r"^  (python -m gan\.fit own_plan.py:mine .*)$", said, re.MULTILINE)
     typed = fitting.parse(command.replace("'", "").split()[3:])[0]
     assert (typed.billions, str(typed.nodes), typed.devices, typed.batch_size) == (0.02, "2", 4, 8)
 
 
-def test_a_speed_gives_the_hours_of_the_whole_training(capsys, opened_once):
+def test_a_speed_gives_the_hours_of_the_whole_training(capsys, opened_once, unsearched):
     small = "wgan-gp-faces --size 16 --width 4 --latent 4 --faces 64 --held-out 4 --devices 2"
     words = f"{small} --max-steps 781250 --batch-size 32".split()
     main(words)
@@ -82,11 +111,6 @@ def test_a_speed_gives_the_hours_of_the_whole_training(capsys, opened_once):
     main([*words, "--speed", "125"])
     assert "25,000 thousand samples: 27.8 hours at 125 samples/s on each rank" in capsys.readouterr().out
     assert planned(capsys, *words, "--speed", "125")["hours"] == pytest.approx(25e6 / 250 / 3600)
-
-
-def test_a_batch_of_one_device_is_named_on_many(capsys, tmp_path):
-    main(f"stylegan2 --data {tmp_path}/none --size 16 --width 0.01 --mapping 1 --devices 8".split())
-    assert "\nconfig auto takes the batch of one device: 4 samples a rank; the pub" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -98,24 +122,8 @@ def test_what_does_not_fit_is_told_by_how_much(capsys):
     assert "nothing fits: the least is " in said
 
 
-READS = """
-from gan.runs import Run
-from tests.unit.gan.app.planning.test_opening import Fed
-
-
-class ReadsValue(Fed):
-    def fake(self, real):
-        return super().fake(real) * (1.0 if real.mean().item() > 0 else 2.0)
-
-
-def reads() -> Run:
-    return Run(ReadsValue(), None, 1)
-"""
-
-
-def test_a_game_that_reads_values_is_measured(capsys, tmp_path):
-    (tmp_path / "reads_plan.py").write_text(READS)
-    assert main([f"{tmp_path}/reads_plan.py:reads", "--devices", "2"]) == 0
+def test_a_game_that_reads_values_is_measured(own, capsys):
+    assert main([own("ReadsValue"), "--devices", "2"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"measured on this CPU, because it cannot be played without values: RuntimeE.*item\(\)", said)
 
@@ -123,7 +131,9 @@ def test_a_game_that_reads_values_is_measured(capsys, tmp_path):
 @pytest.mark.parametrize(
     "words", ["pix2pix-faces --faces 16", "vqgan --config f4 --data pictures --width 32 --blocks 1"]
 )
-def test_label_maps_new_pictures_and_the_weights_of_a_distance_need_no_values(words, capsys, tmp_path, monkeypatch):
+def test_label_maps_new_pictures_and_the_weights_of_a_distance_need_no_values(
+    words, capsys, tmp_path, monkeypatch, unsearched
+):
     """A loader that reads headers, and a file that LPIPS reads, are on the CPU while the game is made on meta."""
     monkeypatch.chdir(tmp_path)
     Path("pictures").mkdir()
@@ -135,11 +145,20 @@ def test_label_maps_new_pictures_and_the_weights_of_a_distance_need_no_values(wo
     assert "measured on this CPU" not in said and "made-up" not in said
 
 
-@pytest.mark.parametrize("words", ["biggan --config cifar", "cyclegan --max-steps 5"])
-def test_a_plan_without_data_says_what_it_has_counted_with(words, capsys):
-    assert main([*words.split(), "--data", "nowhere", "--width", "2", "--size", "32", "--batch-size", "8"]) == 0
-    said = capsys.readouterr().out.splitlines()[1]
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        ("stylegan2 --width 0.01 --mapping 1", "config auto takes the batch of one device: 4 samples a rank; the pub"),
+        ("cyclegan --max-steps 5 --width 2 --blocks 1 --layers 1 --batch-size 8", "5 steps are 0.04 thousand samples"),
+        ("biggan --config cifar --width 2 --batch-size 8", "3,125,000 steps are 25,000 thousand samples"),
+    ],
+    ids=["stylegan2", "cyclegan", "biggan"],
+)
+def test_a_plan_without_data_says_what_it_has_counted_with(words, more, capsys, unsearched):
+    assert main([*words.split(), "--data", "nowhere", "--size", "32", "--devices", "8"]) == 0
+    _, said, then, *_ = capsys.readouterr().out.splitlines()
     assert said == "no data that can be read: counted with 1,000,000 made-up pictures of 32x32"
+    assert then.startswith(more)
 
 
 OF_ALL_KINDS = ["cyclegan-faces", "vqgan-faces", "dmd2-lora-faces", "byol-faces", "stylegan-faces", "hifigan-tones"]

@@ -15,8 +15,19 @@ ROWS = 8
 
 
 class Fed(Plain):
+    def __init__(self, rows=ROWS):
+        super().__init__()
+        self.rows = rows
+
     def train_dataloader(self):
-        return GlobalLoader([{"x": row} for row in torch.zeros(ROWS, 6)], batch_size=ROWS)
+        return GlobalLoader([{"x": row} for row in torch.zeros(self.rows, 6)], batch_size=self.rows)
+
+
+class ReadsValue(Fed):
+    """For tests/system/test_plan.py."""
+
+    def fake(self, real):
+        return super().fake(real) * (1.0 if real.mean().item() > 0 else 2.0)
 
 
 class FromFile(Fed):
