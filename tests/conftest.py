@@ -91,7 +91,8 @@ def promises(items: list[pytest.Item]) -> str:
 def pytest_collection_finish(session: pytest.Session) -> None:
     forget()  # half a second each time that the garbage collector looks through all modules and tests
     wanted = not (WINDOWS or session.config.option.collectonly)
-    if wanted and {"ranks", "system", "faults"} & {item.path.parent.name for item in session.items}:
+    begins = {"ranks", "system", "faults"} & {item.path.parent.name for item in session.items}
+    if wanted and (begins or worlds.SERVER in os.environ):
         worlds.context()  # before a command of ours would start a server that has imported less
     make_light()
 

@@ -30,6 +30,8 @@ def pair():
     """Two ranks for one test, because a collective without an end leaves them useless."""
     world = Ranks(2, LIMIT)
     yield world
+    for process in world.processes:
+        process.kill()  # one that hangs does not hear a signal to end
     world.close()
 
 

@@ -30,7 +30,7 @@ from tests.support.posix import only_on_linux
 
 def total(numbers):
     """The number comes out of a worker process of a loader."""
-    (number,) = DataLoader(numbers, batch_size=None, num_workers=1)
+    (number,) = DataLoader(numbers, batch_size=None, num_workers=1, multiprocessing_context="fork")
     mine = torch.tensor(float(dist.get_rank() + number))
     dist.all_reduce(mine)
     if dist.get_rank() == 1:
