@@ -229,7 +229,9 @@ def one_device(tmp_path_factory):
     return told("single", 1, folder), folder
 
 
-@pytest.mark.parametrize(("policy", "start_method"), [("dp", "popen"), ("zero3", "fork")])
+@pytest.mark.parametrize(
+    ("policy", "start_method"), [("dp", "popen"), pytest.param("zero3", "fork", marks=pytest.mark.slow)]
+)
 def test_a_person_reads_after_it_what_one_device_leaves(policy, start_method, one_device, tmp_path):
     """And goes on from there: the checkpoint that this process saves resumes on one device."""
     alone, folder = one_device
@@ -257,7 +259,7 @@ def test_a_second_fit_begins_an_epoch_as_on_one_device():
         return made_of(made)
 
     alone = twice("single", 1)
-    assert max(distance(twice("dp", 2), alone), distance(twice("ddp", 2, "fork"), alone)) < EXACT
+    assert max(distance(twice("dp", 2), alone), distance(twice("zero3", 2, "fork"), alone)) < EXACT
 
 
 def test_a_loaders_place_is_in_the_checkpoint_that_this_process_saves(tmp_path):

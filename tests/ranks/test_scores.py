@@ -21,10 +21,10 @@ from tests.support.parity import distance, often, snapshot, trainer
 STEPS = 4
 
 
-def trained(folder: str, policy: str, world: int = 1, measured: bool = True, count: int = 37):
+def trained(folder: str, policy: str, world: int = 1, measured: bool = True, count: int = 21):
     """What a training has made, and the rows of its metrics.csv."""
     Path(folder).mkdir(exist_ok=True)
-    where, run = RunFolder(Path(folder)), build("biggan-faces", faces=40, held_out=12, batch_size=8, size=16, width=2)
+    where, run = RunFolder(Path(folder)), build("biggan-faces", faces=24, held_out=12, batch_size=8, size=16, width=2)
     log, keep = metrics.Record(where), Keep(where, STEPS, best=1, score="score/feature_distance")
     scorer = Scorer(scores.SCORES, extractor=features.always())
     scored = Scores(where, run, scorer, 2, keep, count)
@@ -50,7 +50,7 @@ def test_measured_on_one_device_it_trains_the_same_and_knows_its_best_checkpoint
     made, rows, folder, looked_at = alone
     assert distance(trained(str(tmp_path), "single", measured=False)[0], made) == 0
     assert sorted(step for step in rows if "score/precision" in rows[step]) == [0, 2, 4]
-    assert looked_at == [40, 37, 37, 37]  # the true pictures once
+    assert looked_at == [24, 21, 21, 21]  # the true pictures once
     assert json.loads((folder / "best.json").read_text()) == {
         "score": "score/feature_distance",
         "steps": {"4": pytest.approx(rows[4]["score/feature_distance"], rel=1e-12)},

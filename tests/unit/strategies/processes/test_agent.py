@@ -123,7 +123,7 @@ def test_a_signal_to_end_is_handed_on_and_the_ranks_end_by_themselves(number):
     assert signal.getsignal(number) == handler
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_ranks_that_do_not_hear_are_killed_after_a_second_signal(number, monkeypatch, capfd):
     monkeypatch.setattr(agent, "AGAIN", 0.2)
     monkeypatch.setattr(agent, "GRACE", {number: 0.5})
