@@ -150,7 +150,7 @@ def test_the_line_for_the_editor_opens_the_newest_run(here):
 
 
 def test_answers_in_python_train_what_they_say(here, monkeypatch):
-    few = partial(RUNS["wgan-gp-faces"], faces=12, held_out=4, batch_size=4)
+    few = partial(RUNS["wgan-gp-faces"], faces=12, held_out=4, batch_size=4, width=4)
     monkeypatch.setitem(RUNS, "wgan-gp-faces", few)
     for line in OWN:
         name, words = line.partition(":")[2], line.split()[1:]
