@@ -129,9 +129,12 @@ def test_a_daemon_process_that_does_not_end_is_killed():
 
 
 @only_on_linux
-def test_a_process_that_is_no_daemon_is_waited_for():
-    deaf = DEAF.replace("daemon=True", "daemon=False").replace("60", "1.5")
-    assert run(f"{deaf}\nend(3)") == (3, "", "")
+def test_a_process_that_is_no_daemon_is_waited_for(tmp_path):
+    done = tmp_path / "done"
+    deed = f"time.sleep(0.8); open({str(done)!r}, 'w')"
+    stays = DEAF.replace("daemon=True", "daemon=False").replace("time.sleep(60)", deed)
+    assert subprocess.run([sys.executable, "-c", f"{ALONE}\n{stays}\nend(3)"], **SILENT, timeout=20).returncode == 3
+    assert done.exists()
 
 
 @pytest.mark.promise("a daemon process that does not end at exit, such as a loader's worker")
