@@ -3,7 +3,7 @@
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
 
 from gan import noise
 from nets.ada import COINS, NORMAL, UNIFORM
+from strategies import PhaseStrategy
+from tests.support.parity import trainer
 from tests.support.trained_on import ON_GPUS
 
 FOLDER = Path(__file__).parents[3] / "shared" / "golden"
@@ -129,14 +132,24 @@ def recorded(game: Any, *phases: str) -> list[dict[str, float]]:
     return seen
 
 
+def train(game: Any, batches: Sequence[Any]) -> None:
+    """Play a step with each of these batches, by a Trainer on one device. A trial would take of the given noise."""
+    trainer(PhaseStrategy("single", check=False), 1, len(batches)).fit(game, DataLoader(batches, batch_size=None))
+
+
 def size(x: Tensor) -> list[float]:
     """[norm, sum], as the golden files have them."""
     return [x.norm().item(), x.sum().item()]
 
 
+def sizes(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, list[float]]:
+    """[norm, sum] of each, by name."""
+    return {name: size(tensor.detach()) for name, tensor in tensors}
+
+
 def gradients(network: torch.nn.Module) -> dict[str, list[float]]:
     """[norm, sum] of each, after a backward."""
-    return {name: size(weight.grad) for name, weight in network.named_parameters()}
+    return sizes((name, weight.grad) for name, weight in network.named_parameters())
 
 
 def difference(found: Any, wanted: Any) -> float:

@@ -3,12 +3,9 @@
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from gan.games.biggan import BigGan
-from strategies import PhaseStrategy
 from tests.support import families
-from tests.support.parity import trainer
 from tests.unit.nets.test_biggan import golden_networks, inputs
 
 
@@ -27,10 +24,6 @@ def play(game, golden, phase):
     given = inputs(golden)
     with families.drawing([given["z"], given["numbers"]]):
         return getattr(game, phase)({"image": given["real"], "class": given["real_labels"].argmax(1)})
-
-
-def sizes(tensors):
-    return {name: families.size(value) for name, value in tensors}
 
 
 def grads(net, losses):
@@ -57,7 +50,7 @@ def test_the_discriminators_phase_equals_the_published_one(golden):
     found = grads(game.discriminator, losses)
     assert far({key: found[key] for key in wanted["grads"]}, wanted["grads_with_ortho"]) < 1e-9
     for net, key in ((game.discriminator, "buffers_after"), (game.generator, "generator_buffers_after")):
-        assert far(sizes(net.named_buffers()), wanted[key]) < 1e-9
+        assert far(families.sizes(net.named_buffers()), wanted[key]) < 1e-9
 
 
 def test_judging_in_two_passes_equals_the_published_losses(golden):
@@ -78,7 +71,7 @@ def test_the_generators_phase_equals_the_published_one(golden):
     assert families.difference(losses["hinge"].item(), wanted["loss"]) < 1e-9
     found = grads(game.generator, losses)
     assert far({key: found[key] for key in wanted["grads"]}, wanted["grads_with_ortho"]) < 1e-9
-    assert far(sizes(game.generator.named_buffers()), wanted["buffers_after"]) < 1e-9
+    assert far(families.sizes(game.generator.named_buffers()), wanted["buffers_after"]) < 1e-9
 
 
 def test_training_equals_the_published_one(golden):
@@ -101,16 +94,15 @@ def test_training_equals_the_published_one(golden):
             batches.append({"image": images[rows], "class": labels[rows]})
         draws += [each for _ in range(6) for each in noise()]
     judged, fooled = (families.recorded(game, phase) for phase in ("judge", "fool"))
-    train = trainer(PhaseStrategy("ddp", check=False), 1, len(batches))  # a trial would take of the given noise
     with families.drawing(draws):
-        train.fit(game, DataLoader(batches, batch_size=None))
+        families.train(game, batches)
     for turn, wanted in enumerate(golden["steps"]):
         assert abs(fooled[2 * turn + 1]["hinge"] / 2 - wanted["G_loss"]) < 1e-8
         assert abs(judged[4 * turn + 3]["hinge"] - wanted["D_loss_real"] - wanted["D_loss_fake"]) < 1e-8
     with game.averaged():
         found = {key: value.clone() for key, value in game.generator.state_dict().items()}
     wanted = golden["steps_average"]
-    assert far(sizes((key, found[key]) for key in wanted), wanted) < 1e-8
+    assert far(families.sizes((key, found[key]) for key in wanted), wanted) < 1e-8
 
 
 def test_the_generators_statistics_are_averaged_too():

@@ -3,16 +3,13 @@
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from gan import noise
 from gan.games.cut import Cut, patch_nce
 from gan.games.pix2pix import linear_decay
 from nets.discriminator import PatchGan, PatchVectors
-from strategies import PhaseStrategy
 from tests.support import families
 from tests.support.families import gradients, recorded
-from tests.support.parity import trainer
 from tests.unit.gan.games.test_cyclegan import without_noise
 from tests.unit.nets.test_resnet import golden_generator, pictures
 
@@ -100,7 +97,7 @@ def test_steps_equal_the_published_ones(figures):
     game, batch = case(figures, "cut")
     seen = recorded(game, "judge", "fool")
     with families.drawing(draws(figures, "cut", 3)):
-        trainer(PhaseStrategy("ddp", check=False), 1, 3).fit(game, DataLoader([batch] * 3, batch_size=None))
+        families.train(game, [batch] * 3)
     found = [
         [fooled["gan"], sum(fooled.values()), 2 * fooled["nce"], 2 * fooled["nce_identity"], 2 * judged["gan"]]
         for judged, fooled in zip(seen[::2], seen[1::2], strict=True)

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from gan import noise
 from gan.games.cyclegan import CycleGan
@@ -13,10 +12,8 @@ from gan.games.pix2pix import linear_decay
 from gan.pool import ImagePool
 from nets.discriminator import PatchGan
 from nets.resnet import ResnetGenerator
-from strategies import PhaseStrategy
 from tests.support import families
 from tests.support.families import gradients, recorded
-from tests.support.parity import trainer
 from tests.unit.nets.test_resnet import pictures
 
 NETWORKS = {"G_A": ("generators", "to_b"), "G_B": ("generators", "to_a")}
@@ -67,7 +64,7 @@ def test_losses_and_gradients_equal_the_published_ones(case):
 def test_steps_equal_the_published_ones(case):
     golden, game, batch = case
     seen = recorded(game, "fool", "judge")
-    trainer(PhaseStrategy("ddp", check=False), 1, 3).fit(game, DataLoader([batch] * 3, batch_size=None))
+    families.train(game, [batch] * 3)
     found = [
         {**{theirs: fooled[ours] for theirs, ours in OURS.items()}, "D_A": judged["gan_b"], "D_B": judged["gan_a"]}
         for fooled, judged in zip(seen[::2], seen[1::2], strict=True)

@@ -8,15 +8,12 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader
 
 from gan.games.hifigan import HifiGan
 from nets.hifigan import HifiGenerator, Judges, PeriodJudges, ScaleJudges
 from nets.mel import Mel
 from nets.published.files import published_name, published_state, take_published
-from strategies import PhaseStrategy
 from tests.support import families
-from tests.support.parity import trainer
 
 V3 = dict(rates=(8, 8, 4), up_kernels=(16, 16, 8), kernels=(3, 5, 7), dilations=((1, 2), (2, 6), (3, 12)), twice=False)
 RULES = {"v1": {}, "v3": V3}
@@ -51,7 +48,7 @@ def batch_of(figures) -> dict[str, torch.Tensor]:
 
 
 def sizes(tensors) -> dict[str, list[float]]:
-    return {published_name(name): families.size(value.detach()) for name, value in tensors}
+    return families.sizes((published_name(name), value) for name, value in tensors)
 
 
 def test_spectrograms_equal_the_published_ones(figures):
@@ -114,7 +111,7 @@ def test_training_equals_the_published_one(figures, judges):
             found["msd_buffers_after"] = sizes(judges.msd.named_buffers())
 
     with register_optimizer_step_pre_hook(before_an_update):
-        trainer(PhaseStrategy("single"), 1, 2).fit(game, DataLoader([batch] * 2, batch_size=None))
+        families.train(game, [batch] * 2)
     with torch.no_grad():
         game.judge(batch)  # what both have learned is seen in the turn that comes
     turns = [{name.replace("matching", "feature"): value for name, value in turn.items()} for turn in seen]

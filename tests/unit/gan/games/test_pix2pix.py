@@ -4,17 +4,14 @@ import numpy
 import pytest
 import torch
 from torch.optim import SGD
-from torch.utils.data import DataLoader
 
 from gan.files.errors import UserError
 from gan.games.pix2pix import Pix2pix, epoch_decay, linear_decay
 from nets.discriminator import PatchGan
 from nets.published.files import read_published
 from nets.resnet import UNet
-from strategies import PhaseStrategy
 from tests.support import families
 from tests.support.families import gradients, recorded
-from tests.support.parity import trainer
 
 
 @pytest.fixture
@@ -38,7 +35,7 @@ def made(golden):
 
 
 def buffers(network):
-    return {name: families.size(each) for name, each in network.named_buffers() if each.is_floating_point()}
+    return families.sizes((name, each) for name, each in network.named_buffers() if each.is_floating_point())
 
 
 def test_pictures_and_scores_of_an_evaluation_equal_the_published_ones(made, golden):
@@ -66,7 +63,7 @@ def test_losses_gradients_and_statistics_equal_the_published_ones(made, golden):
 def test_three_steps_equal_the_published_ones(made, golden):
     game, batch = made
     seen = recorded(game, "judge", "fool")
-    trainer(PhaseStrategy("single", check=False), 1, 3).fit(game, DataLoader([batch] * 3, batch_size=None))
+    families.train(game, [batch] * 3)
     turns = zip(seen[::2], seen[1::2], strict=True)
     found = [[fooled["gan"], fooled["pixels"], 2 * judged["gan"]] for judged, fooled in turns]
     steps = golden["pix2pix"]["steps"]

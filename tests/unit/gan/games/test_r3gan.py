@@ -2,13 +2,10 @@
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from gan.games.r3gan import R3Gan
 from nets.ada import Augmentation
-from strategies import PhaseStrategy
 from tests.support import families
-from tests.support.parity import trainer
 from tests.unit.nets.test_r3 import golden_networks, inputs
 
 
@@ -27,7 +24,7 @@ def batch_of(given):
 
 
 def sizes(tensors):
-    return {f"Model.{name}": families.size(value.detach()) for name, value in tensors.items()}
+    return families.sizes((f"Model.{name}", value) for name, value in tensors.items())
 
 
 @pytest.mark.parametrize("which", ["G", "D"])
@@ -60,9 +57,8 @@ def test_training_equals_the_published_one(golden):
     nets = {"G": game.generator, "D": game.discriminator}
     before = {which: {key: value.clone() for key, value in net.state_dict().items()} for which, net in nets.items()}
     given = [inputs(golden, prefix=f"step{step}.{which}.") for step in range(settings["steps"]) for which in "DG"]
-    train = trainer(PhaseStrategy("ddp"), 1, len(given))
     with families.drawing([each["z"] for each in given]):
-        train.fit(game, DataLoader([batch_of(each) for each in given], batch_size=None))
+        families.train(game, [batch_of(each) for each in given])
     after = {which: dict(net.state_dict()) for which, net in nets.items()}
     with game.averaged(), torch.no_grad():
         image = game.generator(inputs(golden)["z"], inputs(golden)["c"])

@@ -1,12 +1,10 @@
 """VQGAN's networks, losses and training equal the published ones; its published files are read and written."""
 
-import os
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from gan.files.errors import UserError
 from gan.games.vqgan import VqGan
@@ -14,9 +12,8 @@ from nets.discriminator import PatchGan
 from nets.norm import ActNorm
 from nets.published.files import published_state, read_published, weights_in
 from nets.vqgan import VqAutoencoder
-from strategies import PhaseStrategy
 from tests.support import families
-from tests.support.parity import trainer
+from tests.support.saved import Malice
 from tests.unit.nets.test_lpips import published
 
 OF_JUDGE = "loss.discriminator."
@@ -187,7 +184,7 @@ def test_training_equals_the_published_one(figures):
         return play
 
     game.paint, game.judge = noted(game.paint), noted(game.judge)
-    trainer(PhaseStrategy("single"), 1, 3).fit(game, DataLoader([batch] * 3, batch_size=None))
+    families.train(game, [batch] * 3)
     names = ("total", "g_loss", "quant_loss", "nll_loss", "disc_loss", "logits_real", "logits_fake")
     wanted = [step[name] * (-1 if name == "g_loss" else 1) for step in figures["steps"] for name in names]
     assert families.difference(found, wanted) < 1e-7
@@ -198,11 +195,6 @@ def test_training_equals_the_published_one(figures):
 
 class Callback:
     """What old checkpoints of Lightning hold beside the weights."""
-
-
-class Harmful:
-    def __reduce__(self):
-        return (os.mkdir, ("ran",))
 
 
 def small(seed=0, norm="batch", learning="learned"):
@@ -242,7 +234,7 @@ def test_no_code_in_a_file_is_run_and_what_is_no_weight_is_left_out(tmp_path, mo
     state = state_of(made) | {"loss.perceptual_loss.lin0.model.1.weight": torch.ones(1)}
     torch.save({"state_dict": state, "callbacks": {Callback: 1, "one": Callback()}, "epoch": 3}, "any.ckpt")
     assert read_published("any.ckpt", made.published()) == ["any.ckpt"]
-    torch.save({"state_dict": state, "callbacks": Harmful()}, "last.ckpt")
+    torch.save({"state_dict": state, "callbacks": Malice(Path("ran"))}, "last.ckpt")
     with pytest.raises(UserError, match="cannot be read"):
         weights_in(Path("last.ckpt"))
     assert not Path("ran").exists()
