@@ -18,9 +18,7 @@ from gan.files import tensors
 from gan.files.checkpoint import Share
 from gan.files.errors import UserError
 from gan.making import Making, aside, give_memory, meta, on_meta
-from gan.noise import seed_for
 from gan.pretrained import WeightFiles
-from tests.support.hard_games import mlp
 from tests.support.meta_games import Judge, weights_of, write_file, write_index
 from tests.support.posix import not_on_windows
 
@@ -44,13 +42,6 @@ def made(module, seed=3, names=None, name="net"):
     return values
 
 
-def test_a_module_has_the_values_that_its_constructor_draws_under_its_seed():
-    values = made(network(lambda: mlp(4, 6)))
-    for name, make in (("0", lambda: nn.Linear(4, 8)), ("2", lambda: nn.Linear(8, 6))):
-        torch.manual_seed(seed_for(3, "net", name))
-        assert all(torch.equal(values[f"{name}.{key}"], value) for key, value in make().state_dict().items())
-
-
 def test_they_do_not_depend_on_what_else_is_made():
     whole = made(network())
     assert whole.keys() == dict(Judge().named_parameters()).keys() | dict(Judge().named_buffers()).keys()
@@ -58,29 +49,6 @@ def test_they_do_not_depend_on_what_else_is_made():
         assert torch.equal(made(network(), names=[name])[name], value)
     assert not torch.equal(made(network(), seed=4)["rnn.weight_ih_l0"], whole["rnn.weight_ih_l0"])
     assert not torch.equal(made(network(), name="other")["rnn.weight_ih_l0"], whole["rnn.weight_ih_l0"])
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_makes_its_ranges(ranks):
-    whole, module = made(network()), network()
-    making, state = Making(module, [Player("net", module)]), dict(module.named_parameters())
-    for rank in range(ranks):
-        shares = {}
-        for weight in state.values():
-            length = -(-weight.numel() // ranks)
-            start, stop = min(rank * length, weight.numel()), min((rank + 1) * length, weight.numel())
-            shares[weight] = Share(torch.empty(stop - start), weight.shape, start) if start < stop else None
-        making.make(shares, 3, CPU)
-        for name, weight in state.items():
-            if (share := shares[weight]) is not None:
-                assert torch.equal(share.tensor, whole[name].reshape(-1)[share.start : share.stop])
-
-
-def test_what_reaches_into_a_sub_module_is_kept():
-    attention = made(network())
-    assert attention["attention.out_proj.bias"].abs().sum() == 0
-    torch.manual_seed(seed_for(3, "net", "attention.out_proj"))
-    assert torch.equal(attention["attention.out_proj.weight"], nn.Linear(6, 6).weight)
 
 
 def test_generators_are_left_as_they_are():

@@ -27,17 +27,6 @@ def seeded(function, *args):
     return function(*args)
 
 
-def test_a_draw_belongs_to_the_loader_with_its_number_of_rows():
-    def drawn(first, rows, others):
-        with at(first, rows, others=others):
-            return [noise.randn((n, 3)) for n in (rows, *others, 2 * rows)]
-
-    whole, *halves = drawn(0, 8, {4: 0}), drawn(0, 4, {2: 0}), drawn(4, 4, {2: 2})
-    for number in (0, 1):
-        assert torch.equal(torch.cat([half[number] for half in halves]), whole[number])
-    assert torch.equal(torch.cat([half[2][:4] for half in halves]), whole[2][:8])
-
-
 def test_it_draws_nothing_from_the_global_state_and_outside_a_phase_it_is_torchs():
     torch.manual_seed(3)
     draw(0, 8)
@@ -122,17 +111,13 @@ def test_integers_lie_in_their_range_and_follow_the_sample():
 
 
 def test_a_common_draw_is_the_same_for_all_rows_and_another_one_each_time():
-    def draws(first, rows):
-        with at(first, rows):
-            one, other = (noise.rand((), common=True) for _ in range(2))
-            pairs, whole = noise.randn((3, 2), common=True), noise.randint(0, 1000, (5,), common=True)
-            return [one, other, pairs, whole], noise.randn((rows, 2))
+    def draws(first):
+        with at(first, 4):
+            common = [noise.rand(shape, common=True) for shape in ((), (), (3, 2))]
+            return [*common, noise.randint(0, 1000, (5,), common=True), noise.randn((4, 2))]
 
-    (alone, rows), (ours, first), (theirs, last) = draws(0, 8), draws(0, 4), draws(4, 4)
-    for one, two, three in zip(alone, ours, theirs, strict=True):
-        assert torch.equal(one, two) and torch.equal(one, three)
-    assert alone[0] != alone[1]
-    assert torch.equal(torch.cat([first, last]), rows)
+    (*ours, first), (*theirs, last) = draws(0), draws(4)
+    assert all(map(torch.equal, ours, theirs)) and ours[0] != ours[1]
     assert not torch.equal(first, last), "the control: a draw that is not common differs"
 
 

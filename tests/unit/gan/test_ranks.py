@@ -25,18 +25,7 @@ def test_on_one_device_everything_is_what_was_given():
         assert not ranks.more_than_one()
 
 
-def test_a_sum_and_its_gradients_of_every_order_are_sums():
-    with ranks.summed_by(doubled, 0, 2):
-        assert ranks.more_than_one()
-        x = torch.tensor([3.0], requires_grad=True)
-        total = ranks.sum(x) ** 2
-        (slope,) = torch.autograd.grad(total, x, create_graph=True)
-        (bend,) = torch.autograd.grad(slope, x)
-    assert (total.item(), slope.item(), bend.item()) == (36, 24, 8)
-    assert not ranks.more_than_one()
-
-
-def test_a_gradient_is_added_up_in_the_world_of_its_forward():
+def test_a_sum_and_its_gradients_of_every_order_are_sums_in_the_world_of_its_forward():
     """Wherever backward runs: for a GPU in a thread of autograd's own. And nothing of it is recorded."""
     x, sums = torch.tensor([3.0], requires_grad=True), []
     with ranks.summed_by(doubled, 0, 2):
@@ -46,7 +35,8 @@ def test_a_gradient_is_added_up_in_the_world_of_its_forward():
     with device_threads():
         (slope,) = torch.autograd.grad(total, x, create_graph=True)
         (bend,) = torch.autograd.grad(slope, x)
-    assert (slope.item(), bend.item(), len(sums)) == (24, 8, 1)
+    assert (total.item(), slope.item(), bend.item(), len(sums)) == (36, 24, 8, 1)
+    assert not ranks.more_than_one()
     with ranks.summed_by(doubled, 0, 2):
         with ranks.alone():
             total = ranks.mean(x) ** 2
