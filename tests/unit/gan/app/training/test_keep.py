@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -22,6 +23,7 @@ from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer
 from tests.support.posix import not_on_windows
 from tests.support.saved import names, read_checkpoint, write_checkpoint
+from tests.support.scene import having
 
 
 class Signals(Callback):
@@ -35,20 +37,18 @@ class Signals(Callback):
             os.kill(os.getpid(), number)
 
 
-def kept(tmp_path, steps, at, every=3, resume=None, in_background=True):
-    keep = Keep(RunFolder(tmp_path), every, in_background)
-    made = trainer(PhaseStrategy("single"), 1, steps, callbacks=[Signals(at), keep])
-    try:
-        made.fit(Plain(), parts(steps), ckpt_path=resume and str(tmp_path / "checkpoints" / resume))
-    finally:
-        found = sorted(path.name for path in (tmp_path / "checkpoints").glob("*"))
-    return made, found
+def fit(keep, steps, *callbacks, game=None, ranks=1, resume=None, write=writing._write_file, validate=None, **settings):
+    """A training that saves by Keep, whose files are written so; its last step."""
+    strategy = PhaseStrategy("ddp" if ranks > 1 else "single", check=False)
+    made = trainer(strategy, ranks, steps, callbacks=[*callbacks, keep], **settings)
+    with mock.patch.object(writing, "_write_file", write):
+        made.fit(game or Plain(), parts(steps, ranks), validate, ckpt_path=resume and keep.folder.checkpoint(resume))
+    return made.global_step
 
 
-@not_on_windows
-def test_the_newest_two_checkpoints_are_kept_and_the_last_step_is_saved(tmp_path):
-    (tmp_path / "checkpoints" / "step-000099.ckpt.part").mkdir(parents=True)  # as a killed process leaves it
-    assert kept(tmp_path, 8, {})[1] == ["step-000006.ckpt", "step-000008.ckpt"]
+def kept(tmp_path, steps, at=(), every=3, resume=None, in_background=True):
+    fit(Keep(RunFolder(tmp_path), every, in_background), steps, Signals(dict(at)), resume=resume)
+    return names(tmp_path / "checkpoints")
 
 
 def copied(checkpoints, one, other):
@@ -58,46 +58,29 @@ def copied(checkpoints, one, other):
 @pytest.mark.promise("checkpoints and files that a run did not write", "it never removes them")
 def test_what_this_run_did_not_write_stays(tmp_path):
     """A person's copy, and the later steps of a run that goes on from an earlier one."""
-    kept(tmp_path, 4, {}, every=2)
+    kept(tmp_path, 4, every=2)
     copied(tmp_path / "checkpoints", "000004", "000004-keep")
     copied(tmp_path / "checkpoints", "000004", "000100")
-    found = kept(tmp_path, 9, {}, resume="step-000004.ckpt")[1]
-    assert found == [f"step-{step}.ckpt" for step in ("000004-keep", "000006", "000009", "000100")]
-    found = kept(tmp_path, 10, {}, resume="step-000009.ckpt")[1]
-    assert found == [f"step-{step}.ckpt" for step in ("000004-keep", "000009", "000010", "000100")]
+    assert kept(tmp_path, 9, resume=4) == [
+        f"step-{step}.ckpt" for step in ("000004-keep", "000006", "000009", "000100")
+    ]
+    assert kept(tmp_path, 10, resume=9) == [
+        f"step-{step}.ckpt" for step in ("000004-keep", "000009", "000010", "000100")
+    ]
 
 
 def test_a_checkpoint_that_does_not_know_what_was_written_resumes(tmp_path):
     """As one of a person's own program: then all that is in the folder stays."""
-    kept(tmp_path, 4, {}, every=2)
+    kept(tmp_path, 4, every=2)
     path = tmp_path / "checkpoints" / "step-000004.ckpt"
     saved = read_checkpoint(path)
     del saved["callbacks"]["Keep"]
     write_checkpoint(path, saved)
     for other in ("000003-keep", "000100"):
         copied(tmp_path / "checkpoints", "000002", other)
-    assert kept(tmp_path, 8, {}, resume=path.name)[1] == [
+    assert kept(tmp_path, 8, resume=4) == [
         f"step-{step}.ckpt" for step in ("000002", "000003-keep", "000004", "000006", "000008", "000100")
     ]
-
-
-@not_on_windows
-@pytest.mark.parametrize("number", [signal.SIGINT, *SIGNALS])
-def test_a_signal_saves_after_the_step_and_stops_and_says_so_once(tmp_path, number, capfd):
-    before = signal.getsignal(number)
-    with pytest.raises(Stopped):
-        kept(tmp_path, 8, {4: [number] * (1 + (number != signal.SIGINT))})
-    assert RunFolder(tmp_path).steps() == [3, 4] and signal.getsignal(number) is before
-    assert capfd.readouterr().err.count("\nending after this step, and saving") == 1
-
-
-@not_on_windows
-def test_a_signal_in_the_last_step_is_a_normal_end(tmp_path):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, *SIGNALS)]
-    made, found = kept(tmp_path, 4, {4: [signal.SIGTERM]})
-    assert [signal.getsignal(number) for number in (signal.SIGINT, *SIGNALS)] == before
-    assert made.global_step == 4
-    assert found == ["step-000003.ckpt", "step-000004.ckpt"]
 
 
 class Exited(BaseException):
@@ -109,6 +92,24 @@ def exits(monkeypatch):
     """A hard end that can be seen."""
     monkeypatch.setattr(lockstep.os, "_exit", mock.Mock(side_effect=Exited))
     return lockstep.os._exit.call_args_list
+
+
+@not_on_windows
+@pytest.mark.parametrize("ends", [8, 4])
+@pytest.mark.parametrize(
+    "numbers",
+    [[signal.SIGINT], *([number] * 2 for number in SIGNALS), [signal.SIGTERM, signal.SIGINT]],
+    ids=lambda numbers: " ".join(signal.Signals(number).name for number in numbers),
+)
+def test_a_signal_saves_after_the_step_and_stops_and_says_so_once_for_each(tmp_path, numbers, ends, exits, capfd):
+    """In the last step it is a normal end. SIGTERM and one Ctrl-C are no second Ctrl-C."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, *SIGNALS)]
+    (tmp_path / "checkpoints" / "step-000099.ckpt.part").mkdir(parents=True)  # as a killed process leaves it
+    with pytest.raises(Stopped) if ends > 4 else nullcontext():
+        kept(tmp_path, ends, {4: numbers})
+    assert names(tmp_path / "checkpoints") == ["step-000003.ckpt", "step-000004.ckpt"] and not exits
+    assert [signal.getsignal(number) for number in (signal.SIGINT, *SIGNALS)] == before
+    assert capfd.readouterr().err.count("\nending after this step, and saving") == len(set(numbers))
 
 
 @pytest.mark.promise(
@@ -133,13 +134,6 @@ def test_a_second_ctrl_c_ends_at_once_and_says_what_is_lost(steps, said, tmp_pat
     assert exits == ([] if said is None else [mock.call(130)])
     first = min(steps)
     assert (tmp_path / "checkpoints" / f"step-{first:06d}.ckpt").exists() == (said is None)
-
-
-@not_on_windows
-def test_sigterm_and_one_ctrl_c_still_save(tmp_path, exits):
-    with pytest.raises(Stopped):
-        kept(tmp_path, 8, {4: [signal.SIGTERM, signal.SIGINT]})
-    assert RunFolder(tmp_path).steps() == [3, 4]
 
 
 # ---- written in the background ----
@@ -175,12 +169,9 @@ class Looks(Callback):
 
 
 def kept_slowly(tmp_path, slow, in_background=True):
-    folder = RunFolder(tmp_path)
-    looks = Looks(folder, 7, slow)
-    keep = Keep(folder, 2, in_background)
-    with mock.patch.object(writing, "_write_file", slow):
-        trainer(PhaseStrategy("single"), 1, 8, callbacks=[keep, looks]).fit(Plain(), parts(8))
-    return looks.seen, folder.steps()
+    looks = Looks(RunFolder(tmp_path), 7, slow)
+    fit(Keep(looks.folder, 2, in_background), 8, looks, write=slow)
+    return looks.seen, looks.folder.steps()
 
 
 def test_training_goes_on_meanwhile_and_older_ones_stay_until_it_is_whole(tmp_path):
@@ -212,10 +203,7 @@ class Full:
 def kept_when_full(folder, full, in_background, steps=8, ranks=1, **choices):
     """A run of `steps` steps that saves every second one. Returns its Keep, and its last step."""
     keep = Keep(RunFolder(folder), 2, in_background, **choices)
-    made = trainer(PhaseStrategy("ddp" if ranks > 1 else "single", check=False), ranks, steps, callbacks=[keep])
-    with mock.patch.object(writing, "_write_file", full):
-        made.fit(Plain(), parts(steps, ranks))
-    return keep, made.global_step
+    return keep, fit(keep, steps, ranks=ranks, write=full)
 
 
 @pytest.mark.parametrize(("kind", "in_background"), [(errno.ENOSPC, True), (errno.EACCES, False)])
@@ -242,22 +230,11 @@ def test_what_is_no_fault_of_the_disk_ends_the_run(tmp_path):
         kept_when_full(tmp_path, write, True)
 
 
-def test_a_trainer_of_ones_own_still_raises_it(tmp_path):
-    class Saves(Callback):
-        def on_train_batch_end(self, trainer, *_):
-            trainer.save_checkpoint(tmp_path / f"step-{trainer.global_step:06d}.ckpt")
-
-    with mock.patch.object(writing, "_write_file", Full(2)), pytest.raises(UserError, match="No space left on device"):
-        trainer(PhaseStrategy("single"), 1, 4, callbacks=[Saves()]).fit(Plain(), parts(4))
-
-
 # ---- the best ones ----
 
 
 class Scored(Plain):
     """Has a score after each validation."""
-
-    values: dict
 
     def validation_step(self, batch, batch_idx):
         if self.step in self.values:
@@ -266,11 +243,8 @@ class Scored(Plain):
 
 def kept_best(tmp_path, values, steps, best=1, newest=1, in_background=True, full=(), resume=None, score="val/error"):
     keep = Keep(RunFolder(tmp_path), 1, in_background, newest, best, score)
-    game = Scored()
-    game.values = values
-    made = trainer(PhaseStrategy("single"), 1, steps, callbacks=[keep], val_check_interval=1, num_sanity_val_steps=1)
-    with mock.patch.object(writing, "_write_file", Full(*full)):
-        made.fit(game, parts(steps), parts(1), ckpt_path=resume and RunFolder(tmp_path).checkpoint(resume))
+    validations = dict(validate=parts(1), val_check_interval=1, num_sanity_val_steps=1)
+    fit(keep, steps, game=having(Scored, values=values)(), resume=resume, write=Full(*full), **validations)
     found = keep.best_checkpoint()
     return RunFolder(tmp_path).steps(), found and found[0].name
 

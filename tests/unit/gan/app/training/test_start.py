@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pickle
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -45,32 +46,31 @@ def begun(out, name, launchers, checkpoint=None, age=0.0):
     return folder
 
 
-def test_an_agent_names_itself(monkeypatch):
-    assert start.launcher_of(None) is None
-    monkeypatch.setenv("GAN_AGENT", "agent host /tmp/gan-agent-x")
-    assert start.launcher_of(place()) is None  # somebody has set it: an agent sets the other one too
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/tmp/gan-agent-x/none/attempt_0/0/error.json")
-    assert start.launcher_of(place()) == "agent host /tmp/gan-agent-x"
+AGENT, TORCHRUN = "/tmp/gan-agent-x", "/tmp/torchelastic_abc/none_xyz"
+ERROR, JOB = "TORCHELASTIC_ERROR_FILE", {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 
 
-def test_a_torchrun_is_known_by_its_folder_over_all_attempts(monkeypatch):
-    assert start.launcher_of(place()) is None
-    names = set()
-    for attempt, rank in ((0, 0), (1, 0), (1, 3)):
-        path = f"/tmp/torchelastic_abc/none_xyz/attempt_{attempt}/{rank}/error.json"
-        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", path)
-        names.add(start.launcher_of(place()))
-    (name,) = names
-    assert name.endswith("/tmp/torchelastic_abc/none_xyz")
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/tmp/torchelastic_abc/none_other/attempt_0/0/error.json")
-    assert start.launcher_of(place()) != name
-
-
-def test_a_slurm_job_is_known_by_its_step(monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_STEP_ID", "0")
-    assert start.launcher_of(place("slurm")) == "slurm 7.0"
-    assert start.launcher_of(place("environment")) is None  # a person has started these ranks
+@pytest.mark.parametrize(
+    ("by", "variables", "name"),
+    [
+        (None, {}, None),
+        ("torchrun", {}, None),
+        (
+            "torchrun",
+            {"GAN_AGENT": f"agent host {AGENT}"},
+            None,
+        ),  # somebody has set it: an agent sets the other one too
+        ("torchrun", {"GAN_AGENT": f"agent host {AGENT}", ERROR: f"{AGENT}/none/attempt_0/0/e"}, f"agent host {AGENT}"),
+        ("torchrun", {ERROR: f"{TORCHRUN}/attempt_0/0/e"}, f"torchrun {socket.gethostname()} {TORCHRUN}"),
+        ("torchrun", {ERROR: f"{TORCHRUN}/attempt_1/3/e"}, f"torchrun {socket.gethostname()} {TORCHRUN}"),
+        ("slurm", JOB, "slurm 7.0"),
+        ("environment", JOB, None),  # a person has started these ranks
+    ],
+)
+def test_who_has_started_a_rank_has_a_name_that_stays_over_restarts(by, variables, name, monkeypatch):
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert start.launcher_of(by and place(by)) == name
 
 
 def test_the_run_of_the_same_launch_goes_on_from_its_own_checkpoint(tmp_path):
@@ -181,37 +181,23 @@ def attempt(tmp_path, monkeypatch):
     return run
 
 
+ATTEMPTS = {
+    "at one step": ([(number, 5, 4) for number in range(3)], "at step 5, so the ranks are not started"),  # one behind
+    "before the first step": ([(number,) for number in range(3)], "before the first step"),
+    "the control: at other steps": ([(number, 5 + number // 2, NEVER) for number in range(8)], None),
+    "hosts that come and go": ([*[(0, 5, 5)] * 5, (1, 5, 5), (1, 7, 7), (1, 5, 5), (2, 5, 5)], "at step 5"),
+}
+
+
 @not_on_windows
-def test_the_third_failure_at_one_step_is_the_last_one_however_often_torchrun_tries(attempt):
-    for number in range(3):
-        attempt(number, 5, 4)  # the other rank was a step behind
-    for number in (3, 4, 5):
-        with pytest.raises(UserError, match="the last 3 attempts have failed at step 5, so the ranks are not started"):
+@pytest.mark.parametrize("what", ATTEMPTS)
+def test_the_third_failure_at_one_step_is_the_last_one_however_often_torchrun_tries(what, attempt):
+    attempts, words = ATTEMPTS[what]
+    for each in attempts:
+        attempt(*each)
+    for number in range(attempts[-1][0] + 1, 6 if words else 0):
+        with pytest.raises(UserError, match=f"the last 3 attempts have failed {words}"):
             attempt(number)
-
-
-def test_failures_before_the_first_step_count_as_well(attempt):
-    for number in range(3):
-        attempt(number)
-    with pytest.raises(UserError, match="failed before the first step"):
-        attempt(3)
-
-
-@not_on_windows
-def test_the_control_failures_at_other_steps_do_not(attempt):
-    for number in range(8):
-        attempt(number, 5 + number // 2, NEVER)
-
-
-@not_on_windows
-def test_hosts_that_come_and_go_are_no_failures(attempt):
-    for _ in range(5):
-        attempt(0, 5, 5)
-    for step in (5, 7, 5):
-        attempt(1, step, step)
-    attempt(2, 5, 5)
-    with pytest.raises(UserError, match="at step 5"):
-        attempt(3)
 
 
 @pytest.mark.parametrize("by", [None, "slurm", "mpi"])
