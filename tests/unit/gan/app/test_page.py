@@ -24,7 +24,7 @@ from gan.app.scoring.names import TRAINED_ON
 from gan.app.training import card, metrics
 from gan.files.errors import UserError
 from gan.sound import Sound
-from tests.support import layouts, opening
+from tests.support import opening
 
 # ---- table ----
 
@@ -406,23 +406,6 @@ def test_looking_changes_no_random_state(run):
     run_tables.over_time(run), run_tables.masks(run), run_tables.nearest(run)
     run_tables.exchange(run, 0, [1], most=1)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.slow
-def test_edges_of_instances_are_shown_beside_masks(tmp_path):
-    layouts.cityscapes(tmp_path / "data")
-    settings = {"data": tmp_path / "data", "size": 32, "upsamplings": 2, "workers": 0, "perceptual": "off"}
-    widths = {"width": 4, "hidden": 8, "style": 8, "batch-size": 2}
-    run = open_run(str(opening.train(tmp_path / "runs", "sean-cityscapes", **settings, **widths)))
-    table, batch = run_tables.masks(run), run_tables.held_out(run, 8)
-    assert [each.title for each in table.rows] == ["picture", "mask", "edges", "painted anew"]
-    for cell, edges in zip(row(table, "edges"), batch["edges"], strict=True):
-        (picture,) = cell.pictures
-        assert picture.size == (64, 32)
-        dark = torch.tensor(list(picture.convert("L").tobytes())).view(32, 64) == 0
-        assert torch.equal(dark, edges.bool())
-    assert len(run_tables.exchange(run).columns) == len(run.run.data.val)
-    assert run_tables.nearest(run).rows and run_tables.over_time(run).moments
 
 
 def test_spade_paints_masks_without_styles():

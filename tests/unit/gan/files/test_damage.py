@@ -188,21 +188,12 @@ def test_a_checkpoint_with_a_note_in_it_is_still_one(path):
 # ---- crafted on purpose, with checksums that fit ----
 
 
-def change_header(**changes):
-    """A change of what the header says of `state/a`, which has 20 numbers of 4 bytes."""
+def change_header(of="state/a", **changes):
+    """A change of what the header says of `state/a`, which has 20 numbers of 4 bytes, or of its metadata."""
 
     def change(path):
         file, header, elements = shard_of(path)
-        header["state/a"].update(changes)
-        put_shard(file, header, elements)
-
-    return change
-
-
-def change_metadata(**changes):
-    def change(path):
-        file, header, elements = shard_of(path)
-        header["__metadata__"].update({name.upper(): text for name, text in changes.items()})
+        header[of].update(changes)
         put_shard(file, header, elements)
 
     return change
@@ -256,15 +247,10 @@ def write_values(text):
     return lambda path: seal_text(path, text)
 
 
-DEEP = b"[" * 100_000
-
-
+DEEP, METADATA = b"[" * 100_000, "__metadata__"
 SHARD, PLACE = "shard-00001.* is damaged: ", "'state/[ab]' in it has no place of its own"
 NO_HEADER, NOT_WHOLE = SHARD + "its header is not that of a safetensors file", "'state/a' is missing or not whole"
-HOLDS, NONE = (
-    "values.json is damaged: it holds what checkpoints do not hold",
-    "values.json is damaged: it holds no values",
-)
+HOLDS, NONE = (f"values.json is damaged: it holds {what}" for what in ("what checkpoints do not hold", "no values"))
 
 
 @pytest.mark.promise(
@@ -282,13 +268,13 @@ HOLDS, NONE = (
         (change_header(data_offsets=[80, 160]), SHARD + PLACE),
         (change_header(shape=[10**15], data_offsets=[0, 4 * 10**15]), SHARD + "'state/a' in it has no checksums"),
         (change_header(data_offsets="0"), NO_HEADER),
-        (change_metadata(dcp_sharding_info="["), NO_HEADER),
-        (change_metadata(dcp_sharding_info="3"), NO_HEADER),
-        (change_metadata(dcp_sharding_info='{"state/a": {}}'), NO_HEADER),
-        (change_metadata(dcp_sharding_info='{"state/a": {"saved_offsets": [-5]}}'), SHARD + PLACE),
-        (change_metadata(dcp_sharding_info='{"state/a": {"saved_offsets": [5]}}'), NOT_WHOLE),
-        (change_metadata(crc32_of_each_mib="{}"), NO_HEADER),
-        (change_metadata(crc32_of_each_mib='{"state/a": "", "state/b": ""}'), SHARD + ".* has no checksums"),
+        (change_header(METADATA, DCP_SHARDING_INFO="["), NO_HEADER),
+        (change_header(METADATA, DCP_SHARDING_INFO="3"), NO_HEADER),
+        (change_header(METADATA, DCP_SHARDING_INFO='{"state/a": {}}'), NO_HEADER),
+        (change_header(METADATA, DCP_SHARDING_INFO='{"state/a": {"saved_offsets": [-5]}}'), SHARD + PLACE),
+        (change_header(METADATA, DCP_SHARDING_INFO='{"state/a": {"saved_offsets": [5]}}'), NOT_WHOLE),
+        (change_header(METADATA, CRC32_OF_EACH_MIB="{}"), NO_HEADER),
+        (change_header(METADATA, CRC32_OF_EACH_MIB='{"state/a": "", "state/b": ""}'), SHARD + ".* has no checksums"),
         (write_header(DEEP), NO_HEADER),
         (write_header(b"3"), NO_HEADER),
         (write_header(b'{"state/a": 3}'), NO_HEADER),
@@ -342,7 +328,6 @@ def test_what_was_crafted_is_refused_in_one_line(change, message, path):
 
 def test_what_is_as_it_was_is_read_though_it_was_written_again(path):
     change_header()(path)
-    change_metadata()(path)
     change_values()(path)
     seal(path)
     assert number_of(path) == 1

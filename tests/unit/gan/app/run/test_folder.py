@@ -61,16 +61,6 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
         folder.create(folder.Path("/proc/runs"), "sean")
 
 
-def test_auto_is_the_newest_run_with_a_checkpoint(tmp_path):
-    first = make(tmp_path, "sean", "step-000020.ckpt", "step-000010.ckpt")
-    make(tmp_path, "pix2pix", "step-000020.ckpt")
-    make(tmp_path, "sean")
-    assert folder.find("auto", tmp_path, None)[0].path.name == "002-pix2pix"
-    assert folder.find("auto", tmp_path, "sean") == (first, first.checkpoints / "step-000020.ckpt")
-    assert folder.find("auto", tmp_path, "r3gan") is None
-    assert folder.find("auto", tmp_path / "absent", None) is None
-
-
 def test_auto_is_no_older_run_where_the_newest_has_lost_its_settings(tmp_path):
     for name in ("001-sean", "002-pix2pix"):
         run = folder.RunFolder(tmp_path / name)

@@ -86,6 +86,7 @@ def test_a_length_that_is_typed_in_another_unit_counts(here):
 def test_auto_looks_for_the_run_that_was_named(here):
     saved(here, "--run", "r3gan-faces", "--devices", "0,2")
     newest = saved(here, "--run", "pix2pix-faces")
+    folder.create(here / "runs", "r3gan-faces")  # which has no checkpoint yet
     assert options.parse(["--resume", "auto"])[1][0] == folder.RunFolder(newest.path.relative_to(here))
     for typed in (["--resume", "auto", "--run", "r3gan-faces"], ["r3gan-faces", "--resume", "auto"]):
         found = options.parse(typed)[0]
@@ -172,10 +173,7 @@ def test_a_published_configuration_is_no_file_of_settings(here):
 
 
 def test_a_run_whose_path_has_blanks_or_an_equals_sign_is_no_empty_one(here):
-    run = folder.create(here / "a =", "r3gan-faces")
-    settings, _ = options.parse(["--run", "r3gan-faces"])
-    run.settings.write_text(options.dump(settings, settings.run))
-    run.checkpoint(1).mkdir(parents=True)
+    run = saved(here / "a =", "--run", "r3gan-faces")
     for argument in (["--resume", str(run.path)], [f"--resume={run.path}"]):
         assert options.parse(argument)[1] == (run, run.checkpoint(1))
 

@@ -26,14 +26,6 @@ def test_a_picture_is_what_the_tensor_says():
     assert picture.getpixel((1, 0)) == (178, 178, 178)
 
 
-def test_a_page_has_its_pictures_row_by_row():
-    pictures = torch.linspace(-1, 1, 10).view(10, 1, 1, 1).expand(10, 1, 16, 32)
-    page = grids.tiles([grids.enlarged(grids.picture(each), 64) for each in pictures], 4, grids.MARGIN)
-    assert page.size == (grids.MARGIN + 4 * (128 + grids.MARGIN), grids.MARGIN + 3 * (64 + grids.MARGIN))
-    reds = [page.getpixel((50 + k % 4 * 134, 40 + k // 4 * 70))[0] for k in range(12)]
-    assert reds[:10] == sorted(reds[:10]) and reds[0] == 0 and reds[9:] == [255, 255, 255]
-
-
 def test_colours_of_labels_can_be_told_apart_and_stay_whatever_else_is_in_the_map():
     table = grids.palette(19)
     one = grids.picture(torch.tensor([[3, 5]])).getpixel((0, 0))
@@ -82,6 +74,8 @@ def test_saving_replaces_a_picture_as_a_whole_and_large_ones_are_not_enlarged(tm
     with Image.open(path) as image:
         assert image.getpixel((0, 0)) == (0, 0, 255)
     assert grids.grid({"x": torch.zeros(1, 3, 200, 200)}).width == 200 + 2 * grids.MARGIN
+    for (height, width), size in (((600, 700), (700, 600)), ((19, 16), (16 * 32, 19 * 32))):
+        assert grids.label_png(torch.zeros(height, width, dtype=torch.int64), 2).size == size
 
 
 def test_rows_may_have_titles_and_cells_may_be_missing():
@@ -116,16 +110,6 @@ def test_colours_tell_the_labels_exactly(labels):
     colours[2, 3] = torch.tensor([255, 255, 255])
     assert (grids.unpaint(colours, labels) < 0).nonzero().tolist() == [[2, 3]]
     assert grids.unpaint(grids.palette(labels + 1)[labels:].unsqueeze(0), labels).tolist() == [[-1]]
-
-
-def test_a_label_map_to_edit_has_the_labels_as_numbers_and_the_palette_as_colours():
-    label = torch.arange(19).repeat(19, 1)[:, :16]
-    image = grids.label_png(label, 19)
-    assert image.mode == "P" and image.size == (16 * 32, 19 * 32)
-    pixel = (5 * 32 + 3, 40)
-    assert image.getpixel(pixel) == 5
-    assert image.convert("RGB").getpixel(pixel) == tuple(grids.palette(19)[5].tolist())
-    assert grids.label_png(torch.zeros(600, 700, dtype=torch.int64), 2).size == (700, 600)
 
 
 # ---- sounds ----

@@ -8,7 +8,9 @@ import torch
 from PIL import Image, ImageOps
 
 from datasets import Faces
+from gan.app.page import run_tables
 from gan.app.run.reopen import open_run
+from gan.app.sampling import grids
 from gan.app.sampling.painter import PAIR, Painter
 from gan.app.sampling.styles import Styles
 from gan.files.errors import UserError
@@ -148,11 +150,15 @@ def test_label_maps_of_a_folders_run_go_by_its_own_rules(folder_run):
     assert torch.equal(label, painter.picture("1").label)  # the last picture by name
 
 
-def test_edges_of_instances_are_shown_to_the_generator_alone(tmp_path):
+def test_edges_of_instances_are_shown_to_the_generator_alone_and_on_the_page(tmp_path):
     layouts.cityscapes(tmp_path / "data")
     settings = {**opening.SMALL, "size": 16, "batch_size": 1, "held_out": 1, "perceptual": "off"}
-    painter = Painter(opening.untrained("sean-cityscapes", data=str(tmp_path / "data"), max_steps=1, **settings))
+    opened = opening.untrained("sean-cityscapes", data=str(tmp_path / "data"), max_steps=1, **settings)
+    painter = Painter(opened)
     picture = painter.picture("0")
+    shown = {each.title: each.cells[0].pictures for each in run_tables.masks(opened, 1).rows}
+    assert list(shown) == ["picture", "mask", "edges", "painted anew"]
+    assert shown["edges"][0].tobytes() == grids.picture(1 - 2.0 * picture.edges[None]).tobytes()
     assert picture.edges.shape == picture.label.shape == (16, 32) and 0 < picture.edges.float().mean() < 1
     styles = painter.styles(picture)
     without = replace(picture, edges=torch.zeros_like(picture.edges))

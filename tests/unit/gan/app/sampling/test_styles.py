@@ -16,6 +16,7 @@ from gan.app.sampling.paintings import StyleSource
 from gan.app.sampling.styles import Styles, regions
 from gan.files.errors import UserError
 from tests.support.posix import not_on_windows
+from tests.support.saved import Malice
 
 # ---- styles ----
 
@@ -71,11 +72,6 @@ def test_styles_of_other_networks_are_refused(tmp_path):
         styles.check(("background", "skin", "fur", "hat"), 5, path)
 
 
-class Evil:
-    def __reduce__(self):
-        return (open, ("ran", "w"))
-
-
 GOOD = {**vars(make()), "label_names": list(NAMES)}
 
 
@@ -85,7 +81,7 @@ GOOD = {**vars(make()), "label_names": list(NAMES)}
     [
         (None, r"there is no file of styles '.*a.pt'; make one with"),
         (b"PK nothing", r"a.pt' cannot be read as styles"),
-        ({"codes": Evil()}, r"a.pt' cannot be read as styles"),
+        ({"codes": Malice(Path("ran"))}, r"a.pt' cannot be read as styles"),
         ({"a": 1}, r"a.pt' holds no styles"),
         ({**GOOD, "codes": torch.zeros(4)}, r"a.pt' holds no styles"),
         ({**GOOD, "present": torch.ones(4)}, r"a.pt' holds no styles"),

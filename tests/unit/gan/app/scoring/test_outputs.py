@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import default_collate
 
 from datasets.augment import to_tensors
-from gan import GanModule, noise
+from gan import noise
 from gan.app.scoring.outputs import judges, makes
 from gan.files.errors import UserError
 from gan.runs import build
@@ -109,20 +109,6 @@ def test_vqgan_paints_pictures_again():
 def test_byol_makes_no_pictures_and_its_score_is_in_metrics():
     with pytest.raises(UserError, match=r"what Byol makes is not known here; its scores .* in the run's metrics\.csv"):
         made_of("byol-faces")
-
-
-def test_a_game_of_ones_own_is_not_known_before_it_is_registered():
-    class Mine(GanModule):
-        pass
-
-    with pytest.raises(UserError, match=r"what Mine makes is not known here; .*, register a function in"):
-        makes(Mine(), {}, NUMBERS)
-
-    @makes.register
-    def _mine(game: Mine, batch, numbers):
-        return {"mine": numbers}
-
-    assert makes(Mine(), {}, NUMBERS) == {"mine": NUMBERS}
 
 
 @pytest.mark.parametrize("name", ["sean-faces", "spade-faces", "pix2pix-faces", "cyclegan-faces", "cut-faces"])

@@ -32,16 +32,17 @@ def networks(monkeypatch):
     monkeypatch.setattr(pixels, "segmenter", lambda path, labels: nn.Identity())
 
 
-def test_by_default_there_is_all_that_is_possible(tmp_path):
+def test_by_default_there_is_all_that_is_possible_and_what_a_game_has_no_use_for_is_left_out_silently(request):
     found = choose(PAINTED, 8, labels=19)
     assert found.scores == ("ssim", "rmse", "psnr", "features", "precision", "recall")
     assert found.extractor is STAND_IN
     assert found.left_out.keys() == {"fid", "kid", "miou"}
     assert features.INCEPTION in found.left_out["fid"] and "--inception" in found.left_out["kid"]
     assert "--segmenter" in found.left_out["miou"] and "for 19 labels" in found.left_out["miou"]
-
-
-def test_with_the_files_there_is_more_and_no_stand_in(networks):
+    found = choose(FROM_NOISE, 8)
+    assert (found.scores, found.left_out.keys()) == (("features", "precision", "recall"), {"fid", "kid"})
+    assert choose(PAINTED, 1).scores == ("ssim", "rmse", "psnr")  # one picture is no set
+    request.getfixturevalue("networks")
     found = choose(PAINTED, 8, labels=19)
     assert found.scores == ("ssim", "rmse", "psnr", "fid", "kid", "precision", "recall", "miou")
     assert found.extractor is FID and not found.left_out
@@ -61,13 +62,6 @@ def test_lpips_is_the_mean_of_the_distances_from_the_truth(monkeypatch):
         choose(PAINTED, 1, ("lpips",))
     with pytest.raises(UserError, match="score lpips: it needs a truth"):
         choose(FROM_NOISE, 1, ("lpips",))
-
-
-def test_what_a_game_has_no_use_for_is_left_out_silently():
-    found = choose(FROM_NOISE, 8)
-    assert found.scores == ("features", "precision", "recall")
-    assert found.left_out.keys() == {"fid", "kid"}
-    assert choose(PAINTED, 1).scores == ("ssim", "rmse", "psnr")  # one picture is no set
 
 
 @pytest.mark.parametrize(
