@@ -13,7 +13,7 @@ import torch
 
 from gan.files.checkpoint import Share, check, load, read, whole
 from gan.files.errors import Damaged, UserError
-from gan.files.tensors import CHECKSUMS, STARTS
+from gan.files.tensors import CHECKSUMS
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.writing import save
 from tests.support.posix import not_on_windows
@@ -50,7 +50,7 @@ def test_a_file_that_is_gone_or_torn_is_named(path):
 
 @pytest.mark.promise(DAMAGE, "an error names the checkpoint, the file and the tensor")
 def test_a_flipped_bit_is_noticed_wherever_it_is(path):
-    """And `check` finds the same."""
+    """So is another header or other elements, by the same checksums; and `check` finds the same."""
     for file in path.iterdir():
         content = bytearray(file.read_bytes())
         for place in range(0, len(content), 3):
@@ -76,39 +76,6 @@ def put_shard(file, header, elements):
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     file.write_bytes(len(text).to_bytes(8, "little") + text + elements)
-
-
-def exchange_names(header):
-    header["state/a"], header["state/b"] = header["state/b"], header["state/a"]
-
-
-@pytest.mark.promise(DAMAGE)
-@pytest.mark.parametrize(
-    "change",
-    [
-        exchange_names,
-        lambda header: header["state/a"].update(dtype="I32"),
-        lambda header: header["__metadata__"].update({STARTS: header["__metadata__"][STARTS].replace("[0]", "[1]")}),
-    ],
-)
-def test_tensors_that_are_exchanged_or_of_another_dtype_are_noticed(change, path):
-    file, header, elements = shard_of(path)
-    put_shard(file, header, elements)
-    assert number_of(path) == 1  # the same header, written again
-    change(header)
-    put_shard(file, header, elements)
-    with pytest.raises(Damaged, match="its header is not what was written"):
-        load(path)
-
-
-def test_elements_that_are_exchanged_are_noticed_with_their_tensor(path):
-    file, header, elements = shard_of(path)
-    half = len(elements) // 2
-    put_shard(file, header, elements[half:] + elements[:half])
-    tree = load(path)
-    for name in ("state/a", "state/b"):
-        with pytest.raises(Damaged, match=f"{file.name} is damaged: '{name}' in it is not what was written"):
-            whole(tree["state"][name[-1]])
 
 
 @pytest.mark.promise(DAMAGE)

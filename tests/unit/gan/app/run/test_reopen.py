@@ -45,20 +45,6 @@ def test_a_run_is_opened_as_it_was_saved(sean_run):
     assert len(open_run(str(sean_run), faces=8).run.data.train) == 8
 
 
-def test_a_player_with_an_average_has_it(copy):
-    path = the_checkpoint(copy)
-    saved = read_checkpoint(path)
-    names = [name for name, _ in build("sean-faces", **opening.WIDTHS).game.generator.named_parameters()]
-    weights = {name: saved["state_dict"][f"generator.{name}"] for name in names}
-    saved["players"]["generator"]["ema"] = {name: weight + 1 for name, weight in weights.items()}
-    write_checkpoint(path, saved)
-    game = open_run(str(copy)).run.game
-    for name, weight in game.generator.named_parameters():
-        assert torch.equal(weight, weights[name] + 1)
-    encoder = game.encoder.state_dict()
-    assert all(torch.equal(encoder[name], saved["state_dict"][f"encoder.{name}"]) for name in encoder)
-
-
 def test_a_checkpoint_that_training_replaces_meanwhile_is_not_missed(copy, monkeypatch):
     path, build = the_checkpoint(copy), reopen.build
     moves = iter([path.with_name("step-000003.ckpt")])

@@ -67,16 +67,6 @@ def test_noise_between_two_seeds_is_as_long_as_theirs():
     torch.testing.assert_close(halfway, torch.tensor([0.5, 0.5, 0, 0]).sqrt())
 
 
-def test_truncation_pulls_to_the_mean_and_one_leaves_all_as_they_are(runs):
-    drawer = gan.open(runs["stylegan"], device="cpu").drawer
-    z = drawer.z([1, 2])
-    whole, mean = drawer.w(z), drawer.net.mapping.w_avg.expand(2, drawer.layers, -1)
-    assert torch.equal(drawer.w(z, psi=0), mean)
-    part = drawer.w(z, psi=0, cutoff=2)
-    assert torch.equal(part[:, :2], mean[:, :2]) and torch.equal(part[:, 2:], whole[:, 2:])
-    torch.testing.assert_close(drawer.from_w(whole), drawer.pictures([1, 2]))
-
-
 def test_gradients_reach_what_is_drawn_from(runs):
     drawer = gan.open(runs["stylegan"], device="cpu").drawer
     w = drawer.w(drawer.z([1])).requires_grad_()

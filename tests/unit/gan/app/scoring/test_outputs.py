@@ -9,7 +9,6 @@ from gan import noise
 from gan.app.scoring.outputs import judges, makes
 from gan.files.errors import UserError
 from gan.runs import build
-from tests.support import opening
 
 SMALL = dict(size=32, batch_size=2, faces=4, held_out=4, width=4)
 NUMBERS = torch.tensor([1, 2])
@@ -52,16 +51,6 @@ def test_sean_changes_the_style_of_one_region():
     for row, region in enumerate(batch["region"].tolist()):
         assert torch.equal(one.region[row], batch["label"][row] == region)
         assert not torch.equal(one.pictures[row], one.before[row])
-
-
-def test_the_noise_of_a_sample_does_not_depend_on_its_batch():
-    game, batch = game_and_batch("sean-faces", hidden=8, style=8)
-    opening.set_grain(game, 0.5)
-    with torch.no_grad():
-        both = makes(game, batch, NUMBERS)["one region"]
-        second = makes(game, {name: value[1:] for name, value in batch.items()}, NUMBERS[1:])["one region"]
-    torch.testing.assert_close(both.pictures[1:], second.pictures)
-    torch.testing.assert_close(both.before[1:], second.before)
 
 
 @pytest.mark.parametrize(("name", "settings"), [("spade-faces", dict(hidden=8)), ("pix2pix-faces", {})])

@@ -200,17 +200,13 @@ def test_the_third_failure_at_one_step_is_the_last_one_however_often_torchrun_tr
             attempt(number)
 
 
-@pytest.mark.parametrize("by", [None, "slurm", "mpi"])
-def test_other_launchers_do_not_try_again(by, tmp_path, monkeypatch):
+@pytest.mark.parametrize("by", [None, "slurm", "mpi", "our own agent"])
+def test_other_launchers_do_not_try_again_or_count_for_themselves(by, tmp_path, monkeypatch):
+    if by == "our own agent":
+        monkeypatch.setenv("GAN_AGENT", f"agent host {tmp_path / 'a'}")
+        by = "torchrun"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "a" / "b" / "c" / "error.json"))
     there = None if by is None else place(by)
     start.note_steps(there)
     start.check(there)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_our_own_agent_counts_for_itself(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/x/y/z/error.json")
-    assert start.folder(place()) is not None
-    monkeypatch.setenv("GAN_AGENT", "agent host /tmp/gan-agent-x")
-    assert start.folder(place()) is None
