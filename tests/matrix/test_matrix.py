@@ -19,24 +19,23 @@ from strategies.policies import POLICIES
 from strategies.policies.ddp import Dp
 from strategies.sharding import bucket
 from tests.ranks.test_games import GAMES, pictures
-from tests.scenes.losses import Contrast
+from tests.scenes.losses import Contrast, MeanFlow, Slopes
+from tests.scenes.words import SEVERAL, Followed
 from tests.support.composite import MIXES
 from tests.support.doubled import doubled
-from tests.support.forward_games import MeanFlow, Slopes
 from tests.support.hard_games import HARD
 from tests.support.parity import BROKEN, EXACT, distance, train, vectors, weights
 from tests.support.sharing_games import SHARING
 from tests.support.trained_on import ON_GPUS, description
-from tests.support.word_games import EPOCH, WORDS
 
 WRITTEN = Path(__file__).parents[2] / "strategies" / ("GPU.md" if ON_GPUS else "MATRIX.md")
 
 FORMULAS = {game.__name__: game for game in (Contrast, MeanFlow, Slopes)}  # of all ranks' samples, and of derivatives
 PLAYED: dict[str, tuple[Any, Any]] = {
     **{name: (game, pictures) for name, game in GAMES.items()},
-    **{name: (game, vectors) for name, game in (HARD | SHARING | WORDS | FORMULAS).items()},
+    **{name: (game, vectors) for name, game in (HARD | SHARING | SEVERAL | FORMULAS).items()},
 }
-SETTINGS = {"Followed": {"limit_train_batches": EPOCH}}  # of the Trainer
+SETTINGS = {"Followed": {"limit_train_batches": Followed.epoch}}  # of the Trainer
 THERE = [policy.name for policy in POLICIES.values() if policy.package is None or find_spec(policy.package) is not None]
 CHOICES = dict(zip(THERE, THERE, strict=True))
 CHOICES |= {"zero3+offload": "zero3+offload", "zero3 in pieces": "zero3"}
@@ -139,7 +138,7 @@ PAGE = """# The matrix
 
 `make {target}` writes this file; do not edit it.
 
-Each row is a game of `tests/ranks/test_games.py`, `tests/scenes/losses.py` or `tests/support/*_games.py`,
+Each row is a game of `tests/ranks/test_games.py`, `tests/scenes/` or `tests/support/*_games.py`,
 each column a policy at a number of ranks. A cell trains the game for ten steps in float64 on {device} and gives the
 largest difference of any weight, average or optimizer state from the same training on one device, over all ranks (of
 ranks other than the first, the weights). Below {exact:.0e} it passes. `single@1` is one device once more. DeepSpeed

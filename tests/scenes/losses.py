@@ -1,23 +1,24 @@
 """Losses and networks that look at more than one sample, or take derivatives of their own."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
-from torch.func import grad
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 from torch.nn.functional import batch_norm, cross_entropy, normalize, softplus
+from torch.optim import Adam
 
-from gan import Phase, noise, ranks
+from gan import GanModule, Phase, Player, noise, ranks
 from nets.norm import in_groups
 from nets.stylegan_layers import MinibatchDeviation
 from strategies.micro_batches import deal_batch, rows
 from strategies.policies.belongings import Belongings
-from tests.support import forward_games
-from tests.support.forward_games import Derived, Slopes, joined
 from tests.support.hard_games import BatchNorms, Plain, mlp
 from tests.support.parity import BATCH, vectors
 from tests.support.scene import DEAF, POLICIES, RARELY_DEAF, SMALL, Mutant, Refused, Scene, having, made_of, nothing
@@ -78,8 +79,7 @@ class Contrast(Plain):
         return {"error": error, "contrast": (sizes[0] / sizes[1]).detach() * contrast}
 
 
-class ContrastInTwo(Contrast):
-    micro_batches = 2
+ContrastInTwo = having(Contrast, micro_batches=2)
 
 
 class MicroBatchNorms(BatchNorms):
@@ -204,21 +204,10 @@ class Own(Plain):
         self.discriminator = nn.Sequential(line, Gained(8, momentum=None), nn.Tanh(), Ghost(8), nn.Linear(8, 1))
 
 
-class Ending(Own):
+def ending(function):
     """Another layer at the generator's end."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.generator.append(Last(function))
-
-
-class Last(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
+    last = having(nn.Identity, forward=lambda _, x: function(x))
+    return made_of(Own, generator=lambda: Own().generator.append(last()))
 
 
 # Statistics by torch.mean, as BigGAN's manual_bn; the function by another name, which is not replaced.
@@ -396,7 +385,113 @@ class FreeNoise(Plain):
         return super().judge({"x": batch["x"] + moved})
 
 
-# ---- derivatives ----
+# ---- derivatives: forward mode and torch.func ----
+
+
+class Derived(GanModule):
+    """A network of several layers, a frozen teacher, and one loss, which each game below writes."""
+
+    second_order = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(mlp(8, 8), nn.Tanh(), mlp(8, 6))
+        self.teacher = mlp(8, 6)
+
+    def configure_players(self) -> Iterator[Player]:
+        yield Player("net", self.net, partial(Adam, lr=1e-2), ema=0.8)
+        yield Player("teacher", self.teacher)
+
+    def configure_phases(self) -> Iterator[Phase]:
+        yield Phase("net", self.loss, "net", second_order=self.second_order)
+
+    def place(self, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """A point between a sample and noise, its two times, and the speed there."""
+        x = batch["x"]
+        far, times = noise.randn(x.shape, like=x), noise.rand((len(x), 2), like=x).sort(1).values
+        r, t = times.split(1, 1)
+        return (1 - t) * x + t * far, r, t, far - x
+
+
+def joined(network: nn.Module, z: Tensor, r: Tensor, t: Tensor) -> Tensor:
+    return network(torch.cat([z, r, t], 1))
+
+
+def along(network: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Its output, and the derivative of that along the path."""
+    return jvp(partial(joined, network), (z, r, t), (v, torch.zeros_like(r), torch.ones_like(t)))
+
+
+class MeanFlow(Derived):
+    """Geng et al. 2025: the mean speed between two times, by one derivative along the path."""
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        z, r, t, v = self.place(batch)
+        u, change = along(self.net, z, r, t, v)
+        return (u - (v - (t - r) * change).detach()).square().mean()
+
+
+class Consistency(Derived):
+    """The derivative of a frozen teacher, and that of the network, through which the gradient flows."""
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        z, r, t, v = self.place(batch)
+        (_, taught), (u, change) = (along(network, z, r, t, v) for network in (self.teacher, self.net))
+        return (change - taught).square().mean() + u.square().mean()
+
+
+class Duals(Derived):
+    """The same derivative by dual numbers."""
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        z, r, t, v = self.place(batch)
+        with forward_ad.dual_level():
+            made = joined(self.net, forward_ad.make_dual(z, v), r, forward_ad.make_dual(t, torch.ones_like(t)))
+            u, change = forward_ad.unpack_dual(made)
+        return (u - change).square().mean()
+
+
+class Changed(Derived):
+    """The network with other weights in place of its own, made of its own."""
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        z, r, t, v = self.place(batch)
+        weights = {name: 0.9 * weight + 0.01 for name, weight in self.net.named_parameters()}
+        changed = functional_call(self.net, weights, (torch.cat([z, r, t], 1),))
+        return (changed - joined(self.net, z, r, t) - v).square().mean()
+
+
+class Slopes(Derived):
+    """A gradient by torch.func.grad, in which the loss takes a gradient again."""
+
+    second_order = True
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        z, r, t, v = self.place(batch)
+        slope = grad(lambda z: joined(self.net, z, r, t).square().sum())(z)
+        each = vmap(grad(lambda z, r, t: self.net(torch.cat([z, r, t])).sum()))(z, r, t)
+        return (slope - v).square().mean() + (each - slope).square().mean()
+
+
+class SlopesOfWeights(Derived):
+    """A gradient with respect to weights, by torch.func: each step learns from the network after a step of its own."""
+
+    second_order = True
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        z, r, t, v = self.place(batch)
+        weights = dict(self.net.named_parameters())
+
+        def size(weights: dict[str, Tensor]) -> Tensor:
+            return functional_call(self.net, weights, (torch.ones(1, 8, dtype=z.dtype),)).square().sum()
+
+        slopes = grad(size)(weights)
+        ahead = {name: weight - 0.1 * slopes[name] for name, weight in weights.items()}
+        return (functional_call(self.net, ahead, (torch.cat([z, r, t], 1),)) - v).square().mean()
+
+
+DERIVED = {game.__name__: game for game in (MeanFlow, Consistency, Duals, Changed, Slopes, SlopesOfWeights)}
 
 
 class Still(Derived):
@@ -405,10 +500,6 @@ class Still(Derived):
     def loss(self, batch):
         z, r, t, v = self.place(batch)
         return (joined(self.net, z, r, t) - v).square().mean()
-
-
-class FirstOrder(Slopes):
-    second_order = False
 
 
 class Handed(Derived):
@@ -493,12 +584,13 @@ MIXED = ("student=ddp,*=zero3", 2), ("single", 1)
 def derived(name: str) -> Scene:
     more = RECOMPUTED if name in ("MeanFlow", "Duals", "Slopes") else {}
     return Scene(
-        forward_games.GAMES[name], bucket=SMALL, policies={**AS_ONE, **more},
+        DERIVED[name], bucket=SMALL, policies={**AS_ONE, **more},
         often=("zero3",),
         mutants=(DEAF, Mutant("without its derivative", game=Still)) if name == "MeanFlow" else (RARELY_DEAF,),
         refused=(
             Refused(
-                FirstOrder, "zero3", ("phase 'net' differentiates by torch.func", "second_order=True)"), check=False,
+                having(Slopes, second_order=False), "zero3",
+                ("phase 'net' differentiates by torch.func", "second_order=True)"), check=False,
             ),
         )[name != "Slopes" :],
     )  # fmt: skip
@@ -578,7 +670,7 @@ LOSSES = {
         Own, **NORMS, often=("ddp",), checked=("ddp",),
         mutants=(Mutant("not synchronised", "ddp", settings={"sync_batchnorm": False}),),
         refused=tuple(
-            Refused(partial(Ending, function), "ddp", BY_HAND, unsaid="Synchronise batch norms", slow=number > 0)
+            Refused(ending(function), "ddp", BY_HAND, unsaid="Synchronise batch norms", slow=number > 0)
             for number, function in enumerate(BY_OWN_HAND)
         ),
     ),
@@ -620,10 +712,10 @@ LOSSES = {
             Refused(TwoLoaders, "dp", "strategy dp: the batch has 16 samples and batch['few'] is of 8 rows"),
         ),
     ),
-    **{name: derived(name) for name in forward_games.GAMES},
+    **{name: derived(name) for name in DERIVED},
     **{
         f"{name}, whole for the phase": Scene(
-            forward_games.GAMES[name], policies={"zero3": 2},
+            DERIVED[name], policies={"zero3": 2},
             checked=("zero3",) * (name == "MeanFlow"),
         )
         for name in ("MeanFlow", "Slopes")

@@ -118,16 +118,6 @@ def optimized(game: Any, optimizer: Any) -> Any:
     return Game
 
 
-class Saved(Duel):
-    """With state that is no tensor, and state in lists."""
-
-    of_judge: ClassVar = {"ema": 0.7}
-
-    def configure_players(self):
-        for player in super().configure_players():
-            yield replace(player, optimizer=SHAMPOO)
-
-
 # ---- fused ----
 
 
@@ -179,10 +169,6 @@ class Sparse(PLAIN):
         return nn.Sequential(*layers)(noise.randn((len(real), 4), like=real)) + table((real[:, 0] > 0).long())
 
 
-class Bounded(Sparse):
-    how: ClassVar[dict[str, Any]] = {"max_norm": 1.0}
-
-
 class Complex(PLAIN):
     """A filter of frequencies."""
 
@@ -216,7 +202,7 @@ def refused(optimizer: Any, policy: str, words: str, instead: str) -> Refused:
 
 BY_MUON = having(Informed, optimizer=staticmethod(MUON))
 SPARSE = "the gradient of weight '3.weight' is sparse, and ranks add up dense ones; leave sparse=True out"
-SPARSE_GAME = optimized(Sparse, partial(SGD, lr=1e-2))
+BOUNDED, SPARSE_GAME = having(Sparse, how={"max_norm": 1.0}), optimized(Sparse, partial(SGD, lr=1e-2))
 PIPED, FORTH_AND_BACK = "generator=pipeline,*=ddp", "pipeline+chunks:2+schedule:1f1b"
 
 OPTIMIZERS = {
@@ -240,9 +226,9 @@ OPTIMIZERS = {
         ),
     ),
     "a table whose rows have a largest norm": Scene(
-        Bounded, policies={"single": 1}, often=(), mutants=(),
+        BOUNDED, policies={"single": 1}, often=(), mutants=(),
         refused=tuple(
-            Refused(Bounded, policy, "3 has max_norm=1.0, by which each rank would rescale the rows", check=False)
+            Refused(BOUNDED, policy, "3 has max_norm=1.0, by which each rank would rescale the rows", check=False)
             for policy in ("ddp", "zero3")
         ),
     ),
@@ -324,8 +310,9 @@ OPTIMIZERS = {
             ),
         ),
     ),
-    "whole weights that are saved": Scene(
-        Saved, policies={"zero1": 2}, often=("zero1",), bucket=SMALL, mutants=(replace(NOT_SENT, slow=True),),
+    "whole weights that are saved": Scene(  # with state that is no tensor, and state in lists
+        optimized(having(Duel, of_judge={"ema": 0.7}), SHAMPOO), policies={"zero1": 2}, often=("zero1",),
+        bucket=SMALL, mutants=(replace(NOT_SENT, slow=True),),
         saved=("zero1",), arrives=(("ddp", 2), ("single", 1), ("zero1", 4)),
     ),
 }  # fmt: skip

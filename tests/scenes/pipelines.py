@@ -19,7 +19,7 @@ from strategies.pipelining.stage_storage import StageReduction
 from tests.support.hard_games import BatchNorms, Micro4, Plain, mlp
 from tests.support.parity import vectors
 from tests.support.scene import POLICIES, RARELY_DEAF, Mutant, Refused, Scene, having, made_of
-from tests.support.staged_games import Staged, StagedMicro, Tower
+from tests.support.staged_games import Staged, Tower
 
 # ---- games ----
 
@@ -674,7 +674,8 @@ PIPELINES = {
             ),
         ),
     ),
-    "micro-batches in stages": Scene(StagedMicro, policies={DDP: 2, f"{DDP}+schedule:1f1b": 4}, often=()),
+    "micro-batches in stages": Scene(
+        having(Staged, micro_batches=2), policies={DDP: 2, f"{DDP}+schedule:1f1b": 4}, often=()),
     "micro-batches and chunks, forth and back": one(
         Micro4, FORTH_AND_BACK, checked=False, four=(f"generator=pipeline{FORTH_AND_BACK},*=ddp",)
     ),

@@ -1,6 +1,7 @@
 """What policies do with weights, gradients and groups of ranks, in games that are hard on them."""
 
 import warnings
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,8 @@ from gan import GanModule, Phase, Player
 from strategies.sharding.bucket import PendingReduction
 from strategies.world import Groups
 from tests.support.composite import Composite
-from tests.support.hard_games import BatchNormPenalty, Micro4, Plain, Teacher, TwoPhases
-from tests.support.scene import DEAF, ENGINES, POLICIES, Mutant, Refused, Scene, nothing
+from tests.support.hard_games import BatchNormPenalty, Micro4, Plain, Teacher, TwoPhases, mlp
+from tests.support.scene import DEAF, ENGINES, POLICIES, Mutant, Refused, Scene, having, made_of, nothing
 
 WIDTH = 8
 
@@ -88,21 +89,16 @@ class Odd(GanModule):
         return -self.judge(fake).mean() + near + self.maker(batch["x"]).square().mean()
 
 
-class Named(Odd):
-    def configure_players(self):
-        maker, judge, teacher = super().configure_players()
-        yield from (maker, Player("judge", judge.module, judge.optimizer, blocks=["blocks.1", "head"]), teacher)
-
-
-class Led(Named):
-    """A player that follows another one, and names no blocks of its own."""
+class Led(Odd):
+    """A player that follows another one, and names no blocks of its own as that does."""
 
     def __init__(self):
         super().__init__()
         self.led = Network()
 
     def configure_players(self):
-        yield from super().configure_players()
+        maker, judge, teacher = super().configure_players()
+        yield from (maker, replace(judge, blocks=["blocks.1", "head"]), teacher)
         yield Player("led", self.led, follows="judge", ema=0.9)
 
     def configure_phases(self):
@@ -149,22 +145,6 @@ class Chosen(Odd):
         return x.square().mean()
 
 
-class Fewer(Chosen):
-    orders = (1, 2, 3), (1, 3)
-
-
-class Compiled(Plain):
-    def __init__(self):
-        super().__init__()
-        self.generator.compile(backend="eager")
-
-
-class TeacherInTwo(Teacher):
-    """The fake that two phases share is that of the micro-batch."""
-
-    micro_batches = 2
-
-
 class Crossed(Plain):
     """Both learn in one phase, and backward reaches them in the one order on even ranks, in the other on odd ones."""
 
@@ -191,12 +171,15 @@ class LowFirst(Plain):
         self.double().generator.low = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
 
 
-class BeginsWithANorm(Plain):
+def begins_with_a_norm():
     """A layer norm of samples, which on a CPU takes weights of other kinds than its input's only one way round."""
+    return nn.Sequential(nn.LayerNorm(6), mlp(6, 1))
 
-    def __init__(self):
-        super().__init__()
-        self.discriminator = nn.Sequential(nn.LayerNorm(6), self.discriminator)
+
+def compiled():
+    network = mlp(4, 6)
+    network.compile(backend="eager")
+    return network
 
 
 # ---- mistakes ----
@@ -267,13 +250,13 @@ def read_otherwise(game: Any) -> tuple[Refused, ...]:
     return tuple(
         Refused(
             game, policy, (said, f"type {policy}+whole, which gathers a player once a phase"), check=False,
-            slow=(game, policy) in ((Chosen, "fsdp"), (Fewer, "zero3")),
+            slow=(game, policy) in ((Chosen, "fsdp"), (FEWER, "zero3")),
         )
         for policy in ("zero3", "fsdp")
     )  # fmt: skip
 
 
-DDP = {"ddp": 2}
+DDP, FEWER = {"ddp": 2}, having(Chosen, orders=((1, 2, 3), (1, 3)))
 FSDP = dict(policies={"fsdp": 2}, often=("fsdp",))
 BLOCKS = {"fsdp": 2, **dict.fromkeys(["fsdp+whole", "fsdp+offload", "fsdp+recompute"], 2), "fsdp+hybrid:2": 4}
 BLOCKS |= dict.fromkeys(["maker=fsdp,*=zero3", "judge=fsdp+whole,*=ddp"], 2)
@@ -297,7 +280,7 @@ POLICY_GAMES = {
                 ("player 'generator': with option bf16", "type --precision bf16-mixed"),
             ),
             Refused(
-                BeginsWithANorm, "discriminator=zero3+bf16,*=ddp",
+                made_of(Plain, discriminator=begins_with_a_norm), "discriminator=zero3+bf16,*=ddp",
                 ("'discriminator' has the option bf16", "type --strategy discriminator=zero3,*=d"),
                 settings={"precision": "bf16-mixed"},
             ),
@@ -307,7 +290,8 @@ POLICY_GAMES = {
         LowFirst, policies={"zero2": 2, "zero3": 2, "fsdp": 2}, settings={"precision": "32-true"}
     ),
     "four micro-batches of a mean over samples": Scene(Micro4, alone=Plain, policies=DDP),
-    "a shared fake in micro-batches": Scene(TeacherInTwo, alone=Teacher, policies={"single": 1, "ddp": 2}),
+    "a shared fake in micro-batches": Scene(
+        having(Teacher, micro_batches=2), alone=Teacher, policies={"single": 1, "ddp": 2}),
     "a penalty through batch norms": Scene(BatchNormPenalty, policies=DDP, mutants=(APART,)),
     "norms_by_hooks": Scene(
         Hooked, saved=("zero3", "ddp"), arrives=(("pipeline", 2), ("fsdp", 2), ("single", 1)),
@@ -334,7 +318,7 @@ POLICY_GAMES = {
     # Under zero3 as for players of many buckets: gathered when they are read, let go, gathered again.
     "in_buckets": Scene(
         Composite, policies=PIECES, four=tuple(PIECES), often=("zero2", "zero3+whole"), bucket=100,
-        refused=(*read_otherwise(Chosen), *read_otherwise(Fewer)),
+        refused=(*read_otherwise(Chosen), *read_otherwise(FEWER)),
     ),
     "blocks": Scene(
         Odd, policies=BLOCKS, four=("fsdp",), often=("fsdp",), checked=tuple(BLOCKS)[1:], steps=3,
@@ -346,7 +330,12 @@ POLICY_GAMES = {
     "blocks of a follower": Scene(Led, **FSDP),
     "a list of networks": Scene(
         Listed, **FSDP,
-        refused=(Refused(Compiled, "fsdp", "'generator': the game compiles its network, and 'fsdp' must gather"),),
+        refused=(
+            Refused(
+                made_of(Plain, generator=compiled), "fsdp",
+                "'generator': the game compiles its network, and 'fsdp' must gather",
+            ),
+        ),
     ),
     "blocks that overwrite their input": Scene(Overwriting, **FSDP),
 }  # fmt: skip

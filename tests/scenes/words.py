@@ -2,21 +2,23 @@
 
 import copy
 import random
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from gan import Phase, Player, noise, ranks
-from tests.support import word_games
 from tests.support.duel import ByHand, Duel, adam, fooling, judge_network, judging
+from tests.support.hard_games import Plain
+from tests.support.matrix_optimizers import MuonAndAdam
 from tests.support.scene import ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, having, nothing
-from tests.support.word_games import on_odd_rank, warm
+from tests.support.schedule_free import ScheduleFree
 
 # ---- freeze, and requires_grad ----
 
@@ -213,6 +215,10 @@ EPOCHS = {"limit_train_batches": EPOCH, "max_epochs": 10}
 falling = partial(LambdaLR, lr_lambda=lambda number: 0.8**number)
 
 
+def warm(updates: int) -> float:
+    return min(0.8, (1 + updates) / (10 + updates))
+
+
 class Counting(Duel):
     """The judge has more updates than there are steps, the generator fewer."""
 
@@ -331,7 +337,12 @@ class FollowingByHand(AfterByHand):
 # ---- start, until, every, when ----
 
 
-class Turns(Duel):
+def on_odd_rank() -> bool:
+    """Something in which ranks differ: the processes of a world."""
+    return dist.is_initialized() and dist.get_rank() % 2 == 1
+
+
+class InTurn(Duel):
     def configure_phases(self):
         yield Phase("judge", self.judging, "judge", until=5, when=lambda: self.step % 3 == on_odd_rank())
         yield Phase("fool", self.fooling, "generator", start=2, every=3)
@@ -407,6 +418,96 @@ def shake(net):
         weight += torch.randn_like(weight)
 
 
+# ---- several words at once: `make matrix` trains these games under every policy ----
+
+
+def limit(network: nn.Module) -> None:
+    """Weight clipping; and a layer that is written as a whole."""
+    network[0].weight.clamp_(-0.3, 0.3)
+    network[2].weight.data = network[2].weight / network[2].weight.norm()
+
+
+class Turns(Plain):
+    """`start`, `until`, `every` and `when`; and `freeze` and `after` of players with a clip and an average.
+
+    `when` counts the turns so far, in a buffer, and other ranks than the first would say the opposite.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turns", torch.zeros(()))
+
+    def configure_players(self) -> Iterator[Player]:
+        generator, discriminator = super().configure_players()
+        yield replace(generator, freeze=lambda step: "2" if step < 4 else ())
+        yield replace(
+            discriminator, freeze=lambda step: ["0"] if step in (2, 3, 6) else [], after=limit, ema=0.7, clip=0.05
+        )
+
+    def configure_phases(self) -> Iterator[Phase]:
+        yield Phase("discriminator", self.judge, "discriminator", until=9, when=self.wanted)
+        yield Phase("generator", self.fool, "generator", start=1, every=2)
+        yield Phase("both", self.both, ("generator", "discriminator"), start=4, until=6)
+
+    def wanted(self) -> bool:
+        return (self.turns % 3 < 2).item() != on_odd_rank()
+
+    def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        self.turns += 1
+        return super().judge(batch)
+
+    def fool(self, batch: dict[str, Tensor]) -> Tensor:
+        self.turns += 1
+        return super().fool(batch)
+
+    def both(self, batch: dict[str, Tensor]) -> Tensor:
+        self.turns += 1
+        return self.discriminator(self.fake(batch["x"])).square().mean()
+
+
+class Followed(Plain):
+    """`follows`, averages by a function, and what averages and schedules count: updates, steps, epochs."""
+
+    epoch = 4  # steps
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher, self.slow = copy.deepcopy(self.discriminator), copy.deepcopy(self.generator)
+
+    def configure_players(self) -> Iterator[Player]:
+        generator, discriminator = super().configure_players()
+        yield replace(generator, schedule=falling, schedule_per="epoch", ema=warm, ema_per="step")
+        yield replace(discriminator, schedule=falling, schedule_per="step", ema=warm)
+        yield Player("teacher", self.teacher, follows="discriminator", ema=warm)
+        yield Player("slow", self.slow, follows="generator", ema=0.8, ema_per="step")
+
+    def configure_phases(self) -> Iterator[Phase]:
+        yield Phase("discriminator", self.judge, "discriminator")
+        yield Phase("generator", self.fool, "generator", every=2)
+        yield Phase("again", self.judge, "discriminator", every=3)
+
+    def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        x = batch["x"]
+        taught = (self.discriminator(x) - self.teacher(self.slow(x[:, :4]))).square().mean()
+        return {**super().judge(batch), "taught": taught}
+
+    def fool(self, batch: dict[str, Tensor]) -> Tensor:
+        fake = self.fake(batch["x"])
+        return super().fool(batch) + self.teacher(fake).square().mean()
+
+
+class WholeWeights(Plain):
+    """An optimizer that looks at whole weights, and a schedule-free one."""
+
+    def configure_players(self) -> Iterator[Player]:
+        generator, discriminator = super().configure_players()
+        yield replace(generator, optimizer=partial(MuonAndAdam, lr=1e-2))
+        yield replace(discriminator, optimizer=ScheduleFree)
+
+
+SEVERAL: dict[str, Any] = {game.__name__: game for game in (Turns, Followed, WholeWeights)}
+
+
 # ---- the table ----
 
 
@@ -442,10 +543,6 @@ def freezing(game: Any, often: tuple[str, ...], *mutants: Mutant, **more: Any) -
     )  # fmt: skip
 
 
-class Clipped(Duel):
-    of_judge: ClassVar = {"clip": 0.05}
-
-
 def forget_turns(tree: dict[str, Any]) -> None:
     tree["state_dict"]["turns"].zero_()
 
@@ -478,7 +575,7 @@ WORDS = {
         refused=(Refused(Thawing, "single", "player 'judge': weight 'trunk.0.weight' requires a gradient at step 2"),),
     ),
     "frozen in the loss": freezing(
-        InTheLoss, ("zero3",), Mutant("nothing is frozen", game=Clipped), checked=("ddp",)
+        InTheLoss, ("zero3",), Mutant("nothing is frozen", game=having(Duel, of_judge={"clip": 0.05})), checked=("ddp",)
     ),
     "after": Scene(
         After, AfterByHand().run, policies={**DUEL, **OFFLOADED}, often=("single", "zero3"), bucket=SMALL,
@@ -514,20 +611,20 @@ WORDS = {
         ),
     ),
     "start, until, every, when": Scene(
-        Turns, TurnsByHand().run, often=("single", "ddp"), bucket=SMALL, steps=8, checked=("zero3",),
+        InTurn, TurnsByHand().run, often=("single", "ddp"), bucket=SMALL, steps=8, checked=("zero3",),
         mutants=(Mutant("the last rank is asked", "ddp", replaced={"strategies.world.World.answer": asking_the_last}),),
     ),
     "when asks other ranks, and draws": Scene(Asking, policies={"ddp": 2}, steps=6),
     "draws outside of losses": Scene(Shaken, policies={"ddp": 2}),
     "draws in hooks": Scene(having(Shaken, optimizer=adam), policies={"zero3": 2}, often=()),
     "several words of phases": Scene(
-        word_games.Turns, bucket=SMALL, policies={"zero3": 2, "single": 1}, often=("zero3",), steps=10, **RESUMED,
+        Turns, bucket=SMALL, policies={"zero3": 2, "single": 1}, often=("zero3",), steps=10, **RESUMED,
         forgets=forget_turns, travels_often=False,
-        mutants=words(word_games.Turns, "start", "until", "every", "when", "freeze", "after", "clip"),
+        mutants=words(Turns, "start", "until", "every", "when", "freeze", "after", "clip"),
     ),
     "several words of players": Scene(
-        word_games.Followed, policies={"ddp": 2}, checked=("ddp",), steps=6,
-        settings={"limit_train_batches": word_games.EPOCH},
-        mutants=words(word_games.Followed, "ema_per", "schedule_per"),
+        Followed, policies={"ddp": 2}, checked=("ddp",), steps=6,
+        settings={"limit_train_batches": Followed.epoch},
+        mutants=words(Followed, "ema_per", "schedule_per"),
     ),
 }  # fmt: skip

@@ -79,12 +79,6 @@ class ClipsLearners(ClipsByNorm):
 alone = ClipsByNorm.on_before_optimizer_step
 
 
-class Loose(ClipsByNorm):
-    """The control: nothing is clipped."""
-
-    bound = 1e9
-
-
 class OwnNorms(ClipsByNorm):
     """The control: the norm over a part of each weight, as a rank that sees its pieces alone would take it."""
 
@@ -247,7 +241,10 @@ def by_norms(game: Any, *more: Mutant, **policies: int) -> Scene:
     return Scene(
         game, bucket=200, promises=HOOKS, often=("zero3",),
         policies={**OURS, **ENGINES, "zero2+offload": 2, "zero3+whole": 2, "fsdp+offload": 2, **policies},
-        mutants=(Mutant("nothing is clipped", game=Loose), Mutant("a norm of parts", game=OwnNorms), *more),
+        mutants=(
+            Mutant("nothing is clipped", game=having(ClipsByNorm, bound=1e9)), Mutant("a norm of parts", game=OwnNorms),
+            *more,
+        ),
     )  # fmt: skip
 
 

@@ -98,7 +98,3 @@ class Staged(GanModule):
             "distance": (fake - told).square().mean(),
             "code": seen["codes"].square().mean(),
         }
-
-
-class StagedMicro(Staged):
-    micro_batches = 2
