@@ -1,10 +1,10 @@
 """A distillation whose teacher other ranks serve: what each rank holds and moves, measured and planned."""
 
-import functools
 import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,10 +24,9 @@ from strategies.placing.placement import Placement, placement_of
 from strategies.placing.server import Server
 from strategies.policies import POLICIES
 from strategies.world import World
-from tests.support.counted import forget
-from tests.support.parity import Whole, trainer
+from tests.support.parity import Whole
 from tests.support.planned import BUCKET, ROWS, SIDE, STEPS, pictures
-from tests.support.scales import Scale, Weighed, WeighedStrategy
+from tests.support.scales import Scale, Weighed, weighed_on
 from tests.support.worlds import apart
 
 SHAPE = SIDE, 8, 256, 5  # of a transformer
@@ -72,20 +71,16 @@ class WeighedServer(Server):
 
 
 def _fit(file: Path, policy: str, training: int, ranks: int) -> list[Weighed]:
-    with mock.patch("strategies.sharding.bucket.SIZE", BUCKET):
-        forget()
-        os.environ["WEIGHED"] = str(file.parent)
-        with mock.patch("strategies.placing.division.Server", WeighedServer):
-            strategy = WeighedStrategy(policy, check=False)
-            made = trainer(strategy, ranks, STEPS, precision="32-true", sync_batchnorm=True)
-            made.fit(taught(file), Whole(STEPS, int(os.environ["RANK"]), training, pictures))
-    return [found for step, found in strategy.weighed if step == STEPS - 1]
+    os.environ["WEIGHED"] = str(file.parent)
+    loader = partial(Whole, STEPS, int(os.environ["RANK"]), training, pictures)
+    with mock.patch("strategies.placing.division.Server", WeighedServer):
+        return weighed_on(loader, partial(taught, file), policy, ranks, BUCKET)
 
 
 def measured(file: Path, policy: str, ranks: int) -> tuple[list[list[Weighed]], list[dict[str, Any]]]:
     """Of each rank that trains, the phases of the last step; and of each that serves, all of them together."""
     training = len(placed(policy, ranks).training)
-    fit = functools.partial(_fit, file, policy, training, ranks)
+    fit = partial(_fit, file, policy, training, ranks)
     found = apart(fit, ranks, limit=200)
     serving = [json.loads((file.parent / f"{rank}.json").read_text()) for rank in range(training, ranks)]
     return found[:training], serving

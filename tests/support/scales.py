@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -9,10 +10,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from gan import GanModule
-from gan.phase import Phase
-from strategies import PhaseStrategy
 from tests.support.counted import Counted, forget
 from tests.support.parity import parts, trainer
+from tests.support.watch import WatchedStrategy
 
 KINDS = {
     **{"allreduce": "all-reduce", "allgather": "all-gather", "reduce_scatter": "reduce-scatter"},
@@ -50,31 +50,20 @@ class Scale(Counted):
         return super().__torch_dispatch__(function, types, args, kwargs)
 
 
-class WeighedStrategy(PhaseStrategy):
-    """Weighs every phase that it runs."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.weighed: list[tuple[int, Weighed]] = []
-
-    def run(self, phase: Phase, batch: Any) -> None:
-        with Scale() as scale:
-            super().run(phase, batch)
-        self.weighed.append((self.lightning_module.step, Weighed(phase.name, scale.before, scale.peak, scale.payload)))
-
-
-def weighed(
-    game: Callable[[], GanModule],
-    policy: Any,
-    world: int,
-    batches: Callable[[int], Any],
-    bucket: int,
-    steps: int = 3,
+def weighed_on(
+    make_loader: Callable[[], Any], game: Callable[[], GanModule], policy: Any, world: int, bucket: int
 ) -> list[Weighed]:
     """Each phase of the last step, of a game whose phases are all due in it."""
     with mock.patch("strategies.sharding.bucket.SIZE", bucket):
         forget()
-        strategy = WeighedStrategy(policy, check=False)
-        made = trainer(strategy, world, steps, precision="32-true", sync_batchnorm=True)
-        made.fit(game(), parts(steps, world, batches))
-    return [found for step, found in strategy.weighed if step == steps - 1]
+        loader = make_loader()
+        strategy = WatchedStrategy(policy, check=False, mode=Scale)
+        trainer(strategy, world, len(loader), precision="32-true", sync_batchnorm=True).fit(game(), loader)
+    last = [(phase, scale) for step, phase, scale in strategy.traces if step == len(loader) - 1]
+    return [Weighed(phase, scale.before, scale.peak, scale.payload) for phase, scale in last]
+
+
+def weighed(
+    game: Callable[[], GanModule], policy: Any, world: int, batches: Callable[[int], Any], bucket: int, steps: int
+) -> list[Weighed]:
+    return weighed_on(partial(parts, steps, world, batches), game, policy, world, bucket)

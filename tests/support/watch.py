@@ -32,16 +32,17 @@ class Trace(TorchDispatchMode):
 
 
 class WatchedStrategy(PhaseStrategy):
-    """Keeps a trace of every phase it runs."""
+    """Keeps a trace of every phase it runs, or another mode that has watched it."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, mode: Any = Trace, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.traces: list[tuple[int, str, Trace]] = []
+        self.traces: list[tuple[int, str, Any]] = []
+        self.mode = mode
 
     def run(self, phase: Phase, batch: Any) -> None:
-        with Trace() as trace:
+        with self.mode() as mode:
             super().run(phase, batch)
-        self.traces.append((self.lightning_module.step, phase.name, trace))
+        self.traces.append((self.lightning_module.step, phase.name, mode))
 
 
 def watched(

@@ -1,17 +1,36 @@
 """What a person types on a system: a run that is trained, stopped, resumed, looked at, scored and exported.
 
-With `--short` it is trained, stopped and resumed.
+With `--short` it is trained, stopped and resumed. The run is a tiny R3GAN that this file has.
 """
 
 import os
+import signal
 import sys
-from pathlib import Path
+from typing import Any
 
-from tests.support.rehearsal import stops
+from datasets import Faces, GanData
+from gan.games.r3gan import R3Gan
+from gan.runs import Run
+from nets.r3 import R3Discriminator, R3Generator
 from tests.support.rehearsal.systems import status_of_fork
 
-RUN = f"{Path(stops.__file__)}:stops"
+VARIABLE = "STOP_AFTER"
+RUN = f"{__file__}:stops"
 TRAIN = (RUN, "--devices", "1", "--accelerator", "cpu", "--save-every", "2", "--sample-every", "4")
+
+
+class Stops(R3Gan):
+    """It presses Ctrl-C itself after the step that the environment names."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if os.environ.get(VARIABLE) == str(self.step):
+            signal.raise_signal(signal.SIGINT)
+
+
+def stops(max_steps: int = 6, batch_size: int = 4, workers: int = 0, seed: int = 0) -> Run:
+    game = Stops(R3Generator(4, [4, 4, 4]), R3Discriminator([4, 4, 4]), batch_size=batch_size)
+    train, val = Faces(12, size=16), Faces(4, size=16, first=1000)
+    return Run(game, GanData(train, val, batch_size=batch_size, workers=workers, seed=seed), max_steps)
 
 
 def main() -> None:
@@ -26,7 +45,7 @@ def main() -> None:
     from gan.files.system import WINDOWS
 
     def stop() -> None:
-        os.environ[stops.VARIABLE] = "3"
+        os.environ[VARIABLE] = "3"
         with outputs():
             end(fit.main([*TRAIN, *typed]))
 
