@@ -17,26 +17,9 @@ def part(ranks, rank, epoch=0, length=26, batch=8, seed=0, training=True):
     return [index for _, index in pairs]
 
 
-def together(ranks, batch=8, **options):
-    parts = [part(ranks, rank, batch=batch, **options) for rank in range(ranks)]
-    share = batch // ranks
-    return [[index for p in parts for index in p[k : k + share]] for k in range(0, len(parts[0]), share)]
-
-
 def epoch_of(loader, epoch):
     loader.sampler.set_epoch(epoch)
     return [batch["index"].tolist() for batch in loader]
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("epoch", [0, 3])
-def test_ranks_together_see_what_one_device_sees(training, epoch):
-    options = {"epoch": epoch, "training": training, "length": 28 if not training else 26}
-    alone = together(1, **options)
-    for ranks in (2, 4):
-        assert together(ranks, **options) == alone
-    control = [part(2, rank, seed=rank) for rank in range(2)]
-    assert control != [part(2, rank) for rank in range(2)], "ranks of unequal seeds disagree"
 
 
 def test_every_epoch_and_every_seed_shuffles_anew_and_leaves_out_the_last_incomplete_batch():

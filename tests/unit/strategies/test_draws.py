@@ -75,19 +75,6 @@ def test_a_stand_in_without_values_counts_the_same_draws(name):
     assert places["meta"].calls == places["cpu"].calls
 
 
-def test_fakes_and_reals_together_have_two_draws_for_each_sample():
-    whole, mine = (
-        drawn(lambda x: torch.randn(2 * len(x), 3), 8 - rows, rows).unflatten(0, (2, rows)) for rows in (8, 4)
-    )
-    assert torch.equal(mine, whole[:, 4:])
-
-
-@pytest.mark.parametrize("draw", [lambda x: torch.rand(()), lambda x: torch.randn(5, 2), lambda x: torch.randperm(9)])
-def test_what_has_no_row_for_each_sample_is_the_same_on_all_ranks(draw):
-    assert torch.equal(drawn(draw, 0, 4), drawn(draw, 4, 4))
-    assert torch.equal(drawn(draw, 0, 8), drawn(draw, 4, 4))
-
-
 def test_two_draws_differ_and_torchs_generator_stays_as_it_was():
     before, place = torch.get_rng_state(), noise.Place((1,), 0, 4, 8)
     with noise.at(place):
@@ -139,17 +126,6 @@ def test_a_row_by_row_draw_that_all_share_is_one_devices_whatever_that_takes_it_
 
     known = {(0, ()): noise.Drawn("poisson", (8,), 2, None)}
     assert torch.equal(drawn(shared, 4, 4, known=known), drawn(shared, 0, 8))
-
-
-def test_samples_in_another_dimension_are_those_of_one_device():
-    known = {(0, ()): noise.Drawn("bernoulli_", (5, 2, 3), 2, 1)}
-
-    def dropped(first, rows, stride=1, known=known):
-        return drawn(lambda x: F.dropout(torch.ones(5, rows, 3), 0.5), first, rows, stride, known=known)
-
-    whole = dropped(0, 8, known={})  # one device has no trial
-    assert torch.equal(torch.cat([dropped(0, 4), dropped(4, 4)], 1), whole)
-    assert torch.equal(dropped(1, 2, stride=2), whole[:, 1:4:2])
 
 
 def test_gradients_go_through_a_dropout():

@@ -24,7 +24,7 @@ from strategies.policies.policy import Policy
 from tests.support.hard_games import Plain
 from tests.support.matrix_optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
 from tests.support.parity import distance, parts, snapshot, train, trainer
-from tests.support.sharing_games import Adapters, OneModule, SharedBase
+from tests.support.sharing_games import OneModule, SharedBase
 
 # ---- choice ----
 
@@ -249,37 +249,6 @@ def test_a_scale_falls_at_once_and_grows_after_a_row_of_good_updates():
 def of(game):
     players = {player.name: player for player in game.configure_players()}
     return belongings_of(players, game)
-
-
-def named(game, modules):
-    known = {module: name for name, module in game.named_modules()}
-    return {known.get(module, type(module).__name__) for module in modules}
-
-
-def test_a_player_that_shares_nothing_is_read_through_its_network_and_what_is_around_it():
-    game = Plain()
-    found = of(game)
-    assert list(found["generator"].parameters) == [name for name, _ in game.generator.named_parameters()]
-    assert named(game, found["generator"].readers) == {"", "generator", "generator.0", "generator.1", "generator.2"}
-
-
-def test_a_list_of_adapters_is_read_through_the_layers_that_have_them():
-    game = Adapters()
-    found = of(game)
-    layers = {f"base.{layer}" for layer in ("first", "second", "third")}
-    holding = {"", "base", *layers, *(f"{layer}.down" for layer in layers)}
-    assert named(game, found["student"].readers) == {*holding, "ParameterList"}
-    assert named(game, found["fake"].readers) == {*holding, "ParameterDict"}
-    assert {id(weight) for weight in found["teacher"].parameters.values()} == set(map(id, game.base.own()))
-
-
-def test_a_shared_base_is_read_through_every_network_that_has_it():
-    game = SharedBase()
-    found = of(game)
-    readers = named(game, found["student"].readers)
-    assert {"student.2.layer", "fake.2.layer", "teacher.2", "teacher", "fake", ""} <= readers
-    assert not {"fake.2.up", "fake.2.down"} & readers
-    assert found["teacher"].parameters == {}
 
 
 def test_modules_that_a_learner_has_keep_their_mode():

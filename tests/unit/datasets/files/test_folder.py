@@ -8,7 +8,7 @@ from PIL import Image
 from datasets import FolderPairs
 from datasets.files.cache import cache_folder
 from gan.files.errors import UserError
-from tests.support.layouts import colours, labels, prepared, put
+from tests.support.layouts import labels, prepared, put
 from tests.support.layouts import pairs as good_pairs
 
 
@@ -19,15 +19,6 @@ def root(tmp_path):
 
 def names(pairs):
     return [pairs.paths(k)[1].relative_to(pairs.root).with_suffix("").as_posix() for k in range(len(pairs))]
-
-
-def test_items_are_those_of_faces(root):
-    pairs = FolderPairs(root, num_labels=4, size=8, flip_pairs=((1, 2),))
-    item = pairs[0]
-    assert len(pairs) == 2 and set(item) == {"image", "label"}
-    assert pairs.num_labels == 4 and pairs.label_names == ("0", "1", "2", "3") and pairs.flip_pairs == ((1, 2),)
-    assert (item["image"].permute(1, 2, 0).numpy() == colours()).all()
-    assert (item["label"].numpy() == labels()).all()
 
 
 def test_kinds_of_pictures(tmp_path):
