@@ -23,10 +23,10 @@ from torch.optim import SGD
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.world import Groups
+from tests.scenes.writing import Writing, WritingAlone
 from tests.support.hard_games import BatchNorms, Every, Plain, TwoPhases
 from tests.support.parity import distance, often, parts, snapshot, train, trainer, words_of
 from tests.support.saved import read_checkpoint
-from tests.support.writing_games import Writing, WritingAlone
 
 
 def fit(game, steps=4, strategy=None, **kwargs):

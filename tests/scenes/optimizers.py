@@ -12,9 +12,8 @@ from torch.optim.lr_scheduler import StepLR
 from gan import Phase, noise
 from tests.support.duel import ByHand, Duel
 from tests.support.hard_games import HARD, Outdated
-from tests.support.matrix_optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
+from tests.support.optimizers import Drawing, MuonAndAdam, NormedTogether, ScheduleFree, Shampoo
 from tests.support.scene import DEAF, ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, having, made_of, nothing
-from tests.support.schedule_free import ScheduleFree
 
 PLAIN = HARD["Plain"]
 SHAMPOO, MUON = partial(Shampoo, lr=1e-2), partial(MuonAndAdam, lr=1e-2)

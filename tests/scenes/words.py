@@ -16,9 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from gan import Phase, Player, noise, ranks
 from tests.support.duel import ByHand, Duel, adam, fooling, judge_network, judging
 from tests.support.hard_games import Plain
-from tests.support.matrix_optimizers import MuonAndAdam
+from tests.support.optimizers import MuonAndAdam, ScheduleFree
 from tests.support.scene import ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, having, nothing
-from tests.support.schedule_free import ScheduleFree
 
 # ---- freeze, and requires_grad ----
 

@@ -1,4 +1,4 @@
-"""The ResNet generator equals the published one, in all its forms; and networks that judge patches."""
+"""The ResNet generator, which the tests of CycleGAN and CUT compare with the published one; and judges of patches."""
 
 import pytest
 import torch
@@ -7,21 +7,6 @@ from gan.files.errors import UserError
 from nets.blocks import start_
 from nets.discriminator import PatchGan, PixelGan
 from nets.resnet import ResnetGenerator
-from tests.support import families
-
-
-def golden_generator(keys, seed, **settings):
-    blocks = len({key.split(".")[1] for key in keys if "conv_block" in key})
-    net = ResnetGenerator(width=keys["model.1.weight"][0], blocks=blocks, **settings).double()
-    kept = {key: value for key, value in net.state_dict().items() if key.endswith("filt")}
-    assert {key: list(value.shape) for key, value in net.state_dict().items()} == keys
-    net.load_state_dict(families.weights(keys, seed) | kept)
-    return net
-
-
-def pictures(seed, batch, side):
-    rng = families.numpy.random.default_rng(seed)
-    return tuple(torch.as_tensor(rng.uniform(-1, 1, (batch, 3, side, side))) for _ in "AB")
 
 
 def test_dropout_moves_the_key_of_the_second_convolution_and_batch_norm_takes_biases_away():

@@ -22,7 +22,7 @@ from strategies.optimizers import LossScale, why_not_apart
 from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy
 from tests.support.hard_games import Plain
-from tests.support.matrix_optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
+from tests.support.optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
 from tests.support.parity import distance, parts, snapshot, train, trainer
 from tests.support.sharing_games import OneModule, SharedBase
 

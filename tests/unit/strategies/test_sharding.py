@@ -18,7 +18,7 @@ from strategies.sharding.bucket import Bucket, Sharing
 from strategies.sharding.resharded_parameter import end_graphs, forget_ended, hide, show, version_of
 from strategies.sharding.storage import deal
 from strategies.sharding.unshard_on_read import Parameters, listen, unlisten
-from tests.support.writing_games import WRITES, write
+from tests.scenes.writing import WRITES, write
 
 # ---- bucket ----
 

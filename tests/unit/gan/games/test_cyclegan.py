@@ -3,6 +3,7 @@
 import random
 from functools import partial
 
+import numpy
 import pytest
 import torch
 
@@ -14,13 +15,17 @@ from nets.discriminator import PatchGan
 from nets.resnet import ResnetGenerator
 from tests.support import families
 from tests.support.families import gradients, recorded
-from tests.unit.nets.test_resnet import pictures
 
 NETWORKS = {"G_A": ("generators", "to_b"), "G_B": ("generators", "to_a")}
 NETWORKS |= {"D_A": ("discriminators", "of_b"), "D_B": ("discriminators", "of_a")}
 OURS = {"G_A": "gan_b", "G_B": "gan_a", "cycle_A": "cycle_a", "cycle_B": "cycle_b"}
 OURS |= {"idt_A": "identity_b", "idt_B": "identity_a"}
 CANCELLED = 1e-12  # the norm of a gradient that is zero but for rounding
+
+
+def pictures(seed, batch, side):
+    rng = numpy.random.default_rng(seed)
+    return tuple(torch.as_tensor(rng.uniform(-1, 1, (batch, 3, side, side))) for _ in "AB")
 
 
 def game_of(settings, blocks, **rules):

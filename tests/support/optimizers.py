@@ -1,4 +1,4 @@
-"""Optimizers that look at whole weights, as people write them, and some that no rank can step in part."""
+"""Optimizers as people write them: some look at whole weights, some no rank can step in part, one has two modes."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -76,3 +76,37 @@ class Drawing(NormedTogether):
     def step(self) -> None:
         for weight in self.param_groups[0]["params"]:
             weight.add_(torch.randn_like(weight), alpha=1e-3)
+
+
+class ScheduleFree(Optimizer):
+    """As Defazio et al. 2024, with the two modes of their package: weights are y in training and x in evaluation."""
+
+    def __init__(self, weights: Iterable[Any], lr: float = 0.1, beta: float = 0.9) -> None:
+        super().__init__(weights, {"lr": lr, "beta": beta, "k": 0, "training": False})
+
+    def train(self) -> None:
+        self._turn(True, lambda beta: 1 - beta)
+
+    def eval(self) -> None:
+        self._turn(False, lambda beta: 1 - 1 / beta)
+
+    @torch.no_grad()
+    def _turn(self, training: bool, share: Any) -> None:
+        for group in self.param_groups:
+            for weight in group["params"] if group["training"] != training else ():
+                if "z" in self.state[weight]:
+                    weight.lerp_(self.state[weight]["z"], share(group["beta"]))
+            group["training"] = training
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            assert group["training"]
+            group["k"] += 1
+            new, lr, beta = 1 / group["k"], group["lr"], group["beta"]
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                z = self.state[weight].setdefault("z", weight.clone())
+                weight.lerp_(z, new).add_(weight.grad, alpha=lr * (beta * (1 - new) - 1))
+                z.sub_(weight.grad, alpha=lr)
