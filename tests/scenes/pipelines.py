@@ -30,28 +30,26 @@ class Scaled(Plain):
         self.generator[0].weight.register_hook(partial(torch.mul, other=0.1))
 
 
+def hooked(game, hook):
+    """A game with a hook that sees each sum of gradients of the generator's weights, after each micro-batch."""
+
+    def make(self):
+        game.__init__(self)
+        for weight in self.generator.parameters():
+            weight.register_post_accumulate_grad_hook(hook)
+
+    return having(game, __init__=make)
+
+
 def clamped(weight):
     weight.grad.clamp_(-1e-3, 1e-3)
-
-
-class ClampsGradients(Plain):
-    def __init__(self):
-        super().__init__()
-        for weight in self.generator.parameters():
-            weight.register_post_accumulate_grad_hook(clamped)
 
 
 def masked(weight):
     weight.grad.mul_(weight.detach() > 0)
 
 
-class Masked(Micro4):
-    """A hook that sees each weight's sum of gradients, after each micro-batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for weight in self.generator.parameters():
-            weight.register_post_accumulate_grad_hook(masked)
+ClampsGradients, Masked = hooked(Plain, clamped), hooked(Micro4, masked)
 
 
 class SharesWithFrozen(Plain):

@@ -143,11 +143,6 @@ class ClipsByNorm(Plain):
         self.log("norm", torch.nn.utils.clip_grad_norm_(self.weights(optimizer), self.bound))
 
 
-class ClipsNetworks(ClipsByNorm):
-    def weights(self, optimizer):
-        return self.parameters()  # of all players: those that do not learn have no gradients
-
-
 class Adaptive(ClipsByNorm):
     """Clips each gradient by the norm of its weight, as adaptive gradient clipping does, in place or anew."""
 
@@ -382,7 +377,9 @@ WRITTEN = {
         mutants=(Mutant("it does nothing", game=having(Shrinks, on_before_optimizer_step=nothing)),),
     ),
     "a hook clips": by_norms(ClipsByNorm, PIECES, **{"zero2+hybrid:2": 4, "zero3+hybrid:2": 4}),
-    "a hook clips all networks": by_norms(ClipsNetworks),
+    "a hook clips all networks": by_norms(  # those that do not learn have no gradients
+        having(ClipsByNorm, weights=lambda game, _: game.parameters())
+    ),
     "a hook clips all learners": Scene(
         ClipsLearners, policies={**OURS, **ENGINES}, often=("zero3",), promises=HOOKS,
         mutants=(Mutant("each by itself", game=having(ClipsLearners, on_before_optimizer_step=alone)),),

@@ -1,4 +1,4 @@
-"""R3GAN's networks equal the published ones, for pictures of any size and number of channels."""
+"""R3GAN's networks, which the tests of the game compare with the published ones."""
 
 import pytest
 import torch
