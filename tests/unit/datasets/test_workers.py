@@ -78,53 +78,44 @@ def test_a_worker_that_dies_is_an_error_of_one_line(name, kind, message):
     assert type(error.value) is kind and "\n" not in str(error.value)
 
 
-class Local(Numbers):
+class Local(Faulty):
     """Cannot be pickled, as many a person's data set."""
 
     def __init__(self):
-        super().__init__(4)
+        super().__init__(int)
         self.nothing = lambda: None
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda: GlobalLoader(Local(), 2, workers=1),
-        lambda: turns_of(Local(), 4, 2, World(), 1),
-        lambda: cache._results(lambda entry: entry, np.arange(cache.FEW + 1), "files"),
-    ],
-    ids=["training", "scoring", "preparing"],
-)
+READS = {
+    "training": lambda data: GlobalLoader(data, 2, workers=1),
+    "stream": lambda data: GlobalStream(data, 2, workers=1),
+    "scoring": lambda data: turns_of(data, 4, 2, World(), 1),
+    "preparing": lambda data: cache._results(lambda entry: data[entry % 4], np.arange(cache.FEW + 1), "files"),
+}
+
+
+@pytest.mark.parametrize("read", READS)
 @only_on_linux
 def test_workers_need_no_pickling_where_python_takes_a_server_to_start_processes(read):
     """Python 3.14 does under Linux."""
     before = multiprocessing.get_start_method()
     multiprocessing.set_start_method("forkserver", force=True)
     try:
-        assert len(list(read())) > 1
+        assert len(list(READS[read](Local()))) > 1
     finally:
         multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.mark.promise("a loader's worker is killed, hangs, or has no shared memory")
 @not_on_windows
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda data: GlobalLoader(data, 2, workers=1),
-        lambda data: GlobalStream(data, 2, workers=1),
-        lambda data: turns_of(data, 4, 2, World(), 1),
-        lambda data: cache._results(lambda entry: data[entry % 4], np.arange(cache.FEW + 1), "files"),
-    ],
-    ids=["training", "stream", "scoring", "preparing"],
-)
+@pytest.mark.parametrize("read", READS)
 def test_a_worker_that_hangs_is_named(read, tmp_path, monkeypatch, no_worker_left_behind):
     monkeypatch.setattr(processes, "PATIENCE", 1.0)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     message = r"given no batch for 1 s: a disk or a network folder .* --workers 0"
     with pytest.raises(WorkerLost, match=message), explained():
-        list(read(Faulty(pipe.read_bytes)))
+        list(READS[read](Faulty(pipe.read_bytes)))
 
 
 def test_what_has_nothing_to_do_with_workers_stays_as_it_is():
