@@ -136,8 +136,3 @@ def test_the_probability_moves_by_the_number_of_pictures_and_has_no_ceiling():
         control.adjust(torch.tensor(0), torch.tensor(16), 16)
     assert control.p == 0
     assert "p" in control.state_dict()
-
-
-def test_the_bank_of_filters_passes_everything_where_all_gains_are_one():
-    passed = torch.tensor(ada._bank()).sum(0)
-    torch.testing.assert_close(passed, torch.eye(43, dtype=torch.float64)[21], rtol=0, atol=1e-9)

@@ -1,7 +1,6 @@
-"""What training costs: traces, dry play, links."""
+"""What training costs: traces, links."""
 
 from functools import partial
-from unittest import mock
 
 import pytest
 import torch
@@ -18,13 +17,12 @@ from strategies.observers import Living
 from strategies.policies.belongings import belongings_of
 from strategies.policies.costs import optimizer_cost
 from strategies.policies.policy import Policy
-from strategies.sharding.bucket import Bucket
 from strategies.world import World
 from tests.scenes.optimizers import Informed
 from tests.support.composite import Composite, Sized
 from tests.support.hard_games import HARD
 from tests.support.parity import single
-from tests.support.planned import payload, pictures, planned, small
+from tests.support.planned import pictures, small
 
 # ---- amounts ----
 
@@ -60,29 +58,6 @@ def test_a_ring_sends_its_part_on_each_link(group, local, expected):
 )
 def test_amounts_are_readable(amount, said):
     assert readable(amount) == said
-
-
-# ---- dry ----
-
-
-SIZED = (single(0), 2**18)
-
-
-@pytest.mark.parametrize(
-    ("policy", "kind", "method"),
-    [("zero3", "all-gather", "start_unshard"), ("zero2", "reduce-scatter", "reduce_scatter")],
-)
-def test_what_training_would_send_twice_is_planned_twice(policy, kind, method):
-    original = getattr(Bucket, method)
-
-    def twice(self, *args):
-        original(self, *args)
-        return original(self, *args)
-
-    once = payload(planned(Sized, policy, 2, *SIZED))
-    with mock.patch.object(Bucket, method, twice):
-        found = payload(planned(Sized, policy, 2, *SIZED))
-    assert {name: each[kind] for name, each in found.items()} == {name: 2 * each[kind] for name, each in once.items()}
 
 
 # ---- optimizer ----
