@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gan.files.errors import UserError
-from nets.hifigan import HifiGenerator, PeriodJudge, PeriodJudges, ScaleJudges
+from nets.hifigan import HifiGenerator, PeriodJudge
 from nets.mel import SILENCE, Mel, spectral_distance
 
 
@@ -55,17 +55,6 @@ def test_a_judge_of_periods_sees_each_column_by_itself(period):
     assert before[-1].shape == (1, 1, before[-1].shape[2], period)
     moved = (before[-1] - after[-1]).abs().amax((0, 1, 2)) > 0
     assert moved.tolist() == [column == 1 for column in range(period)]
-
-
-def test_the_first_judge_of_scales_has_spectral_norm_and_all_else_has_weight_norm():
-    def norms(network):
-        layers = [layer for layer in network.modules() if hasattr(layer, "bias")]
-        return {type(layer.parametrizations.weight[0]).__name__ for layer in layers}
-
-    scales = ScaleJudges(2, (4, 8), (4,), groups=4)
-    assert norms(scales.discriminators[0]) == {"SpectralNorm"}
-    assert norms(scales.discriminators[1]) == norms(PeriodJudges((2,), (4,))) == {"_WeightNorm"}
-    assert norms(small()) == {"_WeightNorm"}
 
 
 # ---- mel ----

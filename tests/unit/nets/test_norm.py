@@ -1,6 +1,5 @@
 """Batch norms over all ranks, and spectral norms."""
 
-import warnings
 from unittest import mock
 
 import pytest
@@ -172,17 +171,6 @@ def test_alone_it_is_torchs_own_batch_norm():
 # ---- spectral ----
 
 
-def classic(layer: nn.Conv2d) -> nn.Conv2d:
-    """The same layer under torch.nn.utils.spectral_norm, with the same weight, u and v."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        other = torch.nn.utils.spectral_norm(nn.Conv2d(3, 5, 3, dtype=torch.float64))
-    ours = layer.parametrizations.weight
-    parts = {"weight_orig": ours.original, "weight_u": ours[0]._u, "weight_v": ours[0]._v, "bias": layer.bias}
-    other.load_state_dict({name: part.detach().clone() for name, part in parts.items()})
-    return other
-
-
 @pytest.fixture
 def layer() -> nn.Conv2d:
     torch.manual_seed(0)
@@ -191,19 +179,6 @@ def layer() -> nn.Conv2d:
     for vector in (parametrization._u, parametrization._v):
         vector.copy_(torch.nn.functional.normalize(torch.randn_like(vector), dim=0))
     return made
-
-
-def test_it_is_the_classic_spectral_norm(layer):
-    other = classic(layer)
-    x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
-    for training in (True, True, False):
-        outs = layer.train(training)(x), other.train(training)(x)
-        torch.testing.assert_close(*outs, rtol=1e-13, atol=1e-13)
-        for out in outs:
-            out.square().sum().backward()
-    ours = layer.parametrizations.weight
-    torch.testing.assert_close(ours.original.grad, other.weight_orig.grad, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close((ours[0]._u, ours[0]._v), (other.weight_u, other.weight_v), rtol=1e-13, atol=1e-13)
 
 
 def test_the_largest_singular_value_is_taken_in_full_precision_under_autocast(layer):
