@@ -196,8 +196,8 @@ class ResumableLoader(Loader):
                     what = f"{before} samples, and has {value} now"
                     what = what if name == "samples" else "as many samples as now, but some have other names"
                     advice = (
-                        "to go on with these, type --new-data true if a GanData has them, and else new_data=True where "
-                        "their loader is made"
+                        "to go on with what is there now, type --new-data true, or make a loader of your own with "
+                        "new_data=True"
                     )
                 raise UserError(f"the run was trained with {what}; {advice}")
         passes = state.get("passes", 0)

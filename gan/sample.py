@@ -175,7 +175,11 @@ def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown")
     if wrong := sorted(typed - everywhere - names.keys()):
         if wrong[0] == "--seed" and "--seeds" in names:
             raise UserError(f"{opened.title}: {opened.about}, and which ones is typed as --seeds, not --seed")
-        seeds = ", or derive the game from gan.games.from_noise.FromNoise: see docs/guide/game.md"
+        if wrong[0] in ("--direction", "--largest") and opened.translates:
+            raise UserError(f"{opened.title}: {wrong[0]} is for pictures that are translated; type --inputs, too")
+        own = opened.run is not None and ":" in opened.run.name
+        seeds = ", or name a run that draws from noise, such as --run stylegan2"
+        seeds = ", or derive the game from gan.games.from_noise.FromNoise: see docs/guide/game.md" if own else seeds
         advice = f"leave {wrong[0]} out{seeds if opened.kind == 'any' and '--seeds' in wrong else ''}"
         raise UserError(f"{opened.title}: {opened.about}, where {wrong[0]} does nothing; {advice}")
     chosen = {how.get("dest", name[2:].replace("-", "_")) for name, how in names.items()}

@@ -221,7 +221,7 @@ def _one_process_at_a_time(file: Path) -> Iterator[None]:
         held = lock.acquire(timeout=SILENT_WAIT)
     except Timeout:
         if this_rank() == 0:
-            waiting = f"waiting for another process that is at work in {file.parent}"
+            waiting = f"waiting for another process, perhaps one of this run, that reads the data into {file.parent}"
             print(printable(waiting), file=sys.stderr, flush=True)
         held = lock.acquire()
     with held:

@@ -264,7 +264,8 @@ class Drawings(Shown):
         if not path.exists():
             raise UserError(f"cannot read a picture: there is no file '{which}'; type --picture and its file")
         with pairs.opened(path) as opened:
-            frame = Frame(*self.drawer.size, self.drawer.channels, background=self.background)
+            fit = "crop" if self.run is None else self.run.settings.get("fit", "crop")
+            frame = Frame(*self.drawer.size, self.drawer.channels, fit, self.background)
             return frame.pixels(opened).float() / 127.5 - 1
 
     def _discriminator(self) -> StyleDiscriminator | None:

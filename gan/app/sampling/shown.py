@@ -24,7 +24,7 @@ Words = str | int | Iterable[str | int] | None  # what is typed one after the ot
 
 
 def words(given: Words) -> list[str]:
-    return [str(each) for each in ([given] if isinstance(given, str | int) else given or ())]
+    return [str(each) for each in ([given] if isinstance(given, str | int) else () if given is None else given)]
 
 
 def file_name(action: str, words: Sequence[str] | None) -> str:

@@ -208,7 +208,7 @@ def test_who_waits_is_told_so(tmp_path, monkeypatch, capsys):
     threading.Thread(target=hold).start()
     held.wait()
     assert done(tmp_path / "known.jsonl") == (KEYS, [])
-    assert f"waiting for another process that is at work in {tmp_path}" in capsys.readouterr().err
+    assert f"that reads the data into {tmp_path}" in capsys.readouterr().err
 
 
 def test_long_work_shows_a_bar(tmp_path, monkeypatch, capsys):

@@ -65,8 +65,13 @@ def test_a_held_out_picture_is_projected_and_drawn_again(run, capsys):
         assert np.array_equal(np.asarray(Image.open("again.png")), cell("new/me.png", column))
     assert "was found in" not in capsys.readouterr().out
 
-    # And a walk begins there. Its noise is as strong everywhere.
+    # A picture is fitted as the run's are.
     opened = gan.open(run, device="cpu")
+    Image.new("RGB", (40, 10)).save("wide.png")
+    opened.run.settings["fit"] = "pad"
+    assert opened._picture("wide.png")[0, ::8, 0].tolist() == [1, -1]
+
+    # And a walk begins there. Its noise is as strong everywhere.
     walk = opened.interpolate(["new/me.pt", 2, "new/me.pt"], frames=3)
     assert len(walk) == 4 and np.array_equal(np.asarray(walk[0]), cell("new/me.png", 1))
     (seed,) = opened.draw("2")

@@ -49,6 +49,8 @@ def test_each_picture_is_translated_in_its_own_size(run, photos, tmp_path, capsy
     assert all(image.convert("L").convert("RGB").tobytes() == image.tobytes() for image in found.values())
     assert sample.main([str(run), "--inputs", str(photos), "--out", str(out)]) == 2
     assert "is there already and not empty" in capsys.readouterr().err
+    assert sample.main([str(run), "--inputs", str(photos / "a.png"), "--out", str(tmp_path / "one.png")]) == 0
+    assert Image.open(tmp_path / "one.png").tobytes() == found["a.png.png"].tobytes()
 
 
 def test_transparent_parts_are_on_the_ground_that_the_run_was_trained_on(run, photos, tmp_path):
@@ -103,6 +105,8 @@ def test_a_network_that_fails_is_no_file_that_cannot_be_written(run, photos, tmp
     ("typed", "said"),
     [
         (["translate"], "say which pictures: --inputs"),
+        (["--direction", "AtoB"], "--direction is for pictures that are translated; type --inputs, too"),
+        (["--seeds", "0-3"], "leave --seeds out, or name a run that draws from noise, such as --run stylegan2"),
         (["--inputs", "nowhere"], "there is no folder nowhere; type --inputs and"),
         (["--inputs", ".", "--direction", "BtoA"], "has no direction BtoA; known: AtoB"),
     ],
