@@ -139,7 +139,7 @@ def _at_most(average: float, shown: int) -> float:
 
 def check_frozen(typed: int, layers: int) -> None:
     if typed > layers:
-        raise UserError(f"the discriminator has {layers} layers that can be frozen; type --freeze-d {layers}")
+        raise UserError(f"the discriminator has {layers} layers; type --freeze-d 0 to {layers}, often 4")
 
 
 def _networks(p: Preset, found: Found, from_: str | None) -> tuple[StyleGenerator, StyleDiscriminator]:

@@ -168,8 +168,10 @@ class Parser(jsonargparse.ArgumentParser):
                 meant = f"did you mean {' or '.join(close)}?" if close else "see --help"
                 message = f"unknown option {typed}; {meant}"
         word = re.match(r"unrecognized arguments: ([^\s-]\S*)", message)
-        if word and "--run" in known and all(action.option_strings for action in self._actions):
-            message = f"'{word[1]}' belongs to no option; a run is named by the first word, before all options"
+        first = [str(action.metavar or action.dest).upper() for action in self._actions if not action.option_strings]
+        if word and (first or "--run" in known):
+            what = " and ".join(first) or "the run's name"
+            message = f"'{word[1]}' belongs to no option; {what} must come before all options"
         return super().error(printable(message), *more)
 
 

@@ -94,7 +94,12 @@ def test_nothing_is_prepared_before_the_epoch_is_known():
     "length, batch, seed, message",
     [
         (40, 8, 0, "was trained with batch size 4, and has 8 now; resume with 4"),
-        (44, 4, 0, "was trained with 40 samples, and has 44 now; to go on with what is there now, type --new-data true"),
+        (
+            44,
+            4,
+            0,
+            "was trained with 40 samples, and has 44 now; to go on with what is there now, type --new-data true",
+        ),
         (40, 4, 1, "was trained with seed 0, and has 1 now"),
     ],
 )

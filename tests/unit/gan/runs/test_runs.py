@@ -304,7 +304,7 @@ def test_the_teacher_of_dmd2_knows_the_faces_that_the_head_is_shown():
         ("r3gan", dict(config_="ffhq"), "type one of auto, cifar10"),
         ("stylegan2", dict(config_="paper64"), "--config paper64 is not known; type one of auto, stylegan2, .*, cifar"),
         ("stylegan2", dict(augment="gbc"), "augment 'gbc' is not known; type --augment blit, geom, .* or off"),
-        ("stylegan2", dict(config_="cifar", freeze_d=9), "has 5 layers that can be frozen; type --freeze-d 5"),
+        ("stylegan2", dict(config_="cifar", freeze_d=9), "has 5 layers; type --freeze-d 0 to 5, often 4"),
         (
             "hifigan",
             dict(config_="V4"),
