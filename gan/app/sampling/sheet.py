@@ -3,6 +3,8 @@
 Videos are GIF by Pillow, and MP4 where PyAV is installed.
 """
 
+import base64
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -98,6 +100,14 @@ class Sheet:
 
     def _repr_png_(self) -> bytes:
         return grids.png(self.image)
+
+    def _repr_html_(self) -> str | None:
+        """A video moves in a notebook."""
+        if not self.frames:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            save_video(self.frames(), path := Path(folder) / "video.gif")
+            return f'<img src="data:image/gif;base64,{base64.b64encode(path.read_bytes()).decode()}">'
 
     def _named(self) -> Iterator[tuple[str, Tensor | Sound | Image.Image]]:
         if self.frames and not self.singles:

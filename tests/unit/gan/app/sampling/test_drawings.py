@@ -1,5 +1,6 @@
 """What is drawn from seeds, as the command and `gan.open` draw it."""
 
+import base64
 import inspect
 import re
 import shutil
@@ -129,6 +130,8 @@ def test_an_interpolation_passes_through_its_seeds(files, name, how):
         (wanted,) = opened.drawer.pictures([seed], truncation=how.get("truncation", 1.0))
         assert np.abs(frames[place].astype(int) - np.asarray(picture(wanted, transparent=True)).astype(int)).max() <= 1
     assert len({frame.tobytes() for frame in frames}) == 7
+    shown = base64.b64decode(re.search('data:image/gif;base64,([^"]*)', walk._repr_html_())[1])
+    assert Image.open(BytesIO(shown)).n_frames == 7 and opened.sample("3")._repr_html_() is None
 
 
 def test_a_video_has_all_frames_as_gif_and_as_mp4(files, capsys):
