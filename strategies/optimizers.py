@@ -18,6 +18,7 @@ from gan.files.errors import UserError
 from gan.phase import MakeOptimizer, Player
 from strategies import private
 from strategies.advice import instead
+from strategies.observers import OwnCollectives
 from strategies.random_state import untouched
 from strategies.sharding.resharded_parameter import resharded
 
@@ -276,11 +277,21 @@ def why_not_apart(make: MakeOptimizer, weights: Mapping[str, nn.Parameter]) -> s
                 moved = (expected - before[other]).abs().max()
                 if not (value - expected).abs().max() <= ROUNDING * moved:
                     return f"its step on weight '{name}' depends on other weights, or on random numbers"
+    except _Communicates as error:
+        return f"its step calls torch.distributed ({error}), where ranks would meet with different weights"
     except Exception as error:
         if _for_want_of_closure(error):
             raise
         return f"it fails if it has only some of the weights ({type(error).__name__}: {error})"
     return None
+
+
+class _Communicates(Exception):
+    """In a trial all ranks have the same weights, and a collective would tell nothing."""
+
+
+def _refuse_collective(where: str) -> None:
+    raise _Communicates(where)
 
 
 def _stepped(
@@ -293,7 +304,8 @@ def _stepped(
     try:
         for weight, value in before.items():
             weight.data = value.to(torch.float64, copy=True)
-        with untouched():
+        # Where collectives are looked for, what is compiled with fullgraph=True fails.
+        with untouched(), torch.compiler.set_stance("force_eager"), OwnCollectives(_refuse_collective):
             optimizer = make(list(weights.values()))
             for group in optimizer.param_groups:
                 group["params"] = [weight for weight in group["params"] if weight in kept]

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import StepLR
 from gan import Phase, noise
 from tests.support.duel import ByHand, Duel
 from tests.support.hard_games import HARD, Outdated
-from tests.support.optimizers import Drawing, MuonAndAdam, NormedTogether, ScheduleFree, Shampoo
+from tests.support.optimizers import Dealing, Drawing, MuonAndAdam, NormedTogether, ScheduleFree, Shampoo
 from tests.support.scene import DEAF, ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, having, made_of, nothing
 
 PLAIN = HARD["Plain"]
@@ -276,6 +276,9 @@ OPTIMIZERS = {
                 "generator=ddp,*=ddp",
             ),
             refused(Drawing, "zero1", "depends on other weights, or on random numbers", "generator=ddp,*=zero1"),
+            refused(
+                Dealing, "zero1", "its step calls torch.distributed (step in optimizers.py:", "generator=ddp,*=zero1"
+            ),
             refused(
                 SHAMPOO, "zero1+offload", "Shampoo looks at whole weights", "generator=zero1,*=zero1+offload"
             ),

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Adam, Muon, Optimizer
 
@@ -76,6 +77,18 @@ class Drawing(NormedTogether):
     def step(self) -> None:
         for weight in self.param_groups[0]["params"]:
             weight.add_(torch.randn_like(weight), alpha=1e-3)
+
+
+class Dealing(NormedTogether):
+    """As the published distributed Muon: each rank steps some of the weights, and sends them to the others."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for number, weight in enumerate(self.param_groups[0]["params"]):
+            owner = number % dist.get_world_size()
+            if owner == dist.get_rank():
+                weight.sub_(weight.grad, alpha=1e-3)
+            dist.broadcast(weight.detach(), owner)
 
 
 class ScheduleFree(Optimizer):

@@ -185,6 +185,17 @@ class Counting(SGD):
         group["lr"] = before
 
 
+class Whole(SGD):
+    @torch.compile(fullgraph=True)
+    def scaled(self, gradient):
+        return 2 * gradient
+
+    def step(self, closure=None):
+        for weight in self.param_groups[0]["params"]:
+            weight.grad = self.scaled(weight.grad)
+        super().step(closure)
+
+
 def picky(weights):
     optimizer = SGD(weights, lr=1e-2)
     optimizer.step = lambda: torch.cat([w.grad.reshape(-1) for w in optimizer.param_groups[0]["params"]]).reshape(7)
@@ -192,7 +203,15 @@ def picky(weights):
 
 
 def test_an_optimizer_that_treats_each_weight_by_itself_is_known_by_a_trial():
-    for optimizer in (Shampoo, Adafactor, Adagrad, Adam, type("Own", (Adam,), {}), partial(MuonAndAdam, lr=1e-2)):
+    for optimizer in (
+        Shampoo,
+        Adafactor,
+        Adagrad,
+        Adam,
+        type("Own", (Adam,), {}),
+        partial(MuonAndAdam, lr=1e-2),
+        Whole,
+    ):
         assert why(optimizer) is None
     matrices = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 5, bias=False))
     assert why(partial(Muon, lr=1e-2), matrices) is None
