@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from gan.ema import Ema
 from gan.files.checkpoint import Checksum, SavedTensor, Share, check_left_out, checksum, misfit, read
@@ -100,8 +100,14 @@ def show_averages(game: GanModule, policies: Mapping[str, Policy], kept: Average
 def optimizer_state(policy: Policy, updater: Updater) -> dict[str, Any]:
     """The optimizer's state dict as in plain torch, with names in place of numbers and shares in place of tensors."""
     packed = updater.optimizer.state_dict()
-    named = {name: packed["state"][n] for n, name in enumerate(_stepped(policy, updater)) if n in packed["state"]}
-    state = policy.storage.values_of_all({name: _with(values, lambda _, __: None) for name, values in named.items()})
+    stepped = _stepped(policy, updater)
+    named = {name: packed["state"][n] for n, name in enumerate(stepped) if n in packed["state"]}
+    beside = {key: value for key, value in packed["state"].items() if key not in range(len(stepped))}  # of no weight
+    devices = tree_map_only(Tensor, lambda each: each.device.type, beside)
+    own: dict[Any, Any] = {name: _with(values, lambda _, __: None) for name, values in named.items()}
+    own |= {None: (tree_map_only(Tensor, Tensor.cpu, beside), devices)} if beside else {}
+    state: dict[Any, Any] = policy.storage.values_of_all(own)
+    more = {"made": updater.made, "beside": state.pop(None, ({}, {}))}
     state |= {name: _with(values, partial(_share, policy, name)) for name, values in named.items()}
     groups = zip(packed["param_groups"], updater.groups, strict=True)
     named_groups = [{**group, "params": names} for group, names in groups]
@@ -110,7 +116,7 @@ def optimizer_state(policy: Policy, updater: Updater) -> dict[str, Any]:
         tensors = {key: each for key, each in values.items() if isinstance(each, Tensor) and key != "step"}  # torch's
         if keys := [key for key, each in tensors.items() if each.dtype != policy.storage.owned[name].dtype]:
             types[name] = keys
-    return {**packed, "state": state, "param_groups": named_groups, "made": updater.made, "types": types}
+    return {**packed, "state": state, "param_groups": named_groups, "types": types, **more}
 
 
 def load_optimizer_state(policy: Policy, updater: Updater, saved: Mapping[str, Any]) -> None:
@@ -130,7 +136,10 @@ def load_optimizer_state(policy: Policy, updater: Updater, saved: Mapping[str, A
     read(wanted)
     pairs, count = zip(saved["param_groups"], updater.optimizer.param_groups, strict=True), itertools.count()
     groups = [{**group, "params": list(itertools.islice(count, len(own["params"])))} for group, own in pairs]
-    updater.optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
+    beside = tree_map(
+        lambda each, device: each.to(device) if isinstance(each, Tensor) else each, *saved.get("beside", ({}, {}))
+    )
+    updater.optimizer.load_state_dict({**saved, "state": {**state, **beside}, "param_groups": groups})
     numbers = {name: number for number, name in enumerate(_stepped(policy, updater))}
     for name, keys in saved.get("types", {}).items():
         read_in = state.get(numbers.get(name, -1), {})

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from gan.phase import MakeOptimizer, Player
 from strategies.amounts import Held, size
@@ -87,7 +88,7 @@ def _step(optimizer: Optimizer, weights: list[nn.Parameter], foreach: bool | Non
             group["foreach"] = foreach
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
-    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    states = [each for each in tree_leaves(list(optimizer.state.values())) if isinstance(each, Tensor)]
     kept = [*weights, *(weight.grad for weight in weights if weight.grad is not None), *states]
     with Living(leave_out=kept) as living, torch.no_grad():
         optimizer.step()

@@ -83,7 +83,8 @@ def held(world):
 
     def look(trainer, *_):
         policy = trainer.strategy.policies["net"]
-        factors = [factor for state in policy.optimizer.state.values() for factor in state["factors"]]
+        states = map(policy.optimizer.state.get, policy.storage.owned.values())
+        factors = [factor for state in states for factor in state["factors"]]
         found.append((sum(t.numel() for t in factors), sum(t.numel() for t in policy.ema.average)))
 
     looks = LambdaCallback(on_train_batch_end=look)

@@ -12,7 +12,7 @@ from torch.optim import Adam, Muon, Optimizer
 class Shampoo(Optimizer):
     """Matrices by the roots of their gradients' second moments, other weights by their norms.
 
-    Its state has what torch's own never has: a number that is no tensor, and a list of tensors.
+    Its state has what torch's own never has: a number that is no tensor, a list of tensors, and a count of no weight.
     """
 
     def __init__(self, weights: Iterable[Any], lr: float = 1e-2) -> None:
@@ -20,10 +20,12 @@ class Shampoo(Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
+        steps = self.state.setdefault("steps", torch.zeros(1, dtype=torch.int64))  # as MADGRAD does
+        steps += 1
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    weight.sub_(self._direction(weight), alpha=group["lr"])
+                    weight.sub_(self._direction(weight), alpha=group["lr"] * (1 + 1 / steps.item()))
 
     def _direction(self, weight: Tensor) -> Tensor:
         gradient, state = weight.grad, self.state[weight]

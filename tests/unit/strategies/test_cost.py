@@ -21,6 +21,7 @@ from strategies.world import World
 from tests.scenes.optimizers import Informed
 from tests.support.composite import Composite, Sized
 from tests.support.hard_games import HARD
+from tests.support.optimizers import Shampoo
 from tests.support.parity import single
 from tests.support.planned import pictures, small
 
@@ -120,6 +121,10 @@ def test_the_state_of_an_optimizer_that_groups_weights_is_that_of_each(make):
     kept = sum(each.numel() for of in optimizer.state.values() for each in of.values() if torch.is_tensor(each))
     found = optimizer_cost(make, shapes).state * sum(weight.numel() for weight in weights)
     assert found == pytest.approx(kept, abs=len(weights) + 1)  # beside counts of steps
+
+
+def test_an_optimizer_may_keep_state_for_no_weight():
+    assert optimizer_cost(Shampoo, [(6, 4), (4,)]).all > 0
 
 
 # ---- tracing ----
