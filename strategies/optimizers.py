@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gan.files.errors import UserError
+from gan.files.values import encode
 from gan.phase import MakeOptimizer, Player
 from strategies import private
 from strategies.advice import instead
@@ -160,6 +161,15 @@ def check_saved(player: Player, updaters: Iterable[Updater]) -> None:
                 f"super().__init__(groups, {{}}) in it, keep what belongs to a weight in self.state[weight], give "
                 f"optimizers inside of it the same state (inner.state = self.state), and leave state_dict() as it is"
             )
+        beside = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
+        for kept in (beside, *(each for key, each in optimizer.state.items() if isinstance(key, Tensor))):
+            try:
+                encode(tree_map_only(Tensor, lambda _: None, kept), lambda *_: None)
+            except UserError as error:
+                raise UserError(
+                    f"player '{player.name}': a checkpoint could not have the state of {_kind(optimizer)}: {error}; "
+                    f"keep an object's tensors and numbers in self.state[weight] themselves"
+                ) from error
 
 
 def check_apart(

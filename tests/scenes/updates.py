@@ -250,6 +250,14 @@ class Masters(Optimizer):
             weight.copy_(state["master"])
 
 
+class Objects(Masters):
+    """As GaLore's: an object of its own, in which tensors are."""
+
+    def step(self):
+        super().step()
+        self.state[self.param_groups[0]["params"][0]]["projector"] = Tosses()
+
+
 def save(game, *_):
     game.trainer.save_checkpoint("early.ckpt")
 
@@ -366,6 +374,10 @@ UPDATES = {
             *refused(
                 having(Hooked, make=Unmade), "single",
                 words=ALONE + "Unmade keeps in the form of its own state_dict(); call super()",
+            ),
+            *refused(
+                having(Hooked, make=Objects), "single",
+                words="could not have the state of Objects: 'projector' is a tests.scenes.updates.Tosses, which",
             ),
         ),
     ),
