@@ -9,6 +9,7 @@ from inspect import signature
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -42,11 +43,12 @@ class Updater:
     schedule: LRScheduler | None = None
     elementwise: bool = field(init=False)  # whether it can step pieces of weights in place of the weights
     members: list[list[int]] = field(init=False)  # the ids of what each group has: weights, or a rank's parts of them
+    counts: dict[str, float] = field(init=False)  # the optimizer's attributes that were numbers when it was made
     made: dict[str, Any] = field(init=False)  # what the player's functions have made: see [Note: made otherwise]
 
     def __post_init__(self) -> None:
         self.elementwise = elementwise(self.optimizer) and not self.optimizer.state
-        self.members = self.members_now()
+        self.members, self.counts = self.members_now(), _numbers(self.optimizer)
         groups = [plain_items(group) for group in self.optimizer.param_groups]
         self.made = {"optimizer": _kind(self.optimizer), "groups": groups, "schedule": None, "state": {}}
 
@@ -170,6 +172,24 @@ def check_saved(player: Player, updaters: Iterable[Updater]) -> None:
                     f"player '{player.name}': a checkpoint could not have the state of {_kind(optimizer)}: {error}; "
                     f"keep an object's tensors and numbers in self.state[weight] themselves"
                 ) from error
+        now = _numbers(optimizer)
+        for name, began in updater.counts.items():
+            if repr(now.get(name, began)) != repr(began):  # nan is not equal to itself
+                rank_zero_warn(
+                    f"player '{player.name}': a step of {_kind(optimizer)} changes its attribute '{name}', which is "
+                    f"not in a checkpoint, so a resumed run begins with {began} again; keep what its steps depend on "
+                    f"in self.state['{name}'], read by self.state.get('{name}', {began})"
+                )
+
+
+def _numbers(optimizer: Optimizer) -> dict[str, float]:
+    """Its attributes that are numbers, and no flags: what it may count."""
+    plain = {name: each.item() if _of_one(each) else each for name, each in vars(optimizer).items()}
+    return {name: each for name, each in plain.items() if type(each) in (int, float)}
+
+
+def _of_one(value: Any) -> bool:
+    return type(value) is Tensor and value.numel() == 1 and not value.is_meta
 
 
 def check_apart(

@@ -24,6 +24,7 @@ from strategies.policies.policy import Policy
 from tests.support.hard_games import Plain
 from tests.support.optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
 from tests.support.parity import distance, parts, snapshot, train, trainer
+from tests.support.scene import having
 from tests.support.sharing_games import OneModule, SharedBase
 
 # ---- choice ----
@@ -220,6 +221,39 @@ def test_an_optimizer_that_treats_each_weight_by_itself_is_known_by_a_trial():
     assert why(picky).startswith("it fails if it has only some of the weights (RuntimeError: ")
     with pytest.raises(TypeError, match="closure"):  # of which `without_closure` makes a sentence
         why(LBFGS)
+
+
+class Counts(Adam):
+    """As PSGD Kron. It has a cache and a flag too, which tell nothing."""
+
+    def __init__(self, weights):
+        super().__init__(weights, lr=1e-2)
+        self.steps, self.cache, self.begun = torch.zeros((), dtype=torch.int32), None, False
+
+    def step(self, closure=None):
+        self.steps += 1
+        self.cache, self.begun, self.size = 3, True, 4
+        super().step(closure)
+
+
+@pytest.mark.parametrize("optimizer", [Counts, Adam, Shampoo])
+def test_a_count_that_checkpoints_do_not_have_is_told(optimizer):
+    schedule = partial(StepLR, step_size=1)
+    game = having(
+        Plain,
+        configure_players=lambda game: [
+            Player("generator", game.generator, optimizer, schedule=schedule),
+            Player("discriminator", game.discriminator, Adam),
+        ],
+    )
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        train(game, policy="single", steps=2)
+    told = [str(each.message) for each in seen if "not in a checkpoint" in str(each.message)]
+    assert [each.partition(";")[0] for each in told] == [
+        "player 'generator': a step of Counts changes its attribute 'steps', which is not in a checkpoint, so a "
+        "resumed run begins with 0 again"
+    ] * (optimizer is Counts)
 
 
 def test_an_optimizer_that_exists_already_is_left_alone():
