@@ -258,6 +258,11 @@ def _losses(phase: Phase, part: Any, place: noise.Place, training: Training) -> 
                     f"player '{name}' has the option bf16, with which its layers read their weights in bfloat16, and "
                     f"not every kernel takes that; type {instead(name, without='bf16')}"
                 )
+        if "is sharded: its values" in str(error):  # torch.compile has wrapped a UserError
+            raise UserError(
+                f"phase '{phase.name}': its loss is compiled as one function, and no rank has all weights of the "
+                f"networks called inside; call them outside of the compiled function, or type --strategy zero2"
+            ) from None  # torch's is pages long
         if "on device meta " in str(error) and any(each.name == "pipeline" for each in training.policies.values()):
             raise UserError(f"phase '{phase.name}': {NO_VALUE}. {LEFT_ELSEWHERE}") from error
         if "not require grad" not in str(error):

@@ -326,6 +326,21 @@ def test_it_is_refused_where_weights_are_sharded(game, ranks):
         assert "leave torch.compile out of the game and type --strategy generator=zero3+compile,*=zero3" in said
 
 
+class AsOne(Plain):
+    """Its judge is one compiled function, which calls both networks."""
+
+    def __init__(self):
+        super().__init__()
+        self.judge = torch.compile(self.judge, backend="eager")
+
+
+@pytest.mark.parametrize("policy", ["zero3", "discriminator=pipeline,*=ddp"])
+def test_a_compiled_loss_is_refused_where_weights_are_sharded(policy, ranks):
+    torch._dynamo.reset()
+    for said in ranks(2).run(refused, AsOne, policy=policy, world=2):
+        assert said.startswith("phase 'discriminator': its loss is compiled as one function, and no rank has all")
+
+
 def test_compiled_networks_are_refused_where_torch_takes_graphs_of_frozen_weights_for_others():
     forgets = r"torch .* may leave out the gradients of weights .* install torch 2.12, or leave"
     with mock.patch.object(compiled, "FORGETFUL", True):
