@@ -163,6 +163,8 @@ class ForwardRequest:
         self.pipe, self.forward, self.place = pipe, forward, noise.here()
         self.leaves, self.form = pytree.tree_flatten((args, kwargs))
         self.draws = 0  # of noise, in the last run
+        if not pipe.stage_of.keys() >= set(map(id, pipe.network.parameters())):
+            raise self._refusal("is called with other weights than its own (torch.func.functional_call)")
         self.plan: ForwardPlan  # found out next
 
         # Whose samples go through the stages. In a trial as one device all ranks have the same, and one has them all.

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -270,6 +271,11 @@ def one_layer():
     return nn.ModuleDict({"net": mlp(4, 6), "text": nn.Sequential(nn.Linear(4, 4), nn.Tanh())})
 
 
+def by_other_weights(game, real):
+    weights = {name: torch.ones(weight.shape) for name, weight in game.generator.named_parameters()}
+    return functional_call(game.generator, weights, noise.randn((len(real), 4), like=real))
+
+
 def another_way(rank, how, words):
     first, second = (words, WITH_THE_TENSOR) if rank == 0 else (WITH_THE_TENSOR, words)
     said = f"its forward {first} on one rank where it {second} on another"
@@ -341,6 +347,10 @@ REFUSALS = {  # a game, the pipeline's options or all policies, and words
     "three chunks": (
         Plain, "+chunks:3",
         r"the 16 samples of a pipeline's ranks do not divide into 3 chunks; .* N of 1, 2, 4, 8, 16,",
+    ),
+    "other weights": (
+        having(Plain, fake=by_other_weights), "",
+        r"is called with other weights than its own \(torch.func.functional_call\); otherwise type .*generator=zero3",
     ),
     "shared": (Shared, "", "has parameters that another player has too"),
     # Or what is drawn after it would be other noise on the other ranks.
