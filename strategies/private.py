@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from datetime import timedelta
 from functools import partial
 from multiprocessing import forkserver
+from traceback import walk_stack
 from typing import Any
 from unittest import mock
 
@@ -45,6 +46,7 @@ from torch.autograd import forward_ad
 from torch.distributed import _broadcast_coalesced as broadcast_coalesced
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler
+from torch.utils.checkpoint import CheckpointFunction
 
 
 def is_transformed(tensor: Tensor) -> bool:
@@ -412,8 +414,10 @@ def in_backward() -> bool:
 def in_checkpoint() -> bool:
     """Whether torch.utils.checkpoint keeps what this thread computes, to compute it again in backward.
 
-    Of such hooks torch uses the innermost ones. With use_reentrant=True there are none.
+    Of such hooks torch uses the innermost ones. With use_reentrant=True there are none, and nothing learns meanwhile.
     """
+    if not torch.is_grad_enabled():
+        return any(frame.f_code is CheckpointFunction.forward.__code__ for frame, _ in walk_stack(sys._getframe()))
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
 

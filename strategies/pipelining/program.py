@@ -106,7 +106,7 @@ class Carrier(Protocol):
 
 def refuse_checkpoint(player: str, around: str) -> None:
     """Refuse a checkpoint around what ranks compute together: in backward one of them alone would compute it again."""
-    if torch.is_grad_enabled() and private.in_checkpoint():
+    if private.in_checkpoint():
         raise UserError(
             f"player '{player}': torch.utils.checkpoint around {around} computes it again in backward, where the other "
             f"ranks of a pipeline do not come; leave the checkpoint out and type "
@@ -266,7 +266,8 @@ class Program(TorchFunctionMode):
     def call(self, unit: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What a unit returns, computed by its own stage. `forward` is that of its module."""
         stage = unit.stage
-        refuse_checkpoint(self.player, f"'{unit.name}'")
+        if self.learns:
+            refuse_checkpoint(self.player, f"'{unit.name}'")
         leaves, form = pytree.tree_flatten((args, kwargs))
         latest = self.latest(leaves)
         if latest is not None and latest > stage:
@@ -369,6 +370,6 @@ class Program(TorchFunctionMode):
                 f"inside a block, or type {instead(self.player, 'zero3')}"
             )
 
-        self.several = ranks.more_than_one()
+        self.several, self.learns = ranks.more_than_one(), torch.is_grad_enabled()
         with ranks.summed_by(refuse, 0, 2) if self.several else nullcontext(), self:
             yield

@@ -597,9 +597,11 @@ def remade_fake(game, real):
 
 
 class EachRemade(nn.Sequential):
+    reentrant = False
+
     def forward(self, x):
         for layer in self:
-            x = checkpoint(layer, x, use_reentrant=False)
+            x = checkpoint(layer, x, use_reentrant=self.reentrant)
         return x
 
 
@@ -741,6 +743,7 @@ PIPELINES = {
                 for game, what in (
                     (having(Plain, fake=remade_fake), "its network"),
                     (remade(Plain, lambda layers: EachRemade(*layers)), "'0'"),
+                    (remade(Plain, lambda layers: having(EachRemade, reentrant=True)(*layers)), "'0'"),
                 )
             ),
         ),
