@@ -74,6 +74,18 @@ def units_of(player: Player, path: str, network: nn.Module) -> list[Unit]:
     return units if player.blocks is None else _as_named(units, list(dict.fromkeys(player.blocks)))
 
 
+def layers_inside(units: Sequence[Unit]) -> list[str]:
+    """The modules with weights of which units that only wrap them are made; of each unit none or several."""
+    found = []
+    for unit in units:
+        inside = {unit.name: unit.module}
+        while len(inside) == 1:
+            [(path, module)] = inside.items()
+            inside = {f"{path}.{name}": each for name, each in module.named_children() if [*each.parameters()]}
+        found += inside
+    return found
+
+
 def _as_named(units: list[Unit], names: list[str]) -> list[Unit]:
     """The units, with blocks in the order of their names. A unit that is no block stays behind the one before it."""
     runs: dict[str, list[Unit]] = {"": []}

@@ -82,6 +82,10 @@ class Pipeline(Policy):
             paths = [path for path, count in zip(cutting.networks_of(self.player), stages, strict=True) if count < 2]
             what = f"'{paths[0]}'" if len(stages) > 1 else type(self.player.module).__name__
             apart = f" for all, or make {what} a player of its own" if len(stages) > 1 else ""
+            short = [units for (_, units), count in zip(self.networks, stages, strict=True) if count < 2]
+            inside = cutting.layers_inside(short[0]) if short else []
+            if inside and self.player.blocks is None:
+                apart += f", or name layers that its forward calls: Player(..., blocks={inside[:2]})"
             raise UserError(
                 f"player '{self.player.name}': its {what} has no two layers between which a pipeline could cut it; "
                 f"type {instead(self.player.name, 'ddp')}{apart}"

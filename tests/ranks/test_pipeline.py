@@ -271,6 +271,15 @@ def one_layer():
     return nn.ModuleDict({"net": mlp(4, 6), "text": nn.Sequential(nn.Linear(4, 4), nn.Tanh())})
 
 
+class Deeper(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 6)
+
+    def forward(self, z):
+        return self.b(self.a(z).tanh())
+
+
 def by_other_weights(game, real):
     weights = {name: torch.ones(weight.shape) for name, weight in game.generator.named_parameters()}
     return functional_call(game.generator, weights, noise.randn((len(real), 4), like=real))
@@ -377,6 +386,10 @@ REFUSALS = {  # a game, the pipeline's options or all policies, and words
     "one layer": (
         made_of(Plain, generator=one_layer), "",
         "its 'text' has no two layers between which a pipeline could cut it.*or make 'text' a player of its own$",
+    ),
+    "wrapped": (
+        made_of(Plain, generator=lambda: nn.Sequential(Deeper())), "",
+        r"generator=ddp,\*=ddp, or name layers that its forward calls: Player\(..., blocks=\['0.a', '0.b'\]\)$",
     ),
 }  # fmt: skip
 
