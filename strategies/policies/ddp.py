@@ -96,7 +96,7 @@ class DdpReduction(GroupReduction):
         if self.backward not in (None, private.running_backward()):
             raise UserError(
                 f"weight '{name}' got a gradient in a backward inside of another one, and the reducer reads it too "
-                f"early; with torch.utils.checkpoint type use_reentrant=False"
+                f"early; with torch.utils.checkpoint type use_reentrant=False, otherwise type zero2 for its player"
             )
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:

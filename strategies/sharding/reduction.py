@@ -200,8 +200,9 @@ class ReduceScatter(GroupReduction):
             if name in self._came or number in self.in_turn[: len(self._pending)]:
                 raise UserError(
                     f"weight '{name}' of {self.what} got a gradient when it was reduced already: twice in one backward "
-                    f"(with torch.utils.checkpoint type use_reentrant=False), or because the loss has frozen it last; "
-                    f"leave requires_grad_(False) out, for only learners require gradients"
+                    f"(with torch.utils.checkpoint type use_reentrant=False; with reversible blocks call the network "
+                    f"once in the loss, net(torch.cat([a, b]))), or because the loss has frozen it last; leave "
+                    f"requires_grad_(False) out, for only learners require gradients"
                 )
             self._reducing = False  # the loss has frozen its weights when it was done, so none was expected
             return

@@ -311,7 +311,7 @@ DRAWS = {
     "draws of a reentrant forward": Scene(
         having(Again, reentrant=True), alone=Draws, policies={"single": 1, "zero3": 2, "fsdp": 2}, often=("zero3",),
         mutants=(Mutant("it forgets", game=FORGETS),),
-        refused=(Refused(having(Again, reentrant=True), "ddp", "use_reentrant=False"),),
+        refused=(Refused(having(Again, reentrant=True), "ddp", ("use_reentrant=False", "type zero2 for its player")),),
     ),
     "draws of a compiled network": Scene(Compiled, policies={"ddp+compile": 2}, often=(), checked=("ddp+compile",)),
     "draws of a network compiled by its author": Scene(ByAuthor, alone=Compiled, policies={"single": 1}, often=()),

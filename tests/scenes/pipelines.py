@@ -605,6 +605,10 @@ class EachRemade(nn.Sequential):
         return x
 
 
+Reentrant = having(EachRemade, reentrant=True)
+JUDGED_TWICE = made_of(Plain, discriminator=lambda: nn.Sequential(nn.Linear(6, 6), Reentrant(nn.Linear(6, 1))))
+
+
 def all_of_them(self, slopes):
     return {n: slope for (n, output), slope in zip(self.plan.outputs.items(), slopes, strict=True) if output.learns}
 
@@ -738,12 +742,13 @@ PIPELINES = {
         RemadeNorms, policies=POLICIES, often=("ddp",),
         refused=(
             Refused(RemadeNorms, "generator=pipeline,*=ddp", "backward writes buffer '0.1.running_mean'"),
+            Refused(JUDGED_TWICE, "zero2", ("use_reentrant=False", "reversible blocks call the network once")),
             *(
                 Refused(game, "generator=pipeline,*=ddp", ("checkpoint around " + what, "generator=pipeline+recompute"))
                 for game, what in (
                     (having(Plain, fake=remade_fake), "its network"),
                     (remade(Plain, lambda layers: EachRemade(*layers)), "'0'"),
-                    (remade(Plain, lambda layers: having(EachRemade, reentrant=True)(*layers)), "'0'"),
+                    (remade(Plain, lambda layers: Reentrant(*layers)), "'0'"),
                 )
             ),
         ),
