@@ -36,6 +36,7 @@ the ranks that add up together. See [Note: the world of a forward] in gan/ranks.
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
@@ -301,6 +302,7 @@ class Draws:
 
     def __init__(self, known: Known | None = None) -> None:
         self.known: Known = {} if known is None else known
+        self.looped: dict[str, list[str]] = {}  # by phase: what a loop over the samples draws for each of them
         self.proven: set[tuple[str, int, Site]] = set()  # those with which a trial agreed
         self.seen: ByPhase = {}  # of the last time that a phase was played
         self.compiled = False  # then sites are those of what torch has made of the code, which no trial plays
@@ -319,6 +321,7 @@ class Draws:
         for few, many in trials:
             for phase in few.keys() & many.keys():
                 grown = _grown(few[phase], many[phase])
+                self.looped[phase] = _in_loops(few[phase], many[phase])
                 for call, dim in grown.items():
                     drawn = few[phase][call], many[phase][call]
                     wrong |= any(draw.dim != dim and not draw.whole for draw in drawn)
@@ -369,14 +372,15 @@ class Draws:
         return wrong
 
     def wrong_in_parts(self, phase: Phase) -> list[str]:
-        """Draws of which a micro-batch has no rows of its own: those of packs, which it parts, and rows side by side.
+        """Draws of which a micro-batch has no rows of its own: of packs, which it parts, rows side by side, in loops.
 
         One device cannot tell these from copies of the batch, for it compares with none.
         """
         drawn = self.known.get(phase.name, {}).values() if phase.micro_batches > 1 else ()
         rows = [each for each in drawn if each.name != "randperm"]
         apart = [each for each in rows if each.beside or (each.dim is not None and each.shape[each.dim] < each.rows)]
-        return [f"{list(draw.shape)} ({draw.name})" for draw in apart]
+        looped = self.looped.get(phase.name, []) if phase.micro_batches > 1 else []
+        return [*(f"{list(draw.shape)} ({draw.name})" for draw in apart), *looped]
 
     def unknown_in_parts(self, phase: Phase) -> list[str]:
         """What the micro-batches of the last step have drawn alike, though there may be samples in it."""
@@ -409,3 +413,17 @@ def _grown(few: Mapping[int, Drawn], many: Mapping[int, Drawn]) -> dict[int, int
         elif len(unlike) == 1 and pairs[unlike[0]][0] * other.rows == pairs[unlike[0]][1] * one.rows:
             found[call] = unlike[0]
     return found
+
+
+def _in_loops(few: Mapping[int, Drawn], many: Mapping[int, Drawn]) -> list[str]:
+    """The draws of one shape that a line makes as often as there are samples. All micro-batches get the same ones."""
+    counts, rows = [], []
+    for drawn in (few.values(), many.values()):
+        own = [each for each in drawn if not each.whole and not each.name.endswith(BY_GENERATOR)]
+        counts.append(Counter((each.site, each.name, each.shape) for each in own))
+        rows.append(max((each.rows for each in own), default=0))
+    return [
+        f"{list(shape)} ({name}) for each sample, in a loop"
+        for (site, name, shape), often in counts[0].items()
+        if rows[0] < rows[1] and counts[1][site, name, shape] * rows[0] == often * rows[1]
+    ]

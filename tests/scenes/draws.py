@@ -156,6 +156,11 @@ class PacksInParts(Plain):
         return self.generator(packs.repeat_interleave(2, 0))
 
 
+class InALoop(PacksInParts):
+    def fake(self, real):
+        return self.generator(torch.stack([torch.randn(4, dtype=real.dtype) for _ in real]))
+
+
 class OfNumPy(Draws):
     def fake(self, real):
         return super().fake(real) * np.random.rand() + random.random()
@@ -269,6 +274,7 @@ DRAWS = {
             Refused(OF_EACH_RANK, "ddp", (ALONE, "seed the generator alike on all ranks")),
             Refused(BothWays, "ddp", (ALONE, "or all side by side")),
             Refused(PacksInParts, "single", "has micro-batches, and draws [1, 4] (normal_). In micro-batches a draw"),
+            *(Refused(InALoop, each, "draws [4] (normal_) for each sample, in a loop") for each in ("single", "ddp")),
             Refused(having(SideBySide, micro_batches=2), "ddp", (ALONE, "In micro-batches"), slow=True),
         ),
     ),
