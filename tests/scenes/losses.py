@@ -321,20 +321,28 @@ SpectralInParts = having(made_of(Plain, discriminator=spectral), micro_batches=2
 
 
 class KeepsInParts(Plain):
-    """A phase begins with the fakes of the one before it, in micro-batches, and with a mean that is no fake."""
+    """A phase begins with the fakes of the one before it, in micro-batches, and with their mean, which is added up."""
 
     micro_batches = 2
 
     def made(self, batch):
         return self.shared("fake", self.fake, batch["x"])
 
+    def on_train_batch_start(self, *_):
+        self.mean = 0.0
+
     def judge(self, batch):
         fake = self.made(batch).detach()
-        self.mean = ranks.mean(fake.mean(0)).sum().expand(1)
+        self.mean = self.mean + ranks.mean(fake.mean(0)).sum().expand(1) / self.micro_batches
         return (softplus(self.discriminator(fake)) + softplus(-self.discriminator(batch["x"]))).mean()
 
     def fool(self, batch):
-        return (softplus(-self.discriminator(self.made(batch))) + 0 * self.mean).mean()
+        return (softplus(-self.discriminator(self.made(batch))) * self.mean).mean()
+
+
+def keeps_the_last_mean(self, batch):
+    self.mean = 0.0
+    return KeepsInParts.judge(self, batch)
 
 
 class KeepsAnAttribute(KeepsInParts):
@@ -637,7 +645,10 @@ LOSSES = {
                 (KeepsForTheNextStep, "before", "generator"),
             )
         ),
-        mutants=(Mutant("an attribute", game=KeepsAnAttribute),),
+        mutants=(
+            Mutant("an attribute", game=KeepsAnAttribute),
+            Mutant("a mean that is not added up", game=having(KeepsInParts, judge=keeps_the_last_mean)),
+        ),
     ),
     "weights as long as the rows, computed in micro-batches": Scene(
         SpectralInParts, policies={"ddp": 2}, often=("ddp",), checked=("ddp",),
