@@ -3,11 +3,14 @@
 import json
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gan import fit
-from gan.app.training import health, loggers, metrics
+from gan.app.run.folder import RunFolder
+from gan.app.run.reopen import open_run
+from gan.app.training import card, health, loggers, metrics
 from tests.support import commands, opening
 from tests.support.parity import often
 
@@ -69,6 +72,21 @@ def test_the_runs_own_metrics_are_as_ever(run):
     rows = metrics.read(run / "metrics.csv")
     assert list(rows) == [*range(7)] and {"score/feature_distance", "val/distance"} <= rows[0].keys()
     assert json.loads((run / "trained.json").read_text())["computer"].startswith("2 CPU processes, torch ")
+
+
+def test_the_card_has_settings_that_a_resumed_run_has_changed(run, tmp_path):
+    there, opened = RunFolder(tmp_path), open_run(str(run))
+    known = card.facts(opened.folder, opened.run, 6, opened.settings)
+    both = {f"settings until step {step}": f"max-steps {step}" for step in (2, 4)}
+    assert both.items() <= known.items()
+    there.trained.write_text(json.dumps(both))  # then it goes on from its checkpoint of step 3
+    trainer = SimpleNamespace(
+        is_global_zero=True, global_step=3, loggers=[], strategy=SimpleNamespace(root_device="cpu")
+    )
+    trainer.strategy, resumed = SimpleNamespace(root_device="cpu"), SimpleNamespace(changed=[])
+    loggers.Track(there, opened.run, "1 CPU", None, {}, resumed).on_train_start(trainer, None)
+    kept = {name: each for name, each in card.trained(there).items() if name.startswith(card.UNTIL)}
+    assert kept == {"settings until step 2": "max-steps 2", "settings until step 3": "max-steps 4"}
 
 
 def test_tensorboard_has_scalars_pictures_settings_and_the_card(run):

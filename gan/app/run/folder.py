@@ -44,7 +44,7 @@ class RunFolder:
     samples = File("samples")  # the reals and the grids
     best = File("best.json")  # the scores of the checkpoints that are kept; see keep.py
     scores = File("scores.json")  # the last scores of --score-every, and how they were computed
-    trained = File("trained.json")  # on what it was trained last, and its names at the services of --logger
+    trained = File("trained.json")  # on what it was trained, settings that have changed, names at services
     lock = File("run.lock")  # locked by the process that trains this run, see `training`
     checkpoints = File("checkpoints")
 

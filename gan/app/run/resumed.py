@@ -86,6 +86,13 @@ class Resumed:
         named = [(name.replace("_", "-"), settings.get(name)) for name in self.changed]
         return " ".join(f"no --{name}" if value is None else f"--{name} {value}" for name, value in named)
 
+    def until(self, chosen: str) -> str:
+        """The settings that have changed, as they were; of those not typed what `chosen` says, as `Run.words` do."""
+        words = dict(each.split(" ", 1) for each in chosen.split(", ") if each)
+        was = {name.rstrip("_").replace("_", "-"): self.before.get(name) for name in self.changed}
+        was = {name: words.get(name) if value is None else Path(str(value)).name for name, value in was.items()}
+        return ", ".join(f"no {name}" if value is None else f"{name} {value}" for name, value in was.items())
+
     def check(self, run: Run, checkpoint: Path) -> None:
         """Refuse another seed, which would change nothing, and networks that the checkpoint's weights do not fit."""
         if "seed" in self.changed:

@@ -16,6 +16,7 @@ from gan.files.errors import reading
 from gan.runs import Run, find
 
 LICENCE = "licence of the data"
+UNTIL = "settings until step "  # in trained.json, and on the card
 MOST = 1_000_000  # bytes of a file of scores
 
 
@@ -29,7 +30,7 @@ class Scored(NamedTuple):
 
 
 def trained(folder: RunFolder) -> dict[str, str]:
-    """What trained.json notes: the computer, and the run's names at services. Nothing if it cannot be read."""
+    """What trained.json notes: the computer, changed settings, names at services. Nothing if it cannot be read."""
     try:
         found = json.loads(read_text(folder.trained, MOST))
         return {name: str(value) for name, value in found.items()}
@@ -59,6 +60,7 @@ def facts(
         what: ", ".join([*counts, *([size] if size else [])]) or "not counted",
         LICENCE: licence(data),
         "parameters": ", ".join(f"{each} {size:,}" for each, size in sizes.items() if size),
+        **{name: words for name, words in trained(folder).items() if name.startswith(UNTIL)},
         **({"settings": run.words} if run.chosen else {}),
         "computed": f"strategy {settings.get('strategy')}, precision {settings.get('precision')}",
     }

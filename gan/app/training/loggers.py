@@ -20,7 +20,8 @@ from lightning.pytorch.loggers.logger import Logger
 from PIL import Image
 
 from gan.app.run.folder import RunFolder
-from gan.app.training.card import card, trained
+from gan.app.run.resumed import Resumed
+from gan.app.training.card import UNTIL, card, trained
 from gan.app.training.metrics import Record, Spare, warn
 from gan.files.errors import UserError, reason
 from gan.runs import Run
@@ -168,15 +169,28 @@ def show(trainer: Trainer, name: str, picture: Image.Image) -> None:
 class Track(Callback):
     """Gives them the run's settings at its begin, and its card at its end. trained.json notes what both will need."""
 
-    def __init__(self, folder: RunFolder, run: Run, computer: str, record: Record, settings: Mapping[str, Any]) -> None:
-        self.folder, self.run, self.computer, self.record, self.settings = folder, run, computer, record, settings
+    def __init__(
+        self,
+        folder: RunFolder,
+        run: Run,
+        computer: str,
+        record: Record,
+        settings: Mapping[str, Any],
+        resumed: Resumed | None,
+    ) -> None:
+        self.folder, self.run, self.computer, self.record = folder, run, computer, record
+        self.settings, self.resumed = settings, resumed
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
         name = name_of(trainer.strategy.root_device)
         words = self.computer if name == "cpu" else f"{self.computer} ({name})"
-        known = {**trained(self.folder), "computer": f"{words}, torch {torch.__version__}"}
+        known, step = trained(self.folder), trainer.global_step
+        later = [known.pop(name) for name in [*known] if name.startswith(UNTIL) and int(name[len(UNTIL) :]) > step]
+        if step and self.resumed is not None and (later or self.resumed.changed):  # from before a change: as it was
+            known[f"{UNTIL}{step}"] = later[0] if later else self.resumed.until(known.get("settings", ""))
+        known |= {"computer": f"{words}, torch {torch.__version__}", "settings": self.run.words}
         for logger in beside(trainer):
             with logger.trying():
                 logger.log_hyperparams(dict(self.settings))

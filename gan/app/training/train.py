@@ -171,7 +171,7 @@ def train(
         keep,
         *scores,
         *([LearningRateMonitor("step")] if any(each.schedule for each in run.game.players.values()) else []),
-        loggers.Track(where, run, computer.words, log, yaml.safe_load(texts[where.settings])),
+        loggers.Track(where, run, computer.words, log, yaml.safe_load(texts[where.settings]), beginning.trained),
         LambdaCallback(on_train_start=partial(write_settings, texts)),
     ]
     trainer = trainer_of(
