@@ -90,7 +90,7 @@ def charts(panels: Mapping[str, metrics.Panel], note: str, kimg: float = 0.0) ->
 
 
 def over_time(opened: SavedRun, most: int = 12) -> Table:
-    """The grids that training drew: the same samples at several steps.
+    """The grids that training drew: the same samples at several steps. The checkpoint's own is drawn if it has none.
 
     A column of the grid becomes a row here. A row that is the same at every step, such as the truth, is shown once.
     """
@@ -105,14 +105,17 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
             sheets.append(sheet.convert("RGB"))
 
     # What the game shows now says how many columns a grid has, and of what size.
-    columns = shown(opened.run.game, held_out(opened, 1))
+    columns = shown(opened.run.game, held_out(opened, SHOWN))
+    if drawn[-1][0] < opened.step:
+        moments.append(f"step {opened.step:,}")
+        sheets.append(grids.grid(columns, SHOWN))
     size = grids.picture(next(iter(columns.values()))[0]).size
     pieces = [_cut(sheet, len(columns), size) for sheet in sheets]
     seeds = isinstance(opened.run.game, FromNoise)
     pieces = [[column[:ROWS] for column in piece] for piece in pieces] if seeds else pieces
     if not all(pieces):
         rows = [Row("grid", [Cell(pictures=tuple(sheets))])]
-        return Table([""], rows, "The grids as training drew them.", moments)
+        return Table([""], rows, "The grids of training.", moments)
     rows = []
     for column, title in enumerate(columns):
         # On another number of ranks a grid has other numbers of samples.
@@ -121,7 +124,7 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
         rows.append(Row(title, [Cell(pictures=cell.pictures[:1]) for cell in cells] if still else cells))
     titles = [f"row {n + 1}" if seeds else f"picture {n}" for n in range(min(len(piece[0]) for piece in pieces))]
     what = "seeds" if seeds else "held-out samples"
-    return Table(titles, rows, f"The same {what} at every step, as training drew them.", moments)
+    return Table(titles, rows, f"The same {what} at every step.", moments)
 
 
 def masks(opened: SavedRun, count: int = SHOWN) -> Table:

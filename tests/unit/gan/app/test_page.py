@@ -310,6 +310,15 @@ def test_grids_over_time_are_those_that_training_drew(run):
         assert all(len(cell.pictures) == 3 for cell in row(table, title))
 
 
+def test_a_checkpoint_between_two_grids_has_its_own(copy):
+    with Image.open(copy / "samples" / "step-000002.png") as sheet:
+        wanted = sheet.convert("RGB").tobytes()
+    (copy / "samples" / "step-000002.png").unlink()
+    with mock.patch.object(run_tables, "_cut", lambda *_: []):
+        table = run_tables.over_time(open_run(str(copy)))
+    assert table.moments == ["step 0", "step 1", "step 2"] and row(table, "grid")[0].pictures[-1].tobytes() == wanted
+
+
 def test_grids_of_fewer_samples_as_another_number_of_ranks_draws_them_are_shown_beside_others(copy):
     path, ends = copy / "samples" / "step-000002.png", grids.TITLE + grids.MARGIN
     with Image.open(path) as sheet:
