@@ -56,6 +56,7 @@ def facts(
         "time": time or "not known",
         "on": trained(folder).get("computer", "not known"),
         "data": Path(data).name if isinstance(data, str) and data else "made by the run itself",
+        **({"begun from": begun_from(settings)} if settings.get("from_") else {}),
         **({"direction": str(settings["direction"])} if "direction" in settings else {}),
         what: ", ".join([*counts, *([size] if size else [])]) or "not counted",
         LICENCE: licence(data),
@@ -64,6 +65,12 @@ def facts(
         **({"settings": run.words} if run.chosen else {}),
         "computed": f"strategy {settings.get('strategy')}, precision {settings.get('precision')}",
     }
+
+
+def begun_from(settings: Mapping[str, Any]) -> str:
+    """The file of published weights that a training began with. Its networks have learned from other data."""
+    frozen = f", freeze-d {settings['freeze_d']}" if settings.get("freeze_d") else ""
+    return f"{Path(settings['from_']).name}{frozen}; the data of that file and their licence count too"
 
 
 def licence(data: object) -> str:

@@ -195,7 +195,9 @@ def test_facts_say_what_the_run_is(run):
     assert known["pictures"] == "16 to train on, 4 held out, 32 x 32 pixels"
     encoder = sum(weight.numel() for weight in run.run.game.encoder.parameters())
     assert f"encoder {encoder:,}" in known["parameters"]
-    assert known["opened"] == "step-000002.ckpt"
+    assert known["opened"] == "step-000002.ckpt" and "begun from" not in known
+    begun = replace(run, settings={**run.settings, "from_": "their/net.pkl", "freeze_d": 4})
+    assert words(run_tables.facts(begun))["begun from"].startswith("net.pkl, freeze-d 4; the data of that file")
 
 
 def test_facts_count_the_pictures_up_to_the_checkpoint_while_a_run_trains_on(run, copy):
