@@ -91,8 +91,9 @@ def scores(folder: RunFolder, run: Run, step: int) -> list[Scored]:
     own = settings_file.read(folder.settings).get("data") if folder.settings.is_file() else None
     held_out = f"on {len(run.data.val):,} held-out samples" if has_numbers(run.data) else "at validation"
     for name, words in run.scores.items():
-        if both := metrics.first_and_last(rows, name):
-            how = f"step {_last(rows, name)}; {held_out}; {both[0]:.4g} at first; lower is better"
+        both, last = metrics.first_and_last(rows, name), _last(rows, name)
+        if both and (last or not step):  # that of step 0 is the score of untrained networks
+            how = f"step {last}; {held_out}; {both[0]:.4g} at first; lower is better"
             found.append(Scored(words, f"{both[1]:.4g}", how))
     while_training = partial(_while_training, rows=rows, step=step)
     for path in filter(Path.is_file, [folder.scores, *folder.evaluations(step)]):
@@ -106,7 +107,7 @@ def _while_training(said: dict[str, Any], rows: Mapping[int, Mapping[str, float]
     """What scores.json has; of an earlier step than its own, what metrics.csv has."""
     for name, last in said["scores"].items():
         at = said["step"] if said["step"] <= step else _last(rows, name)
-        if at is not None:
+        if at is not None and (at or not step):
             label, value = name.removeprefix("score/"), last if at == said["step"] else rows[at][name]
             title = title_of(label, said["how"].get("true", "")) if label in TITLES else label
             yield Scored(title, f"{value:.4g}", f"step {at}; {_words(said['how'])}")

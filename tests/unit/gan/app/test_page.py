@@ -206,11 +206,15 @@ def test_facts_count_the_pictures_up_to_the_checkpoint_while_a_run_trains_on(run
     assert words(run_tables.facts(replace(run, folder=there)))["time"] == "8 kimg in 01:00"
 
 
-def test_scores_are_the_first_and_the_last_and_settings_those_of_the_file(run, sean_run):
+def test_scores_are_the_first_and_the_last_and_settings_those_of_the_file(run, sean_run, copy):
     rows, told = metrics.read(sean_run / "metrics.csv").values(), words(run_tables.facts(run))["scores"]
     for name, what in run.run.scores.items():
         values = [values[name] for values in rows if name in values]
         assert f"{what}: {values[-1]:.4g} (step 2; on 4 held-out samples; {values[0]:.4g} at first; lower" in told
+    assert words(run_tables.facts(replace(run, step=0)))["scores"] != "none yet"  # of the untrained networks
+    (copy / "metrics.csv").write_text("step,val/transfer_error\n0,0.5\n")
+    (copy / "scores.json").write_text(json.dumps({"step": 0, "scores": {"score/fid": 9.0}, "how": {}}))
+    assert words(run_tables.facts(open_run(str(copy))))["scores"] == "none yet"
     known = words(run_tables.settings(run))
     assert known["run"] == "sean-faces" and known["held_out"] == "4" and known["save_every"] == "2"
 
