@@ -21,6 +21,7 @@ from gan import GanModule, Phase, Player, sample
 from gan import export as command
 from gan.app.exporting import card, programs
 from gan.app.page import run_tables
+from gan.app.page.table import sample_cell
 from gan.app.run.reopen import open_run
 from gan.export import _published, export, main, networks
 from gan.files.errors import UserError
@@ -372,6 +373,11 @@ def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp
     table = run_tables.over_time(opened)
     assert table.note.startswith("The same seeds") and table.columns == [f"row {number}" for number in (1, 2, 3, 4)]
     assert [row.title for row in table.rows] == [f"class {k % 2}: {k}, {k + 8}, …" for k in range(8)]
+    near, image = run_tables.nearest(opened), run_tables.held_out(opened, 8)["image"]
+    assert near.columns == [f"seed {number}" for number in range(8)]
+    drawn = opened.run.game.numbered(torch.arange(8), image)
+    made = [sample_cell(each).pictures[0].tobytes() for each in drawn]
+    assert [cell.pictures[0].tobytes() for cell in near.rows[0].cells] == made
     shown = {row.title: row.cells[0].words for row in run_tables.settings(opened).rows}
     assert [shown[name] for name in ("gamma", "size", "width")] == ["0.0128 (not typed)", "16x16 (not typed)", "0.005"]
     export(str(run), tmp_path / "hub", card=True)

@@ -182,8 +182,11 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
         return Table(note="The loaders of this run do not say which samples it trains on, so none are compared.")
     train, batch = opened.run.data.train, held_out(opened, count)
     kinds = [name for name, value in as_item(train[0]).items() if isinstance(value, tv_tensors.Image)]
+    shows, seeds = made_by(opened, batch), isinstance(opened.run.game, FromNoise)
+    if seeds:  # the first row of a grid has the first seeds
+        shows = {"drawn": torch.stack([column[0] for column in shows.values() if isinstance(column, Tensor)][:count])}
     columns: dict[tuple[str, ...], tuple[str, Tensor]] = {}  # the first one of each kind
-    for title, each in made_by(opened, batch).items():
+    for title, each in shows.items():
         if isinstance(each, Tensor) and each.is_floating_point():  # and no label map, and no sound
             columns.setdefault(_kinds_of(title, kinds), (title, each))
     if not kinds or not columns:
@@ -209,7 +212,8 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
         who = f"Those {title}" if len(columns) > 1 else "They"
         median = f"{distances.amin(1).median():.1%} away (median), and held-out pictures {usual.median():.1%}."
         notes.append(f"{who} are {median}")
-    return Table([f"picture {number}" for number in range(len(rows[0].cells))], rows, " ".join(notes))
+    what = "seed" if seeds else "picture"
+    return Table([f"{what} {number}" for number in range(len(rows[0].cells))], rows, " ".join(notes))
 
 
 def _kinds_of(title: str, kinds: Sequence[str]) -> tuple[str, ...]:
