@@ -378,6 +378,9 @@ def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp
     drawn = opened.run.game.numbered(torch.arange(8), image)
     made = [sample_cell(each).pictures[0].tobytes() for each in drawn]
     assert [cell.pictures[0].tobytes() for cell in near.rows[0].cells] == made
+    name, _, _ = near.rows[1].cells[0].words.rpartition(": ")
+    picture = opened.run.data.train[opened.run.data.train.sample_names.index(name.encode())]["image"]
+    assert near.rows[1].cells[0].pictures[0].tobytes() == sample_cell(picture / 127.5 - 1).pictures[0].tobytes()
     shown = {row.title: row.cells[0].words for row in run_tables.settings(opened).rows}
     assert [shown[name] for name in ("gamma", "size", "width")] == ["0.0128 (not typed)", "16x16 (not typed)", "0.005"]
     export(str(run), tmp_path / "hub", card=True)

@@ -4,6 +4,7 @@ Every function takes an opened run and gives a table of pictures and words. Wher
 such as masks, the table is empty and its note says so.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +26,7 @@ from gan.app.sampling import grids
 from gan.app.sampling.painter import Painter, has_styles
 from gan.app.training import card, metrics
 from gan.app.training.callbacks import SHOWN
+from gan.files.errors import printable
 from gan.games.from_noise import FromNoise
 from gan.sound import Sound
 
@@ -195,6 +197,7 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
     items = (to_tensors(as_item(train[k])) for k in chosen)
     coarse = [{kind: _coarse(item[kind][None]) for kind in kinds} for item in items]
     among_all = f"among {len(chosen):,} of {len(train):,} training samples"
+    names = {kind: _names(train, kind) for kind in kinds}
     rows, notes = [], [f"Made pictures and the most like them {among_all}."]
     for own, (title, made) in columns.items():
         places = [(index, kind) for index in chosen for kind in own]
@@ -207,13 +210,20 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
             cells = []
             for distance, place in zip(near.values[:, rank].tolist(), near.indices[:, rank].tolist(), strict=True):
                 index, kind = places[place]
-                cells.append(sample_cell(to_tensors(as_item(train[index]))[kind], f"no. {index}: {distance:.1%}"))
+                name = names[kind][index % len(names[kind])] if names[kind] else f"no. {index}"
+                cells.append(sample_cell(to_tensors(as_item(train[index]))[kind], f"{name}: {distance:.1%}"))
             rows.append(Row(f"nearest {rank + 1}", cells))
         who = f"Those {title}" if len(columns) > 1 else "They"
         median = f"{distances.amin(1).median():.1%} away (median), and held-out pictures {usual.median():.1%}."
         notes.append(f"{who} are {median}")
     what = "seed" if seeds else "picture"
     return Table([f"{what} {number}" for number in range(len(rows[0].cells))], rows, " ".join(notes))
+
+
+def _names(train: Any, kind: str) -> list[str]:
+    """The files of the training pictures of this kind, of two sides those of its own; none if they are drawn."""
+    side = getattr(getattr(train, kind, None), "pictures", train)
+    return [printable(os.fsdecode(name)) for name in getattr(side, "sample_names", ())]
 
 
 def _kinds_of(title: str, kinds: Sequence[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from io import BytesIO
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -412,6 +413,8 @@ def test_only_pictures_of_the_side_that_is_made_are_compared_with_it():
     assert [each.title for each in table.rows] == ["made: as b", "nearest 1", "made: as a", "nearest 1"]
     for side, (_, near) in (("b", table.rows[:2]), ("a", table.rows[2:])):
         assert {cell.pictures[0].tobytes() for cell in near.cells} <= {picture_of(each) for each in train[side]}
+    side = SimpleNamespace(pictures=SimpleNamespace(sample_names=[b"\x1b"]))
+    assert run_tables._names(SimpleNamespace(a=None, b=side, sample_names=[b"of both"]), "b") == ["\\x1b"]
     assert re.search(r"Those as b are [1-9][\d.]*% away .* Those as a are [1-9][\d.]*% away", table.note)
 
 
