@@ -30,7 +30,12 @@ FORMS = f"{FOLDERS}; or pairs as A|B in one picture"
 
 
 class Part(Source):
-    """Some pictures of a source, whole or one half of each. `part` says which, for the name of the cache."""
+    """Some pictures of a source, whole or one half of each. `part` says which, for the name of the cache.
+
+    `title` is what the side is called.
+    """
+
+    title = ""
 
     def __init__(self, source: Source, rows: Sequence[int], half: int | None, *part: object) -> None:
         self.source, self.rows, self.half, self.part = source, np.array(rows, int), half, (half, *part)
@@ -98,7 +103,10 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
 
     def part(out: bool, side: str) -> Part:
         rows = [found[out, side][key] for key in sorted(found[out, side])]
-        return Part(source, rows, "ab".index(side) if halves else None, side, out, "" if held else held_out)
+        number = "ab".index(side)
+        made = Part(source, rows, number if halves else None, side, out, "" if held else held_out)
+        made.title = (titles or ("left halves", "right halves"))[number]
+        return made
 
     said = "halves of each picture, left to right" if halves else f"{titles[0]}/ to {titles[1]}/"
     shown = "a" if paired else "ab"
@@ -195,6 +203,12 @@ class PairedSides(Dataset):
     def half(self) -> int | None:
         """Which half of each picture "a" is; None where "a" are whole pictures."""
         return getattr(getattr(self.a.pictures, "source", None), "half", None)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What both sides are called, if they have come from files."""
+        sources = [getattr(side.pictures, "source", None) for side in (self.a, self.b)]
+        return tuple(each.title for each in sources if isinstance(each, Part))
 
     @property
     def sample_names(self) -> list[bytes]:

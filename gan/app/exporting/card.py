@@ -27,7 +27,7 @@ module, _, name = made["class"].rpartition(".")
 network = getattr(import_module(module), name)(**made["arguments"])
 weights, part = load_file(made["file"]), made["part"]
 network.load_state_dict({{key.removeprefix(part): weights[key] for key in weights if key.startswith(part)}})
-found = network.eval()({given}){first}
+{photo}found = network.eval()({given}){first}
 print(found.shape){picture}"""
 PICTURE = """
 pixels = (found[0].detach().clamp(-1, 1) * 127.5 + 127.5).round().byte()
@@ -37,9 +37,22 @@ NEEDS_THEIRS = "To make the network also takes its module `{}`, on Python's path
 RUN = """import torch
 {pillow}
 network = torch.export.load("{file}").module()
-found = network({given}){first}
+{photo}found = network({given}){first}
 print(found.shape){picture}"""
-NEEDS_TORCH = "This needs torch{}. A program has no noise that its network adds, no dropout and no truncation."
+RUN_ONNX = """import torch
+{pillow}from onnxruntime import InferenceSession
+
+session = InferenceSession("{file}")
+names = [each.name for each in session.get_inputs()]
+{photo}given = [{tensors}]
+found, *_ = map(torch.from_numpy, session.run(None, {{name: each.numpy() for name, each in zip(names, given)}}))
+print(found.shape){picture}"""
+PHOTO = """photo = Image.open("photo.png").convert("{mode}").resize(({width}, {height}))  # a picture of yours
+pixels = torch.frombuffer(bytearray(photo.tobytes()), dtype=torch.uint8)
+x = pixels.view(1, {height}, {width}, {channels}).permute(0, 3, 1, 2) / 127.5 - 1
+"""
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+NEEDS_PROGRAM = "This needs {}. A program has no noise that its network adds, no dropout and no truncation."
 TRUNCATION = "For truncation add `psi=0.7`, and `cutoff=8` for the first eight layers alone."
 
 
@@ -108,16 +121,17 @@ def readme(
         what = "Samples that are drawn from noise" if isinstance(opened.run.game, FromNoise) else held_out
         lines += [f"![{what}]({picture})", ""]
     for player, call in called.items():
-        about, typed = _about(call, player)
+        about, typed = _about(call, player, hasattr(opened.run.game, "translations"))
         if described[player]["arguments"] is not None:
             code = LOAD.format(player=player, **typed)
             needs = f"{needs_of(described[player]['class'])}\n\n{about}"
             needs += f" {TRUNCATION}" if "psi" in signature(call.network.forward).parameters else ""
             lines += [f"## {player} in plain torch", "", needs, "", "```python", code, "```", ""]
-        if "torch" in formats:
-            code = RUN.format(file=described[player]["programs"][0], **typed)
-            needs = NEEDS_TORCH.format(", and Pillow for the picture" if typed["pillow"] else " alone")
-            lines += [f"## {player} as a program", "", needs, "", about, "", "```python", code, "```", ""]
+        for number, kind in enumerate(formats):
+            run, packages = {"torch": (RUN, "torch"), "onnx": (RUN_ONNX, "torch and onnxruntime")}[kind]
+            code = run.format(file=described[player]["programs"][number], **typed)
+            needs = NEEDS_PROGRAM.format(packages + (", and Pillow for the picture" if typed["pillow"] else " alone"))
+            lines += [f"## {player} as a program of {kind}", "", needs, "", about, "", "```python", code, "```", ""]
     lines += ["## Files", "", *(f"- `*{SUFFIX[kind]}`: programs, made by torch" for kind in formats), "", files]
     return "\n".join(lines)
 
@@ -126,8 +140,11 @@ def needs_of(made: str) -> str:
     return NEEDS if made.startswith(("nets.", "gan.")) else NEEDS_THEIRS.format(made.rpartition(".")[0])
 
 
-def _about(call: Call, player: str) -> tuple[str, dict[str, str]]:
-    """What the network takes and gives, in words, and the parts of the code that calls it."""
+def _about(call: Call, player: str, translates: bool) -> tuple[str, dict[str, str]]:
+    """What the network takes and gives, in words, and the parts of the code that calls it.
+
+    What `translates` pictures gets a photo in the code, where others get noise.
+    """
     with torch.no_grad():
         found = call.network(*call.values)
     first = "[0]" if isinstance(found, tuple | list) else ""  # a VQGAN gives numbers beside the picture
@@ -138,12 +155,22 @@ def _about(call: Call, player: str) -> tuple[str, dict[str, str]]:
         for name, value in given
         if isinstance(value, Tensor)
     ]
-    picture = found.ndim == 4 and found.shape[1] in (1, 3, 4) and found.is_floating_point()
+    picture = _is_picture(found)
     values = ", pictures in about -1 to 1, which the code clamps" * picture
     typed = ", ".join(_made_up(value) if isinstance(value, Tensor) else repr(value) for _, value in given)
-    code = {"given": typed, "first": first, "pillow": "from PIL import Image\n" * picture}
-    code |= {"picture": PICTURE.format(player=player) * picture}
+    tensors = ", ".join(_made_up(value) for _, value in given if isinstance(value, Tensor))
+    code = {"given": typed, "tensors": tensors, "first": first, "photo": ""}
+    if translates and picture and len(given) == 1 and _is_picture(call.values[0]):
+        _, channels, height, width = call.values[0].shape
+        photo = PHOTO.format(mode=MODES[channels], channels=channels, height=height, width=width)
+        code |= {"given": "x", "tensors": "x", "photo": photo}
+        taken = [f"{taken[0]}, pictures from -1 to 1"]
+    code |= {"picture": PICTURE.format(player=player) * picture, "pillow": "from PIL import Image\n" * picture}
     return f"The network takes {'; '.join(taken)}. It gives {_of(found)}{values}.", code
+
+
+def _is_picture(value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 4 and value.shape[1] in MODES and value.is_floating_point()
 
 
 def _of(value: Tensor) -> str:

@@ -49,6 +49,7 @@ def facts(
     sizes = {each: sum(weight.numel() for weight in net.parameters()) for each, net in run.game.named_children()}
     own = run.data
     counts = [f"{len(own.train):,} to train on", f"{len(own.val):,} held out"] if has_numbers(own) else []
+    kinds = getattr(getattr(own, "train", None), "kinds", ())
     _, time = metrics.clock(metrics.read(folder.metrics, step))  # training may be writing newer ones
     return {
         "run": f"{folder.path.resolve().name}: {first_sentence(settings['run'])}",
@@ -56,6 +57,7 @@ def facts(
         "time": time or "not known",
         "on": trained(folder).get("computer", "not known"),
         "data": Path(data).name if isinstance(data, str) and data else "made by the run itself",
+        **({"kinds": f"a: {kinds[0]}, b: {kinds[1]}"} if kinds else {}),
         **({"begun from": begun_from(settings)} if settings.get("from_") else {}),
         **({"direction": str(settings["direction"])} if "direction" in settings else {}),
         what: ", ".join([*counts, *([size] if size else [])]) or "not counted",

@@ -409,6 +409,10 @@ def test_only_pictures_of_the_side_that_is_made_are_compared_with_it():
     train = {side: [item[side] / 127.5 - 1 for item in run.run.data.train] for side in "ab"}
     made = {f"as {side}": torch.stack(train[other][:2]) for side, other in ("ba", "ab")}
     run.run.game.show = lambda batch: made
+    known = replace(run, settings={"run": "cyclegan-faces"})
+    assert "kinds" not in words(run_tables.facts(known))
+    with mock.patch.object(type(run.run.data.train), "kinds", ("flags", "fruit"), create=True):
+        assert words(run_tables.facts(known))["kinds"] == "a: flags, b: fruit"
     table = run_tables.nearest(run, count=2, show=1)
     assert [each.title for each in table.rows] == ["made: as b", "nearest 1", "made: as a", "nearest 1"]
     for side, (_, near) in (("b", table.rows[:2]), ("a", table.rows[2:])):

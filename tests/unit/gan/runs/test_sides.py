@@ -50,6 +50,7 @@ def test_two_folders_are_found_and_pairs_have_the_same_name(tmp_path, folders, c
     assert brightness(data.train) == PAIRS and data.val is None and data.train.half is None
     names = [os.fsdecode(name).rpartition("/")[2] for name in data.train.sample_names]
     assert names == [f"{number}.{kind}" for kind in ("png", "jpg") for number in range(8)]
+    assert folders != "apples pears" or data.train.kinds == ("apples", "pears")
     assert (data.size, data.channels) == ((8, 12), (3, 3))
     assert "8 pairs to train on and 0 held out; scaled and cropped to 12x8, RGB" in capsys.readouterr().err
 
@@ -69,6 +70,7 @@ def test_halves_of_a_picture_are_a_pair(tmp_path, capsys):
     assert "; 2 pictures of test are not used; " in said
     back = found(tmp_path, backwards=True).train
     assert brightness(back) == [pair[::-1] for pair in PAIRS] and (data.train.half, back.half) == (0, 1)
+    assert back.kinds == ("right halves", "left halves")
 
 
 def test_halves_of_pictures_of_another_shape_are_said_and_are_for_pairs_only(tmp_path, capsys):
