@@ -97,7 +97,7 @@ def parse(argv: list[str]) -> Namespace:
     add("--to", Path, "a folder to write to; default: export/ in the run's folder")
     parser.flag("--published", "also the files that the published code loads")
     parser.flag("--card", "also a model card: README.md, config.json and pictures, as hubs of models expect them")
-    what = "the licence of the data, for the card; default: the first line of LICENSE in their folder"
+    what = "the licence of the data, for the card and its license:; default: the first line of LICENSE in their folder"
     add("--licence", str, what, metavar="TEXT")
     what = "also the generator as a program without our code: torch (.pt2), onnx or both, with a comma"
     add("--format", Formats, what, metavar="LIST")

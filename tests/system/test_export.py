@@ -338,7 +338,10 @@ def test_a_card_says_how_plain_torch_loads_the_networks_and_so_it_does(averaged,
     names = {"README.md", "config.json", "samples.png", "generator.pt2"}
     assert {path.name for path in made.iterdir()} == names | {"generator.safetensors", "discriminator.safetensors"}
     text = (made / "README.md").read_text()
-    assert text.startswith("---\nlibrary_name: pytorch\n") and "| licence of the data | CC BY 4.0 |" in text
+    assert (
+        text.startswith("---\nlicense: cc-by-4.0  # of the data\nlibrary_name: pytorch\n")
+        and "| licence of the data | CC BY 4.0 |" in text
+    )
     assert "16 to train on, 4 held out" in text and "distance of drawn from held-out faces" in text
     by_class, program = typed_in(made / "README.md")
     assert len(by_class.splitlines()) <= 16 and "![Samples that are drawn from noise](samples.png)" in text
@@ -398,6 +401,8 @@ def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp
     )
     exec(code.replace("[[0, 0]]", "[[0, 1]], psi=0.7"), {})
     assert capsys.readouterr().out == 2 * "torch.Size([2, 3, 16, 16])\n"
+    assert about.startswith("---\nlibrary_name")
+    assert card._license("Mine: ask") == ["license: other  # of the data", "license_name: mine-ask"]
     assert card._made_up(torch.eye(3, dtype=torch.int64)[[2, 0]]) == "torch.eye(3, dtype=torch.int64)[[2, 0]]"
 
 

@@ -1,6 +1,7 @@
 """README.md and config.json of exported networks: what they are, and how plain torch loads them."""
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from inspect import signature
@@ -53,6 +54,7 @@ x = pixels.view(1, {height}, {width}, {channels}).permute(0, 3, 1, 2) / 127.5 - 
 """
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 NEEDS_PROGRAM = "This needs {}. A program has no noise that its network adds, no dropout and no truncation."
+KNOWN = re.compile(r"cc0-1.0|cc-by(-nc)?(-sa|-nd)?-[234].[05]|mit|apache-2.0|odbl|pddl")  # of the Hugging Face Hub
 TRUNCATION = "For truncation add `psi=0.7`, and `cutoff=8` for the first eight layers alone."
 
 
@@ -111,7 +113,8 @@ def readme(
     picture: str,
 ) -> str:
     """README.md. `described` are networks as in config.json, `files` says what the files are. `picture` is one."""
-    head = ["---", "library_name: pytorch", "tags:", "- gan", f"- {type(opened.run.game).__name__.lower()}", "---", ""]
+    tags = ["tags:", "- gan", f"- {type(opened.run.game).__name__.lower()}"]
+    head = ["---", *_license(licence), "library_name: pytorch", *tags, "---", ""]
     lines = [*head, card(opened.folder, opened.run, opened.step, opened.settings, licence)]
     if opened.class_names:
         names = (f"{number} {name}" for number, name in enumerate(opened.class_names))
@@ -134,6 +137,16 @@ def readme(
             lines += [f"## {player} as a program of {kind}", "", needs, "", about, "", "```python", code, "```", ""]
     lines += ["## Files", "", *(f"- `*{SUFFIX[kind]}`: programs, made by torch" for kind in formats), "", files]
     return "\n".join(lines)
+
+
+def _license(typed: str | None) -> list[str]:
+    """The field of a hub of models, which has short names for licences; others are "other", with a name."""
+    if not typed:
+        return []
+    short = re.sub(r"[^a-z0-9.]+", "-", typed.lower()).strip("-")
+    if KNOWN.fullmatch(short):
+        return [f"license: {short}  # of the data"]
+    return ["license: other  # of the data", f"license_name: {short}"]
 
 
 def needs_of(made: str) -> str:
