@@ -417,7 +417,8 @@ def test_a_card_loads_the_parts_of_a_player_that_the_game_calls(tmp_path, monkey
         x = pil_to_tensor(photo.convert("RGB").resize((32, 32)))[None] / 127.5 - 1
     with torch.no_grad():
         wanted = open_run(str(run)).run.game.get_submodule("generators.to_a")(x)
-    found = []
+    found, text = [], Path("README.md").read_text()
+    assert text.count(card.SIZES[True]) == 4 and card.SIZES[False] not in text
     for code in typed_in(Path("README.md")):
         exec(code, known := {})
         if "generators.to_a" in code:

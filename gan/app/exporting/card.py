@@ -12,7 +12,7 @@ import torch
 from jsonargparse import Namespace
 from torch import Tensor, nn
 
-from gan.app.exporting.programs import SUFFIX, Call, networks
+from gan.app.exporting.programs import SUFFIX, Call, networks, takes_sizes
 from gan.app.run.reopen import SavedRun, build_again
 from gan.app.training.card import card
 from gan.games.from_noise import FromNoise
@@ -55,6 +55,7 @@ x = pixels.view(1, {height}, {width}, {channels}).permute(0, 3, 1, 2) / 127.5 - 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 NEEDS_PROGRAM = "This needs {}. A program has no noise that its network adds, no dropout and no truncation."
 KNOWN = re.compile(r"cc0-1.0|cc-by(-nc)?(-sa|-nd)?-[234].[05]|mit|apache-2.0|odbl|pddl")  # of the Hugging Face Hub
+SIZES = "The program takes this size only.", "The program also takes other sides that are multiples of 4."
 TRUNCATION = "For truncation add `psi=0.7`, and `cutoff=8` for the first eight layers alone."
 
 
@@ -134,6 +135,7 @@ def readme(
             run, packages = {"torch": (RUN, "torch"), "onnx": (RUN_ONNX, "torch and onnxruntime")}[kind]
             code = run.format(file=described[player]["programs"][number], **typed)
             needs = NEEDS_PROGRAM.format(packages + (", and Pillow for the picture" if typed["pillow"] else " alone"))
+            needs += f" {SIZES[takes_sizes(call)]}" if typed["photo"] else ""
             lines += [f"## {player} as a program of {kind}", "", needs, "", about, "", "```python", code, "```", ""]
     lines += ["## Files", "", *(f"- `*{SUFFIX[kind]}`: programs, made by torch" for kind in formats), "", files]
     return "\n".join(lines)

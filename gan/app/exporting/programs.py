@@ -19,6 +19,7 @@ from gan import GanModule, noise
 from gan.app.page.run_tables import held_out
 from gan.app.run.reopen import SavedRun, shown
 from gan.files.errors import UserError, reason
+from nets.resnet import ResnetGenerator
 
 SUFFIX = {"torch": ".pt2", "onnx": ".onnx"}
 SAMPLES = 2  # in a call: with one, torch.export would take 1 for a constant
@@ -60,6 +61,11 @@ def calls(opened: SavedRun) -> dict[str, Call]:
     return {name: call for name, call in found.items() if name.rpartition(".")[0] not in found}
 
 
+def takes_sizes(call: Call) -> bool:
+    """Whether a program of this takes other sizes too, if the sides are multiples of 4: a ResNet does not pad these."""
+    return isinstance(call.network, ResnetGenerator) and not any(side % 4 for side in call.values[0].shape[2:])
+
+
 def _none(draw: object, shape: Sequence[int], like: Tensor | None, common: bool, dtype: object = None) -> Tensor:
     """In the place of a draw of noise: a program would draw other numbers than its network."""
     return torch.zeros(shape) if like is None else like.new_zeros(shape)
@@ -69,11 +75,11 @@ def _none(draw: object, shape: Sequence[int], like: Tensor | None, common: bool,
 @patch.object(noise, "_draw", _none)
 @patch.object(noise, "dropout", lambda x, *_, **__: x)
 def write(kind: str, player: str, call: Call, path: Path) -> float:
-    """Write the program, for any number of samples.
+    """Write the program, for any number of samples. That of a ResNet also takes any sides that are multiples of 4.
 
     Returns how far what the file gives is from what the network gives for the same input.
     """
-    batch = {0: torch.export.Dim.DYNAMIC}
+    batch = dict.fromkeys((0, 2, 3) if takes_sizes(call) else (0,), torch.export.Dim.DYNAMIC)
     shapes = {name: batch if isinstance(value, Tensor) else None for name, value in call.given.items()}
     try:
         made = torch.export.export(call.network, call.values, dynamic_shapes=shapes)

@@ -9,7 +9,7 @@ from gan.app.exporting import programs
 from gan.app.exporting.card import needs_of
 from gan.files.errors import UserError
 from nets.biggan import BigGenerator
-from nets.resnet import UNet
+from nets.resnet import ResnetGenerator, UNet
 from nets.sean import SeanGenerator
 from nets.stylegan import StyleGenerator
 from nets.vqgan import Attention
@@ -87,6 +87,18 @@ def test_an_onnx_program_takes_any_number_of_samples(name, tmp_path):
         wanted = network(*given.values())
         (got,) = session.run(None, {name: value.numpy() for name, value in given.items()})
         assert (torch.from_numpy(got) - wanted).abs().max() < 1e-4 < 1e-2 < wanted.std()
+
+
+@torch.no_grad()
+def test_a_program_of_a_resnet_takes_other_sizes(tmp_path):
+    from onnxruntime import InferenceSession
+
+    network, x = ResnetGenerator(3, 3, 2, blocks=1).eval(), torch.randn(1, 3, 16, 24)
+    programs.write("onnx", "to_b", programs.Call(network, {"x": torch.randn(2, 3, 12, 8)}), path := tmp_path / "b.onnx")
+    (got,) = InferenceSession(path).run(None, {"x": x.numpy()})
+    assert (torch.from_numpy(got) - network(x)).abs().max() < 1e-4
+    odd = programs.Call(network, {"x": torch.randn(2, 3, 10, 8)})
+    assert not programs.takes_sizes(odd) and programs.write("torch", "to_b", odd, tmp_path / "b.pt2") < 1e-6
 
 
 def test_a_program_leaves_dropout_out(tmp_path):
