@@ -120,6 +120,8 @@ class Site:
 
     async def answer(self, request: web.Request) -> web.Response:
         work = self.editor.answers.get(request.match_info["what"])
+        if work is None and request.match_info["what"] == "upload":  # the page sends any PNG there
+            raise UserError("This run has no label maps; open a file that Save the edit has written.")
         if work is None:
             raise web.HTTPNotFound
         given = await request.read() if request.method == "POST" else request.match_info["number"].encode()

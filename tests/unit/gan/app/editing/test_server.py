@@ -121,6 +121,8 @@ def test_what_is_too_large_or_wrong_is_said_and_it_goes_on(visitor, blocks):
     assert (status, answer.decode()) == (413, "This has more than 16,777,216 bytes, which the editor takes.")
     for body in (b"", b"{", b"[" * 100_000, b"\xff", b'{"seed": -1}'):
         assert visitor.ask("POST", "/draw", body)[0] == 400
+    status, answer, _ = visitor.ask("POST", "/upload", b"\x89PNG")
+    assert status == 400 and answer.startswith(b"This run has no label maps; open a file that")
     assert visitor.draw(seed=-1) == (400, "seeds are from 0 on")
     assert visitor.draw(seed=1)[0] == 200
 
