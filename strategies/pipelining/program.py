@@ -265,10 +265,9 @@ class Program(TorchFunctionMode):
 
     def call(self, unit: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What a unit returns, computed by its own stage. `forward` is that of its module."""
-        stage = unit.stage
+        stage, (leaves, form) = unit.stage, pytree.tree_flatten((args, kwargs))
         if self.learns:
             refuse_checkpoint(self.player, f"'{unit.name}'")
-        leaves, form = pytree.tree_flatten((args, kwargs))
         latest = self.latest(leaves)
         if latest is not None and latest > stage:
             raise UserError(

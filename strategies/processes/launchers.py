@@ -150,10 +150,10 @@ def _is_this_host(address: str) -> bool:
 class Launcher:
     """One that starts ranks, and tells each its place in variables. A row has all that differs between launchers.
 
-    `meant` gives these variables as the launcher has meant them, or None if it has not started this process; also
-    MASTER_ADDR and MASTER_PORT, if the launcher says by other words where rank 0 is. `names` are the names of: the
-    rank; its number on its host; how many ranks there are, and how many on this host; then the host's number, if the
-    launcher numbers hosts.
+    `meant` gives these variables as the launcher has meant them, or None if it has not started this process; also what
+    it does not say itself, such as TASKS, and MASTER_ADDR and MASTER_PORT, if it says otherwise where rank 0 is.
+    `names` are the names of: the rank; its number on its host; how many ranks there are, and how many on this host;
+    then the host's number, if the launcher numbers hosts.
     """
 
     meant: Callable[[Mapping[str, str]], Mapping[str, str] | None]
@@ -174,7 +174,7 @@ def _if_set(name: str) -> Callable[[Mapping[str, str]], Mapping[str, str] | None
 
 
 TASKS = "SLURM_STEP_TASKS_PER_NODE"
-# The nearest to the program comes first: torchrun and mpirun may run inside a Slurm job.
+# The nearest to the program comes first: torchrun and mpirun may run inside a Slurm job. A cluster's own is the last.
 LAUNCHERS = {
     "torchrun": Launcher(  # and all that use torch's elastic agent: torch.distributed.launch, accelerate launch
         _if_set("TORCHELASTIC_RUN_ID"),
