@@ -79,7 +79,8 @@ class Contrast(Plain):
         return {"error": error, "contrast": (sizes[0] / sizes[1]).detach() * contrast}
 
 
-ContrastInTwo = having(Contrast, micro_batches=2)
+class ContrastInTwo(Contrast):
+    micro_batches = 2
 
 
 class MicroBatchNorms(BatchNorms):

@@ -89,16 +89,21 @@ class Odd(GanModule):
         return -self.judge(fake).mean() + near + self.maker(batch["x"]).square().mean()
 
 
-class Led(Odd):
-    """A player that follows another one, and names no blocks of its own as that does."""
+class Named(Odd):
+    def configure_players(self):
+        maker, judge, teacher = super().configure_players()
+        yield from (maker, replace(judge, blocks=["blocks.1", "head"]), teacher)
+
+
+class Led(Named):
+    """A player that follows another one, and names no blocks of its own."""
 
     def __init__(self):
         super().__init__()
         self.led = Network()
 
     def configure_players(self):
-        maker, judge, teacher = super().configure_players()
-        yield from (maker, replace(judge, blocks=["blocks.1", "head"]), teacher)
+        yield from super().configure_players()
         yield Player("led", self.led, follows="judge", ema=0.9)
 
     def configure_phases(self):
