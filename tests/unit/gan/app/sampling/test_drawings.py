@@ -240,14 +240,14 @@ def test_a_wrong_keyword_is_an_error(files):
 
 def test_the_lines_of_the_guide_for_python_run(files):
     guide = (Path(gan.__file__).parents[1] / "docs/guide/look.md").read_text()
-    (program,) = re.findall(r"```py\n(import gan.*?)```", guide, re.DOTALL)
-    program = program.replace("runs/001-stylegan2", "both.pkl").replace("frames=60", "frames=2").replace("4-7", "4-5")
+    (program,) = re.findall(r"```py\n([^`]*import gan\n.*?)```", guide, re.DOTALL)
+    program = program.replace("runs/001-stylegan2", "both.pkl").replace("=60", "=2").replace("4-7", "4-5").replace("pi, 60", "pi, 3")
     exec(program, names := {})
     assert names["first"].size == (16, 16) and len(names["others"]) == 2
     assert len(repr(names["opened"].sample([3]))) < 100  # what a prompt of Python shows
-    assert all(Path(name).stat().st_size > 1000 for name in ("mix.png", "walk.mp4"))
+    assert all(Path(name).stat().st_size > 1000 for name in ("mix.png", "walk.mp4", "eased.gif"))
     assert Image.open("edit.png").size == (16, 16)
-    assert names["w"].shape == (1, 6, 6)
+    assert names["w"].shape == (2, 6, 6)
 
 
 @pytest.mark.parametrize("kind", [Shown, Drawings, Paintings])
