@@ -28,7 +28,7 @@ class NewFaces(DrawnFaces):
     """Faces that are to be drawn from noise, all of one palette.
 
     Args:
-        size: Height and width of the pictures: 16, doubled as often as you like.
+        size: Height and width of the pictures: 16, 32, 64 and so on.
         faces: How many faces to learn from.
         width: Channels at full size; half the size has twice as many, up to four times.
     """
@@ -61,7 +61,7 @@ def r3gan_faces(
     """R3GAN on drawn faces: new faces from noise. In each step one network learns, in turns.
 
     Args:
-        size: Height and width of the pictures: 16, doubled as often as you like.
+        size: Height and width of the pictures: 16, 32, 64 and so on.
         max_steps: Steps of the whole training.
         latent: Length of the noise vector.
         blocks: Residual blocks at each size.

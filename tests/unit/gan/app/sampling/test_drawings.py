@@ -241,7 +241,8 @@ def test_a_wrong_keyword_is_an_error(files):
 def test_the_lines_of_the_guide_for_python_run(files):
     guide = (Path(gan.__file__).parents[1] / "docs/guide/look.md").read_text()
     (program,) = re.findall(r"```py\n([^`]*import gan\n.*?)```", guide, re.DOTALL)
-    program = program.replace("runs/001-stylegan2", "both.pkl").replace("=60", "=2").replace("4-7", "4-5").replace("pi, 60", "pi, 3")
+    for typed, here in (("runs/001-stylegan2", "both.pkl"), ("=60", "=2"), ("pi, 60", "pi, 3"), ("4-7", "4-5")):
+        program = program.replace(typed, here)
     exec(program, names := {})
     assert names["first"].size == (16, 16) and len(names["others"]) == 2
     assert len(repr(names["opened"].sample([3]))) < 100  # what a prompt of Python shows
