@@ -29,9 +29,9 @@ class Translating(nn.Module):
         self.net = net
 
     def translations(self) -> dict[str, Translation]:
-        return (
-            of_autoencoder(self.net) if isinstance(self.net, VqAutoencoder) else {"as trained": of_generator(self.net)}
-        )
+        if isinstance(self.net, VqAutoencoder):
+            return of_autoencoder(self.net)
+        return {"as trained": of_generator(self.net)}
 
 
 class Voice(nn.Module):

@@ -201,7 +201,7 @@ def test_a_folder_that_has_files_is_left_alone(files, tmp_path, capsys):
     ("words", "said"),
     [
         ("r3.pkl --truncation 0.5", "R3Generator has no styles to truncate or to mix"),
-        ("style.pkl --seed 7", "which ones is typed as --seeds, not --seed"),
+        ("style.pkl --seed 7", "type --seeds and a list, such as --seeds 7"),
         ("style.pkl --cutoff 2", "a cutoff is for truncation; type --truncation too"),
         ("r3.pkl files --count 1 -o a.npz", "written to a folder or a .zip; type a name such as a.zip"),
         ("r3.pkl --class 3", "there is no class '3'; type --class and a number from 0 to 2"),
