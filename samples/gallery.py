@@ -4,6 +4,7 @@ The page is a single file with its pictures in it; it loads nothing else, so it 
 """
 
 import sys
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
@@ -12,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gan.app.command import command
 from gan.app.outputs import run
 from gan.app.page import compared, run_tables
-from gan.app.page.document import Part, document, write
+from gan.app.page.document import Part, Piece, document, write
 from gan.app.run.parser import Parser
 from gan.app.run.reopen import SavedRun, open_run
 from gan.app.training import card
@@ -39,14 +40,18 @@ def place(out: Path | None, opened: SavedRun) -> Path:
 
 
 def page(opened: SavedRun) -> str:
-    """The whole page; parts that this game has nothing for are left out."""
+    """The whole page; parts that this game has nothing for, or whose data are gone, are left out."""
+
+    def of_data(*tables: Callable[[SavedRun], Piece]) -> list[Piece]:
+        return [] if opened.gone else [table(opened) for table in tables]
+
     parts = [
         Part("training", "What it learned to make", [run_tables.over_time(opened)]),
-        Part("sounds", "What it sounds like", [run_tables.sounds(opened)]),
-        Part("masks", "Masks beside pictures", [run_tables.masks(opened), run_tables.legend(opened)]),
-        Part("styles", "One region in another's style", [run_tables.exchange(opened)]),
+        Part("sounds", "What it sounds like", of_data(run_tables.sounds)),
+        Part("masks", "Masks beside pictures", of_data(run_tables.masks, run_tables.legend)),
+        Part("styles", "One region in another's style", of_data(run_tables.exchange)),
         Part("videos", "Videos", [run_tables.videos(opened)]),
-        Part("copies", "Are they copies?", [run_tables.nearest(opened)]),
+        Part("copies", "Are they copies?", of_data(run_tables.nearest)),
         Part("scores", "Scores", [compared.scores([opened], [""])]),
         Part("health", "Is it well?", [run_tables.health(opened)]),
         Part("curves", "Curves", [run_tables.curves(opened)]),

@@ -4,7 +4,7 @@ import os
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -203,18 +203,35 @@ class Pictures(UsableSamples):
 
 
 class MadeUp(Dataset):
-    """Samples of the right shape for a plan. Labels are in blocks, which is about what a label map costs on a CPU."""
+    """Samples of the right shape for a plan. Labels are in blocks, which is about what a label map costs on a CPU.
 
-    flip_pairs, classes, class_names, sample_names = (), 0, (), ()
+    `gone`: stands for data that cannot be opened, and why. Whoever reads a sample gets this as an error.
+    """
 
-    def __init__(self, size: Size, channels: int = 3, num_labels: int = 0, edges: bool = False) -> None:
-        self.size, self.channels = as_size(size), channels
-        self.num_labels, self.edges = num_labels, edges
+    flip_pairs, sample_names, classes, class_names, half = (), (), 0, (), None
+
+    def __init__(
+        self,
+        size: Size = (1, 1),
+        channels: int = 3,
+        num_labels: int = 0,
+        edges: bool = False,
+        *,
+        length: int = 1_000_000,
+        gone: str = "",
+        void: Iterable[tuple[int, int]] = (),
+        **noted: Any,
+    ) -> None:
+        self.size, self.channels, self.num_labels, self.edges = as_size(size), channels, num_labels, edges
+        self.length, self.gone, self.void = length, gone, dict(void)
+        vars(self).update(noted)  # what else `noted` says of such data
 
     def __len__(self) -> int:
-        return 1_000_000
+        return self.length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.gone:
+            raise UserError(self.gone)
         item: dict[str, Any] = {"image": tv_tensors.Image(torch.zeros(self.channels, *self.size, dtype=torch.uint8))}
         if self.num_labels:
             down, across = (torch.arange(length) * 8 // length for length in self.size)
@@ -222,6 +239,18 @@ class MadeUp(Dataset):
             item["label"] = tv_tensors.Mask(label)
             item |= {"edges": tv_tensors.Mask(label % 2)} if self.edges else {}
         return item
+
+
+NOTED = "size", "channels", "classes", "class_names", "num_labels", "label_names", "half"
+
+
+def noted(samples: Any) -> dict[str, Any]:
+    """What `MadeUp` needs to stand for samples of files, by JSON's values; of other samples nothing."""
+    if not type(samples).__module__.startswith(__package__ or ""):
+        return {}
+    found = {name: getattr(samples, name) for name in NOTED if hasattr(samples, name)}
+    void = list(getattr(samples, "void", {}).items())
+    return found | {"kind": type(samples).__name__, "length": len(samples), "void": void}
 
 
 def drawn(names: Sequence[bytes], share: float) -> np.ndarray:

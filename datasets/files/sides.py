@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import compress
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torchvision import tv_tensors
 from datasets.augment import Augment
 from datasets.files.cache import listed
 from datasets.files.find import find_source
+from datasets.files.pairs import Size, as_size
 from datasets.files.pictures import MadeUp, Pictures, drawn
 from datasets.files.sources import SPLITS, Source
 from gan.files.errors import UserError
@@ -199,10 +200,14 @@ class PairedSides(Dataset):
         self.a, self.b, self.size = a, b, a.size
         self.channels = a.pictures.channels, b.pictures.channels
 
+    @classmethod
+    def made_up(cls, stored: Size, size: Size, channels: Sequence[int], **rule: Any) -> Self:
+        return cls(*(Side(MadeUp(stored, each, **rule), as_size(size)) for each in channels))
+
     @property
     def half(self) -> int | None:
         """Which half of each picture "a" is; None where "a" are whole pictures."""
-        return getattr(getattr(self.a.pictures, "source", None), "half", None)
+        return getattr(getattr(self.a.pictures, "source", self.a.pictures), "half", None)
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import HELD_OUT, Run, Seed, Share, begin_with, is_planned, of_file, say
+from gan.runs.run import HELD_OUT, Run, Seed, Share, begin_with, is_planned, made_up, of_file, say
 from nets.hifigan import HifiGenerator, Judges, PeriodJudges, ScaleJudges
 from nets.mel import Mel
 
@@ -97,8 +97,10 @@ def _sounds(data: str, how: tuple[Any, ...], held_out: float, length: int) -> tu
         train, val = found.split(held_out)
         val.length = length
         say(_said(data, found, train, val))
-    except UserError:
-        if not is_planned() or Path(data).exists():
+    except UserError as error:
+        if not is_planned():
+            return made_up(error)
+        if Path(data).exists():
             raise
         return Tones(1000, how[1], how[0]), Tones(16, length, how[0])
     return train, val

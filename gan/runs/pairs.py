@@ -9,7 +9,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Run, Seed, Share, Upsamplings, begin_with, check_size, is_planned, perceptual_loss, say
+from gan.runs.run import Run, Seed, Share, Upsamplings, begin_with, check_size, made_up, perceptual_loss, say
 from nets.discriminator import MultiScaleDiscriminator
 from nets.sean.generator import SeanGenerator, StyleEncoder
 
@@ -71,17 +71,16 @@ def layout_of(data: str) -> Layout:
 
     root = Path(data).expanduser()
     found = next((each for each in LAYOUTS if any((root / mark).is_dir() for mark in each.marks)), None)
-    if found is not None or is_planned():
-        return found or FOLDER
-    if not root.is_dir():
-        raise absent(data)
+    if found is not None:
+        return found
     known = ", ".join(f"{layout.marks[0]}/ ({layout.title})" for layout in LAYOUTS)
-    raise UserError(f"there are no label maps in {data}; a set is known by its folder: {known}")
+    none = UserError(f"there are no label maps in {data}; a set is known by its folder: {known}")
+    known_as: Any = made_up(none if root.is_dir() else absent(data), kind=FOLDER.kind)[0]
+    return next(layout for layout in LAYOUTS if layout.kind == known_as.kind)
 
 
 def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Pairs | MadeUp, Pairs | MadeUp]":
     import datasets
-    from datasets.files.pictures import MadeUp
 
     kind: Any = getattr(datasets, layout.kind)
     try:
@@ -90,12 +89,9 @@ def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Pairs | MadeUp,
             for value, label in how["void"].items():
                 say(f"data {data}: {value} in a map is void, label {label}")
         return kind(data, split="train", **how), kind(data, split="val", **how)
-    except UserError:
-        if not is_planned():
-            raise
+    except UserError as error:
         labels = how["num_labels"] or 19 if layout is FOLDER else kind.num_labels
-        made_up = MadeUp(how["size"], 3, labels, how.get("edges", False))
-        return made_up, made_up
+        return made_up(error, size=how["size"], num_labels=labels, edges=how.get("edges", False))
 
 
 @dataclass

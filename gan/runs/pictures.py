@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Pixels, Run, Seed, Share, decodes, is_planned, of_file, say
+from gan.runs.run import Pixels, Run, Seed, Share, decodes, made_up, of_file, say
 
 if TYPE_CHECKING:
     from datasets import GanData
@@ -144,16 +144,13 @@ class OnPictures(PictureOptions):
         """Look, decode what is new, and say in one line what there is."""
         from datasets.files.decoding import Frame
         from datasets.files.find import find_source
-        from datasets.files.pictures import Headers, MadeUp, Pictures
+        from datasets.files.pictures import Headers, Pictures
 
         size = self.typed_size()
         try:
             source = find_source(self.data, self.classes)
-        except UserError:
-            if not is_planned():
-                raise
-            made_up = MadeUp(size or PLANNED, self.channels or 3)
-            return Found(self, made_up, made_up)
+        except UserError as error:
+            return Found(self, *made_up(error, size=size or PLANNED, channels=self.channels or 3))
         headers = Headers(source)
         fitting, why = headers.size()
         frame = Frame(*(size or fitting), self.channels or headers.channels, self.fit, self.background)

@@ -15,17 +15,30 @@ if TYPE_CHECKING:
     from lightning import LightningDataModule
     from torch.nn import Module
 
+    from datasets.files.pictures import MadeUp
     from gan import GanModule
 
 HELD_OUT = 1_000_000  # the number of the first face that no run trains on
 Purpose = Literal["train", "dry", "resume", "plan", "look"]
-_MADE_TO: ContextVar[Purpose] = ContextVar("made to", default="train")
-_SAID: ContextVar[dict[str, Any]] = ContextVar("said")  # see `of_file`
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 Pixels = restricted_string_type("Pixels", r"^[1-9]\d{0,4}(x[1-9]\d{0,4})?$", docstring="WIDTHxHEIGHT, such as 256x192")
 Share = restricted_number_type("Share", float, [(">=", 0), ("<=", 0.5)])
 Upsamplings = restricted_number_type("Upsamplings", int, [(">=", 2), ("<=", 6)])
 P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class _Making:
+    purpose: Purpose = "train"
+    said: dict[str, Any] = field(default_factory=dict)  # see `of_file`
+    shape: dict[str, Any] | None = None  # see `instead_of_data`
+
+
+_MAKING: ContextVar[_Making] = ContextVar("making")
+
+
+def _making() -> _Making:
+    return _MAKING.get(_Making())
 
 
 @dataclass
@@ -88,7 +101,7 @@ def begin_with(weights: str | None, game: Any) -> None:
     """Load published weights into the networks of a game, if any are typed. Later a checkpoint has the weights."""
     from nets.published.files import read_published
 
-    if weights is not None and _MADE_TO.get() not in ("resume", "look"):
+    if weights is not None and _making().purpose not in ("resume", "look"):
         if not callable(files := getattr(game, "published", None)):
             raise UserError(f"{type(game).__name__} has no published weights to begin with; leave --from out")
         say(f"weights: {', '.join(read_published(weights, files()))} of {weights}")
@@ -96,45 +109,70 @@ def begin_with(weights: str | None, game: Any) -> None:
 
 def of_file(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What a file says of the networks, read where the run begins. Later the run's folder says it: see `made_to`."""
-    said = _SAID.get({})
+    said = _making().said
     if not said:
         said.update(read())
     return dict(said)
 
 
 @contextmanager
-def made_to(purpose: Purpose, said: dict[str, Any] | None = None) -> Iterator[None]:
+def made_to(
+    purpose: Purpose, said: dict[str, Any] | None = None, shape: dict[str, Any] | None = None
+) -> Iterator[None]:
     """Inside the `with`, runs are made for this. A plan needs no weights of VGG, and no pictures if there are none.
 
     `said` is what a file has said of the networks, by JSON's values; if that is empty, it gets what the file says now.
+    `shape` is that of the run's data, in case they cannot be opened; then "gone" in it says why.
     """
-    tokens = _MADE_TO.set(purpose), _SAID.set({} if said is None else said)
+    token = _MAKING.set(_Making(purpose, {} if said is None else said, shape))
     try:
         yield
     finally:
-        _MADE_TO.reset(tokens[0])
-        _SAID.reset(tokens[1])
+        _MAKING.reset(token)
+
+
+def instead_of_data(error: UserError, **planned: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What `MadeUp` gets where data cannot be opened, for samples to train on and held-out ones: in a plan `planned`,
+    and in a run that is only looked at what its folder says. Then reading a sample is the error. Else it is raised.
+    """
+    shape = _making().shape
+    if is_planned():
+        return planned, planned
+    if not shape:
+        raise error
+    advice = "" if "--data" in str(error) else "; if the run's data have moved, type --data and their folder"
+    gone = shape.setdefault("gone", f"{error}{advice}")
+    train, val = ((each or {}) | {"gone": gone} for each in (shape["train"], shape["val"]))
+    return train, val if shape["val"] else None
+
+
+def made_up(error: UserError, **planned: Any) -> "tuple[MadeUp, Any]":
+    """What stands for data that cannot be opened: see `instead_of_data`."""
+    from datasets.files.pictures import MadeUp
+
+    train, val = instead_of_data(error, **planned)
+    return MadeUp(**train), None if val is None else MadeUp(**val)
 
 
 def is_planned() -> bool:
-    return _MADE_TO.get() == "plan"
+    return _making().purpose == "plan"
 
 
 def decodes() -> bool:
     """Whether all pictures are decoded into the cache. A plan and a dry run look at their headers alone."""
-    return _MADE_TO.get() not in ("plan", "dry")
+    return _making().purpose not in ("plan", "dry")
 
 
 def perceptual_loss(typed: str, network: Callable[[], "Module"], load: Callable[[Any], P]) -> P | None:
     """What `load` makes of the weights of VGG, or of where to find them. None if there is no such loss, or if the run
     is only looked at: only training needs it, and the file of the weights may be gone.
     """
-    if typed == "off" or _MADE_TO.get() == "look":
+    if typed == "off" or _making().purpose == "look":
         return None
     return load(network().state_dict() if is_planned() else typed)
 
 
 def say(text: str) -> None:
     """Say what a run is made of, on the first rank of a training. Who looks at the run later has read it."""
-    if this_rank() == 0 and _MADE_TO.get() not in ("plan", "look"):
+    if this_rank() == 0 and _making().purpose not in ("plan", "look"):
         print(printable(text), file=sys.stderr, flush=True)

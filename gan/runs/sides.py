@@ -9,7 +9,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from gan.files.errors import UserError
 from gan.runs.pictures import COLOURS, FITTED, PLANNED, Found, PictureOptions, decoded
-from gan.runs.run import Run, begin_with, decodes, is_planned, say
+from gan.runs.run import Run, begin_with, decodes, instead_of_data, say
 from nets.blocks import start_
 from nets.discriminator import PatchGan, PatchVectors, PixelGan
 from nets.resnet import ResnetGenerator, UNet
@@ -74,19 +74,16 @@ class OnSides(PictureOptions):
     def find(self, *, paired: bool, backwards: bool = False) -> Found:
         """Look, decode what is new, and say in one line what there is. `backwards` exchanges A and B."""
         from datasets.files.decoding import Frame
-        from datasets.files.pictures import Headers, MadeUp, Pictures
+        from datasets.files.pictures import Headers, Pictures
         from datasets.files.sides import Both, PairedSides, Side, UnpairedSides, aligned, find_sides
 
         typed = self.typed_size()
         kind = PairedSides if paired else UnpairedSides
         try:
             train, val, said = find_sides(self.data, paired=paired, held_out=self.held_out, leave_out=self.skip_broken)
-        except UserError:
-            if not is_planned():
-                raise
-            size = typed or (PLANNED, PLANNED)
-            side = Side(MadeUp(self._enlarged(size), self.channels or 3), size)
-            return Found(self, kind(side, side), kind(side, side))
+        except UserError as error:
+            rules = instead_of_data(error, size=typed or (PLANNED, PLANNED), channels=[self.channels or 3] * 2)
+            return Found(self, *(rule and kind.made_up(self._enlarged(rule["size"]), **rule) for rule in rules))
         if backwards:
             train, val, said = train[::-1], val[::-1], f"{said}; from B to A"
         headers = Headers(train[0]), Headers(train[1])

@@ -6,10 +6,13 @@ import shutil
 import pytest
 import torch
 
+import gan
 from gan import compare
 from gan.app.page import compared
 from gan.app.run.reopen import open_run
+from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
+from samples import gallery
 from tests.support import opening
 
 
@@ -100,6 +103,13 @@ def test_a_run_whose_data_are_gone_has_all_but_pictures(runs, folder_run, tmp_pa
     gone = shutil.copytree(folder_run, tmp_path / folder_run.name)
     opening.rewrite(gone, data=str(tmp_path / "gone"))
     page = tmp_path / "page.html"
+    opened = open_run(str(gone))
+    assert opened.gone.startswith(f"there is no folder {tmp_path / 'gone'}; type --data and the folder")
+    assert "The grids of training." in gallery.page(opened) and 'id="masks"' not in gallery.page(opened)
+    picture, label = (next((folder_run.parent.parent / "data" / each).iterdir()) for each in ("images", "labels"))
+    gan.open(gone).reconstruct(picture=f"{picture}:{label}").save(tmp_path / "anew.png")
+    with pytest.raises(UserError, match="there is no folder"):
+        gan.open(gone).reconstruct()
     assert compare.main([str(gone), str(runs[0]), "-o", str(page)]) == 0
     said = f"{gone}: there is no folder {tmp_path / 'gone'}; the page has its settings, scores and curves, and no pict"
     assert said in capsys.readouterr().out

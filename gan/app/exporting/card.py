@@ -63,7 +63,7 @@ def arguments(opened: SavedRun, names: Collection[str]) -> dict[str, dict[str, A
     """What networks of these names are made with; None if that is not plain values, or makes another network."""
     known = networks(opened.run.game)
     with _noting({type(known[name]) for name in names}) as made:
-        game = build_again(Namespace(**opened.settings), opened.folder).game
+        game = build_again(Namespace(**opened.settings), opened.folder)[0].game
         game.assemble()
     given = {name: made.get(network) for name, network in networks(game).items()}
     return {name: given[name] if _makes(given[name], known[name]) else None for name in names}

@@ -31,17 +31,20 @@ NO_COMPARISON = "Compare scores only among runs that have the same held-out samp
 def look(which: str, device: str) -> SavedRun:
     """The run; where its data are gone, what its files say, with a game that has no networks and shows nothing."""
     try:
-        return open_run(which, device=device)
+        opened = open_run(which, device=device)
+        if not opened.gone:
+            return opened
+        why = opened.gone
     except NotMade as error:
-        found = folder.find(which, Path("runs"), None)
-        assert found is not None  # as before
-        where, checkpoint = found
-        why = str(error.__cause__).partition(";")[0]
-        say(f"{where.path}: {why}; the page has its settings, scores and curves, and no pictures")
-        rows, settings = metrics.read(where.metrics), settings_file.read(where.settings)
-        scores = {name: name for row in rows.values() for name in row if name.startswith("val/")}
-        run, step = Run(GanModule(), None, 0, scores), load(checkpoint)["global_step"]
-        return SavedRun(settings["run"], where, checkpoint, step, settings, run, frozenset())
+        why = str(error.__cause__)
+    found = folder.find(which, Path("runs"), None)
+    assert found is not None  # as before
+    where, checkpoint = found
+    say(f"{where.path}: {why.partition(';')[0]}; the page has its settings, scores and curves, and no pictures")
+    rows, settings = metrics.read(where.metrics), settings_file.read(where.settings)
+    scores = {name: name for row in rows.values() for name in row if name.startswith("val/")}
+    run, step = Run(GanModule(), None, 0, scores), load(checkpoint)["global_step"]
+    return SavedRun(settings["run"], where, checkpoint, step, settings, run, frozenset())
 
 
 def page(opened: Sequence[SavedRun]) -> str:
@@ -131,7 +134,8 @@ def _row(title: str, samples: Iterable[Tensor] | Sound) -> Row:
 
 
 def _held_out(opened: Sequence[SavedRun], count: int) -> list[Any]:
-    return [held_out(each, count) if any(each.run.game.named_children()) else {} for each in opened]
+    here = [any(each.run.game.named_children()) and not each.gone for each in opened]
+    return [held_out(each, count) if there else {} for each, there in zip(opened, here, strict=True)]
 
 
 def _alike(batches: Sequence[Any], names: Sequence[str]) -> list[str]:

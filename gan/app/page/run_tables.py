@@ -107,15 +107,15 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
             sheets.append(sheet.convert("RGB"))
 
     # What the game shows now says how many columns a grid has, and of what size.
-    columns = shown(opened.run.game, held_out(opened, SHOWN))
-    if drawn[-1][0] < opened.step:
+    columns = {} if opened.gone else shown(opened.run.game, held_out(opened, SHOWN))
+    if columns and drawn[-1][0] < opened.step:
         moments.append(f"step {opened.step:,}")
         sheets.append(grids.grid(columns, SHOWN))
-    size = grids.picture(next(iter(columns.values()))[0]).size
-    pieces = [_cut(sheet, len(columns), size) for sheet in sheets]
+    size = next((grids.picture(column[0]).size for column in columns.values()), (1, 1))
+    pieces = [_cut(sheet, len(columns), size) for sheet in sheets if columns]
     seeds = isinstance(opened.run.game, FromNoise)
     pieces = [[column[:ROWS] for column in piece] for piece in pieces] if seeds else pieces
-    if not all(pieces):
+    if not pieces or not all(pieces):
         rows = [Row("grid", [Cell(pictures=tuple(sheets))])]
         return Table([""], rows, "The grids of training.", moments)
     rows = []
@@ -290,6 +290,8 @@ def made_by(opened: SavedRun, batch: Any) -> dict[str, Tensor | Sound]:
 
 
 def _samples(opened: SavedRun) -> tuple[str, str]:
+    if opened.gone:
+        return "data", opened.gone.partition(";")[0]
     first = next(iter(shown(opened.run.game, held_out(opened, 1)).values()), None)
     if first is None:
         return "samples", "not shown"

@@ -36,7 +36,8 @@ class RunFolder:
     path: Path
 
     settings = File("settings.yaml")  # every setting of the run; `--resume` and `--config` read it
-    networks = File("networks.json")  # what the file of --from or --config has said of the networks; see `said`
+    networks = File("networks.json")  # what the file of --from or --config has said of the networks; see `of_file`
+    data = File("data.json")  # the size, channels and classes of the pictures; see `instead_of_data`
     game = File("game.txt")  # players, networks and phases as text
     launch = File("launch.json")  # who trains this run now, and the last checkpoint of that; see start.py
     metrics = File("metrics.csv")  # one row for each logged step
@@ -86,13 +87,12 @@ class RunFolder:
         return path if path.exists() and path != self.newest_checkpoint() else self.path
 
     def said(self) -> dict[str, Any]:
-        """What networks.json says: see `of_file` of gan/runs/run.py. Runs without such a file have none."""
-        try:
-            return dict(json.loads(read_text(self.networks, 2**23)))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise UserError(f"cannot read '{self.networks}': {reason(error)}; put back what gan.fit wrote") from error
+        """What networks.json says; nothing if there is none."""
+        return _json(self.networks)
+
+    def shape(self) -> dict[str, Any]:
+        """What data.json says; nothing if there is none."""
+        return _json(self.data)
 
     def fill(self, texts: Mapping[Path, str]) -> None:
         """Write the first files of a folder that nobody else knows yet. If that fails, the folder is removed."""
@@ -107,6 +107,15 @@ class RunFolder:
         """Remove the folder of a run that was refused before its first step. With metrics or checkpoints it stays."""
         if not self.metrics.exists() and not any(self.checkpoints.glob("*")):
             shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(read_text(file, 2**23)))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"cannot read '{file}': {reason(error)}; put back what gan.fit wrote") from error
 
 
 def create(out: Path, name: str) -> RunFolder:

@@ -41,7 +41,8 @@ T = TypeVar("T")
 class SavedRun:
     """A run with the weights of one of its checkpoints, which was saved after `step`.
 
-    `name` is the run's, as its settings have it. `averaged` are the players whose weights are averages.
+    `name` is the run's, as its settings have it. `averaged` are the players whose weights are averages. `gone`: why
+    the run's data cannot be opened, if so; then reading a sample is this error.
     """
 
     name: str
@@ -51,6 +52,7 @@ class SavedRun:
     settings: dict[str, Any]
     run: Run
     averaged: frozenset[str]
+    gone: str = ""
 
     @property
     def background(self) -> str:
@@ -101,7 +103,7 @@ def open_run(
             )
         where, checkpoint = found
         settings = options.load(where.settings, name, **overrides)
-        run = build_again(settings, where)
+        run, without = build_again(settings, where)
         try:
             saved = load(checkpoint)
             averaged = _load(run, saved, checkpoint, weights, exactly)
@@ -117,7 +119,9 @@ def open_run(
             gone = checkpoint  # training has just replaced it with a newer one
             continue
         run.game.eval().requires_grad_(False).to(place)
-        return SavedRun(settings.run, where, checkpoint, saved["global_step"], settings.as_dict(), run, averaged)
+        return SavedRun(
+            settings.run, where, checkpoint, saved["global_step"], settings.as_dict(), run, averaged, without
+        )
 
 
 def device_of(device: str) -> torch.device:
@@ -134,13 +138,13 @@ def device_of(device: str) -> torch.device:
     return place
 
 
-def build_again(settings: Namespace, where: RunFolder) -> Run:
-    """The game and the data that a run's settings make, to be looked at."""
+def build_again(settings: Namespace, where: RunFolder) -> tuple[Run, str]:
+    """The game and the data that a run's settings make, to be looked at, and why its data cannot be opened, if so."""
     chosen = options.run_settings(settings)
-    said = where.said()
+    said, shape = where.said(), where.shape() or None
     try:
-        with made_to("look", said):
-            return build(settings.run, **chosen)
+        with made_to("look", said, shape):
+            return build(settings.run, **chosen), (shape or {}).get("gone", "")
     except UserError as error:
         if "data" not in chosen:
             raise

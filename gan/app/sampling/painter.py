@@ -129,7 +129,7 @@ class Painter:
         self.opened, self.game, self.seed = opened, game, seed
         self.data, self.train, self.val = data, data.train, data.val
         self.label_names: tuple[str, ...] = tuple(getattr(self.val, "label_names", ()))
-        self.size: tuple[int, int] = tuple(self.val[0]["image"].shape[-2:])
+        self.size: tuple[int, int] = getattr(self.val, "size", None) or tuple(self.val[0]["image"].shape[-2:])
         self.device = next(game.generator.parameters()).device
 
     def picture(self, which: str) -> Picture:

@@ -14,6 +14,7 @@ from lightning import Trainer
 from lightning.pytorch.callbacks import LambdaCallback, LearningRateMonitor
 
 from datasets import GanData
+from datasets.files.pictures import noted
 from gan.app.outputs import say
 from gan.app.run import folder, options
 from gan.app.run.computer import Computer
@@ -97,6 +98,8 @@ class Beginning:
         found = {chosen.folder.settings: self.all_settings, chosen.folder.game: self.summary}
         if self.said:
             found[chosen.folder.networks] = json.dumps(self.said, indent=1) + "\n"
+        if isinstance(data := self.run.data, GanData) and (train := noted(data.train)):
+            found[chosen.folder.data] = json.dumps({"train": train, "val": noted(data.val)}) + "\n"
         if launchers and not self.settings.dry_run:
             begun_from = () if chosen.checkpoint is None else (chosen.checkpoint.name,)
             found[chosen.folder.launch] = start.text(launchers, *begun_from)

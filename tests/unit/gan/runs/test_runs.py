@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import json
 import sys
 import tempfile
 import typing
@@ -15,6 +16,7 @@ from jsonargparse import ArgumentParser
 from lightning import Trainer
 
 from datasets import Faces, Tones
+from datasets.files.pictures import noted
 from gan import fit, runs
 from gan.app.run import options, reopen
 from gan.files.errors import UserError
@@ -388,6 +390,25 @@ def test_the_file_that_a_run_begins_with_is_needed_no_more(name, tmp_path):
     (run / "networks.json").unlink(missing_ok=True)  # as runs were before
     gone.rename(theirs)
     torch.testing.assert_close(pictures(), after, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", BEGUN)
+def test_where_the_data_are_gone_the_networks_are_made_by_what_the_folder_says(name):
+    typed = settings_of(name) | ({"size": 32, "upsamplings": 5, "max_steps": 1} if name == "sean" else {})
+    made = build(name, **typed)
+    shape = json.loads(json.dumps({"train": noted(made.data.train), "val": noted(made.data.val)}))
+    typed["data"] = "/nowhere/mine"
+    with made_to("look", None, shape):
+        run = build(name, **typed)
+    sizes, lengths = [], []
+    for each in (run, made):
+        sizes.append({name: getattr(value, "shape", value) for name, value in each.game.state_dict().items()})
+        lengths.append((len(each.data.train), len(each.data.val)))
+    assert sizes[0] == sizes[1] and lengths[0] == lengths[1]
+    with pytest.raises(UserError, match=r"/nowhere/mine.*type --data and the"):
+        run.data.val[0]
+    with pytest.raises(UserError, match="/nowhere/mine"), made_to("look"):  # as runs were before
+        build(name, **typed)
 
 
 @pytest.mark.parametrize(

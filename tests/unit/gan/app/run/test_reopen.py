@@ -67,6 +67,7 @@ def test_a_checkpoint_that_goes_while_it_is_looked_at_is_no_end(sean_run, monkey
 def test_data_that_have_moved_are_named_by_their_setting(folder_run, tmp_path):
     moved = shutil.copytree(folder_run, tmp_path / "runs" / folder_run.name)
     opening.rewrite(moved, data="gone")
+    (moved / "data.json").unlink()  # as runs were before
     with pytest.raises(UserError, match=r"cannot be opened: there is no folder gone.* type --data and the folder"):
         open_run(str(moved))
     found = open_run(str(moved), data=folder_run.parent.parent / "data")
