@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
         before.check(settings, strategy, computer.devices, computer.kind == "cpu")
         start_ranks(settings, computer, out, argv)
         return
-    train.start_training(train.Beginning(settings, resumed, place, out), computer, strategy)
+    train.start_training(train.Beginning(settings, resumed, place, out, argv), computer, strategy)
 
 
 def start_ranks(settings: Namespace, computer: "Computer", out: Path, argv: list[str]) -> None:

@@ -1,7 +1,6 @@
 """What Lightning is told of how this process was started, and how ranks that somebody else started are connected."""
 
 import os
-import zlib
 from collections import ChainMap
 from functools import cache
 from typing import Any
@@ -16,8 +15,10 @@ from lightning.fabric.plugins.environments import (
 )
 
 from gan.files.errors import UserError
-from strategies.processes.launchers import Launched, launched
+from strategies.processes.launchers import Launched, launched, port_of
 from strategies.processes.rendezvous import clear_meeting
+
+LIGHTNINGS = "MASTER_PORT", "SLURM_NTASKS_PER_NODE"  # what its classes read, and a launcher has meant otherwise
 
 
 def environment(found: ClusterEnvironment) -> ClusterEnvironment:
@@ -34,6 +35,7 @@ def environment(found: ClusterEnvironment) -> ClusterEnvironment:
     if not place.launcher.lightning:
         return GivenPlace(place)
     kind = getattr(environments, place.launcher.lightning)
+    os.environ.update({name: place.variables[name] for name in LIGHTNINGS if name in place.variables})
     return found if isinstance(found, kind) else kind()
 
 
@@ -79,9 +81,7 @@ class GivenPlace(ClusterEnvironment):
 
     @property
     def main_port(self) -> int:
-        # All ranks of one launch compute the same number, and another launch another one.
-        job = self.place.variables.get(self.place.launcher.job, "").encode()
-        return int(self._meeting("MASTER_PORT", str(10_000 + zlib.crc32(job) % 20_000)))
+        return int(self._meeting("MASTER_PORT", str(port_of(self.place.variables.get(self.place.launcher.job, "")))))
 
     def _meeting(self, name: str, default: str) -> str:
         """A variable, which only ranks on one host can do without, if their launcher names its launches."""

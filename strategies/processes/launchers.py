@@ -5,6 +5,7 @@ A launcher tells a process its place in environment variables. Each launcher has
 
 import os
 import re
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -128,7 +129,15 @@ def _slurm(variables: Mapping[str, str]) -> Mapping[str, str] | None:
             f"the environment variable {TASKS} is '{variables.get(TASKS, '')}', which says no tasks of node {node} "
             f"(SLURM_NODEID)"
         )
-    return {**variables, TASKS: str(tasks)}
+    step = f"{variables.get('SLURM_JOB_ID')}.{variables['SLURM_STEP_ID']}"
+    # Lightning takes one port for all steps of a job, and refuses srun without --ntasks-per-node.
+    own = {"MASTER_PORT": str(port_of(step)), "SLURM_NTASKS_PER_NODE": str(tasks)}
+    return {**own, **variables, TASKS: str(tasks)}
+
+
+def port_of(launch: str) -> int:
+    """A port that all ranks of a launch compute, and other launches do not."""
+    return 10_000 + zlib.crc32(launch.encode()) % 20_000
 
 
 def _check_below(name: str, value: int, of: str, count: int) -> None:
@@ -165,7 +174,7 @@ class Launcher:
     lightning: str = ""  # Lightning's class that finds rank 0's host; without it MASTER_ADDR and MASTER_PORT name that
     job: str = ""  # the variable that names a launch, which on one host then needs no MASTER_ADDR and MASTER_PORT
     set_both: str = "set both"  # else what to type
-    queued: str = ""  # the name of a launch that goes back into a queue and keeps its name, made of variables
+    queued: str = ""  # the name of a job that goes back into a queue and keeps its name, made of variables
     elastic: bool = False  # torch's agent: its ranks outlive it, and find what its earlier attempts have stored
 
 
@@ -207,6 +216,6 @@ LAUNCHERS = {
         see=", or let each task see all GPUs: srun --gpu-bind=none",
         restarts="SLURM_RESTART_COUNT",
         lightning="SLURMEnvironment",
-        queued="slurm {SLURM_JOB_ID}.{SLURM_STEP_ID}",
+        queued="slurm {SLURM_JOB_ID}",
     ),
 }

@@ -51,6 +51,21 @@ def job(variables: Mapping[str, str] = os.environ) -> str | None:
     return variables.get("SLURM_JOB_ID")
 
 
+def is_preempted() -> bool:
+    """Whether Slurm takes this job's machines for another job, and leaves it some time: the GraceTime of a partition.
+
+    Slurm sends SIGTERM then, as for `scancel`. A job that ends in this time is complete, unless it is put back.
+    """
+    asked = ["scontrol", "show", "job", job() or ""]
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=10).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    found = dict(re.findall(r"(\w+)=(\S*)", said))
+    preempted = found.get("PreemptTime", "None") != "None"
+    return preempted and found.get("JobState") == "RUNNING" and found.get("Requeue") == "1"
+
+
 def requeue() -> str | None:
     """Put this job back into the queue; why not, where Slurm refuses. Slurm ends the job at once, so call it last."""
     try:

@@ -49,10 +49,13 @@ SchedulerType=sched/builtin
 SchedulerParameters=sched_interval=1,batch_sched_delay=0
 ReturnToService=2
 KillWait=5
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 MailProg=/bin/true
 NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=16 State=UNKNOWN
 NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=16 State=UNKNOWN
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=FORCE:8 State=UP
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=FORCE:8 State=UP GraceTime=60 PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 

@@ -165,6 +165,40 @@ def test_a_job_whose_machine_is_taken_away_is_saved_and_goes_on_too(cluster, her
     assert distance("runs/001-placed", "alone/001-placed") < EXACT
 
 
+@pytest.mark.slow
+def test_a_job_whose_machines_an_urgent_one_takes_after_some_time_is_saved_and_goes_on_too(cluster, here, capsys):
+    """In the time of grace Slurm sends SIGTERM, and would take the end of the training for its completion."""
+    job = submit(cluster, script(capsys, "--strategy", "zero3"))
+    begun(cluster, "waits", 4)
+    cluster.call("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=urgent", "--wrap", "sleep 1")
+    alone(here)
+    assert f"job {job} goes back into the queue, to go on by itself\n" in goes_on(cluster, job)
+    assert place(1, 3) in ([3, 1, 4, 1, 3], [3, 1, 4, 1, 4])
+    assert distance("runs/001-placed", "alone/001-placed") < EXACT
+
+
+STEPS_OF_A_JOB = """#!/bin/bash
+export OMP_NUM_THREADS=1
+mkdir -p one two
+srun true
+cd one; srun -n2 --exact {0} & cd ../two; srun -n2 --exact {0} --strategy ddp & wait
+"""
+
+
+@pytest.mark.slow
+def test_steps_of_one_job_train_runs_of_their_own_and_go_on_with_them(cluster, here, capsys):
+    """By `-n`, side by side, and after another step, as after data are copied: the numbers of the steps say nothing."""
+    command = f"{sys.executable} -m gan.fit {' '.join(OPTIONS)} --out ../runs --devices 2"
+    job = submit(cluster, STEPS_OF_A_JOB.format(command), "-n4", "--output=said", "--open-mode=append", "--requeue")
+    cluster.until("the ranks do not come so far", lambda: len(list(here.glob("*/waits-*"))) == 4, 180)
+    settings = {run: (run / "settings.yaml").read_text() for run in here.glob("runs/*")}
+    cluster.call("scontrol", "requeue", job)
+    alone(here)
+    goes_on(cluster, job, "said")
+    assert len(settings) == 2 and settings == {run: (run / "settings.yaml").read_text() for run in here.glob("runs/*")}
+    assert max(distance(run, "alone/001-placed") for run in settings) < EXACT
+
+
 PROGRAM = """
 from lightning import Trainer, seed_everything
 from tests.support.placed_run import Placed

@@ -10,8 +10,10 @@ a folder that one of the launchers of this attempt has begun. All launchers coun
 import itertools
 import json
 import os
+import shlex
 import socket
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -48,15 +50,18 @@ class Chosen:
     again: bool = False
 
 
-def launcher_of(place: Launched | None) -> str | None:
-    """A name of who has started this rank that stays the same over restarts, and is no other launch's."""
+def launcher_of(place: Launched | None, argv: Sequence[str] = ()) -> str | None:
+    """A name of who has started this rank that stays the same over restarts, and is no other launch's.
+
+    A job in a queue may train several runs, each by a command of its own. The numbers of its steps may change.
+    """
     host = socket.gethostname()
     if agent.speaks():
         return agent.name()
     if (there := folder(place)) is not None:
         return f"torchrun {host} {there}"
     if place is not None and place.launcher.queued:
-        return place.launcher.queued.format_map(os.environ)
+        return f"{place.launcher.queued.format_map(os.environ)} {zlib.crc32(shlex.join(argv).encode()):08x}"
     return None
 
 
@@ -88,19 +93,27 @@ def note(folder: RunFolder, checkpoint: Path) -> None:
             part.write_text(text(record["launchers"], *others, checkpoint.name), encoding="utf-8")
 
 
-def chosen_by_first(place: Launched | None, choose: Callable[[list[str]], Chosen]) -> tuple[Chosen, list[str]]:
+def chosen_by_first(
+    place: Launched | None, choose: Callable[[list[str]], Chosen], argv: Sequence[str] = ()
+) -> tuple[Chosen, list[str]]:
     """What the first rank has chosen, for all ranks, and the names of all launchers.
 
     It needs no process group, because Lightning makes that only when it trains.
     """
-    own = launcher_of(place)
+    own = launcher_of(place, argv)
     if place is None or place.world_size == 1:
         launchers = [] if own is None else [own]
         return choose(launchers), launchers
     name, store = f"gan.fit {next(_calls)}", cluster.store(place)
     world = StoreWorld(place.world_size, place.rank, name=name, limit=LIMIT, store=store)
     try:
-        launchers = list(dict.fromkeys(name for name in world.gather(own) if name))
+        names = world.gather(own)
+        launchers = list(dict.fromkeys(name for name in names if name))
+        if place.launcher.queued and len(launchers) > 1:
+            raise Refused(
+                f"rank {names.index(launchers[1])} was started by another command than rank 0: two trainings of one "
+                f"job have met at MASTER_PORT={os.environ['MASTER_PORT']}; set another one for one of them"
+            )
         try:
             answer = choose(launchers) if place.rank == 0 else None
         except UserError as error:

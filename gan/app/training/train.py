@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -76,9 +76,14 @@ class Beginning:
     """What a training begins with: the game, and the folder and the checkpoint that all ranks agree on."""
 
     def __init__(
-        self, settings: Namespace, resumed: tuple[RunFolder, Path] | None, place: Launched | None, out: Path
+        self,
+        settings: Namespace,
+        resumed: tuple[RunFolder, Path] | None,
+        place: Launched | None,
+        out: Path,
+        argv: Sequence[str],
     ) -> None:
-        self.settings, self.resumed, self.place, self.out = settings, resumed, place, out
+        self.settings, self.resumed, self.place, self.out, self.argv = settings, resumed, place, out, argv
         now = options.run_settings(settings)
         said = {**now, "precision": settings.precision}
         self.trained = Resumed(resumed[0], settings.run, said) if resumed is not None else None
@@ -132,7 +137,7 @@ def start_training(beginning: Beginning, computer: Computer, strategy: PhaseStra
     if settings.resume == "auto" and trained is None:
         say(f"no run with a checkpoint in '{settings.out}' yet; starting a new one")
     with ExitStack() as held:
-        chosen, launchers = start.chosen_by_first(beginning.place, partial(beginning.choose, held=held))
+        chosen, launchers = start.chosen_by_first(beginning.place, partial(beginning.choose, held=held), beginning.argv)
         where = chosen.folder
         if trained is not None and trained.changed and not chosen.again:
             say(str(trained))
@@ -205,7 +210,7 @@ def train(
         keep.refuse_if_not_saved(trainer.is_global_zero)
         say(f"stopped at step {trainer.global_step}, all saved; go on with")
         say(f"  {ON} --resume {quoted(where.resuming(trainer.global_step))}")
-        if strategy.ending.signal == WARNING and slurm.started_by_srun():
+        if slurm.started_by_srun() and (strategy.ending.signal == WARNING or slurm.is_preempted()):
             requeue(trainer.is_global_zero)
     else:
         finish(run, log, trainer, where, keep, step, time.monotonic() - started)

@@ -65,6 +65,15 @@ def test_a_job_goes_back_into_the_queue_or_it_is_said_why_not(tmp_path, monkeypa
     scontrol.chmod(0o755)
     assert slurm.requeue() is None
     assert (tmp_path / "asked").read_text() == "requeue 12\n"
+    shown = "JobState={} Requeue={} Restarts=0\\n   PreemptEligibleTime=1 PreemptTime={}"
+    for state, again, time, answer in (
+        ("RUNNING", 1, "2026-11-29T02:27:34", True),
+        ("COMPLETING", 1, "2026-11-29T02:27:34", False),  # scancel, after it has been preempted
+        ("RUNNING", 0, "2026-11-29T02:27:34", False),  # --no-requeue
+        ("RUNNING", 1, "None", False),  # a signal by hand
+    ):
+        scontrol.write_text(f"#!/bin/sh\nprintf '{shown.format(state, again, time)}'\n")
+        assert slurm.is_preempted() == answer
     scontrol.write_text("#!/bin/sh\necho it is disabled >&2\nexit 1\n")
     assert slurm.requeue() == "it is disabled"
 

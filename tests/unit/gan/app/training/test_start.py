@@ -6,10 +6,10 @@ import os
 import pickle
 import socket
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -63,14 +63,14 @@ ERROR, JOB = "TORCHELASTIC_ERROR_FILE", {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "
         ("torchrun", {"GAN_AGENT": f"agent host {AGENT}", ERROR: f"{AGENT}/none/attempt_0/0/e"}, f"agent host {AGENT}"),
         ("torchrun", {ERROR: f"{TORCHRUN}/attempt_0/0/e"}, f"torchrun {socket.gethostname()} {TORCHRUN}"),
         ("torchrun", {ERROR: f"{TORCHRUN}/attempt_1/3/e"}, f"torchrun {socket.gethostname()} {TORCHRUN}"),
-        ("slurm", JOB, "slurm 7.0"),
+        ("slurm", JOB, f"slurm 7 {zlib.crc32(b'--rate 1'):08x}"),
         ("environment", JOB, None),  # a person has started these ranks
     ],
 )
 def test_who_has_started_a_rank_has_a_name_that_stays_over_restarts(by, variables, name, monkeypatch):
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    assert start.launcher_of(by and place(by)) == name
+    assert start.launcher_of(by and place(by), ["--rate", "1"]) == name
 
 
 def test_the_run_of_the_same_launch_goes_on_from_its_own_checkpoint(tmp_path):
@@ -128,31 +128,35 @@ def test_a_first_rank_that_ends_before_it_has_chosen_is_no_traceback(monkeypatch
     gone.check.side_effect = lambda keys: not keys[0].endswith(", 1") or reset()
     reset = mock.Mock(side_effect=dist.DistNetworkError("Connection reset by peer"))
     monkeypatch.setattr(start.cluster, "store", lambda place: gone)
-    monkeypatch.setattr(start, "launcher_of", lambda place: None)
+    monkeypatch.setattr(start, "launcher_of", lambda *_: None)
     with pytest.raises(start.Refused, match="the first rank has ended before it has chosen a run"):
-        start.chosen_by_first(SimpleNamespace(world_size=2, rank=1), None)
+        start.chosen_by_first(Launched("mpi", 1, 1, 2, 2, 0), None)
 
 
 def test_all_ranks_get_the_first_ones_choice_or_its_refusal(monkeypatch):
     store = dist.HashStore()
     monkeypatch.setattr(start.cluster, "store", lambda place: store)
-    monkeypatch.setattr(start, "launcher_of", lambda place: f"agent {place.rank % 2}")
-    monkeypatch.setattr(start, "_calls", itertools.chain.from_iterable((n, n, n) for n in range(2)))
+    monkeypatch.setattr(start, "launcher_of", lambda place, argv: f"agent {place.rank % 2}")
+    monkeypatch.setattr(start, "_calls", itertools.chain.from_iterable((n, n, n) for n in range(3)))
 
     def choose(launchers, text):
         if text:
             raise UserError(text)
         return Chosen(RunFolder(Path("x")), Path("y"), again=launchers == ["agent 0", "agent 1"])
 
-    def asked(rank, text):
+    def asked(rank, text, by="mpi"):
         try:
-            return start.chosen_by_first(Launched("mpi", rank, rank, 3, 3, 0), partial(choose, text=text))
+            return start.chosen_by_first(Launched(by, rank, rank, 3, 3, 0), partial(choose, text=text))
         except UserError as error:
             return type(error), str(error)
 
     with ThreadPoolExecutor(3) as pool:
         chosen = Chosen(RunFolder(Path("x")), Path("y"), again=True), ["agent 0", "agent 1"]
         assert list(pool.map(asked, range(3), [""] * 3)) == [chosen] * 3
+        monkeypatch.setenv("MASTER_PORT", "7")
+        words = "rank 1 was started by another command than rank 0: two trainings of one job have met at MASTER_PORT=7"
+        for kind, text in pool.map(partial(asked, text="", by="slurm"), range(3)):
+            assert kind is start.Refused and text.startswith(words)
         refused = [(start.Refused, "no such run")] * 2
         assert list(pool.map(asked, range(3), ["no such run"] * 3)) == [(UserError, "no such run"), *refused]
 

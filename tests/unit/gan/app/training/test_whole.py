@@ -117,7 +117,7 @@ def test_the_command_goes_on_from_the_newest_whole_one(started_again, run, monke
     monkeypatch.setattr(train, "train", lambda *args: chosen.append(args[4].checkpoint))
     if started_again:
         monkeypatch.setattr(command, "launched", lambda: Launched("environment", 0, 0, 1, 1, 0))
-        monkeypatch.setattr(start, "launcher_of", lambda _: "a launcher")
+        monkeypatch.setattr(start, "launcher_of", lambda *_: "a launcher")
         run.launch.write_text(start.text(["a launcher"], run.checkpoint(30).name))
     typed = ["wgan-gp-faces"] if started_again else ["--resume", "auto", "--devices", "1"]
     assert command.main([*typed, "--out", str(run.path.parent)]) == 0
