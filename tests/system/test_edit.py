@@ -18,7 +18,7 @@ from gan.app.sampling.drawings import Drawings
 from gan.games.from_noise import noise_of
 from nets.stylegan import StyleGenerator
 from tests.support.commands import until
-from tests.support.editor import Visitor, serving, typed
+from tests.support.editor import Visitor, serving
 
 AFTER = "document.getElementById('after').src"
 STATUS = "document.getElementById('status').textContent"
@@ -273,8 +273,3 @@ def test_sliders_change_a_picture_from_noise(screen, tmp_path):
         hand_over(screen, tmp_path / "part.json")
         assert pixels(screen.evaluate(AFTER)) == editor.draw({"seed": 3})[0].tobytes()
         screen.open("about:blank/")
-
-
-def test_the_command_prints_an_address_and_ends_with_ctrl_c(run):
-    with typed("gan.edit", run, "--device", "cpu") as address:
-        assert Visitor(address).draw(picture=0)[0] == 200

@@ -5,7 +5,6 @@ import mmap
 
 import pytest
 import torch
-from PIL import Image
 
 from gan.bench import grid
 from gan.bench.blocks import blocks
@@ -172,12 +171,3 @@ def test_the_file_has_all_of_it(benchmark, tmp_path):
     assert lonely == ["1.0000", "", "", "", "", ""]
     assert rows[4]["why_not"] == "refused: 9 stages are many" and rows[4]["of_one"] == rows[4]["payload_bytes"] == ""
     assert all(None not in row and None not in row.values() for row in rows)
-
-
-@pytest.mark.slow
-def test_the_chart_is_drawn_with_what_could_be_played(benchmark, tmp_path):
-    benchmark.draw(tmp_path / "grid.png")
-    with Image.open(tmp_path / "grid.png") as picture:
-        colours = {colour for _, colour in picture.convert("RGB").getcolors(2**24)}
-    assert {(31, 119, 180), (255, 127, 14), (44, 160, 44)} <= colours  # one process and two lines; WRONG has none
-    assert (214, 39, 40) not in colours

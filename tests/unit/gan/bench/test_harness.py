@@ -9,7 +9,7 @@ from torch import nn
 
 from gan.bench import speed
 from gan.bench.device import Counter, multiplications
-from gan.bench.harness import Benchmark, Column, aligned, in_world, reason
+from gan.bench.harness import Benchmark, Column, in_world, reason
 from gan.bench.speed import SpeedBenchmark, Way
 from gan.files.errors import UserError
 from strategies.processes.call_on_ranks import WorldFailed, WorldHangs
@@ -112,16 +112,6 @@ def threads_and_name(name):
 
 def test_a_world_has_the_threads_that_are_asked_for():
     assert in_world(threads_and_name, "a", threads=1, limit=60) == [(1, "a")]
-
-
-def test_a_table_has_words_on_the_left_and_numbers_on_the_right():
-    table = [["way", "MB", "off"], ["a", "1", "6e-17"], ["32-true", "2,000", "nan"], ["", "see (1)", ""]]
-    assert aligned(table) == [
-        "way           MB    off",
-        "a              1  6e-17",
-        "32-true    2,000    nan",
-        "         see (1)",
-    ]
 
 
 # ---- speed ----

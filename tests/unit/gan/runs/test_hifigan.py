@@ -11,6 +11,7 @@ import torch
 
 from gan import export, sample
 from gan.files.errors import UserError
+from nets.hifigan import HifiGenerator
 from nets.published.files import published_state
 from nets.published.hifigan import CONFIGS, networks
 from tests.support import opening
@@ -25,6 +26,8 @@ def test_configurations_have_the_published_sizes():
         assert sum(kept) / 1e6 == pytest.approx(wanted, abs=0.01)
         assert (mel.rate, mel.bands, mel.window, mel.hop, mel.top) == (22050, 80, 1024, 256, 8000)
         assert small("hifigan", config_=config).game.whole_mel.top is None
+        shapes = [p.shape for p in generator.parameters()]
+        assert (shapes == [p.shape for p in HifiGenerator().parameters()]) == (config == "V1")  # the default
 
 
 def test_a_batch_is_of_segments_and_another_rate_lowers_the_highest_band(capsys):

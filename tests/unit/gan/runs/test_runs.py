@@ -24,6 +24,7 @@ from gan.games.spade import Spade
 from gan.runs import OLD_NAMES, RUNS, Run, build, faces, pairs
 from gan.runs.run import made_to, perceptual_loss
 from gan.sound import Sound
+from nets.sean import SeanGenerator, StyleEncoder
 from nets.sean.ace import ACE
 from strategies import PhaseStrategy
 from tests.support import layouts, narrow_vgg, opening
@@ -239,6 +240,9 @@ def test_the_networks_have_the_published_numbers_of_parameters():
     counts = [sum(p.numel() for p in part.parameters()) / 1e6 for part in parts]
     assert counts[0] + counts[1] == pytest.approx(266.9, abs=0.1)
     assert counts[0] == pytest.approx(1.57, abs=0.01) and counts[2] == pytest.approx(1.36, abs=0.01)
+    with torch.device("meta"):
+        plain = StyleEncoder(), SeanGenerator()
+    assert [sum(p.numel() for p in part.parameters()) / 1e6 for part in plain] == counts[:2]
 
 
 @pytest.mark.parametrize(("steps", "wanted"), [(None, 7 * 2), (5, 5)])

@@ -28,18 +28,6 @@ class Slow:
         self.done = True
 
 
-def test_what_comes_afterwards_waits_until_it_is_whole():
-    background, slow, seen = Background(), Slow(), []
-    background.afterwards(lambda: seen.append("at once"))
-    background.start(slow, pytest.fail)
-    background.afterwards(lambda: seen.append("then"))
-    assert seen == ["at once"] and not slow.done
-    slow.may.set()
-    background.wait()
-    assert seen == ["at once", "then"] and slow.done
-    background.close()
-
-
 @pytest.mark.parametrize("error", [DiskError("full"), UserError("a mistake"), OSError(errno.ENOSPC, "a mistake")])
 def test_only_the_failure_of_a_disk_is_excused_and_another_is_raised_once(error):
     background, slow, seen = Background(), Slow(error), []

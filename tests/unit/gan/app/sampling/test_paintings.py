@@ -190,17 +190,11 @@ def test_saved_styles_paint_the_same_picture_bit_for_bit(act, tmp_path, capsys):
     assert same(singles(folder)["repainted"], singles(direct)["0-in-2"])
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "made"),
-    [
-        ("cyclegan-faces", dict(size=16, width=4, blocks=1, pool=4, faces=4, held_out=4), 4),
-        ("r3gan-faces", dict(size=16, width=4, latent=4, faces=4, held_out=4), 8),
-    ],
-)
-def test_other_games_show_the_grid_that_training_draws(name, settings, made, tmp_path):
-    run = opening.train(tmp_path / "runs", name, max_steps=1, **settings)
+def test_other_games_show_the_grid_that_training_draws(tmp_path):
+    small = dict(size=16, width=4, blocks=1, pool=4, faces=4, held_out=4)
+    run = opening.train(tmp_path / "runs", "cyclegan-faces", max_steps=1, **small)
     assert main([str(run), "show", "--singles"]) == 0
     with Image.open(run / "samples" / "step-000001.png") as drawn, Image.open(run / "samples" / "show.png") as ours:
         assert same(ours, drawn)
         assert ours.width == grids.MARGIN + 8 * CELL
-    assert len(list((run / "samples" / "show").glob("*.png"))) == 4 * made
+    assert len(list((run / "samples" / "show").glob("*.png"))) == 16
