@@ -1,7 +1,9 @@
 """Fixtures that all tests share."""
 
 import os
+import shutil
 import signal
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -137,6 +139,17 @@ def unbroken() -> dict[str, Any]:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder, in which we are. What is imported from it is forgotten after the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
 def curves() -> Iterator[None]:
     """Runs draw their curves. Elsewhere they leave them out."""
     with mock.patch.object(Pictures, "_curves", DRAW_CURVES):
@@ -147,6 +160,12 @@ def curves() -> Iterator[None]:
 def sean_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny sean-faces run of two steps (16 faces of 32 pixels, 4 held out). Copy it to change it."""
     return opening.sean_run(tmp_path_factory.mktemp("sean") / "runs")
+
+
+@pytest.fixture
+def copy(sean_run: Path, tmp_path: Path) -> Path:
+    """A copy of that run, to write into."""
+    return shutil.copytree(sean_run, tmp_path / "runs" / sean_run.name)
 
 
 @pytest.fixture(scope="session")

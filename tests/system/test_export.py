@@ -30,12 +30,7 @@ from gan.runs import build
 from nets.published.pickles import read
 from tests.support import commands, opening
 from tests.support.saved import read_checkpoint, write_checkpoint
-
-
-@pytest.fixture
-def sean(sean_run, tmp_path):
-    """The trained SEAN, to write into."""
-    return shutil.copytree(sean_run, tmp_path / "runs" / sean_run.name)
+from tests.unit.gan.runs.test_pictures import put
 
 
 @pytest.fixture(scope="module")
@@ -235,14 +230,14 @@ def test_the_readme_says_how_to_load_them_and_that_is_so(written):
     assert bool(has) == ("discriminator: keys with `parametrizations`" in text)
 
 
-def test_exported_again_it_is_written_over_and_nothing_else_is_left(sean):
-    written = export(str(sean))
+def test_exported_again_it_is_written_over_and_nothing_else_is_left(copy):
+    written = export(str(copy))
     for path in written:
         path.write_bytes(b"old")
-    assert export(str(sean)) == written
-    assert sorted(written) == sorted((sean / "export" / "step-000002").iterdir())
+    assert export(str(copy)) == written
+    assert sorted(written) == sorted((copy / "export" / "step-000002").iterdir())
     assert all(len(path.read_bytes()) > 3 for path in written)
-    assert load_file(written[0]).keys() == fresh(sean).encoder.state_dict().keys()
+    assert load_file(written[0]).keys() == fresh(copy).encoder.state_dict().keys()
 
 
 def test_a_sean_begins_with_what_another_one_wrote(published_run, tmp_path):
@@ -269,9 +264,7 @@ def test_a_run_of_r3gan_is_written_as_a_published_file(averaged, tmp_path):
 
 def classes(folder, mode, count):
     for number in range(count):
-        path = folder / ("cat", "dog")[number % 2] / f"{number}.png"
-        path.parent.mkdir(exist_ok=True, parents=True)
-        Image.new(mode, (16, 16), (20 * number, 0, 99, 128)[: len(mode)]).save(path)
+        put(folder / ("cat", "dog")[number % 2] / f"{number}.png", (16, 16), mode, (20 * number, 0, 99))
     return str(folder)
 
 
@@ -292,36 +285,36 @@ def test_a_run_of_stylegan2_with_classes_and_opacity_begins_from_what_another_on
     assert torch.equal(*(each.discriminator(pictures[0], label) for each in (first, game)))
 
 
-def test_the_command_writes_and_says_what(sean, monkeypatch, capsys):
-    monkeypatch.chdir(sean.parent.parent)
+def test_the_command_writes_and_says_what(copy, monkeypatch, capsys):
+    monkeypatch.chdir(copy.parent.parent)
     assert main([]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"runs/{sean.name}/export/step-000002/encoder.safetensors"
+    assert said[0] == f"runs/{copy.name}/export/step-000002/encoder.safetensors"
     assert len(said) == 4 and all(Path(line).is_file() for line in said)
-    assert main([f"runs/{sean.name}", "--weights", "raw", "--to", "mine"]) == 0
+    assert main([f"runs/{copy.name}", "--weights", "raw", "--to", "mine"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "mine/README.txt"
 
 
-def test_what_cannot_be_done_is_said_and_nothing_is_written(sean, tmp_path, capsys):
+def test_what_cannot_be_done_is_said_and_nothing_is_written(copy, tmp_path, capsys):
     (tmp_path / "file").touch()
     reason = r"do not have the published form. SEAN's generator has upsamplings=3, .* --published out"
     for words, said in ((["--published"], reason), (["--to", f"{tmp_path}/file/there"], "choose a folder with --to")):
-        assert main([str(sean), *words]) == 2
+        assert main([str(copy), *words]) == 2
         assert re.search(said, capsys.readouterr().err)
     with pytest.raises(UserError, match="--published: Identity has no published form; leave it out"):
         _published(torch.nn.Identity())
-    assert not (sean / "export").exists()
+    assert not (copy / "export").exists()
 
 
-def test_a_disk_that_is_full_is_said_and_no_half_file_stays(sean, monkeypatch, capsys):
+def test_a_disk_that_is_full_is_said_and_no_half_file_stays(copy, monkeypatch, capsys):
     def full(state, path, metadata):
         path.write_bytes(b"half")
         raise SafetensorError("No space left on device")
 
     monkeypatch.setattr(command, "save_file", full)
-    assert main([str(sean)]) == 2
+    assert main([str(copy)]) == 2
     assert "step-000002': No space left on device; choose a folder with --to" in capsys.readouterr().err
-    assert not list((sean / "export" / "step-000002").iterdir())
+    assert not list((copy / "export" / "step-000002").iterdir())
 
 
 # ---- cards, and programs ----

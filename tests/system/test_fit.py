@@ -12,7 +12,6 @@ import socket
 import subprocess
 from pathlib import Path
 from unittest import mock
-from urllib.error import URLError
 
 import pytest
 import torch
@@ -48,16 +47,11 @@ TINY = {
 ROOT = Path(__file__).parents[2]
 SMALL = dict(faces=12, held_out=4, batch_size=4)
 DETERMINISTIC = ["--debug"] if ON_GPUS else []
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def options(name, **more):
     return opening.typed({"run": name, "devices": 1, "log-every": 1, **SMALL, **TINY[name], **more})
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def same(one, other):
@@ -377,14 +371,6 @@ def test_a_run_is_counted_in_epochs_and_its_perceptual_loss_resumes(pairs, here,
     assert fit.main(["--resume", "runs/001-sean-folder", "--max-steps", "4"]) == 0
     assert "4 steps of 4 samples, from runs/001-sean-folder/checkpoints/step-000003.ckpt" in capsys.readouterr().out
     assert list(metrics.read(run / "metrics.csv")) == [0, 1, 2, 3, 4]
-
-
-def test_weights_that_are_not_to_be_had_are_asked_for_by_name(pairs, here, monkeypatch, capsys):
-    monkeypatch.setenv("TORCH_HOME", str(here / "torch"))
-    monkeypatch.setattr(torch.hub, "download_url_to_file", mock.Mock(side_effect=URLError("no network")))
-    for perceptual in ("torchvision", "absent.pth"):
-        words = "vgg19-dcbb9e9d.pth", str(here / "torch"), "--perceptual PATH", "--perceptual off"
-        refused(capsys, on_folder(perceptual=perceptual), *words)
 
 
 @pytest.mark.promise("a data set with wrong files", "all are named at once, before anything is trained")

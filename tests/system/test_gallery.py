@@ -134,10 +134,9 @@ def test_the_page_is_whole_in_one_file(made):
     assert "transfer error" in text.lower() and "batch_size" in text
 
 
-def test_the_page_lies_where_it_is_told_to(sean_run, tmp_path, capsys, monkeypatch):
+def test_the_page_lies_where_it_is_told_to(sean_run, here, capsys, monkeypatch):
     monkeypatch.setattr(gallery, "page", lambda run: f"of {run.name}")
-    shutil.copytree(sean_run, tmp_path / "runs" / "007-mine")
-    monkeypatch.chdir(tmp_path)
+    shutil.copytree(sean_run, here / "runs" / "007-mine")
     for words, path in (
         ("", "runs/007-mine/gallery.html"),  # of the newest run
         ("runs/007-mine", "runs/007-mine/gallery.html"),

@@ -25,8 +25,7 @@ def reader():
         yield folder
 
 
-def test_the_gan_in_full_trains_as_it_stands(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_gan_in_full_trains_as_it_stands(here):
     (program,) = guides.blocks((ROOT / "docs/guide/game.md").read_text(), "python")
     exec(program.replace("max_steps=100", "max_steps=3"), names := {"__name__": "__main__"})
     assert names["trainer"].global_step == 3

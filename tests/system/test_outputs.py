@@ -1,6 +1,5 @@
 """Standard output is full, closed or no longer read: every command ends as it would have ended."""
 
-import shutil
 import subprocess
 import sys
 
@@ -26,11 +25,10 @@ def started(words, to):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", [">/dev/full", ">&-"])
-def test_a_command_whose_output_is_lost_ends_as_it_should(to, sean_run, tmp_path):
-    run = shutil.copytree(sean_run, tmp_path / "runs" / sean_run.name)
-    processes = [started(words.format(run=run), to) for words in COMMANDS]
+def test_a_command_whose_output_is_lost_ends_as_it_should(to, copy):
+    processes = [started(words.format(run=copy), to) for words in COMMANDS]
     for words, process in zip(COMMANDS, processes, strict=True):
         said = process.communicate()[1]
         assert (process.returncode, "Traceback" in said, "Exception" in said) == (COMMANDS[words], False, False), said
-    assert list((run / "export").rglob("*.safetensors")) and list(run.glob("evaluation-*.json"))
-    assert list((run / "samples").glob("reconstruct*.png"))
+    assert list((copy / "export").rglob("*.safetensors")) and list(copy.glob("evaluation-*.json"))
+    assert list((copy / "samples").glob("reconstruct*.png"))

@@ -18,13 +18,9 @@ from tests.system.test_restarts import GAME
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "own_line.py").write_text(GAME)
-    yield tmp_path
-    for name in ("own_line", "moved_line"):
-        sys.modules.pop(name, None)
+def here(here):
+    (here / "own_line.py").write_text(GAME)
+    return here
 
 
 def test_all_commands_take_it(here, monkeypatch, capsys):

@@ -78,21 +78,14 @@ def mine(batch_size: int = 4, billions: float = 1.0) -> Run:
 """
 
 
-@pytest.fixture
-def own(tmp_path, monkeypatch):
+def own(here: Path, game: str) -> str:
     """What is typed for a run in a person's file, whose game is one of those of another test."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(game: str) -> str:
-        Path("own_plan.py").write_text(OWN.format(game=game))
-        return "own_plan.py:mine"
-
-    yield write
-    sys.modules.pop("own_plan", None)
+    (here / "own_plan.py").write_text(OWN.format(game=game))
+    return "own_plan.py:mine"
 
 
-def test_what_it_says_to_a_person(own, capsys):
-    words = [own("Fed"), "--billions", "0.02", "--nodes", "2", "--devices", "4", "--strategy", "auto"]
+def test_what_it_says_to_a_person(here, capsys):
+    words = [own(here, "Fed"), "--billions", "0.02", "--nodes", "2", "--devices", "4", "--strategy", "auto"]
     assert main([*words, "--batch-size", "8", "--memory", "32G"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^mine: \d+ parameters, on 8 ranks, 2 nodes of 4; 1 samples on each rank$", said, re.MULTILINE)
@@ -122,8 +115,8 @@ def test_what_does_not_fit_is_told_by_how_much(capsys):
     assert "nothing fits: the least is " in said
 
 
-def test_a_game_that_reads_values_is_measured(own, capsys):
-    assert main([own("ReadsValue"), "--devices", "2"]) == 0
+def test_a_game_that_reads_values_is_measured(here, capsys):
+    assert main([own(here, "ReadsValue"), "--devices", "2"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"measured on this CPU, because it cannot be played without values: RuntimeE.*item\(\)", said)
 
@@ -131,16 +124,13 @@ def test_a_game_that_reads_values_is_measured(own, capsys):
 @pytest.mark.parametrize(
     "words", ["pix2pix-faces --faces 16", "vqgan --config f4 --data pictures --width 32 --blocks 1"]
 )
-def test_label_maps_new_pictures_and_the_weights_of_a_distance_need_no_values(
-    words, capsys, tmp_path, monkeypatch, unsearched
-):
+def test_label_maps_new_pictures_and_the_weights_of_a_distance_need_no_values(words, capsys, here, unsearched):
     """A loader that reads headers, and a file that LPIPS reads, are on the CPU while the game is made on meta."""
-    monkeypatch.chdir(tmp_path)
     Path("pictures").mkdir()
     for number in range(8):
         Image.new("RGB", (32, 32), (number, 0, 0)).save(f"pictures/{number}.png")
     assert main([*words.split(), "--devices", "1", "--size", "32", "--batch-size", "2"]) == 0
-    assert not list(tmp_path.rglob("pixels-*")), "no picture is decoded into the cache"
+    assert not list(here.rglob("pixels-*")), "no picture is decoded into the cache"
     said = capsys.readouterr().out
     assert "measured on this CPU" not in said and "made-up" not in said
 

@@ -7,7 +7,6 @@ then random convolutions stand in for the network.
 import re
 import shlex
 import shutil
-import sys
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -111,13 +110,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def here(folder, tmp_path, monkeypatch):
+def here(folder, here, monkeypatch):
     """A copy of the folder, and we are in it."""
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.chdir(shutil.copytree(folder, tmp_path / "here"))
-    yield
-    sys.modules.pop("answers", None)
+    return shutil.copytree(folder, here, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize("line", TYPED)

@@ -30,12 +30,6 @@ def cluster(tmp_path_factory):
         yield one
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def script(capsys, *more, devices=2):
     """What gan.fit prints for two machines with so many devices each."""
     assert fit.main([*OPTIONS, "--slurm", "--nodes", "2", "--devices", str(devices), *more]) == 0

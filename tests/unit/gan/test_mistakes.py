@@ -26,19 +26,14 @@ def _own_policies(monkeypatch):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    """A copy of the folder of mistakes; what is imported from it is forgotten afterwards."""
-    shutil.copytree(FOLDER, tmp_path / "here", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "here" / "broken.py").write_text("import my_paint\nb = = 2\n")
-    (tmp_path / "here" / "not_text.py").write_bytes(b"# coding: ascii\na = '\xe4'\n")
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def here(here, monkeypatch):
+    """A copy of the folder of mistakes."""
+    shutil.copytree(FOLDER, here, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    (here / "broken.py").write_text("import my_paint\nb = = 2\n")
+    (here / "not_text.py").write_bytes(b"# coding: ascii\na = '\xe4'\n")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    yield tmp_path / "here"
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
-            del sys.modules[name]
+    return here
 
 
 def answer(typed: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -130,14 +130,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_files_are_refused_in_a_sentence_and_nothing_runs(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_hostile_files_are_refused_in_a_sentence_and_nothing_runs(name, here):
     data, words = HOSTILE[name]
-    (tmp_path / "bad.pkl").write_bytes(data)
+    (here / "bad.pkl").write_bytes(data)
     with pytest.raises(UserError) as caught:
-        read(tmp_path / "bad.pkl")
+        read(here / "bad.pkl")
     assert words in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 300
-    assert not (tmp_path / "ran").exists()
+    assert not (here / "ran").exists()
 
 
 def test_a_network_of_another_kind_is_refused():

@@ -111,9 +111,8 @@ def without(*names):
         ),
     ],
 )
-def test_a_file_that_is_wrong_is_named_with_what_to_bring(spoil, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    spoil(tmp_path / "v.pth")
+def test_a_file_that_is_wrong_is_named_with_what_to_bring(spoil, message, here):
+    spoil(here / "v.pth")
     with pytest.raises(UserError, match=message) as refused:
         load_vgg19("v.pth")
     for word in ("v.pth", NAME, VGG19_Weights.IMAGENET1K_V1.url, "--perceptual PATH", "--perceptual off"):

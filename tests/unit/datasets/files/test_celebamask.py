@@ -97,12 +97,11 @@ def test_merging_goes_on_after_a_kill(written, base, monkeypatch):
     assert not list(cache.glob("*.part"))
 
 
-def test_the_maps_lie_in_the_chosen_cache(written, tmp_path, monkeypatch):
-    monkeypatch.setenv("GAN_CACHE", str(tmp_path / "chosen"))
+def test_the_maps_lie_in_the_chosen_cache(written, here, monkeypatch):
+    monkeypatch.setenv("GAN_CACHE", str(here / "chosen"))
     data = written.open()
-    assert data.paths(0)[1].resolve(strict=True).is_relative_to(tmp_path / "chosen")
-    assert not list(tmp_path.rglob("*gan-cache"))
-    monkeypatch.chdir(tmp_path)
+    assert data.paths(0)[1].resolve(strict=True).is_relative_to(here / "chosen")
+    assert not list(here.rglob("*gan-cache"))
     monkeypatch.setenv("GAN_CACHE", "near")
     assert torch.equal(written.open()[0]["label"], data[0]["label"])
 

@@ -95,9 +95,8 @@ def in_parquet(root, files):
 
 
 @pytest.mark.parametrize("packed", [in_a_folder, in_a_zip, in_a_tar, in_parquet])
-def test_every_broken_picture_is_named_and_the_good_ones_are_kept(packed, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = packed(tmp_path, {**BROKEN, **GOOD})
+def test_every_broken_picture_is_named_and_the_good_ones_are_kept(packed, here):
+    path = packed(here, {**BROKEN, **GOOD})
     source = find_source(str(path))
     headers = Headers(source)
     assert headers.sizes.keys() <= {(24, 24), (1, 1), (2**31 - 1, 1)}

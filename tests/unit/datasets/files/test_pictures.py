@@ -260,8 +260,8 @@ def test_shards_of_webdataset_have_their_classes(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_set_of_torchvision_is_known_by_its_folder_or_its_name(tmp_path, monkeypatch):
-    raw = tmp_path / "data" / "MNIST" / "raw"
+def test_a_set_of_torchvision_is_known_by_its_folder_or_its_name(here):
+    raw = here / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)
     images = np.arange(5 * 28 * 28, dtype=np.uint8).reshape(5, 28, 28)
     shape = np.array(images.shape, ">i4").tobytes()
@@ -269,8 +269,7 @@ def test_a_set_of_torchvision_is_known_by_its_folder_or_its_name(tmp_path, monke
     (raw / "train-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1]) + shape[:4] + bytes(range(5)))
     for kind in ("images-idx3", "labels-idx1"):
         (raw / f"t10k-{kind}-ubyte").write_bytes((raw / f"train-{kind}-ubyte").read_bytes())
-    monkeypatch.chdir(tmp_path)
-    for data in ("mnist", "data", str(tmp_path / "data")):
+    for data in ("mnist", "data", str(here / "data")):
         found = OnPictures(data=data, held_out=0.0).find()
         assert (found.size, found.channels, found.classes, len(found.train)) == ((28, 28), 1, 10, 5)
         assert np.array_equal(found.train[3]["image"][0], images[3]) and found.train[3]["class"] == 3

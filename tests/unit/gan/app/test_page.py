@@ -130,12 +130,6 @@ def run(sean_run):
     return open_run(str(sean_run))
 
 
-@pytest.fixture
-def copy(sean_run, tmp_path):
-    """A copy of the run, to write into."""
-    return shutil.copytree(sean_run, tmp_path / sean_run.name)
-
-
 @pytest.fixture(scope="module")
 def lively(sean_run):
     """The run with changed weights: after two steps styles make hardly a difference yet."""

@@ -228,8 +228,7 @@ def test_the_names_are_the_published_ones(figures, norm):
     assert found == {key: list(shape) for key, shape in keys_of(figures, norm).items()}
 
 
-def test_no_code_in_a_file_is_run_and_what_is_no_weight_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_no_code_in_a_file_is_run_and_what_is_no_weight_is_left_out(here):
     made = small()
     state = state_of(made) | {"loss.perceptual_loss.lin0.model.1.weight": torch.ones(1)}
     torch.save({"state_dict": state, "callbacks": {Callback: 1, "one": Callback()}, "epoch": 3}, "any.ckpt")

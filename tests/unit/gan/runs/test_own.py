@@ -7,23 +7,13 @@ from pathlib import Path
 import pytest
 
 from gan import verify as verify
-from gan.app.run import folder, options
+from gan.app.run import options
 from gan.files.errors import UserError
 from gan.runs import build, find, full_name, short_name
 from tests.support.posix import not_on_windows
+from tests.unit.gan.app.run.test_options import saved
 
 GAME = (Path(__file__).parents[1] / "mistakes" / "my_paint.py").read_text()
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty folder; what is imported from it is forgotten after the test."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
-            del sys.modules[name]
 
 
 @pytest.fixture
@@ -73,14 +63,6 @@ def test_its_arguments_are_options(here, capsys):
     with pytest.raises(SystemExit):
         options.parse(["--run", "my_paint.py:paint", "--help"])
     assert "How wide. (default: 4)" in capsys.readouterr().out
-
-
-def saved(here, *arguments):
-    settings, _ = options.parse(list(arguments))
-    run = folder.create(here / "runs", short_name(settings.run))
-    run.settings.write_text(options.dump(settings, settings.run))
-    run.checkpoint(1).mkdir(parents=True)
-    return run
 
 
 def test_a_saved_run_whose_function_has_changed_says_what_to_type(here):

@@ -51,21 +51,20 @@ def test_a_folder_of_pictures_becomes_batches(tmp_path, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_sub_folders_that_hold_all_pictures_are_classes(tmp_path, capsys, monkeypatch):
+def test_sub_folders_that_hold_all_pictures_are_classes(here, capsys):
     for number in range(8):
-        put(tmp_path / ("cat", "dog")[number % 2] / f"{number}.png")
-    data = found(tmp_path)
+        put(here / ("cat", "dog")[number % 2] / f"{number}.png")
+    data = found(here)
     assert data.class_names == ("cat", "dog")
     for part in (data.train, data.val):
         assert all(part[row]["class"] == ("cat", "dog").index(part.name(row)[:3]) for row in range(len(part)))
     assert "2 classes (cat, dog; --classes false for none)" in capsys.readouterr().err
-    assert found(tmp_path, classes=False).classes == 0
-    monkeypatch.chdir(tmp_path)
+    assert found(here, classes=False).classes == 0
     assert found(".").class_names == ("cat", "dog")
-    put(tmp_path / "beside.png")
-    assert found(tmp_path).classes == 0
+    put(here / "beside.png")
+    assert found(here).classes == 0
     with pytest.raises(UserError, match="pictures lie beside those"):
-        found(tmp_path, classes=True)
+        found(here, classes=True)
 
 
 @pytest.mark.parametrize("packed", [False, True])

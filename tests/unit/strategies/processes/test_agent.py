@@ -23,6 +23,8 @@ from strategies.processes.lost_ranks import Survivor
 from strategies.processes.rendezvous import Rendezvous
 from tests.support.commands import alive, until
 
+pytestmark = pytest.mark.usefixtures("here")
+
 BEGINNING = """
 import json, os, signal, struct, sys, time
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -44,11 +46,6 @@ def die():
 open(f"began-{attempt}-{rank}", "w").write(" ".join(
     os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GAN_AGENT")))
 """
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def started(code, ranks=2, restarts=3, rendezvous=None, advice=lambda name: ""):

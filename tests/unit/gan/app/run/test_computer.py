@@ -23,10 +23,8 @@ SIX = ("--run", "r3gan-faces", "--devices", "6")
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def no_job(here, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    return tmp_path
 
 
 def script(capsys, *typed):

@@ -89,13 +89,6 @@ def test_the_newest_checkpoint_is_of_the_latest_step_whenever_it_was_written(tmp
     assert folder.find(str(run.checkpoints / "best.ckpt"), tmp_path, None) == (run, run.checkpoints / "best.ckpt")
 
 
-def test_what_resumes_at_a_step_is_the_run_or_that_step_where_there_is_a_later_one(tmp_path):
-    run = make(tmp_path, "sean", "step-000010.ckpt", "step-000020.ckpt")
-    assert run.resuming(20) == run.path
-    assert run.resuming(10) == run.checkpoints / "step-000010.ckpt"
-    assert run.resuming(15) == run.path
-
-
 def test_grids_are_in_the_order_of_their_steps_and_other_pictures_are_none(tmp_path):
     run = make(tmp_path, "sean")
     assert run.grids() == {}
@@ -294,10 +287,9 @@ def test_where_data_are_gone_what_to_type_is_said_once(error, data, advice):
     assert str(where_data_are(UserError(error), {"data": data})) == error + advice
 
 
-def test_settings_have_the_whole_path_of_data_that_are_there(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_settings_have_the_whole_path_of_data_that_are_there(here):
     Path("mine").mkdir()
-    for typed, kept in (("mine", str(tmp_path / "mine")), ("absent", "absent")):
+    for typed, kept in (("mine", str(here / "mine")), ("absent", "absent")):
         settings, _ = options.parse([NAME, "--data", typed])
         assert yaml.safe_load(options.dump(settings, NAME))["data"] == kept
         assert settings.data == typed

@@ -20,25 +20,21 @@ from gan.app.run.parser import OF_OTHER_TRAINERS
 from gan.app.run.settings_file import MOST, read
 from gan.app.training.callbacks import write_settings
 from gan.files.errors import UserError
-from gan.runs import RUNS, full_name
+from gan.runs import RUNS, full_name, short_name
 from tests.support.posix import not_on_windows
 
+pytestmark = pytest.mark.usefixtures("here")
+
+
 # ---- options ----
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def saved(here, *arguments):
     """A run with those settings and a checkpoint."""
     settings, _ = options.parse(list(arguments))
-    run = folder.create(here / "runs", settings.run)
+    run = folder.create(here / "runs", short_name(settings.run))
     run.settings.write_text(options.dump(settings, settings.run))
-    run.checkpoints.mkdir()
-    (run.checkpoints / "step-000001.ckpt").mkdir()
+    run.checkpoint(1).mkdir(parents=True)
     return run
 
 
@@ -168,8 +164,6 @@ def test_a_published_configuration_is_no_file_of_settings(here):
         assert options.parse(["hifigan", *typed])[0].config_ == "config.json"
     (here / "cifar").mkdir()  # of pictures
     assert options.parse(["stylegan2", "--data", "cifar", "--config", "cifar"])[0].config_ == "cifar"
-    with pytest.raises(UserError, match=r"^cannot read settings from 'foo': No such file"):
-        options.parse(["r3gan-faces", "--config", "foo"])
 
 
 def test_a_run_whose_path_has_blanks_or_an_equals_sign_is_no_empty_one(here):
@@ -194,7 +188,6 @@ FAULTS = {
     "a tab": ("seed: 1\n\tsize: 32", r"in line 2, found character '\t' that cannot start any token"),
     "no text": (b"\x7fELF\x00\x01", "it has characters that no text has"),
     "not UTF-8": (b"out: r\xe4n", "it is no text in UTF-8"),
-    "a list": (f"- {SECRET}\n", "it does not consist of lines such as batch_size: 16"),
     "a name with a dot": ("seed.deep: 4\n", "it does not consist of lines such as batch_size: 16"),
     "passwords": (f"root:${SECRET}:20228:0:99999:7::\nbin:*:20228:0:99999:7::\n", "it does not consist of lines"),
     "a list as a key": (f"? [{SECRET}]\n: 1\n", "in line 1, it is no YAML of plain values"),

@@ -17,12 +17,6 @@ from tests.support import opening
 from tests.support.saved import damage, read_checkpoint, write_checkpoint
 
 
-@pytest.fixture
-def copy(sean_run, tmp_path):
-    """A copy of the trained run, to damage."""
-    return shutil.copytree(sean_run, tmp_path / "runs" / sean_run.name)
-
-
 def the_checkpoint(run):
     (path,) = run.glob("checkpoints/*.ckpt")
     return path

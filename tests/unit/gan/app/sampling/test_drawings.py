@@ -45,10 +45,9 @@ def written(tmp_path_factory):
 
 
 @pytest.fixture
-def files(written, tmp_path, monkeypatch):
+def files(written, here):
     """The networks, whose files are in the current folder."""
-    shutil.copytree(written[0], tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
+    shutil.copytree(written[0], here, dirs_exist_ok=True)
     return written[1]
 
 

@@ -38,8 +38,7 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def few(here, monkeypatch):
     monkeypatch.setattr(latents, "SAMPLES", 300)  # to draw 10,000 latents takes most of the time of a search
 
 

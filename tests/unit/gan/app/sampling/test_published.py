@@ -1,5 +1,8 @@
 """Published files without a run: which network they hold is read off the weights, and `gan.sample` uses it."""
 
+import re
+from pathlib import Path
+
 import numpy
 import pytest
 import torch
@@ -28,10 +31,9 @@ NETWORKS = {
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def photos(here):
     for number in range(2):
-        put(tmp_path / "photos" / f"{number}.png", (24, 16), "RGB")
+        put(here / "photos" / f"{number}.png", (24, 16), "RGB")
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -59,16 +61,41 @@ def test_each_picture_of_a_folder_is_translated(tmp_path, capsys):
     assert str(out) == "latest_net_G-translated-photos"
 
 
+def codebook(attention=()):
+    net = VqAutoencoder(3, 32, (1, 2), 1, attention, 6, 5, 11).eval()
+    PublishedFile("last.ckpt", {"": net}, within="state_dict").write(Path("last.ckpt"))
+    return net
+
+
 @pytest.mark.parametrize("attention", [(), (1,)])
 def test_vqgans_codes_come_and_go(attention, tmp_path):
-    net = VqAutoencoder(3, 32, (1, 2), 1, attention, 6, 5, 11).eval()
-    PublishedFile("last.ckpt", {"": net}, within="state_dict").write(tmp_path / "last.ckpt")
+    net = codebook(attention)
     assert repr(gan.open("last.ckpt", "cpu").game.net) == repr(net)
     ways = ("photos", "codes", "codes"), ("codes", "pictures", "again"), ("photos", "painted again", "at once")
     for given, way, out in ways:
         assert sample.main(["last.ckpt", "--inputs", given, "--direction", way, "--out", out]) == 0
+    codes = numpy.load(tmp_path / "codes" / "0.npy")
+    assert codes.shape == (8, 12) and codes.dtype == numpy.int64 and codes.max() < 11
     for name in ("0.png", "1.png"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "at once" / name).read_bytes()
+
+
+def test_what_are_no_codes_is_named(tmp_path):
+    codebook()
+    for content, said in (
+        (None, "there are no maps of codes in"),
+        (numpy.array([[0, 11]]), "it has numbers from 0 to 11, and the codes are 0 to 10"),
+        (numpy.array([[-1, 0]]), "it has numbers from -1 to 0"),
+        (numpy.array([0, 1]), "it is int64 [2] and not whole numbers [height, width]"),
+        (numpy.array([[0.5]]), "it is float64 [1, 1] and not whole numbers"),
+        (numpy.array([[{}]], object), "a.npy"),
+    ):
+        if content is not None:
+            numpy.save(tmp_path / "a.npy", content)
+        with pytest.raises(UserError, match=re.escape(said)):
+            gan.open("last.ckpt", "cpu").translate(".", "out", direction="pictures")
+    with pytest.raises(UserError, match="maps of codes have no size to change; leave --largest out"):
+        gan.open("last.ckpt", "cpu").translate(".", "out", direction="pictures", largest=8)
 
 
 def test_hifigan_is_heard(tmp_path):

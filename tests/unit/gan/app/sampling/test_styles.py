@@ -88,16 +88,15 @@ GOOD = {**vars(make()), "label_names": list(NAMES)}
         ({**GOOD, "label_names": ["skin"]}, r"a.pt' is damaged: it has 4 codes and 1 names"),
     ],
 )
-def test_files_that_are_no_styles_are_refused_and_code_in_them_is_never_run(content, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "a.pt"
+def test_files_that_are_no_styles_are_refused_and_code_in_them_is_never_run(content, words, here):
+    path = here / "a.pt"
     if isinstance(content, bytes):
         path.write_bytes(content)
     elif content is not None:
         torch.save(content, path)
     with pytest.raises(UserError, match=words):
         Styles.load(path)
-    assert not (tmp_path / "ran").exists()
+    assert not (here / "ran").exists()
     with pytest.raises(UserError, match=r"cannot write '.*b.pt'.*choose another file"):
         make().save(Path("/proc/none/b.pt"))
 

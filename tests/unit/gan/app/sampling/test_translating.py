@@ -1,9 +1,5 @@
 """`gan.sample RUN --inputs`: every picture of a folder is translated, in its own size and under its name."""
 
-import re
-from functools import partial
-
-import numpy
 import pytest
 import torch
 from PIL import Image
@@ -13,7 +9,6 @@ from gan.app.editing.editors import open as opened
 from gan.app.run.reopen import open_run
 from gan.app.sampling.translating import translated
 from gan.app.training.card import facts
-from gan.files.errors import UserError
 from gan.games.translation import Translation
 from tests.support import opening
 from tests.unit.gan.runs.test_pictures import put
@@ -160,50 +155,3 @@ def test_dropout_gives_a_picture_the_same_translation_each_time():
     first = translated(noisy, torch.ones(1, 3, 4, 4))
     torch.rand(1)  # what others draw meanwhile
     assert torch.equal(translated(noisy, torch.ones(1, 3, 4, 4)), first)
-
-
-# ---- codes ----
-
-
-@pytest.fixture(scope="module")
-def codebook(tmp_path_factory):
-    root = tmp_path_factory.mktemp("codes")
-    for number in range(8):
-        put(root / "data" / f"{number}.png", (32, 32))
-    sizes = dict(size=32, width=32, blocks=1, codes=8, config="f4", workers=0, perceptual="off", max_steps=1)
-    return opening.train(root / "runs", "vqgan", data=root / "data", **sizes)
-
-
-@pytest.mark.slow
-def test_codes_are_written_and_painted_again(codebook, tmp_path, capsys):
-    put(tmp_path / "photos" / "deep" / "a.png", (24, 16))
-    put(tmp_path / "photos" / "b.png", (9, 13))
-    places = {"codes": "photos", "pictures": "codes"}
-    for way, inputs in places.items():
-        typed = ["--inputs", str(tmp_path / inputs), "--out", str(tmp_path / way), "--direction", way]
-        assert sample.main([str(codebook), *typed]) == 0, capsys.readouterr().err
-    maps = {name: numpy.load(tmp_path / "codes" / f"{name}.npy") for name in ("deep/a", "b")}
-    assert {name: each.shape for name, each in maps.items()} == {"deep/a": (4, 6), "b": (4, 3)}
-    assert all(each.dtype == numpy.int64 and each.max() < 8 for each in maps.values())
-    (again,) = opened(str(codebook), "cpu").translate(str(tmp_path / "photos"), tmp_path / "again")
-    painted, same = (Image.open(folder / "deep" / "a.png") for folder in (tmp_path / "pictures", again))
-    assert painted.size == (24, 16) and painted.tobytes() == same.tobytes()
-    assert Image.open(tmp_path / "pictures" / "b.png").size == (12, 16)
-
-
-def test_what_are_no_codes_is_named(codebook, tmp_path):
-    translate = partial(opened(str(codebook), "cpu").translate, str(tmp_path), tmp_path / "out", direction="pictures")
-    for content, said in (
-        (None, "there are no maps of codes in"),
-        (numpy.array([[0, 8]]), "it has numbers from 0 to 8, and the codes are 0 to 7"),
-        (numpy.array([[-1, 0]]), "it has numbers from -1 to 0"),
-        (numpy.array([0, 1]), "it is int64 [2] and not whole numbers [height, width]"),
-        (numpy.array([[0.5]]), "it is float64 [1, 1] and not whole numbers"),
-        (numpy.array([[{}]], object), "a.npy"),
-    ):
-        if content is not None:
-            numpy.save(tmp_path / "a.npy", content)
-        with pytest.raises(UserError, match=re.escape(said)):
-            translate()
-    with pytest.raises(UserError, match="maps of codes have no size to change; leave --largest out"):
-        translate(largest=8)

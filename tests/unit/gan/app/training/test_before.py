@@ -63,10 +63,9 @@ def test_a_folder_that_is_not_there_is_refused(check):
         check("sean-folder", "--data", "nowhere", "--labels", "3")
 
 
-def test_an_own_run_may_mean_something_else_by_its_batch(check, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_own_run_may_mean_something_else_by_its_batch(check, here):
     text = "from gan.runs import Run\ndef own(batch_size: int = 3, data: str = 'x') -> Run:\n    '''A run.'''\n"
-    (tmp_path / "own.py").write_text(text)
+    (here / "own.py").write_text(text)
     check("own.py:own")
 
 
