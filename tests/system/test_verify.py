@@ -1,7 +1,6 @@
 """`python -m gan.verify` on a run in a person's own file, in an empty folder."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,57 +12,40 @@ from gan.app.verifying.verification import OneDevice, Row
 from tests.support.saved import damage
 
 GAME = """
-from functools import partial
-
 import torch
-from torch import nn
 from torch.nn.functional import softplus
-from torch.optim import Adam
 
-from datasets import Faces, GanData
-from gan import GanModule, Phase, Player, noise, ranks
+from datasets import GanData
+from gan import ranks
 from gan.runs import Run
+from tests.support.hard_games import Plain
 
 
-class Relative(GanModule):
+class Relative(Plain):
     def __init__(self, mean):
         super().__init__()
         self.mean = mean
-        self.generator = nn.Sequential(nn.Linear(4, 3 * 16 * 16), nn.Unflatten(1, (3, 16, 16)))
-        self.discriminator = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 1))
-
-    def configure_players(self):
-        yield Player("generator", self.generator, partial(Adam, lr=1e-3), ema=0.9)
-        yield Player("discriminator", self.discriminator, partial(Adam, lr=1e-3))
-
-    def configure_phases(self):
-        yield Phase("judge", self.judge, learners="discriminator")
-        yield Phase("fool", self.fool, learners="generator")
-
-    def scores(self, real):
-        fake = self.generator(noise.randn((len(real), 4), like=real))
-        return self.discriminator(real), self.discriminator(fake)
 
     def judge(self, batch):
-        real, fake = self.scores(batch["image"])
-        center = self.mean(fake.mean(), self.step)
-        return {"real": softplus(center - real).mean(), "fake": softplus(fake).mean()}
+        real, fake = self.discriminator(batch["x"]), self.discriminator(self.fake(batch["x"]))
+        return {"real": softplus(self.mean(fake.mean(), self.step) - real).mean(), "fake": softplus(fake).mean()}
 
-    def fool(self, batch):
-        return softplus(-self.scores(batch["image"])[1]).mean()
+
+def of(mean, batch_size, max_steps=9):
+    samples = [{"x": each} for each in torch.randn(8, 6, generator=torch.Generator().manual_seed(0))]
+    return Run(Relative(mean), GanData(samples, batch_size=batch_size), max_steps)
 
 
 def holds(batch_size: int = 4) -> Run:
-    return Run(Relative(lambda own, step: ranks.mean(own)), GanData(Faces(8, size=16), batch_size=batch_size), 9)
+    return of(lambda own, step: ranks.mean(own), batch_size)
 
 
 def breaks(batch_size: int = 4) -> Run:
-    return Run(Relative(lambda own, step: own), GanData(Faces(8, size=16), batch_size=batch_size), 9)
+    return of(lambda own, step: own, batch_size)
 
 
 def breaks_later(batch_size: int = 4, max_steps: int = 9) -> Run:
-    game = Relative(lambda own, step: own if step >= 2 else ranks.mean(own))
-    return Run(game, GanData(Faces(8, size=16), batch_size=batch_size), max_steps)
+    return of(lambda own, step: own if step >= 2 else ranks.mean(own), batch_size, max_steps)
 
 
 def casts() -> Run:
@@ -76,12 +58,8 @@ def fails() -> Run:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "relative_game.py").write_text(GAME)
-    yield
-    sys.modules.pop("relative_game", None)
+def relative_game(here):
+    (here / "relative_game.py").write_text(GAME)
 
 
 def verify(run, *typed):
@@ -98,8 +76,10 @@ def test_a_run_that_holds_a_run_that_breaks_the_law_and_one_that_fails(capsys):
 
     assert verify("breaks", "--strategy", "ddp", "--check", "false") == 1
     said = capsys.readouterr().out
-    assert re.search(r"^ddp +2 +\de-\d\d  differs: step 0, phase 'judge': loss 'real' is 0\.", said, re.MULTILINE), said
-    assert "the gradient of 'discriminator.1.weight' has norm" in said
+    assert re.search(
+        r"^ddp +2 +\de-\d\d  differs: step 0, phase 'discriminator': loss 'real' is 0\.", said, re.MULTILINE
+    ), said
+    assert "the gradient of 'discriminator.0.weight' has norm" in said
     assert "take gan.ranks.mean(x)" in said and said.endswith("0 of 1 exact\n")
 
     assert verify("fails", "--strategy", "ddp") == 2
@@ -139,7 +119,7 @@ def test_from_a_checkpoint_all_train_on_and_name_real_steps(tmp_path, capsys):
     assert command.main([*begun, "--strategy", "single,ddp", "--check", "false"]) == 1
     said = capsys.readouterr().out
     assert f"breaks_later: 1 steps of 2 samples from {folder}/checkpoints/step-000004.ckpt in float64" in said
-    assert re.search(r"^ddp .*differs: step 4, phase 'judge': loss 'real'", said, re.MULTILINE), said
+    assert re.search(r"^ddp .*differs: step 4, phase 'discriminator': loss 'real'", said, re.MULTILINE), said
 
     damage(folder / "checkpoints" / "step-000004.ckpt")
     assert command.main(["--from-checkpoint", f"{folder}/checkpoints/step-000004.ckpt", "--devices", "2"]) == 2
