@@ -162,6 +162,12 @@ def sean_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return opening.sean_run(tmp_path_factory.mktemp("sean") / "runs")
 
 
+@pytest.fixture(scope="module")
+def shared_copy(sean_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of that run, to write into, for all tests of a file."""
+    return shutil.copytree(sean_run, tmp_path_factory.mktemp("copy") / "runs" / sean_run.name)
+
+
 @pytest.fixture
 def copy(sean_run: Path, tmp_path: Path) -> Path:
     """A copy of that run, to write into."""

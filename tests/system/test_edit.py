@@ -27,14 +27,8 @@ CHANGED = "[...edit.label].reduce((n, each, k) => n + (each !== originals.get(ed
 
 
 @pytest.fixture(scope="module")
-def run(sean_run, tmp_path_factory):
-    """A copy of the trained run, to write into."""
-    return shutil.copytree(sean_run, tmp_path_factory.mktemp("edit") / "runs" / sean_run.name)
-
-
-@pytest.fixture(scope="module")
-def address(run):
-    opened = open_run(str(run))
+def address(shared_copy):
+    opened = open_run(str(shared_copy))
     with serving(StyleEditor(opened, opened.run.data)) as found:
         yield found
 
@@ -82,7 +76,7 @@ def sampled(run, folder, *words):
     return Image.open(single).tobytes()
 
 
-def test_a_stroke_and_a_style_give_what_gan_sample_gives(page, run, tmp_path):
+def test_a_stroke_and_a_style_give_what_gan_sample_gives(page, shared_copy, tmp_path):
     before = page.evaluate(AFTER)
     choose_region(page, "skin")
     stroke(page, (0.1, 0.1), (0.3, 0.2), (0.3, 0.6))
@@ -90,7 +84,7 @@ def test_a_stroke_and_a_style_give_what_gan_sample_gives(page, run, tmp_path):
     assert pixels(painted) != pixels(before)
     assert page.evaluate(CHANGED) > 20
     mask = saved(tmp_path, page, "#save-mask", "*-mask.png")
-    assert pixels(painted) == sampled(run, tmp_path, "repaint", "--picture", 0, "--label", mask)
+    assert pixels(painted) == sampled(shared_copy, tmp_path, "repaint", "--picture", 0, "--label", mask)
 
     page.click("#reset")
     settle(page)
@@ -105,17 +99,17 @@ def test_a_stroke_and_a_style_give_what_gan_sample_gives(page, run, tmp_path):
     settle(page)
     shutil.rmtree(tmp_path / "grid")
     words = ("transfer", "--from", 2, "--to", 0, "--region", "background")
-    assert pixels(page.evaluate(AFTER)) == sampled(run, tmp_path, *words)
+    assert pixels(page.evaluate(AFTER)) == sampled(shared_copy, tmp_path, *words)
 
 
-def test_what_is_saved_is_drawn_again_by_the_command_and_by_the_page(page, run, tmp_path, capsys):
+def test_what_is_saved_is_drawn_again_by_the_command_and_by_the_page(page, shared_copy, tmp_path, capsys):
     stroke(page, (0.5, 0.5), (0.7, 0.7))
     page.evaluate("change({styles: {skin: {from: '1', to: 'mean', share: 0.25}}, seed: 5})")
     settle(page)
     picture = saved(tmp_path, page, "#save-picture", "*-0.png")
     file = saved(tmp_path, page, "#save-edit", "*-edit.json")
     assert Image.open(picture).tobytes() == pixels(page.evaluate(AFTER))
-    assert edit.main([str(run), "--repeat", str(file), "-o", str(tmp_path / "again.png")]) == 0
+    assert edit.main([str(shared_copy), "--repeat", str(file), "-o", str(tmp_path / "again.png")]) == 0
     assert str(tmp_path / "again.png") in capsys.readouterr().out
     assert Image.open(tmp_path / "again.png").tobytes() == Image.open(picture).tobytes()
 

@@ -34,10 +34,9 @@ from tests.unit.gan.runs.test_pictures import put
 
 
 @pytest.fixture(scope="module")
-def written(sean_run, tmp_path_factory):
+def written(shared_copy):
     """The trained SEAN, written once: its folder, and the files' paths."""
-    run = shutil.copytree(sean_run, tmp_path_factory.mktemp("written") / "runs" / sean_run.name)
-    return run, export(str(run))
+    return shared_copy, export(str(shared_copy))
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The command as it is typed: what it writes and prints, and its answers to mistakes."""
 
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -17,16 +16,10 @@ from nets.r3 import R3Generator
 from tests.support import opening
 
 
-@pytest.fixture(scope="module")
-def run(sean_run, tmp_path_factory):
-    """A copy of the trained run, to write into."""
-    return shutil.copytree(sean_run, tmp_path_factory.mktemp("sample") / "runs" / sean_run.name)
-
-
 @pytest.fixture
-def here(run, monkeypatch):
-    monkeypatch.chdir(run.parent.parent)
-    return run
+def here(shared_copy, monkeypatch):
+    monkeypatch.chdir(shared_copy.parent.parent)
+    return shared_copy
 
 
 def test_without_words_the_newest_run_is_reconstructed(here, capsys):

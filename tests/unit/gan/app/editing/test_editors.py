@@ -25,9 +25,9 @@ SMALL = dict(faces=16, held_out=4, size=32, width=4)
 
 
 @pytest.fixture(scope="module")
-def opened(sean_run, tmp_path_factory):
+def opened(shared_copy):
     """A copy of the trained run, whose noise is seen."""
-    found = open_run(str(shutil.copytree(sean_run, tmp_path_factory.mktemp("editor") / "runs" / sean_run.name)))
+    found = open_run(str(shared_copy))
     opening.set_grain(found.run.game, 1.0)
     return found
 

@@ -1,6 +1,5 @@
 """Each action, by the pixels and files it makes."""
 
-import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,22 +22,16 @@ CELL = 128 + grids.MARGIN
 
 
 @pytest.fixture(scope="module")
-def run(sean_run, tmp_path_factory):
-    """A copy of the trained run, to write into."""
-    return shutil.copytree(sean_run, tmp_path_factory.mktemp("actions") / "runs" / sean_run.name)
-
-
-@pytest.fixture(scope="module")
-def opened(run):
-    return open_run(str(run))
+def opened(shared_copy):
+    return open_run(str(shared_copy))
 
 
 @pytest.fixture
-def act(opened, run):
+def act(opened):
     """Run an action by the words that are typed after the run; gives its files."""
 
     def act(*words):
-        argv = [str(run), *map(str, words)]
+        argv = [str(opened.folder.path), *map(str, words)]
         return do(Paintings(opened), parse(argv), argv)
 
     return act
