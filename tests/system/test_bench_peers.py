@@ -13,7 +13,6 @@ from gan.bench import peers
 from gan.bench.device import Counter, payload
 from gan.bench.peers import Peer, PeersBenchmark, distance
 from gan.bench.task import Feed, HandLoop, Task, weights
-from gan.files.errors import UserError
 from strategies.policies import POLICIES
 
 TINY = ["--width=8", "--batch-size=8", "--rounds=2", "--steps=2"]
@@ -187,13 +186,3 @@ def test_a_difference_anywhere_counts():
     with torch.no_grad():
         other.weight[0, 0] = float("nan")
     assert not distance(weights(one, one), weights(other, one)) <= 1
-
-
-def test_what_cannot_be_measured_is_refused():
-    for typed, said in (
-        ("--batch-size 9", "batch 9 is not divisible by 2 ranks; try --batch-size 10"),
-        ("--only Nobody", "no peer's line has Nobody; there are torch, by hand; "),
-        ("--ranks 1", "several ranks only; type --ranks 2 or more"),
-    ):
-        with pytest.raises(UserError, match=said):
-            PeersBenchmark(typed.split())

@@ -184,19 +184,6 @@ def test_ranks_that_serve_a_player_have_a_plan_of_their_own(capsys):
     assert "and only frozen players can be" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        (["--strategy", "generator=dp,*=ddp"], "strategy dp is for all players together, and some have ddp; type"),
-        (["--strategy", "zero2+bf16"], "gan.plan counts 32-bit numbers; leave bf16 out of --strategy zero2+bf16"),
-        (["--devices", f"{10**25}"], f"{10**25} ranks are too many; type fewer --nodes or --devices, 1,000,000 at"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused(words, answer, capsys):
-    assert main(["r3gan-faces", "--devices", "3", "--faces", "100", "--batch-size", "3", *words]) == 2
-    assert answer in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_seventy_billion_on_4096_ranks_take_less_than_a_minute():
     words = ["--billions", "70", "--nodes", "512", "--devices", "8", "--batch-size", "4096", "--strategy", "zero3"]

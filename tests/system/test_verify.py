@@ -126,11 +126,6 @@ def test_from_a_checkpoint_all_train_on_and_name_real_steps(tmp_path, capsys):
     assert f"type --from-checkpoint {folder}/checkpoints/step-000002.ckpt" in capsys.readouterr().err
 
 
-def test_what_cannot_be_tried_is_refused_before_anything_is_trained(capsys):
-    assert verify("holds", "--batch-size", "5") == 2
-    assert "batch 5 is not divisible by 2 ranks; try --batch-size 4" in capsys.readouterr().err
-
-
 EXACT, DIFFERS = Row("exact", 1e-16, exact=True), Row("differs: step 0", 1e-3, advice=("loss",))
 REFUSED, FAILS = Row("refused: no", refused=True), Row("fails on rank 1: KeyError")
 WRONG = Row("refused: 2 ranks would not train as one device does", refused=True, wrong=True)

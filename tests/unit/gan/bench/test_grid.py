@@ -10,7 +10,6 @@ from gan.bench import grid
 from gan.bench.blocks import blocks
 from gan.bench.cell import ONE, Cell, _memory, measuring, planned, together
 from gan.bench.grid import GridBenchmark
-from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.pipelining.cutting import cut, units_of
 from tests.support.posix import only_on_linux
@@ -56,12 +55,6 @@ def test_lists_are_read_and_the_run_has_its_own_options():
     assert settings.policies == ["ddp", "zero3", MIXED]
     assert (settings.chunks, settings.batch_sizes, settings.stages, settings.width) == ([1, 8], [8], [None], 16)
     assert GridBenchmark(["r3gan-faces", "--stages", "2"]).settings.stages == [2]
-
-
-def test_a_run_without_a_batch_size_is_refused(tmp_path):
-    (tmp_path / "fixed.py").write_text("from gan.runs import Run\ndef game(width: int = 3) -> Run: ...\n")
-    with pytest.raises(UserError, match=r"has no argument 'batch_size'.*def game\(batch_size: int = 32, "):
-        GridBenchmark([f"{tmp_path}/fixed.py:game"])
 
 
 # ---- the game ----

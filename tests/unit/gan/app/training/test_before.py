@@ -58,11 +58,6 @@ def test_what_cannot_be_is_refused(typed, devices, words, check):
         check("wgan-gp-faces", *typed.split(), devices=devices)
 
 
-def test_a_folder_that_is_not_there_is_refused(check):
-    with pytest.raises(UserError, match="there is no folder nowhere; type --data and the folder"):
-        check("sean-folder", "--data", "nowhere", "--labels", "3")
-
-
 def test_an_own_run_may_mean_something_else_by_its_batch(check, here):
     text = "from gan.runs import Run\ndef own(batch_size: int = 3, data: str = 'x') -> Run:\n    '''A run.'''\n"
     (here / "own.py").write_text(text)
