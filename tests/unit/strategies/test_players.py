@@ -74,24 +74,6 @@ def test_a_choice_is_read_as_it_is_written(options, ranks):
     assert choices(str(choice), KNOWN) == {"*": choice}
 
 
-@pytest.mark.parametrize(
-    ("typed", "answer"),
-    [
-        ("a=", "cannot read strategy 'a='; type e.g. ddp"),
-        ("=one", "cannot read strategy '=one'"),
-        ("a=one,a=other", "names a player twice"),
-        ("third", "unknown strategy 'third'; known: one, other"),
-        ("one+small", "unknown option 'small' of strategy 'one'; known: big, split, lone"),
-        ("a=other+big,*=one", r"strategy 'other' has no option 'big'; type one\+big, or leave it out"),
-        ("one+big:3", r"option 'big' of strategy 'one' takes no value; type one\+big$"),
-        ("other+split:x", r"option 'split:x' of strategy 'other': invalid literal"),
-    ],
-)
-def test_what_cannot_be_is_answered_with_what_to_type(typed, answer):
-    with pytest.raises(UserError, match=answer):
-        choices(typed, KNOWN)
-
-
 # ---- optimizers ----
 
 
