@@ -281,7 +281,7 @@ def test_a_folder_that_got_or_lost_pictures_goes_on_if_that_is_typed(here, capsy
         shutil.rmtree(here / "my pictures")
         paint(here / "my pictures", now)
         assert fit.main(resume) == 2
-        assert f"was trained with {said}; to go on with these, type --new-data true" in capsys.readouterr().err
+        assert f"was trained with {said}; to go on with what is there now, type --new-data" in capsys.readouterr().err
     assert fit.main([*resume, "--new-data", "true"]) == 0
     assert (here / "my runs/001-stylegan2/checkpoints/step-000002.ckpt").is_dir()
     assert fit.main([*typed, "--new-data", "true"]) == 2
