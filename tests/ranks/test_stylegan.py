@@ -13,7 +13,7 @@ from gan import noise
 from gan.app.sampling import drawings
 from gan.files.errors import UserError
 from gan.games import stylegan as stylegan_game
-from gan.games.stylegan import StyleGan, lazy_adam
+from gan.games.stylegan import StyleGan
 from nets import stylegan_layers
 from nets.published.from_noise import published
 from nets.published.pickles import write
@@ -41,13 +41,6 @@ def test_penalties_are_turns_of_their_own():
         ("discriminator", 1, False),
         ("r1", 4, True),
     ]
-
-
-@pytest.mark.parametrize(("every", "rate", "beta"), [(16, 2e-3 * 16 / 17, 0.99 ** (16 / 17)), (1, 1e-3, 0.99**0.5)])
-def test_adam_is_corrected_for_lazy_penalties(every, rate, beta):
-    (group,) = lazy_adam(2e-3, every)([torch.nn.Parameter(torch.zeros(1))]).param_groups
-    assert group["lr"] == pytest.approx(rate)
-    assert group["betas"] == (0.0, pytest.approx(beta))
 
 
 def alone(values):
