@@ -3,7 +3,6 @@
 import math
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -84,7 +83,7 @@ def attempt(
 ) -> Any:
     """What training makes, or the words in which it is refused."""
     try:
-        with doubled() if "deepspeed" in policy else nullcontext(), mock.patch.object(bucket, "SIZE", size):
+        with doubled(policy), mock.patch.object(bucket, "SIZE", size):
             return train(game, batches, policy, world, check=policy != "deaf", **kwargs)
     except UserError as error:
         return str(error)

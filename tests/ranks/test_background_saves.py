@@ -8,7 +8,8 @@ import signal
 import threading
 import time
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -30,9 +31,9 @@ from tests.ranks.test_checkpoints import in_a_thread
 from tests.ranks.test_contract import POLICY
 from tests.support.commands import until
 from tests.support.composite import Composite
-from tests.support.doubled import doubled
+from tests.support.duel import fit
 from tests.support.hard_games import Plain
-from tests.support.parity import Whole, distance, often, parts, snapshot, trainer
+from tests.support.parity import distance, often, parts, trainer
 from tests.support.saved import names, numbered, values_of
 from tests.support.worlds import Ranks as Processes
 from tests.unit.gan.app.training.test_keep import Full, kept_when_full
@@ -102,13 +103,6 @@ def saved_twice(policy, folder, copied=True):
         sizes.append(share.tensor.nbytes)
         return real(share) if copied else share
 
-    def fit(callbacks=(), resume=None):
-        trained, strategy = Live(), PhaseStrategy(policy, check=False)
-        data = Whole(STEPS, dist.get_rank() if world > 1 else 0, world)
-        made = trainer(strategy, world, STEPS, callbacks=list(callbacks), sync_batchnorm=True)
-        made.fit(trained, data, ckpt_path=resume)
-        return snapshot(trained, strategy)
-
     def twice(trainer):
         trainer.save_checkpoint(now)
         trainer.strategy.save_in_background(later)
@@ -117,12 +111,12 @@ def saved_twice(policy, folder, copied=True):
         assert not later.exists()
         gate.set()
 
-    in_float64 = doubled() if "deepspeed" in policy else nullcontext()
-    with in_float64, mock.patch.object(writing, "_copy", copy), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
+    train = partial(fit, Live, policy, world, STEPS, size=2**20, sync_batchnorm=True)
+    with mock.patch.object(writing, "_copy", copy):
         with gated() as gate:
-            unbroken = fit([At({HALF: twice, STEPS: last})])
+            unbroken = train(callbacks=[At({HALF: twice, STEPS: last})])
         assert later.exists()  # when `fit` returns
-        resumed = fit(resume=later) if copied else unbroken
+        resumed = train(resume=later) if copied else unbroken
     return unbroken, resumed, sum(sizes)
 
 

@@ -5,7 +5,6 @@ Written once for all entries of POLICIES, as in test_contract.py.
 
 import os
 import warnings
-from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -14,11 +13,12 @@ from torch.utils.data import DataLoader
 
 from strategies import PhaseStrategy
 from strategies.policies import POLICIES
-from tests.ranks.test_contract import POLICY, WORLDS, Play, loader, single
+from tests.ranks.test_contract import POLICY, WORLDS, Play
 from tests.support.doubled import doubled
+from tests.support.duel import fit, loader
 from tests.support.hard_games import Outdated, Plain
 from tests.support.journey import Journey
-from tests.support.parity import BROKEN, EXACT, Whole, distance, often, snapshot, trainer, vectors
+from tests.support.parity import BROKEN, EXACT, Whole, distance, often, single, snapshot, trainer, vectors
 
 DIFFERENT = ("single", "ddp", "zero3", "fsdp", "pipeline")  # `make test` tries these, `make matrix` all
 EACH = often([each for each in WORLDS if each.values[1] != 4], DIFFERENT)
@@ -32,16 +32,6 @@ OFFLOADED = [
 @pytest.fixture
 def play(ranks):
     return Play(ranks)
-
-
-def fitted(policy, world, game, batches, steps, **settings):
-    """The strategy, after training in float64."""
-    strategy = PhaseStrategy(policy, check=False)
-    with warnings.catch_warnings(), doubled() if "deepspeed" in policy and world > 1 else nullcontext():
-        warnings.simplefilter("ignore")
-        with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
-            trainer(strategy, world, steps, **settings).fit(game, *batches)
-            return snapshot(game, strategy), strategy
 
 
 # ---- validation, and updates that cannot be made ----
@@ -65,9 +55,13 @@ class Spoilt(Whole):
 
 def conducted(policy, world):
     """What the last validation has seen, what was trained, and how many updates were skipped."""
-    game, like = Validated(), loader(policy, world)
-    batches = Spoilt(6, like.rank, like.world), DataLoader([vectors(0), vectors(1)], batch_size=None)
-    trained, strategy = fitted(policy, world, game, batches, 6, val_check_interval=2, num_sanity_val_steps=0)
+    game, strategy = Validated(), PhaseStrategy(policy, check=False)
+    batches = loader(policy, world, kind=Spoilt), DataLoader([vectors(0), vectors(1)], batch_size=None)
+    quiet, seed = warnings.catch_warnings(), mock.patch.dict(os.environ, PL_GLOBAL_SEED="11")
+    with quiet, seed, doubled(policy if world > 1 else "single"):
+        warnings.simplefilter("ignore")
+        trainer(strategy, world, 6, val_check_interval=2, num_sanity_val_steps=0).fit(game, *batches)
+        trained = snapshot(game, strategy)
     return game.seen, trained, {name: each.skipped for name, each in strategy.policies.items()}
 
 
@@ -98,13 +92,8 @@ def test_one_process_is_one_device(policy, alone):
 
 
 def outdated(policy, world):
-    try:
-        trainer(PhaseStrategy(policy, check=False), world, 1, precision="32-true").fit(
-            Outdated(), single(policy, world, 1)
-        )
-    except RuntimeError as error:
-        return str(error)
-    return "no error"
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        fit(Outdated, policy, world, 1, size=2**20, batches=single, precision="32-true")
 
 
 CALLED_BY_METHODS = [each for each in EACH if each.values[0] != "pipeline"]  # test_pipeline.py has games of its own
@@ -113,8 +102,7 @@ RECOMPUTED = often([(f"{name}+recompute", 2) for name in ("ddp", "zero1", "zero3
 
 @pytest.mark.parametrize(("policy", "world"), [*CALLED_BY_METHODS, *RECOMPUTED])
 def test_a_graph_older_than_its_weights_is_an_error_as_in_plain_torch(policy, world, play):
-    for said in play(outdated, policy, world):
-        assert "modified by an inplace operation" in said
+    play(outdated, policy, world)
 
 
 # ---- the author's modules stay what they are ----
@@ -123,7 +111,7 @@ def test_a_graph_older_than_its_weights_is_an_error_as_in_plain_torch(policy, wo
 def left(policy, world):
     game = Journey().float()
     before = marks(game)
-    trainer(PhaseStrategy(policy), world, 1, precision="32-true").fit(game, single(policy, world, 1))
+    trainer(PhaseStrategy(policy), world, 1, precision="32-true").fit(game, loader(policy, world, single))
     hooks = [
         *(hook for p in game.parameters() for hook in (p._post_accumulate_grad_hooks or p._backward_hooks or ())),
         *(hook for m in game.modules() for name in vars(m) if name.endswith("_hooks") for hook in vars(m)[name]),

@@ -3,9 +3,7 @@
 Each `check_...` function raises where a policy breaks its promise; the controls at the end enter policies that do.
 """
 
-import os
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -13,8 +11,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
-import torch.distributed as dist
 from lightning.pytorch.callbacks import LambdaCallback
 from torch.optim import Adafactor
 
@@ -22,14 +18,15 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.choice import OPTIONS
 from strategies.policies import POLICIES
+from strategies.sharding import bucket
 from tests.support.composite import MIXES, Composite, Sized, SizedEvenly
 from tests.support.counted import forget, held
-from tests.support.doubled import doubled
+from tests.support.duel import fit, loader
 from tests.support.hard_games import Plain
 from tests.support.journey import travel
-from tests.support.parity import BROKEN, EXACT, OFTEN, Deaf, Whole, distance, equals, often, snapshot, trainer
+from tests.support.parity import BROKEN, EXACT, OFTEN, Deaf, distance, equals, often, single, trainer, words_of
 from tests.support.planned import payload, planned
-from tests.support.saved import Saves, without_optimizers
+from tests.support.saved import without_optimizers
 from tests.support.watch import WatchedStrategy
 
 STEPS, HALF = 5, 3
@@ -148,21 +145,11 @@ def play(ranks) -> Play:
     return Play(ranks)
 
 
-def loader(policy: str, world: int, steps: int = STEPS) -> Whole:
-    """A rank's parts. Under dp each rank reads whole batches, and gets its parts of them."""
-    several = policy != "dp" and world > 1
-    return Whole(steps, dist.get_rank() if several else 0, world if several else 1)
-
-
 def trained(
     policy: str, world: int, save: str | None = None, resume: str | None = None, check: bool = False
 ) -> dict[str, Any]:
-    typed = PROMISES[policy].composite if policy in PROMISES else ""
-    game, strategy = Composite(), PhaseStrategy(typed or policy, check=check)
-    with doubled() if "deepspeed" in policy else nullcontext(), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
-        made = trainer(strategy, world, STEPS, sync_batchnorm=True, callbacks=[Saves(save, HALF)] if save else [])
-        made.fit(game, loader(policy, world), ckpt_path=resume)
-        return snapshot(game, strategy)
+    typed = (PROMISES[policy].composite if policy in PROMISES else "") or policy
+    return fit(Composite, typed, world, STEPS, save, resume, check, bucket.SIZE, at=HALF, sync_batchnorm=True)
 
 
 @pytest.fixture(scope="module")
@@ -243,17 +230,6 @@ def test_a_checkpoint_goes_from_policy_to_policy(policies, ranks, unbroken, tmp_
 # ---- bytes and memory ----
 
 
-class Single(Whole):
-    def __iter__(self):
-        for batch in super().__iter__():
-            yield {name: value.float() for name, value in batch.items()}
-
-
-def single(policy: str, world: int, steps: int) -> Single:
-    whole = loader(policy, world, steps)
-    return Single(steps, whole.rank, whole.world)
-
-
 def whole(policy: str) -> int:
     """The bytes of one player of the game that is weighed."""
     return 4 * sum(weight.numel() for weight in promise(policy).sized().first.parameters())
@@ -271,7 +247,7 @@ def weighed(policy: str, world: int) -> tuple[dict[str, dict[str, float]], float
     kept, strategy = [], WatchedStrategy(policy, check=policy in OFTEN)
     weighing = LambdaCallback(on_train_batch_end=lambda *_: kept.append(held()))
     made = trainer(strategy, world, 3, precision="32-true", callbacks=[weighing])
-    made.fit(promise(policy).sized(), single(policy, world, 3))
+    made.fit(promise(policy).sized(), loader(policy, world, single))
     # A trace has the bytes that a collective reads and those that it fills: of a whole, and of a share of it.
     both = {GATHER: 1 + 1 / world, REDUCE: 1 + 1 / world, SUM: 1}
     moved: dict[str, dict[str, float]] = {}
@@ -312,7 +288,7 @@ PLANNED = {"allreduce_": "all-reduce", GATHER: "all-gather", REDUCE: "reduce-sca
 def test_it_is_planned_as_it_promises(name):
     """So a new policy cannot forget to say what it costs. No engine is made, so DeepSpeed need not be there."""
     said, world = promise(name), 4
-    cost = planned(said.sized, name, world, single_batch())
+    cost = planned(said.sized, name, world, single(0))
     kept = sum(held.bytes for held in cost.held.values()) / whole(name)
     assert kept == pytest.approx(2 * (said.keeps(world) + said.fixed / P) + said.keeps_frozen(world), abs=0.05)
     for phase, moves in payload(cost).items() if said.moves is not None else ():
@@ -324,10 +300,6 @@ def test_it_is_planned_as_it_promises(name):
 def test_the_control_that_is_planned_as_another_policy_does_not_pass(name, other):
     with mock.patch.dict(POLICIES, {name: POLICIES[other]}), pytest.raises(AssertionError):
         test_it_is_planned_as_it_promises(name)
-
-
-def single_batch() -> dict[str, torch.Tensor]:
-    return next(iter(single("single", 1, 1)))
 
 
 # ---- refusals ----
@@ -343,13 +315,7 @@ class Whole2d(Plain):
 
 
 def refusal(policy: str, world: int) -> str | None:
-    try:
-        trainer(PhaseStrategy(policy, check=False), world, 1, precision="32-true").fit(
-            Whole2d(), single(policy, world, 1)
-        )
-    except UserError as error:
-        return str(error)
-    return None
+    return words_of(fit, Whole2d, policy, world, 1, batches=single, precision="32-true")
 
 
 def check_refusals(play: Play, policy: str, world: int) -> None:

@@ -1,20 +1,18 @@
 """Games that nobody has thought of train as one device does, wherever their players are, or are refused by name."""
 
 import os
+from functools import partial
 from random import Random, SystemRandom
 from typing import Any
 from unittest import mock
 
 import pytest
-import torch.distributed as dist
 
 from gan.files.errors import UserError
-from strategies import PhaseStrategy
 from strategies.policies import POLICIES
-from strategies.sharding import bucket
-from tests.support.parity import BROKEN, Deaf, Whole, distance, equals, often, snapshot, trainer
+from tests.support.duel import fit
+from tests.support.parity import BROKEN, Deaf, distance, equals, often
 from tests.support.random_games import RandomGame, placement
-from tests.support.saved import Saves
 from tests.support.scene import PROMISED
 
 FIRST = int(os.environ.get("GAMES_SEED") or SystemRandom().randrange(10**6))
@@ -23,16 +21,12 @@ STEPS = 6
 
 def play(seed: int, placed: str, world: int, check: bool = False, **checkpoint: str) -> dict[str, Any] | str:
     """What training makes of a game on one rank, or the words in which it is refused."""
-    loader = Whole(40, dist.get_rank() if world > 1 else 0, world)
-    saves = [Saves(checkpoint["save"], STEPS // 2)] if "save" in checkpoint else []
-    size = mock.patch.object(bucket, "SIZE", 64 if seed % 2 else 2**20)
-    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), mock.patch.dict(POLICIES, {Deaf.name: Deaf}), size:
-        game, strategy = RandomGame(seed), PhaseStrategy(placed, check=check)
+    how = {"check": check, "size": 64 if seed % 2 else 2**20, "at": STEPS // 2, **checkpoint}
+    with mock.patch.dict(POLICIES, {Deaf.name: Deaf}):
         try:
-            trainer(strategy, world, STEPS, callbacks=saves).fit(game, loader, ckpt_path=checkpoint.get("resume"))
+            return fit(partial(RandomGame, seed), placed, world, STEPS, **how)
         except UserError as error:
             return str(error)
-        return snapshot(game, strategy)
 
 
 @pytest.mark.promise("a game that nobody has thought of", PROMISED)

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import cache, partial
@@ -112,7 +111,7 @@ def batches_of(game: Any) -> Any:
 
 def rehearsed(game: Any, policy: Any, world: int = 2, check: bool = True, **settings: Any) -> dict[str, Any]:
     """A training with both: backwards in threads of their own, and the groups of the world that runs this."""
-    with device_threads(), doubled() if "deepspeed" in policy else nullcontext():
+    with device_threads(), doubled(policy):
         return train(game, batches_of(game), policy, world, STEPS, check, **settings)
 
 

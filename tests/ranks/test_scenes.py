@@ -2,7 +2,6 @@
 whether it resumes to the last bit, and travels to other policies and ranks; and what is refused, by name."""
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -10,16 +9,13 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch.distributed as dist
 
 from gan.files.errors import UserError
-from strategies import PhaseStrategy
 from strategies.policies import POLICIES
-from strategies.sharding import bucket
 from tests.scenes import SCENES
-from tests.support.doubled import doubled
-from tests.support.parity import BROKEN, EXACT, Deaf, Whole, distance, snapshot, trainer, weights
-from tests.support.saved import Saves, read_checkpoint, write_checkpoint
+from tests.support.duel import fit
+from tests.support.parity import BROKEN, EXACT, Deaf, distance, weights
+from tests.support.saved import read_checkpoint, write_checkpoint
 from tests.support.scene import PROMISED, Mutant
 
 UNCHANGED = Mutant("")
@@ -40,22 +36,14 @@ def play(
     scene = SCENES[name]
     mutant = scene.mutants[mutant] if isinstance(mutant, int) else mutant
     game = mutant.game or (scene.alone if alone and scene.alone else scene.game)
-    several = world > 1 and policy != "dp"
-    batches = mutant.batches or scene.batches
-    loader = Whole(40, dist.get_rank() if several else 0, world if several else 1, batches)
-    callbacks = [*(mutant.callbacks or scene.callbacks)(), *([Saves(save, scene.steps // 2)] if save else [])]
+    callbacks, settings = (mutant.callbacks or scene.callbacks)(), scene.settings | mutant.settings
+    how = {"callbacks": callbacks, "sync_batchnorm": True, "batches": mutant.batches or scene.batches, **settings}
+    how |= {"save": save, "at": scene.steps // 2, "resume": resume, "size": size or scene.bucket}
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(POLICIES, {Deaf.name: Deaf}))
-        stack.enter_context(mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"))
-        stack.enter_context(mock.patch.object(bucket, "SIZE", size or scene.bucket))
         for where, what in mutant.replaced.items():
             stack.enter_context(mock.patch(where, what))
-        if "deepspeed" in policy:
-            stack.enter_context(doubled())
-        module, strategy = game(), PhaseStrategy(policy, check=check)
-        settings = {"sync_batchnorm": True, "callbacks": callbacks, **scene.settings, **mutant.settings}
-        trainer(strategy, world, scene.steps, **settings).fit(module, loader, ckpt_path=resume)
-    return snapshot(module, strategy)
+        return fit(game, policy, world, scene.steps, check=check, **how)
 
 
 def refusal(name: str, policy: str, world: int, number: int) -> str | None:

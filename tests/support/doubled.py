@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
@@ -13,8 +14,11 @@ from tests.support.trained_on import ON_GPUS
 
 
 @contextmanager
-def doubled() -> Iterator[None]:
-    """Engines made herein keep, reduce and step in float64."""
+def doubled(policy: Any = "deepspeed") -> Iterator[None]:
+    """Engines made herein keep, reduce and step in float64, if this policy has some."""
+    if "deepspeed" not in str(policy):
+        yield
+        return
     package(torch.device(best() if ON_GPUS else "cpu"))
     from deepspeed.runtime.base_optimizer import ZeROOptimizer
     from deepspeed.runtime.engine import DeepSpeedEngine

@@ -15,8 +15,10 @@ from torch.optim import Adam
 from gan import GanModule, Phase, Player
 from strategies import PhaseStrategy
 from strategies.sharding import bucket
+from tests.support.doubled import doubled
 from tests.support.hard_games import mlp
 from tests.support.parity import STEPS, Whole, snapshot, trainer, vectors
+from tests.support.saved import Saves
 from tests.support.scene import SMALL
 
 adam = partial(Adam, lr=2e-2, betas=(0.5, 0.9))
@@ -141,17 +143,25 @@ def fit(
     check: bool = False,
     size: int = SMALL,
     batches: Callable[[int], Any] = vectors,
+    at: int | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Train on one rank, in small buckets: from a checkpoint, and to one at the end."""
-    module, strategy = game(), PhaseStrategy(policy, check=check)
-    loader = Whole(40, dist.get_rank() if world > 1 else 0, world, batches)
-    made = trainer(strategy, world, steps, **settings)
-    with mock.patch.object(bucket, "SIZE", size), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
-        made.fit(module, loader, ckpt_path=resume)
-        if save is not None:
+    """Train on one rank, in small buckets: from a checkpoint, and to one `at` a step, or at the end."""
+    callbacks = [*settings.pop("callbacks", ()), *([Saves(save, at)] if save and at else [])]
+    seeded, sized = mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"), mock.patch.object(bucket, "SIZE", size)
+    with doubled("" if "precision" in settings else policy), seeded, sized:
+        module, strategy = game(), PhaseStrategy(policy, check=check)
+        made = trainer(strategy, world, steps, callbacks=callbacks, **settings)
+        made.fit(module, loader(policy, world, batches), ckpt_path=resume)
+        if save and not at:
             made.save_checkpoint(save)
     return snapshot(module, strategy)
+
+
+def loader(policy: str, world: int, batches: Callable[[int], Any] = vectors, kind: type[Whole] = Whole) -> Whole:
+    """A rank's parts of batches. Under dp each rank reads whole batches, and gets its parts of them."""
+    several = world > 1 and policy != "dp"
+    return kind(40, dist.get_rank() if several else 0, world if several else 1, batches)
 
 
 def of(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:

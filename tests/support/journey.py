@@ -1,12 +1,10 @@
 """A training in legs, each under another policy at another number of ranks, from checkpoint to checkpoint."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from gan import Player
-from tests.support.doubled import doubled
 from tests.support.duel import fit
 from tests.support.hard_games import OwnMethods, SometimesReached, by_shape
 from tests.support.parity import on
@@ -26,8 +24,7 @@ class Journey(OwnMethods, SometimesReached):
 
 def leg(policy: str, world: int, steps: int, **checkpoints: str | None) -> dict[str, Any]:
     """Some steps of a journey under some policy at some number of ranks."""
-    with doubled() if "deepspeed" in policy else nullcontext():
-        return fit(Journey, policy, world, steps, size=2**20, **checkpoints)
+    return fit(Journey, policy, world, steps, size=2**20, **checkpoints)
 
 
 def travel(ranks: Any, policy: str, steps: int, **where: str) -> dict[str, Any]:
