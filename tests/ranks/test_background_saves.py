@@ -3,8 +3,6 @@
 import errno
 import gc
 import multiprocessing
-import os
-import signal
 import threading
 import time
 import weakref
@@ -35,7 +33,6 @@ from tests.support.duel import fit
 from tests.support.hard_games import Plain
 from tests.support.parity import distance, often, parts, trainer
 from tests.support.saved import names, numbered, values_of
-from tests.support.worlds import Ranks as Processes
 from tests.unit.gan.app.training.test_keep import Full, kept_when_full
 
 STEPS, HALF = 5, 2
@@ -278,34 +275,6 @@ def test_if_its_disk_is_full_all_train_on_and_say_so_at_the_end_if_the_last_one_
 
 
 # ---- kills ----
-
-
-def dies_while_it_writes(folder):
-    rank, real = dist.get_rank(), writing._write_file
-
-    def write(part, *rest):
-        if rank == 1 and part.name.startswith("b"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(part, *rest)
-
-    def both(trainer):
-        trainer.save_checkpoint(folder / "a.ckpt")
-        trainer.strategy.save_in_background(folder / "b.ckpt")
-        trainer.strategy.remove_checkpoint(folder / "a.ckpt")
-
-    with mock.patch.object(writing, "_write_file", write):
-        trainer(PhaseStrategy("ddp", check=False), 2, 200, callbacks=[At({2: both})]).fit(Plain(), parts(200, 2))
-
-
-def test_a_rank_that_is_killed_while_its_thread_writes_leaves_the_older_one(tmp_path):
-    """tests/ranks/test_crashes.py kills the first one, in `gan.fit`."""
-    processes = Processes(2)
-    try:
-        with pytest.raises((RuntimeError, EOFError, ConnectionError)):
-            processes.run(dies_while_it_writes, tmp_path)
-    finally:
-        processes.close()
-    assert "a.ckpt" in names(tmp_path) and "b.ckpt" not in names(tmp_path)
 
 
 def stays(here):

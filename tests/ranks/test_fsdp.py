@@ -15,7 +15,7 @@ from gan import GanModule, Phase, Player
 from strategies import PhaseStrategy
 from strategies.policies.fsdp import FsdpBucket
 from strategies.sharding.unshard_on_read import UnshardOnRead
-from tests.scenes.policies import WIDTH, Block, Named, Odd
+from tests.scenes.policies import WIDTH, Named, Odd
 from tests.support.parity import distance, equals, parts, single, train, trainer, vectors
 from tests.support.watch import WatchedStrategy
 
@@ -208,35 +208,3 @@ def conduct(strategy, game):
 def test_modules_stay_what_they_are_in_training(ranks):
     """What they are afterwards: test_conduct.py."""
     assert ranks(2).run(look, conduct) == [(True, marks(Odd().judge))] * 2
-
-
-class Doubled(Block):
-    """A block whose norm has other numbers."""
-
-    def forward(self, x):
-        return x + self.gain * torch.tanh(self.norm(self.linear(x).double())).float()
-
-
-class TwoKinds(Odd):
-    def __init__(self):
-        super().__init__()
-        for number, block in enumerate(self.judge.blocks):
-            self.judge.blocks[number] = doubled = Doubled()
-            doubled.load_state_dict(block.state_dict())
-            doubled.norm.double()
-
-    def configure_phases(self):
-        yield Phase("judge", lambda batch: self.judge(batch["x"]).square().mean(), "judge")
-
-
-@pytest.mark.slow
-def test_a_block_may_have_weights_of_two_kinds(ranks):
-    alone = train(TwoKinds, single, "single", steps=3, precision="32-true")
-    found = ranks(2).run(train, TwoKinds, single, "fsdp", 2, 3, precision="32-true")
-    assert distance(found[0], alone) < 1e-6
-    kinds = ranks(2).run(look, kinds_of, TwoKinds, single, precision="32-true")[0]
-    assert kinds.count("torch.float64") == 4
-
-
-def kinds_of(strategy, _):
-    return [str(unit.dtype) for unit in strategy.policies["judge"].storage.buckets]

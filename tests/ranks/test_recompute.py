@@ -23,7 +23,7 @@ from nets.norm import synchronised
 from nets.sean.generator import SeanGenerator
 from strategies.options.blocks import LayerGroups, find_blocks
 from strategies.options.recompute import ForwardState, Recompute
-from tests.ranks.test_games import GAMES, LABELS, sean
+from tests.ranks.test_games import GAMES, LABELS
 from tests.scenes.updates import Assigning, Counting, Tossing
 from tests.support.counted import Counted
 from tests.support.hard_games import HARD, BatchNorms, Penalty, Plain, TwoHeads, mlp
@@ -383,16 +383,6 @@ def test_what_cannot_be_a_block_is_refused(make, answer):
 
 
 # ---- the author's modules stay what they are ----
-
-
-def test_modules_stay_what_they_are_and_get_their_forwards_back():
-    net = sean().generator
-    before = [(id(m), type(m), sorted(vars(m))) for m in net.modules()], list(net.state_dict())
-    recompute = Recompute(Player("generator", net))
-    assert "forward" in vars(net.head_0)
-    assert list(net.state_dict()) == before[1]
-    recompute.release()
-    assert ([(id(m), type(m), sorted(vars(m))) for m in net.modules()], list(net.state_dict())) == before
 
 
 def test_a_forward_that_an_author_put_on_the_module_itself_stays():
