@@ -12,14 +12,15 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import AsyncCheckpointIO
 from torch import nn
-from torch.optim import Adafactor, Adam
+from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
-from gan import GanModule, Phase, Player
+from gan import Player
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
+from tests.scenes.optimizers import optimized
 from tests.support.hard_games import Plain
 from tests.support.parity import BROKEN, EXACT, Whole, distance, snapshot, trainer, vectors
 from tests.support.saved import names, read_checkpoint, write_checkpoint
@@ -234,40 +235,11 @@ def test_hyper_parameters_that_its_constructor_does_not_take_are_left_out(make, 
     assert type(game).load_from_checkpoint(tmp_path / "x.ckpt").generator[0].out_features == 3
 
 
-class Factored(GanModule):
-    """Adafactor's state has shapes of its own: numbers for rows and columns."""
-
-    def __init__(self, optimizer=Adafactor):
-        super().__init__()
-        torch.manual_seed(0)
-        self.optimizer = optimizer
-        self.net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
-
-    def configure_players(self):
-        yield Player("net", self.net, self.optimizer)
-
-    def configure_phases(self):
-        yield Phase("net", lambda batch: self.net(batch["x"]).square().mean(), "net")
-
-
-def test_an_optimizer_with_shapes_of_its_own_resumes_bit_for_bit(tmp_path):
-    unbroken = fit(Factored(), 4)
-    fit(Factored(), 2).save_checkpoint(tmp_path / "x.ckpt")
-    kinds = read_checkpoint(tmp_path / "x.ckpt")["optimizer_states"][0]["state"]["0.weight"]
-    assert {key: tuple(value.shape) for key, value in kinds.items()}["row_var"] == (5, 1)
-    resumed = fit(Factored(), 4, resume=tmp_path / "x.ckpt")
-    assert distance(*(snapshot(each.lightning_module, each.strategy) for each in (resumed, unbroken))) == 0
-    tree = read_checkpoint(tmp_path / "x.ckpt")
-    tree["optimizer_states"][0]["state"]["0.weight"]["row_var"] *= 2
-    write_checkpoint(tmp_path / "other.ckpt", tree)
-    control = fit(Factored(), 4, resume=tmp_path / "other.ckpt")
-    assert distance(*(snapshot(each.lightning_module, each.strategy) for each in (control, unbroken))) > BROKEN
-
-
 def test_an_optimizer_with_other_groups_is_refused(tmp_path):
-    fit(Factored(lambda weights: Adam([{"params": [w]} for w in weights])), 2).save_checkpoint(tmp_path / "x.ckpt")
-    with pytest.raises(UserError, match="player 'net': the checkpoint's optimizer has its weights in other groups"):
-        fit(Factored(Adam), 4, resume=str(tmp_path / "x.ckpt"))
+    apart = optimized(Plain, lambda weights: Adam([{"params": [weight]} for weight in weights]))
+    fit(apart(), 2).save_checkpoint(tmp_path / "x.ckpt")
+    with pytest.raises(UserError, match="'generator': the checkpoint's optimizer has its weights in other groups"):
+        fit(optimized(Plain, Adam)(), 4, resume=str(tmp_path / "x.ckpt"))
 
 
 # ---- refusals ----
@@ -282,4 +254,4 @@ def test_another_way_to_write_checkpoints_is_refused(tmp_path):
 
 def test_storage_options_are_refused_rather_than_ignored(tmp_path):
     with pytest.raises(UserError, match="leave storage_options out"):
-        fit(Factored(), 2).save_checkpoint(tmp_path / "x.ckpt", storage_options={"key": 1})
+        fit(Plain(), 2).save_checkpoint(tmp_path / "x.ckpt", storage_options={"key": 1})

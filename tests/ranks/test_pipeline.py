@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from gan import Phase, Player, noise
+from gan import Phase, noise
 from gan import ranks as every_rank
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
@@ -26,6 +26,7 @@ from tests.support.hard_games import Micro4, Plain, mlp
 from tests.support.parity import parts, refused, train, trainer, vectors
 from tests.support.planned import payload, planned
 from tests.support.scene import having, made_of
+from tests.support.sharing_games import OneModule
 from tests.support.staged_games import Staged
 from tests.support.watch import watched
 
@@ -178,18 +179,6 @@ class Sloped(Plain):
         fake = self.generator(z)
         (slope,) = torch.autograd.grad(fake.sum(), z, create_graph=True)
         return F.softplus(self.discriminator(fake)).mean() + slope.square().mean()
-
-
-class Shared(Plain):
-    """The teacher is the generator's base, without its own gradients."""
-
-    def configure_players(self):
-        generator, discriminator = super().configure_players()
-        for weight in self.generator[0].parameters():
-            weight.requires_grad_(False)
-        yield Player("base", self.generator[0])
-        yield generator
-        yield discriminator
 
 
 class Dropping(nn.Linear):
@@ -361,7 +350,7 @@ REFUSALS = {  # a game, the pipeline's options or all policies, and words
         having(Plain, fake=by_other_weights), "",
         r"is called with other weights than its own \(torch.func.functional_call\); otherwise type .*generator=zero3",
     ),
-    "shared": (Shared, "", "has parameters that another player has too"),
+    "shared": (OneModule, "teacher=pipeline,*=ddp", "has parameters that another player has too"),
     # Or what is drawn after it would be other noise on the other ranks.
     "draws less": (
         partial(Painting, Falling), "", r"draws 0 times in 'one', where it drew 1 times before.*generator=zero3,\*=ddp"

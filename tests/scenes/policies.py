@@ -14,7 +14,7 @@ from gan import GanModule, Phase, Player
 from strategies.sharding.bucket import PendingReduction
 from strategies.world import Groups
 from tests.support.composite import Composite
-from tests.support.hard_games import BatchNormPenalty, Micro4, Plain, Teacher, TwoPhases, mlp
+from tests.support.hard_games import Plain, mlp
 from tests.support.scene import DEAF, ENGINES, POLICIES, Mutant, Refused, Scene, having, made_of, nothing
 
 WIDTH = 8
@@ -202,16 +202,9 @@ class Local(PendingReduction):
         self.bucket, self.flat, self.shard = bucket, None, flat[bucket.first : bucket.first + bucket.length]
 
 
-def step_alone(self, optimizer, stepped):
-    """Nobody hears of the others' updates."""
-    optimizer.step()
-
-
 BUCKETS, BUCKET = "strategies.sharding.storage.Buckets", "strategies.sharding.bucket"
 UNREDUCED = {f"{BUCKET}.PendingReduction": Local}
-UNSPREAD = {f"{BUCKETS}.step": step_alone}
 STALE = {f"{BUCKETS}.{name}": nothing for name in ("shards_changed", "reshard")} | {f"{BUCKET}.Bucket.reshard": nothing}
-APART = Mutant("batch norm of each rank", "ddp", settings={"sync_batchnorm": False}, slow=True)
 
 
 class Renamed(nn.Linear):
@@ -294,10 +287,6 @@ POLICY_GAMES = {
     "a clip beside a weight in bfloat16": Scene(
         LowFirst, policies={"zero2": 2, "zero3": 2, "fsdp": 2}, settings={"precision": "32-true"}
     ),
-    "four micro-batches of a mean over samples": Scene(Micro4, alone=Plain, policies=DDP),
-    "a shared fake in micro-batches": Scene(
-        having(Teacher, micro_batches=2), alone=Teacher, policies={"single": 1, "ddp": 2}),
-    "a penalty through batch norms": Scene(BatchNormPenalty, policies=DDP, mutants=(APART,)),
     "norms_by_hooks": Scene(
         Hooked, saved=("zero3", "ddp"), arrives=(("pipeline", 2), ("fsdp", 2), ("single", 1)),
         policies={**POLICIES, **ENGINES, "dp": 2, "pipeline": 2}, often=("zero3",),
@@ -310,14 +299,6 @@ POLICY_GAMES = {
                 replaced={"strategies.ranks_strategy.Groups": OneGroup},
             )
             for policy in ("ddp", "zero1", "zero2")
-        ),
-    ),
-    "two phases of one player": Scene(
-        TwoPhases, policies=dict.fromkeys(["zero1", "zero2", "zero3"], 2), often=(),
-        mutants=(
-            Mutant("nothing is reduced", "zero2", replaced=UNREDUCED, slow=True),
-            Mutant("updates are not spread", "zero1", replaced=UNSPREAD, slow=True),
-            Mutant("stale weights", "zero3", replaced=STALE, slow=True),
         ),
     ),
     # Under zero3 as for players of many buckets: gathered when they are read, let go, gathered again.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import softplus
-from torch.optim import SGD, Adam, NAdam, Optimizer
+from torch.optim import SGD, Adafactor, Adam, NAdam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from gan import Player
@@ -258,6 +258,13 @@ class Objects(Masters):
         self.state[self.param_groups[0]["params"][0]]["projector"] = Tosses()
 
 
+def forget_rows(tree):
+    for state in tree["optimizer_states"]:
+        for each in state["state"].values():
+            if "row_var" in each:  # a number for each row
+                each["row_var"] *= 2
+
+
 def save(game, *_):
     game.trainer.save_checkpoint("early.ckpt")
 
@@ -385,6 +392,7 @@ UPDATES = {
     "types_of_a_state": resumed(
         Masters, settings={"precision": "bf16-true"}, mutants=(Mutant("another", game=Unhooked),)
     ),
+    "shapes_of_a_state": resumed(partial(Adafactor, lr=1e-2), forgets=forget_rows),
     "a state of NAdam": resumed(NAdam, mutants=(Mutant("another", game=Unhooked),)),
     "saves_in_a_step": Scene(
         Plain, policies={}, mutants=(),
