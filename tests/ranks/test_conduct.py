@@ -54,33 +54,42 @@ class Spoilt(Whole):
 
 
 def conducted(policy, world):
-    """What the last validation has seen, what was trained, and how many updates were skipped."""
+    """What the last validation has seen, what was trained, how many updates were skipped, and what is said of it."""
     game, strategy = Validated(), PhaseStrategy(policy, check=False)
     batches = loader(policy, world, kind=Spoilt), DataLoader([vectors(0), vectors(1)], batch_size=None)
-    quiet, seed = warnings.catch_warnings(), mock.patch.dict(os.environ, PL_GLOBAL_SEED="11")
-    with quiet, seed, doubled(policy if world > 1 else "single"):
-        warnings.simplefilter("ignore")
+    seed = mock.patch.dict(os.environ, PL_GLOBAL_SEED="11")
+    with warnings.catch_warnings(record=True) as caught, seed, doubled(policy if world > 1 else "single"):
+        warnings.simplefilter("always")
         trainer(strategy, world, 6, val_check_interval=2, num_sanity_val_steps=0).fit(game, *batches)
         trained = snapshot(game, strategy)
-    return game.seen, trained, {name: each.skipped for name, each in strategy.policies.items()}
+    said = [str(each.message) for each in caught if "skipped the update" in str(each.message)]
+    return game.seen, trained, {name: each.skipped for name, each in strategy.policies.items()}, said
 
 
 @pytest.fixture(scope="module")
 def alone():
     """In whose last validation the weights themselves are others than their averages."""
-    seen, trained, skipped = conducted("single", 1)
+    seen, trained, *_ = conducted("single", 1)
     own = {name.removeprefix("weight generator."): value for name, value in trained.items()}
     assert distance(seen, {name: own[name] for name in seen}) > BROKEN
-    return seen, trained, skipped
+    updates = {(name.split()[1].split(".")[0], int(each)) for name, each in trained.items() if name.endswith("step")}
+    assert updates == {("discriminator", 5), ("generator", 6)}
+    return seen, trained
 
 
+@pytest.mark.promise(
+    "updates that are not finite",
+    "skipped on all ranks together; a loss that stays so ends the run with a message",
+)
 @pytest.mark.parametrize(("policy", "world"), [*EACH, *OFFLOADED])
 def test_it_validates_whole_averages_and_one_bad_rank_skips_one_update_of_its_player_on_all(policy, world, play, alone):
     """And neither disturbs the training."""
     results = play(conducted, policy, world)
-    for seen, _, skipped in results:
+    loss = "step 3, phase 'discriminator': loss 'real' is nan"
+    words = [f"{loss}; skipped the update of 'discriminator' on all ranks (1 so far)"] * (policy != "dp")
+    for rank, (seen, _, skipped, said) in enumerate(results):
         assert distance(seen, alone[0]) < EXACT
-        assert skipped == {"generator": 0, "discriminator": 1}
+        assert skipped == {"generator": 0, "discriminator": 1} and said == words * (rank == 0)
     assert distance(results[0][1], alone[1]) < EXACT
 
 

@@ -29,7 +29,7 @@ from tests.support.planned import payload, planned
 from tests.support.saved import without_optimizers
 from tests.support.watch import WatchedStrategy
 
-STEPS, HALF = 5, 3
+STEPS, HALF = 4, 2  # a phase of every third step is due in both halves
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def test_so_are_ranks_that_wait_between_phases(pair):
 
 def test_a_rank_that_waits_for_none_is_named_by_those_that_wait_for_it(pair):
     for pipe in pair.pipes:
-        pipe.send((astray, (Hangs, (5, 5), "ddp", (), 2.0), {}))
+        pipe.send((astray, (Hangs, (5, 5), "ddp", (), 0.5), {}))
     _, said = pair.pipes[0].recv()  # nobody waits for the rank that hangs
     assert "rank 0 plays phase 'discriminator' of step 2 where rank 1 begins step 2" in said
 

@@ -5,26 +5,21 @@ from functools import partial
 from unittest import mock
 
 import pytest
-
-from gan import verify as verify
-from gan.app.verifying.records import LIMITS, Tolerance
-from gan.app.verifying.verification import OneDevice, Row, judged, train
-from strategies.policies import POLICIES
-from tests.support.parity import Deaf, often
-
-GAME = '''
-from functools import partial
-
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.functional import softplus
 from torch.optim import Adam
 from torch.utils.data import DataLoader
 
 from datasets import GlobalLoader
 from gan import GanModule, Phase, Player, noise, ranks
+from gan import verify as verify
+from gan.app.verifying.records import LIMITS, Tolerance
+from gan.app.verifying.verification import OneDevice, Row, judged, train
 from gan.runs import Run
+from strategies.policies import POLICIES
+from tests.support.hard_games import mlp
+from tests.support.parity import Deaf, often
 
 
 class Duel(GanModule):
@@ -33,8 +28,7 @@ class Duel(GanModule):
     def __init__(self, law: str) -> None:
         super().__init__()
         self.law = law
-        self.painter = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6))
-        self.critic = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.painter, self.critic = mlp(4, 6), mlp(6, 1)
         self.register_buffer("center", torch.zeros(()))
         self.painter.register_buffer("seen", torch.zeros(()))
 
@@ -77,15 +71,11 @@ class Duel(GanModule):
 
 def duel(law: str = "kept", max_steps: int = 9) -> Run:
     return Run(Duel(law), None, max_steps)
-'''
 
 
-@pytest.fixture(scope="module")
-def typed(tmp_path_factory):
+def typed(law, *more):
     """The settings of a game that breaks the law in this way, or keeps it."""
-    file = tmp_path_factory.mktemp("mine") / "verified_duel.py"
-    file.write_text(GAME)
-    return lambda law, *more: verify.parse(["--run", f"{file}:duel", "--law", law, "--steps", "3", *more])
+    return verify.parse(["--run", f"{__file__}:duel", "--law", law, "--steps", "3", *more])
 
 
 def trained(*request, control=None, **more):
@@ -96,7 +86,7 @@ def trained(*request, control=None, **more):
 
 
 @pytest.fixture
-def found(ranks, typed, tmp_path):
+def found(ranks, tmp_path):
     """The row for a game under a strategy on two ranks, without the check."""
 
     def row(law: str, strategy: str, control=None, precision: str = "64") -> Row:
@@ -134,12 +124,12 @@ def test_in_float32_distances_are_in_units_of_rounding_and_the_control_still_dif
     assert row.distance > 1000 and not row.exact
 
 
-def test_a_cast_to_float32_by_hand_is_seen(typed):
+def test_a_cast_to_float32_by_hand_is_seen():
     for law in ("kept", "cast"):
         assert trained(typed(law), "single", 1, shaken=True).cast == (law == "cast")
 
 
-def test_averages_of_buffers_are_compared_too(typed):
+def test_averages_of_buffers_are_compared_too():
     moments = trained(typed("kept"), "single", 1).moments
     assert {"generator.0.weight", "generator.seen"} < {each.name for each in moments if each.kind == "average"}
 
