@@ -10,7 +10,7 @@ nine tenths of the time of ours, so it stays there.
 import warnings
 from functools import reduce
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from gan.files.loading import not_compiled
 
 OURS = {"cuda"}  # kinds of devices on which torch's own way is slower
 TRITON: dict[torch.device, bool] = {}  # whether it works there
+How = tuple[Any, ...]  # the last arguments of torch's convolutions and of their gradients
 TAPS = (1.0, 3.0, 3.0, 1.0)  # of the filter, on each channel by itself and in both directions
 
 
@@ -51,18 +52,6 @@ def _triton_works(device: torch.device) -> bool:
     return True
 
 
-class How(NamedTuple):
-    stride: int
-    padding: int
-    groups: int
-    transposed: bool
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The last arguments of torch's convolutions and of their gradients."""
-        return (self.stride,) * 2, (self.padding,) * 2, (1, 1), self.transposed, (0, 0), self.groups
-
-
 def convolve(
     x: Tensor,
     weight: Tensor,
@@ -74,7 +63,7 @@ def convolve(
     transposed: bool = False,
 ) -> Tensor:
     """As torch's conv2d, or conv_transpose2d. See [Note: differentiated twice]."""
-    kind, how = x.device.type, How(stride, padding, groups, transposed)
+    kind, how = x.device.type, ((stride,) * 2, (padding,) * 2, (1, 1), transposed, (0, 0), groups)
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -83,7 +72,7 @@ def convolve(
 
 def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):  # it would change the type in a backward too
-        return torch.convolution(x, weight, bias, *how.arguments)
+        return torch.convolution(x, weight, bias, *how)
 
 
 class _Convolution(torch.autograd.Function):
@@ -112,7 +101,7 @@ class _Gradients(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.how = how
         bias = [slope.shape[1]]
-        return torch.ops.aten.convolution_backward(slope, x, weight, bias, *how.arguments, wanted)
+        return torch.ops.aten.convolution_backward(slope, x, weight, bias, *how, wanted)
 
     @staticmethod
     def backward(
