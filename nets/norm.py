@@ -204,11 +204,6 @@ def pooled_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, 
     return mean.to(kind), variance.to(kind), values
 
 
-def wide_sum(values: Tensor) -> Tensor:
-    """The sum over ranks, in float64; the values themselves where there is one rank."""
-    return ranks.sum(values.double()) if ranks.more_than_one() else values
-
-
 class ActNorm(nn.Module):
     """A scale and a shift that learn, and begin as a batch norm of the first batch of all ranks (Kingma et al. 2018).
 

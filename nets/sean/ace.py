@@ -55,17 +55,12 @@ class ACE(nn.Module):
     ) -> Tensor:
         """Normalise x [B,C,H,W] with masks of its size and codes [B,labels,S]; then leaky ReLU and `then`."""
         grain = noise.randn((x.shape[0], 1, *x.shape[2:]), like=x)
-        scale, shift = self.affine(masks, codes)
-        pixels = masks.neighbourhoods.pixels if masks.neighbourhoods is not None else None
+        near = masks.neighbourhoods
+        # Maps [B,2C,H,W], or tables [B,2C,kinds] with a row for each kind of neighbourhood.
+        scale, shift = (self._maps(masks, codes) if near is None else self._tables(near, codes)).chunk(2, 1)
+        pixels = None if near is None else near.pixels
         settings = Settings(self.norm, self.norm.training, pixels, slope, int(then.padding[0]), not self.recompute)
         return norm_conv(settings, x, grain, self.noise_scale, scale, shift, then.weight, bias_of(then))
-
-    def affine(self, masks: SizedMasks, codes: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Scale and shift: maps [B,C,H,W], or tables [B,C,kinds] with a row for each kind of neighbourhood."""
-        near = masks.neighbourhoods
-        stacked = self._maps(masks, codes) if near is None else self._tables(near, codes)
-        scale, shift = stacked.chunk(2, 1)
-        return scale, shift
 
     def published_state(self) -> dict[str, Tensor]:
         """The weights by their published names, as views. See [Note: what the published networks never read]."""

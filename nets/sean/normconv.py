@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from gan import ranks
 from gan.files.errors import UserError
 from gan.files.loading import not_compiled
-from nets.norm import SyncBatchNorm, follow, pooled_moments, wide_sum
+from nets.norm import SyncBatchNorm, follow, pooled_moments
 
 
 def compute_dtype(weight: Tensor) -> torch.dtype:
@@ -139,9 +139,10 @@ class _NormConv(torch.autograd.Function):
 
         # Backward through the batch norm: `spare` is the gradient as if its statistics were constants.
         if settings.training:
+            total = torch.cat(sums)
             with ranks.at(ctx.world):
-                total = wide_sum(torch.cat(sums)) / ctx.count
-            first, second = total.to(y.dtype).chunk(2)
+                total = ranks.sum(total.double()) if ranks.more_than_one() else total
+            first, second = (total / ctx.count).to(y.dtype).chunk(2)
             spare.addcmul_(y, _as_channels(second * rstd.square()), value=-1).sub_(_as_channels(first))
         dnoise = _channel_dots(spare, grain).view_as(noise_scale) if wanted[2] else None
         return None, *_in_kinds_of(tensors, (spare, None, dnoise, dscale, dshift, dweight, dbias))
