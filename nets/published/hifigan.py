@@ -33,42 +33,19 @@ OF_MEL = {
     "fmax": "top",
     "fmin": "bottom",
 }
-V1 = {
-    "resblock": "1",
-    "num_gpus": 0,
-    "batch_size": 16,
-    "learning_rate": 2e-4,
-    "adam_b1": 0.8,
-    "adam_b2": 0.99,
-    "lr_decay": 0.999,
-    "seed": 1234,
-    "upsample_rates": [8, 8, 2, 2],
-    "upsample_kernel_sizes": [16, 16, 4, 4],
-    "upsample_initial_channel": 512,
-    "resblock_kernel_sizes": [3, 7, 11],
-    "resblock_dilation_sizes": [[1, 3, 5]] * 3,
-    "segment_size": 8192,
-    "num_mels": 80,
-    "num_freq": 1025,
-    "n_fft": 1024,
-    "hop_size": 256,
-    "win_size": 1024,
-    "sampling_rate": 22050,
-    "fmin": 0,
-    "fmax": 8000,
-    "fmax_for_loss": None,
-    "num_workers": 4,
-    "dist_config": {"dist_backend": "nccl", "dist_url": "tcp://localhost:54321", "world_size": 1},
-}
-V3 = V1 | {
-    "resblock": "2",
-    "upsample_rates": [8, 8, 4],
-    "upsample_kernel_sizes": [16, 16, 8],
-    "upsample_initial_channel": 256,
-    "resblock_kernel_sizes": [3, 5, 7],
-    "resblock_dilation_sizes": [[1, 2], [2, 6], [3, 12]],
-}
-CONFIGS: dict[str, dict[str, Any]] = {"V1": V1, "V2": V1 | {"upsample_initial_channel": 128}, "V3": V3}
+# config_v1.json as published, and what is different in config_v3.json.
+V1 = """{"resblock": "1", "num_gpus": 0, "batch_size": 16, "learning_rate": 0.0002, "adam_b1": 0.8, "adam_b2": 0.99,
+"lr_decay": 0.999, "seed": 1234, "upsample_rates": [8, 8, 2, 2], "upsample_kernel_sizes": [16, 16, 4, 4],
+"upsample_initial_channel": 512, "resblock_kernel_sizes": [3, 7, 11],
+"resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5], [1, 3, 5]], "segment_size": 8192, "num_mels": 80, "num_freq": 1025,
+"n_fft": 1024, "hop_size": 256, "win_size": 1024, "sampling_rate": 22050, "fmin": 0, "fmax": 8000,
+"fmax_for_loss": null, "num_workers": 4,
+"dist_config": {"dist_backend": "nccl", "dist_url": "tcp://localhost:54321", "world_size": 1}}"""
+V3 = """{"resblock": "2", "upsample_rates": [8, 8, 4], "upsample_kernel_sizes": [16, 16, 8],
+"upsample_initial_channel": 256, "resblock_kernel_sizes": [3, 5, 7],
+"resblock_dilation_sizes": [[1, 2], [2, 6], [3, 12]]}"""
+CONFIGS: dict[str, dict[str, Any]] = {"V1": json.loads(V1)}
+CONFIGS |= {"V2": CONFIGS["V1"] | {"upsample_initial_channel": 128}, "V3": CONFIGS["V1"] | json.loads(V3)}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -124,7 +101,7 @@ def files(
     return [
         PublishedFile("g_00000000", {"generator/": generator}, "g*[0-9]"),
         PublishedFile("do_00000000", both, "do_*", anew | {"steps": 0, "epoch": -1}),
-        PublishedFile(CONFIG, {}, others=V1 | about, save=_write_config),
+        PublishedFile(CONFIG, {}, others=CONFIGS["V1"] | about, save=_write_config),
     ]
 
 
