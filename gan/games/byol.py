@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from gan import GanModule, Phase, Player
+from gan import Phase, Player
+from gan.games.from_noise import Compared
 from nets.blocks import onehot
 from nets.byol import Online, random_view
 
@@ -18,7 +19,7 @@ VOTES = 10  # nearest neighbours that guess a sample's attributes
 RARE = 0.05  # the least share of samples that must have an attribute, and must lack it, for it to be scored
 
 
-class Byol(GanModule):
+class Byol(Compared):
     """Learns what two views of a picture {"image"} have in common.
 
     From one view, the online network with its predictor predicts the target network's projection of the other view. The
@@ -35,7 +36,6 @@ class Byol(GanModule):
         super().__init__()
         self.online, self.predictor, self.target = online, predictor, copy.deepcopy(online)
         self.labels, self.steps, self.rate, self.decay = labels, steps, rate, decay
-        self._seen: list[tuple[Tensor, Tensor]] = []  # representations, and which labels are present
 
     def configure_players(self) -> Iterator[Player]:
         """The published optimizer, LARS, is for batches of thousands of pictures."""
@@ -58,13 +58,10 @@ class Byol(GanModule):
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         present = onehot(batch["label"], self.labels, like=batch["image"]).amax((2, 3))
-        self._seen.append((self.online.encoder(batch["image"]), present))
+        self._compared.append((self.online.encoder(batch["image"]), present))
 
-    def on_validation_epoch_end(self) -> None:
-        """Score all ranks' samples together; see [Note: a distance over all ranks] in from_noise.py."""
-        kept = [self._of_all_ranks(torch.cat(each)).flatten(0, -2) for each in zip(*self._seen, strict=True)]
-        self._seen.clear()
-        self.log("val/neighbour_error", neighbour_error(*kept), sync_dist=True)
+    def log_compared(self, seen: Tensor, present: Tensor) -> None:
+        self.log("val/neighbour_error", neighbour_error(seen, present), sync_dist=True)
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:

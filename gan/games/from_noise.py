@@ -23,7 +23,7 @@ class Compared(GanModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self._compared: list[tuple[Tensor, Tensor]] = []  # projections of drawn and of real pictures
+        self._compared: list[tuple[Tensor, Tensor]] = []  # such as projections of drawn and of real pictures
 
     def compare(self, drawn: Tensor, real: Tensor) -> None:
         """Keep the projections of a batch's pictures, for the end of a validation."""
@@ -38,11 +38,14 @@ class Compared(GanModule):
         self.log("val/translation_error", torch.stack(errors).mean(), sync_dist=True, batch_size=count)
 
     def on_validation_epoch_end(self) -> None:
-        """The sliced Wasserstein distance between all pictures of the game and all held-out ones."""
         if self._compared:
             kept = [self._of_all_ranks(torch.cat(each)).flatten(0, -2) for each in zip(*self._compared, strict=True)]
             self._compared.clear()
-            self.log("val/distance", wasserstein(*kept), sync_dist=True)
+            self.log_compared(*kept)
+
+    def log_compared(self, drawn: Tensor, real: Tensor) -> None:
+        """The sliced Wasserstein distance between all pictures of the game and all held-out ones."""
+        self.log("val/distance", wasserstein(drawn, real), sync_dist=True)
 
 
 class FromNoise(Compared):
