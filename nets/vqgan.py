@@ -242,11 +242,9 @@ class Level(nn.Module):
 
 def middle(channels: int, groups: int) -> nn.Sequential:
     """The blocks of the smallest size."""
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    layers["block_1"] = ResidualBlock(channels, channels, groups)
-    layers["attn_1"] = Attention(channels, groups)
-    layers["block_2"] = ResidualBlock(channels, channels, groups)
-    return nn.Sequential(layers)
+    first, attention = ResidualBlock(channels, channels, groups), Attention(channels, groups)
+    last = ResidualBlock(channels, channels, groups)
+    return nn.Sequential(OrderedDict[str, nn.Module](block_1=first, attn_1=attention, block_2=last))
 
 
 class ResidualBlock(nn.Module):
