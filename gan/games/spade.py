@@ -14,7 +14,6 @@ from gan.losses import feature_matching, hinge_discriminator, hinge_generator, p
 from nets.blocks import edges_of, onehot
 from nets.discriminator import MultiScaleDiscriminator
 from nets.sean.generator import SeanGenerator
-from nets.sean.neighbourhood import once
 from nets.vgg import Vgg19
 
 Scales = list[list[Tensor]]
@@ -73,7 +72,7 @@ class Spade(GanModule):
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Please the discriminator, with features like those of the real picture, in the discriminator and in VGG."""
-        image, mask = batch["image"], self.mask(batch["label"], batch.get("edges"))
+        image, mask = batch["image"], self.shared("mask", self.mask, batch["label"], batch.get("edges"))
         fake = self.shared("fake", self.repaint, image, mask) if self.fake_once else self.repaint(image, mask)
         on_fake, on_real = self.compare(mask, fake, image)
         losses = {
@@ -90,7 +89,7 @@ class Spade(GanModule):
 
     def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Tell the fake from the picture, each together with its mask."""
-        image, mask = batch["image"], self.mask(batch["label"], batch.get("edges"))
+        image, mask = batch["image"], self.shared("mask", self.mask, batch["label"], batch.get("edges"))
         if self.fake_once:
             fake = self.shared("fake", self.repaint, image, mask).detach()
         else:
@@ -113,17 +112,13 @@ class Spade(GanModule):
         """A label map as one-hot planes, followed by a plane of edges where the generator takes edges.
 
         Both turns get the same planes, so that what the generator finds in them is found once.
-        (Edges that come with the batch are another tensor; with them it is found twice.)
         """
         like = self.generator.conv_img.weight
+        planes = onehot(label, self.labels, like)
         if not self.edges:
-            return once(label, (self.labels, like.dtype), lambda: onehot(label, self.labels, like))
-        if edges is None:
-            return once(label, (self.labels, like.dtype, "edges"), lambda: self._edged(label, edges_of(label), like))
-        return self._edged(label, edges, like)
-
-    def _edged(self, label: Tensor, edges: Tensor, like: Tensor) -> Tensor:
-        return torch.cat([onehot(label, self.labels, like), edges.unsqueeze(1).to(like.dtype)], 1)
+            return planes
+        edges = edges_of(label) if edges is None else edges
+        return torch.cat([planes, edges.unsqueeze(1).to(planes)], 1)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         image = batch["image"]
