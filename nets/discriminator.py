@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from gan.files.errors import UserError
 from nets.blocks import SLOPE, conv, start_
-from nets.resnet import BlurDown, Norm, normalisation
+from nets.resnet import Blur, Norm, normalisation
 
 
 class PatchDiscriminator(nn.Module):
@@ -88,7 +88,7 @@ class PatchGan(nn.Module):
         stride = 1 if smooth else 2
 
         def halved(channels: int) -> list[nn.Module]:
-            return [BlurDown(channels)] if smooth else []
+            return [Blur(channels)] if smooth else []
 
         model: list[nn.Module] = [conv(inside, width, 4, stride, 1), nn.LeakyReLU(SLOPE, inplace=True), *halved(width)]
         for before, after in pairwise(widths[:-1]):

@@ -49,12 +49,12 @@ class ResnetGenerator(nn.Module):
         def down(channels: int) -> list[nn.Module]:
             if smooth:  # CUT's losses see what these convolutions make, so their biases count
                 layer = conv(channels, 2 * channels, 3, bias=norm == "instance")
-                return [*normed(layer), BlurDown(2 * channels)]
+                return [*normed(layer), Blur(2 * channels)]
             return normed(make(channels, 2 * channels, 3, 2))
 
         def up(channels: int) -> list[nn.Module]:
             if smooth:
-                return [BlurUp(channels), *normed(make(channels, channels // 2, 3))]
+                return [Blur(channels, up=True), *normed(make(channels, channels // 2, 3))]
             return normed(make_doubling(channels, channels // 2, 3))
 
         self.model = nn.Sequential(
@@ -168,37 +168,23 @@ class UNetBlock(nn.Module):
         return torch.cat([x, self.model(x)], 1)
 
 
-class BlurDown(nn.Module):
-    """Halves a picture with a smooth filter (Zhang 2019)."""
+class Blur(nn.Module):
+    """Halves a picture with a smooth filter, or doubles it (Zhang 2019)."""
 
     filt: Tensor
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, up: bool = False) -> None:
         super().__init__()
-        self.register_buffer("filt", _filter(channels, 1.0, 2.0, 1.0))
+        self.up = up
+        taps = torch.tensor((1.0, 3.0, 3.0, 1.0) if up else (1.0, 2.0, 1.0))
+        line = taps / taps.sum()
+        self.register_buffer("filt", (4 if up else 1) * (line[:, None] * line).repeat(channels, 1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(F.pad(x, (1, 1, 1, 1), "reflect"), self.filt, stride=2, groups=x.shape[1])
-
-
-class BlurUp(nn.Module):
-    """Doubles a picture with a smooth filter (Zhang 2019)."""
-
-    filt: Tensor
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.register_buffer("filt", 4 * _filter(channels, 1.0, 3.0, 3.0, 1.0))
-
-    def forward(self, x: Tensor) -> Tensor:
+        if not self.up:
+            return F.conv2d(F.pad(x, (1, 1, 1, 1), "reflect"), self.filt, stride=2, groups=x.shape[1])
         x = F.pad(x, (1, 1, 1, 1), "replicate")
         return F.conv_transpose2d(x, self.filt, stride=2, padding=2, groups=x.shape[1])[:, :, 1:-1, 1:-1]
-
-
-def _filter(channels: int, *taps: float) -> Tensor:
-    """The square of these taps, of sum 1, for each channel."""
-    line = torch.tensor(taps) / sum(taps)
-    return (line[:, None] * line).repeat(channels, 1, 1, 1)
 
 
 def normalisation(channels: int, norm: Norm) -> nn.Module:
