@@ -102,12 +102,9 @@ class ResidualBlock(nn.Module):
         self.twice = twice
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.twice:
-            for dilated in self.convs:
-                x = x + dilated(F.leaky_relu(x, SLOPE))
-            return x
-        for dilated, plain in zip(self.convs1, self.convs2, strict=True):
-            x = x + plain(F.leaky_relu(dilated(F.leaky_relu(x, SLOPE)), SLOPE, inplace=True))
+        for number, dilated in enumerate(self.convs1 if self.twice else self.convs):
+            y = dilated(F.leaky_relu(x, SLOPE))
+            x = x + (self.convs2[number](F.leaky_relu(y, SLOPE, inplace=True)) if self.twice else y)
         return x
 
 

@@ -17,7 +17,6 @@ from gan.files.errors import UserError
 
 N = TypeVar("N", bound=nn.Module)
 SOURCE = VGG19_Weights.IMAGENET1K_V1
-RELUS = (1, 6, 11, 20, 29)  # relu1_1, relu2_1, relu3_1, relu4_1 and relu5_1 among torchvision's layers
 SMALLEST = 16  # pixels that four poolings halve
 
 
@@ -30,7 +29,7 @@ class Vgg19(nn.Module):
     come from a file of their own.
     """
 
-    relus, called, configuration = RELUS, "VGG-19", "E"
+    relus, called, configuration = (1, 6, 11, 20, 29), "VGG-19", "E"  # those among torchvision's layers
 
     def __init__(self, weights: Mapping[str, Tensor], normalise: bool = False) -> None:
         super().__init__()

@@ -35,11 +35,9 @@ def once(source: Tensor, name: Hashable, make: Callable[[], T]) -> T:
     if source.requires_grad or source.is_inference():  # torch does not note writes to an inference tensor
         return make()
     kept: dict[Hashable, tuple[int, Any]] = _made.setdefault(source, {})
-    held = kept.get(name)
-    if held is None or held[0] != source._version:
-        found = make()
-        held = kept[name] = source._version, found
-    return held[1]
+    if name not in kept or kept[name][0] != source._version:
+        kept[name] = source._version, make()
+    return kept[name][1]
 
 
 CELLS = 9  # of a 3x3 neighbourhood
