@@ -18,6 +18,8 @@ from gan.files.errors import UserError
 from gan.making import drawing_from
 from gan.noise import seed_for
 
+NEW_DATA = "to go on with what is there now, type --new-data true, or make a loader of your own with new_data=True"
+
 
 class GlobalBatches(DistributedSampler):
     """This rank's part of every global batch, as pairs (epoch, index). A second pass in an epoch has another number.
@@ -148,17 +150,15 @@ class ResumableLoader(Loader):
             workers=workers,
             **settings,
         )
-        self._position = 0, 0, 0
+        self._position = [0, 0, 0]
 
     def __iter__(self) -> Iterator[Any]:
         # See [Note: the epoch comes late]
-        batch = self.sampler.first_batch
-        self._position = self.sampler.epoch, batch, self.sampler.passes
+        position = self._position = [self.sampler.epoch, self.sampler.first_batch, self.sampler.passes]
         for item in super().__iter__():
-            batch += 1
-            self._position = self._position[0], batch, self._position[2]
+            position[1] += 1
             yield item
-        self._position = self._position[0], batch + self.ahead, self._position[2]  # none of them waits
+        position[1] += self.ahead  # none of them waits
 
     # [Note: the epoch comes late]
     # Lightning makes an iterator before it calls set_epoch. When it resumes from the end of an epoch, it makes no
@@ -190,19 +190,15 @@ class ResumableLoader(Loader):
         for name, value in self._order().items():
             before, of_data = state.get(name, value), name in ("samples", "names")
             if before != value and not (self.new_data and of_data):
-                what = f"{name.replace('_', ' ')} {before}, and has {value} now"
-                advice = f"resume with {before}, or begin a new run"
-                if of_data:
-                    what = f"{before} samples, and has {value} now"
-                    what = what if name == "samples" else "as many samples as now, but some have other names"
-                    advice = (
-                        "to go on with what is there now, type --new-data true, or make a loader of your own with "
-                        "new_data=True"
-                    )
+                what = {
+                    "samples": f"{before} samples, and has {value} now",
+                    "names": "as many samples as now, but some have other names",
+                }.get(name, f"{name.replace('_', ' ')} {before}, and has {value} now")
+                advice = NEW_DATA if of_data else f"resume with {before}, or begin a new run"
                 raise UserError(f"the run was trained with {what}; {advice}")
         passes = state.get("passes", 0)
         self.sampler.resume(state["epoch"], state["batch"], state["skipped"], passes)
-        self._position = state["epoch"], state["batch"], passes
+        self._position = [state["epoch"], state["batch"], passes]
 
     def _order(self) -> dict[str, int]:
         """What the order of samples depends on, which must not change when a run resumes."""
