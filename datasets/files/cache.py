@@ -16,7 +16,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,7 +120,7 @@ def remember(
             if lost or not file.is_file():  # else the note of a lost text could become true for other work
                 file.unlink()
         begin(todo)
-        with _Notes(file, saving) as notes:
+        with closing(_Notes(file, saving)) as notes:
             for entry, text in enumerate(texts):
                 if lost and text is not None:
                     notes.add(entries[entry], text)
@@ -188,10 +188,7 @@ class _Notes:
         self.lines.clear()
         self.written = time.monotonic()
 
-    def __enter__(self) -> "_Notes":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         with self.file:
             self.write()
 
