@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from datasets.data import GanData
     from datasets.drawn.faces import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, FaceLooks, Faces, FaceTransfers
     from datasets.drawn.tones import Tones
-    from datasets.files.celebamask import CelebAMask
-    from datasets.files.layouts import ADE20K, Cityscapes, CocoStuff, Facades, FolderPairs
+    from datasets.files.layouts import ADE20K, CelebAMask, Cityscapes, CocoStuff, Facades, FolderPairs
     from datasets.files.pairs import Pairs
     from datasets.files.pictures import Pictures
     from datasets.loaders import GlobalLoader, GlobalStream
@@ -25,8 +24,7 @@ PLACES = {
     "datasets.data": "GanData",
     "datasets.drawn.faces": "FLIP_PAIRS LABELS LOOKS FaceDomains FaceLooks Faces FaceTransfers",
     "datasets.drawn.tones": "Tones",
-    "datasets.files.celebamask": "CelebAMask",
-    "datasets.files.layouts": "ADE20K Cityscapes CocoStuff Facades FolderPairs",
+    "datasets.files.layouts": "ADE20K CelebAMask Cityscapes CocoStuff Facades FolderPairs",
     "datasets.files.pairs": "Pairs",
     "datasets.files.pictures": "Pictures",
     "datasets.loaders": "GlobalLoader GlobalStream",

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from datasets import FLIP_PAIRS, LABELS, CelebAMask
-from datasets.files import celebamask
+from datasets.files import layouts
 from datasets.files.cache import cache_folder
-from datasets.files.celebamask import merge_masks
+from datasets.files.layouts import merge_masks
 from datasets.files.pairs import read_map
 from gan.files.errors import UserError
 from tests.support.layouts import celebamask as write
@@ -49,9 +49,9 @@ def test_splits_follow_the_number_in_celeba_and_the_set_may_lie_in_its_own_folde
 def merged(open_set, monkeypatch):
     """The masks that opening the set reads."""
     seen = []
-    whole = celebamask.merge_masks
+    whole = layouts.merge_masks
     with monkeypatch.context() as patch:
-        patch.setattr(celebamask, "merge_masks", lambda paths: seen.append(paths[0][1].name[:5]) or whole(paths))
+        patch.setattr(layouts, "merge_masks", lambda paths: seen.append(paths[0][1].name[:5]) or whole(paths))
         open_set()
     return seen
 
@@ -110,7 +110,7 @@ def test_a_process_that_starts_anew_can_merge(written, base, tmp_path):
     (tmp_path / "out").mkdir()
     present = np.zeros((1, 19), bool)
     present[0, [SKIN, HAIR]] = True
-    merge = partial(celebamask.merge, base, tmp_path / "out" / "labels", np.array([2000]), present, "merged")
+    merge = partial(layouts.merge, base, tmp_path / "out" / "labels", np.array([2000]), present, "merged")
     pickle.loads(pickle.dumps(merge))(0)
     assert set(np.unique(read_map(tmp_path / "out" / "labels" / "2000.png"))) == {0, SKIN, HAIR}
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["labels"]
@@ -148,7 +148,7 @@ def test_a_file_that_does_not_fit_is_named(spoil, message, written, base):
 
 
 def test_a_mapping_that_is_missing_or_spoiled(written, base):
-    mapping = base / celebamask.MAPPING
+    mapping = base / layouts.MAPPING
     mapping.write_text("idx orig_idx orig_file\n0 119613 119614.jpg\n1 here 2.jpg\n")
     with pytest.raises(UserError, match=r"mapping\.txt, line 3: '1 here 2.jpg' does not begin with two numbers"):
         written.open()
