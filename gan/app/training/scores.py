@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from torch.utils.data import default_collate
 
 from datasets.augment import Prepared
-from datasets.data import GanData
+from datasets.loaders import GanData
 from gan.app.outputs import say
 from gan.app.run.folder import RunFolder
 from gan.app.scoring.distances import Known
