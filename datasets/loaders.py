@@ -1,4 +1,4 @@
-"""The one data module, and loaders for data sets and streams of one's own: batches are the same at any number of ranks."""
+"""The one data module, and loaders of one's own data sets and streams, with the same batches at any number of ranks."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial

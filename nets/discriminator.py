@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from gan.files.errors import UserError
 from nets.blocks import SLOPE, conv, start_
-from nets.resnet import Blur, Norm, normalisation
+from nets.resnet import Blur, Norm, normed
 
 
 class PatchDiscriminator(nn.Module):
@@ -86,14 +86,12 @@ class PatchGan(nn.Module):
             raise UserError(f"a PatchGAN of {layers} layers sees no patches; take 1 or more, or the judge of pixels")
         widths = [width * min(2**number, 8) for number in range(layers + 1)]
         stride = 1 if smooth else 2
-
-        def halved(channels: int) -> list[nn.Module]:
-            return [Blur(channels)] if smooth else []
-
-        model: list[nn.Module] = [conv(inside, width, 4, stride, 1), nn.LeakyReLU(SLOPE, inplace=True), *halved(width)]
-        for before, after in pairwise(widths[:-1]):
-            model += [*_normed(conv(before, after, 4, stride, 1, **_bias(norm)), norm), *halved(after)]
-        model += _normed(conv(widths[-2], widths[-1], 4, 1, 1, **_bias(norm)), norm)
+        stages = [[conv(inside, width, 4, stride, 1)]]
+        stages += [normed(norm, before, after, 4, stride, 1) for before, after in pairwise(widths[:-1])]
+        model: list[nn.Module] = []
+        for stage, channels in zip(stages, widths, strict=False):
+            model += [*stage, nn.LeakyReLU(SLOPE, inplace=True), *([Blur(channels)] if smooth else [])]
+        model += [*normed(norm, *widths[-2:], 4, 1, 1), nn.LeakyReLU(SLOPE, inplace=True)]
         self.model = nn.Sequential(*model, conv(widths[-1], 1, 4, 1, 1))
         self.smallest = 3 * 2**layers  # pixels of a side
         start_(self)
@@ -117,7 +115,8 @@ class PixelGan(nn.Module):
         self.net = nn.Sequential(
             conv(inside, width, 1),
             nn.LeakyReLU(SLOPE, inplace=True),
-            *_normed(conv(width, 2 * width, 1, **_bias(norm)), norm),
+            *normed(norm, width, 2 * width, 1),
+            nn.LeakyReLU(SLOPE, inplace=True),
             conv(2 * width, 1, 1, bias=norm == "instance"),
         )
         start_(self)
@@ -148,12 +147,3 @@ class PatchVectors(nn.Module):
             vectors = layer(each.flatten(2).index_select(2, where).transpose(1, 2))
             found.append(vectors / (torch.linalg.vector_norm(vectors, dim=2, keepdim=True) + 1e-7))
         return found
-
-
-def _normed(layer: nn.Conv2d, norm: Norm) -> list[nn.Module]:
-    return [layer, normalisation(layer.out_channels, norm), nn.LeakyReLU(SLOPE, inplace=True)]
-
-
-def _bias(norm: Norm) -> dict[str, bool]:
-    """A bias before a batch norm is left out; before another norm the published networks have one."""
-    return {"bias": norm != "batch", "normed": norm != "act"}

@@ -3,9 +3,8 @@
 The names of modules and parameters are the published ones, so a published state dict fits.
 """
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,26 +39,23 @@ class ResnetGenerator(nn.Module):
     ) -> None:
         super().__init__()
         self.inside = inside
-        # A bias before a batch norm is left out; before an instance norm the published networks have one.
-        make, make_doubling = (partial(kind, bias=norm == "instance", normed=True) for kind in (conv, conv_doubling))
 
-        def normed(layer: nn.Conv2d | nn.ConvTranspose2d) -> list[nn.Module]:
-            return [layer, normalisation(layer.out_channels, norm), nn.ReLU(inplace=True)]
+        def layer(*sizes: int, **how: Any) -> list[nn.Module]:
+            return [*normed(norm, *sizes, **how), nn.ReLU(inplace=True)]
 
         def down(channels: int) -> list[nn.Module]:
             if smooth:  # CUT's losses see what these convolutions make, so their biases count
-                layer = conv(channels, 2 * channels, 3, bias=norm == "instance")
-                return [*normed(layer), Blur(2 * channels)]
-            return normed(make(channels, 2 * channels, 3, 2))
+                return [*layer(channels, 2 * channels, 3, normed=False), Blur(2 * channels)]
+            return layer(channels, 2 * channels, 3, 2)
 
         def up(channels: int) -> list[nn.Module]:
             if smooth:
-                return [Blur(channels, up=True), *normed(make(channels, channels // 2, 3))]
-            return normed(make_doubling(channels, channels // 2, 3))
+                return [Blur(channels, up=True), *layer(channels, channels // 2, 3)]
+            return layer(channels, channels // 2, 3, make=conv_doubling)
 
         self.model = nn.Sequential(
             nn.ReflectionPad2d(3),
-            *normed(make(inside, width, 7, padding=0)),
+            *layer(inside, width, 7, padding=0),
             *down(width),
             *down(2 * width),
             *(ResnetBlock(4 * width, norm, dropout) for _ in range(blocks)),
@@ -100,8 +96,7 @@ class ResnetBlock(nn.Module):
         super().__init__()
 
         def layers() -> list[nn.Module]:
-            layer = conv(channels, channels, 3, padding=0, bias=norm == "instance", normed=True)
-            return [nn.ReflectionPad2d(1), layer, normalisation(channels, norm)]
+            return [nn.ReflectionPad2d(1), *normed(norm, channels, channels, 3, padding=0)]
 
         between = [nn.ReLU(inplace=True), *([Dropout()] if dropout else [])]
         self.conv_block = nn.Sequential(*layers(), *between, *layers())
@@ -154,15 +149,13 @@ class UNetBlock(nn.Module):
 
     def __init__(self, outer: int, inner: int, block: "UNetBlock | None", norm: Norm, drops: bool) -> None:
         super().__init__()
-        bias = norm == "instance"
-        down: list[nn.Module] = [nn.LeakyReLU(SLOPE)]
         if block is None:  # the innermost: there may be one pixel, which no norm could take
-            down += [conv(outer, inner, 4, 2, 1, bias=bias), nn.ReLU(inplace=True)]
+            down: list[nn.Module] = [conv(outer, inner, 4, 2, 1, bias=norm == "instance")]
         else:
-            down += [conv(outer, inner, 4, 2, 1, bias=bias, normed=True), normalisation(inner, norm)]
-            down += [block, nn.ReLU(inplace=True)]
-        up = conv_doubling(inner if block is None else 2 * inner, outer, 4, bias=bias, normed=True)
-        self.model = nn.Sequential(*down, up, normalisation(outer, norm), *([Dropout()] if drops else []))
+            down = [*normed(norm, outer, inner, 4, 2, 1), block]
+        up = normed(norm, inner if block is None else 2 * inner, outer, 4, make=conv_doubling)
+        last = [Dropout()] if drops else []
+        self.model = nn.Sequential(nn.LeakyReLU(SLOPE), *down, nn.ReLU(inplace=True), *up, *last)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, self.model(x)], 1)
@@ -187,6 +180,8 @@ class Blur(nn.Module):
         return F.conv_transpose2d(x, self.filt, stride=2, padding=2, groups=x.shape[1])[:, :, 1:-1, 1:-1]
 
 
-def normalisation(channels: int, norm: Norm) -> nn.Module:
+def normed(norm: Norm, *sizes: int, make: Callable[..., Any] = conv, **how: Any) -> list[nn.Module]:
+    """A convolution and its norm. Before a batch norm it has no bias; before others the published networks have one."""
+    layer = make(*sizes, **{"bias": norm != "batch", "normed": norm != "act"} | how)
     kinds = {"batch": SyncBatchNorm, "instance": nn.InstanceNorm2d, "act": ActNorm}
-    return kinds[norm](channels)
+    return [layer, kinds[norm](layer.out_channels)]
