@@ -22,14 +22,19 @@ def label(seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("edges", [False, True])
-def test_a_label_map_has_one_mask_until_it_is_written_to(edges):
+def test_both_turns_of_a_step_have_one_mask(edges, monkeypatch):
     made, labels = game(edges), label()
-    first = made.mask(labels)
-    assert made.mask(labels) is first
+    compare, masks = made.compare, []
+    monkeypatch.setattr(made, "compare", lambda mask, *pictures: masks.append(mask) or compare(mask, *pictures))
+    batch = {"image": torch.rand(2, 3, 16, 16), "label": labels}
+    made.fool(batch)
+    made.judge(batch)
+    made.forget_shared()
+    made.judge(batch)
+    first, second, later = masks
+    assert second is first and later is not first
     assert torch.equal(first[:, :LABELS], onehot(labels, LABELS, first))
     assert not edges or torch.equal(first[:, LABELS], edges_of(labels).to(first.dtype))
-    labels[0, 0, 0] = (labels[0, 0, 0] + 1) % LABELS
-    assert torch.equal(made.mask(labels)[:, :LABELS], onehot(labels, LABELS, first))
     assert made.double().mask(labels).dtype == torch.float64
 
 
