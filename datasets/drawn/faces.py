@@ -120,13 +120,11 @@ class FaceTransfers(Dataset):
         a, b = faces.face(index), faces.face((index + 1) % len(self))
         item = {"image": faces.image(a), "label": faces.label_map(a), "truth": faces.image(a, style=b)}
         item |= {"style_image": faces.image(b), "style_label": faces.label_map(b)}
-        region = self._region(index, item["label"], item["style_label"])
+        parts = item["label"], item["style_label"]
+        sizes, theirs = (torch.bincount(part.flatten(), minlength=self.num_labels) for part in parts)
+        shared = ((sizes * 64 >= parts[0].numel()) & (theirs > 0)).nonzero().flatten().tolist()
+        region = shared[index % len(shared)]
         return item | {"region": region, "region_truth": faces.image(a, style={region: b})}
-
-    def _region(self, index: int, label: torch.Tensor, style_label: torch.Tensor) -> int:
-        sizes, theirs = (torch.bincount(part.flatten(), minlength=self.num_labels) for part in (label, style_label))
-        shared = ((sizes * 64 >= label.numel()) & (theirs > 0)).nonzero().flatten().tolist()
-        return shared[index % len(shared)]
 
 
 class FaceDomains(Dataset):

@@ -19,11 +19,6 @@ NECKLINES = {
     "hood": (0.12, 1.42, 1.48),
 }
 
-# The regions of a feature on the left (-1) and right (1) side of the picture.
-EAR = {-1: Region.L_EAR, 1: Region.R_EAR}
-EYE = {-1: Region.L_EYE, 1: Region.R_EYE}
-BROW = {-1: Region.L_BROW, 1: Region.R_BROW}
-
 # Lenses of the right eye, around (0, 0), from -1 to 1.
 LENSES = {
     "square": [(-1, -0.8), (-0.4, -1), (0.6, -1), (1, -0.8), (0.95, 0.6), (0.6, 1), (-0.6, 1), (-0.95, 0.6)],
@@ -46,14 +41,8 @@ def draw_portrait(seed: int, side: int) -> np.ndarray:
     draw_background(upright, plan)
     draw_back_hair(head, plan)
     draw_body(upright, plan)
-    draw_ears(head, plan)
-    draw_face(head, plan)
-    draw_nose(head, plan)
-    draw_mouth(head, plan)
-    draw_glasses(head, plan)
-    draw_eyes(head, plan)
-    draw_front_hair(head, plan)
-    draw_earrings(head, plan)
+    for draw in (draw_ears, draw_face, draw_nose, draw_mouth, draw_glasses, draw_eyes, draw_front_hair, draw_earrings):
+        draw(head, plan)
     if plan.hat:
         DRAW_HAT[plan.hat](head, plan)
     return canvas.cells()
@@ -148,11 +137,11 @@ def _draw_necklace(pen: Pen, plan: Plan, neck: float, low: float) -> None:
 
 def draw_ears(pen: Pen, plan: Plan) -> None:
     size = plan.between(0.85, 1.2)
-    for sign in (-1, 1):
+    for sign, region in ((-1, Region.L_EAR), (1, Region.R_EAR)):
         x, y = sign * (plan.width + 0.03), plan.eye_y + 0.08
         ear = np.array([(-0.1, -0.14), (0.04, -0.22), (0.12, -0.12), (0.09, 0.06), (0.02, 0.2), (-0.08, 0.18)])
-        pen.fill(EAR[sign], smooth(ear * (sign * size, size) + (x, y)))
-        pen.tone(EAR[sign], Tone.DEEP, smooth(ear * (sign * size * 0.55, size * 0.6) + (x, y - 0.01)))
+        pen.fill(region, smooth(ear * (sign * size, size) + (x, y)))
+        pen.tone(region, Tone.DEEP, smooth(ear * (sign * size * 0.55, size * 0.6) + (x, y - 0.01)))
 
 
 def draw_face(pen: Pen, plan: Plan) -> None:
@@ -220,7 +209,7 @@ def draw_eyes(pen: Pen, plan: Plan) -> None:
     iris, look = plan.between(0.085, 0.105), plan.between(-0.04, 0.04)
     arch, thick, rise = plan.between(0.0, 0.09), plan.between(0.05, 0.1), plan.between(0.2, 0.27)
     frown = plan.between(-0.04, 0.05)
-    for sign in (-1, 1):
+    for sign, region, brow_region in ((-1, Region.L_EYE, Region.L_BROW), (1, Region.R_EYE, Region.R_BROW)):
         # Draw the eye, unless dark glasses hide it.
         at = (sign * plan.eye_x, plan.eye_y)
         lid = np.array([(-half, 0.02 + slant), (-half * 0.45, -open_ * 0.8), (half * 0.35, -open_), (half, -slant)])
@@ -229,16 +218,16 @@ def draw_eyes(pen: Pen, plan: Plan) -> None:
             around = Region.EYE_G if plan.glasses else Region.SKIN
             pen.tone(around, Tone.DARK, ribbon(lid * (sign * 1.06, 1) + at + (0, -0.02), 0.03, 0.06, 0.05))
             eye = smooth(np.concatenate([lid, under]) * (sign, 1) + at)
-            pen.fill(EYE[sign], eye)
+            pen.fill(region, eye)
             x, y = at[0] + look, at[1] - 0.012
-            pen.tone(EYE[sign], Tone.DARK, oval(x, y, iris, iris))
-            pen.tone(EYE[sign], Tone.INK, oval(x, y, iris * 0.6, iris * 0.6))
-            pen.tone(EYE[sign], Tone.WHITE, oval(x - 0.03, y - 0.03, 0.028, 0.028))
-            pen.tone(EYE[sign], Tone.INK, ribbon(lid * (sign, 1) + at, 0.03, 0.05, 0.04))
+            pen.tone(region, Tone.DARK, oval(x, y, iris, iris))
+            pen.tone(region, Tone.INK, oval(x, y, iris * 0.6, iris * 0.6))
+            pen.tone(region, Tone.WHITE, oval(x - 0.03, y - 0.03, 0.028, 0.028))
+            pen.tone(region, Tone.INK, ribbon(lid * (sign, 1) + at, 0.03, 0.05, 0.04))
 
         brow = [(-half * 0.9, frown), (0.0, -0.03 - arch), (half * 0.75, -0.02 - arch * 0.6), (half * 1.25, 0.06)]
         line = np.multiply(brow, (sign, 1)) + at + (0, -rise)
-        pen.fill(BROW[sign], ribbon(line, thick * 0.8, thick, thick * 0.8, 0.025))
+        pen.fill(brow_region, ribbon(line, thick * 0.8, thick, thick * 0.8, 0.025))
 
 
 def draw_mouth(pen: Pen, plan: Plan) -> None:
