@@ -72,8 +72,11 @@ class Loader(DataLoader):
         )
 
     def __iter__(self) -> Iterator[Any]:
-        if self.num_workers:
-            hear_of_dead_workers()
+        # torch shall raise an error when a worker dies. Lightning's fit takes torch's signal handler away at its end.
+        for number in signals("SIGCHLD") if self.num_workers else ():
+            if getattr(signal.getsignal(number), "__module__", None) != signal_handling.__name__:
+                signal_handling._SIGCHLD_handler_set = False
+                signal_handling._set_SIGCHLD_handler()
         return super().__iter__()
 
 
@@ -83,14 +86,6 @@ def _begin(then: Begin, worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     if then is not None:
         then(worker)
-
-
-def hear_of_dead_workers() -> None:
-    """Let torch raise an error when a worker dies. Lightning's fit takes torch's signal handler away at its end."""
-    for number in signals("SIGCHLD"):
-        if getattr(signal.getsignal(number), "__module__", None) != signal_handling.__name__:
-            signal_handling._SIGCHLD_handler_set = False
-            signal_handling._set_SIGCHLD_handler()
 
 
 @atexit.register

@@ -228,16 +228,15 @@ def _one_process_at_a_time(file: Path) -> Iterator[None]:
 Result = tuple[int, str | None, Any]  # an entry, and what is wrong with it or else what was made of it
 
 
-def _result(work: Callable[[int], Any], entry: int) -> Result:
-    try:
-        return entry, None, work(entry)
-    except (UserError, OSError) as error:
-        return entry, str(error), None
-
-
 def _worked(work: Callable[[int], Any], entries: list[int]) -> list[Result]:
     """A Loader's collate function, which its worker processes call."""
-    return [_result(work, entry) for entry in entries]
+    results: list[Result] = []
+    for entry in entries:
+        try:
+            results.append((entry, None, work(entry)))
+        except (UserError, OSError) as error:
+            results.append((entry, str(error), None))
+    return results
 
 
 def _results(work: Callable[[int], Any], todo: np.ndarray, title: str) -> Iterator[list[Result]]:

@@ -259,13 +259,10 @@ def _labels_in(stream: IO[bytes], names: Sequence[str], file: Path) -> Labels | 
     if all(type(label) is int and 0 <= label < 2**20 for label in labels):
         return numbered(labels)
     lengths = {len(label) if isinstance(label, list) else 0 for label in labels}
-    if len(lengths) == 1 and lengths != {0} and all(map(_is_vector, labels)):
+    finite = (type(value) in (int, float) and math.isfinite(value) for label in labels for value in label)
+    if len(lengths) == 1 and lengths != {0} and all(finite):
         return np.array(labels, np.float32), tuple(str(number) for number in range(*lengths))
     raise UserError(f"{file} has labels that are neither whole numbers from 0 on nor vectors of one length")
-
-
-def _is_vector(label: list[Any]) -> bool:
-    return all(type(value) in (int, float) and math.isfinite(value) for value in label)
 
 
 def numbered(labels: Sequence[int], names: Sequence[str] = ()) -> Labels:
