@@ -105,13 +105,11 @@ class ExactDenoiser(nn.Module):
     def forward(self, noisy: Tensor, sigma: Tensor) -> Tensor:
         # Outside autocast, because the logits are large and differ by little.
         with torch.autocast(noisy.device.type, enabled=False):
-            likely = self._logits(noisy.to(self.pictures.dtype), sigma).softmax(1)
-            return (likely @ self.pictures.flatten(1)).view_as(noisy)
-
-    def _logits(self, noisy: Tensor, sigma: Tensor) -> Tensor:
-        """-|x - y|^2 / (2 sigma^2) for all pictures y, without the part that is the same for all of them."""
-        known = self.pictures.flatten(1)
-        return (noisy.flatten(1) @ known.T - known.square().sum(1) / 2) / sigma.to(known.dtype).square()[:, None]
+            known = self.pictures.flatten(1)
+            # -|x - y|^2 / (2 sigma^2) for all pictures y, without the part that is the same for all of them.
+            near = noisy.to(known.dtype).flatten(1) @ known.T - known.square().sum(1) / 2
+            likely = (near / sigma.to(known.dtype).square()[:, None]).softmax(1)
+            return (likely @ known).view_as(noisy)
 
 
 class _Block(nn.Module):

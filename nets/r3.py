@@ -61,8 +61,6 @@ class R3Block(nn.Module):
 class Resampler(nn.Module):
     """Doubles or halves pictures with a smooth filter. Beyond the border they are zero."""
 
-    Kernel: Tensor
-
     def __init__(self, up: bool) -> None:
         super().__init__()
         self.up = up

@@ -41,8 +41,6 @@ class Dense(nn.Module):
 class Filtered(nn.Module):
     """Has the filter as published weights do."""
 
-    resample_filter: Tensor
-
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("resample_filter", taps())
@@ -140,13 +138,10 @@ class ModulatedConv(Filtered):
         demodulate = (GAIN * torch.rsqrt(power + 1e-8)).to(x.dtype)[:, :, None, None]
         x = torch.addcmul((GAIN * self.bias).to(x.dtype)[:, None, None], x, demodulate)
         if grain != "none":
-            x = x.add_((GAIN * self.noise_strength * self._grain(grain, style)).to(x.dtype))
+            size = style.shape[0], 1, self.side, self.side
+            drawn = self.noise_const if grain == "const" else noise.randn(size, like=style)
+            x = x.add_((GAIN * self.noise_strength * drawn).to(x.dtype))
         return _active(x, self.clamp)
-
-    def _grain(self, kind: Grain, style: Tensor) -> Tensor:
-        if kind == "const":
-            return self.noise_const
-        return noise.randn((style.shape[0], 1, self.side, self.side), like=style)
 
 
 class ToRgb(nn.Module):

@@ -80,10 +80,6 @@ def _persistent(meta: dict[str, Any]) -> Node:
     return node
 
 
-def _storage(data: bytes) -> Any:
-    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-
-
 def _tensor(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Tensor:
     if not isinstance(storage, torch.storage.TypedStorage):
         raise UserError("a tensor in it has no numbers")
@@ -106,10 +102,6 @@ class _Kind:
         pass
 
 
-def _scalar(kind: _Kind, data: bytes) -> Any:
-    return np.frombuffer(data, kind.name)[0].item()
-
-
 # Modules whose classes are only kept: their names and their states.
 KEPT = re.compile(r"R3GAN\.\w+|training\.networks|torch\.nn\.modules\.(container|conv|linear)")
 ALLOWED: dict[str, Any] = {
@@ -119,9 +111,11 @@ ALLOWED: dict[str, Any] = {
     "builtins.set": set,
     "torch._utils._rebuild_parameter": lambda data, *_: data,
     "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch.storage._load_from_bytes": _storage,
-    "numpy.core.multiarray.scalar": _scalar,
-    "numpy._core.multiarray.scalar": _scalar,
+    "torch.storage._load_from_bytes": lambda data: torch.load(io.BytesIO(data), "cpu", weights_only=True),
+    **dict.fromkeys(
+        ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
+        lambda kind, data: np.frombuffer(data, kind.name)[0].item(),
+    ),
     "numpy.dtype": _Kind,
     **{f"torch.{name}": name for name in ("float16", "bfloat16", "float32", "float64")},
 }
