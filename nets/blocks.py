@@ -175,12 +175,8 @@ def group_norm(channels: int, most: int) -> nn.GroupNorm:
     return nn.GroupNorm(max(1, min(most, channels // 4)), channels)
 
 
-class Dropout(nn.Module):
+class Dropout(noise.Dropout):
     """Dropout that follows the sample and stays on in evaluation: pix2pix's only source of variety."""
 
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__()
-        self.p = p
-
-    def forward(self, x: Tensor) -> Tensor:
-        return noise.dropout(x, self.p)
+    def forward(self, input: Tensor) -> Tensor:
+        return noise.dropout(input, self.p)

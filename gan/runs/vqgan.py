@@ -84,10 +84,13 @@ def vqgan(
         perceptual_weight: Weight of LPIPS; published: 1.
         from_: A published last.ckpt, to begin with its weights.
     """
+    from torchvision.models import vgg16
+
     from gan.games.vqgan import VqGan
+    from nets.vgg import load_lpips
 
     p = preset(PRESETS, config_, codes=codes, start=start, adversarial=adversarial, batch=batch_size)
-    lpips, pictures = _lpips(perceptual), OnPictures(**settings)
+    lpips, pictures = perceptual_loss(perceptual, vgg16, load_lpips), OnPictures(**settings)
     found = pictures.find()
     torch.manual_seed(pictures.seed)
     autoencoder = _autoencoder(p, found.channels, width, blocks, codebook)
@@ -98,14 +101,6 @@ def vqgan(
     if p.start >= max_steps:
         say(f"the discriminator would join in step {p.start:,}, after the end of this run; type a smaller --start")
     return found.run(game, p.batch, max_steps, SCORES, config_=config_, codes=p.codes, **rules)
-
-
-def _lpips(perceptual: str) -> Any:
-    from torchvision.models import vgg16
-
-    from nets.vgg import load_lpips
-
-    return perceptual_loss(perceptual, vgg16, load_lpips)
 
 
 def _autoencoder(p: Preset, channels: int, width: int, blocks: int, codebook: Learning) -> VqAutoencoder:

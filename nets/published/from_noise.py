@@ -117,15 +117,10 @@ def _r3(shapes: Shapes, drawer: bool) -> Rule:
 
 def _r3_arguments(rule: Rule) -> dict[str, Any]:
     order = 1 if "latent" in rule else -1
-    arguments = {
-        "WidthPerStage": rule["widths"][::order],
-        "CardinalityPerStage": rule["groups"][::order],
-        "BlocksPerStage": [rule["blocks"]] * len(rule["widths"]),
-        "ExpansionFactor": rule["expansion"],
-        "FP16Stages": [],
-        "c_dim": rule["classes"],
-        "img_resolution": 4 * 2 ** (len(rule["widths"]) - 1),
-    }
+    stages = {"WidthPerStage": rule["widths"][::order], "CardinalityPerStage": rule["groups"][::order]}
+    stages |= {"BlocksPerStage": [rule["blocks"]] * len(rule["widths"]), "FP16Stages": []}
+    side = 4 * 2 ** (len(rule["widths"]) - 1)
+    arguments = stages | {"ExpansionFactor": rule["expansion"], "c_dim": rule["classes"], "img_resolution": side}
     arguments |= {"ConditionEmbeddingDimension": rule["embedding"]} if rule["classes"] else {}
     return arguments | ({"NoiseDimension": rule["latent"]} if "latent" in rule else {})
 
