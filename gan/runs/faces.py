@@ -116,10 +116,8 @@ class PaintedFaces(DrawnFaces, Painting):
         labels, steps = Faces.num_labels, self.max_steps
         torch.manual_seed(self.seed)
         encoder = None if style is None else StyleEncoder(style, width=16, normalise=False, gain=1.0)
-        networks = (
-            SeanGenerator(labels, style, self.width, self.hidden, self.upsamplings, gain=1.0),
-            MultiScaleDiscriminator(labels + 3, width=16, layers=3, gain=1.0),
-        )
+        generator = SeanGenerator(labels, style, self.width, self.hidden, self.upsamplings, gain=1.0)
+        networks = generator, MultiScaleDiscriminator(labels + 3, width=16, layers=3, gain=1.0)
         rules = self.rules(labels, steps)
         if encoder is None:
             return Run(Spade(*networks, **rules), self.data(flip=False, look="poster"), steps, SPADE_SCORES)
@@ -142,13 +140,8 @@ def pix2pix_faces(
 
     drawn, labels = DrawnFaces(**settings), Faces.num_labels
     torch.manual_seed(drawn.seed)
-    game = Pix2pix(
-        UNet(labels, 3, width, depth=4, dropouts=1),
-        PatchGan(labels + 3, width, layers=2),
-        linear_decay(max_steps),
-        labels=labels,
-        rate=rate,
-    )
+    networks = UNet(labels, 3, width, depth=4, dropouts=1), PatchGan(labels + 3, width, layers=2)
+    game = Pix2pix(*networks, linear_decay(max_steps), labels=labels, rate=rate)
     data = drawn.data(flip=False, look="poster")
     return Run(game, data, max_steps, SPADE_SCORES)
 
@@ -188,15 +181,10 @@ def cyclegan_faces(blocks: PositiveInt = 2, pool: NonNegativeInt = 50, **setting
 
     drawn = TwoKinds(**settings)
     torch.manual_seed(drawn.seed)
-    game = CycleGan(
-        partial(ResnetGenerator, width=drawn.width, blocks=blocks),
-        partial(PatchGan, 3, 2 * drawn.width, layers=2, norm="instance"),
-        linear_decay(drawn.max_steps),
-        rate=1e-3,
-        identity=0.0,
-        pool=pool,
-    )
-    return drawn.run(game)
+    generator = partial(ResnetGenerator, width=drawn.width, blocks=blocks)
+    discriminator = partial(PatchGan, 3, 2 * drawn.width, layers=2, norm="instance")
+    decay = linear_decay(drawn.max_steps)
+    return drawn.run(CycleGan(generator, discriminator, decay, rate=1e-3, identity=0.0, pool=pool))
 
 
 def cut_faces(patches: PositiveInt = 64, **settings: Any) -> Run:
@@ -244,13 +232,8 @@ def vqgan_faces(
         raise UserError(f"--width {width} is no multiple of 4; type --width {4 * round(width / 4) or 4}")
     torch.manual_seed(drawn.seed)
     mult = [1, *[2] * upsamplings]
-    game = VqGan(
-        VqAutoencoder(3, width, mult, 1, (), width, 8, codes, groups=width // 4, learning="ema"),
-        PatchGan(3, width, layers=2),
-        rate=rate,
-        start=start,
-        adversarial=0.2,
-    )
+    autoencoder = VqAutoencoder(3, width, mult, 1, (), width, 8, codes, groups=width // 4, learning="ema")
+    game = VqGan(autoencoder, PatchGan(3, width, layers=2), rate=rate, start=start, adversarial=0.2)
     return Run(game, drawn.data(flip=True, look="poster"), max_steps, VQGAN_SCORES)
 
 
@@ -285,13 +268,8 @@ def byol_faces(
     drawn = SmallFaces(batch_size=batch_size, faces=faces, held_out=held_out, **settings)
     torch.manual_seed(drawn.seed)
     widths = [width, 2 * width, 4 * width]
-    game = Byol(
-        Online(ResnetEncoder(widths), perceptron(widths[-1], hidden, projection)),
-        perceptron(projection, hidden, projection),
-        labels=Faces.num_labels,
-        steps=max_steps,
-        rate=rate,
-        decay=decay,
-    )
+    online = Online(ResnetEncoder(widths), perceptron(widths[-1], hidden, projection))
+    predictor = perceptron(projection, hidden, projection)
+    game = Byol(online, predictor, labels=Faces.num_labels, steps=max_steps, rate=rate, decay=decay)
     scores = {"val/neighbour_error": "error in guessing what a held-out face has from its nearest ones; 1 is chance"}
     return Run(game, drawn.data(flip=False, look="poster"), max_steps, scores)

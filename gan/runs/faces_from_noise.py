@@ -145,15 +145,10 @@ def stylegan_faces(
 
     data, widths = NewFaces(**settings).made()
     size, wide = 4 << (len(widths) - 1), dict(base=widths[-1] * (4 << (len(widths) - 1)), most=max(widths))
-    game = StyleGan(
-        StyleGenerator(size, latent=latent, style=style, mapping=mapping, **wide),
-        StyleDiscriminator(size, **wide),
-        rate=rate,
-        gamma=gamma,
-        mixing=mixing,
-        ema=half_life(ema_images, data.batch_size, ramp_up=0.05),
-        ada=Ada(images=ada_images) if ada else None,
-    )
+    generator = StyleGenerator(size, latent=latent, style=style, mapping=mapping, **wide)
+    discriminator = StyleDiscriminator(size, **wide)
+    ema, augment = half_life(ema_images, data.batch_size, ramp_up=0.05), Ada(images=ada_images) if ada else None
+    game = StyleGan(generator, discriminator, rate=rate, gamma=gamma, mixing=mixing, ema=ema, ada=augment)
     return Run(game, data, max_steps, SCORES)
 
 
@@ -260,13 +255,8 @@ def dmd2_faces(latent: PositiveInt = 32, **settings: Any) -> Run:
     assert isinstance(data.train, Faces)
     pictures = torch.stack([to_tensors({"image": data.train.image(face)})["image"] for face in range(len(data.train))])
     fine_to_coarse = widths[::-1]
-    game = Dmd2(
-        R3Generator(latent, widths, 1),
-        Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0]),
-        Head(fine_to_coarse[-1]),
-        ExactDenoiser(pictures),
-        **rules,
-    )
+    student, fake_score = R3Generator(latent, widths, 1), Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0])
+    game = Dmd2(student, fake_score, Head(fine_to_coarse[-1]), ExactDenoiser(pictures), **rules)
     return Run(game, data, typed.max_steps, SCORES)
 
 
@@ -287,12 +277,6 @@ def dmd2_lora_faces(base_steps: PositiveInt = 800, rank: PositiveInt = 16, **set
     data, widths = typed.made()
     assert isinstance(data.train, Faces)
     fine_to_coarse = widths[::-1]
-    game = Dmd2Lora(
-        Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0]),
-        Head(fine_to_coarse[-1]),
-        data.train.size,
-        rank=rank,
-        base_steps=base_steps,
-        **rules,
-    )
+    base, head = Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0]), Head(fine_to_coarse[-1])
+    game = Dmd2Lora(base, head, data.train.size, rank=rank, base_steps=base_steps, **rules)
     return Run(game, data, typed.max_steps, SCORES)

@@ -178,13 +178,10 @@ def hifigan_tones(
     window = 2 ** round(log2(0.032 * hertz))  # samples of a frame of some 32 ms
     check_segment(segment, HOP, window)
     torch.manual_seed(seed)
-    game = HifiGan(
-        HifiGenerator(bands, width, STRIDES, [2 * each for each in STRIDES], dilations=((1, 3),) * 3),
-        Judges(ScaleJudges(widths=(16, 16, 32, 64), strides=(4, 4, 4), groups=4), PeriodJudges(widths=(8, 16, 32, 64))),
-        Mel(hertz, bands, window, HOP),
-        rate=rate,
-        decay=decay,
-    )
+    generator = HifiGenerator(bands, width, STRIDES, [2 * each for each in STRIDES], dilations=((1, 3),) * 3)
+    scales = ScaleJudges(widths=(16, 16, 32, 64), strides=(4, 4, 4), groups=4)
+    judges = Judges(scales, PeriodJudges(widths=(8, 16, 32, 64)))
+    game = HifiGan(generator, judges, Mel(hertz, bands, window, HOP), rate=rate, decay=decay)
     train = Tones(clips, segment, hertz, seed)
     frames = max(window // HOP, round(seconds * hertz / HOP))
     val = Tones(held_out, frames * HOP, hertz, seed, first=HELD_OUT)

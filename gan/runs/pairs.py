@@ -190,15 +190,11 @@ class Published(Painting):
         train, val = open_splits(layout, data, **how)
         count = f"{len(train):,} to train on and {len(val):,} held out"
         say(f"data {data}: {layout.title}, {count}, {train.num_labels} labels")
+        flip = layout.flip if self.flip is None else self.flip
+        crop = layout.crop if self.crop is None else self.crop
+        size, seed = self.batch_size, self.seed
         pairs = GanData(
-            train,
-            val,
-            batch_size=self.batch_size,
-            val_count=scored,
-            workers=self.workers,
-            seed=self.seed,
-            flip=layout.flip if self.flip is None else self.flip,
-            crop=layout.crop if self.crop is None else self.crop,
+            train, val, batch_size=size, val_count=scored, workers=self.workers, seed=seed, flip=flip, crop=crop
         )
         pairs.setup()
         steps = self.max_steps or self.epochs * (len(train) // self.batch_size)
@@ -217,10 +213,8 @@ class Published(Painting):
         vgg = perceptual_loss(self.perceptual, vgg19, partial(load_vgg19, normalise=self.perceptual_normalise))
         torch.manual_seed(self.seed)
         shape = labels, self.style, self.width, self.hidden, upsamplings
-        networks = (
-            SeanGenerator(*shape, edges=edges, recompute=self.recompute),
-            MultiScaleDiscriminator(labels + edges + 3),
-        )
+        generator = SeanGenerator(*shape, edges=edges, recompute=self.recompute)
+        networks = generator, MultiScaleDiscriminator(labels + edges + 3)
         rules = self.rules(labels, steps) | {"perceptual": self.perceptual_weight}
         if self.style is None:
             return Spade(*networks, vgg, **rules)

@@ -158,15 +158,8 @@ def pix2pix(
     else:
         depth = unet_depth(found.size, network)
         generator = UNet(inside, outside, width, depth, None if dropout else 0, norm)
-    game = Pix2pix(
-        generator,
-        PixelGan(*both, norm) if judge == "pixel" else PatchGan(*both, typed.layers, norm),
-        decay,
-        loss=loss,
-        rate=typed.rate,
-        pixels=pixels,
-        direction=direction,
-    )
+    discriminator = PixelGan(*both, norm) if judge == "pixel" else PatchGan(*both, typed.layers, norm)
+    game = Pix2pix(generator, discriminator, decay, loss=loss, rate=typed.rate, pixels=pixels, direction=direction)
     begin_with(typed.from_, game)
     return found.run(game, typed.batch_size, steps, {"val/paint_error": "error of held-out pictures translated"})
 
@@ -191,15 +184,9 @@ def cyclegan(
     typed = OnSides(**settings)
     found, steps, decay = typed.begin()
     channels, _ = found.channels  # the same on both sides
-    game = CycleGan(
-        partial(ResnetGenerator, channels, channels, typed.width, blocks),
-        partial(PatchGan, channels, typed.width, typed.layers, norm="instance"),
-        decay,
-        rate=typed.rate,
-        cycle=cycle,
-        identity=identity,
-        pool=pool,
-    )
+    generator = partial(ResnetGenerator, channels, channels, typed.width, blocks)
+    discriminator = partial(PatchGan, channels, typed.width, typed.layers, norm="instance")
+    game = CycleGan(generator, discriminator, decay, rate=typed.rate, cycle=cycle, identity=identity, pool=pool)
     begin_with(typed.from_, game)
     return found.run(game, typed.batch_size, steps, SCORE)
 
@@ -227,16 +214,12 @@ def cut(
         raise UserError(f"--config {config_} is not known; type cut or fastcut")
     typed, fast = OnSides(**settings), config_ == "fastcut"
     found, steps, decay = typed.begin(*((150, 50) if fast else (200, 200)), ahead=1)
+    networks = cut_networks(found.channels[0], typed.width, blocks, judge=typed.width, layers=typed.layers)
+    nce = (10.0 if fast else 1.0) if nce is None else nce
     game = Cut(
-        *cut_networks(found.channels[0], typed.width, blocks, judge=typed.width, layers=typed.layers),
-        decay,
-        rate=typed.rate,
-        nce=(10.0 if fast else 1.0) if nce is None else nce,
-        identity=not fast,
-        flips=fast,
-        patches=patches,
+        *networks, decay, rate=typed.rate, nce=nce, identity=not fast, flips=fast, patches=patches,
         all_negatives=all_negatives,
-    )
+    )  # fmt: skip
     begin_with(typed.from_, game)
     return found.run(game, typed.batch_size, steps, SCORE)
 
