@@ -80,8 +80,6 @@ def spectral_distance(made: Tensor, true: Tensor) -> Tensor:
     for length, hop, window in RESOLUTIONS:
         ours, theirs = (loudness(wave, window, hop, length, center=True) for wave in (made.float(), true.float()))
         norm = torch.linalg.vector_norm
-        parts += [
-            norm(ours - theirs, dim=(1, 2)) / norm(theirs, dim=(1, 2)),
-            (ours.log() - theirs.log()).abs().mean((1, 2)),
-        ]
+        convergence = norm(ours - theirs, dim=(1, 2)) / norm(theirs, dim=(1, 2))
+        parts += [convergence, (ours.log() - theirs.log()).abs().mean((1, 2))]
     return torch.stack(parts).sum(0) / len(RESOLUTIONS)

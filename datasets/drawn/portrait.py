@@ -147,10 +147,8 @@ def draw_ears(pen: Pen, plan: Plan) -> None:
 def draw_face(pen: Pen, plan: Plan) -> None:
     """Draw the skin, its shadow on one side, and cheeks, freckles or a beard."""
     wide, jaw, chin = plan.width, plan.width * plan.jaw, plan.width * plan.between(0.30, 0.46)
-    upper, lower = (
-        [(wide * 0.45, -0.95), (wide * 0.88, -0.6), (wide, -0.1)],
-        [(wide * 0.98, 0.24), (jaw, 0.62), (chin, 0.93)],
-    )
+    upper = [(wide * 0.45, -0.95), (wide * 0.88, -0.6), (wide, -0.1)]
+    lower = [(wide * 0.98, 0.24), (jaw, 0.62), (chin, 0.93)]
     face = smooth(mirrored(upper + lower))
     pen.fill(Region.SKIN, face, Tone.SHADOW)
     pen.tone(Region.SKIN, Tone.PLAIN, np.where(plan.side * face[:, :1] > 0, face * (0.87, 0.98), face))

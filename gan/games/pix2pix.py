@@ -100,10 +100,7 @@ class Pix2pix(GanModule):
         """Please the discriminator, and be close to the picture's pixels."""
         source, image = self.pair(batch)
         fake = self.shared("fake", self.generator, source)
-        return {
-            "gan": LOSSES[self.loss][1](self.score(source, fake)),
-            "pixels": self.pixels * F.l1_loss(fake, image),
-        }
+        return {"gan": LOSSES[self.loss][1](self.score(source, fake)), "pixels": self.pixels * F.l1_loss(fake, image)}
 
     def score(self, source: Tensor, image: Tensor) -> Tensor:
         return self.discriminator(torch.cat([source, image], 1))

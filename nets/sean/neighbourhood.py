@@ -146,13 +146,10 @@ def find_neighbourhoods(planes: Tensor, labels: int) -> Neighbourhoods | None:
     which, down, right = torch.unravel_index(_examples(small, smalls), small.shape)
     down, right = down.unsqueeze(1) + cell // 3, right.unsqueeze(1) + cell % 3
     onehot_3x3 = F.pad(planes, (2, 2, 2, 2)).permute(0, 2, 3, 1)[which.unsqueeze(1), down, right]
-    return Neighbourhoods(
-        (large - first[picture]).view(pictures, 1, -1),
-        kinds,
-        onehot_3x3.flatten(1),
-        RowSums(rows, mask, (pictures * kinds, smalls * CELLS)),
-        RowSums(rows, style, (pictures * kinds, pictures * labels * CELLS)),
-    )
+    mask_sums = RowSums(rows, mask, (pictures * kinds, smalls * CELLS))
+    style_sums = RowSums(rows, style, (pictures * kinds, pictures * labels * CELLS))
+    numbers = (large - first[picture]).view(pictures, 1, -1)
+    return Neighbourhoods(numbers, kinds, onehot_3x3.flatten(1), mask_sums, style_sums)
 
 
 def _are_onehot(planes: Tensor, labels: int) -> bool:
