@@ -125,17 +125,6 @@ def middle(x: Tensor, height: int, width: int) -> Tensor:
     return F.pad(x, (left, across - left, top, down - top))  # a negative one crops
 
 
-class Residual(nn.Module):
-    """The sum of some layers and of their shortcut."""
-
-    def __init__(self, layers: nn.Module, shortcut: nn.Module) -> None:
-        super().__init__()
-        self.layers, self.shortcut = layers, shortcut
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.shortcut(x) + self.layers(x)
-
-
 class NormedConv2d(nn.Conv2d):
     """A convolution whose bias a norm cancels in training, as in some published networks.
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gan import noise
-from nets.blocks import Residual
 
 
 class ResnetEncoder(nn.Module):
@@ -22,24 +21,26 @@ class ResnetEncoder(nn.Module):
         super().__init__()
         stages: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, 2, 1, bias=False), nn.BatchNorm2d(widths[0])]
         for number, (before, after) in enumerate(pairwise((widths[0], *widths))):
-            stages.append(_block(before, after, stride=2 if number else 1))
+            stages.append(Block(before, after, stride=2 if number else 1))
         self.stages = nn.Sequential(*stages)
 
     def forward(self, image: Tensor) -> Tensor:
         return self.stages(image).relu().mean((2, 3))
 
 
-def _block(inside: int, outside: int, stride: int) -> Residual:
-    """ReLU before the two 3x3, batch norm behind each."""
-    layers = nn.Sequential(
-        nn.ReLU(),
-        nn.Conv2d(inside, outside, 3, stride, 1, bias=False),
-        nn.BatchNorm2d(outside),
-        nn.ReLU(),
-        nn.Conv2d(outside, outside, 3, padding=1, bias=False),
-        nn.BatchNorm2d(outside),
-    )
-    return Residual(layers, shortcut=nn.Conv2d(inside, outside, 1, stride, bias=False))
+class Block(nn.Module):
+    """ReLU before two 3x3, batch norm behind each; beside a shortcut."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, step in ((inside, stride), (outside, 1)):
+            layers += [nn.ReLU(), nn.Conv2d(before, outside, 3, step, 1, bias=False), nn.BatchNorm2d(outside)]
+        self.layers = nn.Sequential(*layers)
+        self.shortcut = nn.Conv2d(inside, outside, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shortcut(x) + self.layers(x)
 
 
 class Online(nn.Module):
