@@ -150,6 +150,5 @@ class Prepared(Dataset):
 
     def __getitem__(self, which: tuple[int, int]) -> Item:
         epoch, index = which
-        return to_tensors(
-            self.augment.load(self.dataset, epoch, index) if self.augment else as_item(self.dataset[index])
-        )
+        item = self.augment.load(self.dataset, epoch, index) if self.augment else as_item(self.dataset[index])
+        return to_tensors(item)

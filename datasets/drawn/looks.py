@@ -110,20 +110,15 @@ def _fixed(swing: float, texture: str, colours: str) -> Callable[[int, int, Regi
 
 
 # Fixed palettes, in the order of the labels.
+_POSTER = """bfd6dc edbd9b e6ae8c 3c5a73 f4f6f7 f4f6f7 5b3a2e 5b3a2e e5ac8a e5ac8a
+a8434c c9625f d67a73 6e4433 c9493f e9bf57 e9bf57 e2ae8d 34618c"""
+_NEON = """15112e ff4fa3 ff7dbb 6d5cff f6ff7a f6ff7a 20e3ff 20e3ff e0348a e0348a
+6a1fb0 ff8a2b ffa44f 20d9ff ffd21f ffffff ffffff c92c86 7dff4a"""
+
 LOOKS: dict[str, Callable[[int, int, Region], Style]] = {
     "any": any_style,
-    "poster": _fixed(
-        3,
-        "small dots",
-        "bfd6dc edbd9b e6ae8c 3c5a73 f4f6f7 f4f6f7 5b3a2e 5b3a2e e5ac8a e5ac8a"
-        " a8434c c9625f d67a73 6e4433 c9493f e9bf57 e9bf57 e2ae8d 34618c",
-    ),
-    "neon": _fixed(
-        6,
-        "fine slants",
-        "15112e ff4fa3 ff7dbb 6d5cff f6ff7a f6ff7a 20e3ff 20e3ff e0348a e0348a"
-        " 6a1fb0 ff8a2b ffa44f 20d9ff ffd21f ffffff ffffff c92c86 7dff4a",
-    ),
+    "poster": _fixed(3, "small dots", _POSTER),
+    "neon": _fixed(6, "fine slants", _NEON),
 }
 
 

@@ -15,18 +15,12 @@ from datasets.files.sources import FORMS, Folder, Source, Tar, Zip, numbered, re
 from gan.files.errors import UserError, reason
 
 # torchvision's sets by the names that are typed.
-NAMED = {
-    kind.lower(): kind
-    for kind in (
-        *("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "SVHN", "STL10", "CelebA", "LSUN", "Flowers102"),
-        *("Food101", "Caltech101", "DTD", "EuroSAT", "Places365"),
-    )
-} | {"pets": "OxfordIIITPet"}
-MARKS = {  # the folders by which torchvision's sets are known
-    "cifar-10-batches-py": "cifar10",
-    "cifar-100-python": "cifar100",
-    **{f"{kind}/raw": kind.lower() for kind in ("MNIST", "FashionMNIST", "KMNIST")},
-}
+KINDS = """CIFAR10 CIFAR100 MNIST FashionMNIST KMNIST SVHN STL10 CelebA LSUN Flowers102 Food101 Caltech101 DTD EuroSAT
+Places365"""
+NAMED = {kind.lower(): kind for kind in KINDS.split()} | {"pets": "OxfordIIITPet"}
+# The folders by which they are known.
+MARKS = {"cifar-10-batches-py": "cifar10", "cifar-100-python": "cifar100"}
+MARKS |= {f"{kind}/raw": kind.lower() for kind in ("MNIST", "FashionMNIST", "KMNIST")}
 COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 HOME = "data"  # where sets by name lie, or are downloaded to
 UNLABELLED = ("celeba", "lsun")  # their numbers are no classes to train by

@@ -17,22 +17,11 @@ from nets.published.files import PublishedFile
 CONFIG = "config.json"
 MOST = 2**20  # bytes of a config.json
 # What a configuration says of the generator and of the spectrogram, by our names.
-OF_GENERATOR = {
-    "num_mels": "bands",
-    "upsample_initial_channel": "width",
-    "upsample_rates": "rates",
-    "upsample_kernel_sizes": "up_kernels",
-    "resblock_kernel_sizes": "kernels",
-    "resblock_dilation_sizes": "dilations",
-}
-OF_MEL = {
-    "sampling_rate": "rate",
-    "num_mels": "bands",
-    "win_size": "window",
-    "hop_size": "hop",
-    "fmax": "top",
-    "fmin": "bottom",
-}
+OF_GENERATOR = {"num_mels": "bands", "upsample_initial_channel": "width", "upsample_rates": "rates"}
+OF_GENERATOR |= {"upsample_kernel_sizes": "up_kernels", "resblock_kernel_sizes": "kernels"}
+OF_GENERATOR |= {"resblock_dilation_sizes": "dilations"}
+OF_MEL = {"num_mels": "bands", "sampling_rate": "rate", "win_size": "window", "hop_size": "hop"}
+OF_MEL |= {"fmax": "top", "fmin": "bottom"}
 # config_v1.json as published, and what is different in config_v3.json.
 V1 = """{"resblock": "1", "num_gpus": 0, "batch_size": 16, "learning_rate": 0.0002, "adam_b1": 0.8, "adam_b2": 0.99,
 "lr_decay": 0.999, "seed": 1234, "upsample_rates": [8, 8, 2, 2], "upsample_kernel_sizes": [16, 16, 4, 4],
