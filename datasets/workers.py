@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing import active_children, get_start_method
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils.data import DataLoader
@@ -23,6 +24,8 @@ PATIENCE = 600.0  # seconds in which workers must give a batch; less than ranks 
 MOST = 4  # workers of a rank, where nobody says how many
 FAREWELL = 1.0  # seconds that they have to end when the program ends
 Begin = Callable[[int], Any] | None  # the author's worker_init_fn
+# Inside its `with`, a stream gives all its samples: by get_worker_info() many would give each worker a part.
+as_in_no_worker = partial(mock.patch.object, torch.utils.data._utils.worker, "_worker_info", None)
 
 _NO_ROOM = re.compile(r"Bus error|unable to allocate shared memory|unable to mmap|unable to open shared memory")
 _LOST = re.compile(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (?:is killed by signal: (\w+)|exited)")
@@ -41,17 +44,6 @@ def _start_method(workers: int) -> str | None:
     each worker would import torch again, and no rank would hear of its death. So they are forked, as before.
     """
     return "fork" if workers and get_start_method() == "forkserver" else None
-
-
-@contextmanager
-def as_in_no_worker() -> Iterator[None]:
-    """Inside the `with`, a stream gives all its samples: by get_worker_info() many would give each worker a part."""
-    torchs = torch.utils.data._utils.worker
-    info, torchs._worker_info = torchs._worker_info, None
-    try:
-        yield
-    finally:
-        torchs._worker_info = info
 
 
 class Loader(DataLoader):

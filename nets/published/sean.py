@@ -23,11 +23,9 @@ def load_generator(state_dict: State, upsampling: str = "normal") -> tuple[Style
     """
     if upsampling not in UPSAMPLINGS:
         raise UserError(f"load_generator: unknown upsampling '{upsampling}'; known: {', '.join(UPSAMPLINGS)}")
-    hidden = _size(state_dict, "latest_net_G.pth", "head_0.ace_0.Spade.mlp_shared.0.weight", 0)
-    style, first, labels, width = (
-        _size(state_dict, "latest_net_G.pth", f"{name}.weight", side)
-        for name, side in (("Zencoder.model.14", 0), ("Zencoder.model.1", 0), ("fc", 1), ("conv_img", 1))
-    )
+    places = ("head_0.ace_0.Spade.mlp_shared.0", 0), ("Zencoder.model.14", 0), ("Zencoder.model.1", 0), ("fc", 1)
+    sizes = (_size(state_dict, "latest_net_G.pth", f"{name}.weight", at) for name, at in (*places, ("conv_img", 1)))
+    hidden, style, first, labels, width = sizes
     with torch.device("meta"):
         encoder = StyleEncoder(style, first)
         generator = SeanGenerator(labels, style, width, hidden, UPSAMPLINGS[upsampling])
