@@ -88,10 +88,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """The gradients of a convolution's input, weight and bias, where they are wanted.
-
-    They are made of `slope`, the gradient of the convolution's result.
-    """
+    """The gradients of a convolution's input, weight and bias, where they are wanted, from its result's, `slope`."""
 
     @staticmethod
     def forward(

@@ -160,10 +160,7 @@ class PeriodJudges(nn.Module):
 
 
 class ScaleJudges(nn.Module):
-    """The multi-scale discriminator: judges of the wave, and of its means over 2 and 4 samples.
-
-    The first has spectral norm and the others weight norm (section 2.3).
-    """
+    """Judges of the wave, with spectral norm, and of its means over 2 and 4 samples, with weight norm (section 2.3)."""
 
     def __init__(
         self,

@@ -79,7 +79,6 @@ def _draw_cut(pen: Pen, plan: Plan, cut: Cut) -> None:
     lift = 0.05 if plan.hat else plan.between(cut.least, cut.most)
     free = plan.hat is None
 
-    # Compute the line over the head and the one on the forehead.
     outer = np.array(CROWN)
     outer[[0, -1], 1] = cut.start
     outer[:, 0] *= plan.side * (plan.width + cut.aside)
@@ -101,7 +100,6 @@ def _draw_cut(pen: Pen, plan: Plan, cut: Cut) -> None:
             if y < -0.6:
                 pen.tone(Region.HAIR, Tone.SHADOW, ribbon([(x - 0.08, y), (x, y + 0.07), (x + 0.08, y)], 0.035, 0.035))
 
-    # Draw strands from the crown to the forehead, and a shine.
     if cut.combed:
         crown = outer[4] * (1, 0.95)
         for foot in front[6:31:6]:
@@ -132,7 +130,6 @@ def _draw_curtains(pen: Pen, plan: Plan) -> None:
     full, apart = plan.between(0.12, 0.2), plan.between(0.8, 0.9) * wide
     low = {"bob": 0.72, "long": 1.25, "wavy": 1.05}[plan.hair]
 
-    # Draw a curtain on either side of the parting.
     for sign in (-1, 1):
         outside = _beside(plan, sign, [(full * 0.7, -0.5), (full, 0.1), (full * 1.1, low * 0.75), (0.02, low)])
         inside = [(sign * wide * 0.93, low * 0.6), (sign * apart, 0.0), (sign * apart * 0.92, -0.34)]

@@ -208,7 +208,6 @@ def draw_eyes(pen: Pen, plan: Plan) -> None:
     arch, thick, rise = plan.between(0.0, 0.09), plan.between(0.05, 0.1), plan.between(0.2, 0.27)
     frown = plan.between(-0.04, 0.05)
     for sign, region, brow_region in ((-1, Region.L_EYE, Region.L_BROW), (1, Region.R_EYE, Region.R_BROW)):
-        # Draw the eye, unless dark glasses hide it.
         at = (sign * plan.eye_x, plan.eye_y)
         lid = np.array([(-half, 0.02 + slant), (-half * 0.45, -open_ * 0.8), (half * 0.35, -open_), (half, -slant)])
         if plan.glasses != "sun":

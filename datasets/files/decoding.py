@@ -20,10 +20,7 @@ TURNED = (5, 6, 7, 8)  # the EXIF orientations that exchange width and height
 
 @dataclass(frozen=True)
 class Frame:
-    """What all pictures of a set become: their size and channels, and how they are fitted.
-
-    `fit` is "crop" (the middle), "pad" (with the background) or "stretch".
-    """
+    """What all pictures of a set become. `fit` is "crop" (the middle), "pad" (with the background) or "stretch"."""
 
     height: int
     width: int

@@ -264,10 +264,7 @@ def _numbers(mapping: Path, first: int, end: int) -> np.ndarray:
 
 
 def merge(root: Path, labels: Path, numbers: np.ndarray, present: np.ndarray, part: str, index: int) -> str:
-    """Make the label map of a picture, of the masks that are `present` [numbers, labels].
-
-    `part` begins the name of an unfinished file.
-    """
+    """Make the label map of a picture, of the masks that are `present` [numbers, labels]."""
     number = int(numbers[index])
     masks = [(label, _mask_path(root, number, LABELS[label])) for label in np.flatnonzero(present[index]).tolist()]
     picture = root / FACES / f"{number}.jpg"

@@ -317,10 +317,7 @@ def _same_shape(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def _try_picture(path: Path, stamp: np.ndarray) -> tuple[int, int]:
-    """Width and height of a picture, which is read to its end.
-
-    A JPEG is decoded to an eighth of its size: that reads every byte and saves most of the time.
-    """
+    """Width and height of a picture, read to its end; a JPEG at an eighth of its size, which saves most of the time."""
     with opened(path, stamp) as picture:
         size, mode = picture.size, picture.mode
         picture.draft("RGB", (max(1, size[0] // 8), max(1, size[1] // 8)))

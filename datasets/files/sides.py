@@ -31,10 +31,7 @@ FORMS = f"{FOLDERS}; or pairs as A|B in one picture"
 
 
 class Part(Source):
-    """Some pictures of a source, whole or one half of each. `part` says which, for the name of the cache.
-
-    `title` is what the side is called.
-    """
+    """Some pictures of a source, whole or one half of each. `part` is for the name of the cache, `title` the side's."""
 
     title = ""
 

@@ -60,10 +60,7 @@ class FromNoise(Compared):
 
     @property
     def drawer(self) -> Any:
-        """The network that draws; its `latent` is the length of its noise.
-
-        Override it in a game whose network is not called `generator`.
-        """
+        """The network that draws, with its `latent`. Override it in a game whose network is not called `generator`."""
         return self.generator
 
     def latents(self, like: Tensor) -> Tensor:
@@ -90,20 +87,14 @@ class FromNoise(Compared):
         return self.drawer(latents) if labels is None else self.drawer(latents, labels)
 
     def numbered(self, numbers: Tensor, like: Tensor, labels: Tensor | None = None) -> Tensor:
-        """The fakes with some numbers, the same ones each time, for validation and for grids.
-
-        Without labels, the classes take turns.
-        """
+        """The fakes with some numbers, the same ones each time. Without labels, the classes take turns."""
         latents = [noise_of(number, self.drawer.latent) for number in numbers.tolist()]
         if labels is None and (classes := getattr(self.drawer, "classes", 0)):
             labels = F.one_hot(numbers.to(like.device) % classes, classes).to(like)
         return self._drawn_from(torch.stack(latents).to(like), labels)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """Compare the pictures with as many fakes.
-
-        The fakes are numbered through all ranks: so they are the same at any number of ranks, and so is the score.
-        """
+        """Compare pictures with as many fakes, numbered through all ranks: the same ones at any number of ranks."""
         image = batch["image"]
         rank, world = self.trainer.global_rank, self.trainer.world_size
         before = sum(len(drawn) for drawn, _ in self._compared)

@@ -109,10 +109,7 @@ class Spade(GanModule):
         return [[fake for fake, _ in scale] for scale in halves], [[real for _, real in scale] for scale in halves]
 
     def mask(self, label: Tensor, edges: Tensor | None = None) -> Tensor:
-        """A label map as one-hot planes, followed by a plane of edges where the generator takes edges.
-
-        Both turns get the same planes, so that what the generator finds in them is found once.
-        """
+        """A label map as one-hot planes, followed by a plane of edges where the generator takes edges."""
         like = self.generator.conv_img.weight
         planes = onehot(label, self.labels, like)
         if not self.edges:

@@ -166,11 +166,7 @@ class Published(Painting):
     recompute: bool = True
 
     def run(self, data: str) -> Run:
-        """Make a run on the data set in the folder `data`.
-
-        Mistakes are looked for in the order of their cost: the size, then the data, and last the networks. The
-        published generator takes seconds to make.
-        """
+        """Mistakes are looked for in the order of their cost: the size, then the data, and last the networks."""
         from datasets import GanData
 
         layout = layout_of(data)

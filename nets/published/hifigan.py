@@ -74,10 +74,7 @@ def networks(config: Mapping[str, Any], where: str, width: float = 1.0) -> tuple
 def files(
     generator: HifiGenerator, judges: Judges, mel: Mel, rate: float, decay: float, told: Mapping[str, Any]
 ) -> list[PublishedFile]:
-    """The published files of a training. Optimizers begin anew when the published code goes on with them.
-
-    `told` is what config.json says beside that.
-    """
+    """The published files of a training. Optimizers begin anew there. `told` is what config.json says beside that."""
     about = {"learning_rate": rate, "lr_decay": decay, "n_fft": mel.window, **told}
     about |= {"resblock": "1" if generator.twice else "2"}
     for network, names in ((generator, OF_GENERATOR), (mel, OF_MEL)):
