@@ -94,7 +94,7 @@ class Source(ABC):
             raise UserError(f"{name}: {why(error, READ)}") from error
 
     def kept(self, what: object, make: Callable[[], Any]) -> Any:
-        """What `make` opens, until something else is asked for. A forked process opens its own file."""
+        """What `make` opens, until something else is asked for, in each process: two would share one position in it."""
         if self._kept[0] != (os.getpid(), what):
             self._kept = (os.getpid(), what), make()
         return self._kept[1]
