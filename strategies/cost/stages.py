@@ -30,6 +30,7 @@ class Stages(Dry):
         ranks, stages = policy.shape
         norms = any(isinstance(each, _BatchNorm) for network, _ in policy.staged for each in network.modules())
         self.chunks = 1 if norms else policy.options.get("chunks") or 2 * ranks
+        self.chunk = ranks / self.chunks  # in the samples of a rank
         self.bubble = bubble(ranks, self.chunks, stages // ranks)
         self.pipe, self.copies = Group(ranks), Group(policy.world.size // ranks, ranks)
         mine = {name: policy.weights[name] for name in policy.of_largest() if name in policy.weights}
@@ -64,9 +65,8 @@ class Stages(Dry):
     def more(self, trace: Trace) -> np.ndarray:
         """For each rank: what it holds more than one device does, during the events and after them."""
         lives = Lives(trace)
-        one_device = Ledger(lives.moments)
-        one_device.hold(lives.begin, lives.end, lives.amount)
-        ranks = [Ledger(lives.moments) for _ in self.less]
+        ledger = Ledger(lives.moments, len(self.less))
+        ledger.hold(ONE_DEVICE, lives.begin, lives.end, lives.amount)
         calls = sorted(self.calls(trace, lives), key=lambda call: min(call.needs.values(), default=(0, 0)))
         for number, call in enumerate(calls):
             before = [each for each in calls[:number] if each.needs and each.network is call.network]
@@ -76,14 +76,14 @@ class Stages(Dry):
             summed = any(each.backward == call.backward for each in before)
             summed += not later and any(each.backward != call.backward for each in before)
             for stage in call.parts:
-                self.add_forward(call, stage, ranks)
+                self.add_forward(call, stage, ledger)
                 if stage in call.needs:
-                    self.add_backward(call, stage, ranks, summed)
-        for weight, *life in zip(lives.weight, lives.begin, lives.end, -lives.amount, strict=True):
-            for rank, ledger in enumerate(ranks):
-                if self.rank_of.get(weight, rank) != rank:
-                    ledger.hold(*life)  # the gradient of a weight of another rank
-        return np.array([ledger.curve(one_device) - less for ledger, less in zip(ranks, self.less, strict=True)])
+                    self.add_backward(call, stage, ledger, summed)
+        for rank, less in enumerate(self.less):
+            elsewhere = np.array([self.rank_of.get(each, rank) != rank for each in lives.weight], dtype=bool)
+            ledger.hold(rank, lives.begin[elsewhere], lives.end[elsewhere], -lives.amount[elsewhere])
+            ledger.hold(rank, lives.moments[0], lives.moments[-1], -less)
+        return ledger.curves()
 
     def calls(self, trace: Trace, lives: "Lives") -> Iterator["Call"]:
         first, stage, stages = None, 0, np.full(len(trace.events), -1)
@@ -98,56 +98,51 @@ class Stages(Dry):
             if first is not None:
                 stages[number] = stage
 
-    def add_forward(self, call: "Call", stage: int, ranks: Sequence["Ledger"]) -> None:
+    def add_forward(self, call: "Call", stage: int, ledger: "Ledger") -> None:
         """What a rank has of one of its stages, for all chunks and for the one that it computes."""
-        samples, chunk = self.pipe.size, self.pipe.size / self.chunks  # in the samples of a rank
-        rank, lives, learns = ranks[stage % samples], call.lives, stage in call.needs
+        rank, samples, chunk = stage % self.pipe.size, self.pipe.size, self.chunk
+        lives, (start, stop), learns = call.lives, call.parts[stage], stage in call.needs
         _, finish = call.needs.get(stage, (call.last, call.last))
-        start, stop = call.parts[stage]
         if stage == 0:
-            for each in ranks:  # all ranks gather the inputs
-                each.hold(call.first, finish if each is rank else call.last, samples * call.inputs.passed)
+            ledger.hold(RANKS, call.first, call.last, samples * call.inputs.passed)  # all ranks gather the inputs
+            ledger.hold(rank, call.last + 1, finish, samples * call.inputs.passed)
 
         # What it makes is there as long as on one device. What it sends is kept, whoever needs it.
         inner = call.made(stage) & ~call.outputs
         end = np.where(call.sent, np.maximum(lives.end, finish), lives.end)
-        rank.hold(lives.begin[inner], end[inner], chunk * lives.amount[inner])
+        ledger.hold(rank, lives.begin[inner], end[inner], chunk * lives.amount[inner])
         kept = inner & (end > stop)
         end = np.where(end > call.last, finish, end)
-        rank.hold(start, end[kept], (samples - chunk) * lives.amount[kept])
-        for each in ranks:
-            each.hold(lives.begin[inner], lives.end[inner], -lives.amount[inner])
+        ledger.hold(rank, start, end[kept], (samples - chunk) * lives.amount[kept])
+        ledger.hold(RANKS, lives.begin[inner], lives.end[inner], -lives.amount[inner])
 
-        received = sum(lives.amount[life] for life in call.received(stage, samples))
-        rank.hold(start, finish if learns else stop, (samples if learns else chunk) * received)
-        returned = call.of(stage, call.outputs)  # the chunks, and one piece of memory to deal them out
-        rank.hold(start, finish, samples * returned)
-        rank.hold(call.last, call.last, samples * returned)
+        received = sum(lives.amount[n] for n, to in call.passed if to == stage and (call.made_in[n] - stage) % samples)
+        ledger.hold(rank, start, finish if learns else stop, (samples if learns else chunk) * received)
+        returned = samples * call.of(stage, call.outputs)  # the chunks, and one piece of memory to deal them out
+        ledger.hold(rank, start, finish, returned)
+        ledger.hold(rank, call.last, call.last, returned)
 
-    def add_backward(self, call: "Call", stage: int, ranks: Sequence["Ledger"], summed: int) -> None:
+    def add_backward(self, call: "Call", stage: int, ledger: "Ledger", summed: int) -> None:
         """The same of its backward. Its first chunk needs most: those of the others are still there."""
-        samples, chunk = self.pipe.size, self.pipe.size / self.chunks
-        number, lives, (start, finish) = stage % samples, call.lives, call.needs[stage]
-        rank = ranks[number]
-        returned = call.of(stage, call.outputs)  # their gradients come in parts, which are joined
-        rank.hold(start, start, samples * returned)
-        rank.hold(start, finish, samples * returned)
+        rank, samples, chunk = stage % self.pipe.size, self.pipe.size, self.chunk
+        lives, (start, finish) = call.lives, call.needs[stage]
+        returned = samples * call.of(stage, call.outputs)  # their gradients come in parts, which are joined
+        ledger.hold(rank, start, start, returned)
         ahead = min(self.chunks - 1, AHEAD / max(1, (call.made(stage) & call.sent).sum()))  # chunks
-        rank.hold(start, finish, (1 + ahead) * chunk * call.of(stage, call.sent))
+        ledger.hold(rank, start, finish, returned + (1 + ahead) * chunk * call.of(stage, call.sent))
         if stage == 0 and call.inputs.learns:
-            for each in ranks:
-                each.hold(min(begin for begin, _ in call.needs.values()), finish, samples * call.inputs.passed)
+            first = min(begin for begin, _ in call.needs.values())
+            ledger.hold(RANKS, first, finish, samples * call.inputs.passed)
 
         made = (lives.weight == 0) & (lives.begin >= start) & (lives.begin <= finish)
-        rank.hold(lives.begin[made], lives.end[made], chunk * lives.amount[made])
-        for each in ranks:
-            each.hold(lives.begin[made], lives.end[made], -lives.amount[made])
+        ledger.hold(rank, lives.begin[made], lives.end[made], chunk * lives.amount[made])
+        ledger.hold(RANKS, lives.begin[made], lives.end[made], -lives.amount[made])
         if self.learning:
             # The second chunk has its gradients beside those of the first one, which no longer needs what it kept.
-            own, largest = self.own[call.network][number], self.largest[call.network][number]
+            own, largest = self.own[call.network][rank], self.largest[call.network][rank]
             several = self.chunks > 1
-            rank.hold(start, finish, max(0, own - chunk * call.of(stage, call.saved)) if several else 0)
-            rank.hold(finish, finish, largest * several + own * summed)
+            ledger.hold(rank, start, finish, several * max(0, own - chunk * call.of(stage, call.saved)))
+            ledger.hold(rank, finish, finish, several * largest + summed * own)
 
     # ---- messages ----
 
@@ -223,9 +218,6 @@ class Call:
         """The bytes of what this stage has made, of these lives."""
         return self.lives.amount[self.made(stage) & lives].sum()
 
-    def received(self, stage: int, ranks: int) -> list[int]:
-        return [life for life, to in self.passed if to == stage and (self.made_in[life] - stage) % ranks]
-
 
 class Lives:
     """The rows of `Trace.lives` as columns, and the moments of the events. What outlives the phase ends with it."""
@@ -236,28 +228,32 @@ class Lives:
         self.end = self.end.clip(max=self.moments[-1])
         self.event = np.searchsorted(self.moments, self.begin) - 1  # after which it is made
         number = {id(life): number for number, life in enumerate(trace.lives)}
-        self.uses = [(number[life], event) for life, event in trace.uses if life in number]
+        uses = [(number[life], event) for life, event in trace.uses if life in number]
+        self.uses = np.array(uses, dtype=int).reshape(-1, 2)
         self.last_use = np.zeros_like(self.begin)
-        for life, event in self.uses:
-            self.last_use[life] = max(self.last_use[life], event)
+        np.maximum.at(self.last_use, *self.uses.T)
+
+
+ONE_DEVICE, RANKS = -1, slice(-1)  # rows of a ledger: the last one, and those of all ranks
 
 
 class Ledger:
-    """The bytes that live at each moment."""
+    """The bytes that live at each moment on each rank, and on one device."""
 
-    def __init__(self, events: np.ndarray) -> None:
+    def __init__(self, events: np.ndarray, ranks: int) -> None:
         """`events` are their moments."""
-        self.events, self.changes = events - events[0], np.zeros(events[-1] - events[0] + 2)
-        self.begin = events[0]
+        self.begin, self.events = events[0], events - events[0]
+        self.changes = np.zeros((ranks + 1, self.events[-1] + 2))
 
-    def hold(self, begin: Any, end: Any, amount: Any) -> None:
-        """From the first moment to the last one: numbers, or arrays of them."""
+    def hold(self, where: Any, begin: Any, end: Any, amount: Any) -> None:
+        """In these rows, from the first moment to the last one: numbers, or arrays of them."""
         begin, end, amount = np.broadcast_arrays(begin, end, amount)
-        np.add.at(self.changes, begin - self.begin, amount)
-        np.add.at(self.changes, end + 1 - self.begin, -amount)
+        np.add.at(self.changes, (where, begin - self.begin), amount)
+        np.add.at(self.changes, (where, end + 1 - self.begin), -amount)
 
-    def curve(self, beside: "Ledger") -> np.ndarray:
-        """The bytes at the events, and then by how much the most until the next event grows, beside another ledger."""
-        own, other = self.changes[:-1].cumsum(), beside.changes[:-1].cumsum()
-        more = np.maximum.reduceat(own + other, self.events) - np.maximum.reduceat(other, self.events)
-        return np.concatenate([own[self.events], more])
+    def curves(self) -> np.ndarray:
+        """The bytes at the events, and then by how much the most until the next event grows, beside one device's."""
+        held = self.changes[:, :-1].cumsum(1)
+        one, ranks = held[ONE_DEVICE], held[RANKS]
+        more = np.maximum.reduceat(ranks + one, self.events, 1) - np.maximum.reduceat(one, self.events)
+        return np.concatenate([ranks[:, self.events], more], 1)
