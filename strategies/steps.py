@@ -27,7 +27,6 @@ from strategies.lockstep import Lockstep
 from strategies.micro_batches import row_counts, tensors
 from strategies.optimizers import check_saved, check_unaltered
 from strategies.processes import heap
-from strategies.processes.same_on_ranks import Forms
 from strategies.reachable import PLAIN
 from strategies.sharding.resharded_parameter import version_of
 from strategies.turn import Training, play
@@ -82,8 +81,7 @@ class Steps:
         to_device: Callable[..., Any],
     ) -> None:
         checked = bool(check) and training.world.size > 1
-        self.forms = Forms(training.same_on_ranks) if checked and training.same_on_ranks.store is not None else None
-        training = replace(training, forms=self.forms)
+        training = replace(training, checked=checked)
         self.game, self.training, self.lockstep, self.compared = game, training, lockstep, compared
         self.to_device = to_device
         around = training.hooks.of_batches  # the author has hooks around it
@@ -151,11 +149,11 @@ class Steps:
                 private.forget_logged(game.trainer, self.losses)
                 self.losses, self.logged = {}, False
             output = self._pass(play, batch)
-            if self.forms is not None:
-                if (new := self.forms.new_on_all()) | self.trials.after():
+            if self.training.checked:
+                if (new := self.lockstep.same_on_ranks.new_on_all()) | self.trials.after():
                     check()
                     check_guesses(self.training, step)
-                self.forms.end_step(forget=new and self.training.draws.unmet())
+                self.lockstep.same_on_ranks.end_step(forget=new and self.training.draws.unmet())
             elif self.trials.times and self.trials.after() | self._draws_anew():
                 check()
             if not self.trials.played and any(phase.due(step, lambda _: False) for phase in game.phases):

@@ -21,7 +21,7 @@ from strategies.hooks import NO_HOOKS, Hooks, refuse_partial_gradients, see_grad
 from strategies.micro_batches import row_counts, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
-from strategies.processes.same_on_ranks import Forms, SameOnRanks
+from strategies.processes.same_on_ranks import SameOnRanks
 from strategies.sharding.unshard_on_read import other_order
 from strategies.world import World, agree
 
@@ -89,6 +89,7 @@ class Training:
     """What all phases of a training have in common.
 
     The rank, `seed` and the step give each sample its noise. `hooks` are Lightning's, of the game and of callbacks.
+    `checked`: what should be the same on all ranks is compared.
     """
 
     policies: Mapping[str, Policy]
@@ -99,7 +100,7 @@ class Training:
     same_on_ranks: SameOnRanks = field(default_factory=SameOnRanks)
     guard: Guard = field(default_factory=Guard)
     draws: Draws = field(default_factory=Draws)
-    forms: Forms | None = None
+    checked: bool = False
 
 
 def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, Tensor]:
@@ -116,8 +117,8 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
         training.same_on_ranks.check(phase.name, step)
 
         if "on_before_optimizer_step" in training.hooks.wanted:
-            compared, seed = training.forms is not None, (training.seed, step)
-            norms = see_gradients(learners, phase, training.hooks, training.world, compared, seed)
+            seed = training.seed, step
+            norms = see_gradients(learners, phase, training.hooks, training.world, training.checked, seed)
             finished = [(each, each.tolist()) for each in norms]
 
         # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
@@ -173,8 +174,8 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
     for index, part in enumerate(split_batch(batch, counts[0], parts, phase.name)):
         place = _place(phase, counts, index, step, training)
         losses = _losses(phase, part, place, training)
-        if training.forms is not None:
-            training.forms.saw(phase.name, losses, training.draws.guesses(phase))
+        if training.checked:
+            training.same_on_ranks.saw(phase.name, losses, training.draws.guesses(phase))
             training.same_on_ranks.drew(phase.name, index, _drawn(place, training))
         total = _sum(losses.values(), scale / parts)
         for name, loss in losses.items():

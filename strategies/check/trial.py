@@ -215,7 +215,7 @@ class Trial:
         self.meet(f"plays phase '{phase.name}'")
         policies, draws = training.policies, Draws(training.draws.known)
         precision = training.precision if phase.name in self.coarse else Precision()
-        training = replace(training, precision=precision, hooks=NO_HOOKS, draws=draws, forms=None)
+        training = replace(training, precision=precision, hooks=NO_HOOKS, draws=draws, checked=False)
         self.phase, dtypes = phase.name, self.dtypes[phase.name]
         if any(policy.compiled for policy in policies.values()):
             phase = replace(phase, second_order=True)  # then all play eagerly: nothing is compiled for a few samples

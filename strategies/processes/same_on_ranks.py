@@ -17,6 +17,9 @@ from strategies.private import default_store
 from strategies.world import ALONE, World
 
 ROWS = "rows"  # of a batch, beside draws, which have a phase and the number of a micro-batch
+NODES, FORMS = 16, 12  # first nodes of a graph; forms of a phase
+OF_SIZES = {"TopkBackward0", "SliceBackward0"}  # how many they take may change from step to step, as in Top-k GAN
+AGAIN = 10  # how often forms are new again, because a trial has not met them
 
 
 class SameOnRanks:
@@ -39,6 +42,9 @@ class SameOnRanks:
         self.last: dict[str, Sequence[object]] = {}  # the size, and the draws, that this rank has had last
         self.before: dict[str, Sequence[object]] = {}  # of these: what was before a change that is not compared yet
         self.steps = 0  # how many have begun
+        self.forms: dict[str, set[int]] = {}  # of losses, by phase
+        self.new: dict[str, tuple[str, int]] = {}  # those of this step, by keys without the rank
+        self.again = AGAIN
 
     def begin(self, batch: Any) -> None:
         """Call it before each step."""
@@ -90,60 +96,49 @@ class SameOnRanks:
         step, codes = self.store.get(self._key(what, rank)).decode().split(" ")
         return codes if int(step) == self.steps else None
 
-
-def _codes(values: Sequence[object]) -> str:
-    """Numbers as they are, and other objects as numbers that are the same on all ranks."""
-    numbers = (each if isinstance(each, int) else zlib.crc32(repr(each).encode()) for each in values)
-    return ",".join("" if each is None else str(number) for each, number in zip(values, numbers, strict=True))
-
-
-NODES, FORMS = 16, 12  # first nodes of a graph; forms of a phase
-OF_SIZES = {"TopkBackward0", "SliceBackward0"}  # how many they take may change from step to step, as in Top-k GAN
-AGAIN = 10  # how often forms are new again, because a trial has not met them
-
-
-class Forms:
-    """Notices losses of a new form: with other names, graphs that begin with other operations, or new draws.
-
-    It asks no other rank while nothing is new. A rank with a new form writes that into torch's store before its
-    backward. When gradients are reduced, every other rank has begun its backward too, and has written if the form is
-    new there. So all ranks know then whether it is new on each of them.
-    """
-
-    def __init__(self, rows: SameOnRanks) -> None:
-        assert rows.store is not None
-        self.rows, self.store = rows, rows.store
-        self.known: dict[str, set[int]] = {}
-        self.new: dict[str, tuple[str, int]] = {}  # of this step, by keys without the rank
-        self.again = AGAIN
+    # ---- new forms ----
 
     def saw(self, phase: str, losses: Mapping[str, Tensor], draws: frozenset[Any] = frozenset()) -> None:
-        """These are the losses of a phase, before their backward, and what it drew that no trial has shown."""
+        """These are the losses of a phase, before their backward, and what it drew that no trial has shown.
+
+        [Note: new forms of a loss]
+        That is one with other names, a graph that begins with other operations, or new draws. A rank writes it into
+        torch's store. When gradients are reduced every other rank has begun its backward too, and has written if the
+        form is new there. So all ranks know then whether it is new on each of them.
+        """
+        assert self.store is not None
         nodes: list[Any] = [loss.grad_fn for loss in losses.values()]
         for node in nodes:
             if node is not None and len(nodes) < NODES:
                 nodes += [inner for inner, _ in node.next_functions]
         sizes = [tuple(node._input_metadata[0].shape) for node in nodes if type(node).__name__ in OF_SIZES]
-        known, form = self.known.setdefault(phase, set()), hash((*losses, *map(type, nodes), *sizes, draws))
+        known, form = self.forms.setdefault(phase, set()), hash((*losses, *map(type, nodes), *sizes, draws))
         if form not in known and len(known) < FORMS:
             if known or draws:
-                key = f"form of '{phase}', {self.rows.run}, {self.rows.steps}, rank "
+                key = f"form of '{phase}', {self.run}, {self.steps}, rank "
                 self.new[key] = phase, form
-                self.store.set(own := f"{key}{self.rows.world.rank}", "")
+                self.store.set(own := f"{key}{self.world.rank}", "")
                 self.store.check([own])  # returns when the store has it
             known.add(form)
 
     def new_on_all(self) -> bool:
         """Whether a phase of this step had a new form on all ranks. Call it when its gradients are reduced."""
-        return any(self.store.check([f"{key}{rank}" for rank in range(self.rows.world.size)]) for key in self.new)
+        assert self.store is not None
+        return any(self.store.check([f"{key}{rank}" for rank in range(self.world.size)]) for key in self.new)
 
     def end_step(self, forget: bool) -> None:
         """`forget`: what was new is new again the next time."""
         if forget and self.again:
             self.again -= 1
             for phase, form in self.new.values():
-                self.known[phase].discard(form)
+                self.forms[phase].discard(form)
         self.new = {}
+
+
+def _codes(values: Sequence[object]) -> str:
+    """Numbers as they are, and other objects as numbers that are the same on all ranks."""
+    numbers = (each if isinstance(each, int) else zlib.crc32(repr(each).encode()) for each in values)
+    return ",".join("" if each is None else str(number) for each, number in zip(values, numbers, strict=True))
 
 
 def _refuse_unlike(draws: Mapping[int, Sequence[str]], where: str) -> None:

@@ -13,7 +13,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.check import trial
 from strategies.check.trial import Trials
-from strategies.processes.same_on_ranks import AGAIN, Forms, SameOnRanks
+from strategies.processes.same_on_ranks import AGAIN, SameOnRanks
 from strategies.world import World
 from tests.ranks.test_check import One, Stateful, tried
 from tests.support.hard_games import HARD
@@ -299,7 +299,7 @@ def forms(size=2):
     rows = [SameOnRanks() for _ in range(size)]
     for rank, each in enumerate(rows):
         each.world, each.store = World(size, rank), store
-    return [Forms(each) for each in rows]
+    return rows
 
 
 def new_forms(*steps, forget=False, draws=frozenset()):
@@ -307,7 +307,7 @@ def new_forms(*steps, forget=False, draws=frozenset()):
     both, found = forms(), []
     for step in steps:
         for form, losses in zip(both, step, strict=True):
-            form.rows.steps += 1
+            form.steps += 1
             form.saw("play", losses, draws)
         first, second = (form.new_on_all() for form in both)
         for form in both:
