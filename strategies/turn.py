@@ -317,12 +317,12 @@ def _sum(losses: Iterable[Tensor], factor: float) -> Tensor:
 def check_that_ranks_agree(phase: Phase, policies: Mapping[str, Policy]) -> None:
     """Raise if ranks gathered buckets in different orders, because then they have gathered wrong values."""
     sharded = {name: policy.on_read for name, policy in policies.items() if policy.on_read is not None}
-    codes = {name: code for name, on_read in sharded.items() if (code := on_read.check_code()) is not None}
-    if not codes:
+    orders = {name: on_read.order for name, on_read in sharded.items() if on_read.piecewise}
+    if not orders:
         return
 
     def told(alike: list[float]) -> None:
         if not all(alike):
-            raise UserError(other_order(phase.name, *(policies[name].name for name in codes)))
+            raise UserError(other_order(phase.name, *(policies[name].name for name in orders)))
 
-    later.read(agree(codes, next(iter(policies.values())).world.device), told)
+    later.read(agree(orders, next(iter(policies.values())).world.device), told)

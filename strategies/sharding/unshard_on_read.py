@@ -1,7 +1,6 @@
 """Unshards weights when any code in a phase reads them, and reshards them after that; autograd saves their places."""
 
 import copy
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -180,10 +179,6 @@ class UnshardOnRead:
         """
         places = {each: place for place, each in enumerate(dict.fromkeys(self.order))} if self.piecewise else {}
         return sorted(reversed(range(number)), key=lambda each: -places.get(each, -1))
-
-    def check_code(self) -> int | None:
-        """A number made from the order of this phase's gathers, to compare between ranks; None if all came at once."""
-        return zlib.crc32(repr(self.order).encode()) if self.piecewise else None
 
     def __deepcopy__(self, memo: Any) -> "UnshardOnRead":
         """What the hooks of a copied network call: it does nothing, because a copy has whole weights of its own."""
