@@ -41,7 +41,7 @@ def environment(found: ClusterEnvironment) -> ClusterEnvironment:
 
 def place_of(found: ClusterEnvironment | None) -> Launched | None:
     """The place that a launcher gave this process, if `environment` has chosen what tells Lightning so."""
-    return launched() if isinstance(found, TorchElasticEnvironment | SLURMEnvironment | GivenPlace) else None
+    return launched() if isinstance(found, TorchElasticEnvironment | SLURMEnvironment) else None
 
 
 @cache  # because rank 0 serves it
@@ -64,16 +64,12 @@ def connect(place: Launched, backend: str, **options: Any) -> None:
     dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, store=store(place), **options)
 
 
-class GivenPlace(ClusterEnvironment):
-    """Tells Lightning the place of this process, where Lightning does not know the launcher."""
+class GivenPlace(TorchElasticEnvironment):
+    """Tells Lightning the place of this process, where Lightning does not know the launcher: as torchrun's."""
 
     def __init__(self, place: Launched) -> None:
         super().__init__()
         self.place = place
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        return True
 
     @property
     def main_address(self) -> str:
@@ -101,14 +97,8 @@ class GivenPlace(ClusterEnvironment):
     def world_size(self) -> int:
         return self.place.world_size
 
-    def set_world_size(self, size: int) -> None:
-        """It is given."""
-
     def global_rank(self) -> int:
         return self.place.rank
-
-    def set_global_rank(self, rank: int) -> None:
-        """It is given."""
 
     def local_rank(self) -> int:
         return self.place.local_rank
