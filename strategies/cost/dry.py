@@ -63,7 +63,9 @@ class Dry:
         """Another policy like this one works on copies of the weights, which have no values."""
         self.phases = {phase.name: phase for phase in phases}
         own = policy.belongings.parameters
-        copies = {name: nn.Parameter(_empty(each), each.requires_grad) for name, each in own.items()}
+        copies = {
+            name: nn.Parameter(torch.empty_like(each, device=META), each.requires_grad) for name, each in own.items()
+        }
         self.copy_of = {id(each): copies[name] for name, each in own.items()}
         world = replace(policy.world, device=META, groups=Groups(phases))
         belongings = Belongings(copies, (), optimizers=policy.belongings.optimizers)
@@ -163,7 +165,7 @@ class Dry:
     def gradient(self, weight: nn.Parameter) -> None:
         """Backward has added up the whole gradient of a weight."""
         if weight.grad is None:
-            weight.grad = _empty(weight)
+            weight.grad = torch.empty_like(weight)
             self.living.count_too(weight.grad, self.gradients)
         for hook in private.post_accumulate_hooks(weight):
             hook(weight)
@@ -205,10 +207,6 @@ class NoOptimizer(Optimizer):
 
     def step(self, closure: None = None) -> None:
         torch.empty(self.needed, dtype=torch.uint8, device=META)
-
-
-def _empty(like: Tensor) -> Tensor:
-    return torch.empty(like.shape, dtype=like.dtype, device=META)
 
 
 # ---- storage and reduction without values; stand-ins where an engine would need values ----

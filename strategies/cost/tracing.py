@@ -155,7 +155,7 @@ class Recorder:
         self.living.saw_use = self._use
         self.id_of = {each.untyped_storage()._cdata: id(each) for each in parameters}
         self.parameters = list(parameters)
-        self.begun: Trace | None = None
+        self.trace = Trace("")  # of the phase that is played
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -181,14 +181,8 @@ class Recorder:
         return nullcontext() if phase.second_order else saved_tensors_hooks(self._pack, self._unpack)
 
     def begin(self, trace: Trace) -> None:
-        self.begun, self.living.lives = trace, trace.lives
+        self.trace, self.living.lives = trace, trace.lives
         self.add(kinds.BEGIN)
-
-    @property
-    def trace(self) -> Trace:
-        """Of the phase that is played."""
-        assert self.begun is not None
-        return self.begun
 
     def _use(self, life: list[int]) -> None:
         if not private.in_backward():
@@ -231,8 +225,7 @@ class Recorder:
         event.passed, event.learns = sum(each.nbytes for each in tensors), any(each.requires_grad for each in tensors)
 
     def _read(self, weights: list[nn.Parameter]) -> None:
-        if self.begun is not None:
-            self.add(kinds.READ, tuple(map(id, weights)))
+        self.add(kinds.READ, tuple(map(id, weights)))
 
     def _of_weight(self, weight: int, slope: Tensor) -> None:
         self.living.life(slope)[3:] = [weight]
