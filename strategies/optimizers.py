@@ -192,24 +192,6 @@ def _of_one(value: Any) -> bool:
     return type(value) is Tensor and value.numel() == 1 and not value.is_meta
 
 
-def check_apart(
-    player: Player,
-    updaters: Mapping[str, Updater],
-    makers: Mapping[str, MakeOptimizer],
-    weights: Mapping[str, nn.Parameter],
-    policy: str,
-) -> None:
-    """Refuse an optimizer whose step on some of the weights may differ from its step on all."""
-    for phase, updater in updaters.items():
-        with without_closure(player, updater.optimizer):
-            why = None if updater.elementwise else why_not_apart(makers[phase], weights)
-        if why is not None:
-            raise UserError(
-                f"player '{player.name}': policy '{policy}' gives each rank some of the weights, and that does not "
-                f"work with {_kind(updater.optimizer)}: {why}; type {instead(player.name, 'ddp')}"
-            )
-
-
 def updaters_of(
     player: Player, makers: Mapping[str, MakeOptimizer], weights: Mapping[str, nn.Parameter]
 ) -> dict[str, Updater]:

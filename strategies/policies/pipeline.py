@@ -16,7 +16,6 @@ from gan.phase import Phase
 from strategies import private
 from strategies.advice import instead
 from strategies.amounts import size
-from strategies.optimizers import check_apart
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.options.recompute import Recompute
 from strategies.pipelining import cutting
@@ -169,7 +168,7 @@ class Pipeline(Policy):
                     f"player '{name}': phase '{phase.name}' differentiates its gradient (second_order=True), which "
                     f"does not go through a pipeline; type {instead(name, 'zero3')}"
                 )
-        check_apart(self.player, self.updaters, self.makers, self.weights, self.name)
+        self.check_apart()
         own = set(map(id, self.belongings.parameters.values()))
         if any(id(parameter) not in own for parameter in module.parameters()):
             raise UserError(

@@ -15,6 +15,7 @@ from gan.files.errors import UserError
 from gan.phase import Phase, Player
 from nets.norm import torchs_own
 from strategies import private
+from strategies.advice import instead
 from strategies.optimizers import (
     LossScale,
     Modes,
@@ -23,6 +24,7 @@ from strategies.optimizers import (
     check_schedule,
     step_owned,
     updaters_of,
+    why_not_apart,
     without_closure,
 )
 from strategies.options.compile import Compiled, compiled_by_author, refuse_forgetful
@@ -157,6 +159,18 @@ class Policy(Costs):
     def average(self) -> Ema | EvalWeights | None:
         """The moving average that the player has, or that it is."""
         return self.ema if self.follower is None else self.follower.ema
+
+    def check_apart(self) -> None:
+        """Refuse an optimizer whose step on some of the weights may differ from its step on all."""
+        for phase, updater in self.updaters.items():
+            with without_closure(self.player, updater.optimizer):
+                why = None if updater.elementwise else why_not_apart(self.makers[phase], self.weights)
+            if why is not None:
+                raise UserError(
+                    f"player '{self.player.name}': policy '{self.name}' gives each rank some of the weights, and that "
+                    f"does not work with {type(updater.optimizer).__name__}: {why}; type "
+                    f"{instead(self.player.name, 'ddp')}"
+                )
 
     def make_storage(self) -> Storage:
         """Where the weights are stored in training, if the player is divided."""

@@ -5,7 +5,6 @@ from torch import Tensor
 from gan.files.errors import UserError
 from strategies.advice import instead
 from strategies.amounts import size
-from strategies.optimizers import check_apart
 from strategies.policies.ddp import Ddp, DdpReduction
 from strategies.policies.sharded import Sharded
 from strategies.sharding.reduction import Reduction
@@ -51,7 +50,7 @@ class Zero1(Sharded):
                 f"player '{self.player.name}': {whole[0]} looks at whole weights, and zero1+offload steps pieces of "
                 f"them; type {instead(self.player.name, without='offload')}"
             )
-        check_apart(self.player, self.updaters, self.makers, self.weights, self.name)
+        self.check_apart()
         return WholeWeights(self.weights, self.sharing)
 
     def make_reduction(self) -> Reduction:
