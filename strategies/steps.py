@@ -30,38 +30,9 @@ from strategies.processes import heap
 from strategies.reachable import PLAIN
 from strategies.sharding.resharded_parameter import version_of
 from strategies.turn import Training, play
-from strategies.world import World
 
 ROOM = 64  # for losses: a message has a multiple of it
 ASKING = ("monitor", "filename")  # attributes of callbacks with the names of what is logged
-
-
-class ToDevice:
-    """Brings a training's batches to the device, with the author's hooks.
-
-    What the hooks draw by torch follows the sample, as in a loss. A trial begins with `raw`, the batch before them, and
-    calls them again: on this rank's samples, and on those of all ranks. So what they compute is checked as a loss is.
-    """
-
-    def __init__(self, move: Callable[[Any], Any], seed: int, world: World) -> None:
-        self.move, self.seed, self.world = move, seed, world
-        self.raw: Any = None
-
-    def next(self, batch: Any, step: int) -> Any:
-        self.raw = batch
-        return self(batch, step)
-
-    def __call__(self, batch: Any, step: int, alone: bool = False) -> Any:
-        """`alone`: these are the samples of all ranks, as one device gets them."""
-        rank, size = (0, 1) if alone else (self.world.rank, self.world.size)
-        try:
-            rows, *others = row_counts(batch)
-        except UserError:  # anything may be a batch
-            return self.move(batch)
-        first = {count: rank * count for count in others}
-        place = noise.Place((self.seed, step, "batch"), rank * rows, rows, size * rows, others=first)
-        with noise.at(place), ranks.alone(in_all_threads=True) if alone else nullcontext():
-            return self.move(batch)
 
 
 class Steps:
@@ -83,9 +54,7 @@ class Steps:
         checked = bool(check) and training.world.size > 1
         training = replace(training, checked=checked)
         self.game, self.training, self.lockstep, self.compared = game, training, lockstep, compared
-        self.to_device = to_device
-        around = training.hooks.of_batches  # the author has hooks around it
-        self.transfer = ToDevice(to_device, training.seed, training.world) if around else None
+        self.to_device, self.raw = to_device, None  # the batch before it, if the author has hooks around it
         self.guard, self.policies = training.guard, training.policies
         for policy in self.policies.values():
             if checked and policy.storage.cut:
@@ -109,10 +78,30 @@ class Steps:
 
     def take(self, batch: Any, *where: Any) -> Any:
         """Bring the next batch to the device, and note it as it comes there."""
-        batch = self.to_device(batch, *where) if self.transfer is None else self.transfer.next(batch, self.game.step)
+        if self.training.hooks.of_batches:
+            self.raw, batch = batch, self._by_sample(batch)
+        else:
+            batch = self.to_device(batch, *where)
         if self.training.world.size > 1:
             self.moved = [(each, version_of(each)) for each in tensors(batch)]
         return batch
+
+    def _by_sample(self, batch: Any, alone: bool = False) -> Any:
+        """Bring a batch to the device, with the author's hooks, whose draws by torch follow the sample, as in a loss.
+
+        A trial begins with the batch before the hooks, and calls them again: on this rank's samples, and `alone` on
+        those of all ranks, as one device gets them. So what they compute is checked as a loss is.
+        """
+        world, step = self.training.world, self.game.step
+        rank, size = (0, 1) if alone else (world.rank, world.size)
+        try:
+            rows, *others = row_counts(batch)
+        except UserError:  # anything may be a batch
+            return self.to_device(batch)
+        first = {count: rank * count for count in others}
+        place = noise.Place((self.training.seed, step, "batch"), rank * rows, rows, size * rows, others=first)
+        with noise.at(place), ranks.alone(in_all_threads=True) if alone else nullcontext():
+            return self.to_device(batch)
 
     def check_batch(self, batch: Any) -> None:
         """Refuse what on_train_batch_start does to a batch: a trial begins after it."""
@@ -138,7 +127,7 @@ class Steps:
         self.lockstep.same_on_ranks.begin(batch)
         self.lockstep.places.begin_step(game.step)
         with self.lockstep.places.named():
-            raw = batch if self.transfer is None else self.transfer.raw
+            raw = self.raw if self.training.hooks.of_batches else batch
             check = partial(self.check, game, self.training, raw, partial(self._try, play))
             if any(phase.when for phase in game.phases):
                 plain = {name: value for name, value in vars(game).items() if isinstance(value, PLAIN)}
@@ -220,8 +209,8 @@ class Steps:
             random_state.set_dice(dice)
             vars(self.game).update(plain)
         try:
-            if self.transfer is not None:
-                batch = self.transfer(batch, self.game.step, trial.alone)
+            if self.training.hooks.of_batches:
+                batch = self._by_sample(batch, trial.alone)
             self._pass(play, batch)
         finally:
             self.trial = None
