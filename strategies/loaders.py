@@ -164,8 +164,7 @@ def check_loader(loader: Any, ranks: int, training: bool) -> None:
             f"a {type(loader).__name__} was made for {loader.ranks} rank(s), and there are {ranks}; make it in "
             f"train_dataloader() of the game or its data module, where the ranks are known"
         )
-    batches = getattr(loader, "batch_sampler", None)
-    samplers = [getattr(holder, "sampler", None) for holder in (loader, batches)]
+    samplers = [getattr(holder, "sampler", None) for holder in (loader, getattr(loader, "batch_sampler", None))]
     for sampler in samplers:
         if type(sampler) is DistributedSamplerWrapper:
             sampler.__class__ = SameOrder

@@ -55,8 +55,7 @@ class Lockstep:
         self.ending = Ending(run if world.size > 1 else "")
         self.same_on_ranks = SameOnRanks(world, run)
         number, first = (0, 0) if self.survivor is None else (self.survivor.rank, self.survivor.first)
-        board = shared_board(world.per_node, first, run, lambda: world.gather(None))
-        self.places = Places(world, run, board, number)
+        self.places = Places(world, run, shared_board(world.per_node, first, run, lambda: world.gather(None)), number)
         if trainer is None:
             return
         if world.size > 1:

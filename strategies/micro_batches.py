@@ -155,8 +155,7 @@ class Cut:
         counts = sorted(inside - {1})
         fits = len(node) == self.total
         if not counts:
-            numbers = all(isinstance(item, Number) for item in node)
-            if numbers and fits:
+            if all(isinstance(item, Number) for item in node) and fits:
                 raise self._refusal(path, f"a list of {len(node)} numbers", "return a tensor")
             if not fits and any(isinstance(item, str) for item in node):
                 raise self._refusal(path, f"a list of {len(node)} strings")
@@ -190,8 +189,7 @@ def _counts(node: Any, top: bool) -> list[tuple[int, int]]:
         return [count for value in fields.values() for count in _counts(value, top=False)]
     if not isinstance(node, (list, tuple)) or not node:
         return []
-    strings = set(map(type, node)) == {str}
-    inside = [] if strings else [count for item in node for count in _counts(item, top=False)]
+    inside = [] if set(map(type, node)) == {str} else [count for item in node for count in _counts(item, top=False)]
     counts = {count for _, count in inside} - {1}
     if top and inside:
         return inside

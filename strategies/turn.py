@@ -148,9 +148,8 @@ def ready(phase: Phase, policies: Mapping[str, Policy], trying: bool = False) ->
 
     with ExitStack() as stack:
         # A compiled player cannot be differentiated twice; then torch's error is explained.
-        by_author = any(policy.compiled_by_author for policy in policies.values())
         if compiled := [name for name, policy in policies.items() if policy.compiled or policy.compiled_by_author]:
-            stack.enter_context(played(phase, compiled, by_author))
+            stack.enter_context(played(phase, compiled, any(policy.compiled_by_author for policy in policies.values())))
 
         # Only the learners require gradients. Weights are whole when they are read, also those of other players.
         for policy in policies.values():

@@ -187,8 +187,7 @@ class StoreWorld(World):
 def world_of_thread(world: World, save: str, limit: timedelta | None, lost: Callable[[], bool]) -> World:
     if world.size == 1:
         return world
-    seconds = (limit or default_pg_timeout).total_seconds()
-    return StoreWorld(world.size, world.rank, name=save, limit=seconds, lost=lost)
+    return StoreWorld(world.size, world.rank, name=save, limit=(limit or default_pg_timeout).total_seconds(), lost=lost)
 
 
 def of_all(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:

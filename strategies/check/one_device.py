@@ -306,8 +306,7 @@ class Tries:
         left_behind.refuse({name: phases for each in read for name, phases in each.items()})
         together.unlike = {name for each in unlike for name in each}
         turns = {phase for phase, _ in together.norms.keys() ^ alone.norms.keys()}  # a `when` has said other things
-        rounding = roundings(together.dtypes)
-        comparison = Comparison(losses, repeated, together, alone, rounding, together.unlike | turns)
+        comparison = Comparison(losses, repeated, together, alone, roundings(together.dtypes), together.unlike | turns)
         first, *others = gather(comparison.kept())
         alike = [name for name in first if all(first[name].equal(each.get(name, first[name])) for each in others)]
         together.own = sorted({re.sub(r"(\.\d+)+$", "", name) for name in alike})  # without the numbers of items

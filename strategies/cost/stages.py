@@ -131,8 +131,7 @@ class Stages(Dry):
         ahead = min(self.chunks - 1, AHEAD / max(1, (call.made(stage) & call.sent).sum()))  # chunks
         ledger.hold(rank, start, finish, returned + (1 + ahead) * chunk * call.of(stage, call.sent))
         if stage == 0 and call.inputs.learns:
-            first = min(begin for begin, _ in call.needs.values())
-            ledger.hold(RANKS, first, finish, samples * call.inputs.passed)
+            ledger.hold(RANKS, min(begin for begin, _ in call.needs.values()), finish, samples * call.inputs.passed)
 
         made = (lives.weight == 0) & (lives.begin >= start) & (lives.begin <= finish)
         ledger.hold(rank, lives.begin[made], lives.end[made], chunk * lives.amount[made])

@@ -353,8 +353,7 @@ class Program(TorchFunctionMode):
 
         self.running = True
         try:
-            world = replace(self.copies, add=add, of_gradients=self.copies)
-            with ranks.at(world) if self.several else nullcontext():
+            with ranks.at(replace(self.copies, add=add, of_gradients=self.copies)) if self.several else nullcontext():
                 yield
         finally:
             self.running = False

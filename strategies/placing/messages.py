@@ -155,8 +155,7 @@ class Bridge:
         parts = [torch.tensor([len(content)]), torch.frombuffer(bytearray(content), dtype=torch.uint8)]
         plain = (tensor.detach().resolve_conj().resolve_neg().cpu() for tensor in packed.tensors if tensor.numel())
         parts += [as_bytes(tensor.contiguous()) for tensor in plain]
-        works = [self.group.send([part], rank, 0) for rank in targets for part in parts]
-        for work in works:
+        for work in [self.group.send([part], rank, 0) for rank in targets for part in parts]:
             work.wait() if patience is None else work.wait(patience)
 
     def receive(self, source: int | None = None) -> tuple[int, Any]:

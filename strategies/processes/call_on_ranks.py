@@ -126,9 +126,8 @@ def _serve(
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    given = "OMP_NUM_THREADS" in os.environ
     # See [Note: the thread pool of a fork] in starting.py.
-    torch.set_num_threads(torch.get_num_threads() if given else max(1, cores() // ranks))
+    torch.set_num_threads(torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else max(1, cores() // ranks))
     try:
         if device != "cpu":
             torch.accelerator.set_device_index(rank)

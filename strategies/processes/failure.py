@@ -111,8 +111,7 @@ def report(error: BaseException) -> None:
     if not path:
         return
     found = failed(int(os.environ.get("RANK", 0)), error)
-    extra = {"timestamp": str(int(found.at)), "py_callstack": ""}
-    message = {"message": printable(found.what), "extraInfo": extra}
+    message = {"message": printable(found.what), "extraInfo": {"timestamp": str(int(found.at)), "py_callstack": ""}}
     part = Path(f"{path}.{threading.get_ident()}")  # another thread may end this process meanwhile
     part.write_text(json.dumps({"failure": as_json(found), "message": message}), "utf-8")
     part.replace(path)

@@ -75,8 +75,7 @@ class Places:
         if self.world.size == 1:
             return
         with self.named():
-            codes = self.world.gather((self.here.count, self.here.code))
-            if len(set(codes)) == 1:
+            if len(set(self.world.gather((self.here.count, self.here.code)))) == 1:
                 return
             every = self.world.gather((self.here.count - len(self.recent), list(self.recent)))
         raise RanksDiverged(_first_difference(every))

@@ -138,8 +138,7 @@ class Bucket:
     def piece_of(self, name: str, tensor: Tensor) -> Tensor:
         """This rank's part of a tensor that has the shape of a weight, on the shard's device."""
         low, high = self._range(name)
-        part = tensor.reshape(-1)[low - self.starts[name] : high - self.starts[name]]
-        return part.to(self.shard.device, self.dtype)
+        return tensor.reshape(-1)[low - self.starts[name] : high - self.starts[name]].to(self.shard.device, self.dtype)
 
     def share_of(self, name: str) -> Share | None:
         if not self._owns(name):
@@ -228,8 +227,7 @@ class Bucket:
 
     def version_at(self, element: int) -> int:
         """How often the weight at this element has changed, by updates and by code that wrote it."""
-        number = bisect_right(self._first_elements, element) - 1
-        return self.version + version_of(self._in_order[number])
+        return self.version + version_of(self._in_order[bisect_right(self._first_elements, element) - 1])
 
     def shard_changed(self) -> None:
         """Drop the whole weights, because the shard is newer."""

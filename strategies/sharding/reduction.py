@@ -187,8 +187,7 @@ class ReduceScatter(GroupReduction):
                 {name for name, weight in bucket.weights.items() if weight.requires_grad} for bucket in self.buckets
             ]
         self._ready, self._made = [], ranks.made
-        piecewise = self.on_read is not None and self.on_read.piecewise
-        self._after = (self.uneven or self.trying) and not piecewise
+        self._after = (self.uneven or self.trying) and not (self.on_read is not None and self.on_read.piecewise)
         return loss
 
     def _saw_gradient(self, number: int, name: str, weight: Tensor) -> None:
