@@ -3,13 +3,14 @@
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -109,13 +110,8 @@ class Living(TorchDispatchMode):
             self.saw_collective(function.__name__, pytree.tree_leaves(args))
         return out
 
-    @contextmanager
-    def away(self, where: str) -> Iterator[None]:
-        before, self._count = self._count, self.there[where]
-        try:
-            yield
-        finally:
-            self._count = before
+    def away(self, where: str) -> AbstractContextManager[Any]:
+        return mock.patch.object(self, "_count", self.there[where])
 
     @property
     def is_away(self) -> bool:

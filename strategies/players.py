@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
@@ -105,12 +106,10 @@ class Players:
         with ExitStack() as stack:
             for policy in self.policies.values():
                 stack.enter_context(policy.gathered())
-            outer, self._writes = self._writes, Writes(self.policies, write, self.world)
-            try:
-                yield
-                self._writes.check(self._averaging)
-            finally:
-                self._writes = outer
+            writes = Writes(self.policies, write, self.world)
+            stack.enter_context(mock.patch.object(self, "_writes", writes))
+            yield
+            writes.check(self._averaging)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -120,20 +119,16 @@ class Players:
         writes = self._writes
         if writes is not None:
             writes.check(averaged=False)
-        self._averaging = True
-        try:
-            with ExitStack() as stack:
-                if self.policies and (kept := last_averages(self.first.game)):
-                    stack.callback(remember_averages, self.first.game, kept)  # that is no write of a person's
-                for policy in self.policies.values():
-                    stack.enter_context(policy.averaged())
-                if writes is not None:
-                    writes.begin()
-                yield
-                if writes is not None:
-                    writes.check(averaged=True)
-        finally:
-            self._averaging = False
+        with mock.patch.object(self, "_averaging", True), ExitStack() as stack:
+            if self.policies and (kept := last_averages(self.first.game)):
+                stack.callback(remember_averages, self.first.game, kept)  # that is no write of a person's
+            for policy in self.policies.values():
+                stack.enter_context(policy.averaged())
+            if writes is not None:
+                writes.begin()
+            yield
+            if writes is not None:
+                writes.check(averaged=True)
         if writes is not None:  # the weights of before are whole again, for the rest of gathered()
             self._unshard(self.policies.values())
             writes.begin()

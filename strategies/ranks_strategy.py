@@ -4,10 +4,11 @@ import os
 import socket
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -133,14 +134,8 @@ class RanksStrategy(LaunchedStrategy):
         """The ranks that train, or that serve with this one, and what this one asks of them."""
         return World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups)
 
-    @contextmanager
-    def on_one_device(self) -> Iterator[None]:
-        typed = self.choice, self.division
-        self.choice, self.division = choices("single", POLICIES), Division()
-        try:
-            yield
-        finally:
-            self.choice, self.division = typed
+    def on_one_device(self) -> AbstractContextManager[Any]:
+        return mock.patch.multiple(self, choice=choices("single", POLICIES), division=Division())
 
     @LaunchedStrategy.checkpoint_io.setter
     def checkpoint_io(self, io: Any) -> None:

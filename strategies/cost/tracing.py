@@ -1,7 +1,7 @@
 """Plays a game's phases once, on one device and without values, and records what happens in them."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -159,22 +159,18 @@ class Recorder:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        hooks: list[Any] = []
-        for module in self.modules:
-            hooks.append(module.register_forward_pre_hook(self._enter, prepend=True))
-            hooks.append(module.register_forward_hook(self._leave, always_call=True))
-        for parameter in self.parameters:
-            if parameter.requires_grad:
-                hooks.append(parameter.register_hook(partial(self._of_weight, id(parameter))))
-                hooks.append(parameter.register_post_accumulate_grad_hook(self._gradient))
-        listen(self.modules, self._read)
-        try:
-            with self.living:
-                yield
-        finally:
-            unlisten(self.modules, self._read)
-            for hook in hooks:
-                hook.remove()
+        with ExitStack() as stack:
+            for module in self.modules:
+                stack.enter_context(module.register_forward_pre_hook(self._enter, prepend=True))
+                stack.enter_context(module.register_forward_hook(self._leave, always_call=True))
+            for parameter in self.parameters:
+                if parameter.requires_grad:
+                    stack.enter_context(parameter.register_hook(partial(self._of_weight, id(parameter))))
+                    stack.enter_context(parameter.register_post_accumulate_grad_hook(self._gradient))
+            listen(self.modules, self._read)
+            stack.callback(unlisten, self.modules, self._read)
+            stack.enter_context(self.living)
+            yield
 
     def saved(self, phase: Phase) -> Any:
         """Around a phase: record what backward needs. See [Note: torch.func.grad] in unshard_on_read.py."""

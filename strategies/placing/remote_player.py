@@ -193,13 +193,8 @@ class RemotePlayer(Policy):
         super().during(phase)
         return self.servers.inside(Enter(phase.name, tuple(phase.learners), phase.second_order))
 
-    @contextmanager
-    def for_several_phases(self) -> Iterator[None]:
-        before, self.shared = self.shared, True
-        try:
-            yield
-        finally:
-            self.shared = before
+    def for_several_phases(self) -> AbstractContextManager[Any]:
+        return mock.patch.object(self, "shared", True)
 
     @contextmanager
     def gathered(self, exact: bool = True) -> Iterator[None]:

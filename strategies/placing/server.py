@@ -8,6 +8,7 @@ from dataclasses import replace
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, NoReturn
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -286,17 +287,13 @@ class ServersOnPaper:
         pass
 
     def ask(self, message: Call | Slopes) -> Returned | list[Tensor | None]:
-        self.answering = True
-        try:
-            with self.away(), torch.enable_grad():
-                if isinstance(message, Call):
-                    sent = message.tensors
-                    found = self.answers.called(0, replace(message, tensors=_copies(sent)))
-                else:
-                    sent = message.slopes
-                    found = self.answers.back(0, replace(message, slopes=_copies(sent)))
-        finally:
-            self.answering = False
+        with mock.patch.object(self, "answering", True), self.away(), torch.enable_grad():
+            if isinstance(message, Call):
+                sent = message.tensors
+                found = self.answers.called(0, replace(message, tensors=_copies(sent)))
+            else:
+                sent = message.slopes
+                found = self.answers.back(0, replace(message, slopes=_copies(sent)))
         returned = found.tensors if isinstance(found, Returned) else found
         moved = (sum(each.nbytes for each in tensors if each is not None) for tensors in (sent, returned))
         self.asked(message.player, *moved)

@@ -46,7 +46,7 @@ class LaunchedStrategy(DDPStrategy):
         """What a rank does, inside its survivor: call the function, or serve those ranks that do."""
 
     @abstractmethod
-    def on_one_device(self) -> AbstractContextManager[None]:
+    def on_one_device(self) -> AbstractContextManager[Any]:
         """Inside the `with` a set-up takes no notice of the strategies that were typed for the ranks."""
 
     @abstractmethod

@@ -2,10 +2,11 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -162,14 +163,9 @@ class UnshardOnRead:
         if second_order:
             end_graphs(self.parameters)
 
-    @contextmanager
-    def resting(self) -> Iterator[None]:
+    def resting(self) -> AbstractContextManager[Any]:
         """Inside the `with`, also during a phase, reads neither unshard nor reshard anything."""
-        before, self.playing = self.playing, False
-        try:
-            yield
-        finally:
-            self.playing = before
+        return mock.patch.object(self, "playing", False)
 
     def in_turn(self, number: int) -> list[int]:
         """The first so many buckets, in the order in which backward comes to them: the reverse of the gathers' order.
