@@ -237,7 +237,8 @@ def all_learning(policies: Mapping[str, Policy], second_order: bool = False) -> 
             stack.callback(policy.switch.turn, policy.switch.on)
             policy.switch.turn(not policy.player.frozen)
             if second_order and policy.compiled is not None:
-                stack.enter_context(policy.compiled.as_written())
+                stack.callback(policy.compiled.use, policy.compiled.used)
+                policy.compiled.use(False)
         yield
 
 

@@ -68,15 +68,6 @@ class Compiled:
         for module, call in self.calls.items():
             module._compiled_call_impl = call if compiled else None
 
-    @contextmanager
-    def as_written(self) -> Iterator[None]:
-        before = self.used
-        self.use(False)
-        try:
-            yield
-        finally:
-            self.use(before)
-
     def _compiled(self, module: nn.Module) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             return module._call_impl(*args, **kwargs)

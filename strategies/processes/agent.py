@@ -13,7 +13,6 @@ and finds the agents of the other hosts at a rendezvous. What torch's agent does
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -98,21 +97,18 @@ def end_with_launcher(hosts: int) -> None:
 def run(launch: Launch) -> None:
     """Start the ranks, and return when all have ended well. Raise the first cause of what failed."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what they say is said here
-    folder = tempfile.mkdtemp(prefix="gan-agent-")
-    variables = {
-        NAME: f"agent {socket.gethostname()} {folder}",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are handed on, see `hand_on`
-        # A store for each attempt. The one that agents share is not found again when rank 0 has moved to another host.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        VARIABLE: str(Path(folder, "board")),
-        # Where a host is lost, torch's store prints stacks of C++ on all others, in which our one line is not seen.
-        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
-    }
-    with mock.patch.dict(os.environ, variables):
-        try:
+    with tempfile.TemporaryDirectory(prefix="gan-agent-", ignore_cleanup_errors=True) as folder:
+        variables = {
+            NAME: f"agent {socket.gethostname()} {folder}",
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are handed on, see `hand_on`
+            # A store for each attempt. That of all agents is not found again when rank 0 has moved to another host.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            VARIABLE: str(Path(folder, "board")),
+            # Where a host is lost, torch's store prints stacks of C++ on all others, in which our one line is not seen.
+            "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+        }
+        with mock.patch.dict(os.environ, variables):
             _run(launch, DefaultLogsSpecs(log_dir=folder), History(launch.restarts))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
