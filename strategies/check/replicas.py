@@ -119,7 +119,5 @@ def _codes(kind: str, tensors: Any, of: str = "") -> dict[str, Checksum]:
 def _first_difference(codes: dict[str, Checksum], world: World) -> str | None:
     """The first name whose code is not the same on all ranks."""
     every = world.gather(codes)
-    for name in dict.fromkeys(name for each in every for name in each):
-        if len({each.get(name) for each in every}) > 1:
-            return name
-    return None
+    names = dict.fromkeys(name for each in every for name in each)
+    return next((name for name in names if len({each.get(name) for each in every}) > 1), None)
