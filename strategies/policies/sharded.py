@@ -29,6 +29,7 @@ class Sharded(Policy):
     """
 
     max_ranks = None
+    communicates_only_in_its_turn = True
     takes = Policy.takes | {"offload", "hybrid"}
 
     # ---- what it costs ----
@@ -71,11 +72,6 @@ class Sharded(Policy):
     @property
     def owned_bytes(self) -> float:
         return size(self.weights.values()) / (self.shards if self.divided else 1)
-
-    def flying_at_most(self) -> float:
-        """A few buckets of whole gradients, or of whole weights too."""
-        own = size(self.belongings.parameters.values()) if not self.keep else 0
-        return min(WHOLE_BUCKETS * bucket.SIZE, own + size(self.weights.values()))
 
     # ---- its storage ----
 

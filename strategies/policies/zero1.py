@@ -27,11 +27,7 @@ class Zero1(Sharded):
     """
 
     name = "zero1"
-    communicates_only_in_its_turn = True
     kept_gradients = Ddp.kept_gradients
-
-    def flying_at_most(self) -> float:
-        return 0.0
 
     @property
     def owned_bytes(self) -> float:
