@@ -15,7 +15,7 @@ from strategies.amounts import Collective, Group, Held, Moved, moved, size
 from strategies.choice import Choice, ranks_as_typed
 from strategies.cost.dry import Curve, Dry, Replicated
 from strategies.cost.stages import Stages
-from strategies.cost.trace import Count, Trace
+from strategies.cost.tracing import Count, Trace
 from strategies.options.blocks import modules_of_blocks
 from strategies.policies import POLICIES
 from strategies.policies.belongings import belongings_of

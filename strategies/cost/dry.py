@@ -19,8 +19,7 @@ from torch.optim import Optimizer
 from gan.phase import Phase
 from strategies import private
 from strategies.amounts import Collective, Group, size
-from strategies.cost import trace as kinds
-from strategies.cost.trace import Event, Trace
+from strategies.cost.tracing import Event, Kind, Trace
 from strategies.observers import Count, Living
 from strategies.policies.belongings import Belongings
 from strategies.policies.ddp import Ddp
@@ -120,21 +119,21 @@ class Dry:
         """Call the policy as training does when this happens."""
         kind, what = event.kind, event.what
         mine = what == self.policy.player.name
-        if kind == kinds.BEGIN:
+        if kind == Kind.BEGIN:
             phase = self.phases[trace.phase]
             self.learning = self.policy.player.name in phase.learners
             self.stack.enter_context(self.policy.during(phase))
-        elif kind == kinds.BACKWARD and self.learning:
+        elif kind == Kind.BACKWARD and self.learning:
             self.backward(what)
-        elif kind == kinds.GRADIENT and self.learning and what in self.copy_of:
+        elif kind == Kind.GRADIENT and self.learning and what in self.copy_of:
             self.gradient(self.copy_of[what])
-        elif kind == kinds.FINISH and mine:
+        elif kind == Kind.FINISH and mine:
             self.finish()
-        elif kind == kinds.UPDATE and mine:
+        elif kind == Kind.UPDATE and mine:
             self.policy.storage.step(self.optimizer, ())
-        elif kind == kinds.DROP and mine:
+        elif kind == Kind.DROP and mine:
             self.policy.reduction.drop()
-        elif kind == kinds.END:
+        elif kind == Kind.END:
             self.stack.close()
         else:
             self.read_or_call(event)
@@ -143,16 +142,16 @@ class Dry:
         """Weights are read, or needed by backward, of any player; or a call of a module begins or ends."""
         if self.on_read is None:
             return
-        if event.kind == kinds.ENTER:
+        if event.kind == Kind.ENTER:
             self.on_read.enter(self.copied(id(each) for each in dict.values(event.what._parameters)))
-        elif event.kind == kinds.LEAVE:
+        elif event.kind == Kind.LEAVE:
             self.on_read.leave()
-        elif event.kind == kinds.READ:
+        elif event.kind == Kind.READ:
             self.on_read.read(self.copied(event.what))
-        elif event.kind == kinds.NEED:
+        elif event.kind == Kind.NEED:
             for copy in self.copied([event.what]):
                 self.on_read.fetch(self.on_read.number[id(copy)])
-        elif event.kind == kinds.AGAIN and event.what == self.policy.player.name:
+        elif event.kind == Kind.AGAIN and event.what == self.policy.player.name:
             self.on_read.begin_again()
 
     def copied(self, weights: Any) -> list[nn.Parameter]:

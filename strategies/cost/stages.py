@@ -10,9 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gan.phase import Phase
 from strategies.amounts import Group, bubble, size
-from strategies.cost import trace as kinds
 from strategies.cost.dry import Curve, Dry, NoOptimizer
-from strategies.cost.trace import Event, Trace
+from strategies.cost.tracing import Event, Kind, Trace
 from strategies.pipelining.passes import AHEAD
 from strategies.policies.pipeline import Pipeline
 
@@ -88,11 +87,11 @@ class Stages(Dry):
     def calls(self, trace: Trace, lives: "Lives") -> Iterator["Call"]:
         first, stage, stages = None, 0, np.full(len(trace.events), -1)
         for number, event in enumerate(trace.events):
-            if event.kind == kinds.ENTER:
+            if event.kind == Kind.ENTER:
                 if event.what in self.networks:
                     first, stage = number, 0
                 stage = self.stage_of.get(event.what, stage)
-            elif event.kind == kinds.LEAVE and event.what in self.networks and first is not None:
+            elif event.kind == Kind.LEAVE and event.what in self.networks and first is not None:
                 yield Call(trace, lives, first, number, stages, self.stage_of_weight)
                 first, stages = None, np.full(len(trace.events), -1)
             if first is not None:
@@ -146,10 +145,10 @@ class Stages(Dry):
     # ---- messages ----
 
     def read_or_call(self, event: Event) -> None:
-        if event.kind == kinds.ENTER:
+        if event.kind == Kind.ENTER:
             if event.what in self.networks:
                 self.passes(event, "all-gather", "all-reduce")
-        elif event.kind == kinds.LEAVE:
+        elif event.kind == Kind.LEAVE:
             if event.what in self.ends:
                 # Each rank sends to the next one only, so that in the mean over the ranks one of them sends nothing.
                 self.passes(event, "send", "send", (self.pipe.size - 1) / self.pipe.size)
@@ -190,21 +189,21 @@ class Call:
         self.passed = {(life, to) for life, to in used if to != self.made_in[life]}
         self.sent = np.isin(np.arange(len(inside)), [life for life, _ in self.passed])
         kind = [event.kind for event in trace.events]
-        self.backward = kind.index(kinds.BACKWARD, last) if kinds.BACKWARD in kind[last:] else len(kind) - 1
+        self.backward = kind.index(Kind.BACKWARD, last) if Kind.BACKWARD in kind[last:] else len(kind) - 1
         self.saved = inside & (lives.end >= lives.moments[self.backward]) & ~self.outputs
         # The backwards of the stages that have one: the first moment and the last one. The later stages come first.
         self.needs: dict[int, tuple[int, int]] = {}
         ends = lives.end[self.saved]
         start = lives.moments[lives.moments <= ends.min(initial=lives.end.max())].max()
-        needs = np.array([each.at for each in trace.events if each.kind == kinds.NEED])
+        needs = np.array([each.at for each in trace.events if each.kind == Kind.NEED])
         until = needs[needs > ends.max(initial=0)].min(initial=lives.moments[-1])  # another call's
         for stage in reversed(self.parts):
             if (self.made(stage) & self.saved).any():
                 own = [each for each in trace.events if start <= each.at < until and weights.get(each.what) == stage]
                 finish = lives.end[self.made(stage) & self.saved].max()
-                finish = max(finish, *(each.at for each in own if each.kind == kinds.GRADIENT), 0)
+                finish = max(finish, *(each.at for each in own if each.kind == Kind.GRADIENT), 0)
                 for each in own:
-                    if each.kind == kinds.NEED:  # by the next operation that makes something
+                    if each.kind == Kind.NEED:  # by the next operation that makes something
                         finish = max(finish, lives.begin[lives.begin > each.at].min(initial=lives.moments[-1]))
                 self.needs[stage] = int(start), int(finish)
                 start = finish + 1

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
@@ -17,8 +19,6 @@ from torch.utils import _pytree as pytree
 from gan.module import GanModule
 from gan.phase import Phase
 from strategies import private
-from strategies.cost import trace as kinds
-from strategies.cost.trace import Event, Trace
 from strategies.hooks import Hooks
 from strategies.micro_batches import tensors
 from strategies.observers import Count, Living
@@ -30,6 +30,76 @@ from strategies.policies.policy import Policy
 from strategies.sharding.unshard_on_read import listen, unlisten
 from strategies.turn import Training, all_learning, gradients, ready
 from strategies.world import World
+
+
+class Kind(StrEnum):
+    """What may happen, and what `what` is then."""
+
+    BEGIN = "begin"  # of the phase
+    ENTER = "enter"  # a module's forward begins: the module
+    LEAVE = "leave"  # the innermost forward ends: its module
+    READ = "read"  # weights are read: a tuple of their ids
+    BACKWARD = "backward"  # a backward begins: whether it is the phase's last one
+    NEED = "need"  # the backward needs a weight: its id
+    GRADIENT = "gradient"  # backward has added up the gradient of a weight: its id
+    AGAIN = "again"  # backward computes the forward of a block again: the name of its player
+    FINISH = "finish"  # the rest of the reduction of a learner: its name
+    UPDATE = "update"  # a learner's step: its name
+    DROP = "drop"  # of a learner's gradients: its name
+    END = "end"  # of the phase
+
+
+@dataclass
+class Event:
+    """`alive` bytes of activations live when it happens, and `highest` is the most of them until the next event.
+
+    `at`: the moment in which it happens; operations and events are counted. `there`: the same as `alive` and `highest`
+    on ranks that serve players, for the calls of one rank, by the numbers of those ranks.
+    `passed`: the bytes of the tensors that a forward gets or returns; `learns`: a gradient comes back to them.
+    """
+
+    kind: str
+    what: Any
+    alive: int
+    highest: int
+    at: int = 0
+    there: dict[str, Count] = field(default_factory=dict)
+    passed: int = 0
+    learns: bool = False
+
+
+@dataclass
+class Asked:
+    """Bytes of the tensors that go to other ranks, and of those that come back."""
+
+    sent: int = 0
+    returned: int = 0
+
+
+@dataclass
+class Trace:
+    """A phase as it was played once. Activations are all memory but weights, their gradients and optimizers' states.
+
+    `reduced`: bytes that the game itself sums over all ranks, in losses and in synchronised batch norms. `asked`: what
+    goes to the ranks that serve a player and comes back, by player. `resting`: the most bytes of activations that live
+    on ranks that serve between two calls of a rank, for its backward. `lives`: of each piece of memory made here the
+    moments in which it is made and freed, its bytes, and the id of the weight if it is a gradient of one. `uses`: after
+    which events forwards use it, by the id of its row in `lives`.
+    """
+
+    phase: str
+    every: int = 1
+    events: list[Event] = field(default_factory=list)
+    reduced: int = 0
+    asked: dict[str, Asked] = field(default_factory=dict)
+    resting: dict[str, int] = field(default_factory=dict)
+    lives: list[list[int]] = field(default_factory=list)
+    uses: set[tuple[int, int]] = field(default_factory=set)
+
+    @cached_property
+    def activations(self) -> np.ndarray:
+        """When the events happen, and then the most of each until the next one."""
+        return np.array([*(e.alive for e in self.events), *(e.highest for e in self.events)], dtype=float)
 
 
 def traces(
@@ -50,8 +120,7 @@ def traces(
     recorder = Recorder(game, tensors(batch))
     policies = {name: Policy(player, world, {}, belongings[name]) for name, player in game.players.items()}
     undo: list[Recompute | RemotePlayer] = [
-        Recompute(game.players[name], begin_again=partial(recorder.add, kinds.AGAIN, name))
-        for name in sorted(recompute)
+        Recompute(game.players[name], begin_again=partial(recorder.add, Kind.AGAIN, name)) for name in sorted(recompute)
     ]
     before, trainer = game._trainer, PaperTrainer(policies)
     in_place: Any = trainer
@@ -102,11 +171,11 @@ def _trace(
     with recorder.saved(phase), ready(phase, policies):
         gradients(phase, batch, step, training)
         for name in phase.learners:
-            recorder.add(kinds.FINISH, name)
-            recorder.add(kinds.UPDATE, name)
+            recorder.add(Kind.FINISH, name)
+            recorder.add(Kind.UPDATE, name)
             policies[name].reduction.drop()
-            recorder.add(kinds.DROP, name)
-    recorder.add(kinds.END)
+            recorder.add(Kind.DROP, name)
+    recorder.add(Kind.END)
     for policy in policies.values():
         policy.end_step(False)
     return recorder.trace
@@ -122,7 +191,7 @@ class Backwards(Hooks):
     def call(self, name: str, *args: Any) -> None:
         if name == "on_before_backward":
             self.left -= 1
-            self.recorder.add(kinds.BACKWARD, not self.left)
+            self.recorder.add(Kind.BACKWARD, not self.left)
 
 
 @dataclass
@@ -178,7 +247,7 @@ class Recorder:
 
     def begin(self, trace: Trace) -> None:
         self.trace, self.living.lives = trace, trace.lives
-        self.add(kinds.BEGIN)
+        self.add(Kind.BEGIN)
 
     def _use(self, life: list[int]) -> None:
         if not private.in_backward():
@@ -189,7 +258,7 @@ class Recorder:
         self.trace.reduced += sum(each.nbytes for each in args if isinstance(each, Tensor))
 
     def asked(self, player: str, sent: int, returned: int) -> None:
-        asked = self.trace.asked.setdefault(player, kinds.Asked())
+        asked = self.trace.asked.setdefault(player, Asked())
         asked.sent, asked.returned = asked.sent + sent, asked.returned + returned
 
     def add(self, kind: str, what: Any = None) -> None:
@@ -208,11 +277,11 @@ class Recorder:
         self.trace.events.append(Event(kind, what, alive, alive, self.living.now, known))
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        self.add(kinds.ENTER, module)
+        self.add(Kind.ENTER, module)
         self._passed(args)
 
     def _leave(self, module: nn.Module, args: Any, found: Any) -> None:
-        self.add(kinds.LEAVE, module)
+        self.add(Kind.LEAVE, module)
         self._passed(found)
 
     def _passed(self, values: Any) -> None:
@@ -221,7 +290,7 @@ class Recorder:
         event.passed, event.learns = sum(each.nbytes for each in tensors), any(each.requires_grad for each in tensors)
 
     def _read(self, weights: list[nn.Parameter]) -> None:
-        self.add(kinds.READ, tuple(map(id, weights)))
+        self.add(Kind.READ, tuple(map(id, weights)))
 
     def _of_weight(self, weight: int, slope: Tensor) -> None:
         self.living.life(slope)[3:] = [weight]
@@ -229,7 +298,7 @@ class Recorder:
     def _gradient(self, weight: nn.Parameter) -> None:
         if weight.grad is not None:
             self.living.forget(weight.grad)  # it is counted where the policies are played
-            self.add(kinds.GRADIENT, id(weight))
+            self.add(Kind.GRADIENT, id(weight))
 
     def _pack(self, tensor: Tensor) -> tuple[Tensor, int | None]:
         of = None
@@ -240,7 +309,7 @@ class Recorder:
     def _unpack(self, packed: tuple[Tensor, int | None]) -> Tensor:
         tensor, of = packed
         if of is not None:
-            self.add(kinds.NEED, of)
+            self.add(Kind.NEED, of)
         return tensor
 
 

@@ -15,8 +15,7 @@ from gan.module import GanModule
 from gan.runs import Run
 from gan.runs.run import made_to
 from nets.norm import synchronised
-from strategies.cost.trace import Trace
-from strategies.cost.tracing import traces
+from strategies.cost.tracing import Trace, traces
 from strategies.micro_batches import rows
 
 # What code raises that asks a tensor without values for them; by way of NumPy too.

@@ -10,9 +10,8 @@ from torch.optim import SGD, Adafactor, Adam
 
 from gan import Phase
 from strategies.amounts import Collective, Group, Held, Moved, moved, readable
-from strategies.cost import trace as kinds
 from strategies.cost.budget import Cost, PhaseCost
-from strategies.cost.tracing import FusedAttention, steps, traces
+from strategies.cost.tracing import FusedAttention, Kind, steps, traces
 from strategies.observers import Living
 from strategies.policies.belongings import belongings_of
 from strategies.policies.costs import optimizer_cost
@@ -151,8 +150,8 @@ def test_without_values_it_is_the_same_as_with(game):
 
 def test_recomputing_keeps_less_and_says_when_it_computes_again():
     plain, again = (traced(small, pictures(0), "meta", players)["student"] for players in ((), ("student",)))
-    assert kinds.AGAIN not in [kind for kind, *_ in plain]
-    assert [kind for kind, *_ in again].count(kinds.AGAIN) == 5  # blocks
+    assert Kind.AGAIN not in [kind for kind, *_ in plain]
+    assert [kind for kind, *_ in again].count(Kind.AGAIN) == 5  # blocks
     assert max(highest for *_, highest in again) < 0.9 * max(highest for *_, highest in plain)
 
 
