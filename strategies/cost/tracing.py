@@ -7,6 +7,7 @@ from enum import StrEnum
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -119,13 +120,13 @@ def traces(
     belongings = belongings_of(game.players, game, game.phases)
     recorder = Recorder(game, tensors(batch))
     policies = {name: Policy(player, world, {}, belongings[name]) for name, player in game.players.items()}
-    undo: list[Recompute | RemotePlayer] = [
-        Recompute(game.players[name], begin_again=partial(recorder.add, Kind.AGAIN, name)) for name in sorted(recompute)
-    ]
-    before, trainer = game._trainer, PaperTrainer(policies)
-    in_place: Any = trainer
-    game._trainer = in_place
-    try:
+    trainer = PaperTrainer(policies)
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(game, "_trainer", trainer))
+        stack.callback(game.forget_shared)
+        for name in sorted(recompute):
+            again = Recompute(game.players[name], begin_again=partial(recorder.add, Kind.AGAIN, name))
+            stack.callback(again.release)
         for player in game.players.values():
             if player.frozen:
                 player.module.eval()  # as in training
@@ -134,21 +135,17 @@ def traces(
             servers = ServersOnPaper(policies[name], where, partial(recorder.living.away, where), recorder.asked)
             policies[name] = remote = RemotePlayer(game.players[name], world, {}, belongings[name], servers=servers)
             remote.take_calls()
-            undo.append(remote)
-        with recorder.listening(), planned_on(device):
-            found = {}
-            for step, phases in steps(game.phases).items():
-                game.forget_shared()
-                for phase in phases:
-                    found[phase.name] = _trace(game, phase, step, batch, trainer, recorder)
-            return [found[phase.name] for phase in game.phases]
-    finally:
-        game.forget_shared()
-        game._trainer = before
-        for each in undo:
-            each.release()
+            stack.callback(remote.release)
         for policy in policies.values():
-            policy.switch.turn(True)
+            stack.callback(policy.switch.turn, True)
+        stack.enter_context(recorder.listening())
+        stack.enter_context(planned_on(device))
+        found = {}
+        for step, phases in steps(game.phases).items():
+            game.forget_shared()
+            for phase in phases:
+                found[phase.name] = _trace(game, phase, step, batch, trainer, recorder)
+        return [found[phase.name] for phase in game.phases]
 
 
 def steps(phases: Sequence[Phase]) -> dict[int, list[Phase]]:
