@@ -88,9 +88,7 @@ class Reachable:
         self.scoped: set[int] = set()  # the owners of scopes
         self.globals: dict[int, set[str]] = {}  # by the dict of a module: the names that functions name
         losses = [phase.loss for phase in roots[0].phases]
-        authors = {
-            str(getattr(each, "__module__", "")).partition(".")[0] for each in [*type(roots[0]).__mro__, *losses]
-        }
+        authors = {str(getattr(one, "__module__", "")).partition(".")[0] for one in [*type(roots[0]).__mro__, *losses]}
         self.authors = authors - OURS - {"lightning", "torch", "builtins"}
         pending = deque(("", each) for each in [*roots, *losses])
         while pending:
@@ -256,9 +254,7 @@ def _fill_cache(kept: Any, misses: int) -> None:
 
 
 def _state(name: str) -> Content:
-    return Content(
-        lambda value: getattr(value, f"get{name}")(), lambda value, state: getattr(value, f"set{name}")(state)
-    )
+    return Content(lambda dice: getattr(dice, f"get{name}")(), lambda dice, state: getattr(dice, f"set{name}")(state))
 
 
 def _fill_state(value: Any, before: Any) -> None:

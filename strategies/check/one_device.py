@@ -300,13 +300,11 @@ class Tries:
         if training.draws.learn(gather((together.drawn, alone.drawn))):
             together, alone = self(own), self(samples, alone=True)
         read = together.left.also_in(alone.left)
-        unlike, losses, repeated, read = zip(
-            *gather((together.unlike, together.losses, alone.losses, read)), strict=True
-        )
+        unlike, losses, again, read = zip(*gather((together.unlike, together.losses, alone.losses, read)), strict=True)
         left_behind.refuse({name: phases for each in read for name, phases in each.items()})
         together.unlike = {name for each in unlike for name in each}
         turns = {phase for phase, _ in together.norms.keys() ^ alone.norms.keys()}  # a `when` has said other things
-        comparison = Comparison(losses, repeated, together, alone, roundings(together.dtypes), together.unlike | turns)
+        comparison = Comparison(losses, again, together, alone, roundings(together.dtypes), together.unlike | turns)
         first, *others = gather(comparison.kept())
         alike = [name for name in first if all(first[name].equal(each.get(name, first[name])) for each in others)]
         together.own = sorted({re.sub(r"(\.\d+)+$", "", name) for name in alike})  # without the numbers of items

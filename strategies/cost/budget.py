@@ -179,13 +179,11 @@ class Budget:
                 )
                 for name, curve in mine.items()
             }
-            collectives = {name: curve.collectives for name, curve in mine.items()} | dict(more[number])
-            links = moved([one for each in collectives.values() for one in each], self.world.per_node)
+            sent = {name: curve.collectives for name, curve in mine.items()} | dict(more[number])
+            links = moved([one for each in sent.values() for one in each], self.world.per_node)
             idle = max(curve.idle for curve in mine.values())
             activated = float(activations[number][at])
-            phases.append(
-                PhaseCost(trace.phase, trace.every, players | dict(buffers), activated, collectives, links, idle)
-            )
+            phases.append(PhaseCost(trace.phase, trace.every, players | dict(buffers), activated, sent, links, idle))
         host = sum((self.policy(name, choice).on_host() for name, choice in choices.items()), Held())
         return Cost(held, host, phases)
 

@@ -62,9 +62,7 @@ class Dry:
         """Another policy like this one works on copies of the weights, which have no values."""
         self.phases = {phase.name: phase for phase in phases}
         own = policy.belongings.parameters
-        copies = {
-            name: nn.Parameter(torch.empty_like(each, device=META), each.requires_grad) for name, each in own.items()
-        }
+        copies = {name: nn.Parameter(torch.empty_like(p, device=META), p.requires_grad) for name, p in own.items()}
         self.copy_of = {id(each): copies[name] for name, each in own.items()}
         world = replace(policy.world, device=META, groups=Groups(phases))
         belongings = Belongings(copies, (), optimizers=policy.belongings.optimizers)

@@ -179,9 +179,7 @@ class Call:
         self.lives, self.inputs, self.network = lives, trace.events[first], trace.events[first].what
         self.first, self.last = lives.moments[[first, last]]
         events = {stage: np.flatnonzero(stages == stage) for stage in sorted({*map(int, stages)} - {-1})}
-        self.parts = {
-            stage: (lives.moments[each[0]], lives.moments[each[-1] + 1] - 1) for stage, each in events.items()
-        }
+        self.parts = {stage: (lives.moments[at[0]], lives.moments[at[-1] + 1] - 1) for stage, at in events.items()}
         inside = (lives.begin >= self.first) & (lives.begin <= self.last) & (lives.weight == 0)
         self.made_in = np.where(inside, stages[lives.event], -1)
         self.outputs = inside & (lives.last_use >= last)

@@ -330,11 +330,7 @@ class BackwardPass:
     def step(self, action: Action, wires: Wires) -> None:
         start, stop = self.request.bounds(action.chunk)
         piece = self.pieces.pop(action)
-        slopes = {
-            (kind, number): wires.receive(False, number, action.chunk)
-            for kind, number in piece.made
-            if kind == "transfer"
-        }
+        slopes = {place: wires.receive(False, place[1], action.chunk) for place in piece.made if place[0] == "transfer"}
         slopes |= {("output", number): slope[start:stop] for number, slope in self.of_outputs.items()}
         made = {place: tensor for place, tensor in piece.made.items() if place in self.reached}
         leaves = [*piece.received.values(), *piece.inputs, *self.request.weights]

@@ -153,9 +153,8 @@ class Costs:
 
     def between_phases(self) -> Held:
         """What a rank holds of the player between phases, on its device. Buffers count as weights."""
-        return Held(self.whole_bytes + self.buffers, self.kept_gradients) + (
-            Held() if self.offloaded else self._owned()
-        )
+        whole = Held(self.whole_bytes + self.buffers, self.kept_gradients)
+        return whole if self.offloaded else whole + self._owned()
 
     def in_a_phase(self) -> Held:
         """The same in a phase in which it learns, without activations. No phase is known yet, so it is a bound."""
