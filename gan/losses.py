@@ -106,28 +106,22 @@ def r1(discriminator: Callable[[Tensor], Tensor], real: Tensor) -> tuple[Tensor,
     Use the scores for the loss too: one forward is enough for both. See [Note: penalties under autocast].
     """
     # R1 of Mescheder et al. 2018, equation 9, for gamma = 1.
-    return _scores_and_slope(discriminator, real)
+    #
+    # [Note: penalties under autocast]
+    # The penalty squares a gradient and is then differentiated again. Under autocast this gradient would have half
+    # precision. In float16 it is zero below 6e-8, and the loss scale cannot help, because it is applied later, to the
+    # loss. In bfloat16 it has two digits. So this forward runs outside autocast, in the precision of the weights.
+    with _full_precision(real) as real:
+        images = real.detach().requires_grad_()
+        scores = discriminator(images)
+        (slope,) = torch.autograd.grad(scores.sum(), images, create_graph=True)
+        return scores, 0.5 * slope.square().flatten(1).sum(1).mean()
 
 
 def r2(discriminator: Callable[[Tensor], Tensor], fake: Tensor) -> tuple[Tensor, Tensor]:
     """As `r1`, for fakes. The fakes get no gradient."""
     # R2 of Mescheder et al. 2018, equation 10, for gamma = 1.
-    return _scores_and_slope(discriminator, fake)
-
-
-def _scores_and_slope(discriminator: Callable[[Tensor], Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores, and half the squared norm of their gradient with respect to the images, averaged over the batch.
-
-    [Note: penalties under autocast]
-    The penalty squares a gradient and is then differentiated again. Under autocast this gradient would have half
-    precision. In float16 it is zero below 6e-8, and the loss scale cannot help, because it is applied later, to the
-    loss. In bfloat16 it has two digits. So this forward runs outside autocast, in the precision of the weights.
-    """
-    with _full_precision(images) as images:
-        images = images.detach().requires_grad_()
-        scores = discriminator(images)
-        (slope,) = torch.autograd.grad(scores.sum(), images, create_graph=True)
-        return scores, 0.5 * slope.square().flatten(1).sum(1).mean()
+    return r1(discriminator, fake)
 
 
 def gradient_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, fake: Tensor) -> Tensor:
