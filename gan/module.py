@@ -25,6 +25,18 @@ READING = (
 OF_CLI = {"_instantiator", "_class_path"}  # what LightningCLI saves beside hyper-parameters
 
 
+def _trained_by_hand(call: str, reading: str = "") -> Callable[..., NoReturn]:
+    def refuse(self: LightningModule, *_: Any, **__: Any) -> NoReturn:
+        raise UserError(
+            f"{type(self).__name__} calls self.{call}(), but what is trained by hand is not synchronised; write each "
+            f"turn as a method that returns its loss: yield Player('generator', self.generator, partial(Adam, "
+            f"lr=2e-4)) in configure_players(), Phase('generator', self.fool, learners='generator') in "
+            f"configure_phases(), and leave training_step out{reading}"
+        )
+
+    return refuse
+
+
 class GanModule(LightningModule):
     """A game of several networks. To write one, name the players and the phases, and write a loss for each phase.
 
@@ -182,33 +194,11 @@ class GanModule(LightningModule):
 
     # ---- Lightning's manual optimization, in which nothing would be synchronised ----
 
-    def _trained_by_hand(self, call: str, reading: str = "") -> UserError:
-        return UserError(
-            f"{type(self).__name__} calls self.{call}(), but what is trained by hand is not synchronised; write each "
-            f"turn as a method that returns its loss: yield Player('generator', self.generator, partial(Adam, "
-            f"lr=2e-4)) in configure_players(), Phase('generator', self.fool, learners='generator') in "
-            f"configure_phases(), and leave training_step out{reading}"
-        )
-
-    def optimizers(self, use_pl_optimizer: bool = True) -> NoReturn:
-        """Refused. `self.trainer.optimizers` has the players' optimizers, e.g. to read a learning rate."""
-        raise self._trained_by_hand("optimizers", READING)
-
-    def lr_schedulers(self) -> NoReturn:
-        """Refused: a player's schedule takes a step after each of its updates."""
-        raise self._trained_by_hand("lr_schedulers", READING)
-
-    def manual_backward(self, loss: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: a phase's method returns its loss."""
-        raise self._trained_by_hand("manual_backward")
-
-    def toggle_optimizer(self, optimizer: Any) -> NoReturn:
-        """Refused: in a phase only its learners require gradients."""
-        raise self._trained_by_hand("toggle_optimizer")
-
-    def clip_gradients(self, optimizer: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: `Player(clip=...)`."""
-        raise self._trained_by_hand("clip_gradients")
+    optimizers = _trained_by_hand("optimizers", READING)
+    lr_schedulers = _trained_by_hand("lr_schedulers", READING)
+    manual_backward = _trained_by_hand("manual_backward")
+    toggle_optimizer = _trained_by_hand("toggle_optimizer")
+    clip_gradients = _trained_by_hand("clip_gradients")
 
     def configure_optimizers(self) -> None:
         """Refuse other strategies. Only they call this; PhaseStrategy takes the optimizers from the players."""
