@@ -14,7 +14,7 @@ made by the first of them.
 
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -242,10 +242,10 @@ def _method(module: nn.Module) -> Any:
     return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
 
 
-@contextmanager
-def _scratch(modules: Iterable[nn.Module], making: Collection[int], device: torch.device) -> Iterator[None]:
+def _scratch(
+    modules: Iterable[nn.Module], making: Collection[int], device: torch.device
+) -> AbstractContextManager[None]:
     """Inside the `with`, these modules have other tensors: those to be made have NaN, the others are copies."""
-    before = [(module, module._parameters, module._buffers) for module in modules]
     made: dict[int, Tensor] = {}
 
     def scratch(tensor: Tensor | None) -> Tensor | None:
@@ -261,28 +261,25 @@ def _scratch(modules: Iterable[nn.Module], making: Collection[int], device: torc
             made[id(tensor)] = nn.Parameter(values, tensor.requires_grad) if is_parameter else values
         return made[id(tensor)]
 
+    return _exchanged(modules, lambda own: {key: scratch(each) for key, each in own.items()})
+
+
+def _closed(module: nn.Module) -> AbstractContextManager[None]:
+    """Inside the `with`, reading a tensor of a sub-module raises `_Reached`."""
+    return _exchanged((each for each in module.modules() if each is not module), _Closed)
+
+
+@contextmanager
+def _exchanged(modules: Iterable[nn.Module], other: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[None]:
+    """Inside the `with`, these modules have other tensors, made of their own."""
+    before = [(module, module._parameters, module._buffers) for module in modules]
     try:
-        for module, *places in before:
-            names = [dict(place.items()) for place in places]
-            # pyrefly: ignore[bad-assignment] - the scratch memory of a parameter is a parameter
-            module._parameters, module._buffers = ({key: scratch(each) for key, each in own.items()} for own in names)
+        for module, parameters, buffers in before:
+            module._parameters, module._buffers = other(parameters), other(buffers)
         yield
     finally:
         for module, parameters, buffers in before:
             module._parameters, module._buffers = parameters, buffers
-
-
-@contextmanager
-def _closed(module: nn.Module) -> Iterator[None]:
-    """Inside the `with`, reading a tensor of a sub-module raises `_Reached`."""
-    below = [(each, each._parameters, each._buffers) for each in module.modules() if each is not module]
-    try:
-        for each, parameters, buffers in below:
-            each._parameters, each._buffers = _Closed(parameters), _Closed(buffers)
-        yield
-    finally:
-        for each, parameters, buffers in below:
-            each._parameters, each._buffers = parameters, buffers
 
 
 def seed_generators(seed: int) -> None:
