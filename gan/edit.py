@@ -36,8 +36,7 @@ def main(argv: list[str]) -> None:
         except ImportError as error:
             raise UserError(f"the editor needs {error.name}; type pip install '.[edit]'") from error
 
-    where = {"out": settings.out, "data": settings.data, "name": settings.run}
-    shown = open(settings.which, settings.device, **where)
+    shown = open(settings.which, settings.device, out=settings.out, data=settings.data, name=settings.run)
     editor = shown.editor()
     say(shown.title)
     if settings.repeat is not None:

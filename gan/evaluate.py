@@ -73,8 +73,7 @@ def main(argv: list[str]) -> None:
 
 def parse(argv: list[str] | None = None) -> Namespace:
     what = "Score what a run makes of its held-out samples, or from noise: a table, and JSON in the run's folder."
-    usage = "[RUN] [--scores LIST] [--devices N] [options]"
-    parser = Parser("python -m gan.evaluate", usage, what, EXAMPLES)
+    parser = Parser("python -m gan.evaluate", "[RUN] [--scores LIST] [--devices N] [options]", what, EXAMPLES)
     options.add_saved_run(parser)
     add = parser.option
     add("--scores", str, f"some of {','.join(NEEDS)}; default: all that are possible", "all")

@@ -164,8 +164,7 @@ def networks(game: "GanModule", averaged: Collection[str]) -> list[Exported]:
                 )
         # Copies, since safetensors refuses shared memory: a layer with two names is written under both.
         state = {key: tensor.clone() for key, tensor in state.items()}
-        file = free_name(name, taken)
-        found.append(Exported(name, file, player.module, "ema" if name in averaged else "raw", state))
+        found.append(Exported(name, free_name(name, taken), player.module, "ema" if name in averaged else "raw", state))
     return found
 
 

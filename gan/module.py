@@ -202,8 +202,7 @@ class GanModule(LightningModule):
 
     def configure_optimizers(self) -> None:
         """Refuse other strategies. Only they call this; PhaseStrategy takes the optimizers from the players."""
-        strategy = type(self.trainer.strategy).__name__
         raise UserError(
-            f"{type(self).__name__} is a GanModule and cannot train under {strategy}; type "
+            f"{type(self).__name__} is a GanModule and cannot train under {type(self.trainer.strategy).__name__}; type "
             f"Trainer(strategy=PhaseStrategy('ddp')), with `from strategies import PhaseStrategy`"
         )

@@ -154,8 +154,7 @@ def open_files(players: Iterable[Player]) -> dict[str, WeightFiles]:
 def _found(path: Path) -> Path:
     """The file or the index that a path means."""
     if path.is_dir():
-        indices = sorted(path.glob(f"*{INDEX}"))
-        found = indices or sorted(path.glob(f"*{ENDING}"))
+        found = sorted(path.glob(f"*{INDEX}")) or sorted(path.glob(f"*{ENDING}"))
         if len(found) > 1:
             raise UserError(f"it has {', '.join(each.name for each in found)}; name one: weights='{found[0]}'")
         if not found:

@@ -126,5 +126,4 @@ def run_ranks(
         # pyrefly: ignore[missing-attribute] - torch-tpu adds itself to torch, and wants this from the parent
         torch.tpu.distributed.set_tpu_launch_env(nproc_per_node=computer.devices)
     rendezvous.check()
-    typed = [sys.executable, "-m", module, *argv]
-    agent.run(Launch(typed, computer.devices, rendezvous, restarts, advice))
+    agent.run(Launch([sys.executable, "-m", module, *argv], computer.devices, rendezvous, restarts, advice))

@@ -41,8 +41,7 @@ class Blocks(GanModule):
         super().__init__()
         self.size, self.batch_size = size, batch_size
         self.generator = _tower(LATENT, width, generator_blocks, nn.Conv2d(width, 3, 3, padding=1), nn.Tanh())
-        score = nn.Linear(width * size * size, 1)
-        self.discriminator = _tower(3, width, discriminator_blocks, nn.Flatten(), score)
+        self.discriminator = _tower(3, width, discriminator_blocks, nn.Flatten(), nn.Linear(width * size * size, 1))
 
     def configure_players(self) -> Iterator[Player]:
         adam = partial(Adam, lr=1e-4, betas=(0.0, 0.99))

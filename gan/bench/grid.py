@@ -78,8 +78,7 @@ class GridBenchmark(RunBenchmark[Cell]):
         what = "policies, as for gan.fit --strategy, with commas or spaces between them"
         policies = ["ddp", "zero3", "fsdp", "generator=pipeline,*=ddp", "pipeline"]
         add("--policies", nargs="+", type=str, default=policies, help=what)
-        ranks = "2" if cores() < 4 else "2,4"
-        add("--processes", type=str, default=ranks, help="numbers of ranks, beside one process")
+        add("--processes", type=str, default="2" if cores() < 4 else "2,4", help="numbers of ranks, beside one process")
         what = "numbers of stages of a pipeline; default: as many as ranks"
         add("--stages", type=str | None, default=None, help=what)
         what = "in how many parts a pipeline takes its samples; other strategies play as many micro-batches"
@@ -122,8 +121,7 @@ class GridBenchmark(RunBenchmark[Cell]):
 
     def measure(self, cell: Cell) -> Figures:
         own = self.settings
-        request = cell, *self.run, own.warm, own.steps
-        ranks = in_world(play, *request, ranks=cell.processes, threads=1, limit=own.limit)
+        ranks = in_world(play, cell, *self.run, own.warm, own.steps, ranks=cell.processes, threads=1, limit=own.limit)
         earlier = self.found[cell][0] if self.found[cell] else planned(*self.run, cell)
         plan = {key: earlier[key] for key in ("planned peak", "planned payload") if key in earlier}
         return {**together(ranks, own.steps * cell.batch_size), **plan}

@@ -67,8 +67,7 @@ def peers() -> Iterator[Peer]:
     yield Peer("Accelerate, DDP", accelerate_ddp, ("accelerate",))
     for number, words in ((1, "one Accelerator"), (2, "two Accelerators")):
         way = partial(accelerate_deepspeed, accelerators=number)
-        needs = ("accelerate", "deepspeed", "transformers")
-        yield Peer(f"Accelerate, DeepSpeed 2, {words}", way, needs, torch.float32)
+        yield Peer(f"Accelerate, DeepSpeed 2, {words}", way, ("accelerate", "deepspeed", "transformers"), torch.float32)
     for stage in (1, 2, 3):
         way = partial(deepspeed, stage=stage)
         yield Peer(f"DeepSpeed {stage}, two engines", way, ("deepspeed",), torch.float32)

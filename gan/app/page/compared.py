@@ -124,8 +124,7 @@ def curves(opened: Sequence[SavedRun], names: Sequence[str]) -> Charts:
     for name, each in zip(names, opened, strict=True):
         for group, panel in metrics.panels(metrics.until(each.folder, each.step)).items():
             for label, points in panel.items():
-                chart = found.setdefault(f"{group}: {label}", {run: [] for run in names})
-                chart[name] = points
+                found.setdefault(f"{group}: {label}", {run: [] for run in names})[name] = points
     return charts(found, PALE)
 
 

@@ -307,8 +307,7 @@ def _coarse(images: Tensor) -> Tensor:
 
 def _distances(some: Tensor, others: Tensor) -> Tensor:
     """The root mean square difference of every pair, as a share of the difference between black and white."""
-    exact = torch.cdist(some, others, compute_mode="donot_use_mm_for_euclid_dist")
-    return exact / some.shape[1] ** 0.5 / 2
+    return torch.cdist(some, others, compute_mode="donot_use_mm_for_euclid_dist") / some.shape[1] ** 0.5 / 2
 
 
 def _cut(sheet: Image.Image, columns: int, size: tuple[int, int]) -> list[list[Image.Image]]:

@@ -44,9 +44,8 @@ class Opened:
         """What happens in its phases, if these players recompute, and those in `served` are on other ranks."""
         key = recompute, *sorted(served.items())
         if key not in self.played:
-            device = "cpu" if self.why else "meta"
             with synchronised():  # as in training
-                self.played[key] = traces(self.game, self.batch, recompute, device, served)
+                self.played[key] = traces(self.game, self.batch, recompute, "cpu" if self.why else "meta", served)
         return self.played[key]
 
 

@@ -3,9 +3,9 @@
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from strategies import assignment, private
 from strategies.amounts import Held, Moved, readable, size
 from strategies.assignment import Auto
 from strategies.choice import Choice, choices, ranks_as_typed
-from strategies.cost.budget import Budget, Cost, Serving
+from strategies.cost.budget import Budget, Cost, PhaseCost, Serving
 from strategies.options.blocks import find_blocks
 from strategies.placing.division import served
 from strategies.placing.placement import Placement, placement_of
@@ -250,27 +250,17 @@ def as_json(found: Found) -> dict[str, Any]:
         "bytes": cost.peak.bytes,
         "host": cost.host.bytes,
         "between_phases": {name: asdict(held) for name, held in cost.held.items()},
-        "phases": [
-            {
-                "phase": phase.phase,
-                "every": phase.every,
-                "idle": phase.idle,
-                "bytes": phase.bytes,
-                "activations": phase.activations,
-                "players": {name: asdict(held) for name, held in phase.players.items()},
-                "moved": asdict(phase.moved),
-                "payload": _payload(each for player in phase.collectives.values() for each in player),
-            }
-            for phase in cost.phases
-        ],
+        "phases": list(map(_of_phase, cost.phases)),
     }
 
 
-def _payload(collectives: Iterable[Any]) -> dict[str, float]:
-    found: dict[str, float] = defaultdict(int)
-    for each in collectives:
-        found[each.kind] += each.payload
-    return found
+def _of_phase(phase: PhaseCost) -> dict[str, Any]:
+    payload: dict[str, float] = defaultdict(int)
+    for each in chain(*phase.collectives.values()):
+        payload[each.kind] += each.payload
+    numbers = {name: getattr(phase, name) for name in ("phase", "every", "idle", "bytes", "activations")}
+    held = {name: asdict(each) for name, each in phase.players.items()}
+    return {**numbers, "players": held, "moved": asdict(phase.moved), "payload": payload}
 
 
 def _amount(amount: float) -> str:

@@ -80,8 +80,7 @@ def _sean(game: Sean, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Ma
     if "region_truth" in batch:
         # One by one, so that the noise of a sample does not depend on its place in the batch.
         samples = ({name: value[row : row + 1] for name, value in batch.items()} for row in range(len(label)))
-        pairs = map(game.restyle, samples)
-        before, after = map(torch.cat, zip(*pairs, strict=True))
+        before, after = map(torch.cat, zip(*map(game.restyle, samples), strict=True))
         region = label == batch["region"].view(-1, 1, 1)
         made["one region"] = Made(after, batch["region_truth"], label=label, region=region, before=before)
     return made

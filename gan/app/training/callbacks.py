@@ -85,8 +85,7 @@ class Pictures(Callback):
     def _draw(self, trainer: Trainer, game: Any) -> None:
         # All ranks compute, because a sharded player needs them all. Every grid gets the same noise.
         with computing(trainer, game, "grid", self.every) as prepared:
-            columns = shown(game, prepared(self.batch))
-            self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
+            self._save(trainer, shown(game, prepared(self.batch)), f"step-{trainer.global_step:06d}.png")
 
     def _draw_page(self, trainer: Any, source: Any) -> None:
         with random_state.untouched():
@@ -152,6 +151,5 @@ def write_settings(texts: Mapping[Path, str], trainer: Trainer, game: LightningM
     callback: Lightning lets no rank come here before all ranks have read the old settings and the checkpoint.
     """
     if trainer.is_global_zero:
-        spare = Spare()
         for path, text in texts.items():
-            spare.write(path, text)
+            Spare().write(path, text)

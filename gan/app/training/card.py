@@ -32,8 +32,7 @@ class Scored(NamedTuple):
 def trained(folder: RunFolder) -> dict[str, str]:
     """What trained.json notes: the computer, changed settings, names at services. Nothing if it cannot be read."""
     try:
-        found = json.loads(read_text(folder.trained, MOST))
-        return {name: str(value) for name, value in found.items()}
+        return {name: str(value) for name, value in json.loads(read_text(folder.trained, MOST)).items()}
     except (OSError, ValueError, AttributeError):
         return {}
 

@@ -95,8 +95,7 @@ class Record(Logger):
             self.save()
         elif number in list(self.rows)[: self._written]:
             self._written = 0  # a validation adds to a row that is already in the file, so write all rows again
-        row = self.rows.setdefault(number, {})
-        row.update({name: value for name, value in metrics.items() if name != "epoch"})
+        self.rows.setdefault(number, {}).update({name: value for name, value in metrics.items() if name != "epoch"})
 
     @rank_zero_only
     def take_up(self, step: int) -> None:

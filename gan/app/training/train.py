@@ -90,8 +90,7 @@ class Beginning:
         others = self.trained is None or {"from_", "config_"}.intersection(self.trained.changed)
         self.said = {} if self.trained is None or others else self.trained.folder.said()
         try:
-            begun = "dry" if settings.dry_run else "train"
-            with made_to(begun if self.trained is None else "resume", self.said):
+            with made_to("resume" if self.trained is not None else "dry" if settings.dry_run else "train", self.said):
                 self.run = build(settings.run, **now)
         except UserError as error:
             raise where_data_are(error, now) if self.trained is not None else error from None
