@@ -173,7 +173,6 @@ class Keep(Callback):
             remove(path)
 
     def state_dict(self) -> dict[str, list[int]]:
-        """The steps whose checkpoints this run wrote, and may remove."""
         return {"wrote": list(self.wrote)}
 
     def load_state_dict(self, state: dict[str, list[int]]) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from secrets import token_hex
 from typing import Any
@@ -166,20 +167,16 @@ def show(trainer: Trainer, name: str, picture: Image.Image) -> None:
             logger.picture(name, picture, trainer.global_step)
 
 
+@dataclass(eq=False)
 class Track(Callback):
     """Gives them the run's settings at its begin, and its card at its end. trained.json notes what both will need."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        run: Run,
-        computer: str,
-        record: Record,
-        settings: Mapping[str, Any],
-        resumed: Resumed | None,
-    ) -> None:
-        self.folder, self.run, self.computer, self.record = folder, run, computer, record
-        self.settings, self.resumed = settings, resumed
+    folder: RunFolder
+    run: Run
+    computer: str
+    record: Record
+    settings: Mapping[str, Any]
+    resumed: Resumed | None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:

@@ -40,7 +40,6 @@ class Spare:
                 warn(f"{path} cannot be {deed} ({reason(error)}); training goes on")
 
     def write(self, path: Path, text: str) -> None:
-        """Write the file, whole or not at all."""
         with self.trying(path), whole_file(path) as part:
             part.write_text(text, encoding="utf-8", newline="")
 
@@ -178,7 +177,6 @@ def until(folder: RunFolder, step: int) -> dict[int, dict[str, float]]:
 
 
 def first_and_last(rows: Mapping[int, Mapping[str, float]], name: str) -> tuple[float, float] | None:
-    """The first value of a metric and the last one; None if there is none."""
     values = [row[name] for _, row in sorted(rows.items()) if name in row]
     return (values[0], values[-1]) if values else None
 

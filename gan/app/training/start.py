@@ -55,11 +55,10 @@ def launcher_of(place: Launched | None, argv: Sequence[str] = ()) -> str | None:
 
     A job in a queue may train several runs, each by a command of its own. The numbers of its steps may change.
     """
-    host = socket.gethostname()
     if agent.speaks():
         return agent.name()
     if (there := folder(place)) is not None:
-        return f"torchrun {host} {there}"
+        return f"torchrun {socket.gethostname()} {there}"
     if place is not None and place.launcher.queued:
         return f"{place.launcher.queued.format_map(os.environ)} {zlib.crc32(shlex.join(argv).encode()):08x}"
     return None
