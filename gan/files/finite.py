@@ -18,8 +18,7 @@ class NotFinite(UserError):
 
 def not_finite(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Those of the tensors that have a NaN or an infinity, and which of both. It reads each once, and copies none."""
-    names: list[str] = []
-    bounds: list[Tensor] = []
+    bounds: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach()
         if tensor.is_complex():
@@ -27,13 +26,12 @@ def not_finite(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         if tensor.is_floating_point() and tensor.numel() and not tensor.is_meta:
             if tensor.itemsize == 1:
                 tensor = tensor.float()  # torch has no minimum of such numbers
-            names.append(name)
             ends = torch.stack(torch.aminmax(tensor))  # a NaN is both
-            bounds.append(torch.stack([ends.isnan().any(), ends.isinf().any()]))
-    if not names:
+            bounds[name] = torch.stack([ends.isnan().any(), ends.isinf().any()])
+    if not bounds:
         return {}
-    found = torch.stack([each.to(bounds[0].device) for each in bounds]).cpu()
-    pairs = zip(names, found.tolist(), strict=True)
+    device = next(iter(bounds.values())).device
+    pairs = zip(bounds, torch.stack([each.to(device) for each in bounds.values()]).tolist(), strict=True)
     return {name: "NaN" if nan else "infinity" for name, (nan, infinite) in pairs if nan or infinite}
 
 
