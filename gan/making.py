@@ -94,10 +94,8 @@ class Making:
             for name, module in _children_first(network, "", seen):
                 if own := _own(module):
                     self.makers[module] = _Maker(player, name, module, own)
-        self.maker_of: dict[int, _Maker] = {}
-        for maker in self.makers.values():
-            for tensor in maker.tensors.values():
-                self.maker_of.setdefault(id(tensor), maker)
+        first = reversed(self.makers.values())  # the last one that is put here counts
+        self.maker_of = {id(tensor): maker for maker in first for tensor in maker.tensors.values()}
 
     def make(self, shares: Mapping[Tensor, Share | None], seed: int, device: torch.device) -> None:
         """Fill these shares of tensors. A rank that keeps nothing of a module without sub-modules does not make it."""

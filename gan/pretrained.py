@@ -57,7 +57,7 @@ class WeightFiles:
 
     def _read_index(self, index: Path) -> None:
         with self._failing(index):
-            self._note(index)
+            self.identities[index] = _identity(index)
             with reading(index.name, "it is no index of safetensors files"):
                 where = json.loads(index.read_text("utf-8"))["weight_map"]
                 where = {name: index.with_name(file) for name, file in where.items()}
@@ -70,11 +70,8 @@ class WeightFiles:
 
     def _header(self, file: Path) -> dict[str, Piece]:
         with self._failing(file):
-            self._note(file)
+            self.identities[file] = _identity(file)
             return pieces(file)
-
-    def _note(self, file: Path) -> None:
-        self.identities[file] = _identity(file)
 
     @contextmanager
     def _opened(self, file: Path) -> Iterator[FileIO]:
@@ -147,7 +144,6 @@ def check_files(noted: Mapping[str, Any], files: Mapping[str, WeightFiles], dige
 
 
 def open_files(players: Iterable[Player]) -> dict[str, WeightFiles]:
-    """The files of all these players that have some."""
     return {player.name: WeightFiles(player) for player in players if player.weights is not None}
 
 

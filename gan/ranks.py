@@ -68,7 +68,6 @@ def _world() -> World:
 
 
 def number_and_size() -> tuple[int, int]:
-    """This rank's number, and how many ranks there are."""
     return (_world().number, _world().size) if more_than_one() else (0, 1)
 
 
