@@ -245,12 +245,10 @@ class StyleEditor(LabelEditor):
             share, chosen = number(how, "share", 0.0, 0, 1), regions([name], self.names)
             if chosen[0] not in picture.regions:
                 continue
-            ends = []
-            for end in ("from", "to"):
-                which = part(how, end, str, "own")
-                sources.append(own if which == "own" else self.source(which))
-                ends.append(sources[-1].on(picture, chosen, sources[-1] is own, styles))
-            styles = ends[0].towards(ends[1], share)
+            ends = [part(how, end, str, "own") for end in ("from", "to")]
+            both = [own if which == "own" else self.source(which) for which in ends]
+            first, second = (source.on(picture, chosen, source is own, styles) for source in both)
+            sources, styles = [*sources, *both], first.towards(second, share)
         self.painter.seed = seed
         notes = dict.fromkeys(line for source in sources for line in source.notes())
         return self.painter.paint(picture, styles), list(notes)

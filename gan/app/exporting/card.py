@@ -164,18 +164,14 @@ def _about(call: Call, player: str, translates: bool) -> tuple[str, dict[str, st
         found = call.network(*call.values)
     first = "[0]" if isinstance(found, tuple | list) else ""  # a VQGAN gives numbers beside the picture
     found = found[0] if first else found
-    given = call.given.items()
-    taken = [
-        f"`{name}` {_of(value)}" + ", 1 at the class and 0 elsewhere" * _by_class(value)
-        for name, value in given
-        if isinstance(value, Tensor)
-    ]
+    given = {name: value for name, value in call.given.items() if isinstance(value, Tensor)}
+    classes = ", 1 at the class and 0 elsewhere"
+    taken = [f"`{name}` {_of(value)}{classes * _by_class(value)}" for name, value in given.items()]
     picture = _is_picture(found)
     values = ", pictures in about -1 to 1, which the code clamps" * picture
-    typed = ", ".join(_made_up(value) if isinstance(value, Tensor) else repr(value) for _, value in given)
-    tensors = ", ".join(_made_up(value) for _, value in given if isinstance(value, Tensor))
-    code = {"given": typed, "tensors": tensors, "first": first, "photo": ""}
-    if translates and picture and len(given) == 1 and _is_picture(call.values[0]):
+    typed = ", ".join(_made_up(value) if isinstance(value, Tensor) else repr(value) for value in call.values)
+    code = {"given": typed, "tensors": ", ".join(map(_made_up, given.values())), "first": first, "photo": ""}
+    if translates and picture and len(call.values) == 1 and _is_picture(call.values[0]):
         _, channels, height, width = call.values[0].shape
         photo = PHOTO.format(mode=MODES[channels], channels=channels, height=height, width=width)
         code |= {"given": "x", "tensors": "x", "photo": photo}

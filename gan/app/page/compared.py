@@ -111,9 +111,8 @@ def pictures(opened: Sequence[SavedRun], names: Sequence[str], count: int = SHOW
             given = {title: column for title, column in columns.items() if title not in made[number]}
             rows += [_row(title if same else f"{title}: {group}", column) for title, column in given.items()]
     for title in dict.fromkeys(title for columns in made for title in columns):
-        for name, columns in zip(names, made, strict=True):
-            if title in columns:
-                rows.append(_row(f"{title}: {name}", columns[title]))
+        shows = [(name, columns[title]) for name, columns in zip(names, made, strict=True) if title in columns]
+        rows += [_row(f"{title}: {name}", column) for name, column in shows]
     count = max((len(row.cells) for row in rows), default=0)
     rows = [replace(row, cells=[*row.cells, *[Cell()] * (count - len(row.cells))]) for row in rows]
     return Table([f"picture {number}" for number in range(count)], rows, SAME if same else OTHERS)

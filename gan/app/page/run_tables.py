@@ -101,10 +101,7 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
         return Table(note="This run has drawn no grids yet.")
     drawn = [drawn[k] for k in spread(len(drawn), most)]
     moments = [f"step {step:,}" for step, _ in drawn]
-    sheets = []
-    for _, path in drawn:
-        with Image.open(path) as sheet:
-            sheets.append(sheet.convert("RGB"))
+    sheets = [Image.open(path).convert("RGB") for _, path in drawn]
 
     # What the game shows now says how many columns a grid has, and of what size.
     columns = {} if opened.gone else shown(opened.run.game, held_out(opened, SHOWN))

@@ -77,13 +77,12 @@ class Table:
 
     def unrolled(self, most: int = 6) -> "Table":
         """The table with a row for each moment, at most `most` of them: the first, the last and some between."""
-        chosen = spread(len(self.moments), most)
         rows: list[Row] = []
         for row in self.rows:
             if all(len(cell.pictures) < 2 for cell in row.cells):
                 rows.append(row)
                 continue
-            for k in chosen:
+            for k in spread(len(self.moments), most):
                 cells = [replace(cell, pictures=cell.pictures[k : k + 1]) for cell in row.cells]
                 rows.append(replace(row, title=f"{row.title}, {self.moments[k]}", cells=cells))
         return Table(self.columns, rows, self.note)

@@ -118,9 +118,7 @@ def confusion(net: nn.Module, pictures: Tensor, label: Tensor, labels: int, igno
     """How many pixels were painted as one label and found as another: [labels painted, labels found]."""
     seen = functional.normalize((pictures.float().clamp(-1, 1) + 1) / 2, MEAN, SPREAD)
     found = net(seen)["out"].argmax(1)
-    counted = torch.ones_like(label, dtype=torch.bool)
-    for each in ignore:
-        counted &= label != each
+    counted = torch.isin(label, label.new_tensor(ignore), invert=True)
     return multiclass_confusion_matrix(found[counted], label[counted], labels).cpu()
 
 
