@@ -148,6 +148,5 @@ def play(cell: Cell, run: str, settings: Mapping[str, Any], warm: int, steps: in
 
 
 def together(ranks: Sequence[Figures], pictures: int) -> Figures:
-    """The figures of a cell by those of its ranks, which have trained on so many pictures."""
     most = {key: max(rank[key] for rank in ranks) for key in ranks[0]}
     return {**most, "rate": pictures / most["seconds"], "memory": max(1, most["peak"])}

@@ -242,7 +242,6 @@ def as_typed(chosen: Mapping[str, Choice]) -> str:
 
 
 def as_json(found: Found) -> dict[str, Any]:
-    """The same for programs, in bytes."""
     cost = found.cost
     return {
         "strategy": as_typed(found.chosen),

@@ -158,9 +158,8 @@ class Verification:
         return self.known[precision]
 
     def row(self, typed: str, devices: int) -> Row:
-        strategy = PhaseStrategy(typed)
-        policies = [POLICIES[each.policy] for each in strategy.choice.values() if each.policy in POLICIES]
-        packed = any(policy.package is not None for policy in policies)  # DeepSpeed computes in float32
+        policies = [POLICIES.get(each.policy) for each in PhaseStrategy(typed).choice.values()]
+        packed = any(each is not None and each.package for each in policies)  # DeepSpeed computes in float32
         precision = "32" if packed else self.settings.precision
         one = self.one(precision)
         try:
@@ -203,10 +202,8 @@ class Verification:
 def judged(one: OneDevice, ranks: Sequence[Record]) -> Row:
     tolerance = one.tolerance
     found = compare(one.record, ranks, tolerance)
-    largest: dict[str, float] = {}
-    for rank in ranks:
-        for name, distance in rank.distances.items():
-            largest[name] = max(distance, largest.get(name, 0.0))
+    names = dict.fromkeys(name for rank in ranks for name in rank.distances)
+    largest = {name: max(rank.distances.get(name, 0.0) for rank in ranks) for name in names}
     far = {"distance": max(largest.values()), "roundings": tolerance.coarse}
     if tolerance.coarse:
         far["distance"] = max(SPREAD * each / tolerance.at_end(name) for name, each in largest.items())
