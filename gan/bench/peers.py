@@ -241,14 +241,9 @@ class OurGan(GanModule):
         yield Player("discriminator", self.discriminator, self.task.adam)
 
     def configure_phases(self) -> Any:
-        yield Phase("discriminator", self.judge, "discriminator", second_order=self.task.penalty)
-        yield Phase("generator", self.fool, "generator")
-
-    def judge(self, batch: dict[str, Tensor]) -> Tensor:
-        return self.task.judge(self.generator, self.discriminator, batch)
-
-    def fool(self, batch: dict[str, Tensor]) -> Tensor:
-        return self.task.fool(self.generator, self.discriminator, batch)
+        task, networks = self.task, (self.generator, self.discriminator)
+        yield Phase("discriminator", partial(task.judge, *networks), "discriminator", second_order=task.penalty)
+        yield Phase("generator", partial(task.fool, *networks), "generator")
 
 
 def lightning(task: Task, strategy: Any, game: type[LightningGan | OurGan] = LightningGan) -> Weights:
