@@ -3,6 +3,7 @@
 import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,12 +72,12 @@ def evaluate(
         print(NOTHING_HELD_OUT, flush=True)
     files = {"inception": inception, "lpips": lpips, "segmenter": segmenter}
     scorer = choose(shown, count, scores, labels=getattr(game, "labels", 0), ignore=ignore, **files).to(device)
+    scoring, names = Scoring(game, scorer, prepared, world, bar=True), getattr(val, "label_names", ())
     if whole is None:
-        found = scored(game, _turns(opened, count, batch_size, world), scorer, count, prepared, world, bar=True)
-        names = getattr(val, "label_names", ())
+        found = scoring.rows(_turns(opened, count, batch_size, world), count)
         figures = {title: scorer.figures(rows, sums, names) for title, (rows, sums) in found.items()}
     else:
-        figures, _ = against_all(game, whole.train, scorer, count, prepared, world, batch_size, whole.workers, bar=True)
+        figures, _ = scoring.against_all(whole.train, count, batch_size, whole.workers)
     if world.rank:
         return None
     return {
@@ -116,39 +117,58 @@ def play(game: Any, numbers: range, batch: Any, total: int) -> dict[str, Made | 
         return makes(game, batch, torch.tensor(numbers))
 
 
-def scored(
-    game: Any,
-    turns: Iterable[Turn],
-    scorer: Scorer,
-    total: int,
-    prepared: Callable[[Any], Any],
-    world: World,
-    truth: bool = True,
-    bar: bool = False,
-) -> dict[str, tuple[Rows, Rows]]:
-    """The rows of all samples and the sums over them, by the title of what is made, on the first rank.
+@dataclass(frozen=True)
+class Scoring:
+    """A game that is scored, by ranks that share the work. `prepared` brings a batch to where it is played."""
 
-    All ranks must call it. `prepared` brings a batch to where it is played. `truth` says whether rows of the true
-    pictures by themselves are wanted.
-    """
-    found: dict[str, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
-    sums: dict[str, Rows] = defaultdict(dict)
-    hidden = world.rank > 0 or not bar
-    with tqdm(total=total, unit="sample", disable=hidden, dynamic_ncols=True, mininterval=0.5) as shown:
-        for numbers, batch, spare in turns:
-            for title, each in play(game, numbers, prepared(batch), total).items():
-                with torch.autocast(world.device.type, enabled=False):
-                    rows, more = scorer.rows(each, truth), scorer.sums(each)
-                for name, values in rows.items():
-                    values = all_ranks.gather(values.to(world.device))
-                    found[title][name] += [values.cpu()] if world.rank == 0 else []
-                for name, values in more.items():
-                    sums[title][name] = sums[title].get(name, 0) + all_ranks.sum(values * (not spare))
-            shown.update(min(len(numbers) * world.size, total - shown.n))
-    if world.rank:
-        return {}
-    joined = {title: {name: torch.cat(each)[:total] for name, each in rows.items()} for title, rows in found.items()}
-    return {title: (once(rows), sums[title]) for title, rows in joined.items()}
+    game: Any
+    scorer: Scorer
+    prepared: Callable[[Any], Any]
+    world: World
+    bar: bool = False
+
+    def rows(self, turns: Iterable[Turn], total: int, truth: bool = True) -> dict[str, tuple[Rows, Rows]]:
+        """The rows of all samples and the sums over them, by the title of what is made, on the first rank.
+
+        All ranks must call it. `truth` says whether rows of the true pictures by themselves are wanted.
+        """
+        found: dict[str, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
+        sums: dict[str, Rows] = defaultdict(dict)
+        world, hidden = self.world, self.world.rank > 0 or not self.bar
+        with tqdm(total=total, unit="sample", disable=hidden, dynamic_ncols=True, mininterval=0.5) as shown:
+            for numbers, batch, spare in turns:
+                for title, each in play(self.game, numbers, self.prepared(batch), total).items():
+                    with torch.autocast(world.device.type, enabled=False):
+                        rows, more = self.scorer.rows(each, truth), self.scorer.sums(each)
+                    for name, values in rows.items():
+                        values = all_ranks.gather(values.to(world.device))
+                        found[title][name] += [values.cpu()] if world.rank == 0 else []
+                    for name, values in more.items():
+                        sums[title][name] = sums[title].get(name, 0) + all_ranks.sum(values * (not spare))
+                shown.update(min(len(numbers) * world.size, total - shown.n))
+        if world.rank:
+            return {}
+        joined = {
+            title: {name: torch.cat(each)[:total] for name, each in rows.items()} for title, rows in found.items()
+        }
+        return {title: (once(rows), sums[title]) for title, rows in joined.items()}
+
+    def against_all(
+        self, true: Samples, count: int, batch_size: int, workers: int, known: dict[str, Known] | None = None
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, Known]]:
+        """The figures, by title, of `count` pictures that a game makes and all true ones; as published, not mirrored.
+
+        What is known of the true pictures by title, on the first rank, comes back too, to be computed once.
+        """
+        total = max(count, len(true)) if known is None else count
+        found = self.rows(turns_of(true, total, batch_size, self.world, workers), total, truth=known is None)
+        if known is None:
+            known = {title: Known.of(rows["features of truth"][: len(true)]) for title, (rows, _) in found.items()}
+        figures = {
+            title: self.scorer.figures({"features": rows["features"][:count]}, sums, truth=known[title])
+            for title, (rows, sums) in found.items()
+        }
+        return figures, known
 
 
 def _against(data: Any, shown: Mapping[str, Made | Heard], against: str | None) -> GanData | None:
@@ -168,34 +188,6 @@ def from_noise(shown: Mapping[str, Made | Heard]) -> bool:
 def to_make(shown: Mapping[str, Made | Heard], true: Samples, asked: int | None) -> int:
     """How many pictures are made to be compared with all of these samples."""
     return asked if asked and from_noise(shown) else min(asked or MOST, len(true))
-
-
-def against_all(
-    game: Any,
-    true: Samples,
-    scorer: Scorer,
-    count: int,
-    prepared: Callable[[Any], Any],
-    world: World,
-    batch_size: int,
-    workers: int,
-    known: dict[str, Known] | None = None,
-    bar: bool = False,
-) -> tuple[dict[str, dict[str, Any]], dict[str, Known]]:
-    """The figures, by title, of `count` pictures that a game makes and all true ones; as published, without mirroring.
-
-    What is known of the true pictures by title, on the first rank, comes back too, to be computed once.
-    """
-    total = max(count, len(true)) if known is None else count
-    turns = turns_of(true, total, batch_size, world, workers)
-    found = scored(game, turns, scorer, total, prepared, world, truth=known is None, bar=bar)
-    if known is None:
-        known = {title: Known.of(rows["features of truth"][: len(true)]) for title, (rows, _) in found.items()}
-    figures = {
-        title: scorer.figures({"features": rows["features"][:count]}, sums, truth=known[title])
-        for title, (rows, sums) in found.items()
-    }
-    return figures, known
 
 
 def once(rows: Rows) -> Rows:

@@ -19,7 +19,7 @@ from gan.app.scoring.features import best
 from gan.app.scoring.names import HELD_OUT, TRAINED_ON
 from gan.app.scoring.outputs import Made
 from gan.app.scoring.scorer import Scorer
-from gan.app.scoring.scoring import against_all, play, to_make
+from gan.app.scoring.scoring import Scoring, play, to_make
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Spare, log
 from gan.app.training.pace import computing
@@ -85,9 +85,8 @@ class Scores(Callback):
                 raise UserError("--score-every compares with held-out samples here; type --held-out 0.02")
         rows = max(8, min(64, PIXELS // max(each.pictures[0, 0].numel() for each in made)))
         count, scorer = to_make(shown, samples, self.asked), self.scorer.to(world.device)
-        found, self.known = against_all(
-            game, samples, scorer, count, prepared, world, rows, self.data.workers, self.known
-        )
+        scoring = Scoring(game, scorer, prepared, world)
+        found, self.known = scoring.against_all(samples, count, rows, self.data.workers, self.known)
         figures: dict[str, float] = {}
         for title, seen in found.items():
             for name, value in seen.items():

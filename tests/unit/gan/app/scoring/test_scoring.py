@@ -61,7 +61,7 @@ def test_of_two_sides_of_unequal_size_each_picture_is_scored_once(monkeypatch):
 
     monkeypatch.setattr(scoring, "makes", makes)
     turns = scoring.turns_of(UnpairedSides(a, b), 20, 3, World(), 0)
-    found = scoring.scored(None, turns, scorer, 20, lambda batch: batch, World())
+    found = scoring.Scoring(None, scorer, lambda batch: batch, World()).rows(turns, 20)
     for title, one, other in (("a to b", a, b), ("b to a", b, a)):
         wanted = distances(features(one, 0.9), features(other, 1.0), scorer.scores, scorer.extractor.names)
         figures = scorer.figures(*found[title])
