@@ -25,10 +25,7 @@ SHOWN = 3  # names in an error
 
 
 class WeightFiles:
-    """The files of one player's weights. Errors are UserErrors that name the player and the file.
-
-    A file must stay as it is while a run reads it. If it is changed meanwhile, that is an error.
-    """
+    """Errors are UserErrors that name the player and the file. A file that is changed while a run reads it is one."""
 
     def __init__(self, player: Player) -> None:
         """Read the headers only."""

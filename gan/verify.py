@@ -59,10 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: list[str] | None = None) -> Namespace:
-    """The settings. `strategy` is a list of strategies and `devices` a list of numbers.
-
-    `found` is the run and the checkpoint that `--from-checkpoint` means.
-    """
+    """`strategy` and `devices` are lists. `found` is the run and the checkpoint that `--from-checkpoint` means."""
     known = options.early(options.run_first(options.arguments(argv)), run=None, from_checkpoint=None)
     run, saved, found = options.DEFAULT_RUN, {}, None
     if known.from_checkpoint:

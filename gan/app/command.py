@@ -89,10 +89,7 @@ def take_place(place: Launched | None) -> None:
 
 
 def on_ranks(module: str, argv: Sequence[str], accelerator: str, devices: Any, work: Callable[[str], object]) -> None:
-    """Do a work that ranks share: as a rank that was started, or by starting the ranks, or alone.
-
-    `work` gets the device of its process.
-    """
+    """Do a work that ranks share, as one of them, by starting them, or alone. `work` gets the device of its process."""
     with working():
         import torch.distributed as dist
 

@@ -202,10 +202,7 @@ def in_world(
     device: str = "cpu",
     limit: float = math.inf,
 ) -> list[Any]:
-    """What the function gives on each rank of a world of its own; `threads` a rank, by default as many as torch takes.
-
-    What it prints is not shown.
-    """
+    """What a function gives on each rank of a world of its own, without what it prints; `threads` are of a rank."""
     called = threads or torch.get_num_threads(), function, args
     return call_on_ranks.call(_serve, *called, ranks=ranks, limit=limit, device=device, preload=[function.__module__])
 

@@ -69,10 +69,7 @@ def replaced(path: Path) -> Path:
 
 
 def load(path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-    """A checkpoint's tree, with a `SavedTensor` in place of each tensor of a player.
-
-    `weights_only` is Lightning's word. False would run code, and is refused.
-    """
+    """A checkpoint's tree, with `SavedTensor`s of players. `weights_only` is Lightning's word: False would run code."""
     if weights_only is False:
         raise UserError(f"loading {path} never runs code; leave weights_only=False out")
     return _opened(Path(path))[0]

@@ -36,10 +36,7 @@ def not_finite(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def as_made(module: nn.Module) -> set[str]:
-    """The buffers in which infinities are meant, such as masks: the constructor has made them so.
-
-    Also those without values yet, of which nobody knows.
-    """
+    """Buffers in which infinities are meant, such as masks: constructors made them so; and those without values yet."""
     buffers = dict(module.named_buffers(remove_duplicate=False))
     return {name for name, buffer in buffers.items() if buffer.is_meta} | not_finite(buffers).keys()
 

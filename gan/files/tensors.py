@@ -58,10 +58,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part of a tensor: a range of the elements of the flat tensor.
-
-    `tensor` has these elements. The range begins at element `start` of the whole tensor, which has the shape `shape`.
-    """
+    """One rank's part of a tensor of this `shape`: the elements of the flat tensor from `start` on, in `tensor`."""
 
     tensor: Tensor
     shape: torch.Size
@@ -153,9 +150,7 @@ def crc32(content: Any, before: int = 0) -> str:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor. With one element every stride is contiguous, but torch views only stride 1
-    as bytes.
-    """
+    """The memory of a contiguous tensor. One of a single element may have any stride, and torch views only stride 1."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 

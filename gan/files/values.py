@@ -51,10 +51,7 @@ PLAIN = "numbers, text, lists, dicts, tensors; str(path) for a path"
 
 
 def encode(value: Any, other: Callable[[Key, Any], Any], key: Key = ()) -> Any:
-    """A value as JSON has it. `other` gives what stands for a value of a kind that is not known here, or None.
-
-    Raise if it has a value that could not be read again.
-    """
+    """A value as JSON has it. `other` gives what stands for one of another kind, or None: then it cannot be saved."""
     kind = type(value)
     if kind in SIMPLE:
         return value

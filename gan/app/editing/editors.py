@@ -71,10 +71,7 @@ def parsed(text: str | bytes) -> Any:
 
 
 class Editor(ABC):
-    """The editor of a run, or of a file of networks. `answers` has what the page may ask for, and who answers it.
-
-    An edit has some of these `parts`.
-    """
+    """`answers` has what the page may ask for, and who answers it. An edit has some of these `parts`."""
 
     kind: str
     parts: Sequence[str] = ()

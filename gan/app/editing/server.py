@@ -43,10 +43,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Turns:
-    """One computation at a time, in the order in which they were asked for.
-
-    All are in one thread, for which the end of the process does not wait.
-    """
+    """One computation at a time, in order, in one thread for which the end of the process does not wait."""
 
     def __init__(self) -> None:
         self._pending = SimpleQueue[tuple[Callable[[], bytes], Future[bytes]]]()

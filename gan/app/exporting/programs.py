@@ -75,10 +75,7 @@ def _none(draw: object, shape: Sequence[int], like: Tensor | None, common: bool,
 @patch.object(noise, "_draw", _none)
 @patch.object(noise, "dropout", lambda x, *_, **__: x)
 def write(kind: str, player: str, call: Call, path: Path) -> float:
-    """Write the program, for any number of samples. That of a ResNet also takes any sides that are multiples of 4.
-
-    Returns how far what the file gives is from what the network gives for the same input.
-    """
+    """Write the program, for any number of samples; returns how far what it gives is from what the network gives."""
     batch = dict.fromkeys((0, 2, 3) if takes_sizes(call) else (0,), torch.export.Dim.DYNAMIC)
     shapes = {name: batch if isinstance(value, Tensor) else None for name, value in call.given.items()}
     try:

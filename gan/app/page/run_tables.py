@@ -308,10 +308,7 @@ def _distances(some: Tensor, others: Tensor) -> Tensor:
 
 
 def _cut(sheet: Image.Image, columns: int, size: tuple[int, int]) -> list[list[Image.Image]]:
-    """Cut a picture that `grids.grid` drew into its cells, column by column, each at its own size.
-
-    Empty where the sheet is not a grid of that many columns: another version of the game may have drawn it.
-    """
+    """Cut a picture of `grids.grid` into its cells, column by column; empty if another version drew other columns."""
     zoom = max(1, grids.CELL // size[0])
     width, height = size[0] * zoom + grids.MARGIN, size[1] * zoom + grids.MARGIN
     wide = grids.is_wide(size)

@@ -41,10 +41,7 @@ class Known:
 
 
 def distances(made: Known, truth: Known, scores: Collection[str], names: tuple[str, str]) -> dict[str, float]:
-    """The figures of these scores, of fid, kid, features (which is both), precision and recall.
-
-    `names` are those that the Fréchet and the kernel distance may have.
-    """
+    """The figures of fid, kid, features (both), precision, recall; `names` are of Fréchet and kernel distance."""
     figures = {}
     if {"fid", "features"} & set(scores):
         figures[names[0]] = frechet_distance(made, truth)
@@ -68,10 +65,7 @@ def frechet_distance(made: Known, truth: Known) -> float:
 
 
 def kernel_distance(made: Tensor, truth: Tensor) -> tuple[float, float]:
-    """The squared distance between two sets of features [N, D] under a cubic kernel, and its standard deviation.
-
-    Both are over seeded random subsets.
-    """
+    """The squared distance of features [N, D] under a cubic kernel, and its deviation, over seeded random subsets."""
     # KID of Binkowski et al. 2018, with the unbiased estimate: a feature is not compared with itself.
     sizes, dice = kernel_subsets(len(made), len(truth)), torch.Generator().manual_seed(SEED)
     size = sizes["subset_size"]

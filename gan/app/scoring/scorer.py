@@ -89,10 +89,7 @@ class Scorer:
     def figures(
         self, rows: Rows, sums: Rows, label_names: Sequence[str] = (), truth: Known | None = None
     ) -> dict[str, Any]:
-        """The scores of all pictures, from their rows and sums. Labels without a name go by their number.
-
-        `truth` is what is known of the true pictures, if their rows do not say it.
-        """
+        """The scores, from rows and sums. `truth` is what is known of the true pictures, if rows do not say it."""
         figures: dict[str, Any] = {name: float(rows[name].mean()) for name in MEANS if name in rows}
         if "transfer" in rows:
             error, pixels_known = rows["transfer"].sum(0).tolist()

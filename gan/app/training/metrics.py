@@ -98,10 +98,7 @@ class Record(Logger):
 
     @rank_zero_only
     def take_up(self, step: int) -> None:
-        """Read the rows of a run that is resumed from this step. Rows that were written after that are dropped.
-
-        If checkpoints of later steps stay, a copy keeps their rows.
-        """
+        """Read the rows up to the step that is resumed from. A copy keeps later ones if their checkpoints stay."""
         self._fresh = False
         try:
             found = read(self.folder.metrics)
@@ -217,10 +214,7 @@ def clock(rows: Mapping[int, Mapping[str, float]]) -> tuple[float, str]:
 
 
 def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: float = 0.0, xlabel: str = "step") -> None:
-    """Draw these panels into one picture, in the format of the path's suffix.
-
-    Where a step has so many `kimg`, thousands of pictures, they are counted above each panel.
-    """
+    """Draw these panels into one picture, of its suffix's format; `kimg`, of a step, are counted above each panel."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
