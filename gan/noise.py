@@ -254,9 +254,6 @@ def go_to(place: Place | None, calls: int, seeded: bool = False) -> None:
         place.calls, place.seeded = calls, seeded
 
 
-# ---- blocks ----
-
-
 @cache
 def _generator(device: torch.device, thread: int) -> torch.Generator:
     """Each thread has its own, for loaders may draw in threads. Making one costs as much as a draw."""
@@ -319,9 +316,6 @@ def _rows_of_a_block(total: int, width: int, cpu: bool) -> int:
     return total if total * width <= size else 1 << (size // width or 1).bit_length() - 1
 
 
-# ---- draws ----
-
-
 def randn(shape: Sequence[int], like: Tensor | None = None, *, common: bool = False) -> Tensor:
     """Normal noise, a row for each sample, with the device and dtype of `like`."""
     return _draw(Tensor.normal_, shape, like, common)
@@ -364,9 +358,6 @@ def _draw(
 
 
 _outside_graphs = not_compiled(_draw)  # a compiled graph would keep the numbers of its first call
-
-
-# ---- dropout ----
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

@@ -1,7 +1,6 @@
 """Tables of what a run made, which `samples/inspect.ipynb` and the page of `samples/gallery.py` show.
 
-Every function takes an opened run and gives a table of pictures and words. Where a game has not what the table shows,
-such as masks, the table is empty and its note says so.
+Where a game has not what a table shows, such as masks, the table is empty and its note says so.
 """
 
 import os

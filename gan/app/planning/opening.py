@@ -52,8 +52,7 @@ class Opened:
 def opened(make: Callable[[], Run], ranks: int) -> Opened:
     """Open the run that `make` makes, in a world of so many ranks.
 
-    Weights, batch and activations are on the meta device, so they need no memory. Some games read values, as by
-    `.item()`, and so cannot be played there; they are played on the CPU, with a rank's batch.
+    All is on the meta device and needs no memory. Games that read values, as by `.item()`, are played on the CPU.
     """
     try:
         with torch.device("meta"), made_to("plan"):

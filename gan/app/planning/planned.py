@@ -179,9 +179,6 @@ def _command(argv: list[str], settings: Namespace, strategy: str) -> str:
     return shlex.join([*words, "--devices", str(settings.devices), "--strategy", strategy])
 
 
-# ---- what a plan says to a person, and to a program ----
-
-
 def head(settings: Namespace, game: Opened, budget: Budget) -> Iterator[str]:
     total = sum(p.numel() for each in budget.belongings.values() for p in each.parameters.values())
     ranks = settings.nodes * settings.devices
@@ -264,9 +261,6 @@ def _of_phase(phase: PhaseCost) -> dict[str, Any]:
 
 def _amount(amount: float) -> str:
     return readable(amount) if amount else "-"
-
-
-# ---- the cheapest policies that fit ----
 
 
 def search(budget: Budget, usable: float) -> Found:

@@ -37,8 +37,7 @@ def _are_pictures(value: Any) -> bool:
 class Pictures(Callback):
     """Draws the same held-out samples every `every` steps, with averaged weights, and the curves with them.
 
-    A person's own run may have no `show(batch)` or hold nothing out; then only the curves are drawn. A picture that
-    cannot be written is left out.
+    Without `show(batch)`, or if nothing is held out, only the curves are drawn. What cannot be written is left out.
     """
 
     def __init__(self, folder: RunFolder, log: metrics.Record, every: int) -> None:

@@ -61,11 +61,7 @@ def ways(game: Any) -> dict[str, list[str]]:
 class Health(Callback):
     """Measures now and then how the players are doing, for metrics.csv, and gives a line of advice.
 
-    `told_apart`: in how many pairs of a picture and a fake the picture scores higher; 0.5 is guessing. `memorised`: in
-    how many pairs of a training picture and a held-out one the training picture scores higher; 0.5 is a discriminator
-    that learns nothing by heart. `diversity`: how much fakes differ from each other, as a share of what pictures do.
-    `augmented`: the probability of augmentation, where a game has such a buffer `p`.
-
+    ADVICE says what is measured; and `augmented`, the probability of augmentation, where a game has such a buffer `p`.
     A game whose discriminator is not known to `judges` is not measured, nor one whose samples have no numbers.
     """
 

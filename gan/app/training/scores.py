@@ -37,9 +37,7 @@ class Scores(Callback):
 
     `count` pictures that the game makes are compared with all that it trains on, as published, without mirroring. A
     game that paints its held-out samples is compared with those. What is known of the true pictures is computed once.
-
-    scores.json has the last ones, and how they were computed. This callback comes after `keep`, which has saved the
-    step by then.
+    This callback comes after `keep`, which has saved the step by then.
     """
 
     def __init__(

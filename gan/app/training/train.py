@@ -43,13 +43,10 @@ ON = "python -m gan.fit"
 SAMPLES = 200_000  # from a grid or checkpoint to the next, at most: as published for StyleGAN2-ADA
 
 
-# ---- what decides a training: gan.fit and gan.verify train alike ----
-
-
 def strategy_of(
     settings: Namespace, policy: str, kind: type[PhaseStrategy] = PhaseStrategy, **beside: Any
 ) -> PhaseStrategy:
-    """The strategy, with what the settings say of checks. `beside` is where it trains, not what."""
+    """The strategy, by which gan.fit and gan.verify train alike. `beside` is where it trains, not what."""
     check = "often" if settings.check and settings.debug else settings.check
     return kind(policy, check=check, check_replicas=settings.debug, **beside)
 
@@ -67,9 +64,6 @@ def trainer_of(settings: Namespace, strategy: PhaseStrategy, max_steps: int, **b
         enable_checkpointing=False,
         **beside,
     )
-
-
-# ---- one training of gan.fit ----
 
 
 class Beginning:
