@@ -4,7 +4,7 @@ import json
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from itertools import chain, product
 from typing import Any
 
@@ -30,7 +30,6 @@ from strategies.world import World
 
 MOST = 10**6  # ranks
 SPARE = 0.1  # of a device's memory, for what is not a tensor
-COLUMNS = ("weights", "gradients", "optimizer", "average", "flying")
 OWN = ("--run", "--strategy", "--nodes", "--devices", "--memory", "--speed", "--json")
 LEVELS = ("ddp", "zero1", "zero2", "zero3", "zero1+hybrid", "zero2+hybrid", "zero3+hybrid", "zero3+offload")
 OF_FROZEN = ("ddp", "zero3", "zero3+hybrid", "zero3+offload")
@@ -203,13 +202,11 @@ def verdict(found: Found, memory: float) -> str:
 
 def memory_table(cost: Cost, chosen: Mapping[str, Choice]) -> list[str]:
     peak = cost.peak
-    rows: list[tuple[str, ...]] = [("player", "policy", *COLUMNS[:4], "in flight", "all")]
+    rows = [["player", "policy", "weights", "gradients", "optimizer", "average", "in flight", "all"]]
     for name, held in peak.players.items():
-        amounts = [getattr(held, kind) for kind in COLUMNS]
-        rows.append((name, str(chosen[name]), *map(_amount, amounts), _amount(held.bytes)))
-    total = sum(peak.players.values(), Held())
-    rows.append(("activations", "", *[""] * 5, _amount(peak.activations)))
-    rows.append(("all", "", *(_amount(getattr(total, kind)) for kind in COLUMNS), _amount(peak.bytes)))
+        rows.append([name, str(chosen[name]), *map(_amount, (*astuple(held), held.bytes))])
+    rows.append(["activations", *[""] * 6, _amount(peak.activations)])
+    rows.append(["all", "", *map(_amount, (*astuple(sum(peak.players.values(), Held())), peak.bytes))])
     there = cost.host.bytes
     host = [f"and {readable(there)} in the memory of the host, for each rank"] if there else []
     return [f"a rank at its peak, which is in phase '{peak.phase}'", *table(rows, left=(0, 1)), *host]
