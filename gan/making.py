@@ -118,9 +118,8 @@ class Making:
                 self._reset(maker, seed, device)
                 self._keep([maker], wanted)
         except _Reached:
-            inside = list(maker.module.modules())
             below = [self.makers[each] for _, each in _children_first(maker.module, "", set()) if each in self.makers]
-            with _scratch(inside, self.tensors, device):
+            with _scratch(maker.module.modules(), self.tensors, device):
                 for each in below:
                     if self._can_make(each, wanted):
                         self._reset(each, seed, device)
@@ -175,8 +174,7 @@ class Making:
 def reopened(game: nn.Module, players: Iterable[Player], saved: Mapping[str, Any], strict: bool = True) -> set[str]:
     """Prepare a game for a checkpoint's values, on the CPU: give it memory, and make and read what is not saved.
 
-    Returns the names of the parameters that the checkpoint leaves to the files of `Player(weights=...)`. `strict`:
-    raise if these files have changed.
+    Returns the names of parameters that it leaves to files of `Player(weights=...)`. `strict`: these may not change.
     """
     noted = saved.get("files", {})
     files = open_files(player for player in players if player.name in noted)

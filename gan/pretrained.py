@@ -79,10 +79,7 @@ class WeightFiles:
                 yield content
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the player's network, by the names under which the files have them. Raises if any differs.
-
-        A tensor that has several names may be in the files under one of them.
-        """
+        """The network's tensors, by their names in the files: one of several names will do. Raises if any differs."""
         own = self.player.module.state_dict(keep_vars=True)
         own = {name: value for name, value in own.items() if isinstance(value, Tensor)}
         there = {id(own[name]) for name in own.keys() & self.entries.keys()}

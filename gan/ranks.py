@@ -41,10 +41,7 @@ from gan.files.loading import not_compiled
 
 @dataclass(frozen=True)
 class World:
-    """This rank's number, the number of ranks, and the function that sums a tensor over them.
-
-    `of_gradients` is the world in which the gradients of sums are added up, if that is another one.
-    """
+    """`add` sums a tensor over all ranks. `of_gradients` is the world that adds up gradients of sums, if another."""
 
     number: int
     size: int
@@ -181,10 +178,7 @@ def summed_by(add: Callable[[Tensor], Tensor], number: int, size: int) -> Abstra
 
 @contextmanager
 def alone(in_all_threads: bool = False) -> Iterator[None]:
-    """Inside the `with`, this rank is the only one: a sum is the value itself.
-
-    `in_all_threads`: in those of autograd too, where forwards may run again that nobody has told of a world.
-    """
+    """Inside the `with`, this rank is the only one. `in_all_threads`: in autograd's too, where forwards run again."""
     global _of_process
     _of_process = World(0, 1, _itself) if in_all_threads else _of_process
     try:

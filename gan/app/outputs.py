@@ -101,9 +101,8 @@ class Output:
                 raise
             if not self._said:
                 self._said = True
-                other = sys.stdout if self is sys.stderr else sys.stderr
                 words = f"{self._name} cannot be written ({reason(error)}); the command goes on"
-                print(f"\nwarning: {words}", file=other, flush=True)
+                print(f"\nwarning: {words}", file=sys.stdout if self is sys.stderr else sys.stderr, flush=True)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -81,10 +81,7 @@ class Ours:
 
 
 def take_names() -> None:
-    """Let our packages be found, also where others come first on Python's path. `import gan` calls it.
-
-    Raise ImportError if another one is imported already, since a module cannot be exchanged.
-    """
+    """Let our packages be found before others of their names; ImportError if another one is imported already."""
     for name in OURS:
         found, ours = _place(getattr(sys.modules.get(name), "__spec__", None)), HOME / name / "__init__.py"
         if found not in (None, ours) and ours.is_file():

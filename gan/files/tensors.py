@@ -164,10 +164,7 @@ def fill(file: FileIO, content: memoryview) -> None:
 
 
 def pieces(path: Path, digest: str | None = None) -> dict[str, Piece]:
-    """What is in a file, by name, from its header. Raises if that is not as it was written, or is none.
-
-    `digest` is what `write` has returned. Without it nothing in the file has a checksum.
-    """
+    """What is in a file, by name, from its header. `digest` is what `write` returned; else nothing has a checksum."""
     length = path.stat().st_size
     with path.open("rb", buffering=0) as file:
         lead = file.read(8)

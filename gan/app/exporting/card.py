@@ -156,10 +156,7 @@ def needs_of(made: str) -> str:
 
 
 def _about(call: Call, player: str, translates: bool) -> tuple[str, dict[str, str]]:
-    """What the network takes and gives, in words, and the parts of the code that calls it.
-
-    What `translates` pictures gets a photo in the code, where others get noise.
-    """
+    """What the network takes and gives, in words, and the parts of code that call it: a photo if it `translates`."""
     with torch.no_grad():
         found = call.network(*call.values)
     first = "[0]" if isinstance(found, tuple | list) else ""  # a VQGAN gives numbers beside the picture

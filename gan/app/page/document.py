@@ -18,10 +18,7 @@ Piece = Table | Charts
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the page: the name of its link, a title, and what it shows. `folded` is a table to open, and its name.
-
-    A piece is false if there is nothing in it but a note on what is missing.
-    """
+    """`folded` is a table to open, and its name. A piece is false if it has nothing but a note on what is missing."""
 
     link: str
     title: str

@@ -65,10 +65,7 @@ def launcher_of(place: Launched | None, argv: Sequence[str] = ()) -> str | None:
 
 
 def begun_by(out: Path, launchers: list[str], pick: Callable[[list[Path]], Path] = itemgetter(0)) -> Chosen | None:
-    """The newest run in `out` that one of these launchers has begun.
-
-    `pick` chooses one of the launch's checkpoints and those of earlier steps, newest first.
-    """
+    """The newest run in `out` that one of these launchers has begun; `pick` chooses from its checkpoints."""
     folders = [RunFolder(path.parent) for path in out.glob("*/launch.json")]
     found = [(folder, record) for folder in folders if (record := _read(folder))]
     for folder, record in sorted(found, key=lambda pair: pair[0].launch.stat().st_mtime, reverse=True):

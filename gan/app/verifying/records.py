@@ -24,10 +24,7 @@ from strategies.strategy import phase_strategy
 
 
 class Moment(NamedTuple):
-    """What was recorded, and where in the training. `phase` is empty for what belongs to the whole step.
-
-    `kind` is batch, loss, gradient, buffer, weight or average.
-    """
+    """`phase` is empty for what is of the whole step. `kind` is batch, loss, gradient, buffer, weight or average."""
 
     step: int
     phase: str

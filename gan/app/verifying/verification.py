@@ -152,9 +152,8 @@ class Verification:
             if not made.moments:
                 raise UserError("one device has trained no step, so there is nothing to compare")
             shaken = self._alone(precision, one=last, shaken=True)
-            tolerance = Tolerance.measured(made, shaken, precision)
             made.cast = shaken.cast
-            self.known[precision] = OneDevice(made, last, tolerance)
+            self.known[precision] = OneDevice(made, last, Tolerance.measured(made, shaken, precision))
         return self.known[precision]
 
     def row(self, typed: str, devices: int) -> Row:
