@@ -206,7 +206,7 @@ def train(
         if slurm.started_by_srun() and (strategy.ending.signal == WARNING or slurm.is_preempted()):
             requeue(trainer.is_global_zero)
     else:
-        finish(run, log, trainer, keep, step, time.monotonic() - started)
+        finish(run, log, trainer, where, keep, step, time.monotonic() - started)
         keep.refuse_if_not_saved(trainer.is_global_zero)
 
 
@@ -277,9 +277,11 @@ def begin(
         say(f"its checkpoints of later steps stay; --resume {quoted(where.path)} would go on from step {latest}")
 
 
-def finish(run: Run, log: Record, trainer: Trainer, keep: Keep, began: int | None, seconds: float) -> None:
+def finish(
+    run: Run, log: Record, trainer: Trainer, where: RunFolder, keep: Keep, began: int | None, seconds: float
+) -> None:
     """Print the scores and where the results are. `began` is the step at which this training began."""
-    where, step = keep.folder, trainer.global_step
+    step = trainer.global_step
     if step == began:
         say(f"\nthe run is at step {step} already, so nothing was trained")
     else:
