@@ -15,7 +15,7 @@ from gan.files.checkpoint import checksum
 from gan.module import GanModule
 from gan.phase import Phase
 from strategies import PhaseStrategy, random_state
-from strategies.check.comparison import both
+from strategies.check.comparison import both, shake_weights
 from strategies.check.trial import norms_by_name
 from strategies.micro_batches import tensors
 from strategies.observers import Casts
@@ -60,9 +60,9 @@ def digest(tensor: Tensor) -> tuple[float, float]:
 class Recorder(Callback):
     """Records a training. `Recorded` tells it of each phase, Lightning of the rest."""
 
-    def __init__(self, last_step: int, sees_casts: bool = False) -> None:
+    def __init__(self, last_step: int, shaken: bool, sees_casts: bool) -> None:
         """The training stops after `last_step`. `sees_casts`: note whether float64 is cast to float32 by hand."""
-        self.last_step, self.record = last_step, Record()
+        self.last_step, self.shaken, self.record = last_step, shaken, Record()
         self.watching = Casts() if sees_casts else nullcontext()
         self.step = 0
         self.norms: dict[str, float] = {}  # of the gradients in this phase
@@ -72,6 +72,8 @@ class Recorder(Callback):
         for number, tensor in enumerate(tensors(batch)):
             if tensor.ndim:
                 self._note("", "batch", str(number), tuple(checksum(row)[1] for row in tensor))
+        if self.shaken:  # see [Note: what rounding does]
+            shake_weights(phase_strategy(trainer).policies.values(), self.step)
 
     def on_before_optimizer_step(self, trainer: Trainer, game: GanModule, optimizer: Any) -> None:
         """The learner's gradients are reduced now, and not clipped yet."""

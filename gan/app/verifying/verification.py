@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from jsonargparse import Namespace
-from lightning import Callback, Trainer, seed_everything
+from lightning import seed_everything
 from lightning.fabric.plugins.environments import LightningEnvironment
 
 from gan.app.outputs import quiet
@@ -21,15 +21,13 @@ from gan.app.training.train import strategy_of, trainer_of
 from gan.app.verifying.records import SPREAD, Record, Recorded, Recorder, Tolerance, compare, distances
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
-from gan.module import GanModule
 from gan.runs import build
 from gan.runs.run import made_to
 from strategies import PhaseStrategy
-from strategies.check.comparison import A_MEAN_OVER_SAMPLES, THE_SAME_ON_ALL_RANKS, shake_weights
+from strategies.check.comparison import A_MEAN_OVER_SAMPLES, THE_SAME_ON_ALL_RANKS
 from strategies.check.trial import RanksDiffer
 from strategies.policies import POLICIES
 from strategies.processes.call_on_ranks import WorldFailed, WorldHangs, call
-from strategies.strategy import phase_strategy
 
 # What torch says where a tensor in float32 meets one in float64.
 DTYPES = re.compile(r"\bfloat.*\bdouble\b|\bdouble\b.*\bfloat|\bdtype\b", re.IGNORECASE)
@@ -44,11 +42,6 @@ ADVICE = {  # by what differs first
     "phase": "All ranks must play the same phases in the same order; in Phase(when=...) the first rank decides.",
     "draws": "Draws are the same at any number of ranks from gan.noise, and in phases without draws='torch'.",
 }
-
-
-class Shake(Callback):
-    def on_train_batch_start(self, trainer: Trainer, game: GanModule, batch: Any, batch_idx: int) -> None:
-        shake_weights(phase_strategy(trainer).policies.values(), game.step)
 
 
 def train(
@@ -77,7 +70,7 @@ def train(
     if start is not None:
         Resumed(holding(start), settings.run, now).check(run, start)
         first = load(start)["global_step"]
-    recorder = Recorder(first + settings.steps, shaken and precision == "64")
+    recorder = Recorder(first + settings.steps, shaken, sees_casts=shaken and precision == "64")
     own = {"kind": Recorded, "recorder": recorder, "cluster_environment": LightningEnvironment()}
     trainer = trainer_of(
         settings,
@@ -85,7 +78,7 @@ def train(
         max(run.max_steps, recorder.last_step),
         accelerator="cpu",
         devices=devices,
-        callbacks=[recorder, *([Shake()] if shaken else [])],
+        callbacks=[recorder],
         limit_val_batches=0,
         num_sanity_val_steps=0,
         logger=False,
