@@ -205,7 +205,7 @@ def _read(wanted: Mapping[SavedTensor, Share]) -> None:
     files: dict[Path, list[tuple[Piece, SavedTensor]]] = defaultdict(list)
     for saved, share in wanted.items():
         for piece in saved.pieces:
-            if piece.meets(share):
+            if max(piece.start, share.start) < min(piece.stop, share.stop):
                 files[piece.file].append((piece, saved))
     with ExitStack() as stack:
         rooms = {saved: stack.enter_context(share.filled()) for saved, share in wanted.items()}

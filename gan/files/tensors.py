@@ -105,9 +105,6 @@ class Piece:
     def chunks(self) -> int:
         return -(-self.nbytes // CHUNK)
 
-    def meets(self, share: Share) -> bool:
-        return max(self.start, share.start) < min(self.stop, share.stop)
-
     def read(self, file: FileIO, share: Share, room: Tensor) -> None:
         """Read those elements that they have in common. `room` is the share's flat memory, of any dtype."""
         first, last = max(self.start, share.start), min(self.stop, share.stop)

@@ -60,7 +60,11 @@ class Pictures(Callback):
         named = self.batch.items() if isinstance(self.batch, dict) and trainer.global_step == 0 else ()
         reals = {name.replace("_", " "): x for name, x in named if _are_pictures(x)}
         if list(reals) == ["image"] and trainer.is_global_zero:
-            self._draw_page(trainer, source)
+            with random_state.untouched():
+                batch = first_samples(batches_of(source, "train"), PAGE)
+            pictures = (batch if isinstance(batch, dict) and "image" in batch else self.batch)["image"]
+            cells = [grids.enlarged(grids.picture(sample), grids.CELL) for sample in pictures]
+            self._write(trainer, grids.tiles(cells, 8, grids.MARGIN), "reals.png")
         elif reals:
             self._save(trainer, reals, "reals.png")
 
@@ -85,13 +89,6 @@ class Pictures(Callback):
         # All ranks compute, because a sharded player needs them all. Every grid gets the same noise.
         with computing(trainer, game, "grid", self.every) as prepared:
             self._save(trainer, shown(game, prepared(self.batch)), f"step-{trainer.global_step:06d}.png")
-
-    def _draw_page(self, trainer: Any, source: Any) -> None:
-        with random_state.untouched():
-            batch = first_samples(batches_of(source, "train"), PAGE)
-        pictures = (batch if isinstance(batch, dict) and "image" in batch else self.batch)["image"]
-        cells = [grids.enlarged(grids.picture(sample), grids.CELL) for sample in pictures]
-        self._write(trainer, grids.tiles(cells, 8, grids.MARGIN), "reals.png")
 
     def _save(self, trainer: Any, columns: Mapping[str, grids.Batch], name: str) -> None:
         if trainer.is_global_zero:

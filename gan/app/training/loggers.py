@@ -73,9 +73,7 @@ class TensorBoard(Beside, TensorBoardLogger):
     kind, advice = "tensorboard", "see whether the run's folder can be written"
 
     def __init__(self, folder: RunFolder, known: str | None, step: int | None) -> None:
-        super().__init__(
-            folder.path, name="", version="tensorboard", default_hp_metric=False, purge_step=step and step + 1
-        )
+        super().__init__(folder.path, "", "tensorboard", default_hp_metric=False, purge_step=step and step + 1)
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Log the settings as text: as TensorBoard's own hyperparameters they would need a metric."""

@@ -22,6 +22,7 @@ from strategies import private, random_state
 from strategies.strategy import phase_strategy
 
 AHEAD = 1000  # steps that are looked at to know what the remaining ones take
+Bring = Callable[[Any], Any]  # brings a batch to where a game computes
 
 
 class Pace:
@@ -198,9 +199,7 @@ def between_steps(trainer: Trainer, name: str, every: int) -> Iterator[None]:
 
 
 @contextmanager
-def computing(
-    trainer: Trainer, game: Any, name: str, every: int, averaged: bool = True
-) -> Iterator[Callable[[Any], Any]]:
+def computing(trainer: Trainer, game: Any, name: str, every: int, averaged: bool = True) -> Iterator[Bring]:
     """Inside the `with`, a callback computes with a game between two steps, so that training does not notice.
 
     Networks are in evaluation mode, without gradients, with averaged weights if asked for. Gives a function that brings

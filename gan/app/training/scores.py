@@ -1,7 +1,6 @@
 """`--score-every`: how far the pictures that a game makes are from true ones, while it trains."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from gan.app.scoring.scorer import Scorer
 from gan.app.scoring.scoring import Scoring, play, to_make
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Spare, log
-from gan.app.training.pace import computing
+from gan.app.training.pace import Bring, computing
 from gan.files.errors import UserError
 from gan.runs import Run
 from strategies.strategy import phase_strategy
@@ -40,9 +39,7 @@ class Scores(Callback):
     This callback comes after `keep`, which has saved the step by then.
     """
 
-    def __init__(
-        self, folder: RunFolder, run: Run, scorer: Scorer, every: int, keep: Keep, count: int | None = None
-    ) -> None:
+    def __init__(self, folder: RunFolder, run: Run, scorer: Scorer, every: int, keep: Keep, count: int | None) -> None:
         if not isinstance(run.data, GanData):
             raise UserError("--score-every needs samples with numbers: give the run a GanData")
         self.folder, self.data, self.scorer, self.every, self.keep = folder, run.data, scorer, every, keep
@@ -68,9 +65,7 @@ class Scores(Callback):
         said = {"step": trainer.global_step, "scores": found, "how": how}
         self._spare.write(self.folder.scores, json.dumps(said, indent=1) + "\n")
 
-    def _figures(
-        self, world: World, game: Any, prepared: Callable[[Any], Any]
-    ) -> tuple[dict[str, float], dict[str, Any]]:
+    def _figures(self, world: World, game: Any, prepared: Bring) -> tuple[dict[str, float], dict[str, Any]]:
         """The scores by their names in metrics.csv, and how they were computed."""
         samples, true = self.data.train, TRAINED_ON
         shown = play(game, range(1), prepared(default_collate([Prepared(samples)[0, 0]])), 1)
