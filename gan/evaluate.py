@@ -104,9 +104,8 @@ def _evaluate(request: Namespace, device: str) -> None:
         request.which,
         lambda opened: opened.checkpoint,
     )
-    asked = {
-        name: request[name] for name in ("scores", "inception", "lpips", "segmenter", "against", "count", "batch_size")
-    }
+    names = ("scores", "inception", "lpips", "segmenter", "against", "count", "batch_size")
+    asked = {name: request[name] for name in names}
     result = evaluate(opened, ignore=request.ignore_labels, device=device, **asked)
     if result is not None:
         *_, path = opened.folder.evaluations(opened.step)

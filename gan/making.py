@@ -238,9 +238,7 @@ def _method(module: nn.Module) -> Any:
     return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
 
 
-def _scratch(
-    modules: Iterable[nn.Module], making: Collection[int], device: torch.device
-) -> AbstractContextManager[None]:
+def _scratch(modules: Iterable[nn.Module], new: Collection[int], device: torch.device) -> AbstractContextManager[None]:
     """Inside the `with`, these modules have other tensors: those to be made have NaN, the others are copies."""
     made: dict[int, Tensor] = {}
 
@@ -248,7 +246,7 @@ def _scratch(
         if tensor is None:
             return None
         if id(tensor) not in made:
-            if id(tensor) in making:
+            if id(tensor) in new:
                 unset = torch.nan if tensor.is_floating_point() or tensor.is_complex() else 0
                 values = torch.full(tensor.shape, unset, dtype=tensor.dtype, device=device)
             else:

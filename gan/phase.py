@@ -78,15 +78,13 @@ class Player:
         _check("player", self, OF_PLAYERS)
         words = {"ema_per": "update step", "ema_buffers": "copied averaged", "schedule_per": "update step epoch"}
         for field, known in ((field, each.split()) for field, each in words.items()):
-            value, of = getattr(self, field), field.partition("_")[0]
-            if value not in known:
+            own, of = getattr(self, field), field.partition("_")[0]
+            if own not in known:
                 raise UserError(
-                    f"player '{self.name}': {field}={value!r} is not known; type one of {', '.join(map(repr, known))}"
+                    f"player '{self.name}': {field}={own!r} is not known; type one of {', '.join(map(repr, known))}"
                 )
-            if value != known[0] and getattr(self, of) is None:
-                raise UserError(
-                    f"player '{self.name}' has {field}={value!r} and no {of}; add {of}=..., or leave it out"
-                )
+            if own != known[0] and getattr(self, of) is None:
+                raise UserError(f"player '{self.name}' has {field}={own!r} and no {of}; add {of}=..., or leave it out")
         known = [name for name, _ in self.module.named_modules()]
         for name in self.blocks or ():
             if name not in known:
@@ -301,10 +299,7 @@ def parameters_of(players: Sequence[Player]) -> dict[str, dict[str, nn.Parameter
     for player in sorted(players, key=lambda player: player.follows is not None):
         for parameter in player.module.parameters():
             owner.setdefault(id(parameter), player.name)
-    return {
-        player.name: {n: p for n, p in player.module.named_parameters() if owner[id(p)] == player.name}
-        for player in players
-    }
+    return {one.name: {n: p for n, p in one.module.named_parameters() if owner[id(p)] == one.name} for one in players}
 
 
 def _check_shared(player: Player, followed: Player, own: Mapping[str, Mapping[str, nn.Parameter]]) -> None:

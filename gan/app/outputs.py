@@ -55,9 +55,7 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message=".*`srun` command is available on your system but is not used.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
     warnings.filterwarnings("ignore", message="Total length of .* across ranks is zero.*")  # nothing is held out
-    warnings.filterwarnings(
-        "ignore", message=".*(LeafSpec|nn.functional.all_gather).* is deprecated", module="lightning"
-    )
+    warnings.filterwarnings("ignore", ".*(LeafSpec|nn.functional.all_gather).* is deprecated", module="lightning")
 
 
 @contextmanager

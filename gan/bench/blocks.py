@@ -35,11 +35,9 @@ def _tower(maps: int, width: int, blocks: int, *end: nn.Module) -> nn.Sequential
 class Blocks(GanModule):
     """A GAN of blocks, without a gradient penalty, so that every policy takes both players."""
 
-    def __init__(
-        self, width: int, generator_blocks: int, discriminator_blocks: int, size: int, batch_size: int
-    ) -> None:
+    def __init__(self, width: int, generator_blocks: int, discriminator_blocks: int, size: int, batch: int) -> None:
         super().__init__()
-        self.size, self.batch_size = size, batch_size
+        self.size, self.batch_size = size, batch
         self.generator = _tower(LATENT, width, generator_blocks, nn.Conv2d(width, 3, 3, padding=1), nn.Tanh())
         self.discriminator = _tower(3, width, discriminator_blocks, nn.Flatten(), nn.Linear(width * size * size, 1))
 

@@ -195,16 +195,11 @@ class RunBenchmark(Benchmark[C]):
 
 
 def in_world(
-    function: Callable[..., Any],
-    *args: Any,
-    ranks: int = 1,
-    threads: int | None = None,
-    device: str = "cpu",
-    limit: float = math.inf,
+    work: Callable[..., Any], *args: Any, ranks: int = 1, threads: int = 0, device: str = "cpu", limit: float = math.inf
 ) -> list[Any]:
     """What a function gives on each rank of a world of its own, without what it prints; `threads` are of a rank."""
-    called = threads or torch.get_num_threads(), function, args
-    return call_on_ranks.call(_serve, *called, ranks=ranks, limit=limit, device=device, preload=[function.__module__])
+    called = threads or torch.get_num_threads(), work, args
+    return call_on_ranks.call(_serve, *called, ranks=ranks, limit=limit, device=device, preload=[work.__module__])
 
 
 def _serve(threads: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

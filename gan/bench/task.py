@@ -100,9 +100,7 @@ def alternate(
 def weights(generator: nn.Module, discriminator: nn.Module) -> Weights:
     """Copies of both networks' weights, with the same keys for every peer."""
     both = {"generator": generator, "discriminator": discriminator}
-    return {
-        f"{who}.{key}": value.detach().clone() for who, net in both.items() for key, value in net.state_dict().items()
-    }
+    return {f"{who}.{key}": own.detach().clone() for who, net in both.items() for key, own in net.state_dict().items()}
 
 
 class HandLoop:

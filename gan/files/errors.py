@@ -18,9 +18,7 @@ FIRST_RANK_SPEAKS = 12  # seconds in which the first rank prints another rank's 
 
 def printable(text: str) -> str:
     """The text with what a terminal would obey, or cannot show, as an escape such as \\x1b. Lines stay lines."""
-    return "".join(
-        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text
-    )
+    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
 
 
 def reason(error: BaseException) -> str:

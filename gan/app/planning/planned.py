@@ -78,17 +78,12 @@ class Planned:
     """A game under the strategy that was typed: what each set of ranks needs, those that train first."""
 
     def __init__(
-        self,
-        settings: Namespace,
-        typed: Mapping[str, Choice],
-        game: Opened,
-        training: range,
-        placement: Placement | None,
+        self, settings: Namespace, typed: Mapping[str, Choice], game: Opened, training: range, placed: Placement | None
     ) -> None:
         """`game` is opened with the batch of a rank that trains."""
         self.memory, self.usable = settings.memory, settings.memory * (1 - SPARE)
         self.game, self.training = game, training
-        apart = {} if placement is None else served(placement, typed, game.game)
+        apart = {} if placed is None else served(placed, typed, game.game)
         self.serving = {name: Serving(ranks, len(training)) for name, ranks in apart.items()}
         where = {name: ranks_as_typed(ranks) for name, ranks in apart.items()}
         # A GPU's: its index means nothing, and it need not be there.
@@ -288,9 +283,7 @@ def _candidates(budget: Budget) -> Iterator[tuple[tuple[float, ...], dict[str, C
             for player in rest:
                 levels = _levels(budget, player)
                 taken[player.name] = texts[-1] if texts[-1] in levels else levels[0]
-            chosen = {
-                name: choices(text + "+recompute" * (name in again), POLICIES)["*"] for name, text in taken.items()
-            }
+            chosen = {n: choices(text + "+recompute" * (n in again), POLICIES)["*"] for n, text in taken.items()}
             total = Moved()
             for name, choice in chosen.items():
                 if (name, str(choice)) not in costs:

@@ -86,10 +86,8 @@ class Scorer:
             for name, each in pictures.items()
         }
 
-    def figures(
-        self, rows: Rows, sums: Rows, label_names: Sequence[str] = (), truth: Known | None = None
-    ) -> dict[str, Any]:
-        """The scores, from rows and sums. `truth` is what is known of the true pictures, if rows do not say it."""
+    def figures(self, rows: Rows, sums: Rows, names: Sequence[str] = (), truth: Known | None = None) -> dict[str, Any]:
+        """The scores, by rows and sums. `names` are of labels; `truth` is what is known of true ones beside rows."""
         figures: dict[str, Any] = {name: float(rows[name].mean()) for name in MEANS if name in rows}
         if "transfer" in rows:
             error, pixels_known = rows["transfer"].sum(0).tolist()
@@ -105,8 +103,8 @@ class Scorer:
             suffix = name.removeprefix("confusion").replace(" ", "_")
             figures[f"miou{suffix}"] = float(found.nanmean())
             figures[f"accuracy{suffix}"] = pixels.accuracy(confusion)
-            names = label_names or [str(label) for label in range(self.labels)]
-            figures[f"iou{suffix}"] = dict(zip(names, found.tolist(), strict=True))
+            labels = names or [str(label) for label in range(self.labels)]
+            figures[f"iou{suffix}"] = dict(zip(labels, found.tolist(), strict=True))
         return figures
 
     def notes(self, count: int) -> list[str]:

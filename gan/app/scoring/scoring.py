@@ -148,9 +148,7 @@ class Scoring:
                 shown.update(min(len(numbers) * world.size, total - shown.n))
         if world.rank:
             return {}
-        joined = {
-            title: {name: torch.cat(each)[:total] for name, each in rows.items()} for title, rows in found.items()
-        }
+        joined = {title: {name: torch.cat(each)[:total] for name, each in own.items()} for title, own in found.items()}
         return {title: (once(rows), sums[title]) for title, rows in joined.items()}
 
     def against_all(
