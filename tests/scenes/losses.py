@@ -757,7 +757,7 @@ LOSSES = {
     ),
     "a shared base": Scene(
         SharedBase, lambda steps: by_hand(SharedBase(), steps), policies=SHARED, bucket=SMALL,
-        often=("student=ddp,*=zero3",), steps=6,
+        often=("student=ddp,*=zero3",), steps=10,
         mutants=(DEAF, Mutant("after does nothing", game=type("Careless", (SharedBase,), {"after": None}))),
         saved=("student=ddp,*=zero3", "zero3", "ddp"), arrives=(("zero3", 2), ("single", 1)),
     ),

@@ -148,7 +148,7 @@ def fit(
 ) -> dict[str, Any]:
     """Train on one rank, in small buckets: from a checkpoint, and to one `at` a step, or at the end."""
     callbacks = [*settings.pop("callbacks", ()), *([Saves(save, at)] if save and at else [])]
-    seeded, sized = mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"), mock.patch.object(bucket, "SIZE", size)
+    seeded, sized = mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), mock.patch.object(bucket, "SIZE", size)
     with doubled("" if "precision" in settings else policy), seeded, sized:
         module, strategy = game(), PhaseStrategy(policy, check=check)
         made = trainer(strategy, world, steps, callbacks=callbacks, **settings)
