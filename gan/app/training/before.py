@@ -1,5 +1,6 @@
 """What is refused before the first process is started: all that is known without one, and without the game."""
 
+import tempfile
 from pathlib import Path
 
 from jsonargparse import Namespace
@@ -17,6 +18,7 @@ from strategies.placing.placement import placement_of
 
 FILES = 256  # open files of a rank: its libraries, logs, checkpoint, connections to a few others
 OF_A_WORKER = 64  # more for each worker of the loaders: pipes, and the tensors of the batches that it has prepared
+LONGEST = 72  # letters of the folder for temporary files: a socket of 107, less on macOS, lies two folders below
 OF_A_RANK = 16  # more for each rank of the run: connections of each process group
 EACH_CPU = 16  # CPU ranks on each core: more would only wait for each other, and each takes some 400 MB
 
@@ -27,10 +29,15 @@ def allow_files(settings: Namespace, ranks: int) -> None:
     Without file handles a rank may wait for ever: a loader's worker sends each tensor by a handle, and multiprocessing
     waits without a limit for the one that cannot be sent.
     """
-    if resource is None:  # Windows has no such limit
-        return
     workers = settings.get("workers", 0)
     workers = workers if isinstance(workers, int) else MOST
+    if resource is None:  # Windows has no such limits
+        return
+    if workers and len(where := tempfile.gettempdir()) > LONGEST:
+        raise UserError(
+            f"the folder for temporary files has a name of {len(where)} letters, which is too long for the sockets of "
+            f"loaders' workers: {where}; type export TMPDIR=/tmp, or --workers 0"
+        )
     least = FILES + OF_A_WORKER * workers
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = least + OF_A_RANK * ranks

@@ -15,7 +15,7 @@ from gan.app.run.folder import RunFolder
 from gan.app.run.reopen import batches_of, first_samples, ready, shown
 from gan.app.sampling import grids
 from gan.app.training import loggers, metrics
-from gan.app.training.metrics import Spare
+from gan.app.training.metrics import Spare, warn
 from gan.app.training.pace import computing
 from gan.files.errors import this_rank
 from gan.ranks import alone
@@ -149,3 +149,15 @@ def write_settings(texts: Mapping[Path, str], trainer: Trainer, game: LightningM
     if trainer.is_global_zero:
         for path, text in texts.items():
             Spare().write(path, text)
+
+
+def write_lost_settings(texts: Mapping[Path, str], trainer: Trainer, game: LightningModule, *_: object) -> None:
+    """Write them again where the run's folder was removed or renamed while it trains.
+
+    The next checkpoint makes the folder anew, and could not be resumed from without its settings.
+    """
+    folder = next(iter(texts)).parent
+    if trainer.is_global_zero and not any(path.exists() for path in texts):
+        warn(f"'{folder}' is not there any more, and is made anew; what it held is where somebody has moved it")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_settings(texts, trainer, game)

@@ -21,7 +21,7 @@ from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import Resumed, instead, newest_whole, to_resume, where_data_are
 from gan.app.training import loggers, start
-from gan.app.training.callbacks import Pictures, Score, dry_reals, write_settings
+from gan.app.training.callbacks import Pictures, Score, dry_reals, write_lost_settings, write_settings
 from gan.app.training.describe import describe
 from gan.app.training.health import Health
 from gan.app.training.keep import Keep
@@ -35,6 +35,7 @@ from gan.files.system import quoted, signals
 from gan.runs import Run, build, short_name
 from gan.runs.run import made_to
 from strategies import PhaseStrategy
+from strategies.choice import choose
 from strategies.processes import agent, slurm
 from strategies.processes.launchers import Launched
 from strategies.processes.stopping import WARNING, Signals, Stopped
@@ -127,6 +128,7 @@ class Beginning:
 def start_training(beginning: Beginning, computer: Computer, strategy: PhaseStrategy) -> None:
     """Agree with the other ranks on the folder and the checkpoint, and train. A dry run ends before that."""
     settings, trained = beginning.settings, beginning.trained
+    choose(strategy.choice, beginning.run.game.players)  # a dry run trains nothing that would refuse it
     if settings.resume == "auto" and trained is None:
         say(f"no run with a checkpoint in '{settings.out}' yet; starting a new one")
     with ExitStack() as held:
@@ -173,7 +175,9 @@ def train(
         *scores,
         *([LearningRateMonitor("step")] if any(each.schedule for each in run.game.players.values()) else []),
         loggers.Track(where, run, computer.words, log, yaml.safe_load(texts[where.settings]), beginning.trained),
-        LambdaCallback(on_train_start=partial(write_settings, texts)),
+        LambdaCallback(
+            on_train_start=partial(write_settings, texts), on_save_checkpoint=partial(write_lost_settings, texts)
+        ),
     ]
     trainer = trainer_of(
         settings,

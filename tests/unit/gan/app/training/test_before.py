@@ -1,6 +1,7 @@
 """What is refused before any process is started."""
 
 import os
+import tempfile
 
 import pytest
 from jsonargparse import Namespace
@@ -103,3 +104,11 @@ def test_a_shell_that_forbids_it_is_refused(shell):
     shell(64, 64)
     with pytest.raises(UserError, match=r"a process 64, and a rank with 4 workers needs 512; type ulimit -n 4096$"):
         before.allow_files(Namespace(workers=4), 2)
+
+
+@not_on_windows
+def test_a_folder_for_temporary_files_whose_name_is_too_long_is_refused_where_loaders_have_workers(monkeypatch):
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/" + 75 * "a")
+    before.allow_files(Namespace(workers=0), 2)
+    with pytest.raises(UserError, match=r"a name of 76 letters, .*; type export TMPDIR=/tmp, or --workers 0$"):
+        before.allow_files(Namespace(workers=1), 2)

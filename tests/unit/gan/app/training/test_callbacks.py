@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch.utils.data import DataLoader
 
 from gan.app.run.folder import RunFolder
-from gan.app.training.callbacks import Pictures, Score, write_settings
+from gan.app.training.callbacks import Pictures, Score, write_lost_settings, write_settings
 from gan.app.training.metrics import Record
 from strategies import PhaseStrategy
 from strategies.processes.stopping import Stopped
@@ -111,6 +111,14 @@ def test_pictures_that_cannot_be_written_are_said_once_and_left_out(spoil, tmp_p
     (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert said.endswith("; training goes on") and str(folder.samples if spoil == "samples" else folder.curves) in said
     assert folder.curves.is_file() == (spoil == "samples")
+
+
+def test_a_folder_that_is_removed_while_its_run_trains_gets_its_settings_again(tmp_path, capsys):
+    texts = {tmp_path / "runs" / "settings.yaml": "new", tmp_path / "runs" / "game.txt": "players"}
+    for _ in range(2):  # at two saves
+        write_lost_settings(texts, SimpleNamespace(is_global_zero=True), None, {})
+        assert all(path.read_text() == text for path, text in texts.items())
+    assert capsys.readouterr().err.count(f"warning: '{tmp_path / 'runs'}' is not there any more") == 1
 
 
 @not_on_windows
