@@ -149,6 +149,10 @@ def build_again(settings: Namespace, where: RunFolder) -> tuple[Run, str]:
         if "data" not in chosen:
             raise
         raise NotMade(f"{where.path} cannot be opened: {where_data_are(error, chosen)}") from error
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        if shape is None or "gone" not in shape:  # it is not the file, but the program that makes the run
+            raise
+        raise UserError(f"cannot read '{where.data}': {error!r}; put back what gan.fit wrote") from error
 
 
 def _load(

@@ -61,6 +61,10 @@ def test_a_checkpoint_that_goes_while_it_is_looked_at_is_no_end(sean_run, monkey
 def test_data_that_have_moved_are_named_by_their_setting(folder_run, tmp_path):
     moved = shutil.copytree(folder_run, tmp_path / "runs" / folder_run.name)
     opening.rewrite(moved, data="gone")
+    for damaged in ('{"tram": 1}', '{"train": [1], "val": {}}', '{"train": {"kind": "Folder"}, "val": {}}'):
+        (moved / "data.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"cannot read '.*data.json': .*; put back what gan.fit wrote"):
+            open_run(str(moved))
     (moved / "data.json").unlink()  # as runs were before
     with pytest.raises(UserError, match=r"cannot be opened: there is no folder gone.* type --data and the folder"):
         open_run(str(moved))
