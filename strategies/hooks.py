@@ -151,10 +151,9 @@ def see_gradients(
     """
     with ExitStack() as stack:
         for learner in learners:
-            updater = learner.learners_updater
             if learner.storage.sharded:
                 stack.enter_context(learner.gathered())
-                stack.enter_context(whole_gradients(learner.reduction, updater.optimizer, updater.groups))
+                stack.enter_context(whole_gradients(learner.reduction))
         before = [_gradients_of(learner) for learner in learners]
         for learner in learners:
             with noise.at(noise.Place((*seed, phase.name, learner.player.name, "hook"), 0, 1, 1)):  # for all ranks

@@ -1,6 +1,7 @@
 """What updates a player's weights: what its functions have made is checked and tried, and its loss may have a scale."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from strategies.advice import instead
 from strategies.observers import OwnCollectives
 from strategies.random_state import untouched
 from strategies.sharding.resharded_parameter import resharded
+from strategies.sharding.storage import Storage
 
 # Optimizers that treat each element by itself. For them, a step on pieces of weights equals a step on the weights.
 ELEMENTWISE = {
@@ -42,9 +44,11 @@ class Updater:
     groups: list[list[str]]
     schedule: LRScheduler | None = None
     elementwise: bool = field(init=False)  # whether it can step pieces of weights in place of the weights
-    members: list[list[int]] = field(init=False)  # the ids of what each group has: weights, or a rank's parts of them
+    members: list[list[int]] = field(init=False)  # the ids of the weights in each group
     counts: dict[str, float] = field(init=False)  # the optimizer's attributes that were numbers when it was made
     made: dict[str, Any] = field(init=False)  # what the player's functions have made: see [Note: made otherwise]
+    owned: list[dict[str, list[Any]]] = field(default_factory=list)  # what each group has inside `owning`
+    foreign: list[nn.Parameter] = field(default_factory=list)  # weights of which other ranks own all
 
     def __post_init__(self) -> None:
         self.elementwise = elementwise(self.optimizer) and not self.optimizer.state
@@ -60,14 +64,106 @@ class Updater:
     def members_now(self) -> list[list[int]]:
         return [[id(weight) for weight in group["params"]] for group in self.optimizer.param_groups]
 
+    def step_owned(self, storage: Storage) -> None:
+        """From now on the optimizer steps what this rank owns of the weights.
+
+        [Note: an author sees whole weights]
+        Code of an author reads and writes `optimizer.param_groups` in hooks and between steps, as on one device. So
+        they have the author's weights, and what a rank owns only inside `owning`.
+        """
+        for group, members in zip(self.optimizer.param_groups, self.groups, strict=True):
+            own = {key: group[key] for key in ("params", "param_names") if key in group}
+            there = [number for number, name in enumerate(members) if name in storage.owned]
+            self.owned.append({key: [each[number] for number in there] for key, each in own.items()})
+            self.owned[-1]["params"] = [storage.owned[members[number]] for number in there]
+        self.foreign = [storage.weights[name] for name in storage.weights.keys() - storage.owned.keys()]
+        if storage.cut:
+            self.optimizer.state = PiecesOfState(dict, self.optimizer.state)
+            self.optimizer.register_state_dict_pre_hook(self._refuse_pieces)
+            self.optimizer.register_load_state_dict_pre_hook(self._refuse_pieces)
+            owned = storage.owned
+            self.optimizer.state.wholes = {id(each): (name, owned.get(name)) for name, each in storage.weights.items()}
+
+    @contextmanager
+    def owning(self) -> Iterator[None]:
+        """Inside the `with`, the groups have what this rank owns. See [Note: an author sees whole weights]."""
+        state = self.optimizer.state
+        for weight in self.foreign:  # code may have touched the states of all weights
+            state.pop(weight, None)
+        groups = zip(self.optimizer.param_groups, self.owned, strict=False)
+        whole = [{key: group[key] for key in own} for group, own in groups]
+        try:
+            self._fill(self.owned)
+            yield
+        finally:
+            self._fill(whole)
+            if isinstance(state, PiecesOfState) and self.optimizer.state is not state:  # a checkpoint was loaded
+                state.clear()
+                state.update(self.optimizer.state)
+                self.optimizer.state = state
+
+    def _refuse_pieces(self, *_: Any) -> None:
+        if self.optimizer.param_groups[0]["params"] is not self.owned[0]["params"]:
+            raise UserError(
+                f"state_dict() and load_state_dict() of this {_kind(self.optimizer)} have a rank's pieces of weights, "
+                f"of no use to other ranks; type trainer.save_checkpoint(path) and fit(..., ckpt_path=path), or type "
+                f"ddp for this player"
+            )
+
+    def _fill(self, members: list[dict[str, list[Any]]]) -> None:
+        for group, own in zip(self.optimizer.param_groups, members, strict=False):
+            group.update(own)
+
     def check_members(self, player: Player) -> None:
-        """Refuse groups that a hook has changed, by identity perhaps, which a rank's parts of weights have not."""
+        """Refuse groups that a hook has changed, perhaps by replacing weights."""
         if self.members != self.members_now():
             raise UserError(
                 f"player '{player.name}': a hook has changed which weights are in optimizer.param_groups, by which "
                 f"ranks and checkpoints know them; make the groups in the player's function for the optimizer, or type "
                 f"Player(freeze=...)"
             )
+
+
+class PiecesOfState(defaultdict):
+    """An optimizer's state by this rank's pieces of weights. To ask it for a weight itself is an error.
+
+    Without that, code of an author would find nothing, and pass on without a word. A weight's state may be dropped:
+    each rank drops that of its piece.
+    """
+
+    wholes: Mapping[int, tuple[str, nn.Parameter | None]] = {}  # the name and the piece of each weight, by its id
+
+    def _checked(self, weight: Any) -> Any:
+        if id(weight) not in self.wholes:
+            return weight
+        name, _ = self.wholes[id(weight)]
+        raise UserError(
+            f"code uses optimizer.state of weight '{name}', of which this rank's optimizer has a piece; "
+            f"optimizer.state.pop(weight, None), optimizer.state.clear(), and what is done to all of "
+            f"optimizer.state.values() alike, are right; else type ddp for this player"
+        )
+
+    def __getitem__(self, weight: Any) -> Any:
+        return super().__getitem__(self._checked(weight))
+
+    def __setitem__(self, weight: Any, value: Any) -> None:
+        if id(weight) in self.wholes and not value:
+            self.pop(weight)
+        else:
+            super().__setitem__(self._checked(weight), value)
+
+    def __delitem__(self, weight: Any) -> None:
+        self.pop(weight)
+
+    def __contains__(self, weight: object) -> bool:
+        return super().__contains__(self._checked(weight))
+
+    def get(self, weight: Any, default: Any = None) -> Any:
+        return super().get(self._checked(weight), default)
+
+    def pop(self, weight: Any, default: Any = None) -> Any:
+        _, piece = self.wholes.get(id(weight), ("", weight))
+        return super().pop(piece, default)
 
 
 def elementwise(optimizer: Optimizer) -> bool:
@@ -154,7 +250,8 @@ def check_saved(player: Player, updaters: Iterable[Updater]) -> None:
         parts = [(name, part) for name, each in vars(optimizer).items() for part in tree_leaves(each)]
         apart = [name for name, part in parts if isinstance(part, Optimizer) and part.state is not optimizer.state]
         saved: Mapping[str, Any] = {}
-        with suppress(AttributeError):  # it has not called super().__init__, which makes what state_dict() reads
+        # One that has not called super().__init__ lacks what state_dict() reads.
+        with updater.owning(), suppress(AttributeError):
             saved = optimizer.state_dict()
         if apart or not {"state", "param_groups"} <= saved.keys():
             what = f"in '{apart[0]}', which has a state of its own" if apart else "in the form of its own state_dict()"
@@ -208,18 +305,6 @@ def updaters_of(
                 f"optimizer of the player; leave Phase(optimizer=...) out"
             )
     return found
-
-
-def step_owned(updater: Updater, weights: Mapping[str, nn.Parameter], owned: Mapping[str, nn.Parameter]) -> None:
-    """Let an optimizer of these weights step what a rank owns of them in their place."""
-    for group, members in zip(updater.optimizer.param_groups, updater.groups, strict=True):
-        if "param_names" in group:
-            named = zip(members, group["param_names"], strict=True)
-            group["param_names"] = [called for name, called in named if name in owned]
-        group["params"] = [owned[name] for name in members if name in owned]
-    for name in weights.keys() - owned.keys():
-        updater.optimizer.state.pop(weights[name], None)
-    updater.members = updater.members_now()
 
 
 @runtime_checkable

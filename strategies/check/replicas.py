@@ -66,18 +66,18 @@ class Writes:
 
     def begin(self) -> None:
         """From here on it is the author's code that may write."""
-        self.before = {key: _state(weight) for key, weight in _weights(self.players)}
+        self.before = {id(weight): _state(weight) for _, weight in _weights(self.players)}
 
     def check(self, averaged: bool) -> None:
         """Raise if code has written what it may not. `averaged`: inside `averaged()`, so the averages are written."""
         now = dict(_weights(self.players))
         for key, weight in now.items():
-            if key not in self.before or self.before[key][0] != id(weight):
+            if id(weight) not in self.before:  # its name may be another one, as after a parametrization was removed
                 raise UserError(
                     f"{_called(*key)} was replaced by another parameter, and its player trains the one before; copy "
                     f"values into it, e.g. by load_state_dict without assign=True"
                 )
-        written = [key for key, weight in now.items() if self.before.get(key) != _state(weight)]
+        written = [key for key, weight in now.items() if self.before[id(weight)] != _state(weight)]
         if not self.write:
             if written:
                 raise UserError(f"{_called(*written[0])} was written inside gathered(); type gathered(write=True)")
@@ -103,9 +103,9 @@ def _weights(players: Mapping[str, Policy]) -> Iterator[tuple[tuple[str, str], n
                 yield (player, name), weight
 
 
-def _state(weight: Tensor) -> tuple[int, int, int]:
-    """It changes when the values are written, or when other memory or another parameter takes their place."""
-    return id(weight), weight.data_ptr(), version_of(weight)
+def _state(weight: Tensor) -> tuple[int, int]:
+    """It changes when the values are written, or when other memory takes their place."""
+    return weight.data_ptr(), version_of(weight)
 
 
 def _called(player: str, name: str) -> str:

@@ -99,7 +99,8 @@ def show_averages(game: GanModule, policies: Mapping[str, Policy], kept: Average
 
 def optimizer_state(policy: Policy, updater: Updater) -> dict[str, Any]:
     """The optimizer's state dict as in plain torch, with names in place of numbers and shares in place of tensors."""
-    packed = updater.optimizer.state_dict()
+    with updater.owning():
+        packed = updater.optimizer.state_dict()
     stepped = _stepped(policy, updater)
     named = {name: packed["state"][n] for n, name in enumerate(stepped) if n in packed["state"]}
     beside = {key: value for key, value in packed["state"].items() if key not in range(len(stepped))}  # of no weight
@@ -134,12 +135,13 @@ def load_optimizer_state(policy: Policy, updater: Updater, saved: Mapping[str, A
         if name in saved["state"]
     }
     read(wanted)
-    pairs, count = zip(saved["param_groups"], updater.optimizer.param_groups, strict=True), itertools.count()
-    groups = [{**group, "params": list(itertools.islice(count, len(own["params"])))} for group, own in pairs]
     beside = tree_map(
         lambda each, device: each.to(device) if isinstance(each, Tensor) else each, *saved.get("beside", ({}, {}))
     )
-    updater.optimizer.load_state_dict({**saved, "state": {**state, **beside}, "param_groups": groups})
+    with updater.owning():
+        pairs, count = zip(saved["param_groups"], updater.optimizer.param_groups, strict=True), itertools.count()
+        groups = [{**group, "params": list(itertools.islice(count, len(own["params"])))} for group, own in pairs]
+        updater.optimizer.load_state_dict({**saved, "state": {**state, **beside}, "param_groups": groups})
     numbers = {name: number for number, name in enumerate(_stepped(policy, updater))}
     for name, keys in saved.get("types", {}).items():
         read_in = state.get(numbers.get(name, -1), {})
@@ -150,8 +152,7 @@ def load_optimizer_state(policy: Policy, updater: Updater, saved: Mapping[str, A
 
 def _stepped(policy: Policy, updater: Updater) -> list[str]:
     """The names of the parameters that this rank's optimizer steps, in the order in which torch numbers them."""
-    names = {id(parameter): name for name, parameter in policy.storage.owned.items()}
-    return [names[id(parameter)] for group in updater.optimizer.param_groups for parameter in group["params"]]
+    return [name for members in updater.groups for name in members if name in policy.storage.owned]
 
 
 def _with(values: dict[str, Any], make: Callable[[str, Any], Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gan.ema import Ema
 from gan.phase import Player
-from strategies.optimizers import Modes
+from strategies.optimizers import Modes, Updater
 from strategies.sharding.storage import Storage
 
 
@@ -81,9 +81,15 @@ class EvalWeights:
 
     updates = 0  # a count of its own is not needed: the optimizer counts
 
-    def __init__(self, optimizer: Modes, parameters: Mapping[str, Tensor]) -> None:
-        self.optimizer, self.parameters = optimizer, dict(parameters)
-        optimizer.train()
+    def __init__(self, updater: Updater, parameters: Mapping[str, Tensor]) -> None:
+        self.updater, self.parameters = updater, dict(parameters)
+        self._turn(training=True)
+
+    def _turn(self, training: bool) -> None:
+        optimizer = self.updater.optimizer
+        assert isinstance(optimizer, Modes)
+        with self.updater.owning():
+            (optimizer.train if training else optimizer.eval)()
 
     def update(self) -> None:
         """Nothing: the optimizer's step has done it."""
@@ -93,12 +99,12 @@ class EvalWeights:
     def swapped(self) -> Iterator[None]:
         """Inside the `with`, the network has the weights of evaluation mode."""
         kept = [parameter.detach().clone() for parameter in self.parameters.values()]
-        self.optimizer.eval()
+        self._turn(training=False)
         try:
             yield
         finally:
             with torch.no_grad():
-                self.optimizer.train()
+                self._turn(training=True)
                 for parameter, value in zip(self.parameters.values(), kept, strict=True):
                     parameter.copy_(value)
 

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.overrides.distributed import prepare_for_backward
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from gan.files.errors import UserError
@@ -73,7 +74,14 @@ class DdpReduction(GroupReduction):
             for name, weight in storage.weights.items()
         ]
 
+    def _begin_again(self) -> None:
+        if self.reducer is not None:
+            self.reducer.process_group = None
+            self.reducer = self._reducer()
+
     def _reducer(self) -> DistributedDataParallel:
+        # Where autograd adds up each gradient: there the reducer puts a hook.
+        self.nodes = [get_gradient_edge(weight).node for weight in self.storage.weights.values()]
         with warnings.catch_warnings():
             # Newer torch renames broadcast_buffers; torch 2.11 does not know the new name.
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
@@ -109,14 +117,16 @@ class DdpReduction(GroupReduction):
         # The reducer waits for frozen weights too, and an edge can be made only to a weight that requires a gradient.
         for weight in frozen:
             weight.requires_grad_(True)
-        if self.armed and self.reducer is not None:  # an error in a trial has ended the last backward half-way
-            self.reducer.process_group = None
-            self.reducer = self._reducer()
+        if self.armed:  # an error in a trial has ended the last backward half-way
+            self._begin_again()
         self.armed = True
         for weight in weights:
             if weight._backward_hooks or len(weight._post_accumulate_grad_hooks or ()) > 1:  # not ours alone
                 private.only_gradients(weight)
         loss = Joined.apply(self._begin, loss, *weights)
+        # After `weight.set_(...)`, as when a parametrization is removed, the reducer's hook is at a node of the past.
+        if [node for node, _ in loss.grad_fn.next_functions[-len(weights) :]] != self.nodes:
+            self._begin_again()
         for weight in frozen:
             weight.requires_grad_(False)
         assert self.reducer is not None
@@ -139,3 +149,4 @@ class DdpReduction(GroupReduction):
         super().release()
         if self.reducer is not None:
             self.reducer.process_group = self.reducer = None
+        self.nodes = []

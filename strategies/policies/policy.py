@@ -22,7 +22,6 @@ from strategies.optimizers import (
     Updater,
     check_pieces,
     check_schedule,
-    step_owned,
     updaters_of,
     why_not_apart,
     without_closure,
@@ -128,9 +127,9 @@ class Policy(Costs):
             if self.storage.cut:
                 check_pieces(self.player, updater, self.name)
             if self.storage.sharded:
-                step_owned(updater, self.weights, self.storage.owned)
+                updater.step_owned(self.storage)
             if isinstance(updater.optimizer, Modes):
-                self.ema = EvalWeights(updater.optimizer, self.storage.owned)
+                self.ema = EvalWeights(updater, self.storage.owned)
             if self.player.schedule is not None:
                 schedule = self.player.schedule(updater.optimizer)
                 check_schedule(self.player, schedule)
@@ -277,8 +276,9 @@ class Policy(Costs):
         if self.player.clip is not None:
             nn.utils.clip_grads_with_norm_(self.storage.owned.values(), self.player.clip, norm)
         self.learners_updater.check_members(self.player)
-        with without_closure(self.player, self.learners_updater.optimizer):
-            self.storage.step(self.learners_updater.optimizer, self.reduction.stepped)
+        updater = self.learners_updater
+        with updater.owning(), without_closure(self.player, updater.optimizer):
+            self.storage.step(updater.optimizer, self.reduction.stepped)
         if self.recompute is not None:
             self.recompute.updates += 1
         if self.player.after is not None:

@@ -196,8 +196,7 @@ class Engine(Buckets):
         """Remove the gradients of a skipped update from the engine, by a step without gradients."""
         if self._reduced:
             self.keep_writes()
-            for piece in self.owned.values():
-                piece.grad = None
+            self._players_optimizer = None
             self.engine.step()
             self._reduced = False
 

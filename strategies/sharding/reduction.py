@@ -1,15 +1,12 @@
 """How a learner's gradients are averaged over the ranks."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gan import later, ranks
@@ -248,74 +245,26 @@ class Joined(torch.autograd.Function):
         return None, slope, *[None] * ctx.others
 
 
-# A rank's optimizer works on pieces of the weights, so a norm over their gradients is another one on each rank. A hook
-# that clips by it, as torch.nn.utils.clip_grad_norm_ does, would scale each rank's pieces in its own way.
+# A norm over the gradients of a rank's pieces is another one on each rank. A hook that clips by it, as
+# torch.nn.utils.clip_grad_norm_ does, would scale each rank's pieces in its own way.
 
 
 @contextmanager
-def whole_gradients(reduction: Reduction, optimizer: Optimizer, names: Sequence[Sequence[str]]) -> Iterator[None]:
-    """Inside the `with`, the optimizer's groups have the author's weights, with whole gradients.
+def whole_gradients(reduction: Reduction) -> Iterator[None]:
+    """Inside the `with`, the author's weights have whole gradients.
 
-    What the code inside makes of the gradients is kept, and must be the same on all ranks. `names` are those of the
-    weights in each of the optimizer's groups. The weights must be whole.
+    What the code inside makes of the gradients is kept, and must be the same on all ranks. The weights must be whole.
     """
     storage = reduction.storage
     there = {id(weight) for weight in reduction.stepped}
     apart = storage.gradients_apart
     gathered = {name: w for name, w in storage.weights.items() if id(w) in there and (apart or w.grad is None)}
     _gather(storage, gathered)
-    pieces, state = [parameters["params"] for parameters in optimizer.param_groups], optimizer.state
-    optimizer.state = PiecesOfState(state, storage) if storage.cut else state
-    for parameters, members in zip(optimizer.param_groups, names, strict=True):
-        parameters["params"] = [storage.weights[name] for name in members]
-    try:
-        yield
-    finally:
-        for parameters, own in zip(optimizer.param_groups, pieces, strict=True):
-            parameters["params"] = own
-        if optimizer.state is not state:
-            left = dict(optimizer.state)
-            state.clear()
-            state.update(left)
-            optimizer.state = state
-        for name in storage.weights.keys() - storage.owned.keys():  # of another rank, where the hook does the same
-            state.pop(storage.weights[name], None)
+    yield
     _keep(storage)
     for name, weight in gathered.items():
         if storage.owned.get(name) is not weight:
             weight.grad = None
-
-
-class PiecesOfState(defaultdict):
-    """An optimizer's state where a hook sees whole weights. To ask it for a weight is an error, because it has pieces.
-
-    Without that a hook would find nothing, and pass on without a word.
-    """
-
-    def __init__(self, state: Mapping[Any, Any], storage: Storage) -> None:
-        super().__init__(dict, state)
-        self.wholes = {id(weight) for name, weight in storage.weights.items() if storage.owned.get(name) is not weight}
-
-    def _checked(self, weight: Any) -> Any:
-        if id(weight) in self.wholes:
-            raise UserError(
-                "on_before_optimizer_step uses optimizer.state of a weight, of which this rank's optimizer has a "
-                "piece; optimizer.state.clear(), and what is done to all of optimizer.state.values() alike, are right; "
-                "else type ddp for this player"
-            )
-        return weight
-
-    def __getitem__(self, weight: Any) -> Any:
-        return super().__getitem__(self._checked(weight))
-
-    def __setitem__(self, weight: Any, value: Any) -> None:
-        super().__setitem__(self._checked(weight), value)
-
-    def __contains__(self, weight: object) -> bool:
-        return super().__contains__(self._checked(weight))
-
-    def get(self, weight: Any, default: Any = None) -> Any:
-        return super().get(self._checked(weight), default)
 
 
 def _gather(storage: Storage, weights: dict[str, nn.Parameter]) -> None:

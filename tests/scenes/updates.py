@@ -56,6 +56,32 @@ class Forgetting(Plain):
                 optimizer.state[weight]["exp_avg"].mul_(0.5)
 
 
+class Halves(Plain):
+    """The same between steps."""
+
+    def on_train_batch_end(self, *_):
+        for optimizer in self.trainer.optimizers:
+            Forgetting.on_before_optimizer_step(self, optimizer)
+
+
+class Saves(Plain):
+    """A checkpoint of one's own."""
+
+    def on_train_batch_end(self, *_):
+        self.trainer.optimizers[0].state_dict()
+
+
+class Restarts(Plain):
+    """A warm restart between steps: the optimizer forgets some moments, each in a way that people write."""
+
+    def on_train_batch_end(self, *_):
+        for optimizer in self.trainer.optimizers:
+            first, second, third, _ = optimizer.param_groups[0]["params"]
+            optimizer.state.pop(first, None)
+            optimizer.state[second] = {}
+            del optimizer.state[third]
+
+
 class Toggles(Plain):
     """As e4e's: the loss freezes the network again when it is done, so torch gives it no gradients."""
 
@@ -324,6 +350,14 @@ UPDATES = {
     "moments_in_a_hook": Scene(
         Forgetting, policies={PIPED: 2}, often=(), **AS_PLAIN,
         refused=refused(Forgetting, "zero1", "zero3", words="of which this rank's optimizer has a piece"),
+    ),
+    "moments_between_steps": Scene(
+        Restarts, policies={"zero1": 2, "zero3": 2, "fsdp": 2, "deepspeed2": 2},
+        mutants=(Mutant("it goes on", game=Plain),),
+        refused=(
+            *refused(Halves, "zero1", "zero3", words="of which this rank's optimizer has a piece"),
+            *refused(Saves, "zero3", words="of this Adam have a rank's pieces of weights"),
+        ),
     ),
     "frozen_when_done": Scene(Toggles, policies={"zero2": 2, "zero3": 2, "fsdp": 2}, **AS_PLAIN),
     "what runs again": Scene(  # to the last bit: test_recompute.py

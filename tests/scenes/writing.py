@@ -9,6 +9,9 @@ import torch
 from lightning import Callback
 from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
+from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.parametrize import remove_parametrizations
+from torch.nn.utils.prune import l1_unstructured
 
 from gan import Phase, Player, ranks
 from tests.support.hard_games import Plain, mlp
@@ -204,8 +207,8 @@ class Doubled(Plain):
 class Clips(Callback):
     """Weight clipping after a step, and weights loaded at the start, as in many a training script."""
 
-    def __init__(self, way: str = "copy_", gathered: bool = True, loads: bool = True):
-        self.way, self.gathered, self.loads = way, gathered, loads
+    def __init__(self, way: str = "copy_", gathered: bool = True, loads: bool = True, groups: bool = False):
+        self.way, self.gathered, self.loads, self.groups = way, gathered, loads, groups
 
     def whole(self, trainer):
         return trainer.strategy.gathered(write=True) if self.gathered else nullcontext()
@@ -221,8 +224,26 @@ class Clips(Callback):
 
     def on_train_batch_end(self, trainer, game, *_):
         with self.whole(trainer):
-            for weight in game.discriminator.parameters():
+            (own,) = trainer.strategy.optimizers[1].param_groups
+            for weight in own["params"] if self.groups else game.discriminator.parameters():
                 write(self.way, weight, weight.detach().clamp(-0.2, 0.2))
+
+
+class Unnormed(Plain):
+    """Spectral norm is taken away on the way, as published loops do before the last epochs; or a layer is pruned."""
+
+    prunes = False
+
+    def __init__(self):
+        super().__init__()
+        spectral_norm(self.discriminator[0])
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if batch_idx == 1:
+            with self.trainer.strategy.gathered(write=True):
+                remove_parametrizations(self.discriminator[0], "weight")
+                if self.prunes:
+                    l1_unstructured(self.generator[0], "weight", 0.5)
 
 
 def clips(**how: Any) -> Any:
@@ -355,9 +376,9 @@ def kept(*policies: str, name: str = "keep_writes", slow: bool = True) -> tuple[
     )
 
 
-def clipped(way: str, gathered: bool, **policies: int) -> Scene:
+def clipped(way: str, gathered: bool, groups: bool = False, **policies: int) -> Scene:
     return Scene(
-        Plain, clipped_by_hand, policies=policies, callbacks=clips(way=way, gathered=gathered),
+        Plain, clipped_by_hand, policies=policies, callbacks=clips(way=way, gathered=gathered, groups=groups),
         mutants=(Mutant("nothing is clipped", callbacks=list),), promises=BY_CALLBACK,
     )  # fmt: skip
 
@@ -450,6 +471,19 @@ WRITTEN = {
         )
         for way in WRITES
     },
+    "a callback writes an optimizer's groups": clipped("copy_", True, True, **OURS, **ENGINES, **{"zero3+offload": 2}),
+    "a callback writes an optimizer's groups, ungathered": clipped(
+        "data.copy_", False, True, **{"ddp": 2, "zero1": 2, "zero2+offload": 2, "deepspeed2": 2}
+    ),
+    "a parametrization is removed": Scene(
+        Unnormed, policies={**OURS, "deepspeed2": 2, "discriminator=pipeline,*=ddp": 2},
+        often=("ddp", "zero1", "zero3"),
+        mutants=(Mutant("it stays", game=having(Unnormed, on_train_batch_end=nothing)),),
+    ),
+    "a layer is pruned": Scene(
+        having(Unnormed, prunes=True), policies={"ddp": 2, "zero2": 2, "zero3": 2}, often=("zero3",),
+        mutants=(Mutant("it is whole", game=Unnormed),),
+    ),
     "averaged() and gathered() in each other": Scene(
         Plain, policies={**OURS, **COPIES, **ENGINES}, often=("zero3",), callbacks=lambda: [Nests()],
         mutants=(Mutant("nothing is written", callbacks=list),),
