@@ -125,6 +125,7 @@ class DdpReduction(GroupReduction):
                 private.only_gradients(weight)
         loss = Joined.apply(self._begin, loss, *weights)
         # After `weight.set_(...)`, as when a parametrization is removed, the reducer's hook is at a node of the past.
+        assert loss.grad_fn is not None
         if [node for node, _ in loss.grad_fn.next_functions[-len(weights) :]] != self.nodes:
             self._begin_again()
         for weight in frozen:
