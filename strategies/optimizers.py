@@ -45,14 +45,14 @@ class Updater:
     schedule: LRScheduler | None = None
     elementwise: bool = field(init=False)  # whether it can step pieces of weights in place of the weights
     members: list[list[int]] = field(init=False)  # the ids of the weights in each group
-    counts: dict[str, float] = field(init=False)  # the optimizer's attributes that were numbers when it was made
+    kept: dict[str, Any] = field(init=False)  # what the optimizer's attributes had when it was made
     made: dict[str, Any] = field(init=False)  # what the player's functions have made: see [Note: made otherwise]
     owned: list[dict[str, list[Any]]] = field(default_factory=list)  # what each group has inside `owning`
     foreign: list[nn.Parameter] = field(default_factory=list)  # weights of which other ranks own all
 
     def __post_init__(self) -> None:
         self.elementwise = elementwise(self.optimizer) and not self.optimizer.state
-        self.members, self.counts = self.members_now(), _numbers(self.optimizer)
+        self.members, self.kept = self.members_now(), _kept(self.optimizer)
         groups = [plain_items(group) for group in self.optimizer.param_groups]
         self.made = {"optimizer": _kind(self.optimizer), "groups": groups, "schedule": None, "state": {}}
 
@@ -269,20 +269,31 @@ def check_saved(player: Player, updaters: Iterable[Updater]) -> None:
                     f"player '{player.name}': a checkpoint could not have the state of {_kind(optimizer)}: {error}; "
                     f"keep an object's tensors and numbers in self.state[weight] themselves"
                 ) from error
-        now = _numbers(optimizer)
-        for name, began in updater.counts.items():
-            if repr(now.get(name, began)) != repr(began):  # nan is not equal to itself
-                rank_zero_warn(
-                    f"player '{player.name}': a step of {_kind(optimizer)} changes its attribute '{name}', which is "
-                    f"not in a checkpoint, so a resumed run begins with {began} again; keep what its steps depend on "
-                    f"in self.state['{name}'], read by self.state.get('{name}', {began})"
-                )
+        now = _kept(optimizer)
+        for name, began in updater.kept.items():
+            if repr(now.get(name, began)) == repr(began):  # nan is not equal to itself
+                continue
+            what, begins = f"its attribute '{name}', which is", f"with {began} again"
+            where = f"self.state['{name}'], read by self.state.get('{name}', {began})"
+            if isinstance(began, list):
+                what, begins, where = f"tensors in its '{name}', which are", "without them", "self.state[weight]"
+            rank_zero_warn(
+                f"player '{player.name}': a step of {_kind(optimizer)} changes {what} not in a checkpoint, so a "
+                f"resumed run begins {begins}; keep what its steps depend on in {where}"
+            )
 
 
-def _numbers(optimizer: Optimizer) -> dict[str, float]:
-    """Its attributes that are numbers, and no flags: what it may count."""
-    plain = {name: each.item() if _of_one(each) else each for name, each in vars(optimizer).items()}
-    return {name: each for name, each in plain.items() if type(each) in (int, float)}
+def _kept(optimizer: Optimizer) -> dict[str, Any]:
+    """Its attributes that are numbers, and no flags; and of others which tensors are in them, written how often."""
+    known, found = {id(weight) for group in optimizer.param_groups for weight in group["params"]}, dict[str, Any]()
+    for name, value in vars(optimizer).items():
+        value = value.item() if _of_one(value) else value
+        if type(value) in (int, float):
+            found[name] = value
+        elif isinstance(value, list | dict | Tensor) and name not in ("state", "param_groups", "defaults"):
+            tensors = [each for each in tree_leaves(value) if isinstance(each, Tensor) and id(each) not in known]
+            found[name] = [(id(each), each._version) for each in tensors]
+    return found
 
 
 def _of_one(value: Any) -> bool:

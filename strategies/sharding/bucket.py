@@ -19,7 +19,8 @@ SIZE = 25 * 2**20  # bytes, as DDP's buckets
 ALIGNED = 16  # bytes; GPU kernels are faster if a tensor's address is a multiple of it
 
 
-UNSHARDED: dict[int, "Bucket"] = {}  # those that are whole now and will be resharded, by their memory
+SHARDED: dict[int, "Bucket"] = {}  # those that are resharded between phases, by the ids of their weights
+UNSHARDED: dict[int, "Bucket"] = {}  # and of these the ones that are whole now, by their memory
 
 
 def memory_of(tensor: Tensor) -> int:
@@ -94,6 +95,7 @@ class Bucket:
         self.work: Any = None
         self.fetch: Callable[[], None] = self.unshard  # what autograd calls when it needs the weights
         self.version = 0  # how often the shards have changed
+        self.moves = [0] * len(self.weights)  # how often code gave each weight other memory, whose values came back
         self.seen: list[int] = []  # versions of the weights when whole weights and shard were equal, to find writes
         self.released = False
         if sharing.keep and sharing.home is None and self.compute_dtype == self.dtype:
@@ -185,6 +187,7 @@ class Bucket:
         assert self.whole is not None
         if not self.sharing.keep:
             UNSHARDED[memory_of(self.whole)] = self
+            SHARDED.update(dict.fromkeys(map(id, self.weights.values()), self))
         for name, weight in self.weights.items():
             start = self.starts[name]
             show(weight, self.whole[start : start + weight.numel()])
@@ -216,18 +219,20 @@ class Bucket:
         """After `weight.data = ...` a weight has other memory. Copy its values to its place in the bucket."""
         assert self.whole is not None
         moved, memory = False, memory_of(self.whole)
-        for name, weight in self.weights.items():
+        for number, (name, weight) in enumerate(self.weights.items()):
             start, count = self.starts[name], weight.numel()
             if count and (memory_of(weight), weight.storage_offset()) != (memory, start):
                 place = self.whole[start : start + count]
                 place.copy_(weight.detach().reshape(-1))
                 show(weight, place)
+                self.moves[number] += 1
                 moved = True
         return moved
 
     def version_at(self, element: int) -> int:
-        """How often the weight at this element has changed, by updates and by code that wrote it."""
-        return self.version + version_of(self._in_order[bisect_right(self._first_elements, element) - 1])
+        """How often the memory of the weight at this element was written, by updates and by code."""
+        number = bisect_right(self._first_elements, element) - 1
+        return self.version + self.moves[number] + version_of(self._in_order[number])
 
     def shard_changed(self) -> None:
         """Drop the whole weights, because the shard is newer."""
@@ -256,6 +261,8 @@ class Bucket:
             show(weight, weight.data.to(self.device, self.dtype, copy=True, memory_format=torch.contiguous_format))
         self.drop()
         self.released = True
+        for weight in self.weights.values():
+            SHARDED.pop(id(weight), None)
 
     def drop(self) -> None:
         if self.work is not None:

@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from gan.files.errors import UserError
 from strategies import private
 from strategies.advice import explained
-from strategies.sharding.bucket import UNSHARDED, Bucket, memory_of
+from strategies.sharding.bucket import SHARDED, UNSHARDED, Bucket, memory_of
 from strategies.sharding.resharded_parameter import end_graphs, version_of
 from strategies.sharding.storage import Storage
 from strategies.world import agree
@@ -97,9 +97,9 @@ class UnshardOnRead:
     the reader is the phase. When all readers of a bucket have ended, it may be resharded, and is so before the next one
     is gathered. The newest stays, because backward goes to and fro in a block, whose weights may be in two buckets.
 
-    For such weights autograd saves a `WeightPlace` instead of the weight. So they can be resharded
-    between forward and backward, also if the backward comes in a later phase. If they have changed by then, the error
-    is that of plain torch.
+    For such weights autograd saves a `SavedWeight` instead of the memory, and for views of them a `WeightPlace`. So
+    they can be resharded between forward and backward, also if the backward comes in a later phase. If they have
+    changed by then, the error is that of plain torch.
 
     `modules` are those through which code reads the storage's weights. Several players may listen to one module: each
     sees all reads, and answers those of its own weights.
@@ -291,8 +291,23 @@ def kept_as_places() -> saved_tensors_hooks:
 
 
 @dataclass(frozen=True)
+class SavedWeight:
+    """A weight that backward needs, and which version of it the forward used.
+
+    Plain torch saves the parameter, and not its memory: after `weight.data = ...` backward takes the new values.
+    """
+
+    weight: nn.Parameter
+    bucket: Bucket | None  # where its values are gathered
+    version: int
+
+    def now(self) -> int:
+        return version_of(self.weight) + (0 if self.bucket is None else self.bucket.version)
+
+
+@dataclass(frozen=True)
 class WeightPlace:
-    """Where to find a weight that backward needs, and which version of it the forward used."""
+    """Where to find a view of a weight that backward needs, and which version of the weight the forward used."""
 
     bucket: Bucket
     size: torch.Size
@@ -301,11 +316,12 @@ class WeightPlace:
     version: int
 
 
-def _pack(tensor: Tensor) -> WeightPlace | tuple[Tensor, int]:
+def _pack(tensor: Tensor) -> SavedWeight | WeightPlace | tuple[Tensor, int]:
+    if isinstance(tensor, nn.Parameter):
+        bucket = SHARDED.get(id(tensor))
+        return SavedWeight(tensor, bucket, SavedWeight(tensor, bucket, 0).now())
     bucket = UNSHARDED.get(_memory(tensor))
     if bucket is None or bucket.whole is None or tensor.dtype != bucket.whole.dtype:
-        # The parameter may use other memory later, so keep the memory that it uses now.
-        tensor = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
         return tensor, version_of(tensor)
     offset = int(tensor.storage_offset())
     return WeightPlace(bucket, tensor.size(), tensor.stride(), offset, bucket.version_at(offset))
@@ -316,7 +332,12 @@ def _memory(tensor: Tensor) -> int:
     return 0 if tensor.layout != torch.strided or tensor._is_zerotensor() else memory_of(tensor)
 
 
-def _unpack(packed: WeightPlace | tuple[Tensor, int]) -> Tensor:
+def _unpack(packed: SavedWeight | WeightPlace | tuple[Tensor, int]) -> Tensor:
+    if isinstance(packed, SavedWeight):
+        _check(packed.weight.shape, packed.now(), packed.version)
+        if packed.bucket is not None:
+            packed.bucket.fetch()
+        return packed.weight.detach()
     if not isinstance(packed, WeightPlace):
         tensor, version = packed
         _check(tensor.shape, version_of(tensor), version)

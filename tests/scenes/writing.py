@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning import Callback
 from torch import Tensor, nn
-from torch.nn.functional import linear, softplus
+from torch.nn.functional import linear, normalize, softplus
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.parametrize import remove_parametrizations
 from torch.nn.utils.prune import l1_unstructured
@@ -117,6 +117,34 @@ class WritingLate(Writing):
         loss = super().fool(batch)
         write(self.way, self.generator[2].weight, self.generator[2].weight * 2)
         return loss
+
+
+class Spectral(nn.Module):
+    """Spectral norm as published code has it: its vectors are weights that do not learn, and each forward sets them.
+
+    In plain torch the backward of an earlier call then takes the vectors of the last one.
+    """
+
+    sets = True
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outside, inside) / 2)
+        self.u, self.v = (nn.Parameter(torch.ones(size), requires_grad=False) for size in (outside, inside))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.sets:
+            self.v.data = normalize(self.weight.data.t().mv(self.u.data), dim=0)
+            self.u.data = normalize(self.weight.data.mv(self.v.data), dim=0)
+        return linear(x, self.weight / self.u.dot(self.weight.mv(self.v)))
+
+
+class Normed(Plain):
+    layer = Spectral
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.discriminator[0] = self.layer(6, 8)
 
 
 # ---- Lightning's hooks ----
@@ -436,6 +464,13 @@ WRITTEN = {
     **{
         f"{game.__name__}, bucket by bucket": Scene(game, policies={"zero3": 2}, bucket=100, mutants=kept("zero3"))
         for game in (WritingData, WritingFrozen)
+    },
+    **{
+        f"a forward sets what does not learn, in buckets of {size}": Scene(
+            Normed, bucket=size, policies={**OURS, "zero3+whole": 2, "deepspeed3": 2}, often=("zero3", "fsdp")[:often],
+            mutants=(Mutant("it is not set", game=having(Normed, layer=having(Spectral, sets=False))),),
+        )
+        for size, often in ((2**20, 2), (100, 1))
     },
     "a forward and a callback write": Scene(
         Writing, policies={"zero3": 2, "zero2+offload": 2}, often=("zero3",), mutants=kept("zero3"),
