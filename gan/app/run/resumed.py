@@ -23,7 +23,8 @@ Say = Callable[[str], None]
 def to_resume(typed: str, folder: RunFolder, checkpoint: Path, say: Say, option: str = "--resume ") -> Path:
     """The checkpoint to go on from, for what was typed after an option and the checkpoint that it was found to mean."""
     if not is_checkpoint(Path(typed)):
-        return newest_whole([checkpoint, *folder.before(checkpoint)], say, option)
+        newest = folder.newest_checkpoint() or checkpoint  # a training may have saved another one since
+        return newest_whole([newest, *folder.before(newest)], say, option)
     try:
         _check(checkpoint, say)
     except Damaged as error:

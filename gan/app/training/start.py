@@ -64,12 +64,19 @@ def launcher_of(place: Launched | None, argv: Sequence[str] = ()) -> str | None:
     return None
 
 
-def begun_by(out: Path, launchers: list[str], pick: Callable[[list[Path]], Path] = itemgetter(0)) -> Chosen | None:
-    """The newest run in `out` that one of these launchers has begun; `pick` chooses from its checkpoints."""
+def begun_by(
+    out: Path,
+    launchers: list[str],
+    pick: Callable[[list[Path]], Path] = itemgetter(0),
+    hold: Callable[[RunFolder], None] = lambda _: None,
+) -> Chosen | None:
+    """The newest run in `out` that one of these launchers has begun. After `hold`, `pick` chooses a checkpoint."""
     folders = [RunFolder(path.parent) for path in out.glob("*/launch.json")]
     found = [(folder, record) for folder in folders if (record := _read(folder))]
     for folder, record in sorted(found, key=lambda pair: pair[0].launch.stat().st_mtime, reverse=True):
         if set(launchers) & set(record["launchers"]):
+            hold(folder)
+            record = _read(folder) or record
             noted = (folder.checkpoints / name for name in reversed(record["checkpoints"]))
             there = list(filter(Path.is_dir, noted))
             return Chosen(folder, pick([*there, *folder.before(there[-1])]) if there else None, again=True)

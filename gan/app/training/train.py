@@ -109,20 +109,26 @@ class Beginning:
         start.check(self.place)
         # A queue may give the number of a job again, so only one that has been requeued has begun a run.
         may_have = self.place is not None and (not self.place.launcher.queued or self.place.restarts)
-        begun = start.begun_by(self.out, launchers, partial(newest_whole, say=say)) if may_have else None
+        pick = partial(newest_whole, say=say)
+        begun = start.begun_by(self.out, launchers, pick, partial(self._hold, held)) if may_have else None
         if begun is not None:
             chosen = begun
         elif self.resumed is not None:
+            self._hold(held, self.resumed[0])
             chosen = Chosen(self.resumed[0], to_resume(self.settings.resume, *self.resumed, say))
         else:
             chosen = Chosen(folder.create(Path(self.settings.out), short_name(self.settings.run)))
             chosen.folder.fill(self.texts(chosen, launchers))
-        if self.settings.dry_run:
-            return chosen
-        if self.trained is not None and chosen.checkpoint is not None and not chosen.again:
+            self._hold(held, chosen.folder)
+        dry = self.settings.dry_run
+        if self.trained is not None and chosen.checkpoint is not None and not chosen.again and not dry:
             self.trained.check(self.run, chosen.checkpoint)
-        held.enter_context(folder.training(chosen.folder))
         return chosen
+
+    def _hold(self, held: ExitStack, where: RunFolder) -> None:
+        """Lock a run before its newest checkpoint is chosen: a training that is just ending may save one more."""
+        if not self.settings.dry_run:
+            held.enter_context(folder.training(where))
 
 
 def start_training(beginning: Beginning, computer: Computer, strategy: PhaseStrategy) -> None:

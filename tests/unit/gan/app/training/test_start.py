@@ -82,6 +82,16 @@ def test_the_run_of_the_same_launch_goes_on_from_its_own_checkpoint(tmp_path):
     assert start.begun_by(tmp_path, []) is None
 
 
+def test_what_the_attempt_before_saves_while_its_lock_is_waited_for_counts(tmp_path):
+    folder = begun(tmp_path, "003-mine", ["a"], checkpoint=8)
+
+    def hold(where):
+        where.checkpoint(12).mkdir()
+        start.note(where, where.checkpoint(12))
+
+    assert start.begun_by(tmp_path, ["a"], hold=hold) == Chosen(folder, folder.checkpoint(12), again=True)
+
+
 def test_the_newest_of_several_runs_of_one_launch_goes_on_or_begins_where_it_has_saved_nothing(tmp_path):
     begun(tmp_path, "009-first", ["a"], age=60)
     second = begun(tmp_path, "002-resumed", ["a"])

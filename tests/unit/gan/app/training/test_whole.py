@@ -65,6 +65,12 @@ def test_the_newest_whole_one_is_taken_and_the_damaged_ones_are_named(typed, run
         gone_on_from(typed, run)
 
 
+def test_a_run_goes_on_from_what_it_has_saved_since_its_folder_was_found(run):
+    found, said = folder.find(str(run.path), run.path.parent, None), []
+    save(run.checkpoint(40), numbered(40))
+    assert to_resume(str(run.path), *found, said.append) == run.checkpoint(40)
+
+
 def test_one_that_was_typed_is_not_exchanged_but_the_whole_one_before_it_is_named(run):
     assert gone_on_from(run.checkpoint(20), run) == (run.checkpoint(20), [])
     damage(run.checkpoint(20))
