@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
         from gan.app.training import before, loggers, start, train
 
     if place is not None and place.launcher.queued:
-        train.go_back_if_warned(place)
+        train.go_back_if_warned(place, Path(settings.out), argv)
     start.note_steps(place)
     seed_everything(settings.get("seed", 0), verbose=False)
     strategy = train.strategy_of(settings, settings.strategy, process_group_backend=settings.backend)

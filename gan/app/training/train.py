@@ -316,9 +316,22 @@ def finish(
             say(f"  {title:11}{value}")
 
 
-def go_back_if_warned(place: Launched) -> None:
-    """Let a job of Slurm that is warned before it trains go back into the queue at once. There is nothing to save."""
-    Signals().take(signals("SIGUSR1"), lambda *_: requeue(place.rank == 0))
+def go_back_if_warned(place: Launched, out: Path, argv: Sequence[str]) -> None:
+    """Let a job of Slurm that is warned before it trains go back into the queue at once. There is nothing to save.
+
+    One whose time is too short to begin at all ends: it would be in the queue for ever.
+    """
+
+    def warned(*_: Any) -> None:
+        launcher = start.launcher_of(place, argv)
+        if place.restarts >= agent.SAME_STEP and not start.begun_by(out, [launcher] if launcher else []):
+            if place.rank == 0:
+                many = f"{place.restarts + 1} times before it had begun"
+                say(f"job {slurm.job()} was warned {many}, so it does not go back into the queue; type a longer --time")
+            raise SystemExit(1)
+        requeue(place.rank == 0)
+
+    Signals().take(signals("SIGUSR1"), warned)
 
 
 def requeue(first: bool) -> None:

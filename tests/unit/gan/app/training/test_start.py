@@ -4,10 +4,12 @@ import itertools
 import json
 import os
 import pickle
+import signal
 import socket
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -16,9 +18,10 @@ import pytest
 import torch.distributed as dist
 
 from gan.app.run.folder import RunFolder
-from gan.app.training import start
+from gan.app.training import start, train
 from gan.app.training.start import Chosen
 from gan.files.errors import UserError
+from strategies.processes import slurm
 from strategies.processes.board import NEVER, VARIABLE, Board, Entry
 from strategies.processes.launchers import Launched
 from tests.support.posix import not_on_windows
@@ -224,3 +227,26 @@ def test_other_launchers_do_not_try_again_or_count_for_themselves(by, tmp_path, 
     start.note_steps(there)
     start.check(there)
     assert list(tmp_path.iterdir()) == []
+
+
+@not_on_windows
+@pytest.mark.parametrize(("restarts", "ends"), [(2, False), (3, True)])
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_job_that_is_always_warned_before_it_begins_does_not_go_back_for_ever(
+    restarts, ends, has_begun, tmp_path, monkeypatch, capsys
+):
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(slurm, "requeue", lambda: None)
+    before, job = signal.getsignal(signal.SIGUSR1), place("slurm")
+    if has_begun:
+        begun(tmp_path, "001-mine", [start.launcher_of(job, ["--rate", "1"])])
+    try:
+        train.go_back_if_warned(job, tmp_path, ["--rate", "1"])
+        with pytest.raises(SystemExit) if ends and not has_begun else nullcontext():
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    said = capsys.readouterr().out
+    assert ("goes back into the queue" in said) == (not ends or has_begun)
+    assert ("type a longer --time" in said) == (ends and not has_begun)
