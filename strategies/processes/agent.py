@@ -13,6 +13,7 @@ and finds the agents of the other hosts at a rendezvous. What torch's agent does
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -36,13 +37,14 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from gan.files.errors import UserError, printable
+from gan.files.errors import UserError, printable, refuse
 from strategies.processes.board import NEVER, VARIABLE, Board
 from strategies.processes.failure import ERROR, FILE, FOLLOWS, REFUSED, Failure, cause, read
 from strategies.processes.rendezvous import Rendezvous
 
 NAME = "GAN_AGENT"  # an environment variable: who has started this rank
 JOIN = 900  # seconds in which the hosts must find each other, at the start and after a restart
+LATE = 30  # seconds more that torch has to say so: it may wait without end, as for the answer of another program
 ORPHANED = 300  # seconds that a rank has to save after its agent was killed
 SAME_STEP = 3  # so often a failure may come at one step
 AGAIN = 1.0  # seconds after which a signal is a second wish to end; before, it is the first one, which came twice
@@ -107,8 +109,15 @@ def run(launch: Launch) -> None:
             # Where a host is lost, torch's store prints stacks of C++ on all others, in which our one line is not seen.
             "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         }
+        history = History(launch.restarts)
+        watch = threading.Timer(JOIN + LATE, _give_up, [launch.rendezvous, history, folder])
+        watch.daemon = True
         with mock.patch.dict(os.environ, variables):
-            _run(launch, DefaultLogsSpecs(log_dir=folder), History(launch.restarts))
+            watch.start()
+            try:
+                _run(launch, DefaultLogsSpecs(log_dir=folder), history)
+            finally:
+                watch.cancel()
 
 
 def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
@@ -149,10 +158,7 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
                 gone = f"{meeting}: the host that keeps it has ended, or is not reached, and no restart is left"
                 raise UserError("\n".join(filter(None, (gone, launch.advice(name()))))) from error
             if time.monotonic() - since > JOIN:
-                raise UserError(
-                    f"{meeting}: {meeting.hosts} have not met there within {JOIN // 60} minutes; start the same "
-                    f"command on each, and see whether all reach it"
-                ) from error
+                raise _have_not_met(meeting) from error
             if not told:
                 told = True
                 say(f"{meeting} is not reached; trying for {JOIN // 60} minutes")
@@ -169,12 +175,26 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
                 agent.handler.shutdown()
 
 
+def _have_not_met(meeting: Rendezvous) -> UserError:
+    return UserError(
+        f"{meeting}: {meeting.hosts} have not met there within {JOIN // 60} minutes; start the same command on each, "
+        f"see whether all reach it, and whether another program listens there"
+    )
+
+
+def _give_up(meeting: Rendezvous, history: "History", folder: str) -> None:
+    if not history.met:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(refuse(_have_not_met(meeting)))
+
+
 class History:
     """What has failed so far: how often it may still be tried, and the last cause."""
 
     def __init__(self, restarts: int) -> None:
         self.left = self.allowed = restarts
         self.last = ""
+        self.met = False  # the hosts have found each other
         self.ended = False  # somebody has asked the run to end
         self.killed = False  # and the ranks did not, so that the agent has killed them
         self.untrue = False  # a trial has shown that the weights are not those of one device
@@ -228,7 +248,7 @@ class Agent(LocalElasticAgent):
         self._remaining_restarts = history.left
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self.trained = True
+        self.trained = self.history.met = True
         self.board = Board.new(Path(os.environ[VARIABLE]), self.ranks)
         started = super()._start_workers(worker_group)
         context: Any = self._pcontext

@@ -1,8 +1,12 @@
 """What Lightning is told of how this process was started, and how ranks that somebody else started are connected."""
 
 import os
+import sys
 from collections import ChainMap
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from threading import Timer
 from typing import Any
 
 import torch.distributed as dist
@@ -18,6 +22,7 @@ from gan.files.errors import UserError
 from strategies.processes.launchers import Launched, launched, port_of
 from strategies.processes.rendezvous import clear_meeting
 
+QUIET = 15.0  # seconds in which ranks that are there usually meet
 LIGHTNINGS = "MASTER_PORT", "SLURM_NTASKS_PER_NODE"  # what its classes read, and a launcher has meant otherwise
 
 
@@ -44,6 +49,20 @@ def place_of(found: ClusterEnvironment | None) -> Launched | None:
     return launched() if isinstance(found, TorchElasticEnvironment | SLURMEnvironment) else None
 
 
+@contextmanager
+def said_if_it_waits(place: Launched) -> Iterator[None]:
+    """torch says nothing for half an hour."""
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    words = f"rank {place.rank} of {place.world_size} waits at {where} for the others, for 30 minutes at most"
+    waits = Timer(QUIET, partial(print, words, file=sys.stderr, flush=True))
+    waits.daemon = True
+    waits.start()
+    try:
+        yield
+    finally:
+        waits.cancel()
+
+
 @cache  # because rank 0 serves it
 def store(place: Launched) -> dist.Store:
     """torch's store, by which ranks that somebody else started find each other.
@@ -54,7 +73,7 @@ def store(place: Launched) -> dist.Store:
     """
     where = environment(LightningEnvironment())
     os.environ.update(MASTER_ADDR=where.main_address, MASTER_PORT=str(where.main_port))
-    with clear_meeting(where.main_address, where.main_port):
+    with clear_meeting(where.main_address, where.main_port), said_if_it_waits(place):
         found, *_ = next(dist.rendezvous(f"env://?rank={place.rank}&world_size={place.world_size}"))
     return dist.PrefixStore(f"attempt {place.restarts if place.nodes == 1 else 0}", found)
 

@@ -97,6 +97,7 @@ class Rendezvous:
             return RendezvousParameters("c10d", str(self._file()), **how, store_type="file")
         host, port = self._address()
         if self.fixed():
+            how |= {"timeout": 2 * join}  # torch would print stacks of C++: the agent ends it before
             return RendezvousParameters("static", f"{host}:{port}", **how, rank=number(os.environ, "NODE_RANK"))
         return RendezvousParameters("c10d", f"{host}:{port}", **how, is_host=_serves(host, port))
 
@@ -118,6 +119,7 @@ class Rendezvous:
         if not where and (host := os.environ.get("MASTER_ADDR")):
             return host, number(os.environ, "MASTER_PORT") if "MASTER_PORT" in os.environ else PORT
         host, _, port = where.rpartition(":") if ":" in where else (where, "", str(PORT))
+        host = host.removeprefix("[").removesuffix("]")  # IPv6
         if not host or not port.isdecimal() or not 0 < int(port) <= PORTS:
             wrong = f"--rendezvous {where} is no address" if where else "several hosts need a place to find each other"
             raise UserError(

@@ -199,15 +199,28 @@ def test_a_port_that_another_program_has_is_named(monkeypatch):
             started("", rendezvous=Rendezvous("", (2, 2)))
 
 
-def host(where, nodes, restarts=1, **variables):
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_host_at_whose_rendezvous_another_program_listens_does_not_wait_without_end(numbered):
+    """It may take a connection, and never answer as torch's store does."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        number = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "1"} if numbered else {}
+        where = "" if numbered else f"127.0.0.1:{port}"
+        waits = host(where, (2, 2), before="agent.JOIN = agent.LATE = 1", stderr=subprocess.PIPE, text=True, **number)
+        said = waits.communicate(timeout=60)[1]
+    assert waits.returncode == 2
+    assert f"error: the rendezvous 127.0.0.1:{port}: 2 hosts have not met there within" in said
+
+
+def host(where, nodes, restarts=1, before="", stderr=None, text=None, **variables):
     """A process that is the agent of a host with one rank."""
     code = (
         "import sys\nfrom strategies.processes import agent\nfrom strategies.processes.rendezvous import Rendezvous\n"
-        f"where = Rendezvous({where!r}, {nodes})\n"
+        f"where = Rendezvous({where!r}, {nodes})\n{before}\n"
         f"agent.run(agent.Launch([sys.executable, '-S', 'rank.py'], 1, where, {restarts}, lambda name: ''))"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4]), **variables}
-    return subprocess.Popen([sys.executable, "-c", code], env=environment)
+    return subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=stderr, text=text)
 
 
 @contextlib.contextmanager
