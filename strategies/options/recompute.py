@@ -23,7 +23,7 @@ from gan.phase import Player
 from nets.norm import torchs_own
 from strategies import private, random_state
 from strategies.options.blocks import Block, LayerGroups, find_blocks
-from strategies.sharding.resharded_parameter import version_of
+from strategies.sharding.resharded_parameter import resharded, version_of
 
 
 class Recompute:
@@ -64,6 +64,7 @@ class Recompute:
         """`blocks` are those that recompute. Without them they are found. Before one does, `begin_again` is called."""
         self.player, self.begin_again = player, begin_again
         self.updates = 0  # how often the player's weights were updated
+        self.looked: set[str] = set()  # blocks of which the values of weights were compared around their first forward
         self.given = ExitStack()  # forwards that modules have in place of their own
         # torch's SyncBatchNorm communicates inside torch, where the sums of the first forward cannot be recorded.
         if ranks.more_than_one() and torchs_own(player.module):
@@ -157,6 +158,12 @@ class ForwardState:
         others = self._buffers([module for module in self.owner.player.module.modules() if module not in own])
         watched = [*inputs, *self.weights, *(buffer for _, _, buffer in others)]
         before, kept = [version_of(tensor) for tensor in watched], states_of(self.attributes)
+        # What is written through `.data` does not raise a version.
+        looks = self.what not in self.owner.looked
+        for module in self.modules if looks else ():
+            module._parameters.values()  # gathers sharded ones
+        values = [each.detach().clone() if looks and not resharded(each) else None for each in self.weights]
+        self.owner.looked.add(self.what)
         with ranks.recording(self.sums):
             yield
         written = [version_of(tensor) != version for tensor, version in zip(watched, before, strict=True)]
@@ -166,7 +173,9 @@ class ForwardState:
                 f"{self.what} overwrites its input, from which recompute would start again; build its first layer "
                 f"without inplace=True, or name the blocks: Player(..., blocks=[...])"
             )
-        for weight in compress(self.weights, written[len(inputs) : of_weights]):
+        for weight, value, wrote in zip(self.weights, values, written[len(inputs) : of_weights], strict=True):
+            if not wrote and (value is None or resharded(weight) or torch.equal(weight, value)):
+                continue
             raise UserError(
                 f"{self.what} writes its weight of shape {tuple(weight.shape)} in forward, and recompute would write "
                 f"it again in backward; leave recompute out for this player, or write the weight between phases, "

@@ -469,6 +469,10 @@ WRITTEN = {
         f"a forward sets what does not learn, in buckets of {size}": Scene(
             Normed, bucket=size, policies={**OURS, "zero3+whole": 2, "deepspeed3": 2}, often=("zero3", "fsdp")[:often],
             mutants=(Mutant("it is not set", game=having(Normed, layer=having(Spectral, sets=False))),),
+            refused=tuple(
+                Refused(Normed, f"{policy}+recompute", ("writes its weight of shape", "leave recompute out"))
+                for policy in ("single", "zero2", "zero3")
+            ),
         )
         for size, often in ((2**20, 2), (100, 1))
     },
