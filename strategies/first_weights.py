@@ -27,6 +27,8 @@ from gan.pretrained import WeightFiles, open_files
 from strategies import private
 from strategies.accelerator import same_parameters
 from strategies.policies.policy import Policy
+from strategies.reachable import Reachable
+from strategies.sharding.bucket import memory_of
 from strategies.sharding.resharded_parameter import hide, resharded, show
 from strategies.world import World
 
@@ -153,6 +155,32 @@ def refuse_one_memory(game: nn.Module) -> None:
             raise UserError(
                 f"weights '{name}' and '{other}' are in one memory, as after `.data = `, and ranks would have two; "
                 f"have one parameter: decoder.weight = encoder.weight, or F.linear(x, encoder.weight.t())"
+            )
+
+
+View = tuple[str, Tensor, str, nn.Parameter]  # a tensor and the weight of which it has the memory, with their names
+
+
+def views_of_weights(game: GanModule) -> list[View]:
+    """What else in the game has the memory of a weight that may learn, such as `self.w = self.layer.weight.data`."""
+    weights = {memory_of(each): (name, each) for name, each in game.named_parameters() if each.requires_grad}
+    found: list[View] = []
+    for name, each in Reachable([game]).objects.values():
+        if isinstance(each, Tensor) and not isinstance(each, nn.Parameter) and each.layout == torch.strided:
+            of, weight = weights.get(memory_of(each), (f"{name}_orig", None))
+            if weight is not None and of != f"{name}_orig":  # torch's spectral_norm writes that in each forward
+                found.append((name, each, of, weight))
+    return found
+
+
+def refuse_old_views(views: Iterable[View]) -> None:
+    """Policies that shard have given the weights other memory, and code would go on to read the values of the start."""
+    for name, view, of, weight in views:
+        if memory_of(view) != memory_of(weight):
+            raise UserError(
+                f"'{name}' has the memory of weight '{of}', whose policy gives the weight other memory, so '{name}' "
+                f"would keep the values of the start; read the weight itself in the loss, or type .clone() if these "
+                f"values are meant"
             )
 
 

@@ -32,7 +32,14 @@ from strategies.checkpoint.state import State
 from strategies.checkpoint.writing import check_loadable
 from strategies.choice import Choice
 from strategies.draws import draws_follow
-from strategies.first_weights import FirstWeights, move, refuse_lazy, refuse_one_memory
+from strategies.first_weights import (
+    FirstWeights,
+    move,
+    refuse_lazy,
+    refuse_old_views,
+    refuse_one_memory,
+    views_of_weights,
+)
 from strategies.optimizers import LossScale
 from strategies.options.compile import compiling
 from strategies.placing.division import part_of
@@ -265,7 +272,9 @@ def set_up_players(strategy: RanksStrategy, game: GanModule, players: Players, a
     state = State(first, players.policies, attributes)
     if training or resumed:
         state.left_out.note_files(first_of_host=strategy.local_rank == 0)
+    views = views_of_weights(game) if training and several else []
     players.adopt(first, training)
+    refuse_old_views(views)
     if not (training or resumed):
         show_averages(game, players.policies, averages)
     return state

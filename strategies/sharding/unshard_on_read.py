@@ -72,6 +72,7 @@ class Parameters(dict[str, nn.Parameter | None]):
         return super().items()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self._tell(self.quietly())
         return dict, (self.plain(),)  # a copy of a module has no callback
 
 

@@ -1,5 +1,6 @@
 """What writes weights and gradients beside the optimizer: forwards, callbacks, and Lightning's hooks."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
@@ -9,6 +10,7 @@ import torch
 from lightning import Callback
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, softplus
+from torch.nn.utils import spectral_norm as spectral_norm_of_old
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.parametrize import remove_parametrizations
 from torch.nn.utils.prune import l1_unstructured
@@ -145,6 +147,30 @@ class Normed(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.discriminator[0] = self.layer(6, 8)
+
+
+class Copies(Plain):
+    """The generator's loss takes a copy of the judge, as an unrolled GAN does."""
+
+    copied = staticmethod(copy.deepcopy)
+
+    def fool(self, batch: dict[str, Tensor]) -> Tensor:
+        return softplus(-self.copied(self.discriminator)(self.fake(batch["x"]))).mean()
+
+
+class Views(Plain):
+    """A loss reads a weight by another tensor in its memory, which follows the weight on one device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = spectral_norm_of_old(nn.Linear(2, 2))  # has such a tensor, and writes it in each forward
+
+    def configure_players(self) -> Iterator[Player]:
+        self.centers = [self.discriminator[0].weight.data.t()]
+        return super().configure_players()
+
+    def fool(self, batch: dict[str, Tensor]) -> Tensor:
+        return super().fool(batch) + (self.fake(batch["x"]) @ self.centers[0]).square().mean()
 
 
 # ---- Lightning's hooks ----
@@ -476,6 +502,17 @@ WRITTEN = {
         )
         for size, often in ((2**20, 2), (100, 1))
     },
+    "a loss copies a network": Scene(
+        Copies, bucket=100, policies={"zero1": 2, "zero3": 2, "fsdp": 2, "zero3+whole": 2}, often=("zero3",),
+        mutants=(Mutant("a copy of the start", game=having(Copies, copied=staticmethod(cache(copy.deepcopy)))),),
+    ),
+    "a loss reads a weight's memory": Scene(
+        Views, policies={"ddp": 2}, often=("ddp",), mutants=(Mutant("it does not", game=Plain),),
+        refused=tuple(
+            Refused(Views, policy, "'centers.0' has the memory of weight 'discriminator.0.weight', whose policy")
+            for policy in ("zero1", "zero2", "zero3", "fsdp")
+        ),
+    ),
     "a forward and a callback write": Scene(
         Writing, policies={"zero3": 2, "zero2+offload": 2}, often=("zero3",), mutants=kept("zero3"),
         callbacks=clips(way="data.copy_", loads=False), saved=("zero3", "zero2+offload"), arrives=(("single", 1),),
