@@ -1,6 +1,5 @@
 """Mistakes that the user can correct, and how the commands print them."""
 
-import errno
 import os
 import sys
 import time
@@ -25,8 +24,7 @@ def printable(text: str) -> str:
 def reason(error: BaseException) -> str:
     """What went wrong, in one line."""
     if isinstance(error, OSError) and error.strerror:
-        full = "; df -h shows which disk, or /dev/shm, is full" if error.errno == errno.ENOSPC else ""
-        return f"{error.strerror}: {error.filename}" if error.filename else f"{error.strerror}{full}"
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -253,8 +253,9 @@ def _lock(handle: int, folder: RunFolder) -> None:
                     f"{who} is training '{folder.path}'; end it first, or resume a copy of the folder"
                 ) from None
             time.sleep(LOOK)
-        except OSError:  # a file system without locks
-            return None
+        except OSError:
+            alone = "so nothing keeps a second process from training this run too"
+            return print(f"the disk of '{folder.path}' has no locks, {alone}", flush=True)
 
 
 def _note(handle: int, text: str) -> None:

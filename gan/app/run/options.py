@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,6 +34,8 @@ Loggers = restricted_string_type(
 )
 Indices = restricted_string_type("Indices", r"^\d+,(\d+(,\d+)*)?$", docstring="numbers of GPUs, such as 0,2")
 Devices = PositiveInt | Literal["auto"] | Indices
+HOSTS_OWN = {"config", "slurm", "submit", "list_runs", "devices", "nodes", "rendezvous", "restarts", "accelerator"}
+HOSTS_OWN |= {"resume", "out", "workers", "logger"}
 PASSING = ("resume", "dry_run", "list_runs", "debug", "new_data", "config", "rendezvous", "slurm", "submit")
 
 INCEPTION = "FID's network: weights-inception-2015-12-05-6726825d.pth, or NVIDIA's .pt"
@@ -123,6 +126,12 @@ def dump(settings: Namespace, run: str) -> str:
         return yaml.dump({**kept, "run": run}, Dumper=_Dumper, sort_keys=False)
     except yaml.YAMLError as error:
         raise UserError(f"{run} has a setting that cannot be written to settings.yaml: {error.args[-1]!r}") from error
+
+
+def of_all_ranks(settings: Namespace) -> dict[str, str]:
+    """The settings that must be the same on all hosts, as text. Each host may have its files elsewhere."""
+    kept = {name: str(value) for name, value in settings.as_dict().items() if name not in HOSTS_OWN}
+    return {f"--{name.rstrip('_').replace('_', '-')}": value for name, value in kept.items() if os.sep not in value}
 
 
 def load(path: Path, run: str | None = None, **overrides: Any) -> Namespace:

@@ -13,10 +13,11 @@ import os
 import shlex
 import socket
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 
 import torch.distributed as dist
 
@@ -97,11 +98,14 @@ def note(folder: RunFolder, checkpoint: Path) -> None:
 
 
 def chosen_by_first(
-    place: Launched | None, choose: Callable[[list[str]], Chosen], argv: Sequence[str] = ()
+    place: Launched | None,
+    choose: Callable[[list[str]], Chosen],
+    argv: Sequence[str] = (),
+    settings: Mapping[str, object] = MappingProxyType({}),
 ) -> tuple[Chosen, list[str]]:
     """What the first rank has chosen, for all ranks, and the names of all launchers.
 
-    It needs no process group, because Lightning makes that only when it trains.
+    It needs no process group, because Lightning makes that only when it trains. `settings` must be those of all ranks.
     """
     own = launcher_of(place, argv)
     if place is None or place.world_size == 1:
@@ -110,13 +114,19 @@ def chosen_by_first(
     name, store = f"gan.fit {next(_calls)}", cluster.store(place)
     world = StoreWorld(place.world_size, place.rank, name=name, limit=LIMIT, store=store)
     try:
-        names = world.gather(own)
+        names, hosts, typed = zip(*world.gather((own, socket.gethostname(), dict(settings))), strict=True)
         launchers = list(dict.fromkeys(name for name in names if name))
         if place.launcher.queued and len(launchers) > 1:
             raise Refused(
                 f"rank {names.index(launchers[1])} was started by another command than rank 0: two trainings of one "
                 f"job have met at MASTER_PORT={os.environ['MASTER_PORT']}; set another one for one of them"
             )
+        for rank, each in enumerate(typed):
+            if other := next((name for name, value in each.items() if typed[0].get(name, value) != value), None):
+                raise Refused(
+                    f"rank {rank}, on {hosts[rank]}, was started with {other} {each[other]}, and rank 0, on "
+                    f"{hosts[0]}, with {typed[0][other]}; type the same command on all hosts"
+                )
         try:
             answer = choose(launchers) if place.rank == 0 else None
         except UserError as error:

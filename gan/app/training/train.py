@@ -138,7 +138,9 @@ def start_training(beginning: Beginning, computer: Computer, strategy: PhaseStra
     if settings.resume == "auto" and trained is None:
         say(f"no run with a checkpoint in '{settings.out}' yet; starting a new one")
     with ExitStack() as held:
-        chosen, launchers = start.chosen_by_first(beginning.place, partial(beginning.choose, held=held), beginning.argv)
+        choose_by = partial(beginning.choose, held=held)
+        said = options.of_all_ranks(settings)
+        chosen, launchers = start.chosen_by_first(beginning.place, choose_by, beginning.argv, said)
         where = chosen.folder
         if trained is not None and trained.changed and not chosen.again:
             say(str(trained))

@@ -197,10 +197,11 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
 
 
 @not_on_windows
-def test_a_file_system_without_locks_is_none_to_wait_for(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_named_and_none_to_wait_for(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fcntl, "flock", mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     with folder.training(RunFolder(tmp_path)), folder.training(RunFolder(tmp_path)):
         pass
+    assert capsys.readouterr().out.count(f"the disk of '{tmp_path}' has no locks, so nothing keeps a second") == 2
 
 
 # ---- resumed ----

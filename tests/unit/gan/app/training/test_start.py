@@ -137,7 +137,7 @@ def test_one_process_chooses_alone():
 
 def test_a_first_rank_that_ends_before_it_has_chosen_is_no_traceback(monkeypatch):
     # The second thing that is asked is the choice.
-    gone = mock.Mock(get=lambda key: pickle.dumps([None, None]))
+    gone = mock.Mock(get=lambda key: pickle.dumps([(None, "here", {})] * 2))
     gone.check.side_effect = lambda keys: not keys[0].endswith(", 1") or reset()
     reset = mock.Mock(side_effect=dist.DistNetworkError("Connection reset by peer"))
     monkeypatch.setattr(start.cluster, "store", lambda place: gone)
@@ -150,16 +150,17 @@ def test_all_ranks_get_the_first_ones_choice_or_its_refusal(monkeypatch):
     store = dist.HashStore()
     monkeypatch.setattr(start.cluster, "store", lambda place: store)
     monkeypatch.setattr(start, "launcher_of", lambda place, argv: f"agent {place.rank % 2}")
-    monkeypatch.setattr(start, "_calls", itertools.chain.from_iterable((n, n, n) for n in range(3)))
+    monkeypatch.setattr(start, "_calls", itertools.chain.from_iterable((n, n, n) for n in range(4)))
 
     def choose(launchers, text):
         if text:
             raise UserError(text)
         return Chosen(RunFolder(Path("x")), Path("y"), again=launchers == ["agent 0", "agent 1"])
 
-    def asked(rank, text, by="mpi"):
+    def asked(rank, text, by="mpi", rates="111"):
+        typed = {"--rate": rates[rank], f"--of-{rank}": "1"}
         try:
-            return start.chosen_by_first(Launched(by, rank, rank, 3, 3, 0), partial(choose, text=text))
+            return start.chosen_by_first(Launched(by, rank, rank, 3, 3, 0), partial(choose, text=text), (), typed)
         except UserError as error:
             return type(error), str(error)
 
@@ -169,6 +170,10 @@ def test_all_ranks_get_the_first_ones_choice_or_its_refusal(monkeypatch):
         monkeypatch.setenv("MASTER_PORT", "7")
         words = "rank 1 was started by another command than rank 0: two trainings of one job have met at MASTER_PORT=7"
         for kind, text in pool.map(partial(asked, text="", by="slurm"), range(3)):
+            assert kind is start.Refused and text.startswith(words)
+        host = socket.gethostname()
+        words = f"rank 2, on {host}, was started with --rate 3, and rank 0, on {host}, with 1; type the same command"
+        for kind, text in pool.map(partial(asked, text="", rates="113"), range(3)):
             assert kind is start.Refused and text.startswith(words)
         refused = [(start.Refused, "no such run")] * 2
         assert list(pool.map(asked, range(3), ["no such run"] * 3)) == [(UserError, "no such run"), *refused]
