@@ -28,7 +28,7 @@ from strategies import private
 from strategies.accelerator import same_parameters
 from strategies.policies.policy import Policy
 from strategies.reachable import Reachable
-from strategies.sharding.bucket import memory_of
+from strategies.sharding.bucket import UNSHARDED, memory_of
 from strategies.sharding.resharded_parameter import hide, resharded, show
 from strategies.world import World
 
@@ -165,12 +165,17 @@ def views_of_weights(game: GanModule) -> list[View]:
     """What else in the game has the memory of a weight that may learn, such as `self.w = self.layer.weight.data`."""
     weights = {memory_of(each): (name, each) for name, each in game.named_parameters() if each.requires_grad}
     found: list[View] = []
-    for name, each in Reachable([game]).objects.values():
-        if isinstance(each, Tensor) and not isinstance(each, nn.Parameter) and each.layout == torch.strided:
-            of, weight = weights.get(memory_of(each), (f"{name}_orig", None))
-            if weight is not None and of != f"{name}_orig":  # torch's spectral_norm writes that in each forward
-                found.append((name, each, of, weight))
+    for name, each in _tensors(game):
+        of, weight = weights.get(memory_of(each), (f"{name}_orig", None))
+        if weight is not None and of != f"{name}_orig":  # torch's spectral_norm writes that in each forward
+            found.append((name, each, of, weight))
     return found
+
+
+def _tensors(game: GanModule) -> list[tuple[str, Tensor]]:
+    """What the game keeps beside its parameters."""
+    found = [pair for pair in Reachable([game]).objects.values() if isinstance(pair[1], Tensor)]
+    return [pair for pair in found if not isinstance(pair[1], nn.Parameter) and pair[1].layout == torch.strided]
 
 
 def refuse_old_views(views: Iterable[View]) -> None:
@@ -181,6 +186,16 @@ def refuse_old_views(views: Iterable[View]) -> None:
                 f"'{name}' has the memory of weight '{of}', whose policy gives the weight other memory, so '{name}' "
                 f"would keep the values of the start; read the weight itself in the loss, or type .clone() if these "
                 f"values are meant"
+            )
+
+
+def refuse_views_of_gathered(game: GanModule) -> None:
+    """In a phase, after its losses: what they keep of gathered weights would be old after it, or its memory freed."""
+    for name, each in _tensors(game):
+        if memory_of(each) in UNSHARDED:
+            raise UserError(
+                f"a loss keeps '{name}' in the memory of a weight, which is freed after the phase; read the weight "
+                f"itself each time, or type .clone() if its values of now are meant"
             )
 
 

@@ -214,6 +214,11 @@ def _refuse_rows_of_samples(player: Player) -> None:
                 f"rescale the rows that its own samples read; leave max_norm out and type Player(..., after=...), a "
                 f"function that rescales all rows, or type {instead(player.name, 'pipeline')}"
             )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.scale_grad_by_freq:
+            raise UserError(
+                f"player '{player.name}': {name or 'it'} has scale_grad_by_freq=True, by which each rank would count "
+                f"its own samples; leave it out, or type {instead(player.name, 'pipeline')}"
+            )
 
 
 def _needs_loss_scale(precision: Precision) -> bool:

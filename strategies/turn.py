@@ -291,10 +291,17 @@ def _losses(phase: Phase, part: Any, place: noise.Place, training: Training) -> 
 
 
 def _drawn(place: noise.Place, training: Training) -> list[object]:
-    """What a loss has drawn, in order. Of draws in stages the rank of another stage knows only that they were."""
+    """What a loss has drawn, in order. Of draws in stages the rank of another stage knows only that they were.
+
+    A draw without a row for each sample has one shape on all ranks. Others may be as long as the rank's samples are.
+    """
     unknown = None if any(policy.name == "pipeline" for policy in training.policies.values()) else "gan.noise"
     every = map(place.drawn.get, range(place.calls))
-    return [unknown if each is None else (each.name, len(each.shape), *each.site) for each in every]
+    return [unknown if each is None else (each.name, _form(each.shape, place.rows), *each.site) for each in every]
+
+
+def _form(shape: Sequence[int], rows: int) -> object:
+    return len(shape) if any(size % rows == 0 for size in shape) else tuple(shape)
 
 
 def _place(phase: Phase, counts: Sequence[int], index: int, step: int, training: Training) -> noise.Place:

@@ -25,11 +25,13 @@ from gan.phase import Phase
 from strategies import private, random_state
 from strategies.check.left_behind import LeftBehind
 from strategies.draws import ByPhase, Draws
+from strategies.first_weights import refuse_views_of_gathered
 from strategies.hooks import NO_HOOKS
 from strategies.observers import Casts
 from strategies.policies.policy import Policy
 from strategies.private import default_store
 from strategies.reachable import Reachable, content_of, copied, differs, kind_of
+from strategies.sharding.bucket import UNSHARDED
 from strategies.turn import Training, finish, gradients, ready
 from strategies.world import World, agree
 
@@ -229,6 +231,8 @@ class Trial:
             stack.enter_context(ready(phase, policies, trying=True))
             with self.left.during(phase, batch):
                 losses = gradients(phase, batch, self.step, training, self.scale)
+            if UNSHARDED and not self.alone:
+                refuse_views_of_gathered(self.left.game)
             learners = [policies[name] for name in phase.learners]
             for learner, (norms, _) in zip(learners, finish(phase, policies, self.scale), strict=True):
                 self.norms[phase.name, learner.player.name] = norms_by_name(learner, norms)

@@ -162,7 +162,10 @@ class ForwardState:
         looks = self.what not in self.owner.looked
         for module in self.modules if looks else ():
             module._parameters.values()  # gathers sharded ones
-        values = [each.detach().clone() if looks and not resharded(each) else None for each in self.weights]
+        there = [looks and not (resharded(each) or each.is_meta) for each in self.weights]
+        values = [
+            each.detach().clone() if is_there else None for each, is_there in zip(self.weights, there, strict=True)
+        ]
         self.owner.looked.add(self.what)
         with ranks.recording(self.sums):
             yield

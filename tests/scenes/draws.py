@@ -146,6 +146,17 @@ class ByLoop(Plain):
         return self.generator(z + torch.randn(len(real), 4, dtype=real.dtype))
 
 
+class ByMask(Plain):
+    """Only what was not accepted is drawn again, and nothing after that."""
+
+    def fake(self, real):
+        z = torch.randn(len(real), 4, dtype=real.dtype)
+        if self.step == 2:
+            again = z.abs() > 0.7
+            z = z.masked_scatter(again, torch.randn(int(again.sum()), dtype=real.dtype))
+        return self.generator(z)
+
+
 class PacksInParts(Plain):
     """A draw for each pack of two samples, which micro-batches part."""
 
@@ -287,7 +298,10 @@ DRAWS = {
         having(Truncated, micro_batches=2), alone=Truncated, policies={"single": 1, "ddp": 2}, often=("ddp",),
         checked=("single", "ddp"), steps=6,
         mutants=(Mutant("by a loop", "ddp", replaced={"strategies.draws._as_one_call": as_it_is}),),
-        refused=(Refused(ByLoop, "ddp", ("phase 'discriminator' of step 2: ranks", "A loop that draws until all")),),
+        refused=tuple(
+            Refused(game, "ddp", ("of step 2: ranks 0 and 1 draw", "A loop that draws until all"))
+            for game in (ByLoop, ByMask)
+        ),
     ),
     "draws that may be of samples": Scene(Ambiguous, **BY_TRIAL),
     "samples in the second dimension": Scene(Recurrent, **BY_TRIAL),

@@ -201,6 +201,7 @@ def refused(optimizer: Any, policy: str, words: str, instead: str) -> Refused:
 
 BY_MUON = having(Informed, optimizer=staticmethod(MUON))
 SPARSE = "the gradient of weight '3.weight' is sparse, and ranks add up dense ones; leave sparse=True out"
+BY_FREQUENCY = having(Sparse, how={"scale_grad_by_freq": True})
 BOUNDED, SPARSE_GAME = having(Sparse, how={"max_norm": 1.0}), optimized(Sparse, partial(SGD, lr=1e-2))
 PIPED, FORTH_AND_BACK = "generator=pipeline,*=ddp", "pipeline+chunks:2+schedule:1f1b"
 
@@ -227,7 +228,11 @@ OPTIMIZERS = {
     "a table whose rows have a largest norm": Scene(
         BOUNDED, policies={"single": 1}, often=(), mutants=(),
         refused=tuple(
-            Refused(BOUNDED, policy, "3 has max_norm=1.0, by which each rank would rescale the rows", check=False)
+            Refused(game, policy, words, check=False)
+            for game, words in (
+                (BOUNDED, "3 has max_norm=1.0, by which each rank would rescale the rows"),
+                (BY_FREQUENCY, "3 has scale_grad_by_freq=True, by which each rank would count its own samples"),
+            )
             for policy in ("ddp", "zero3")
         ),
     ),

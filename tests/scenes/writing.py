@@ -173,6 +173,18 @@ class Views(Plain):
         return super().fool(batch) + (self.fake(batch["x"]) @ self.centers[0]).square().mean()
 
 
+class ViewsLater(Views):
+    """The loss itself makes it, the first time."""
+
+    def configure_players(self) -> Iterator[Player]:
+        self.centers = []
+        return Plain.configure_players(self)
+
+    def fool(self, batch: dict[str, Tensor]) -> Tensor:
+        self.centers = self.centers or [self.discriminator[0].weight.detach().t()]
+        return super().fool(batch)
+
+
 # ---- Lightning's hooks ----
 
 
@@ -511,6 +523,13 @@ WRITTEN = {
         refused=tuple(
             Refused(Views, policy, "'centers.0' has the memory of weight 'discriminator.0.weight', whose policy")
             for policy in ("zero1", "zero2", "zero3", "fsdp")
+        ),
+    ),
+    "a loss keeps a weight's memory": Scene(
+        ViewsLater, policies={"zero2": 2}, often=("zero2",), mutants=(Mutant("it does not", game=Plain),),
+        refused=tuple(
+            Refused(ViewsLater, policy, "a loss keeps 'centers.0' in the memory of a weight, which is freed")
+            for policy in ("zero3", "fsdp")
         ),
     ),
     "a forward and a callback write": Scene(
