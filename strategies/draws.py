@@ -48,9 +48,11 @@ from unittest import mock
 import torch
 import torch._inductor.config
 from torch import Tensor
+from torch.distributions import VonMises
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gan import noise, ranks
+from gan.files.errors import UserError
 from gan.noise import Drawn, Place, Site
 from gan.phase import Phase
 from gan.ranks import World
@@ -87,6 +89,8 @@ def draws_follow(device: torch.device) -> Iterator[None]:
         _put_back.callback(_library({"CPU", torch._C._dispatch_key_for_device(device.type)})._destroy)
         _put_back.enter_context(torch._inductor.config.patch(fallback_random=True))  # draws as eager
         _put_back.enter_context(private.redraws(_as_one_call))
+        of_batch = mock.patch.object(VonMises, "sample", _of_whole_batch(VonMises.sample))
+        _put_back.enter_context(of_batch)
         ours = {"get_rng_state": _state, "set_rng_state": _set_state, "manual_seed": _manual_seed}
         for module in (torch, torch.random):
             _put_back.enter_context(mock.patch.multiple(module, **ours))
@@ -106,6 +110,22 @@ def _as_one_call(function: Callable[..., Any]) -> Callable[..., Any]:
         place = noise.here()
         with place.one_call() if place is not None and place.follows and not place.seeded else nullcontext():
             return function(*args, **kwargs)
+
+    return called
+
+
+def _of_whole_batch(sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """It draws for all samples until each is accepted, and accepted ones anew."""
+
+    def called(*args: Any) -> Tensor:
+        place = noise.here()
+        if place is not None and place.follows and place.rows < place.total:
+            raise UserError(
+                "torch.distributions.VonMises draws until all samples of a batch are accepted, so ranks and "
+                "micro-batches would draw other numbers than one device; draw a fixed number of candidates by "
+                "torch.rand, and take the first good one of each sample"
+            )
+        return sample(*args)
 
     return called
 

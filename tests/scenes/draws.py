@@ -157,6 +157,12 @@ class ByMask(Plain):
         return self.generator(z)
 
 
+class Angles(Plain):
+    def fake(self, real):
+        of_each = torch.zeros(len(real), 4, dtype=real.dtype)
+        return self.generator(torch.distributions.VonMises(of_each, of_each + 1).sample())
+
+
 class PacksInParts(Plain):
     """A draw for each pack of two samples, which micro-batches part."""
 
@@ -298,9 +304,10 @@ DRAWS = {
         having(Truncated, micro_batches=2), alone=Truncated, policies={"single": 1, "ddp": 2}, often=("ddp",),
         checked=("single", "ddp"), steps=6,
         mutants=(Mutant("by a loop", "ddp", replaced={"strategies.draws._as_one_call": as_it_is}),),
-        refused=tuple(
-            Refused(game, "ddp", ("of step 2: ranks 0 and 1 draw", "A loop that draws until all"))
-            for game in (ByLoop, ByMask)
+        refused=(
+            Refused(ByLoop, "ddp", ("of step 2: ranks 0 and 1 draw", "A loop that draws until all")),
+            Refused(ByMask, "ddp", ("of step 2: ranks 0 and 1 draw", "A loop that draws until all")),
+            Refused(Angles, "ddp", "VonMises draws until all samples of a batch are accepted"),
         ),
     ),
     "draws that may be of samples": Scene(Ambiguous, **BY_TRIAL),
