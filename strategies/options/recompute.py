@@ -159,13 +159,10 @@ class ForwardState:
         watched = [*inputs, *self.weights, *(buffer for _, _, buffer in others)]
         before, kept = [version_of(tensor) for tensor in watched], states_of(self.attributes)
         # What is written through `.data` does not raise a version.
-        looks = self.what not in self.owner.looked
+        looks = self.what not in self.owner.looked and not any(each.is_meta for each in self.weights)
         for module in self.modules if looks else ():
             module._parameters.values()  # gathers sharded ones
-        there = [looks and not (resharded(each) or each.is_meta) for each in self.weights]
-        values = [
-            each.detach().clone() if is_there else None for each, is_there in zip(self.weights, there, strict=True)
-        ]
+        values = [each.detach().clone() if looks and not resharded(each) else None for each in self.weights]
         self.owner.looked.add(self.what)
         with ranks.recording(self.sums):
             yield
