@@ -14,10 +14,13 @@ from gan.app import outputs
 from gan.app.command import command, on_ranks
 from gan.app.outputs import run, say
 from gan.app.run import options
-from gan.app.run.parser import Parser
+from gan.app.run.parser import Parser, items, listed
 from gan.app.scoring.names import NEEDS, TITLES, TRAINED_ON, title_of
-from gan.files.disk import whole_file
-from gan.files.errors import UserError
+from gan.files.disk import write_whole
+from gan.files.errors import advised
+
+Scores = listed("Scores", "|".join(["all", *NEEDS]), f"all, or some of {','.join(NEEDS)}")
+Labels = listed("Labels", r"\d*", "numbers with commas, such as 0,182")
 
 
 def table(result: dict[str, Any]) -> str:
@@ -46,13 +49,10 @@ def save(result: dict[str, Any], path: Path) -> None:
     """
     plain = json.loads(json.dumps(result, default=str), parse_constant=lambda word: str(float(word)))
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(1))
-    try:
+    with advised(f"cannot write '{path}'", "the scores are in the table above"):
         if path.is_file():
             path.rename(next(name for name in numbered if not name.exists()))
-        with whole_file(path) as part:
-            part.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write '{path}': {error.strerror}; the scores are in the table above") from error
+        write_whole(path, json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
 
 
 EXAMPLES = """examples:
@@ -76,11 +76,11 @@ def parse(argv: list[str] | None = None) -> Namespace:
     parser = Parser("python -m gan.evaluate", "[RUN] [--scores LIST] [--devices N] [options]", what, EXAMPLES)
     options.add_saved_run(parser)
     add = parser.option
-    add("--scores", str, f"some of {','.join(NEEDS)}; default: all that are possible", "all")
+    add("--scores", Scores, f"some of {','.join(NEEDS)}; default: all that are possible", "all")
     add("--inception", Path, options.INCEPTION)
     add("--lpips", Path, "weights for LPIPS: VGG-16's as torchvision publishes them, vgg16-397923af.pth")
     add("--segmenter", Path, "weights for mIoU: a state dict of a torchvision segmentation network")
-    add("--ignore_labels", str, "labels whose pixels mIoU leaves out, such as 0,182", "")
+    add("--ignore_labels", Labels, "labels whose pixels mIoU leaves out, such as 0,182", "")
     what = "true pictures: train (all trained on, as published; default for games from noise) or held-out"
     add("--against", Literal["train", "held-out"], what)
     what = "score only this many held-out samples, always the same; or make so many, 50,000 at most by default"
@@ -90,7 +90,8 @@ def parse(argv: list[str] | None = None) -> Namespace:
     add("--devices", options.Devices, what, "auto")
     add("--accelerator", str, options.ACCELERATOR, "auto")
     request = options.parse_saved_run(parser, options.arguments(argv))
-    request.scores, request.ignore_labels = _score_names(request.scores), _label_numbers(request.ignore_labels)
+    request.scores = () if request.scores == "all" else tuple(items(request.scores))
+    request.ignore_labels = tuple(map(int, filter(None, items(request.ignore_labels))))
     return request
 
 
@@ -112,21 +113,6 @@ def _evaluate(request: Namespace, device: str) -> None:
         say(table(result))
         save(result, path)
         say(f"saved in {path}")
-
-
-def _score_names(text: str) -> tuple[str, ...]:
-    names = () if text == "all" else tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
-        if name not in NEEDS:
-            raise UserError(f"--scores: there is no score '{name}'; known: {', '.join(NEEDS)}, or all")
-    return names
-
-
-def _label_numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError as error:
-        raise UserError(f"--ignore-labels {text}: type numbers with commas, such as 0,182") from error
 
 
 if __name__ == "__main__":

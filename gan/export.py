@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jsonargparse import Namespace
-from jsonargparse.typing import restricted_string_type
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -16,9 +15,9 @@ from torch import Tensor, nn
 from gan.app.command import command, working
 from gan.app.outputs import run, say
 from gan.app.run import options
-from gan.app.run.parser import Parser
+from gan.app.run.parser import Parser, items, listed
 from gan.files.disk import free_name, name_for, whole_file
-from gan.files.errors import UserError
+from gan.files.errors import UserError, advised
 from gan.files.system import version_of
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from gan.module import GanModule
     from nets.published.files import PublishedFile
 
-Formats = restricted_string_type("Formats", "^(torch|onnx)(,(torch|onnx))?$", docstring="torch, onnx or both")
+Formats = listed("Formats", "torch|onnx", "torch, onnx or both")
 README = """{run}, step {step}: one file a player. To read the weights takes torch and safetensors and nothing else.
 
     from safetensors.torch import load_file
@@ -139,14 +138,11 @@ def export(
 
     default = f"step-{opened.step:06d}" + ("-raw" if weights == "raw" else "")
     folder = opened.folder.path / "export" / default if to is None else to
-    try:
+    with advised(f"cannot write to '{folder}'", "choose a folder with --to", SafetensorError):
         folder.mkdir(parents=True, exist_ok=True)
         for name, write in files.items():
             with whole_file(folder / name) as part:
                 write(part)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot write to '{folder}': {reason}; choose a folder with --to") from error
     return [folder / name for name in files]
 
 
@@ -208,7 +204,7 @@ def _programs(opened: "SavedRun", players: list[Exported], formats: str) -> dict
         words = f"within {far:.1g} of what the network gives" if far else "exactly what the network gives"
         say(f"{player} as a program of {kind} gives {words}")
 
-    kinds = dict.fromkeys(formats.split(","))
+    kinds = items(formats)
     return {
         _program(each, players) + programs.SUFFIX[kind]: partial(write, kind, each) for each in calls for kind in kinds
     }
@@ -230,7 +226,7 @@ def _card(
     from gan.app.sampling import grids
     from gan.app.training.callbacks import SHOWN
 
-    calls, kinds = programs.calls(opened), [kind for kind in programs.SUFFIX if kind in formats.split(",")]
+    calls, kinds = programs.calls(opened), [kind for kind in programs.SUFFIX if kind in items(formats)]
     described: dict[str, Any] = {each.player: each.described | {"part": ""} for each in players}
     for name, call in calls.items():
         owner, _, part = name.rpartition(".")

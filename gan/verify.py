@@ -12,7 +12,7 @@ from datasets.batches import check_divides
 from gan.app.command import command, working
 from gan.app.outputs import run, say
 from gan.app.run import options
-from gan.app.run.parser import Parser
+from gan.app.run.parser import Numbers, Parser, items
 from gan.app.run.resumed import to_resume
 from gan.files.errors import UserError
 from gan.runs import short_name
@@ -81,14 +81,14 @@ def parse(argv: list[str] | None = None) -> Namespace:
     options.dump(settings, settings.run)  # refuses a setting that gan.fit refuses, and no rank can be given
     settings.found = found
     settings.strategy = options.strategies(settings.strategy)
-    settings.devices = options.numbers("devices", settings.devices)
+    settings.devices = list(map(int, items(settings.devices)))
     return settings
 
 
 def _add_own(parser: Parser) -> None:
     add, what = parser.option, "strategies, as for gan.fit, with commas or spaces between them"
     add("--strategy", str, what, ["ddp", "zero1", "zero2", "zero3"], nargs="+")
-    add("--devices", str, "numbers of ranks", "2,4")
+    add("--devices", Numbers, "numbers of ranks", "2,4")
     add("--steps", PositiveInt, "how many steps to train", 10)
     what = "begin there: a checkpoint, a run's folder, or auto (the newest run); its run and settings need not be typed"
     add("--from_checkpoint", str, what)

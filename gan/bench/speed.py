@@ -9,7 +9,7 @@ the second warms up, and the third is timed. A round has `--steps` steps, so tha
 
 import platform
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import date
 from itertools import product
 from operator import truediv
@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 from lightning import seed_everything
 
+from gan.app.run.parser import items, listed
 from gan.app.training.pace import peak_memory
 from gan.bench.device import Counter, Measuring, convolution_rate, multiplications, now, place, train, wait
 from gan.bench.harness import Column, Figures, RunBenchmark, in_world
-from gan.files.disk import whole_file
-from gan.files.errors import UserError
+from gan.files.disk import write_whole
 from gan.module import GanModule
 from gan.runs import build
 from strategies import PhaseStrategy
@@ -33,6 +32,7 @@ from strategies.accelerator import best
 from strategies.micro_batches import row_counts
 
 PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16}
+Precisions = listed("Precisions", "|".join(PRECISIONS), f"one or both of {','.join(PRECISIONS)}")
 EXAMPLES = """examples:
   python -m gan.bench speed                                          the built-in run
   python -m gan.bench speed r3gan-faces --size 64 --batch-size 64 --steps 8
@@ -84,20 +84,14 @@ class SpeedBenchmark(RunBenchmark[Way]):
     usage, texts = "[--steps N] [--precisions NAME,NAME] [--write FILE]", {"epilog": EXAMPLES}
 
     def add_options(self, add: Any) -> None:
-        add("--precisions", type=str, default=",".join(PRECISIONS), help="number formats of the Trainer, with commas")
+        what = "number formats of the Trainer, with commas"
+        add("--precisions", type=Precisions, default=",".join(PRECISIONS), help=what)
         add("--steps", type=PositiveInt, default=16, help="steps of each of the three rounds")
         add("--write", type=str | None, default=None, help="file to which the table is appended")
 
-    def parse(self, argv: Sequence[str]) -> Namespace:
-        settings = super().parse(argv)
-        for name in settings.precisions.split(","):
-            if name not in PRECISIONS:
-                raise UserError(f"cannot measure --precisions {name}; type one or both of {','.join(PRECISIONS)}")
-        return settings
-
     def cells(self) -> Iterator[Way]:
         titles = ("as it is", "channels last", "compiled", "compiled, channels last")
-        return (Way(*each) for each in product(self.settings.precisions.split(","), titles))
+        return (Way(*each) for each in product(items(self.settings.precisions), titles))
 
     def measure(self, way: Way) -> Figures:
         return in_world(measure, *self.run, way, self.settings.steps, device=best())[0]
@@ -114,5 +108,4 @@ class SpeedBenchmark(RunBenchmark[Way]):
         command = f"    python -m gan.bench speed {shlex.join(self.argv)}"
         text = "\n\n".join([f"## {self.heading()}", command, table, *self.reasons()])
         before = path.read_text() if path.exists() else ""
-        with whole_file(path) as part:
-            part.write_text(f"{before}\n{text}\n")
+        write_whole(path, f"{before}\n{text}\n")

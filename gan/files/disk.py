@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gan.files.errors import UserError
+from gan.files.errors import UserError, advised
 from gan.files.system import WINDOWS, after_fork
 
 
@@ -36,6 +36,12 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file as a whole, so that nobody sees half of it. Text is written in UTF-8, with the ends of its lines."""
+    with whole_file(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 # Windows takes no file of these names, with any ending.
@@ -72,6 +78,13 @@ def load_plain(path: Path) -> Any:
         raise UserError("it is not of torch.save, or holds more than tensors and plain values") from error
     except Exception as error:  # torch raises many kinds of errors for broken files
         raise UserError((str(error).splitlines() or [type(error).__name__])[0]) from error
+
+
+def read_plain(path: Path, what: str, advice: str) -> Any:
+    """What `load_plain` reads of a person's file, which should be `what`."""
+    with advised(f"'{path}' cannot be read as {what}", advice, UserError):
+        regular(path)
+        return load_plain(path)
 
 
 def regular(path: str | Path) -> os.stat_result:

@@ -69,6 +69,15 @@ def reading(file: str, otherwise: str | None = None) -> Iterator[None]:
         raise Damaged(f"{file} is damaged: {otherwise or reason(error)}") from error
 
 
+@contextmanager
+def advised(what: str, advice: str, *others: type[Exception]) -> Iterator[None]:
+    """An OSError, or one of the others, becomes a `UserError`: `what` cannot be done, why, and what to do instead."""
+    try:
+        yield
+    except (OSError, *others) as error:
+        raise UserError(f"{what}: {getattr(error, 'strerror', None) or reason(error)}; {advice}") from error
+
+
 class WorkerLost(UserError):
     """A worker process of a loader has died or is stuck. The same may go well when it is tried again."""
 

@@ -17,7 +17,6 @@ from gan import noise
 from gan.app.run.folder import RunFolder
 from gan.app.run.reopen import open_run
 from gan.app.scoring import features, scorer, scoring
-from gan.app.scoring.scorer import NEEDS
 from gan.app.training import card
 from tests.support import opening
 from tests.support.parity import often
@@ -159,8 +158,6 @@ def test_from_noise_it_compares_as_score_every_does_or_with_held_out_samples(tmp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--scores", "ssim,beauty"), f"there is no score 'beauty'; known: {', '.join(NEEDS)}"),
-        (("--ignore-labels", "none"), "--ignore-labels none: type numbers with commas"),
         (("--ignore-labels", "19"), "--ignore-labels 19: the labels are 0 to 18"),
         (("--against", "train"), "--against train is for games that draw from noise"),
         (("--data", "elsewhere"), "run sean-faces do not fit together"),  # its faces are drawn

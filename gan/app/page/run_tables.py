@@ -5,8 +5,6 @@ Where a game has not what a table shows, such as masks, the table is empty and i
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -81,13 +79,7 @@ def _logged(opened: SavedRun) -> tuple[dict[str, metrics.Panel], float, str]:
 
 
 def charts(panels: Mapping[str, metrics.Panel], note: str, kimg: float = 0.0) -> Charts:
-    drawings = {}
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "chart.svg"
-        for group, panel in panels.items():
-            metrics.draw_panels({group: panel}, path, kimg=kimg)
-            drawings[group] = path.read_text("utf-8")
-    return Charts(drawings, note)
+    return Charts({group: metrics.drawn({group: panel}, "svg", kimg=kimg) for group, panel in panels.items()}, note)
 
 
 def over_time(opened: SavedRun, most: int = 12) -> Table:

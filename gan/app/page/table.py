@@ -141,7 +141,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Charts:
-    drawings: dict[str, str]
+    drawings: dict[str, bytes]  # SVG
     note: str = ""
 
     def __bool__(self) -> bool:
@@ -149,11 +149,9 @@ class Charts:
 
     def html(self) -> str:
         note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
-        images = "".join(
-            f'<img class="chart" alt="{escape(f"curves of {title} over the steps")}" src="{uri}">'
-            for title, uri in ((title, _uri("image/svg+xml", svg.encode())) for title, svg in self.drawings.items())
-        )
-        return f'<div class="table charts">{note}{images}</div>'
+        named = {escape(f"curves of {title} over the steps"): svg for title, svg in self.drawings.items()}
+        images = (f'<img class="chart" alt="{alt}" src="{_uri("image/svg+xml", svg)}">' for alt, svg in named.items())
+        return f'<div class="table charts">{note}{"".join(images)}</div>'
 
     def _repr_html_(self) -> str:
         return STYLE + self.html()

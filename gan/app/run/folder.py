@@ -14,7 +14,7 @@ from typing import Any
 
 from gan.app.run import settings_file
 from gan.files.disk import lockable, read_text
-from gan.files.errors import UserError, reason
+from gan.files.errors import UserError, advised
 from gan.files.system import lock, quoted
 from gan.runs import short_name
 
@@ -110,17 +110,13 @@ class RunFolder:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(read_text(file, 2**23)))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"cannot read '{file}': {reason(error)}; put back what gan.fit wrote") from error
+    with advised(f"cannot read '{file}'", "put back what gan.fit wrote", ValueError, TypeError, RecursionError):
+        return dict(json.loads(read_text(file, 2**23))) if file.exists() else {}
 
 
 def create(out: Path, name: str) -> RunFolder:
     """Make a folder with the next number. Two runs that start at the same time get two numbers."""
-    try:
+    with advised(f"cannot write to '{out}'", "choose a folder with --out"):
         out.mkdir(parents=True, exist_ok=True)
         number = max(map(_number, out.iterdir()), default=0)
         while True:
@@ -132,8 +128,6 @@ def create(out: Path, name: str) -> RunFolder:
                 continue
             folder.samples.mkdir()
             return folder
-    except OSError as error:
-        raise UserError(f"cannot write to '{out}': {error.strerror}; choose a folder with --out") from error
 
 
 def find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | None:
@@ -225,12 +219,8 @@ LOOK = 0.1  # seconds between two tries
 def training(folder: RunFolder) -> Iterator[None]:
     """Hold the run's lock inside the `with`. Refuse, by name, if another process trains this run."""
     with ExitStack() as stack:
-        try:
+        with advised(f"cannot write to '{folder.path}'", "resume a copy of the folder, where you may write"):
             handle = stack.enter_context(lockable(folder.lock, os.O_RDWR | os.O_CREAT))
-        except OSError as error:
-            raise UserError(
-                f"cannot write to '{folder.path}': {error.strerror}; resume a copy of the folder, where you may write"
-            ) from error
         _lock(handle, folder)
         _note(handle, f"process {os.getpid()} on {socket.gethostname()}\n")
         stack.callback(_note, handle, "")

@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_string_type
 
 from gan.app.run import folder, settings_file
-from gan.app.run.parser import Parser
+from gan.app.run.parser import Parser, listed
 from gan.files.errors import UserError, reason
 from gan.runs import find, full_name, short_name
 from strategies.choice import OPTIONS
@@ -27,11 +27,8 @@ from strategies.processes import slurm
 DEFAULT_RUN = "sean-faces"
 RUN = "what to train: see --list-runs, or FILE.py:FUNCTION of your own"
 ACCELERATOR = "what to compute on: auto, cpu, gpu, mps, or another of Lightning's names"
-Loggers = restricted_string_type(
-    "Loggers",
-    "^(csv|tensorboard|wandb|mlflow)(,(csv|tensorboard|wandb|mlflow))*$",
-    docstring="csv, tensorboard, wandb or mlflow, or several with commas",
-)
+KINDS = "csv, tensorboard, wandb or mlflow, or several with commas"
+Loggers = listed("Loggers", "csv|tensorboard|wandb|mlflow", KINDS)
 Indices = restricted_string_type("Indices", r"^\d+,(\d+(,\d+)*)?$", docstring="numbers of GPUs, such as 0,2")
 Devices = PositiveInt | Literal["auto"] | Indices
 HOSTS_OWN = {"config", "slurm", "submit", "list_runs", "devices", "nodes", "rendezvous", "restarts", "accelerator"}
@@ -347,14 +344,6 @@ def strategies(words: list[str]) -> list[str]:
         pairs = [part for part in parts if "=" in part]
         found += [",".join(pairs)] if pairs else []
     return list(dict.fromkeys(found))
-
-
-def numbers(name: str, text: str) -> list[int]:
-    """The whole numbers that are typed for option `name`, with commas between them, each once."""
-    if not re.fullmatch(r"\s*[1-9]\d*(\s*,\s*[1-9]\d*)*\s*", text):
-        option = f"--{name.replace('_', '-')}"
-        raise UserError(f"cannot read {option} '{text}'; type numbers with commas, such as {option} 2,4")
-    return list(dict.fromkeys(map(int, text.split(","))))
 
 
 def _strategies() -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import jsonargparse
 from jsonargparse import SUPPRESS, DefaultHelpFormatter
+from jsonargparse.typing import restricted_string_type
 
 from gan.app.run.settings_file import limit_typed_values
 from gan.files.errors import UserError, printable
@@ -188,6 +189,19 @@ def _values(kind: Any) -> list[str]:
         bounds = [f"{BOUNDS[how.__name__]} {bound}" for how, bound in getattr(kind, "_restrictions", ())]
         return [" ".join(["a whole number" if issubclass(kind, int) else "a number", " and ".join(bounds)]).strip()]
     return ["text"] if kind is str else [kind.__doc__ or ""] if hasattr(kind, "_regex") else []
+
+
+def listed(name: str, each: str, words: str) -> Any:
+    """A type of options: a list with commas, of what a pattern says of `each`. `words` say what is right."""
+    return restricted_string_type(name, rf"^\s*({each})(\s*,\s*({each}))*\s*$", docstring=words)
+
+
+Numbers = listed("Numbers", r"[1-9]\d*", "numbers with commas, such as 2,4")
+
+
+def items(text: str) -> list[str]:
+    """What is typed with commas, each once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
 def _hyphens(option: str) -> str:

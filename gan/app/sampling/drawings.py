@@ -22,11 +22,13 @@ from gan.app.run.reopen import SavedRun, has_numbers, in_turns, numbered, ranks_
 from gan.app.sampling.drawer import Drawer, How, Numbers, numbers, once
 from gan.app.sampling.grids import picture as image_of
 from gan.app.sampling.grids import png, tiles
-from gan.app.sampling.latents import Latent, Way, directions
-from gan.app.sampling.projection import (
+from gan.app.sampling.latents import (
+    Latent,
+    Way,
     between_latents,
     by_discriminator,
     by_lpips,
+    directions,
     distance_from,
     drawn,
     project,

@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from gan.files.disk import name_for, whole_file
+from gan.files.disk import name_for, write_whole
 from gan.sound import Sound
 from nets.mel import Mel
 from strategies.micro_batches import tensors
@@ -192,22 +192,10 @@ def png(image: Image.Image, **how: Any) -> bytes:
     return content.getvalue()
 
 
-def save(image: Image.Image, path: Path) -> None:
-    """Write a picture as PNG. Someone may be looking at the folder, so no half picture is ever there."""
-    with whole_file(path) as part:
-        image.save(part, format="PNG")
-
-
-def save_sound(sound: Sound, path: Path) -> None:
-    """Write a WAV file. Someone may be listening, so no half file is ever there."""
-    with whole_file(path) as part:
-        part.write_bytes(sound.wav())
-
-
 def save_sounds(columns: Mapping[str, Any], picture: Path) -> list[Path]:
     """Write each column of a grid that is a sound, beside the grid's picture; returns the files."""
     heard = {title: column for title, column in columns.items() if isinstance(column, Sound)}
     paths = [picture.with_name(f"{picture.stem}-{name_for(title)}.wav") for title in heard]
     for path, column in zip(paths, heard.values(), strict=True):
-        save_sound(column, path)
+        write_whole(path, column.wav())
     return paths

@@ -18,8 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from gan.app.sampling import grids
-from gan.files.disk import free_name, whole_file
-from gan.files.errors import UserError, reason
+from gan.files.disk import free_name, whole_file, write_whole
+from gan.files.errors import UserError, advised
 from gan.sound import Sound
 
 Columns = dict[str, grids.Batch]
@@ -95,7 +95,7 @@ class Sheet:
             single = path.with_suffix("") / f"{name}.png"
             save_png(grids.picture(sample, transparent=True), single)
             if isinstance(sample, Sound):
-                grids.save_sound(sample, single.with_suffix(".wav"))
+                write_whole(single.with_suffix(".wav"), sample.wav())
         return [*paths, path.with_suffix("")]
 
     def _repr_png_(self) -> bytes:
@@ -165,7 +165,7 @@ def save_png(image: Image.Image, path: Path) -> None:
     if path.suffix.lower() != ".png":
         raise UserError(f"pictures are written as PNG; type a name such as {ending(path, '.png')}")
     with writing(path):
-        grids.save(image, path)
+        write_whole(path, grids.png(image))
 
 
 def spare(inputs: Iterable[str | Path | None], outputs: Iterable[Path]) -> None:
@@ -179,11 +179,9 @@ def spare(inputs: Iterable[str | Path | None], outputs: Iterable[Path]) -> None:
 @contextmanager
 def writing(path: Path, *others: type[Exception], advice: str = "choose another file with -o") -> Iterator[None]:
     """Inside the `with`, a file is written, whose folder is made before. `others`: what is raised beside OSError."""
-    try:
+    with advised(f"cannot write '{path}'", advice, *others):
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
-    except (OSError, *others) as error:
-        raise UserError(f"cannot write '{path}': {reason(error)}; {advice}") from error
 
 
 @contextmanager

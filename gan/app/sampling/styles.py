@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from gan.app.sampling.sheet import writing
-from gan.files.disk import load_plain, whole_file
+from gan.files.disk import read_plain, whole_file
 from gan.files.errors import UserError
 
+AGAIN = "make such a file with python -m gan.sample RUN save-styles"
 PARTS = {"codes": Tensor, "present": Tensor, "label_names": list, "source": str}
 
 
@@ -62,15 +63,10 @@ class Styles:
     @classmethod
     def load(cls, path: Path) -> "Styles":
         """Read a file of styles, without running any code in it."""
-        if not path.is_file():
-            raise UserError(f"there is no file of styles '{path}'; make one with python -m gan.sample RUN save-styles")
-        try:
-            saved = load_plain(path)
-        except UserError as error:
-            raise UserError(f"'{path}' cannot be read as styles: {error}") from error
+        saved = read_plain(path, "styles", AGAIN)
         known = isinstance(saved, dict) and all(isinstance(saved.get(name), kind) for name, kind in PARTS.items())
         if not known or saved["codes"].ndim != 2 or saved["present"].dtype != torch.bool:
-            raise UserError(f"'{path}' holds no styles; make such a file with python -m gan.sample RUN save-styles")
+            raise UserError(f"'{path}' holds no styles; {AGAIN}")
         codes, present, names, source = (saved[name] for name in PARTS)
         if not len(codes) == len(names) == len(present):
             raise UserError(f"'{path}' is damaged: it has {len(codes)} codes and {len(names)} names")

@@ -28,7 +28,7 @@ from datasets.files.sources import Folder, Source
 from gan.app.outputs import say
 from gan.app.sampling import grids
 from gan.app.sampling.sheet import into, writing
-from gan.files.disk import regular, whole_file
+from gan.files.disk import regular, write_whole
 from gan.files.errors import UserError, printable, reason
 from gan.games.translation import Translation
 from gan.sound import Sound
@@ -88,8 +88,8 @@ def write_all(source: Source, out: Path, ending: str, make: Callable[[int], byte
     """Write what is made of each file, under its name with another ending. What could not be is said at the end."""
     names, problems = _names([os.fsdecode(name) for name in source.names], ending), []
     if out.suffix.lower() == ending and len(names) == 1:  # a name such as painted.png is that of the file
-        with writing(out), whole_file(out) as part:
-            part.write_bytes(make(0))
+        with writing(out):
+            write_whole(out, make(0))
         return out
     with writing(out), into(out) as write, tqdm(names, desc="translating", unit="file") as bar:
         for row, name in enumerate(bar):

@@ -14,7 +14,7 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 
 from gan.app.scoring.distances import SEED
 from gan.app.scoring.names import INCEPTION
-from gan.files.disk import load_plain
+from gan.files.disk import read_plain
 from gan.files.errors import UserError
 
 # The published Inception of FID, by the SHA-256 of the two files that others read: the weights that torch-fidelity and
@@ -22,6 +22,7 @@ from gan.files.errors import UserError
 WEIGHTS = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
 TORCHSCRIPT = "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4"
 
+STATE = "bring a state dict of only tensors, as torch.save(net.state_dict()) makes"
 NAMES = (INCEPTION, "pt_inception-2015-12-05-6726825d.pth", "inception-2015-12-05.pt")
 
 
@@ -147,10 +148,7 @@ def as_bytes(pictures: Tensor) -> Tensor:
 
 
 def read_weights(file: Path, what: str) -> dict[str, Tensor]:
-    try:
-        weights = load_plain(file)
-    except UserError as error:
-        raise UserError(f"{file} cannot be read as {what}, a state dict of only tensors ({error})") from error
+    weights = read_plain(file, what, STATE)
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise UserError(f"{file} is not {what}: a state dict of only tensors, as torch.save(net.state_dict()) makes")
+        raise UserError(f"{file} is not {what}; {STATE}")
     return weights

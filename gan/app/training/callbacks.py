@@ -17,6 +17,7 @@ from gan.app.sampling import grids
 from gan.app.training import loggers, metrics
 from gan.app.training.metrics import Spare, warn
 from gan.app.training.pace import computing
+from gan.files.disk import write_whole
 from gan.files.errors import this_rank
 from gan.ranks import alone
 from gan.runs import Run
@@ -100,7 +101,7 @@ class Pictures(Callback):
         path = self.folder.samples / name
         with self._spare.trying(path, "pictures"):
             path.parent.mkdir(exist_ok=True)
-            grids.save(picture, path)
+            write_whole(path, grids.png(picture))
         loggers.show(trainer, "reals" if name == "reals.png" else "grid", picture)
 
     def _curves(self, trainer: Trainer) -> None:
@@ -108,7 +109,7 @@ class Pictures(Callback):
             with self._spare.trying(self.folder.curves):
                 kimg, words = metrics.clock(self.record.rows)
                 title = f"{self.folder.path.name}: {words}" if words else self.folder.path.name
-                metrics.draw_panels(found, self.folder.curves, title, kimg)
+                write_whole(self.folder.curves, metrics.drawn(found, "png", title, kimg))
 
 
 def dry_reals(run: Run, folder: RunFolder) -> Path | None:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from gan.app.outputs import say
 from gan.app.run.folder import RunFolder
-from gan.files.disk import whole_file
+from gan.files.disk import write_whole
 from gan.files.errors import UserError, printable, reason
 
 
@@ -40,8 +40,8 @@ class Spare:
                 warn(f"{path} cannot be {deed} ({reason(error)}); training goes on")
 
     def write(self, path: Path, text: str) -> None:
-        with self.trying(path), whole_file(path) as part:
-            part.write_text(text, encoding="utf-8", newline="")
+        with self.trying(path):
+            write_whole(path, text)
 
 
 def warn(text: str) -> None:
@@ -129,8 +129,7 @@ class Record(Logger):
                 with self.folder.metrics.open("a", encoding="utf-8", newline="") as file:
                     file.write(self._text(there))
             else:
-                with whole_file(self.folder.metrics) as part:
-                    part.write_text(self._text(0), encoding="utf-8", newline="")
+                write_whole(self.folder.metrics, self._text(0))
             self._written = len(self.rows)
 
     def _text(self, first: int) -> str:
@@ -213,8 +212,8 @@ def clock(rows: Mapping[int, Mapping[str, float]]) -> tuple[float, str]:
     return kimg / max(1, step), words
 
 
-def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: float = 0.0, xlabel: str = "step") -> None:
-    """Draw these panels into one picture, of its suffix's format; `kimg`, of a step, are counted above each panel."""
+def drawn(panels: dict[str, Panel], form: str, title: str = "", kimg: float = 0.0, xlabel: str = "step") -> bytes:
+    """One picture of these panels, as a file of that format; `kimg`, of a step, are counted above each panel."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -248,8 +247,8 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: flo
         if len(panel) > 1:  # inside, it would hide curves
             ncols = 2 if max(map(len, panel)) <= 30 else 1
             axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=ncols, frameon=False)
-    with whole_file(path) as part:
-        figure.savefig(part, format=path.suffix.removeprefix("."))
+    figure.savefig(content := io.BytesIO(), format=form)
+    return content.getvalue()
 
 
 def _plain(name: str) -> str:

@@ -22,7 +22,7 @@ from types import MappingProxyType
 import torch.distributed as dist
 
 from gan.app.run.folder import RunFolder
-from gan.files.disk import read_text, whole_file
+from gan.files.disk import read_text, write_whole
 from gan.files.errors import UserError
 from strategies.processes import agent, cluster
 from strategies.processes.board import NEVER, VARIABLE, Board
@@ -93,8 +93,7 @@ def note(folder: RunFolder, checkpoint: Path) -> None:
     if record := _read(folder):
         noted = (name for name in record["checkpoints"] if name != checkpoint.name)
         others = (name for name in noted if (folder.checkpoints / name).exists())
-        with whole_file(folder.launch) as part:
-            part.write_text(text(record["launchers"], *others, checkpoint.name), encoding="utf-8")
+        write_whole(folder.launch, text(record["launchers"], *others, checkpoint.name))
 
 
 def chosen_by_first(

@@ -77,7 +77,7 @@ def test_a_page_for_which_there_is_no_space_is_refused_by_name(tmp_path):
         # Only the last moment is shown.
         (Table(["x"], MOVING, moments=["step 0", "step 9"]), ['alt="output, x, step 0" hidden', '<td class="moving">']),
         (Table(["x"], MOVING, moments=["step 0", "step 9"]), ['alt="output, x, step 9">']),
-        (Charts({"losses": "<svg/>"}, "pale"), ['alt="curves of losses over the steps"', ">pale<", "base64,PHN2Zy8+"]),
+        (Charts({"losses": b"<svg/>"}, "pale"), ['alt="curves of losses over the steps"', ">pale<", "base64,PHN2Zy8+"]),
     ],
 )
 def test_a_table_has_headings_and_pictures_say_where_they_are(table, parts):
@@ -90,7 +90,7 @@ def test_what_is_not_ours_is_escaped():
     html = table.html()
     assert not re.search(r"<[abcd]>", html)
     assert 'alt="&lt;b&gt;, &lt;a&gt;: &lt;c&gt; &quot;"' in html
-    assert "&lt;e&gt;" in Charts({"<e>": "<svg/>"}).html()
+    assert "&lt;e&gt;" in Charts({"<e>": b"<svg/>"}).html()
 
 
 def test_unrolled_has_a_row_a_moment_and_leaves_still_rows_alone():
@@ -228,7 +228,7 @@ def test_a_chart_a_phase_and_health_has_one_of_its_own(copy):
         "gradient norms",
         "held-out scores",
     ]
-    assert all("</svg>" in drawing for drawing in charts.drawings.values())
+    assert all(b"</svg>" in drawing for drawing in charts.drawings.values())
 
 
 def test_curves_and_grids_of_an_earlier_checkpoint_end_at_its_step(run, monkeypatch):

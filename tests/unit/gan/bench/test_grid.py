@@ -8,8 +8,7 @@ import torch
 
 from gan.bench import grid
 from gan.bench.blocks import blocks
-from gan.bench.cell import ONE, Cell, _memory, measuring, planned, together
-from gan.bench.grid import GridBenchmark
+from gan.bench.grid import ONE, Cell, GridBenchmark, _memory, measuring, planned, together
 from strategies import PhaseStrategy
 from strategies.pipelining.cutting import cut, units_of
 from tests.support.posix import only_on_linux

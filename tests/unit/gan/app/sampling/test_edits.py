@@ -9,7 +9,7 @@ from PIL import Image
 
 import gan
 from gan import sample
-from gan.app.sampling import drawings, latents, projection, sheet
+from gan.app.sampling import drawings, latents, sheet
 from gan.app.sampling.drawings import Drawings
 from gan.app.sampling.grids import CELL, MARGIN, TITLE
 from gan.files.errors import UserError
@@ -76,7 +76,7 @@ def test_a_held_out_picture_is_projected_and_drawn_again(run, capsys):
     (seed,) = opened.draw("2")
     assert np.abs(np.asarray(walk[2], int) - np.asarray(seed, int)).max() <= 1
     one, other = torch.randn(2, 64, 64, generator=torch.manual_seed(0)).unbind()
-    assert projection._noise(one, other, 0.5).std().item() == pytest.approx(1, abs=0.03)
+    assert latents._noise(one, other, 0.5).std().item() == pytest.approx(1, abs=0.03)
 
 
 def test_a_picture_of_a_person_is_cut_to_the_size_of_a_published_file(files, capsys):

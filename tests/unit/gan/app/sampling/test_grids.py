@@ -8,6 +8,7 @@ import torch
 from PIL import Image, ImageFont
 
 from gan.app.sampling import grids
+from gan.files.disk import write_whole
 from gan.sound import Sound
 
 # ---- grids ----
@@ -69,7 +70,7 @@ def test_wide_pictures_of_a_row_stand_below_each_other():
 def test_saving_replaces_a_picture_as_a_whole_and_large_ones_are_not_enlarged(tmp_path):
     path = tmp_path / "x.png"
     for colour in ("red", "blue"):
-        grids.save(Image.new("RGB", (4, 4), colour), path)
+        write_whole(path, grids.png(Image.new("RGB", (4, 4), colour)))
     assert [each.name for each in tmp_path.iterdir()] == ["x.png"]
     with Image.open(path) as image:
         assert image.getpixel((0, 0)) == (0, 0, 255)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gan.app.sampling.latents import Latent, by_pca, by_weights, directions, noise_maps, some_w
-from gan.app.sampling.projection import drawn
+from gan.app.sampling.latents import Latent, by_pca, by_weights, directions, drawn, noise_maps, some_w
 from gan.files.errors import UserError
 from tests.support import drawers
 from tests.support.drawers import generator
@@ -29,7 +28,7 @@ def latent():
         (partial(torch.save, [torch.zeros(1)]), "it holds no latent; make one with"),
         (partial(torch.save, {"w": 1, "maps": []}), "it holds no latent"),
         (partial(torch.save, {"w": Path("x")}), "holds more than tensors and plain values"),
-        (Path.unlink, "cannot be read as a latent file .No such file"),
+        (Path.unlink, "cannot be read as a latent file: No such file or directory; make one"),
     ],
 )
 def test_damaged_and_foreign_files_are_refused(latent, tmp_path, deed, said):

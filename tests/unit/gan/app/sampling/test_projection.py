@@ -8,9 +8,8 @@ from torch.nn import functional as F
 from torchmetrics.functional.image.lpips import _LPIPS
 from torchvision import models
 
-from gan.app.sampling import latents, projection
-from gan.app.sampling.latents import some_w
-from gan.app.sampling.projection import (
+from gan.app.sampling import latents
+from gan.app.sampling.latents import (
     Adam,
     by_discriminator,
     by_lpips,
@@ -18,6 +17,7 @@ from gan.app.sampling.projection import (
     distance_from,
     drawn,
     project,
+    some_w,
     tuned,
 )
 from gan.files.errors import UserError
@@ -60,7 +60,7 @@ def test_a_drawn_picture_is_found_again(drawer, distance):
 
 
 def test_without_learning_w_the_picture_is_not_found(drawer, distance, monkeypatch):
-    monkeypatch.setattr(projection, "Adam", lambda learning, **rule: Adam(learning[1:], **rule))
+    monkeypatch.setattr(latents, "Adam", lambda learning, **rule: Adam(learning[1:], **rule))
     latent, first, last = found(drawer, distance)
     assert last > first / 1.5
     assert torch.equal(latent.w[0], some_w(drawer).mean(0))
@@ -104,7 +104,7 @@ def test_correlations_are_of_all_scales():
 
 
 def test_a_tuned_generator_draws_the_picture_at_the_same_latent(drawer, distance, critic, monkeypatch):
-    monkeypatch.setattr(projection, "TUNING_RATE", 0.02)
+    monkeypatch.setattr(latents, "TUNING_RATE", 0.02)
     target = drawer.pictures([4])
     near = distance_from(target, by_discriminator(critic))
     latent, *_ = found(drawer, distance, 10)

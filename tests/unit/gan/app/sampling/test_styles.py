@@ -79,7 +79,7 @@ GOOD = {**vars(make()), "label_names": list(NAMES)}
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, r"there is no file of styles '.*a.pt'; make one with"),
+        (None, r"a.pt' cannot be read as styles: No such file or directory; make such a file with"),
         (b"PK nothing", r"a.pt' cannot be read as styles"),
         ({"codes": Malice(Path("ran"))}, r"a.pt' cannot be read as styles"),
         ({"a": 1}, r"a.pt' holds no styles"),

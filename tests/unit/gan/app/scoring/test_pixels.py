@@ -139,7 +139,7 @@ def test_no_network_no_file_and_another_file_say_what_to_bring(tmp_path):
     with pytest.raises(UserError, match=r"no file .*net.pth; bring a state dict .* for 5 labels"):
         pixels.segmenter(tmp_path / "net.pth", 5)
     (tmp_path / "net.pth").write_text("nothing")
-    with pytest.raises(UserError, match=r"net.pth cannot be read as a segmentation network"):
+    with pytest.raises(UserError, match=r"net.pth' cannot be read as a segmentation network"):
         pixels.segmenter(tmp_path / "net.pth", 5)
     torch.save({"weight": torch.zeros(3)}, tmp_path / "net.pth")
     with pytest.raises(UserError, match=r"net.pth is not of a segmentation network of torchvision; bring"):

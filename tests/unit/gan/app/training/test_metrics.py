@@ -2,6 +2,7 @@
 
 import errno
 import re
+from io import BytesIO
 from pathlib import Path
 from unittest import mock
 
@@ -49,13 +50,12 @@ def test_rows_of_checkpoints_that_stay_are_kept_beside(tmp_path, capsys):
     assert "goes on from step 19; metrics-to-step-000040.csv keeps its later rows" in capsys.readouterr().out
 
 
-def test_curves_are_drawn_with_a_panel_a_phase(tmp_path):
+def test_curves_are_drawn_with_a_panel_a_phase():
     rows = {
         step: {"d/real": 1 / (step + 1), "d/fake": 2.0, "g/d_grad_norm": 3.0, "val/error": float(np.exp(-step))}
         for step in range(100)
     }
-    metrics.draw_panels(metrics.panels(rows), tmp_path / "curves.png", "a run")
-    with Image.open(tmp_path / "curves.png") as image:
+    with Image.open(BytesIO(metrics.drawn(metrics.panels(rows), "png", "a run"))) as image:
         picture = np.asarray(image.convert("RGB"), int)
         assert image.width > image.height
     for colour in ([31, 119, 180], [255, 127, 14]):  # blue and orange
@@ -78,26 +78,25 @@ def test_panels_are_the_phases_then_gradient_norms_then_scores():
     assert metrics.panels({}) == {} and metrics.clock({}) == (0, "")
 
 
-def test_curves_survive_infinities(tmp_path):
+def test_curves_survive_infinities():
     panels = metrics.panels({0: {"d/x": float("nan")}, 1: {"d/x": float("inf")}})
-    metrics.draw_panels(panels, tmp_path / "bad.png", "bad")
-    assert (tmp_path / "bad.png").exists()
+    assert metrics.drawn(panels, "png", "bad")
 
 
-def test_names_are_drawn_as_they_stand(tmp_path):
+def test_names_are_drawn_as_they_stand():
     """Matplotlib reads "$" as mathematics, has no "_a" in a legend, and cannot draw a name that is not UTF-8."""
-    name, path = "_a_$^$_\udcff", tmp_path / "curves.svg"
-    metrics.draw_panels({name: {name: [(0, 1.0)], "b": [(0, 2.0)]}}, path, name)
-    assert path.read_text().count(r"_a_$^$_\udcff -->") == 3  # the title, the panel's, the legend
+    name = "_a_$^$_\udcff"
+    drawn = metrics.drawn({name: {name: [(0, 1.0)], "b": [(0, 2.0)]}}, "svg", name).decode()
+    assert drawn.count(r"_a_$^$_\udcff -->") == 3  # the title, the panel's, the legend
 
 
 @pytest.mark.parametrize("length", [40, 200])
-def test_long_names_stand_below_each_other_within_the_picture(length, tmp_path):
+def test_long_names_stand_below_each_other_within_the_picture(length):
     names = [f"{number:02}-{'n' * length}" for number in range(12)]
-    metrics.draw_panels({"x": {name: [(0, 1.0)] for name in names}}, tmp_path / "long.svg")
-    places = re.findall(r"<!--  \d\d-n.*?translate\((\S+) (\S+)\)", (tmp_path / "long.svg").read_text(), re.DOTALL)
+    drawn = metrics.drawn({"x": {name: [(0, 1.0)] for name in names}}, "svg").decode()
+    places = re.findall(r"<!--  \d\d-n.*?translate\((\S+) (\S+)\)", drawn, re.DOTALL)
     assert len(places) == 12 and len({x for x, _ in places}) == 1 and float(places[0][0]) > 0
-    height = float(re.search(r'height="(.*?)pt"', (tmp_path / "long.svg").read_text())[1])
+    height = float(re.search(r'height="(.*?)pt"', drawn)[1])
     assert max(float(y) for _, y in places) < height
 
 
