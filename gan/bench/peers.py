@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader
 from gan import GanModule, Phase, Player
 from gan.bench.device import train
 from gan.bench.harness import Benchmark, Cell, Column, Figures, in_world
-from gan.bench.task import STEPS, Feed, HandLoop, Task, Weights, alternate, weights
+from gan.bench.task import STEPS, Feed, Task, Weights, alternate, hand_loop, weights
 from gan.files.errors import UserError
 from gan.files.system import cores
 from strategies import PhaseStrategy
@@ -167,9 +167,9 @@ class PeersBenchmark(Benchmark[Cell]):
 
 def by_hand(task: Task) -> Weights:
     """Plain torch, with one all-reduce of the gradients in each turn."""
-    hand = HandLoop(task)
-    hand.play(task.batches)
-    return hand.weights()
+    networks, play = hand_loop(task)
+    play(task.batches)
+    return weights(*networks)
 
 
 def torch_ddp(task: Task) -> Weights:

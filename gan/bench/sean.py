@@ -14,6 +14,7 @@ backward and update, without VGG. Ours trains by Lightning and PhaseStrategy, an
 
 import runpy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise, product, repeat
 from operator import truediv
 from pathlib import Path
@@ -56,27 +57,19 @@ class Way(NamedTuple):
     way: str
 
 
-class Kept(torch.autograd.graph.saved_tensors_hooks):
-    """Counts what is kept inside the `with`: shared memory once, weights not at all."""
+@contextmanager
+def keeping(weights: Iterable[Tensor]) -> Iterator[dict[int, int]]:
+    """Gives the bytes of what is kept inside the `with`, by its place in memory; weights do not count."""
+    own, kept = {weight.untyped_storage().data_ptr() for weight in weights}, dict[int, int]()
 
-    def __init__(self, weights: Iterable[Tensor]) -> None:
-        self.weights = {weight.untyped_storage().data_ptr() for weight in weights}
-        self.memory: dict[int, int] = {}
-        super().__init__(self._note, lambda tensor: tensor)
-
-    def __enter__(self) -> "Kept":
-        super().__enter__()
-        return self
-
-    def _note(self, tensor: Tensor) -> Tensor:
+    def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self.weights:
-            self.memory[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    @property
-    def bytes(self) -> int:
-        return sum(self.memory.values())
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        yield kept
 
 
 def reference() -> SimpleNamespace:
@@ -160,11 +153,11 @@ def paint(cell: Way, sizes: Sizes) -> Figures:
         picture.square().mean().backward()
         return picture.detach()
 
-    with Kept(net.parameters()) as kept:
+    with keeping(net.parameters()) as kept:
         picture = turn()
     began = now(device)
     turn()
-    return {"seconds": now(device) - began, "kept": kept.bytes, "result": picture.cpu(), "place": place(device)}
+    return {"seconds": now(device) - began, "kept": sum(kept.values()), "result": picture.cpu(), "place": place(device)}
 
 
 # ---- the whole step ----
@@ -179,9 +172,9 @@ class Timed(Sean):
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         self.times = [now(self.device)]
-        with Kept(self.parameters()) as kept:
+        with keeping(self.parameters()) as kept:
             losses = super().fool(batch)
-        self.kept, self.loss = kept.bytes, sum(losses.values(), torch.zeros(())).detach()
+        self.kept, self.loss = sum(kept.values()), sum(losses.values(), torch.zeros(())).detach()
         return losses
 
     def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:

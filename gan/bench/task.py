@@ -103,31 +103,24 @@ def weights(generator: nn.Module, discriminator: nn.Module) -> Weights:
     return {f"{who}.{key}": own.detach().clone() for who, net in both.items() for key, own in net.state_dict().items()}
 
 
-class HandLoop:
-    """The loop by hand: after each backward pass one all-reduce of all gradients, as StyleGAN3 does it."""
+def hand_loop(task: Task) -> tuple[tuple[nn.Module, nn.Module], Callable[[Iterable[Batch]], None]]:
+    """Both networks, and the loop by hand that trains them on batches."""
+    networks = task.networks()
+    adams, backwards = task.adams(*networks), [partial(_backward, task.ranks, network) for network in networks]
+    return networks, lambda batches: alternate(replace(task, batches=batches), networks, networks, adams, backwards)
 
-    def __init__(self, task: Task) -> None:
-        self.task, self.networks = task, task.networks()
-        self.adams = task.adams(*self.networks)
 
-    def play(self, batches: Iterable[Batch]) -> None:
-        backwards = tuple(partial(self._backward, network) for network in self.networks)
-        alternate(replace(self.task, batches=batches), self.networks, self.networks, self.adams, backwards)
-
-    def weights(self) -> Weights:
-        return weights(*self.networks)
-
-    def _backward(self, learner: nn.Module, loss: Tensor) -> None:
-        """Replace the gradients by their mean over the ranks, too."""
-        loss.backward()
-        if self.task.ranks == 1:
-            return
-        gradients = [weight.grad for weight in learner.parameters() if weight.grad is not None]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat)
-        flat /= self.task.ranks
-        parts = flat.split([gradient.numel() for gradient in gradients])
-        torch._foreach_copy_(gradients, [part.view_as(like) for part, like in zip(parts, gradients, strict=True)])
+def _backward(ranks: int, learner: nn.Module, loss: Tensor) -> None:
+    """A backward pass, and one all-reduce of all gradients to their mean over the ranks, as StyleGAN3 does it."""
+    loss.backward()
+    if ranks == 1:
+        return
+    gradients = [weight.grad for weight in learner.parameters() if weight.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= ranks
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    torch._foreach_copy_(gradients, [part.view_as(like) for part, like in zip(parts, gradients, strict=True)])
 
 
 class Feed:
@@ -140,7 +133,7 @@ class Feed:
     """
 
     def __init__(self, task: Task, rounds: int, steps: int) -> None:
-        self.hand, self.rounds, self.steps = HandLoop(task), rounds, steps
+        (_, self.hand), self.rounds, self.steps = hand_loop(task), rounds, steps
         self.stock = [task.batch(step) for step in range(4)]
         self.peer_seconds: list[float] = []
         self.hand_seconds: list[float] = []
@@ -173,5 +166,5 @@ class Feed:
     def _by_hand(self) -> None:
         began = now_on_all()
         with torch.enable_grad():
-            self.hand.play(self._round())
+            self.hand(self._round())
         self.hand_seconds.append(now_on_all() - began)

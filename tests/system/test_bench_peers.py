@@ -12,7 +12,7 @@ from torch import nn
 from gan.bench import peers
 from gan.bench.device import Counter, payload
 from gan.bench.peers import Peer, PeersBenchmark, distance
-from gan.bench.task import Feed, HandLoop, Task, weights
+from gan.bench.task import Feed, Task, alternate, hand_loop, weights
 from strategies.policies import POLICIES
 
 TINY = ["--width=8", "--batch-size=8", "--rounds=2", "--steps=2"]
@@ -37,16 +37,13 @@ def measured(way, penalty=False, needs=()):
 
 def deaf(task):
     """The control: the loop by hand without its synchronisation."""
-    hand = HandLoop(task)
-    hand._backward = lambda learner, loss: loss.backward()
-    hand.play(task.batches)
-    return hand.weights()
+    networks = task.networks()
+    alternate(task, networks, networks, task.adams(*networks))
+    return weights(*networks)
 
 
 def wrong_on_one_rank(task):
-    hand = HandLoop(task)
-    hand.play(task.batches)
-    return {name: weight + task.rank for name, weight in hand.weights().items()}
+    return {name: weight + task.rank for name, weight in peers.by_hand(task).items()}
 
 
 def raises(task):
@@ -128,11 +125,11 @@ def test_the_penalty_is_part_of_the_loss_and_reaches_the_weights():
 
 
 def test_the_loop_by_hand_teaches_both():
-    hand = HandLoop(task())
-    before = hand.weights()
-    hand.play([task().batch(0)])
-    assert all(not torch.equal(before[name], weight) for name, weight in hand.weights().items())
-    assert all(weight.requires_grad for weight in hand.networks[1].parameters())
+    networks, play = hand_loop(task())
+    before = weights(*networks)
+    play([task().batch(0)])
+    assert all(not torch.equal(before[name], weight) for name, weight in weights(*networks).items())
+    assert all(weight.requires_grad for weight in networks[1].parameters())
 
 
 @pytest.fixture

@@ -27,11 +27,10 @@ from gan.app.sampling import grids
 from gan.app.sampling.drawer import Drawer
 from gan.app.sampling.drawings import Drawings
 from gan.app.sampling.latents import directions
-from gan.app.sampling.painter import Painter, Picture, has_styles, read_labels
+from gan.app.sampling.painter import Painter, Picture, has_styles, read_labels, regions
 from gan.app.sampling.paintings import Paintings, StyleSource
 from gan.app.sampling.published import is_published, open_published
 from gan.app.sampling.shown import Shown
-from gan.app.sampling.styles import regions
 from gan.files.disk import read_text
 from gan.files.errors import UserError, reason
 from gan.files.system import quoted

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from gan.app.editing.editors import LARGEST, Editor
 from gan.app.page.document import LOOK
-from gan.files.errors import UserError
+from gan.files.errors import UserError, advised
 
 HERE = Path(__file__).resolve().parent
 HOST, NAMES = "127.0.0.1", re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
@@ -138,10 +138,9 @@ async def serve(editor: Editor, port: int, ready: Callable[[str], None]) -> None
     runner = web.AppRunner(app, access_log=None, max_field_size=HEADER, keepalive_timeout=IDLE, shutdown_timeout=1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, HOST, port).start()
+        with advised(f"port {port} cannot be used", "type another one after --port"):
+            await web.TCPSite(runner, HOST, port).start()
         ready(f"http://{HOST}:{runner.addresses[0][1]}/?token={token}")
         await asyncio.Event().wait()
-    except OSError as error:
-        raise UserError(f"port {port} cannot be used ({error.strerror}); type another one after --port") from error
     finally:
         await runner.cleanup()

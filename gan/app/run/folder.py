@@ -86,14 +86,6 @@ class RunFolder:
         path = self.checkpoint(step)
         return path if path.exists() and path != self.newest_checkpoint() else self.path
 
-    def said(self) -> dict[str, Any]:
-        """What networks.json says; nothing if there is none."""
-        return _json(self.networks)
-
-    def shape(self) -> dict[str, Any]:
-        """What data.json says; nothing if there is none."""
-        return _json(self.data)
-
     def fill(self, texts: Mapping[Path, str]) -> None:
         """Write the first files of a folder that nobody else knows yet. If that fails, the folder is removed."""
         try:
@@ -109,7 +101,8 @@ class RunFolder:
             shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _json(file: Path) -> dict[str, Any]:
+def said(file: Path) -> dict[str, Any]:
+    """What a file such as networks.json says; nothing if there is none."""
     with advised(f"cannot read '{file}'", "put back what gan.fit wrote", ValueError, TypeError, RecursionError):
         return dict(json.loads(read_text(file, 2**23))) if file.exists() else {}
 

@@ -141,7 +141,7 @@ def device_of(device: str) -> torch.device:
 def build_again(settings: Namespace, where: RunFolder) -> tuple[Run, str]:
     """The game and the data that a run's settings make, to be looked at, and why its data cannot be opened, if so."""
     chosen = options.run_settings(settings)
-    said, shape = where.said(), where.shape() or None
+    said, shape = folder.said(where.networks), folder.said(where.data) or None
     try:
         with made_to("look", said, shape):
             return build(settings.run, **chosen), (shape or {}).get("gone", "")

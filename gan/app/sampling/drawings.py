@@ -19,21 +19,10 @@ from datasets.files import pairs
 from datasets.files.decoding import Frame
 from gan.app.outputs import say
 from gan.app.run.reopen import SavedRun, has_numbers, in_turns, numbered, ranks_here
+from gan.app.sampling import latents
 from gan.app.sampling.drawer import Drawer, How, Numbers, numbers, once
 from gan.app.sampling.grids import picture as image_of
 from gan.app.sampling.grids import png, tiles
-from gan.app.sampling.latents import (
-    Latent,
-    Way,
-    between_latents,
-    by_discriminator,
-    by_lpips,
-    directions,
-    distance_from,
-    drawn,
-    project,
-    tuned,
-)
 from gan.app.sampling.sheet import Columns, Sheet, ending, into, spare, video_suffix, writing
 from gan.app.sampling.shown import Shown, Words, file_name, words
 from gan.files.disk import name_for, whole_file
@@ -108,7 +97,9 @@ class Drawings(Shown):
             raise UserError(f"--between takes two seeds or more and got {len(stops)}; type --between 3 5 9")
         ends, way = stops, partial[Iterable[Tensor]](self.drawer.between, **how)
         if any(isinstance(stop, str) for stop in stops):
-            ends, way = [self._stop(stop, how) for stop in stops], partial(between_latents, self.drawer.styled())
+            found = (self._latents(stop) if isinstance(stop, str) else self._seeds(stop, **how) for stop in stops)
+            ends = [latent for each in found for latent in each.values()]
+            way = partial(latents.between_latents, self.drawer.styled())
         shares = torch.linspace(0, 1, frames).tolist()
 
         def moving() -> Iterator[Image.Image]:
@@ -165,12 +156,12 @@ class Drawings(Shown):
         spare([str(picture), perceptual, self.drawer.title], paths)
         critic, target = self._discriminator(), self._picture(str(picture)).unsqueeze(0).to(self.drawer.like)
         if perceptual is not None:
-            name, features = "LPIPS", by_lpips(perceptual, self.drawer.like.device)
+            name, features = "LPIPS", latents.by_lpips(perceptual, self.drawer.like.device)
         elif critic is not None:
-            name, features = "the discriminator's features", by_discriminator(critic)
+            name, features = "the discriminator's features", latents.by_discriminator(critic)
         else:
             raise UserError(f"{self.title} has no discriminator to compare by; type --perceptual and VGG-16's file")
-        distance = distance_from(target, features)
+        distance = latents.distance_from(target, features)
 
         if label is None and self.drawer.classes:
             first, count = (self.drawer.class_names or ("0",))[0], self.drawer.classes
@@ -185,11 +176,11 @@ class Drawings(Shown):
                 bar.set_postfix_str(f"distance {found:.4f}", refresh=False)
                 bar.update()
 
-            latent = project(self.drawer, distance, steps, watch, label)
-            made = {"projected": drawn(net, latent)}
+            latent = latents.project(self.drawer, distance, steps, watch, label)
+            made = {"projected": latents.drawn(net, latent)}
             if tune:
-                net = tuned(net, latent, target, distance, tune, watch)
-                made["tuned"] = drawn(net, latent)
+                net = latents.tuned(net, latent, target, distance, tune, watch)
+                made["tuned"] = latents.drawn(net, latent)
         ends = ", ".join(f"{distance(each):.4f} {what}" for what, each in made.items())
         say(f"distance by {name}: {seen[0]:.4f} at the mean of w, {ends}")
 
@@ -211,7 +202,7 @@ class Drawings(Shown):
             raise UserError("from needs latent files; type --latent me.pt, a file that project has written")
         net = self.drawer.styled()
         starts = self._latents(latent).items()
-        made = {title: image_of(drawn(net, start)[0], transparent=True) for title, start in starts}
+        made = {title: image_of(latents.drawn(net, start)[0], transparent=True) for title, start in starts}
         return Sheet(file_name("from", [*made]), singles=made)
 
     def directions(
@@ -221,41 +212,34 @@ class Drawings(Shown):
         count: int = 8,
         direction: int | None = None,
         strength: str = "-3:3",
-        by: Way = "weights",
+        by: latents.Way = "weights",
         label: int | str | None = None,
     ) -> Sheet:
-        net, steps = self.drawer.styled(), directions(self.drawer, by)
+        net, steps = self.drawer.styled(), latents.directions(self.drawer, by)
         if direction is not None and direction >= len(steps):
             raise UserError(f"there is no direction {direction}; type --direction and one of 0 to {len(steps) - 1}")
-        starts = self._seeds(seeds, label) if latent is None else self._latents(latent)
+        starts = self._seeds(seeds, label=label) if latent is None else self._latents(latent)
         rows = [*product(range(min(count, len(steps))) if direction is None else [direction], starts)]
         titles = [f"{number}: {start}" for number, start in rows]
         columns, singles = Columns(), {}
         for amount in _strengths(strength):
             edited = [replace(starts[start], w=starts[start].w + amount * steps[number]) for number, start in rows]
-            columns[f"{amount:+}"] = [image_of(drawn(net, each)[0], transparent=True) for each in edited]
+            columns[f"{amount:+}"] = [image_of(latents.drawn(net, each)[0], transparent=True) for each in edited]
             singles |= {f"{row} at {amount}": cell for row, cell in zip(titles, columns[f"{amount:+}"], strict=True)}
         name = f"directions-by-{by}" + ("" if direction is None else f"-{direction}")
         of: dict[str, Numbers] = {"seeds": seeds} if latent is None else {"latent": [*starts]}
         return Sheet(_name(name, {"label": label}, **of), columns, titles, singles)
 
-    def _stop(self, stop: str | int, how: How) -> Latent:
-        """Where a walk passes: a latent file, or a seed."""
-        if isinstance(stop, str):
-            return Latent.load(Path(stop), self.drawer.styled())
-        with torch.no_grad():
-            return Latent(self.drawer.w_of([stop], **how)[0].cpu(), {})
-
-    def _seeds(self, seeds: Numbers, label: int | str | None) -> dict[str, Latent]:
+    def _seeds(self, seeds: Numbers, **how: Unpack[How]) -> dict[str, latents.Latent]:
         drawer, listed = self.drawer, once(seeds)
         with torch.no_grad():
-            w = drawer.w_of(listed, label=label).cpu()
-        return {f"seed {seed}": Latent(each, {}) for seed, each in zip(listed, w, strict=True)}
+            w = drawer.w_of(listed, **how).cpu()
+        return {f"seed {seed}": latents.Latent(each, {}) for seed, each in zip(listed, w, strict=True)}
 
-    def _latents(self, files: Files) -> dict[str, Latent]:
+    def _latents(self, files: Files) -> dict[str, latents.Latent]:
         paths = list(map(Path, [files] if isinstance(files, str | Path) else files))
         whole = len({path.stem for path in paths}) < len(paths)  # a folder for each person, and me.pt in it
-        return {str(path) if whole else path.stem: Latent.load(path, self.drawer.styled()) for path in paths}
+        return {str(path) if whole else path.stem: latents.Latent.load(path, self.drawer.styled()) for path in paths}
 
     def _picture(self, which: str) -> Tensor:
         """A picture as the network draws: a held-out one by its number, train:NUMBER, or a person's file."""

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from gan.app.outputs import say
 from gan.app.sampling import grids
-from gan.app.sampling.painter import Painter, Picture
+from gan.app.sampling.painter import Painter, Picture, Styles, regions
 from gan.app.sampling.sheet import Columns, Sheet, save_png, unused
 from gan.app.sampling.shown import Shown, Words, file_name, words
-from gan.app.sampling.styles import Styles, regions
 from gan.files.errors import UserError
 from gan.files.system import quoted
 

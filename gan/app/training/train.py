@@ -83,7 +83,7 @@ class Beginning:
         said = {**now, "precision": settings.precision}
         self.trained = Resumed(resumed[0], settings.run, said) if resumed is not None else None
         others = self.trained is None or {"from_", "config_"}.intersection(self.trained.changed)
-        self.said = {} if self.trained is None or others else self.trained.folder.said()
+        self.said = {} if self.trained is None or others else folder.said(self.trained.folder.networks)
         try:
             with made_to("resume" if self.trained is not None else "dry" if settings.dry_run else "train", self.said):
                 self.run = build(settings.run, **now)

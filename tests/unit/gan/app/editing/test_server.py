@@ -199,5 +199,5 @@ def test_ctrl_c_does_not_wait_for_what_computes():
 
 def test_a_port_that_is_taken_is_named(address):
     port = int(address.split(":")[2].split("/")[0])
-    with pytest.raises(UserError, match=f"port {port} cannot be used .*; type another one after --port"):
+    with pytest.raises(UserError, match=f"port {port} cannot be used: .*; type another one after --port"):
         asyncio.run(server.serve(Blocks(), port, lambda address: None))

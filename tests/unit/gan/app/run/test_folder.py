@@ -46,11 +46,11 @@ def test_numbers_go_up_whatever_the_name(tmp_path):
 
 def test_networks_that_were_damaged_are_named(tmp_path):
     run = make(tmp_path, "mine")
-    assert run.said() == {}
+    assert folder.said(run.networks) == {}
     for text in ("{", "5", "[" * 100_000):
         run.networks.write_text(text)
         with pytest.raises(UserError, match=r"cannot read '.*networks.json': .*; put back what gan.fit wrote"):
-            run.said()
+            folder.said(run.networks)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):

@@ -95,7 +95,7 @@ def test_what_is_read_is_never_written_over(files, here, tmp_path, monkeypatch, 
         (tmp_path / name).write_bytes((files / name).read_bytes())
     Image.open("me.png").save("film.gif")
     monkeypatch.setattr(sheet, "find_spec", lambda name: None)
-    monkeypatch.setattr(drawings, "project", lambda *given: pytest.fail("searched"))
+    monkeypatch.setattr(drawings.latents, "project", lambda *given: pytest.fail("searched"))
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     typed = ["project", "--picture", picture, "--tune", "1", "-o", out, "--device", "cpu"]
     assert sample.main([which, *typed]) == 2

@@ -11,8 +11,7 @@ from datasets import Faces
 from gan.app.page import run_tables
 from gan.app.run.reopen import open_run
 from gan.app.sampling import grids
-from gan.app.sampling.painter import PAIR, Painter
-from gan.app.sampling.styles import Styles
+from gan.app.sampling.painter import PAIR, Painter, Styles
 from gan.files.errors import UserError
 from nets.blocks import edges_of
 from tests.support import layouts, opening

@@ -10,9 +10,8 @@ from PIL import Image
 from gan import noise
 from gan.app.run.reopen import open_run
 from gan.app.sampling import grids
-from gan.app.sampling.painter import Painter
+from gan.app.sampling.painter import Painter, Styles
 from gan.app.sampling.paintings import Paintings, _head
-from gan.app.sampling.styles import Styles
 from gan.sample import act as do
 from gan.sample import main, parse
 from tests.support import opening

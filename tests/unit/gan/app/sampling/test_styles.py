@@ -11,9 +11,8 @@ from PIL import Image
 from datasets import Faces
 from gan.app.run.reopen import open_run
 from gan.app.sampling import grids, painter
-from gan.app.sampling.painter import Painter, Picture
+from gan.app.sampling.painter import Painter, Picture, Styles, regions
 from gan.app.sampling.paintings import StyleSource
-from gan.app.sampling.styles import Styles, regions
 from gan.files.errors import UserError
 from tests.support.posix import not_on_windows
 from tests.support.saved import Malice
