@@ -64,14 +64,6 @@ def representations(count: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
     return seen, (seen > 0).float()
 
 
-def test_the_nearest_guess_what_is_there_and_nothing_in_noise():
-    seen, present = representations()
-    assert neighbour_error(present + 0.01 * seen, present) == 0
-    assert 0.02 < neighbour_error(seen, present) < 0.3
-    assert 0.8 < neighbour_error(seen.roll(1, 0), present) < 1.3
-    torch.testing.assert_close(neighbour_error(seen.flip(0), present.flip(0)), neighbour_error(seen, present))
-
-
 def test_the_error_is_a_share_of_that_of_chance():
     """Written out for each sample."""
     seen, present = (each.double() for each in representations(30))

@@ -46,15 +46,10 @@ class Scored(Plain):
         super().training_step(batch)
 
 
-def keeping(folder, world, policy, **options):
-    keep = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, **options)
-    made = fit(Scored(), 5, policy, world, callbacks=[keep], enable_checkpointing=True)
-    return made, keep
-
-
 @pytest.mark.parametrize("last", [None, True, "link"])
 def test_the_best_are_kept_and_the_last_whole_or_as_a_link(last, tmp_path):
-    made, keep = keeping(tmp_path, 1, "single", monitor="score", save_top_k=2, save_last=last)
+    keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, monitor="score", save_top_k=2, save_last=last)
+    made = fit(Scored(), 5, callbacks=[keep], enable_checkpointing=True)
     assert names(tmp_path) == ["last.ckpt"] * bool(last) + ["step=2.ckpt", "step=4.ckpt"]
     assert keep.best_model_path == str(tmp_path / "step=2.ckpt")
     assert read_checkpoint(keep.best_model_path)["global_step"] == 2
@@ -89,27 +84,6 @@ def best_of_each(folder):
 def test_where_each_rank_has_another_best_one_the_first_ranks_is_loaded(ranks, tmp_path):
     found = ranks(2).run(best_of_each, str(tmp_path))
     assert found == ["step=1-score=1.ckpt", "step=1-score=-1.ckpt"]
-
-
-def keeping_on_ranks(folder):
-    keeping(folder, 2, "zero3", monitor="score", save_top_k=1, save_last=True)
-    dist.barrier()
-    return names(folder)
-
-
-def test_the_best_and_the_last_are_kept_on_ranks(ranks, tmp_path):
-    assert ranks(2).run(keeping_on_ranks, tmp_path) == [["last.ckpt", "step=2.ckpt"]] * 2
-    assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 5
-
-
-def saved_under_paths_of_their_own(folder):
-    made = fit(Plain(), 1, "ddp", 2)
-    made.save_checkpoint(folder / str(dist.get_rank()) / "x.ckpt")
-
-
-def test_the_first_rank_says_where_to(ranks, tmp_path):
-    ranks(2).run(saved_under_paths_of_their_own, tmp_path)
-    assert names(tmp_path) == ["0"] and names(tmp_path / "0") == ["x.ckpt"]
 
 
 # ---- what an author adds and changes ----

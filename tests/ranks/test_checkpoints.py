@@ -267,16 +267,6 @@ def test_a_kill_while_saving_leaves_a_whole_checkpoint(point, how, tmp_path):
     assert names(tmp_path) == ["another.ckpt", LAST] and number_of(path) == 4
 
 
-@pytest.mark.parametrize("point", ["before anything is written", "before it gets its name"])
-def test_a_kill_in_the_first_save_leaves_none(point, tmp_path):
-    kill_in(point, tmp_path / LAST, 1)
-    assert names(tmp_path) == [PART]
-    with pytest.raises(UserError, match="no checkpoint at"):
-        load(tmp_path / LAST)
-    save(tmp_path / LAST, numbered(2))
-    assert names(tmp_path) == [LAST] and number_of(tmp_path / LAST) == 2
-
-
 def test_a_rename_that_fails_gives_the_older_one_its_name_back(tmp_path):
     save(tmp_path / LAST, numbered(1))
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))

@@ -146,15 +146,6 @@ def test_a_setting_for_one_optimizer_is_refused(settings, message):
         train(Plain, policy="single", steps=1, **settings)
 
 
-def test_automatic_optimization_is_refused():
-    class Game(Plain):
-        def __init__(self):
-            super().__init__()
-            self.automatic_optimization = True
-
-    assert "sets automatic_optimization = True; leave it out" in refused(Game, policy="single", steps=1)
-
-
 # ---- training by hand ----
 
 
@@ -195,6 +186,10 @@ OWN = {
         for name, call in BY_HAND.items()
     },
     "no phase": ({"training_step": lambda game, batch: batch["x"].mean()}, (NO_PHASE,)),
+    "automatic": (
+        {"automatic_optimization": property(lambda game: True, lambda game, given: None)},
+        ("Game sets automatic_optimization = True; leave it out",),
+    ),
 }
 
 
