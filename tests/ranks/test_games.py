@@ -26,7 +26,6 @@ from gan.games.stylegan import StyleGan
 from gan.games.vqgan import VqGan
 from gan.games.wgan_gp import WganGp
 from gan.runs.sides import cut_networks
-from gan.sound import Sound
 from nets.ada import Ada, Augmentation
 from nets.biggan import BigDiscriminator, BigGenerator
 from nets.blocks import onehot
@@ -469,13 +468,3 @@ def test_hifigan_judges_as_in_the_paper_and_the_judges_learn_first():
         pairs = zip(theirs[name], ours[name], strict=True)
         wanted = sum((real[-1] - 1).square().mean() + made[-1].square().mean() for real, made in pairs)
         torch.testing.assert_close(judged[name], wanted)
-
-
-def test_hifigan_shows_the_sounds_and_what_it_made_of_them():
-    batch = pictures(0, torch.float32)
-    shown = hifigan().eval().show(batch)
-    assert list(shown) == ["real", "generated"]
-    assert all(isinstance(each, Sound) and each.rate == 1000 for each in shown.values())
-    assert torch.equal(shown["real"].samples, batch["wave"])
-    assert shown["generated"].samples.shape == batch["wave"].shape
-    assert not shown["generated"].samples.requires_grad

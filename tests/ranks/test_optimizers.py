@@ -32,9 +32,7 @@ def validated(policy, world, every):
     batches = DataLoader([{name: value[:2] for name, value in vectors(0).items()}], batch_size=None)
     game.val_dataloader = lambda: batches
     settings = dict(val_check_interval=every, num_sanity_val_steps=0) if every else dict(limit_val_batches=0)
-    rank = torch.distributed.get_rank() if world > 1 else 0
-    parts = DataLoader([{"x": vectors(step)["x"].chunk(world)[rank]} for step in range(STEPS)], batch_size=None)
-    trainer(strategy, world, STEPS, check_val_every_n_epoch=None, **settings).fit(game, parts)
+    trainer(strategy, world, STEPS, check_val_every_n_epoch=None, **settings).fit(game, parts(STEPS, world))
     return {name: value.clone() for name, value in game.state_dict().items()}, getattr(game, "seen", None)
 
 

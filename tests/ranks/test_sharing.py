@@ -1,17 +1,15 @@
 """What players that share parameters hold and show; that they train as by hand: tests/scenes/losses.py."""
 
-from unittest import mock
-
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 
 from strategies import PhaseStrategy
-from strategies.options import compile
 from strategies.policies.belongings import belongings_of
 from strategies.policies.ddp import Ddp
 from strategies.world import World
+from tests.ranks.test_compile import without_cpp
 from tests.support.duel import fit
 from tests.support.parity import EXACT, distance, in_buckets, often, parts, trainer, vectors
 from tests.support.saved import read_checkpoint
@@ -67,16 +65,11 @@ def test_between_phases_base_and_adapters_are_whole_or_averaged(game, ranks):
     assert len({value.sum().item() for value in expected.values()}) == 4
 
 
-def compiled(policy, world):
-    torch._dynamo.reset()
-    with mock.patch.object(compile, "BACKEND", "aot_eager"):
-        return fit(SharedBase, policy, world, 4)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["zero3+compile", "fake=ddp+compile,*=zero3"])
 def test_a_compiled_network_finds_the_weights_that_others_store(policy, ranks):
-    assert distance(ranks(2).run(compiled, policy, 2)[0], fit(SharedBase, "single", 1, 4)) < EXACT
+    found = ranks(2).run(without_cpp, fit, SharedBase, policy, 2, 4)[0]
+    assert distance(found, fit(SharedBase, "single", 1, 4)) < EXACT
 
 
 def test_a_frozen_player_is_in_evaluation_mode_but_for_what_a_learner_has():

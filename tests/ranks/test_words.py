@@ -8,7 +8,6 @@ import torch
 from lightning import Callback
 from lightning.pytorch.callbacks import LambdaCallback
 
-from gan import Phase
 from gan.app.run.reopen import _load
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
@@ -135,28 +134,3 @@ def test_auto_counts_it_with_the_followed(capsys):
     fit(Following, "auto", 1, steps=1)
     told = capsys.readouterr().out
     assert "judge" in told and "teacher" not in told
-
-
-# ---- when ----
-
-
-def asked(policy, world):
-    """How often a phase's `when` was called on this rank, and how many phases were played."""
-    calls, played_ = [], []
-
-    class Asking(Duel):
-        def configure_phases(self):
-            yield Phase("judge", self.judging, "judge", start=1, every=2, when=lambda: bool(calls.append(1)) or True)
-            yield Phase("fool", self.fooling, "generator")
-
-        def judging(self, batch):
-            played_.append(1)
-            return super().judging(batch)
-
-    fit(Asking, policy, world, 6, check=False)
-    return len(calls), len(played_)
-
-
-def test_all_ranks_are_asked_and_only_when_the_phase_is_due_otherwise(ranks):
-    assert asked("single", 1) == (3, 3)
-    assert ranks(2).run(asked, "ddp", 2) == [(3, 3), (3, 3)]

@@ -94,4 +94,5 @@ def test_the_tables_speak_of_sounds(run):
     assert run_tables.nearest(opened).note == run_tables.NO_PICTURES
     batch = run_tables.held_out(opened, 2)
     assert list(run_tables.made_by(opened, batch)) == ["generated"]
+    assert not any(sounds.samples.requires_grad for sounds in opened.run.game.show(batch).values())
     assert list(grids.made({"real": batch["wave"], "copy": batch["wave"].clone()}, batch)) == ["copy"]
