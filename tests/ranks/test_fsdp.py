@@ -16,7 +16,7 @@ from strategies import PhaseStrategy
 from strategies.policies.fsdp import FsdpBucket
 from strategies.sharding.unshard_on_read import UnshardOnRead
 from tests.scenes.policies import WIDTH, Named, Odd
-from tests.support.parity import distance, equals, parts, single, train, trainer, vectors
+from tests.support.parity import distance, parts, single, train, trainer, vectors
 from tests.support.watch import WatchedStrategy
 
 # ---- units ----
@@ -153,40 +153,6 @@ def test_a_block_that_is_computed_again_keeps_all_of_its_units(ranks):
     assert distance(ranks(2).run(recomputed)[0], alone) < 1e-2  # bfloat16 rounds
     for message in ranks(2).run(recomputed_without_care):
         assert "storage" in message
-
-
-# ---- ranks that differ ----
-
-
-class SomeBlocks(Odd):
-    """The samples of the first rank pass through one block more."""
-
-    def configure_phases(self):
-        yield Phase("judge", self.some, "judge")
-
-    def some(self, batch):
-        x = self.judge.stem(batch["x"])
-        first = batch["number"][:, None] % len(batch["x"]) == batch["number"][:, None]  # of the first rank, or of all
-        through = self.judge.blocks[1](x) if first.any() else x
-        return torch.where(first, through, x).square().mean()
-
-
-class Hooked(SomeBlocks):
-    """A hook that wants whole gradients, before all ranks have waited for all gathers."""
-
-    def on_before_optimizer_step(self, optimizer):
-        self.seen = [weight.grad.norm() for weight in self.judge.parameters() if weight.grad is not None]
-
-
-def numbered(step):
-    return {**vectors(step), "number": torch.arange(len(vectors(step)["x"]))}
-
-
-def test_a_block_that_one_rank_alone_reads_keeps_its_update(ranks):
-    """With `whole` its gather is still on its way on the other rank when the shards are stepped."""
-    expected = ranks(2).run(train, SomeBlocks, numbered, "ddp", 2, 3)[0]
-    for game in (SomeBlocks, Hooked):
-        equals(ranks(2).run(train, game, numbered, "fsdp+whole", 2, 3), expected)
 
 
 # ---- the author's network ----

@@ -12,11 +12,10 @@ from gan.app.run.reopen import _load
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from gan.runs import Run
-from strategies import PhaseStrategy
 from tests.scenes.words import ByAuthor, Copied, Following, Freezing, Normed, NormedByHand
 from tests.support import opening
 from tests.support.duel import Duel, fit, of
-from tests.support.parity import EXACT, distance, often, on, parts, trainer
+from tests.support.parity import EXACT, distance, often, on
 
 # ---- freeze ----
 
@@ -103,26 +102,6 @@ def test_averaged_buffers_are_opened_and_exported_and_a_checkpoint_without_them_
 
 
 # ---- follows ----
-
-
-def test_it_begins_as_a_copy_and_learns_nothing():
-    class Looking(Following):
-        def on_train_start(self):
-            for own, other in ((self.teacher, self.judge), (self.slow, self.generator)):
-                for key, value in other.state_dict().items():
-                    assert torch.equal(own.state_dict()[key], value)
-            assert not self.teacher.training
-
-        def judging(self, batch):
-            assert not any(weight.requires_grad for weight in self.teacher.parameters())
-            return super().judging(batch)
-
-    game = Looking()
-    with torch.no_grad():
-        game.teacher["head"].weight.zero_()
-    made = trainer(PhaseStrategy("single"), 1, 2)
-    made.fit(game, parts(2))
-    assert made.strategy.policies["teacher"].optimizer is None
 
 
 @pytest.mark.parametrize("policy", ["judge=ddp,teacher=ddp,*=single", "judge=ddp,generator=single"])

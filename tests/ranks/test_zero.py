@@ -23,7 +23,7 @@ from strategies.sharding.resharded_parameter import ReshardedParameter
 from strategies.sharding.unshard_on_read import KEPT
 from tests.ranks import test_contract as contract
 from tests.support.hard_games import Plain
-from tests.support.parity import EXACT, distance, often, parts, single, snapshot, trainer
+from tests.support.parity import EXACT, distance, often, parts, single, snapshot, trainer, vectors
 from tests.support.watch import WatchedStrategy, watched
 
 ON_READ = "strategies.sharding.unshard_on_read"
@@ -156,11 +156,12 @@ class Wholes(Callback):
             yield
 
 
-def deep(policy, game, world, steps=3):
+def deep(policy, game, world, steps=3, size=BUCKET, batches=vectors, **settings):
+    """What was trained, how many buckets were whole at once in the last step, and the gathers of each phase."""
     module, strategy, wholes = game(), WatchedStrategy(policy, check=False), Wholes()
     seeded = mock.patch.dict(os.environ, PL_GLOBAL_SEED="11")
-    with mock.patch("strategies.sharding.bucket.SIZE", BUCKET), seeded, wholes.counting():
-        trainer(strategy, world, steps, callbacks=[wholes]).fit(module, parts(steps, world))
+    with mock.patch("strategies.sharding.bucket.SIZE", size), seeded, wholes.counting():
+        trainer(strategy, world, steps, callbacks=[wholes], **settings).fit(module, parts(steps, world, batches))
     gathers = [
         [size for name, size in trace.collectives if name == "_allgather_base_"] for *_, trace in strategy.traces
     ]
@@ -240,20 +241,18 @@ class Residual(nn.Module):
         return x + self.last(torch.tanh(self.first(self.norm(x))))
 
 
-def gathers_of(game, kept):
-    with mock.patch("strategies.sharding.bucket.SIZE", 2.5 * BUCKET), mock.patch(f"{ON_READ}.KEPT", kept):
-        strategy = WatchedStrategy("zero3", check=False)
-        trainer(strategy, 2, 2).fit(game(), parts(2, 2))
-    buckets = len(strategy.policies["net"].storage.buckets)
-    return buckets, sum(name == "_allgather_base_" for name, _ in strategy.traces[-1][2].collectives)
+def gathers_of(policy, kept=KEPT):
+    with mock.patch(f"{ON_READ}.KEPT", kept):
+        return len(deep(policy, Straddling, 2, 2, 2.5 * BUCKET)[2][-1])
 
 
 def test_a_block_in_two_buckets_is_not_gathered_to_and_fro(ranks):
     """In backward a block's weights are read in another order than in forward."""
-    buckets, gathers = ranks(2).run(gathers_of, Straddling, KEPT)[0]
+    hows = ("zero3+whole",), ("zero3",), ("zero3", 1)
+    buckets, gathers, to_and_fro = (ranks(2).run(gathers_of, *how)[0] for how in hows)
     assert buckets > 3
     assert gathers == 2 * buckets - 2  # for forward and for backward, which begins with the last two
-    assert ranks(2).run(gathers_of, Straddling, 1)[0][1] > 2 * buckets
+    assert to_and_fro > 2 * buckets
 
 
 class Failing(Deep):
@@ -289,22 +288,15 @@ def test_after_a_failure_reading_waits_for_nobody(policy, ranks):
 # ---- in bfloat16 ----
 
 
-def mixed(policy):
-    module, strategy = Deep(), WatchedStrategy(policy, check=False)
-    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), mock.patch("strategies.sharding.bucket.SIZE", BUCKET):
-        trainer(strategy, 2, 4, precision="bf16-mixed").fit(module, parts(4, 2, single))
-    kinds = {state["exp_avg"].dtype for state in strategy.policies["net"].optimizer.state.values()}
-    moved = {size for name, size in strategy.traces[-1][2].collectives if name == "_allgather_base_"}
-    return snapshot(module, strategy), moved, kinds
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["zero2", "zero3", "zero3+whole", "fsdp", "fsdp+whole"])
 def test_bf16_moves_half_the_bytes_and_trains_as_autocast_does(policy, ranks):
-    full, bytes_, _ = ranks(2).run(mixed, policy)[0]
-    half, fewer, kinds = ranks(2).run(mixed, f"{policy}+bf16")[0]
-    assert {2 * size for size in fewer} == bytes_  # of each gather; piece by piece, only with bf16 backward has some
-    assert kinds == {torch.float32}
+    mixed = {"steps": 4, "batches": single, "precision": "bf16-mixed"}
+    full, _, (*_, sizes) = ranks(2).run(deep, policy, Deep, 2, **mixed)[0]
+    half, _, (*_, halves) = ranks(2).run(deep, f"{policy}+bf16", Deep, 2, **mixed)[0]
+    # Of each gather; piece by piece, only with bf16 backward has some.
+    assert {2 * size for size in halves} == set(sizes) and halves
+    assert {value.dtype for name, value in half.items() if name.endswith("exp_avg")} == {torch.float32}
     assert half.keys() == full.keys()
     assert all(value.dtype == full[name].dtype for name, value in half.items())
     # The same roundings, by autocast or by the gather; but the sum of a weight's gradients in one backward is rounded.
