@@ -265,32 +265,6 @@ def test_what_cannot_be_saved_is_named_once(tmp_path):
     assert said[1].startswith("training changes 'late', and checkpoints")
 
 
-class Features(nn.Module):
-    """It keeps the result of its first layer, for a plot."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(6, 4), nn.Linear(4, 1)
-
-    def forward(self, x):
-        self.features = [self.one(x)]
-        return self.two(self.features[0].tanh())
-
-
-def saved_with_features(path):
-    game = One()
-    game.net = Features()
-    fitting = trainer(PhaseStrategy("pipeline"), 2, 1)
-    fitting.fit(game, Whole(2, torch.distributed.get_rank(), 2))
-    fitting.save_checkpoint(path)
-
-
-def test_what_a_pipeline_computes_is_saved_by_the_rank_that_has_it(ranks, tmp_path):
-    ranks(2).run(saved_with_features, tmp_path / "a.ckpt")
-    first, second = load(tmp_path / "a.ckpt")["attributes"]
-    assert "features" in first["net:Scope"] and second == {}
-
-
 class Listing(One):
     """An nn.LSTM lists its weights. Another one takes the place of one, as where a served player is given back."""
 

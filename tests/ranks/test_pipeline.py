@@ -404,21 +404,6 @@ def test_the_control_that_goes_one_way_in_all_steps_is_not_refused(ranks):
     assert ranks(2).run(refused, game, policy="generator=pipeline,*=ddp", world=2, steps=2) == [None, None]
 
 
-def calls_of_each_block():
-    game = Painting(Falling)
-    game.generator.two = Dropping(8, 6)
-    blocks = game.generator.one, game.generator.two
-    for block in blocks:
-        block.last = 9
-    trainer(PhaseStrategy("generator=pipeline+chunks:4,*=ddp", check=False), 2, 2).fit(game, parts(2, 2))
-    return [block.calls for block in blocks]
-
-
-def test_what_a_block_counts_is_the_same_on_all_ranks(ranks):
-    """A validation computes the whole network on each rank, and a checkpoint keeps the first rank's numbers."""
-    assert ranks(2).run(calls_of_each_block) == [[4, 4]] * 2
-
-
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
