@@ -53,10 +53,7 @@ MACOS = System(
         "socket": "TCP_KEEPIDLE TCP_USER_TIMEOUT AF_NETLINK AF_PACKET",
         "resource": "prlimit",
     },
-    has={
-        "sys": {"platform": "darwin"},
-        "platform": {"system": lambda: "Darwin", "libc_ver": lambda *_: ("", "")},
-    },
+    has={"sys": {"platform": "darwin"}, "platform": {"system": lambda: "Darwin", "libc_ver": lambda *_: ("", "")}},
 )
 
 WINDOWS = System(

@@ -62,27 +62,6 @@ def loader_of(length, batch=4, seed=0, **how):
     return ResumableLoader(Prepared(Numbers(length)), GlobalBatches(length, batch, seed=seed), **how)
 
 
-def test_two_ranks_go_on_after_what_one_device_was_handed_out():
-    """How one device goes on, also with workers, is in test_resume.py."""
-
-    def loader(ranks=1, rank=0):
-        batches = GlobalBatches(40, 4, ranks=ranks, rank=rank, seed=7)
-        return ResumableLoader(Prepared(Numbers(40)), batches)
-
-    first = loader()
-    first.sampler.set_epoch(2)
-    passing = iter(first)
-    for _ in range(3):
-        next(passing)
-    state, rest = first.state_dict(), [batch["index"].tolist() for batch in passing]
-    halves = [loader(2, rank) for rank in range(2)]
-    for half in halves:
-        half.load_state_dict(state)
-        assert half.state_dict() == state
-    assert [a + b for a, b in zip(*(epoch_of(half, 2) for half in halves), strict=True)] == rest
-    assert len(rest) == 7 and epoch_of(halves[0], 3) == [batch[:2] for batch in epoch_of(first, 3)]
-
-
 def test_nothing_is_prepared_before_the_epoch_is_known():
     loader = loader_of(40, workers=1)
     early = iter(loader)

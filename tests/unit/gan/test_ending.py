@@ -32,9 +32,6 @@ from strategies import TorchAccelerator
 from strategies.processes import agent
 from tests.support.posix import not_on_windows, only_on_linux
 
-# ---- ending ----
-
-
 OUTPUTS = Path(gan.app.outputs.__file__)
 # The file alone: the packages that it is in import torch, which takes seconds.
 ALONE = f"""
@@ -216,9 +213,8 @@ def test_a_published_length_without_a_gpu_is_said_with_what_to_type(name, kind, 
 
 
 def test_the_beginning_says_what_was_chosen_and_where_ranks_have_few_samples(tmp_path, capsys):
-    run = Run(
-        None, SimpleNamespace(batch_size=4), 10, chosen={"config_": "auto", "ema_kimg": "2"}, batch_on=(8).__mul__
-    )
+    chosen = {"config_": "auto", "ema_kimg": "2"}
+    run = Run(None, SimpleNamespace(batch_size=4), 10, chosen=chosen, batch_on=(8).__mul__)
     computer = Computer(TorchAccelerator(), "cpu", devices=2, nodes=1)
     begin(options.parse(["r3gan-faces"])[0], run, computer, RunFolder(tmp_path), None, 10)
     said = capsys.readouterr().out

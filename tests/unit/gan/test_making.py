@@ -22,9 +22,6 @@ from gan.pretrained import WeightFiles
 from tests.support.meta_games import Judge, weights_of, write_file, write_index
 from tests.support.posix import not_on_windows
 
-# ---- making ----
-
-
 CPU = torch.device("cpu")
 
 

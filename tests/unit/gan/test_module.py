@@ -20,8 +20,6 @@ from strategies import PhaseStrategy
 from tests.support.hard_games import Plain, Teacher
 from tests.support.parity import distance, parts, train, trainer
 
-# ---- module ----
-
 
 @pytest.mark.parametrize(
     ("words_of_it", "error", "words"),
@@ -203,6 +201,8 @@ def test_images_are_kept_without_their_graph_and_outside_a_phase_pass_unchanged(
     assert pool.slots == {}
     with noise.at(Place((0,), 0, 2, 2)):
         assert not pool.query(image * 2).requires_grad
+        none = ImagePool(0)
+        assert torch.equal(none.query(image), image) and torch.equal(none.query(-image), -image) and not none.slots
 
 
 # ---- sound ----

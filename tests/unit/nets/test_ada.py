@@ -69,9 +69,8 @@ def of_percentile(percentile, noisy):
 def test_each_change_equals_the_published_one(golden, monkeypatch, name):
     if name in ALONE:
         monkeypatch.setitem(PIPES, name, {name: 1.0})
-    for wanted, percentile in zip(
-        (golden["alone"] | golden["together"])[name], golden["settings"]["percentiles"], strict=True
-    ):
+    every = golden["alone"] | golden["together"]
+    for wanted, percentile in zip(every[name], golden["settings"]["percentiles"], strict=True):
         assert compared(golden, wanted, name, 1.0, of_percentile(percentile, "noise" in PIPES[name])) < 1e-9
 
 

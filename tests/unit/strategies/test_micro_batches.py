@@ -26,8 +26,6 @@ from strategies.turn import Training
 from strategies.world import World
 from tests.support.parity import distance, train, trainer, vectors
 
-# ---- micro batches ----
-
 
 class Pair(NamedTuple):
     image: torch.Tensor

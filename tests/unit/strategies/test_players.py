@@ -186,15 +186,8 @@ def picky(weights):
 
 
 def test_an_optimizer_that_treats_each_weight_by_itself_is_known_by_a_trial():
-    for optimizer in (
-        Shampoo,
-        Adafactor,
-        Adagrad,
-        Adam,
-        type("Own", (Adam,), {}),
-        partial(MuonAndAdam, lr=1e-2),
-        Whole,
-    ):
+    own = type("Own", (Adam,), {})
+    for optimizer in (Shampoo, Adafactor, Adagrad, Adam, own, partial(MuonAndAdam, lr=1e-2), Whole):
         assert why(optimizer) is None
     matrices = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 5, bias=False))
     assert why(partial(Muon, lr=1e-2), matrices) is None
@@ -283,10 +276,8 @@ def test_the_weights_and_random_numbers_are_as_before(dtype):
     assert all(weight.grad is None for weight in net.parameters())
 
 
-# ---- the loss scale, which follows the rule of torch's GradScaler ----
-
-
 def test_a_scale_falls_at_once_and_grows_after_a_row_of_good_updates():
+    """By the rule of torch's GradScaler."""
     finite = [True] * 3 + [False] + [True] * 7 + [False, False] + [True] * 4
     ours = LossScale(2.0**8, growth_interval=3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=3)

@@ -125,9 +125,8 @@ def unit():
     layer = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
     layer.scale = nn.Parameter(torch.tensor(2.0))
     group = dist.group.WORLD
-    made = FsdpBucket(
-        dict(layer.named_parameters()), Sharing(1, 0, group, keep=False), DeviceMesh.from_group(group, "cpu")
-    )
+    mesh = DeviceMesh.from_group(group, "cpu")
+    made = FsdpBucket(dict(layer.named_parameters()), Sharing(1, 0, group, keep=False), mesh)
     yield layer, made
     made.release()
     dist.destroy_process_group()
@@ -260,9 +259,6 @@ def test_it_takes_no_memory_and_is_the_same_object_afterwards(kind):
     assert torch.equal(weight.detach(), torch.arange(6.0).view(2, 3))
 
 
-# ---- versions ----
-
-
 def test_a_write_counts_and_an_ended_graph_does_not():
     weight = nn.Parameter(torch.ones(3))
     loss, before = weight.square().sum(), version_of(weight)
@@ -277,9 +273,6 @@ def test_a_write_counts_and_an_ended_graph_does_not():
     assert not vars(weight)  # as it was
     with torch.inference_mode():
         assert version_of(torch.ones(3)) == 0
-
-
-# ---- whole weights ----
 
 
 @given(sizes=st.dictionaries(st.text("abc", min_size=1), st.integers(0, 1000), max_size=60), ranks=st.integers(1, 9))

@@ -131,9 +131,6 @@ def test_ranks_communicate_by_what_torch_has_for_the_device(kind, expected, monk
     assert strategy._get_process_group_backend() == expected
 
 
-# ---- meeting ----
-
-
 @only_on_linux
 @pytest.mark.parametrize(("nodes", "talk"), [(1, ("lo", "127.0.0.1")), (2, ("far0", "10.0.0.7"))])
 def test_ranks_of_one_host_talk_on_loopback_whatever_its_name_means(nodes, talk, monkeypatch):

@@ -170,9 +170,6 @@ def test_in_float32_a_small_gradient_counts_by_its_own_size():
     assert (found.moment.kind, found.moment.name) == ("gradient", "b")
 
 
-# ---- options ----
-
-
 def test_the_options_of_the_run_are_options(capsys):
     typed = ["--run", "r3gan-faces", "--latent", "7", "--strategy", "ddp", "zero3", "--devices", "2,4", "--steps=3"]
     settings = verify.parse(typed)

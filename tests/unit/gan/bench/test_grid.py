@@ -45,9 +45,6 @@ def test_a_pipeline_gets_the_parts_as_chunks_and_others_as_micro_batches(strateg
     assert cell.one == Cell(32, 4) and (cell.one.typed, cell.one.micro_batches) == ("single", 4)
 
 
-# ---- what is typed ----
-
-
 def test_lists_are_read_and_the_run_has_its_own_options():
     dials = ["--policies", "ddp,zero3", MIXED, "--chunks", "1,8,1", "--batch-sizes=8", "--width", "16"]
     settings = GridBenchmark(dials).settings
@@ -100,10 +97,7 @@ def test_a_clock_times_the_steps_after_the_first_and_forgets_the_memory_before_t
 
 
 def test_a_cell_is_as_slow_as_its_slowest_rank():
-    ranks = [
-        {"seconds": 2.0, "peak": 0, "payload": 5},
-        {"seconds": 4.0, "peak": 0, "payload": 7},
-    ]
+    ranks = [{"seconds": 2.0, "peak": 0, "payload": 5}, {"seconds": 4.0, "peak": 0, "payload": 7}]
     found = together(ranks, pictures=40)
     assert (found["rate"], found["payload"], found["peak"], found["memory"]) == (10.0, 7, 0, 1)
 
@@ -145,9 +139,6 @@ def test_a_cell_is_planned_as_it_is_played():
     assert peaks[ONE, 4] < peaks[ONE, 1] and payloads[ONE, 1] == 0
     assert payloads["ddp", 1] > payloads[MIXED, 1] > 0
     assert planned(grid.BLOCKS, settings, Cell(8, 4, "pipeline", 3)) == {}
-
-
-# ---- what is written ----
 
 
 def test_the_file_has_all_of_it(benchmark, tmp_path):

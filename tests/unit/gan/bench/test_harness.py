@@ -15,9 +15,6 @@ from gan.files.errors import UserError
 from strategies.processes.call_on_ranks import WorldFailed, WorldHangs
 from strategies.processes.failure import ended, failed
 
-# ---- harness ----
-
-
 ONE, TWO, WRONG = ("one", 1), ("two", 2), ("wrong", None)
 SPEEDS = {ONE: [10.0, 1.0, 8.0], TWO: [20.0, 4.0, 8.0]}  # the machine has another speed in each round
 

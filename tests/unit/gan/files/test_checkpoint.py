@@ -23,8 +23,6 @@ from gan.files.values import decode, encode, text_of
 from strategies.checkpoint.writing import save
 from tests.ranks.test_checkpoints import Memory
 
-# ---- checkpoint ----
-
 
 def test_a_checksum_is_of_the_bits_in_a_dtype():
     tensor = torch.tensor([[0.1, -2.0], [3.0, 0.7]])
@@ -215,8 +213,7 @@ def test_infinities_that_the_constructor_made_are_meant():
     assert of_players([("net", module)], meant) == [("net", "mean", "infinity")]
     with torch.no_grad():
         module.weight[0, 0] = torch.nan
-    assert named(of_players([("net", module)], meant)) == (
-        "'weight' of player 'net', and 1 more tensors have NaN or infinity"
-    )
+    said = named(of_players([("net", module)], meant))
+    assert said == "'weight' of player 'net', and 1 more tensors have NaN or infinity"
     with torch.device("meta"):
         assert as_made(Masked()) == {"mask", "mean"}  # nobody knows

@@ -267,12 +267,7 @@ HOLDS, NONE = (f"values.json is damaged: it holds {what}" for what in ("what che
         (change_values(values={"a": {"$tuple": [], "$set": []}}), HOLDS),
         (change_values(values={"$tuple": []}), HOLDS),
         (change_values(values={"a": {"$view_as_complex": {"$tensor": ["state/a", "F32", [20]]}}}), HOLDS),
-        (
-            change_values(
-                values={"a": {"$share": ["state/a", "F32", [20]]}, "b": {"$share": ["state/a", "F32", [20]]}}
-            ),
-            NOT_WHOLE,
-        ),
+        (change_values(values={name: {"$share": ["state/a", "F32", [20]]} for name in "ab"}), NOT_WHOLE),
         (without_checksum, SHARD + "its header is not what was written"),
         (change_values(files=[]), "shard-00001-.* is no file of it"),
         (change_values(values=None), NONE),

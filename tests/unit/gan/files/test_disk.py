@@ -28,8 +28,6 @@ from gan.files.system import check_ranks, free_memory, lock, signals
 from strategies.policies import ALIASES, POLICIES
 from tests.support.posix import not_on_windows, only_on_linux
 
-# ---- disk ----
-
 
 def texts(folder):
     return {path.name: path.read_text() for path in folder.iterdir()}

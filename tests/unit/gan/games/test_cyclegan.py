@@ -108,8 +108,3 @@ def test_the_pool_follows_the_published_rule(monkeypatch):
         with noise.at(noise.Place((number,), 0, 1, 1)):
             found.append(int(pool.query(torch.full((1, 1), float(number))).item()))
     assert [found[at : at + 2] for at in range(0, 24, 2)] == figures["pool"]
-
-
-def test_a_pool_of_no_pictures_keeps_none():
-    pool, image = ImagePool(0), torch.rand(1, 1)
-    assert torch.equal(pool.query(image), image) and torch.equal(pool.query(-image), -image) and not pool.slots

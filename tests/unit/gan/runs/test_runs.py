@@ -233,9 +233,8 @@ def test_an_old_name_finds_the_data_set_with_its_labels_shape_and_edges(name, ca
 def test_the_networks_have_the_published_numbers_of_parameters():
     """At 19 labels 266.9 million in encoder and generator, 1.36 million in the discriminator. No memory is used."""
     with torch.device("meta"):
-        game = build(
-            "sean-folder", data=str(written("folder")), size=32, batch_size=1, held_out=1, labels=19, **OFF
-        ).game
+        small_one = dict(size=32, batch_size=1, held_out=1, labels=19, **OFF)
+        game = build("sean-folder", data=str(written("folder")), **small_one).game
     parts = (game.encoder, game.generator, game.discriminator)
     counts = [sum(p.numel() for p in part.parameters()) / 1e6 for part in parts]
     assert counts[0] + counts[1] == pytest.approx(266.9, abs=0.1)
@@ -415,9 +414,7 @@ def test_where_the_data_are_gone_the_networks_are_made_by_what_the_folder_says(n
         build(name, **typed)
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "labels"), [("sean", {}, 19), ("spade", {"labels": 7, "perceptual": "off"}, 7)]
-)
+@pytest.mark.parametrize(("name", "more", "labels"), [("sean", {}, 19), ("spade", {"labels": 7, **OFF}, 7)])
 def test_a_plan_needs_no_pictures_and_no_file_of_vgg(name, more, labels, tmp_path, monkeypatch):
     monkeypatch.setattr("torchvision.models.vgg19", lambda: SimpleNamespace(state_dict=narrow_vgg.state))
     small = dict(size=32, width=4, hidden=8, batch_size=4, workers=0, data=str(tmp_path / "nowhere"), **more)

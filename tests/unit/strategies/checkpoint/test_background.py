@@ -91,11 +91,7 @@ def test_ranks_tell_each_other_their_results_and_leave_nothing_in_the_store():
 
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"limit": 0.2}, "has waited 0.2 seconds"),
-        ({"lost": lambda: True}, "a rank was lost"),
-    ],
+    ("options", "error"), [({"limit": 0.2}, "has waited 0.2 seconds"), ({"lost": lambda: True}, "a rank was lost")]
 )
 def test_no_rank_waits_for_ever(who, options, error):
     def step(ranks):

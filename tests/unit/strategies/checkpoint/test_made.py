@@ -191,9 +191,6 @@ def test_a_schedule_goes_where_one_that_is_made_now_would_be(name, goes_on):
     assert name in RATES or heard == said(name)
 
 
-# ---- refused ----
-
-
 @pytest.mark.parametrize(
     ("before", "now", "why"),
     [

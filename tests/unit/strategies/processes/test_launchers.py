@@ -79,8 +79,7 @@ VARIABLE, HOST_BY_HOST = "^the environment variable ", "ranks must be numbered h
 
 
 @pytest.mark.promise(
-    "garbage in the variables of a launcher; a main port that is taken",
-    "one line with the variable and its value",
+    "garbage in the variables of a launcher; a main port that is taken", "one line with the variable and its value"
 )
 @pytest.mark.parametrize(
     ("by", "change", "words"),

@@ -12,9 +12,6 @@ from strategies.processes import rendezvous
 from strategies.processes.rendezvous import GLOO, Rendezvous, choose_interface, clear_errors, own_name
 from tests.support.parity import trainer
 
-# ---- rendezvous ----
-
-
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 
 

@@ -13,9 +13,6 @@ from strategies.processes import slurm
 from tests.support.hard_games import Plain
 from tests.support.parity import Whole, distance, snapshot, trainer
 
-# ---- slurm ----
-
-
 TASK = {
     "SLURM_JOB_ID": "12",
     "SLURM_STEP_ID": "0",

@@ -23,8 +23,6 @@ from gan.files.system import fcntl
 from strategies.checkpoint.writing import save
 from tests.support.posix import not_on_windows
 
-# ---- folder ----
-
 
 def make(out, name, *checkpoints):
     run = folder.create(out, name)

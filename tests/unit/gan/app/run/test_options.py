@@ -26,9 +26,6 @@ from tests.support.posix import not_on_windows
 pytestmark = pytest.mark.usefixtures("here")
 
 
-# ---- options ----
-
-
 def saved(here, *arguments):
     """A run with those settings and a checkpoint."""
     settings, _ = options.parse(list(arguments))
@@ -285,9 +282,6 @@ def test_settings_are_read_as_they_were_written(out, rate, seed, here):
     settings.one = settings.two = [1, 2]  # what two share is written twice
     (here / "mine.yaml").write_text(options.dump(settings, "r3gan-faces"))
     assert read(here / "mine.yaml")["two"] == [1, 2]
-
-
-# ---- run options ----
 
 
 @pytest.mark.parametrize(

@@ -148,13 +148,8 @@ def test_a_video_has_all_frames_as_gif_and_as_mp4(files, capsys):
             gif, mp4 = (np.asarray(each.convert("RGB"), int) for each in (moving, frames[number]))
             single = np.kron(pixels(f"walk/00{number}.png").astype(int), np.ones((16, 16, 1), int))
             assert np.abs(gif - single).mean() < 8 and np.abs(mp4 - single).mean() < 8
-    assert capsys.readouterr().out.split() == [
-        "style.pkl",
-        "style-interpolate-3-5-3.mp4",
-        "style.pkl",
-        "walk.gif",
-        "walk",
-    ]
+    said = capsys.readouterr().out.split()
+    assert said == ["style.pkl", "style-interpolate-3-5-3.mp4", "style.pkl", "walk.gif", "walk"]
 
 
 def test_without_pyav_a_video_is_a_gif_and_one_sentence(files, capsys, monkeypatch):

@@ -11,8 +11,6 @@ from gan.app.sampling import grids
 from gan.files.disk import write_whole
 from gan.sound import Sound
 
-# ---- grids ----
-
 
 def test_a_picture_is_what_the_tensor_says():
     sample = torch.tensor([[[-1.0, 1.0]], [[0.0, 3.0]], [[1.0, -3.0]]])
@@ -36,20 +34,6 @@ def test_colours_of_labels_can_be_told_apart_and_stay_whatever_else_is_in_the_ma
     distances = (table[:, None] - table[None]).abs().sum(2) + 1000 * torch.eye(40, dtype=torch.int)
     assert distances.min() > 15
     assert torch.equal(grids.palette(10).int(), table[:10])
-
-
-def test_a_grid_has_a_titled_column_a_batch_and_a_row_a_sample():
-    red, green = torch.tensor([1.0, -1, -1]), torch.tensor([-1.0, 1, -1])
-    columns = {"one": red.view(1, 3, 1, 1).expand(5, 3, 16, 16), "two": green.view(1, 3, 1, 1).expand(5, 3, 16, 16)}
-    sheet = grids.grid(columns, rows=3)
-    cell = 128 + grids.MARGIN
-    assert sheet.size == (grids.MARGIN + 2 * cell, grids.TITLE + grids.MARGIN + 3 * cell)
-    for row in range(3):
-        y = grids.TITLE + row * cell + 64
-        assert sheet.getpixel((grids.MARGIN + 64, y)) == (255, 0, 0)
-        assert sheet.getpixel((grids.MARGIN + cell + 64, y)) == (0, 255, 0)
-    titles = sheet.crop((0, 0, sheet.width, grids.TITLE)).convert("L")
-    assert titles.getextrema()[0] < 100  # there is writing
 
 
 def test_wide_pictures_of_a_row_stand_below_each_other():
@@ -79,15 +63,20 @@ def test_saving_replaces_a_picture_as_a_whole_and_large_ones_are_not_enlarged(tm
         assert grids.label_png(torch.zeros(height, width, dtype=torch.int64), 2).size == size
 
 
-def test_rows_may_have_titles_and_cells_may_be_missing():
+def test_a_grid_has_titled_columns_and_rows_and_cells_may_be_missing():
     red = torch.tensor([1.0, -1, -1]).view(3, 1, 1).expand(3, 128, 128)
     columns = {"one": [None, red], "two": [red, None]}
     plain, titled = grids.grid(columns), grids.grid(columns, titles=["first", "the second row"])
-    assert titled.height == plain.height
+    cell = 128 + grids.MARGIN
+    assert plain.size == (grids.MARGIN + 2 * cell, grids.TITLE + grids.MARGIN + 2 * cell)
+    assert titled.height == plain.height == grids.grid(columns, rows=1).height + cell
+    assert plain.crop((0, 0, plain.width, grids.TITLE)).convert("L").getextrema()[0] < 100  # there is writing
     shift = titled.width - plain.width
     assert 40 < shift <= 128 + grids.MARGIN
     assert titled.crop((shift, 0, titled.width, titled.height)).tobytes() == plain.tobytes()
-    assert plain.getpixel((70, 80)) == (255, 255, 255) and plain.getpixel((70, 200)) == (255, 0, 0)
+    white, colour = (255, 255, 255), (255, 0, 0)
+    found = [plain.getpixel((x, y)) for x in (70, 70 + cell) for y in (80, 200)]
+    assert found == [white, colour, colour, white]
     for row in range(2):  # each title stands beside its row
         middle = grids.TITLE + row * 134 + 64
         assert titled.crop((0, middle - 10, shift, middle + 10)).convert("L").getextrema()[0] < 100

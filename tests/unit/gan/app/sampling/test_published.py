@@ -101,9 +101,8 @@ def test_what_are_no_codes_is_named(tmp_path):
 def test_hifigan_is_heard(tmp_path):
     mel = Mel(8000, 8, 64, 16)
     generator = HifiGenerator(8, 16, (4, 4), (8, 8), (3,), ((1, 3),))
-    for file in files(
-        generator, Judges(ScaleJudges(2, (4, 8), (4,), groups=4), PeriodJudges((2,), (4,))), mel, 2e-4, 0.999, {}
-    ):
+    judges = Judges(ScaleJudges(2, (4, 8), (4,), groups=4), PeriodJudges((2,), (4,)))
+    for file in files(generator, judges, mel, 2e-4, 0.999, {}):
         file.write(tmp_path / file.name)
     numpy.save(tmp_path / "heard.npy", numpy.zeros((8, 20), numpy.float32))
     assert sample.main(["g_00000000", "--inputs", "heard.npy", "--out", "made"]) == 0

@@ -17,9 +17,6 @@ from gan.files.errors import UserError
 from tests.support.posix import not_on_windows
 from tests.support.saved import Malice
 
-# ---- styles ----
-
-
 NAMES = ("background", "skin", "hair", "hat")
 
 

@@ -32,11 +32,8 @@ class Show(Plain):
     def show(self, batch):
         assert not self.generator.training
         assert not torch.is_grad_enabled()
-        return {
-            "made": self.generator(torch.randn(len(batch["x"]), 4, dtype=torch.float64))[:, None, None].repeat(
-                1, 3, 6, 1
-            )
-        }
+        made = self.generator(torch.randn(len(batch["x"]), 4, dtype=torch.float64))
+        return {"made": made[:, None, None].repeat(1, 3, 6, 1)}
 
 
 class Data(LightningDataModule):

@@ -49,14 +49,8 @@ def test_advice_comes_once_after_a_while_outside_of_the_range(figures, said):
 @pytest.mark.parametrize(
     ("game", "said"),
     [
-        (
-            dict(gamma=1.0, ada=None),
-            ["augment more, or give it", "lower gamma", "raise gamma, or lower"],
-        ),
-        (
-            dict(penalty=1.0, rates=(1, 2)),
-            ["give", "raise its learning rate, or lower penalty", "raise penalty"],
-        ),
+        (dict(gamma=1.0, ada=None), ["augment more, or give it", "lower gamma", "raise gamma, or lower"]),
+        (dict(penalty=1.0, rates=(1, 2)), ["give", "raise its learning rate, or lower penalty", "raise penalty"]),
         (dict(rate=1.0), ["give it more pictures", "make it wider", "lower the learning rates, or go back"]),
     ],
 )

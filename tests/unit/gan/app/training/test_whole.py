@@ -84,9 +84,8 @@ def test_one_that_was_typed_is_not_exchanged_but_the_whole_one_before_it_is_name
 def test_before_a_copy_of_another_name_are_all_that_the_run_wrote(run):
     copy = run.checkpoints / "step-000020-keep.ckpt"
     damage(run.checkpoint(20).rename(copy))
-    assert instead(run, copy) == (
-        f"the newest whole checkpoint before it is {run.checkpoint(30)}: type {run.checkpoint(30)}"
-    )
+    newest = run.checkpoint(30)
+    assert instead(run, copy) == f"the newest whole checkpoint before it is {newest}: type {newest}"
 
 
 def test_one_of_a_newer_version_is_not_passed_over(run, monkeypatch):
