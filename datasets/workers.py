@@ -95,7 +95,7 @@ def _end_workers() -> None:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def workers_explained() -> Iterator[None]:
     """Inside the `with`, a failure of workers is an error of one line: torch's own is a stack of two processes.
 
     A worker may die at any time, and torch raises its error wherever the main thread is just then.

@@ -17,7 +17,7 @@ from gan.app.run import options
 from gan.app.run.parser import Parser, items, listed
 from gan.app.scoring.names import NEEDS, TITLES, TRAINED_ON, title_of
 from gan.files.disk import write_whole
-from gan.files.errors import advised
+from gan.files.errors import explained
 
 Scores = listed("Scores", "|".join(["all", *NEEDS]), f"all, or some of {','.join(NEEDS)}")
 Labels = listed("Labels", r"\d*", "numbers with commas, such as 0,182")
@@ -49,7 +49,7 @@ def save(result: dict[str, Any], path: Path) -> None:
     """
     plain = json.loads(json.dumps(result, default=str), parse_constant=lambda word: str(float(word)))
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(1))
-    with advised(f"cannot write '{path}'", "the scores are in the table above"):
+    with explained(f"cannot write '{path}': {{why}}; the scores are in the table above", OSError):
         if path.is_file():
             path.rename(next(name for name in numbered if not name.exists()))
         write_whole(path, json.dumps(plain, indent=2, ensure_ascii=False) + "\n")

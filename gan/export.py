@@ -17,7 +17,7 @@ from gan.app.outputs import run, say
 from gan.app.run import options
 from gan.app.run.parser import Parser, items, listed
 from gan.files.disk import free_name, name_for, whole_file
-from gan.files.errors import UserError, advised
+from gan.files.errors import UserError, explained
 from gan.files.system import version_of
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def export(
 
     default = f"step-{opened.step:06d}" + ("-raw" if weights == "raw" else "")
     folder = opened.folder.path / "export" / default if to is None else to
-    with advised(f"cannot write to '{folder}'", "choose a folder with --to", SafetensorError):
+    with explained(f"cannot write to '{folder}': {{why}}; choose a folder with --to", OSError, SafetensorError):
         folder.mkdir(parents=True, exist_ok=True)
         for name, write in files.items():
             with whole_file(folder / name) as part:
@@ -184,10 +184,8 @@ def _published(game: "GanModule") -> dict[str, "PublishedFile"]:
     """The files of the published code. A network may not have that form, so they are made before any is written."""
     if not callable(files := getattr(game, "published", None)):
         raise UserError(f"--published: {type(game).__name__} has no published form; leave it out")
-    try:
+    with explained("these networks do not have the published form. {why}; or leave --published out", UserError):
         return {each.name: each for each in files()}
-    except UserError as error:
-        raise UserError(f"these networks do not have the published form. {error}; or leave --published out") from error
 
 
 def _programs(opened: "SavedRun", players: list[Exported], formats: str) -> dict[str, Callable[[Path], object]]:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gan.files.checkpoint import Share
+from gan.files.checkpoint import Share, aside
 from gan.files.errors import UserError
 from gan.noise import seed_for
 from gan.phase import Player
@@ -44,28 +44,6 @@ def give_memory(tensor: Tensor, values: Tensor) -> None:
         made.__class__ = type(tensor)
     vars(made).update(vars(tensor))
     torch.utils.swap_tensors(tensor, made)
-
-
-@contextmanager
-def aside(game: nn.Module, which: Callable[[Tensor], bool]) -> Iterator[None]:
-    """Inside the `with`, a game is without some of its tensors: code that moves or sends all of them skips these."""
-    taken = [
-        (module, name, tensor)
-        for module in game.modules()
-        for name, tensor in (*module._parameters.items(), *module._buffers.items())
-        if tensor is not None and which(tensor)
-    ]
-    try:
-        for module, name, _ in taken:
-            setattr(module, name, None)  # torch's RNNs change their own lists then, too
-        yield
-    finally:
-        for module, name, tensor in taken:
-            setattr(module, name, tensor)
-
-
-def meta(tensor: Tensor) -> bool:
-    return tensor.is_meta
 
 
 @dataclass(frozen=True)
@@ -181,7 +159,7 @@ def reopened(game: nn.Module, players: Iterable[Player], saved: Mapping[str, Any
     if strict:
         check_files(noted, files, {name: each.digest() for name, each in files.items()})
     making = Making(game, players)
-    with aside(game, meta):
+    with aside(game, lambda tensor: tensor.is_meta):
         game.cpu()  # torch's RNNs have weak references to their weights, which cannot get memory then; this drops them
     for tensor in making.tensors.values():
         give_memory(tensor, torch.empty(tensor.shape, dtype=tensor.dtype))

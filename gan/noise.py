@@ -26,6 +26,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -116,11 +117,8 @@ class Place:
     def one_call(self) -> Iterator[None]:
         """All draws inside the `with` count as one, so how many there are moves no later draw."""
         call = self.next_call()
-        calls, self.calls = self.calls, call + 1 << OF_LOOP
-        try:
+        with mock.patch.object(self, "calls", call + 1 << OF_LOOP):
             yield
-        finally:
-            self.calls = calls
 
     def seed(self, call: int, number: int) -> int:
         """The seed of a block or row of a draw. It costs little, because there may be many."""
@@ -270,37 +268,30 @@ def fill(out: Tensor, draw: Draw, place: Place, call: int, parts: Sequence[range
 
     Without `parts` all rows of the draw are here.
     """
-    token = _place.set(None)  # torch's own kernels fill a block: see strategies/draws.py
-    try:
-        return _fill(out, draw, place, call, parts)
-    finally:
-        _place.reset(token)
-
-
-def _fill(out: Tensor, draw: Draw, place: Place, call: int, parts: Sequence[range] | None) -> Tensor:
     shape, device = out.shape, out.device
     count = shape[0] if shape else 1
     total = count if parts is None else place.whole(count)
     high = _rows_of_a_block(total, out.numel() // (count or 1), out.is_cpu)
-    if high >= total and parts is None:
-        draw(out, generator=seeded(device, place.seed(call, 0)))
-        return out
     at, last, block = 0, -1, out
-    for part in (range(total),) if parts is None else parts:
-        assert not part or part[-1] < total
-        while part:
-            number, top = divmod(part[0], high)
-            size = min(high, total - number * high)
-            taken = min(len(part), -(-(size - top) // part.step))
-            target = out if taken == count else out[at : at + taken]
-            if taken == size:
-                draw(target, generator=seeded(device, place.seed(call, number)))
-            else:
-                if number != last:  # two copies of the samples may share a block
-                    last, block = number, out.new_empty(size, *shape[1:])
-                    draw(block, generator=seeded(device, place.seed(call, number)))
-                target.copy_(block[top : top + taken * part.step : part.step])
-            part, at = part[taken:], at + taken
+    token = _place.set(None)  # torch's own kernels fill a block: see strategies/draws.py
+    try:
+        for part in (range(total),) if parts is None else parts:
+            assert not part or part[-1] < total
+            while part:
+                number, top = divmod(part[0], high)
+                size = min(high, total - number * high)
+                taken = min(len(part), -(-(size - top) // part.step))
+                target = out if taken == count else out[at : at + taken]
+                if taken == size:
+                    draw(target, generator=seeded(device, place.seed(call, number)))
+                else:
+                    if number != last:  # two copies of the samples may share a block
+                        last, block = number, out.new_empty(size, *shape[1:])
+                        draw(block, generator=seeded(device, place.seed(call, number)))
+                    target.copy_(block[top : top + taken * part.step : part.step])
+                part, at = part[taken:], at + taken
+    finally:
+        _place.reset(token)
     return out
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -124,12 +125,9 @@ def synchronised() -> Iterator[None]:
     replaced: subclasses keep their forward, and modules that call F.batch_norm are synchronised too.
     """
     torch._dynamo.trace_rules.get_torch_obj_rule_map()  # looks up by name, once, which functions torch.compile keeps
-    before = F.batch_norm, F.instance_norm, nn.SyncBatchNorm.forward  # the last one refuses CPU tensors
-    F.batch_norm, F.instance_norm, nn.SyncBatchNorm.forward = batch_norm, instance_norm, _BatchNorm.forward
-    try:
+    ours = mock.patch.multiple(F, batch_norm=batch_norm, instance_norm=instance_norm)
+    with ours, mock.patch.object(nn.SyncBatchNorm, "forward", _BatchNorm.forward):  # its own refuses CPU tensors
         yield
-    finally:
-        F.batch_norm, F.instance_norm, nn.SyncBatchNorm.forward = before
 
 
 def in_groups(network: nn.Module, size: int) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.models import VGG16_Weights, VGG19_Weights, WeightsEnum, vgg
 
 from gan.files.disk import load_plain
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 
 N = TypeVar("N", bound=nn.Module)
 SOURCE = VGG19_Weights.IMAGENET1K_V1
@@ -73,8 +73,7 @@ def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
 
 def _keep(module: Vgg19, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Loading a state dict, which has none of these weights, leaves them as they are."""
-    for name, tensor in module.features.state_dict(prefix=f"{prefix}features.").items():
-        state[name] = tensor
+    state.update(module.features.state_dict(prefix=f"{prefix}features."))
 
 
 def load_vgg19(weights: str | Mapping[str, Tensor], normalise: bool = False) -> Vgg19:
@@ -91,10 +90,8 @@ def load(
     path = _cached(source, called) if weights == "torchvision" else Path(weights)
     if not path.is_file():
         raise UserError(f"there is no file '{path}' of {called}'s weights; {_advice(source)}")
-    try:
+    with explained(f"'{path}' cannot be read as weights: {{why}}; {_advice(source)}", UserError):
         state = load_plain(path)
-    except UserError as error:
-        raise UserError(f"'{path}' cannot be read as weights: {error}; {_advice(source)}") from error
     try:
         return make(state)
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
@@ -107,14 +104,10 @@ def load(
 def _cached(source: WeightsEnum, called: str) -> Path:
     """The file in torchvision's cache, which is downloaded if it is missing."""
     path = Path(torch.hub.get_dir(), "checkpoints", Path(source.url).name)
-    try:
+    failed = f"the perceptual loss needs {called}'s weights and their download failed ({{why}}); {_advice(source)}"
+    with explained(failed, OSError, RuntimeError, HTTPException), redirect_stdout(sys.stderr):
         if not path.is_file():
-            with redirect_stdout(sys.stderr):
-                source.get_state_dict(check_hash=True, weights_only=True, progress=sys.stderr.isatty())
-    except (OSError, RuntimeError, HTTPException) as error:
-        raise UserError(
-            f"the perceptual loss needs {called}'s weights and their download failed ({error}); {_advice(source)}"
-        ) from error
+            source.get_state_dict(check_hash=True, weights_only=True, progress=sys.stderr.isatty())
     return path
 
 

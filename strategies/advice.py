@@ -1,9 +1,6 @@
 """What to type where a player cannot have its policy. Errors deep in a policy know the player alone."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-
-from gan.files.errors import UserError
+from collections.abc import Mapping
 
 _typed: dict[str, str] = {}  # of the training of this process: players, or `*`, and what was typed for them
 _leaders: dict[str, str] = {}  # whom a player follows; itself if it follows none
@@ -28,14 +25,3 @@ def instead(player: str, policy: str = "", without: str = "") -> str:
     if _leaders and not set(_leaders.values()) - mix.keys():
         mix.pop("*", None)  # no player is left for it
     return "--strategy " + (",".join(map("=".join, mix.items())) if len(mix) > 1 else mix[name])
-
-
-@contextmanager
-def explained(words: str, explanation: str) -> Iterator[None]:
-    """Inside the `with`, a RuntimeError of torch's that has these words is raised as this explanation."""
-    try:
-        yield
-    except RuntimeError as error:
-        if words not in str(error):
-            raise
-        raise UserError(explanation) from error

@@ -15,7 +15,7 @@ from gan.phase import Player
 from strategies.advice import note_typed
 from strategies.amounts import Held, readable
 from strategies.choice import Choice, choose
-from strategies.placing.placement import Placement
+from strategies.placing.division import Placement
 from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies import POLICIES
 from strategies.policies.belongings import Belongings, belongings_of

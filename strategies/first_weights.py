@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gan.ema import Ema
-from gan.files.checkpoint import Share
+from gan.files.checkpoint import Share, aside
 from gan.files.errors import UserError
-from gan.making import Making, aside, give_memory
+from gan.making import Making, give_memory
 from gan.module import GanModule
 from gan.pretrained import WeightFiles, open_files
 from strategies import private

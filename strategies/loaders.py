@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
 from gan.files.errors import UserError
+from gan.making import drawing_from
 from gan.noise import seed_for
 from strategies import random_state
 from strategies.accelerator import pins
@@ -26,8 +27,7 @@ class SameOrder(DistributedSamplerWrapper):
     """
 
     def __iter__(self) -> Iterator[Any]:
-        with random_state.untouched():
-            random_state.reseed(seed_for("order", self.seed, self.epoch))
+        with drawing_from(seed_for("order", self.seed, self.epoch)):
             return iter(list(super().__iter__()))
 
 

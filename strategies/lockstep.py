@@ -52,10 +52,10 @@ class Lockstep:
     def name_run(self, world: World, trainer: Trainer | None) -> None:
         """Give all ranks one name for this run. The process group must exist. Pass the trainer only in training."""
         run = world.broadcast(secrets.token_hex(8))
-        self.ending = Ending(run if world.size > 1 else "")
-        self.same_on_ranks = SameOnRanks(world, run)
+        store = dist.PrefixStore(run, private.default_store()) if world.size > 1 else None
+        self.ending, self.same_on_ranks = Ending(store), SameOnRanks(world, store)
         number, first = (0, 0) if self.survivor is None else (self.survivor.rank, self.survivor.first)
-        self.places = Places(world, run, shared_board(world.per_node, first, run, lambda: world.gather(None)), number)
+        self.places = Places(world, store, shared_board(world.per_node, first, run, lambda: world.gather(None)), number)
         if trainer is None:
             return
         if world.size > 1:

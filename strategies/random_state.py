@@ -72,9 +72,3 @@ def untouched() -> Iterator[None]:
         yield
     finally:
         restore(state)
-
-
-def reseed(seed: int) -> None:
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)

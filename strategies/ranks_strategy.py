@@ -24,8 +24,7 @@ from strategies.checkpoint.writing import refuse_other
 from strategies.choice import Choice, choices
 from strategies.loaders import prepared
 from strategies.lockstep import Lockstep
-from strategies.placing.division import Division
-from strategies.placing.placement import placement_of, refuse_a_group
+from strategies.placing.division import Division, placement_of, refuse_a_group
 from strategies.policies import POLICIES
 from strategies.private import Launcher
 from strategies.processes.cluster import connect, environment, place_of
@@ -187,9 +186,9 @@ class RanksStrategy(LaunchedStrategy):
         before = random_state.capture()
         self.set_world_ranks()
         if self.num_processes * self.num_nodes > 1:
-            rank, size, division = self.global_rank, self.world_size, self.division
-            if division.part is not None and division.placement is not None:  # of all ranks of the run
-                rank, size = division.part.ranks[division.part.rank], division.placement.size
+            rank, size = self.global_rank, self.world_size
+            if (part := self.division.part) is not None:  # of all ranks of the run
+                rank, size = part.ranks[part.rank], part.placement.size
             if self.init_method is None:
                 choose_interface(self.cluster_environment.main_address if self.num_nodes > 1 else THIS_HOST)
             store = self._store(rank, size)  # held until the group holds it too: rank 0 may be its server

@@ -12,10 +12,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from gan import later, noise
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 from gan.phase import Losses, Phase
 from strategies import private
-from strategies.advice import explained, instead
+from strategies.advice import instead
 from strategies.draws import Draws
 from strategies.hooks import NO_HOOKS, Hooks, refuse_partial_gradients, see_gradients
 from strategies.micro_batches import row_counts, split_batch
@@ -193,10 +193,11 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
             total = learner.reduction.arm(total, last=index == parts - 1)
         training.hooks.call("on_before_backward", total)
         with explained(
-            "backward through the graph a second time",
             f"phase '{phase.name}': backward goes a second time through its loss; let the loss not call backward() "
             f"itself, compute again what another phase has computed and learned from, and take no "
             f"parametrize.cached() around calls of a pipeline",
+            RuntimeError,
+            saying="backward through the graph a second time",
         ):
             total.backward()
         if "on_after_backward" in training.hooks.wanted:

@@ -16,17 +16,17 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from datasets.workers import Loader, explained
+from datasets.workers import Loader, workers_explained
 from gan.files.disk import regular
 from gan.files.errors import UserError, printable, this_rank
 from gan.files.system import cores
@@ -120,10 +120,10 @@ def remember(
             if lost or not file.is_file():  # else the note of a lost text could become true for other work
                 file.unlink()
         begin(todo)
-        with closing(_Notes(file, saving)) as notes:
-            for entry, text in enumerate(texts):
-                if lost and text is not None:
-                    notes.add(entries[entry], text)
+        lines, written = [b"\n"], time.monotonic()  # after what a killed process has begun
+        lines += [_line(entries[entry], text) for entry, text in enumerate(texts) if lost and text is not None]
+        with file.open("ab") as notes, ExitStack() as at_last:
+            at_last.callback(_write, lines, notes, saving)
             for results in _results(work, todo, title):
                 for entry, problem, made in results:
                     if problem is not None:
@@ -132,8 +132,10 @@ def remember(
                     if isinstance(made, OSError):
                         raise made
                     texts[entry] = made
-                    notes.add(entries[entry], made)
-                notes.write(NOTE_EVERY)
+                    lines.append(_line(entries[entry], made))
+                if time.monotonic() - written >= NOTE_EVERY:
+                    _write(lines, notes, saving)
+                    written = time.monotonic()
                 if len(problems) >= most:
                     break
     return texts, problems
@@ -168,29 +170,15 @@ def _texts(file: Path, entries: Sequence[tuple[str, list[int]]], good: Callable[
     return [text if stamp == then else None for stamp, then, text in found], len(there) < len(known)
 
 
-class _Notes:
-    """Lines that are added to a file: some seconds later, and at the end."""
+def _line(entry: tuple[str, list[int]], text: str) -> bytes:
+    return _signed(json.dumps([*entry, text]).encode()) + b"\n"
 
-    def __init__(self, file: Path, saving: Callable[[], None]) -> None:
-        self.file, self.saving, self.written = file.open("ab"), saving, time.monotonic()
-        self.lines = [b"\n"]  # after what a killed process has begun
 
-    def add(self, entry: tuple[str, list[int]], text: str) -> None:
-        self.lines.append(_signed(json.dumps([*entry, text]).encode()) + b"\n")
-
-    def write(self, after: float = 0.0) -> None:
-        """Write what was added, if the last time is so many seconds ago."""
-        if time.monotonic() - self.written < after:
-            return
-        self.saving()
-        self.file.writelines(self.lines)
-        self.file.flush()
-        self.lines.clear()
-        self.written = time.monotonic()
-
-    def close(self) -> None:
-        with self.file:
-            self.write()
+def _write(lines: list[bytes], notes: BinaryIO, saving: Callable[[], None]) -> None:
+    saving()
+    notes.writelines(lines)
+    notes.flush()
+    lines.clear()
 
 
 def _signed(line: bytes) -> bytes:
@@ -246,7 +234,7 @@ def _results(work: Callable[[int], Any], todo: np.ndarray, title: str) -> Iterat
     loader = Loader(todo.tolist(), batch_size=16, collate_fn=partial(_worked, work), seed=0, workers=workers)
     interval = 0.5 if sys.stderr.isatty() else 20
     shown = {"desc": printable(title), "unit": "file", "dynamic_ncols": True}
-    with tqdm(total=len(todo), delay=1, mininterval=interval, **shown) as bar, explained():
+    with tqdm(total=len(todo), delay=1, mininterval=interval, **shown) as bar, workers_explained():
         with torch.device("cpu"):  # a loader reads the value of a seed, also where a plan makes everything on meta
             batches = iter(loader)
         for batch in batches:

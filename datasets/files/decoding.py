@@ -8,7 +8,7 @@ from PIL import Image, ImageColor, ImageOps
 from torch import Tensor
 
 from datasets.files.pairs import DEEP, FORMATS, PICTURES
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 
 SUFFIXES = (*PICTURES, ".gif", ".jfif", ".ppm", ".pgm", ".avif")
 READ = (*FORMATS, "PPM", "AVIF")
@@ -29,10 +29,8 @@ class Frame:
     background: str = "white"
 
     def colour(self) -> tuple[int, ...]:
-        try:
+        with explained(f"there is no colour {self.background!r}; try white, black, or #c0c0c0", ValueError):
             return ImageColor.getrgb(self.background)[:3]
-        except ValueError as error:
-            raise UserError(f"there is no colour {self.background!r}; try white, black, or #c0c0c0") from error
 
     def pixels(self, picture: Image.Image) -> Tensor:
         """The picture as bytes [channels, height, width], by bicubic with antialiasing. Colours count by their opacity.

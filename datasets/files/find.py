@@ -12,7 +12,7 @@ from PIL import Image
 from datasets.files.cache import all_files
 from datasets.files.decoding import MOST_BYTES, SUFFIXES
 from datasets.files.sources import FORMS, Folder, Source, Tar, Zip, numbered, reading
-from gan.files.errors import UserError, reason
+from gan.files.errors import UserError, explained
 
 # torchvision's sets by the names that are typed.
 KINDS = """CIFAR10 CIFAR100 MNIST FashionMNIST KMNIST SVHN STL10 CelebA LSUN Flowers102 Food101 Caltech101 DTD EuroSAT
@@ -44,10 +44,8 @@ def find_source(data: str, classes: bool | None = None, option: str = "--data") 
     path = Path(data).expanduser()
     if not path.exists():
         return Named(_name(data), Path(HOME), classes)
-    try:
+    with explained(f"cannot read {data} ({{why}}); give {FORMS}", OSError):
         return _at(path, classes)
-    except OSError as error:
-        raise UserError(f"cannot read {data} ({reason(error)}); give {FORMS}") from error
 
 
 def _at(path: Path, classes: bool | None) -> Source:
@@ -87,10 +85,9 @@ class Parquet(Source):
     """Tables with a column of pictures, as hubs store them: structs of bytes and path, or bytes alone."""
 
     def __init__(self, path: Path, files: list[Path], classes: bool | None) -> None:
-        try:
+        needed = f"to read {path}, Parquet's reader is needed; type pip install pyarrow"
+        with explained(needed, ModuleNotFoundError):
             from pyarrow import parquet
-        except ModuleNotFoundError as error:
-            raise UserError(f"to read {path}, Parquet's reader is needed; type pip install pyarrow") from error
         names, stamps, places, labels = [], [], [], []
         class_names: tuple[str, ...] = ()
         for number, file in enumerate(files):
@@ -159,13 +156,9 @@ class Named(Source):
         kind = NAMED[name]
         make = getattr(published, kind)
         how = dict.fromkeys({"download", "small"} & signature(make).parameters.keys(), True)
-        try:
+        why = f"{name} is not in the folder {root} and cannot be downloaded ({{why}}); put it there as "
+        with explained(f"{why}torchvision.datasets.{kind} wants it", Exception):  # the network raises many kinds
             self.set = make(root, **how)
-        except Exception as error:  # torchvision and the network raise many kinds
-            raise UserError(
-                f"{name} is not in the folder {root} and cannot be downloaded ({reason(error)}); put it there as "
-                f"torchvision.datasets.{kind} wants it"
-            ) from error
         given = [getattr(self.set, each, None) for each in ("targets", "labels", "_labels")]
         labels = next((np.asarray(each).tolist() for each in given if each is not None), None)
         whole = labels is not None and classes is not False and name not in UNLABELLED

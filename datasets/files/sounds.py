@@ -14,7 +14,7 @@ from datasets.files.cache import cache_folder, explained_write_errors, remember
 from datasets.files.pictures import UsableSamples, raise_broken
 from datasets.files.sources import Folder
 from gan.files.disk import regular, whole_file
-from gan.files.errors import UserError, reason
+from gan.files.errors import UserError, explained, reason
 
 PEAK = 0.95  # of a whole sound, as published
 QUIET = math.log(1e-5)  # what mel spectrograms have where nothing is heard
@@ -34,11 +34,10 @@ class SoundFolder(Folder):
 
     def decoded(self, index: int, rate: int) -> np.ndarray:
         """The sound as int16 at a rate, the mean of its channels."""
-        try:
+        needed = "to read sounds, two packages are needed; type pip install soundfile soxr"
+        with explained(needed, ModuleNotFoundError):
             import soundfile
             import soxr
-        except ModuleNotFoundError as error:
-            raise UserError("to read sounds, two packages are needed; type pip install soundfile soxr") from error
         try:
             with self.read(index) as file, soundfile.SoundFile(file) as sound:
                 own, wave = sound.samplerate, sound.read(dtype="float64", always_2d=True).mean(1)

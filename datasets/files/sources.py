@@ -10,7 +10,7 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO
 
@@ -21,7 +21,7 @@ from datasets.files.cache import all_files
 from datasets.files.decoding import MOST_BYTES, READ, SUFFIXES
 from datasets.files.pairs import why
 from gan.files.disk import regular
-from gan.files.errors import UserError, reason
+from gan.files.errors import UserError, explained
 
 # The class of each picture, int64 [pictures] or float32 [pictures, length], and the names of all classes.
 Labels = tuple[np.ndarray, tuple[str, ...]]
@@ -198,15 +198,9 @@ class Tar(Source):
             return file.read(size)
 
 
-@contextmanager
-def reading(file: Path, kind: str) -> Iterator[None]:
+def reading(file: Path, kind: str) -> AbstractContextManager[None]:
     """Inside the `with`, a file is listed: zipfile, tarfile and pyarrow raise many kinds of errors for damaged ones."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{file} cannot be read as {kind} ({reason(error)}); get the file again") from error
+    return explained(f"{file} cannot be read as {kind} ({{why}}); get the file again", Exception)
 
 
 def class_folders(names: Sequence[str], classes: bool | None) -> Labels | None:
@@ -236,17 +230,13 @@ def _labels_in(stream: IO[bytes], names: Sequence[str], file: Path) -> Labels | 
         text = stream.read(MOST_JSON + 1)
     if len(text) > MOST_JSON:
         raise UserError(f"{file} is larger than {MOST_JSON:,} bytes; it should hold labels alone")
-    try:
+    other = f'{file} is not {{"labels": [["name.png", 3], ...]}} or {{"labels": null}}; correct it, or type --classes '
+    with explained(f"{other}false to train without labels", ValueError, TypeError, AttributeError, RecursionError):
         content = json.loads(text)
         given = content.get("labels") if isinstance(content, dict) else content
         if given is None:
             return None
         known = {name.replace("\\", "/"): label for name, label in given}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f'{file} is not {{"labels": [["name.png", 3], ...]}} or {{"labels": null}}; correct it, or type '
-            f"--classes false to train without labels"
-        ) from error
     here = set(names)
     for what, missing in (("names files that are not there", known.keys() - here), ("misses", here - known.keys())):
         if missing:

@@ -12,7 +12,7 @@ import torch
 from jsonargparse import Namespace
 from lightning_utilities.core.rank_zero import rank_zero_only
 
-from datasets.workers import explained
+from datasets.workers import workers_explained
 from gan.app import outputs
 from gan.files.errors import UserError, escape_warnings, refuse
 from gan.files.loading import loading
@@ -40,7 +40,7 @@ def command(work: Callable[[list[str]], int | None]) -> Callable[..., int]:
     def main(argv: list[str] | None = None) -> int:
         escape_warnings()
         try:
-            with explained():
+            with workers_explained():
                 return work(sys.argv[1:] if argv is None else argv) or 0
         except BaseException as raised:
             if isinstance(raised, SystemExit) and isinstance(raised.__context__, KeyboardInterrupt):

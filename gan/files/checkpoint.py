@@ -21,7 +21,7 @@ import math
 import os
 import zlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -259,7 +259,8 @@ def load_module_state(
     state = OrderedDict(whole(rest) | {key: _on_meta(weight) for key, weight in sharded.items()})
     # The versions of modules, by which some of them know what an older file has.
     vars(state).update(getattr(own, "__dict__", {}))  # none, if the author's state_dict() returns a plain dict
-    with _aside(module, set(sharded.values())):
+    # What loads into modules, such as hooks, asks for all names.
+    with aside(module, set(sharded.values()).__contains__, _on_meta):
         missing, unexpected = module.load_state_dict(state, strict=False)
     unsaved = {id(own[key]) for key in left_out if key in own}
     missing = [key for key in missing if key not in own or id(own[key]) not in unsaved]
@@ -276,22 +277,28 @@ def take_format(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
             tensor.data = tensor.data.to(dtype)
 
 
-def _on_meta(weight: Tensor) -> Tensor:
-    return torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+def _on_meta(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="meta"), weight.requires_grad)
 
 
 @contextmanager
-def _aside(module: nn.Module, weights: Set[Tensor]) -> Iterator[None]:
-    """Tensors without values in place of these weights: what loads into modules, such as hooks, asks for all names."""
-    everyone = [(each._parameters, *item) for each in module.modules() for item in each._parameters.items()]
-    taken = [(own, name, weight) for own, name, weight in everyone if weight is not None and weight in weights]
+def aside(
+    network: nn.Module, which: Callable[[Tensor], bool], instead: Callable[[Tensor], Tensor | None] = lambda _: None
+) -> Iterator[None]:
+    """Inside the `with`, a network is without some of its tensors: code that moves or sends all of them skips these."""
+    taken = [
+        (module, name, tensor)
+        for module in network.modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None and which(tensor)
+    ]
     try:
-        for parameters, name, weight in taken:
-            parameters[name] = nn.Parameter(_on_meta(weight), weight.requires_grad)
+        for module, name, tensor in taken:
+            setattr(module, name, instead(tensor))  # torch's RNNs change their own lists then, too
         yield
     finally:
-        for parameters, name, weight in taken:
-            parameters[name] = weight
+        for module, name, tensor in taken:
+            setattr(module, name, tensor)
 
 
 def checksum(tensor: Tensor, dtype: torch.dtype | None = None) -> Checksum:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gan.files.errors import UserError, advised
+from gan.files.errors import UserError, explained
 from gan.files.system import WINDOWS, after_fork
 
 
@@ -68,21 +68,18 @@ def load_plain(path: Path) -> Any:
 
     torch's own error would advise to run the file's code. And torch does not look at the checksums that its zip has.
     """
-    try:
+    other = "it is not of torch.save, or holds more than tensors and plain values"
+    with explained("{why}", Exception), explained(other, pickle.UnpicklingError, EOFError):  # torch raises many kinds
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as file:
                 if damaged := file.testzip():
                     raise UserError(f"it is damaged: {damaged} in it has another checksum")
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError) as error:
-        raise UserError("it is not of torch.save, or holds more than tensors and plain values") from error
-    except Exception as error:  # torch raises many kinds of errors for broken files
-        raise UserError((str(error).splitlines() or [type(error).__name__])[0]) from error
 
 
 def read_plain(path: Path, what: str, advice: str) -> Any:
     """What `load_plain` reads of a person's file, which should be `what`."""
-    with advised(f"'{path}' cannot be read as {what}", advice, UserError):
+    with explained(f"'{path}' cannot be read as {what}: {{why}}; {advice}", OSError, UserError):
         regular(path)
         return load_plain(path)
 

@@ -54,6 +54,21 @@ class DiskError(UserError):
     """The disk of one of the ranks has failed, or is full. All ranks that save together raise it."""
 
 
+@contextmanager
+def explained(words: str, *kinds: type[Exception], saying: str = "") -> Iterator[None]:
+    """Inside the `with`, errors of these kinds become UserErrors of these words, in which {why} stands for the reason.
+
+    Only errors that say `saying`; and no UserErrors, if that is none of the kinds.
+    """
+    try:
+        yield
+    except kinds as error:
+        if saying not in str(error) or (isinstance(error, UserError) and UserError not in kinds):
+            raise
+        why = getattr(error, "strerror", None) or reason(error)
+        raise UserError(words.replace("{why}", why)) from error
+
+
 # What reading content raises that is not what it claims to be.
 NOT_SO = (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError)
 
@@ -67,15 +82,6 @@ def reading(file: str, otherwise: str | None = None) -> Iterator[None]:
         raise
     except NOT_SO as error:
         raise Damaged(f"{file} is damaged: {otherwise or reason(error)}") from error
-
-
-@contextmanager
-def advised(what: str, advice: str, *others: type[Exception]) -> Iterator[None]:
-    """An OSError, or one of the others, becomes a `UserError`: `what` cannot be done, why, and what to do instead."""
-    try:
-        yield
-    except (OSError, *others) as error:
-        raise UserError(f"{what}: {getattr(error, 'strerror', None) or reason(error)}; {advice}") from error
 
 
 class WorkerLost(UserError):

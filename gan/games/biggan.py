@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from gan import Phase, Player, noise
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 from gan.games.from_noise import FromNoise
 from gan.losses import hinge_discriminator, hinge_generator
 from nets.biggan import BigDiscriminator, BigGenerator
@@ -99,13 +99,12 @@ class BigGan(FromNoise):
             return {}
         left_out = set() if but is None else set(but.parameters())
         weights = [each for each in net.parameters() if each.dim() > 1 and each not in left_out]
-        try:
+        with explained(
+            "orthogonal regularisation reads weights outside of their network's forward, and this policy does not have "
+            "them there; type --ortho 0, or --strategy zero3",
+            UserError,
+        ):
             products = [rows @ rows.t() for rows in (each.flatten(1) for each in weights)]
-        except UserError as error:
-            raise UserError(
-                "orthogonal regularisation reads weights outside of their network's forward, and this policy does not "
-                "have them there; type --ortho 0, or --strategy zero3"
-            ) from error
         squares = [(each - each.diagonal().diag()).square().sum() for each in products]
         return {"ortho": weight / 2 * torch.stack(squares).sum()}
 

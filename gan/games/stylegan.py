@@ -1,7 +1,6 @@
 """StyleGAN2-ADA, Karras et al. 2020, with the published loop: penalties in turns of their own, in some of the steps."""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -137,7 +136,7 @@ class StyleGan(FromNoise):
         if place is not None:  # that of one in so many samples: on any number of ranks they are the same ones
             rows, stride = max(1, place.rows // self.path_shrink), place.stride * self.path_shrink
             place = replace(place, rows=rows, stride=stride)
-        with nullcontext() if place is None else noise.at(place):
+        with noise.at(place):
             pictures, lengths = path_lengths(
                 lambda z: self.styled(z, None if wanted is None else wanted[:: self.path_shrink][:count]),
                 self.latents(image[:count]),

@@ -24,9 +24,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from gan.files.disk import load_plain, regular
-from gan.files.errors import UserError, reason
+from gan.files.errors import UserError, explained
 from nets.published.pickles import Node
 
 State = Mapping[str, Tensor]
@@ -60,13 +61,18 @@ class PublishedFile:
         found = folder.glob(self.pattern) if self.pattern else []
         return max(found, key=lambda file: [int(each) for each in re.findall(r"\d+", file.name)], default=None)
 
-    def write(self, path: Path) -> None:
+    def content(self) -> dict[str, Any]:
+        """What is in the file, in memory of its own."""
         content: dict[str, Any] = dict(self.others)
         for start, network in self.networks.items():
             part, _, prefix = start.rpartition("/")
-            state = {f"{prefix}{name}": value.cpu().contiguous() for name, value in published_state(network).items()}
+            own = published_state(network).items()
+            state = {f"{prefix}{name}": value.clone(memory_format=torch.contiguous_format) for name, value in own}
             content |= {part: state} if part else state
-        self.save({self.within: content} if self.within else content, path)
+        return {self.within: content} if self.within else content
+
+    def write(self, path: Path) -> None:
+        self.save(tree_map_only(Tensor, Tensor.cpu, self.content()), path)
 
 
 def latest_nets(networks: Mapping[str, nn.Module], **patterns: str) -> list[PublishedFile]:
@@ -129,7 +135,8 @@ def weights_in(path: Path) -> dict[str, Tensor]:
 
     A checkpoint of Lightning has them in `state_dict`, which is not said.
     """
-    try:
+    # torch raises many kinds of errors for broken files.
+    with explained(f"{path} cannot be read as published weights: {{why}}", Exception, UserError):
         regular(path)
         zipped = zipfile.is_zipfile(path)
         names = torch.serialization.get_unsafe_globals_in_checkpoint(str(path)) if zipped else []
@@ -137,8 +144,6 @@ def weights_in(path: Path) -> dict[str, Tensor]:
         stand_ins: list[Any] = [(type("Unknown", (Node,), {}), name) for name in names]
         with torch.serialization.safe_globals(stand_ins):
             content = load_plain(path)
-    except Exception as error:  # torch raises many kinds of errors for broken files
-        raise UserError(f"{path} cannot be read as published weights: {reason(error)}") from error
     content = content.get("state_dict", content) if isinstance(content, Mapping) else content
     if not isinstance(content, Mapping):
         raise UserError(f"{path} holds no published weights, but a {type(content).__name__}")

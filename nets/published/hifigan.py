@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim import AdamW
 
 from gan.files.disk import read_text
-from gan.files.errors import UserError, reason
+from gan.files.errors import UserError, explained
 from nets.hifigan import HifiGenerator, Judges
 from nets.mel import Mel
 from nets.published.files import PublishedFile
@@ -38,10 +38,9 @@ CONFIGS |= {"V2": CONFIGS["V1"] | {"upsample_initial_channel": 128}, "V3": CONFI
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    try:
+    why = f"cannot read {path} ({{why}}); give a config.json of HiFi-GAN"
+    with explained(why, OSError, ValueError, RecursionError):
         content = json.loads(read_text(str(path), MOST))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path} ({reason(error)}); give a config.json of HiFi-GAN") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} is no configuration of HiFi-GAN; give a config.json of HiFi-GAN")
     return content
@@ -49,7 +48,8 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def networks(config: Mapping[str, Any], where: str, width: float = 1.0) -> tuple[HifiGenerator, Mel]:
     """The generator and its spectrogram, of a published configuration, with `width` times its channels."""
-    try:
+    silent = explained(f"{where} does not say {{why}}; give a config.json of HiFi-GAN", KeyError)
+    with silent, explained(f"{where} is no configuration of HiFi-GAN: {{why}}", TypeError, ValueError):
         hop = math.prod(map(int, config["upsample_rates"]))
         if not config["n_fft"] == config["win_size"] or config["hop_size"] != hop or config.get("fmax_for_loss"):
             raise UserError(
@@ -61,14 +61,7 @@ def networks(config: Mapping[str, Any], where: str, width: float = 1.0) -> tuple
         if width != 1:
             least = 2 ** len(shape["rates"])
             shape["width"] = max(least, int(shape["width"] * width) // least * least)
-        generator = HifiGenerator(**shape, twice=str(config["resblock"]) == "1")
-    except KeyError as error:
-        raise UserError(f"{where} does not say {error}; give a config.json of HiFi-GAN") from error
-    except (TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{where} is no configuration of HiFi-GAN: {error}") from error
-    return generator, mel
+        return HifiGenerator(**shape, twice=str(config["resblock"]) == "1"), mel
 
 
 def files(

@@ -10,7 +10,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from gan.files.errors import UserError
 from nets.discriminator import MultiScaleDiscriminator
-from nets.published.files import PublishedFile, State, published_state, take_fitting
+from nets.published.files import PublishedFile, State, take_fitting
 from nets.sean import SeanGenerator, StyleEncoder
 
 UPSAMPLINGS = {"normal": 5, "more": 6}
@@ -35,7 +35,7 @@ def load_generator(state_dict: State, upsampling: str = "normal") -> tuple[Style
 
 def export_generator(encoder: StyleEncoder, generator: SeanGenerator) -> dict[str, Tensor]:
     """Encoder and generator with the published key names: what `load_generator` takes."""
-    return _exported(generator_file(encoder, generator))
+    return generator_file(encoder, generator).content()
 
 
 def load_discriminator(state_dict: State) -> MultiScaleDiscriminator:
@@ -55,7 +55,7 @@ def load_discriminator(state_dict: State) -> MultiScaleDiscriminator:
 
 def export_discriminator(discriminator: MultiScaleDiscriminator) -> dict[str, Tensor]:
     """The discriminator with the published key names: what `load_discriminator` takes."""
-    return _exported(discriminator_file(discriminator))
+    return discriminator_file(discriminator).content()
 
 
 def generator_file(encoder: StyleEncoder, generator: SeanGenerator) -> PublishedFile:
@@ -86,12 +86,3 @@ def _fill(file: PublishedFile, state_dict: State) -> None:
         network.to(like.dtype).to_empty(device=like.device)
     if wrong := take_fitting(state_dict, file.networks):
         raise UserError(f"the state dict of SEAN's {file.name} has {wrong}")
-
-
-def _exported(file: PublishedFile) -> dict[str, Tensor]:
-    """All weights of a file, in memory of their own."""
-    return {
-        f"{start}{name}": value.clone(memory_format=torch.contiguous_format)
-        for start, network in file.networks.items()
-        for name, value in published_state(network).items()
-    }

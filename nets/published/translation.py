@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from gan.files.errors import UserError, reason
+from gan.files.errors import UserError, explained
 from nets.published.files import State, take_fitting
 from nets.resnet import ResnetGenerator, UNet
 from nets.vqgan import VqAutoencoder
@@ -19,10 +19,8 @@ def translator(path: Path, weights: State) -> ResnetGenerator | UNet | VqAutoenc
     made = next((make for name, make in FIRST.items() if name in weights), None)
     if made is None:
         return None
-    try:
+    with explained(f"{path} has not the weights of {KINDS}: {{why}}", KeyError, ValueError, IndexError, UserError):
         net = made(weights)
-    except (KeyError, ValueError, IndexError) as error:
-        raise UserError(f"{path} has not the weights of {KINDS}: {reason(error)}") from error
     if wrong := take_fitting(weights, {"": net}):
         raise UserError(f"{path} has not the weights of {KINDS}, but of {wrong}")
     return net

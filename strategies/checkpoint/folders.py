@@ -21,7 +21,7 @@ from pathlib import Path
 
 from gan.files.checkpoint import FORMER, PART, SHARDS, replaced
 from gan.files.disk import lockable
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 from gan.files.system import WINDOWS
 from gan.files.system import lock as lock_handle
 from gan.files.values import VALUES
@@ -43,12 +43,9 @@ def new_part(path: Path) -> Iterator[None]:
         _remove_leftovers(path, lock)
         with suppress(OSError):  # a file system without locks
             lock_handle(lock, shared=True)
-        try:
+        taken = f"{part} is in the way: another process is writing it, or it is no checkpoint; remove it"
+        with explained(taken, FileExistsError):
             part.mkdir()
-        except FileExistsError:
-            raise UserError(
-                f"{part} is in the way: another process is writing it, or it is no checkpoint; remove it"
-            ) from None
         try:
             yield
         except BaseException:

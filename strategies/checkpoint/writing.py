@@ -242,8 +242,8 @@ class Background:
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None  # made by the first save, because a strategy may be pickled
-        self._tasks: list[Future[bool]] = []  # each says whether it is done
-        self._excuse: Callable[[DiskError], None] | None = None
+        self._tasks: list[Future[None]] = []
+        self._whole = True  # whether all of them so far are done
 
     def start(
         self, write: Callable[[], None], failed: Callable[[], None], excuse: Callable[[DiskError], None] | None = None
@@ -253,30 +253,32 @@ class Background:
         With `excuse`, that is called in its place with a DiskError, which `wait` then does not raise.
         """
         assert not self._tasks, "one save at a time"
-        self._failed, self._excuse = failed, excuse
+        self._failed, self._excuse, self._whole = failed, excuse, True
         self._submit(write)
 
     def afterwards(self, deed: Callable[[], None]) -> None:
         """Do it when the checkpoint in flight is whole, and never if it fails. Without one, do it now."""
-        if not self._tasks:
+        if self._tasks:
+            self._submit(deed)
+        else:
             deed()
-            return
-        before = list(self._tasks)
-        self._submit(lambda: deed() if all(not task.exception() and task.result() for task in before) else None)
 
     def _submit(self, deed: Callable[[], None]) -> None:
-        def done() -> bool:
-            try:
-                with excused(self._excuse):
-                    deed()
-                    return True
-            except BaseException:
-                self._failed()
-                raise
-            return False
-
         self._thread = self._thread or ThreadPoolExecutor(1, "checkpoint")
-        self._tasks.append(self._thread.submit(done))
+        self._tasks.append(self._thread.submit(self._do, deed))
+
+    def _do(self, deed: Callable[[], None]) -> None:
+        """In the thread, one after the other."""
+        if not self._whole:
+            return
+        self._whole = False
+        try:
+            with excused(self._excuse):
+                deed()
+                self._whole = True
+        except BaseException:
+            self._failed()
+            raise
 
     def wait(self) -> None:
         """Return when nothing is in flight. What has failed is raised, once, if it is not excused."""

@@ -9,9 +9,9 @@ from unittest import mock
 import torch
 from torch import nn
 
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 from gan.phase import Phase, Player
-from strategies.advice import explained, instead
+from strategies.advice import instead
 from strategies.options.blocks import has_forward
 
 BACKEND = "inductor"
@@ -139,10 +139,11 @@ def played(phase: Phase, compiled: list[str], by_author: bool) -> AbstractContex
     """
     option = f"leave torch.compile out of the game, type {instead(compiled[0], 'ddp+compile')} and " * by_author
     return explained(
-        "does not currently support double backward",
         f"phase '{phase.name}' differentiates a gradient, and a compiled player cannot be differentiated twice "
         f"({', '.join(compiled)}); {option}type Phase('{phase.name}', ..., second_order=True), and in this phase they "
         f"run without torch.compile",
+        RuntimeError,
+        saying="does not currently support double backward",
     )
 
 

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -303,12 +304,9 @@ class ForwardRequest:
         if place is not None:
             own = {each.name: getattr(place, each.name) for each in fields(Place)}
             place = ChunkPlace(**own, firsts=self.firsts, per_rank=self.rows, start=start, stop=stop)
-        outer, self.pipe.program = self.pipe.program, program
-        try:
-            with torch.set_grad_enabled(self.graph), noise.at(place), program.run():
-                found = self.forward(*args, **kwargs)
-        finally:
-            self.pipe.program = outer
+        runs = mock.patch.object(self.pipe, "program", program)
+        with runs, torch.set_grad_enabled(self.graph), noise.at(place), program.run():
+            found = self.forward(*args, **kwargs)
         if any(version_of(leaves[n]) for n in self.batched):
             raise self._refusal("changes in place what it gets; build its first layer without inplace=True")
         if place is not None and self.place is not None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from gan import noise, ranks
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 from gan.files.tensors import as_bytes
 from strategies import private, random_state
 from strategies.advice import instead
@@ -192,20 +193,15 @@ class Program(TorchFunctionMode):
         real = leaf if source is None else None
         if source is not None and source != target:
             if (id(leaf), target) not in self.carried:
-                self.carried[id(leaf), target] = leaf, self._carry(leaf, source, target)
+                with mock.patch.object(self, "running", True):  # the carrier's work is not the forward's
+                    there = self.carrier.carry(len(self.carried), leaf, source, target)
+                self.carried[id(leaf), target] = leaf, there
             _, real = self.carried[id(leaf), target]
         elif source is not None and target in self.mine:
             real = leaf
         if target in self.mine:
             return real
         return leaf if leaf.is_meta else Meta.of(leaf).stand_in()
-
-    def _carry(self, leaf: Tensor, source: int, target: int) -> Tensor | None:
-        before, self.running = self.running, True  # what the carrier does with tensors is not the forward's
-        try:
-            return self.carrier.carry(len(self.carried), leaf, source, target)
-        finally:
-            self.running = before
 
     # ---- between units ----
 
@@ -233,8 +229,12 @@ class Program(TorchFunctionMode):
         if stage in self.mine:
             found = function(*args, **kwargs)
         else:
-            with torch.no_grad():
-                found = self._without_values(function, name, args, kwargs)
+            why = (
+                f"player '{self.player}': its forward calls {name} between its blocks, whose result depends on values "
+                f"that only one rank of a pipeline has; do that inside a block ({{why}})"
+            )
+            with torch.no_grad(), explained(why, NotImplementedError, RuntimeError):
+                found = function(*args, **kwargs)
         return self._marked(found, stage)
 
     def _check_in_place(self, leaves: list[Any], stage: int) -> None:
@@ -245,15 +245,6 @@ class Program(TorchFunctionMode):
                 f"player '{self.player}': its forward changes a tensor in place between its blocks, which another "
                 f"stage of the pipeline has; write x = x + y in place of x += y"
             )
-
-    def _without_values(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except (NotImplementedError, RuntimeError) as error:
-            raise UserError(
-                f"player '{self.player}': its forward calls {name} between its blocks, whose result depends on values "
-                f"that only one rank of a pipeline has; do that inside a block ({error})"
-            ) from error
 
     def _marked(self, found: Any, stage: int) -> Any:
         for leaf in pytree.tree_leaves(found):
@@ -351,12 +342,9 @@ class Program(TorchFunctionMode):
             self.whole_batch = f"'{unit.name}'"
             return self.copies.add(values)
 
-        self.running = True
-        try:
-            with ranks.at(replace(self.copies, add=add, of_gradients=self.copies)) if self.several else nullcontext():
-                yield
-        finally:
-            self.running = False
+        world = ranks.at(replace(self.copies, add=add, of_gradients=self.copies)) if self.several else nullcontext()
+        with mock.patch.object(self, "running", True), world:
+            yield
 
     @contextmanager
     def run(self) -> Iterator[None]:

@@ -1,9 +1,9 @@
-"""Runs in which some ranks only serve players (`@` in --strategy): which part a rank has, and what a server does."""
+"""Runs in which some ranks only serve players (`@` in --strategy): who trains, who serves which players, and how."""
 
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,12 +12,71 @@ from torch import nn
 
 from gan.files.errors import UserError
 from gan.module import GanModule
+from gan.phase import Player
+from strategies import private
 from strategies.choice import Choice, choose, ranks_as_typed
 from strategies.placing.messages import Bridge
-from strategies.placing.placement import Part, Placement, check
 from strategies.placing.remote_player import Servers, leave
 from strategies.placing.server import Server
 from strategies.policies.policy import Policy
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`serving` are the ranks that serve, by what was typed for whom: a player, or `*`."""
+
+    size: int
+    training: range
+    serving: Mapping[str, range]
+
+    def part(self, rank: int) -> "Part":
+        ranks = next(each for each in (self.training, *self.serving.values()) if rank in each)
+        return Part(self, ranks, rank - ranks.start)
+
+    def serves(self, choice: Choice) -> bool:
+        """Whether a player for which this was typed is served."""
+        return choice.ranks in self.serving.values()
+
+
+@dataclass(frozen=True)
+class Part:
+    """The ranks of a run that do the same: those that train, or some that serve. `rank` is this one's number there."""
+
+    placement: Placement
+    ranks: range
+    rank: int
+
+    @property
+    def trains(self) -> bool:
+        return self.ranks.start == 0
+
+
+def placement_of(choice: Mapping[str, Choice], ranks: int) -> Placement | None:
+    """What was typed with `@`, for a run of so many ranks; None if nothing was."""
+    typed = {player: each.ranks for player, each in choice.items() if each.ranks is not None}
+    if not typed:
+        return None
+    parts = set(typed.values())
+    if len(typed) < len(choice):  # players without @ have what is left, which must be the first ranks
+        parts.add(range(ranks - sum(part.stop - part.start for part in parts)))
+    training, *others = sorted(parts, key=lambda part: part.start)
+    starts, stops = [part.start for part in (training, *others)], [part.stop for part in (training, *others)]
+    if not all(parts) or not others or [0, *stops] != [*starts, ranks]:
+        devices = f"--devices {stops[-1]}, or " if others and starts == [0, *stops[:-1]] and ranks != stops[-1] else ""
+        raise UserError(
+            f"--strategy does not place {ranks} ranks: each must be in one part, players without @ have those that are "
+            f"left, and rank 0's part trains; type {devices}e.g. teacher=zero3@2-3,*=ddp@0-1"
+        )
+    return Placement(ranks, training, {player: own for player, own in typed.items() if own != training})
+
+
+def refuse_a_group() -> None:
+    """Refuse a process group that is there before: torch's default group must be that of the part."""
+    if dist.is_initialized():
+        raise UserError(
+            "players on ranks of their own need process groups of their own, and this process has one already; train "
+            "with '@' in a program of its own, and without init_process_group"
+        )
 
 
 class Division:
@@ -53,10 +112,10 @@ class Division:
 
     def connect(self, store: dist.Store, device: torch.device, backend: str, **options: Any) -> None:
         """Make the process group of this rank's part, and the bridge to all ranks of the run."""
-        if self.part is not None and self.placement is not None:
-            part, own = self.part, dist.PrefixStore(self.part.name, store)
+        if (part := self.part) is not None:
+            own = dist.PrefixStore(f"{'training' if part.trains else 'serving'} {ranks_as_typed(part.ranks)}", store)
             dist.init_process_group(backend, store=own, rank=part.rank, world_size=len(part.ranks), **options)
-            self.bridge = Bridge(store, part.ranks[part.rank], self.placement.size, device)
+            self.bridge = Bridge(store, part.ranks[part.rank], part.placement.size, device)
 
     def leave_to_others(self, game: GanModule, choice: Mapping[str, Choice]) -> None:
         if self.placement is not None:
@@ -76,16 +135,46 @@ class Division:
 
     def served_here(self, game: GanModule, choice: Mapping[str, Choice]) -> dict[str, Choice]:
         """What was typed for the players that this rank serves."""
-        assert self.placement is not None and self.part is not None
+        assert self.part is not None
         game.assemble()
-        chosen, everywhere = choose(choice, game.players), served(self.placement, choice, game)
+        chosen, everywhere = choose(choice, game.players), served(self.part.placement, choice, game)
         return {name: replace(chosen[name], ranks=None) for name, at in everywhere.items() if at == self.part.ranks}
 
     def serve(self, policies: Mapping[str, Policy], signal: Callable[[], int]) -> None:
         for policy in policies.values():
             policy.switch.turn(False)
-        assert self.bridge is not None and self.placement is not None and self.part is not None
-        Server(self.bridge, self.placement.training, self.part.ranks, policies, signal).run()
+        assert self.bridge is not None and self.part is not None
+        Server(self.bridge, self.part.placement.training, self.part.ranks, policies, signal).run()
+
+
+def check(player: Player, others: Mapping[str, Player], typed: str) -> None:
+    """Refuse a player that other ranks cannot serve. `typed` is its policy with its ranks."""
+    policy, _, where = typed.partition("@")
+    what = f"player '{player.name}' is on ranks of its own ({where})"
+    if not player.frozen or player.follows is not None:
+        raise UserError(
+            f"{what}, and only frozen players can be, for a learner's gradients, averages and checkpoints would "
+            f"have to travel with every call; type {player.name}={policy}, without ranks"
+        )
+    if player.weights is None:
+        raise UserError(
+            f"{what}, so its weights must come from a file that those ranks read: Player('{player.name}', ..., "
+            f"weights='{player.name}.safetensors'); write one with "
+            f"safetensors.torch.save_file(network.state_dict(), '{player.name}.safetensors')"
+        )
+    own = set(player.module.parameters())
+    for other in others.values():
+        if other is not player and not own.isdisjoint(other.module.parameters()):
+            raise UserError(
+                f"{what}, and player '{other.name}' has some of its weights too; leave @{where} out, or give both "
+                f"networks of their own"
+            )
+    for name, module in player.module.named_modules():
+        if any(not type(hook).__module__.startswith("torch.") for hook in private.module_hooks(module)):
+            raise UserError(
+                f"{what}, and '{name or type(module).__name__}' has a forward hook, which would run there and not "
+                f"here; return from forward what the hook collects, or leave @{where} out"
+            )
 
 
 def served(placement: Placement, choice: Mapping[str, Choice], game: GanModule) -> dict[str, range]:

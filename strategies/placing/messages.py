@@ -98,45 +98,39 @@ class Slopes:
         return f"backward through player '{self.player}'"
 
 
-class _Pickler(pickle.Pickler):
-    """Leaves tensors out, and the device that each rank has of its own."""
+class Packed(pickle.Pickler):
+    """An object as bytes, and the tensors that were in it, wherever they were. Each rank has a device of its own."""
 
-    def __init__(self, stream: io.BytesIO, device: torch.device) -> None:
-        super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
-        self.device, self.tensors = device, dict[int, tuple[int, Tensor]]()  # with their numbers, by their ids
+    def __init__(self, value: Any, device: torch.device, what: str = "a message") -> None:
+        super().__init__(stream := io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL)
+        self.device, self.numbers, self.tensors = device, dict[int, int](), list[Tensor]()
+        try:
+            self.dump(value)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{what} cannot be sent to another rank: {error}; use tensors, values, and functions and classes that "
+                f"stand in a module"
+            ) from error
+        self.content = stream.getvalue()
 
     def persistent_id(self, obj: Any) -> Any:
         if not isinstance(obj, Tensor):
             return HERE if isinstance(obj, torch.device) and obj == self.device else None
-        return self.tensors.setdefault(id(obj), (len(self.tensors), obj))[0]
+        if id(obj) not in self.numbers:
+            self.numbers[id(obj)] = len(self.tensors)
+            self.tensors.append(obj)
+        return self.numbers[id(obj)]
 
 
-class _Unpickler(pickle.Unpickler):
+class Unpacker(pickle.Unpickler):
+    """Its `load()` gives what was packed."""
+
     def __init__(self, content: bytes, tensors: Sequence[Tensor], device: torch.device) -> None:
         super().__init__(io.BytesIO(content))
         self.tensors, self.device = tensors, device
 
     def persistent_load(self, pid: Any) -> Any:
         return self.device if pid == HERE else self.tensors[pid]
-
-
-class Packed:
-    """An object as bytes, and the tensors that were in it, wherever they were."""
-
-    def __init__(self, value: Any, device: torch.device, what: str = "a message") -> None:
-        pickler = _Pickler(stream := io.BytesIO(), device)
-        try:
-            pickler.dump(value)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{what} cannot be sent to another rank: {error}; use tensors, values, and functions and classes that "
-                f"stand in a module"
-            ) from error
-        self.content, self.tensors = stream.getvalue(), [tensor for _, tensor in pickler.tensors.values()]
-
-
-def unpacked(content: bytes, tensors: Sequence[Tensor], device: torch.device) -> Any:
-    return _Unpickler(content, tensors, device).load()
 
 
 class Bridge:
@@ -172,7 +166,7 @@ class Bridge:
         for dtype, shape, here, learns in kinds:
             flat = self._part(shape.numel() * dtype.itemsize, source)
             tensors.append(flat.view(dtype).view(shape).to(self.device if here else "cpu").requires_grad_(learns))
-        return source, unpacked(content, tensors, self.device)
+        return source, Unpacker(content, tensors, self.device).load()
 
     def _part(self, size: int, source: int) -> Tensor:
         part = torch.empty(size, dtype=torch.uint8)

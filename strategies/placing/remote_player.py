@@ -24,7 +24,7 @@ its own around every backward, and it has no rounds.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from types import FunctionType
@@ -40,9 +40,8 @@ from gan.files.errors import UserError
 from gan.phase import Phase, Player
 from strategies import private
 from strategies.choice import ranks_as_typed
-from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, unpacked
-from strategies.placing.placement import rounds
-from strategies.placing.server import Fingerprint, ServersOnPaper
+from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, Unpacker
+from strategies.placing.server import Fingerprint, ServersOnPaper, rounds
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import hide, resharded
 from strategies.sharding.storage import Storage
@@ -118,41 +117,34 @@ class RemoteCall:
         self.servers, self.call, self.gone = servers, call, gone
         self.answer: Returned
 
-    def forward(self) -> list[Tensor]:
-        answer = self.servers.ask(self.call)
-        assert isinstance(answer, Returned)
-        self.answer = answer
-        return answer.tensors
-
-    def backward(self, slopes: list[Tensor | None]) -> list[Tensor | None]:
-        if torch.is_grad_enabled():
-            raise UserError(
-                f"player '{self.call.player}': a loss differentiates a gradient that goes through it, and that does "
-                f"not go through other ranks; leave @{self.servers.where} out"
-            )
-        keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        answer = self.servers.ask(Slopes(self.call.player, self.call.key, slopes, keep))
-        assert not isinstance(answer, Returned)
-        return answer
-
     def __del__(self) -> None:
         if self.call.learns:
             self.gone.append(self.call.key)
 
 
 class _Step(torch.autograd.Function):
+    """The call as a step of this rank's graph."""
+
     @staticmethod
     def forward(ctx, remote: RemoteCall, *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN001
         ctx.remote = remote
         ctx.set_materialize_grads(False)
-        found = remote.forward()
+        remote.answer = remote.servers.ask(remote.call)
+        found = remote.answer.tensors
         made = tuple(each.detach() for each in found)
         ctx.mark_non_differentiable(*(n for n, each in zip(made, found, strict=True) if not each.requires_grad))
         return made
 
     @staticmethod
     def backward(ctx, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN001
-        return None, *ctx.remote.backward(list(slopes))
+        servers, call = ctx.remote.servers, ctx.remote.call
+        if torch.is_grad_enabled():
+            raise UserError(
+                f"player '{call.player}': a loss differentiates a gradient that goes through it, and that does not go "
+                f"through other ranks; leave @{servers.where} out"
+            )
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        return None, *servers.ask(Slopes(call.player, call.key, list(slopes), keep))
 
 
 class RemotePlayer(Policy):
@@ -174,7 +166,6 @@ class RemotePlayer(Policy):
         self.calls = 0
         self.gone: list[int] = []  # calls whose graphs are gone
         self.shared = False
-        self.taken = ExitStack()  # calls that go to serving ranks now
 
     def adopt(self, training: bool) -> None:
         super().adopt(training)
@@ -182,10 +173,6 @@ class RemotePlayer(Policy):
 
     def make_storage(self) -> Storage:
         return NoWeights(self.belongings.parameters)
-
-    def release(self) -> None:
-        self.taken.close()
-        super().release()
 
     # ---- phases ----
 
@@ -259,10 +246,10 @@ class RemotePlayer(Policy):
             dropped=[self.gone.pop() for _ in range(len(self.gone))],
         )
         remote = RemoteCall(self.servers, call, self.gone)
-        tensors = list(_Step.apply(remote, *call.tensors)) if call.learns else remote.forward()
+        tensors = _Step.apply(remote, *call.tensors)
         if place is not None:
             place.calls += remote.answer.draws
-        return unpacked(remote.answer.value, tensors, device)
+        return Unpacker(remote.answer.value, tensors, device).load()
 
 
 class NoWeights(Storage):

@@ -19,8 +19,7 @@ from gan.files.errors import UserError
 from gan.phase import Phase
 from strategies import private, random_state
 from strategies.choice import ranks_as_typed
-from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, unpacked
-from strategies.placing.placement import rounds
+from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, Unpacker
 from strategies.policies.policy import Policy
 from strategies.reachable import same
 from strategies.turn import check_that_ranks_agree
@@ -83,6 +82,12 @@ def _inside(value: Any) -> list[Any]:
     return [each for pair in value.items() for each in pair] if isinstance(value, dict) else []
 
 
+def rounds(training: range, serving: range, number: int) -> list[tuple[int, bool]]:
+    """Whose calls the serving rank of this number answers, in order; False where it only runs them with the others."""
+    slots = range(number, number + len(serving) * -(-len(training) // len(serving)), len(serving))
+    return [(training[slot % len(training)], slot < len(training)) for slot in slots]
+
+
 class Answers:
     """What calls return, and the gradients of their arguments. `where` are the ranks of these policies' players."""
 
@@ -106,7 +111,7 @@ class Answers:
             module.training = path in call.training
         # A copy of what learns may be written to, as any tensor inside a graph, and then there is a clear error.
         inside = [each.clone() if each.requires_grad else each for each in call.tensors]
-        args, kwargs = unpacked(call.arguments, inside, self.device)
+        args, kwargs = Unpacker(call.arguments, inside, self.device).load()
         versions = [each._version for each in inside]
         given = Packed((args, kwargs), self.device).content
         place = call.place
@@ -286,7 +291,7 @@ class ServersOnPaper:
     def enter(self) -> None:
         pass
 
-    def ask(self, message: Call | Slopes) -> Returned | list[Tensor | None]:
+    def ask(self, message: Call | Slopes) -> Any:
         with mock.patch.object(self, "answering", True), self.away(), torch.enable_grad():
             if isinstance(message, Call):
                 sent = message.tensors

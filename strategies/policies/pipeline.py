@@ -1,7 +1,7 @@
 """pipeline: each rank has some of the player's layers, and all samples of a group of ranks go through them."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from itertools import groupby
 from types import MethodType
@@ -57,7 +57,6 @@ class Pipeline(Policy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.pipes: list[Pipe] = []  # one for each network
-        self.taken = ExitStack()  # calls of networks and units
 
     def adopt(self, training: bool) -> None:
         super().adopt(training)
@@ -246,6 +245,5 @@ class Pipeline(Policy):
         self.taken.enter_context(mock.patch.object(unit.module, "_call_impl", MethodType(call, unit.module)))
 
     def release(self) -> None:
-        self.taken.close()
         self.pipes = []
         super().release()

@@ -83,6 +83,7 @@ class Policy(Costs):
         self.compiled: Compiled | None = None
         self.compiled_by_author = any(map(compiled_by_author, self.belongings.readers))
         self.recompute: Recompute | None = None
+        self.taken = ExitStack()  # calls of modules that the policy answers, until it is released
         self.skipped = 0
         self.released = False  # after training
         self.tried = False
@@ -194,6 +195,7 @@ class Policy(Costs):
         Communicates nothing, because a rank may be lost. So weights that are still sharded have no values then.
         """
         self.released = True
+        self.taken.close()
         self.switch.turn(True)
         self.switch.end_step()
         if self.on_read is not None:

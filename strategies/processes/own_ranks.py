@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from gan.files.disk import whole_file
-from gan.files.errors import RankLost, UserError
+from gan.files.errors import RankLost, UserError, explained
 from gan.files.system import LINUX
 from gan.module import GanModule
 from strategies import private, random_state
@@ -299,13 +299,11 @@ def refuse_to_spawn(trainer: Trainer, *given: Any, typed: bool) -> None:
     first = "leave start_method out, or type 'fork'" if typed else "let fit() be the first that computes"
     if hasattr(sys, "ps1"):
         raise UserError(f"{begun}; a notebook cannot do that: {'' if typed else 'restart it, and '}{first}")
-    try:
+    why = (
+        f"{begun}, and the game, its data or the Trainer cannot be pickled: {{why}}; keep that out of them, or {first}"
+    )
+    with explained(why, Exception, UserError):
         ForkingPickler.dumps((given, trainer))
-    except Exception as error:
-        raise UserError(
-            f"{begun}, and the game, its data or the Trainer cannot be pickled: {error}; keep that out of them, or "
-            f"{first}"
-        ) from error
 
 
 def _apart(state: Mapping[str, Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

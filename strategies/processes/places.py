@@ -16,9 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+import torch.distributed as dist
+
 from gan import ranks
 from gan.files.errors import UserError
-from strategies.private import default_store
 from strategies.processes.board import NEVER, Board, Entry
 from strategies.world import ALONE, World
 
@@ -44,13 +45,14 @@ class RanksDiverged(UserError):
 class Places:
     """This rank's place in the game, and after an error those of the others."""
 
-    def __init__(self, world: World = ALONE, run: str = "", board: Board | None = None, number: int = 0) -> None:
-        """`run` is a name for this run, the same on all ranks.
+    def __init__(
+        self, world: World = ALONE, store: dist.Store | None = None, board: Board | None = None, number: int = 0
+    ) -> None:
+        """`store` is that of this run, in which its ranks write; None if there is only one.
 
         `number` is this rank's on the `board` of this host. Where some ranks only serve, `world` has another for it.
         """
-        self.world, self.run, self.board, self.number = world, run, board, number
-        self.store = default_store() if world.size > 1 else None
+        self.world, self.store, self.board, self.number = world, store, board, number
         self.here = Entry()
         self.recent: deque[tuple[int, str]] = deque(maxlen=RECENT)  # their steps and names
         self.waiting = ""  # for what, if that is known
@@ -135,7 +137,7 @@ class Places:
         return {rank: place for rank, place in there.items() if rank in range(self.world.size)} | found
 
     def _key(self, rank: int) -> str:
-        return f"place of {self.run}, rank {rank}"
+        return f"place of rank {rank}"
 
 
 def _call_of_ranks(frames: Iterable[tuple[FrameType, int]]) -> str:

@@ -21,9 +21,8 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 from gan.files.system import fcntl
-from strategies.advice import explained
 from strategies.processes.launchers import PORTS, number
 
 PORT = 29400  # torchrun's port, if the address has none
@@ -73,10 +72,8 @@ class Rendezvous:
                 raise UserError(f"--rendezvous {self.where}: there is no folder {folder}")
         else:
             host, port = self._address()
-            try:
+            with explained(f"{self}: this host knows no host '{host}' ({{why}})", OSError):
                 socket.getaddrinfo(host, port)
-            except OSError as error:
-                raise UserError(f"{self}: this host knows no host '{host}' ({error.strerror})") from error
         if self.fixed() and number(os.environ, "NODE_RANK") >= self.nodes[1]:
             raise UserError(
                 f"the environment variable NODE_RANK is '{os.environ['NODE_RANK']}', and there are {self.nodes[1]} "
@@ -155,9 +152,10 @@ def clear_errors(main_address: str) -> contextlib.AbstractContextManager[None]:
     """Say what to type where gloo has taken an interface that leads to no other host."""
     taken = f"interface {os.environ[GLOO]}" if GLOO in os.environ else "interface that this host's name leads to"
     return explained(
-        "connectFullMesh",
         f"the ranks have met at {main_address}, but gloo cannot connect them over the {taken}; type "
         f"export {GLOO}=NAME on each host, with the interface that leads to the others (ip addr shows them)",
+        RuntimeError,
+        saying="connectFullMesh",
     )
 
 
@@ -168,15 +166,13 @@ def clear_meeting(address: str, port: int) -> Iterator[None]:
         f"the environment variable MASTER_PORT is '{port}', and another program listens there already; set it to a "
         f"free port of {address}, the same on all ranks"
     )
-    try:
-        with explained("EADDRINUSE", taken):
-            socket.getaddrinfo(address, port)
-            yield
-    except socket.gaierror as error:
-        raise UserError(
-            f"the environment variable MASTER_ADDR is '{address}', and this host knows no such host "
-            f"({error.strerror}); set it to the host of rank 0"
-        ) from error
+    unknown = (
+        f"the environment variable MASTER_ADDR is '{address}', and this host knows no such host ({{why}}); set it to "
+        f"the host of rank 0"
+    )
+    with explained(unknown, socket.gaierror), explained(taken, RuntimeError, saying="EADDRINUSE"):
+        socket.getaddrinfo(address, port)
+        yield
 
 
 def own_name(main_address: str) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from gan.files.errors import UserError
 from strategies.micro_batches import rows
-from strategies.private import default_store
 from strategies.world import ALONE, World
 
 ROWS = "rows"  # of a batch, beside draws, which have a phase and the number of a micro-batch
@@ -36,9 +36,9 @@ class SameOnRanks:
     The same holds for what a loss draws, one after the other. A rank may draw more at the end, as for a log.
     """
 
-    def __init__(self, world: World = ALONE, run: str = "") -> None:
-        self.world, self.run = world, run
-        self.store = default_store() if world.size > 1 else None
+    def __init__(self, world: World = ALONE, store: dist.Store | None = None) -> None:
+        """`store` is that of this run, in which its ranks write; None if there is only one."""
+        self.world, self.store = world, store
         self.last: dict[str, Sequence[object]] = {}  # the size, and the draws, that this rank has had last
         self.before: dict[str, Sequence[object]] = {}  # of these: what was before a change that is not compared yet
         self.steps = 0  # how many have begun
@@ -87,7 +87,7 @@ class SameOnRanks:
 
     def _key(self, what: str, rank: int) -> str:
         # Two in turn: a rank may write for the next step before another one has read what it wrote for this one.
-        return f"{what} of {self.run}, rank {rank}, {self.steps % 2}"
+        return f"{what}, rank {rank}, {self.steps % 2}"
 
     def _written(self, what: str, rank: int) -> str | None:
         """The codes of another rank, if they have changed in this step."""
@@ -115,7 +115,7 @@ class SameOnRanks:
         known, form = self.forms.setdefault(phase, set()), hash((*losses, *map(type, nodes), *sizes, draws))
         if form not in known and len(known) < FORMS:
             if known or draws:
-                key = f"form of '{phase}', {self.run}, {self.steps}, rank "
+                key = f"form of '{phase}', {self.steps}, rank "
                 self.new[key] = phase, form
                 self.store.set(own := f"{key}{self.world.rank}", "")
                 self.store.check([own])  # returns when the store has it

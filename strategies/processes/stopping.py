@@ -13,7 +13,6 @@ import torch.distributed as dist
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from gan.files.system import signals
-from strategies.private import default_store
 
 # Like SIGTERM, these ask a run to end. A closed terminal sends SIGHUP; clusters send the next two before a time limit.
 # Windows has only the last one, Ctrl-Break.
@@ -84,10 +83,9 @@ class Ending:
     MEASURED = range(8, 16)  # the looks from one to the other of which the time is taken
     SECONDS, MOST = 0.25, 64  # between two questions; and steps
 
-    def __init__(self, run: str = "") -> None:
-        """`run` is a name for this run, the same on all ranks; empty if there is only one process."""
-        self.key = f"end of {run}"
-        self.store = default_store() if run else None
+    def __init__(self, store: dist.Store | None = None) -> None:
+        """`store` is that of this run, in which its ranks write; None if there is only one process."""
+        self.store = store
         self.played = 0  # phases
         self.due = False
         self.wished = False
@@ -116,9 +114,9 @@ class Ending:
 
     def _written(self, store: dist.Store) -> bool:
         if self.wished:
-            written = store.compare_set(self.key, "", f"{self.played} {self.noted}")  # only the first one counts
-        elif store.check([self.key]):
-            written = store.get(self.key)
+            written = store.compare_set("end", "", f"{self.played} {self.noted}")  # only the first one counts
+        elif store.check(["end"]):
+            written = store.get("end")
         else:
             return False
         played, self.signal = map(int, written.split())
@@ -131,4 +129,4 @@ class Ending:
         elif self._looks == self.MEASURED.stop:
             seconds = (time.monotonic() - self._began) / len(self.MEASURED)
             stride = max(1, min(self.MOST, int(self.SECONDS / max(seconds, 1e-6))))
-            self.stride = int(store.compare_set(f"stride of {self.key}", "", str(stride)))
+            self.stride = int(store.compare_set("stride", "", str(stride)))

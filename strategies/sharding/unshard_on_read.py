@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 from strategies import private
-from strategies.advice import explained
 from strategies.sharding.bucket import SHARDED, UNSHARDED, Bucket, memory_of
 from strategies.sharding.resharded_parameter import end_graphs, version_of
 from strategies.sharding.storage import Storage
@@ -148,12 +147,14 @@ class UnshardOnRead:
         self.recomputing, self.again = False, set()
         if learns and not self.piecewise:
             self._unshard_all()
-        why = (
+        transformed = explained(
             f"phase '{phase}' differentiates by torch.func, for which weights must stay whole; type "
-            f"Phase('{phase}', ..., second_order=True)"
+            f"Phase('{phase}', ..., second_order=True)",
+            RuntimeError,
+            saying="support saved tensor hooks",
         )
         try:
-            with explained("support saved tensor hooks", why), nullcontext() if second_order else kept_as_places():
+            with transformed, nullcontext() if second_order else kept_as_places():
                 yield
         finally:
             self.playing = False  # from here on a read gathers nothing

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player, ranks
 from strategies import PhaseStrategy
+from strategies.private import default_store
 from strategies.processes import places
 from strategies.processes.places import Places, _first_difference
 from strategies.world import World
@@ -142,7 +143,7 @@ def test_ranks_that_wait_in_one_phase_are_told_what_may_be_the_cause(pair):
 
 def between_phases():
     try:
-        with Places(World(2, dist.get_rank()), "a run").named():
+        with Places(World(2, dist.get_rank()), default_store()).named():
             raise RuntimeError("Timed out waiting 3000ms for recv operation to complete")
     except places.RanksDiverged as error:
         return str(error)

@@ -20,7 +20,7 @@ from strategies.assignment import choose
 from strategies.choice import choices, ranks_as_typed
 from strategies.cost.budget import Budget, Cost, Serving
 from strategies.cost.tracing import traces
-from strategies.placing.placement import Placement, placement_of
+from strategies.placing.division import Placement, placement_of
 from strategies.placing.server import Server
 from strategies.policies import POLICIES
 from strategies.world import World

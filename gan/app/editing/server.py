@@ -22,7 +22,7 @@ from aiohttp import web
 
 from gan.app.editing.editors import LARGEST, Editor
 from gan.app.page.document import LOOK
-from gan.files.errors import UserError, advised
+from gan.files.errors import UserError, explained
 
 HERE = Path(__file__).resolve().parent
 HOST, NAMES = "127.0.0.1", re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
@@ -138,7 +138,7 @@ async def serve(editor: Editor, port: int, ready: Callable[[str], None]) -> None
     runner = web.AppRunner(app, access_log=None, max_field_size=HEADER, keepalive_timeout=IDLE, shutdown_timeout=1)
     await runner.setup()
     try:
-        with advised(f"port {port} cannot be used", "type another one after --port"):
+        with explained(f"port {port} cannot be used: {{why}}; type another one after --port", OSError):
             await web.TCPSite(runner, HOST, port).start()
         ready(f"http://{HOST}:{runner.addresses[0][1]}/?token={token}")
         await asyncio.Event().wait()

@@ -23,8 +23,7 @@ from strategies.assignment import Auto
 from strategies.choice import Choice, choices, ranks_as_typed
 from strategies.cost.budget import Budget, Cost, PhaseCost, Serving
 from strategies.options.blocks import find_blocks
-from strategies.placing.division import served
-from strategies.placing.placement import Placement, placement_of
+from strategies.placing.division import Placement, placement_of, served
 from strategies.policies import POLICIES
 from strategies.world import World
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from gan.app.run import settings_file
 from gan.files.disk import lockable, read_text
-from gan.files.errors import UserError, advised
+from gan.files.errors import UserError, explained
 from gan.files.system import lock, quoted
 from gan.runs import short_name
 
@@ -103,13 +103,14 @@ class RunFolder:
 
 def said(file: Path) -> dict[str, Any]:
     """What a file such as networks.json says; nothing if there is none."""
-    with advised(f"cannot read '{file}'", "put back what gan.fit wrote", ValueError, TypeError, RecursionError):
+    kinds = OSError, ValueError, TypeError, RecursionError
+    with explained(f"cannot read '{file}': {{why}}; put back what gan.fit wrote", *kinds):
         return dict(json.loads(read_text(file, 2**23))) if file.exists() else {}
 
 
 def create(out: Path, name: str) -> RunFolder:
     """Make a folder with the next number. Two runs that start at the same time get two numbers."""
-    with advised(f"cannot write to '{out}'", "choose a folder with --out"):
+    with explained(f"cannot write to '{out}': {{why}}; choose a folder with --out", OSError):
         out.mkdir(parents=True, exist_ok=True)
         number = max(map(_number, out.iterdir()), default=0)
         while True:
@@ -212,7 +213,8 @@ LOOK = 0.1  # seconds between two tries
 def training(folder: RunFolder) -> Iterator[None]:
     """Hold the run's lock inside the `with`. Refuse, by name, if another process trains this run."""
     with ExitStack() as stack:
-        with advised(f"cannot write to '{folder.path}'", "resume a copy of the folder, where you may write"):
+        advice = "resume a copy of the folder, where you may write"
+        with explained(f"cannot write to '{folder.path}': {{why}}; {advice}", OSError):
             handle = stack.enter_context(lockable(folder.lock, os.O_RDWR | os.O_CREAT))
         _lock(handle, folder)
         _note(handle, f"process {os.getpid()} on {socket.gethostname()}\n")

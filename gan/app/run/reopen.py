@@ -24,11 +24,11 @@ from gan.files.checkpoint import Share, load, read, take_format
 from gan.files.errors import Damaged, UserError, reason
 from gan.files.finite import NotFinite, as_made, named, of_players
 from gan.files.system import quoted
+from gan.making import drawing_from
 from gan.ranks import alone
 from gan.runs import Run, build, full_name
 from gan.runs.run import made_to
 from gan.sound import Sound
-from strategies import random_state
 from strategies.accelerator import best, counted
 from strategies.hooks import overrides
 from strategies.micro_batches import first_rows, join_batches, rows
@@ -263,8 +263,7 @@ def first_samples(batches: Iterator[Any], count: int) -> Any | None:
 @torch.no_grad()
 def shown(game: Any, batch: Any, seed: int = 0) -> dict[str, Tensor | Sound]:
     """The columns that a game shows of a batch, with the noise of a seed; none if it has no `show(batch)`."""
-    with random_state.untouched():
-        random_state.reseed(seed)
+    with drawing_from(seed, game.device):
         return game.show(batch) if hasattr(game, "show") else {}
 
 

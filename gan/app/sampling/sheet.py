@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gan.app.sampling import grids
 from gan.files.disk import free_name, whole_file, write_whole
-from gan.files.errors import UserError, advised
+from gan.files.errors import UserError, explained
 from gan.sound import Sound
 
 Columns = dict[str, grids.Batch]
@@ -179,7 +179,7 @@ def spare(inputs: Iterable[str | Path | None], outputs: Iterable[Path]) -> None:
 @contextmanager
 def writing(path: Path, *others: type[Exception], advice: str = "choose another file with -o") -> Iterator[None]:
     """Inside the `with`, a file is written, whose folder is made before. `others`: what is raised beside OSError."""
-    with advised(f"cannot write '{path}'", advice, *others):
+    with explained(f"cannot write '{path}': {{why}}; {advice}", OSError, *others):
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
 

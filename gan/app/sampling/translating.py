@@ -31,10 +31,10 @@ from gan.app.sampling.sheet import into, writing
 from gan.files.disk import regular, write_whole
 from gan.files.errors import UserError, printable, reason
 from gan.games.translation import Translation
+from gan.making import drawing_from
 from gan.sound import Sound
 from nets.hifigan import HifiGenerator
 from nets.mel import PIECE, Mel
-from strategies import random_state
 
 
 def way(game: Any, title: str, direction: str | None) -> Translation:
@@ -116,8 +116,7 @@ def translated(chosen: Translation, pictures: Tensor, seed: int = 0) -> Tensor:
     if bottom or right:
         mode = "reflect" if bottom < height and right < width else "replicate"
         pictures = F.pad(pictures, (0, right, 0, bottom), mode)
-    with random_state.untouched():
-        random_state.reseed(seed)  # so that dropout is the same for a picture each time
+    with drawing_from(seed, pictures.device):  # so that dropout is the same for a picture each time
         made = chosen.paint(pictures)
     return made[..., :height, :width] if bottom or right else made
 

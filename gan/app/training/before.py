@@ -14,7 +14,7 @@ from gan.files.errors import UserError
 from gan.files.system import cores, quoted, resource
 from strategies import PhaseStrategy
 from strategies.assignment import check_ranks
-from strategies.placing.placement import placement_of
+from strategies.placing.division import placement_of
 
 FILES = 256  # open files of a rank: its libraries, logs, checkpoint, connections to a few others
 OF_A_WORKER = 64  # more for each worker of the loaders: pipes, and the tensors of the batches that it has prepared

@@ -19,7 +19,7 @@ from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
 from datasets import workers as processes
 from datasets.augment import Prepared
 from datasets.files import cache
-from datasets.workers import explained
+from datasets.workers import workers_explained
 from gan.app.scoring.scoring import turns_of
 from gan.files.errors import UserError, WorkerLost
 from gan.files.system import signals
@@ -73,7 +73,7 @@ def test_a_worker_that_dies_is_an_error_of_one_line(name, kind, message):
     (number,) = signals(name)
     list(GlobalLoader(Numbers(4), 2, workers=1))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with pytest.raises(UserError, match=message) as error, explained():
+    with pytest.raises(UserError, match=message) as error, workers_explained():
         list(GlobalLoader(Faulty(lambda: os.kill(os.getpid(), number)), 2, shuffle=False, workers=1))
     assert type(error.value) is kind and "\n" not in str(error.value)
 
@@ -114,14 +114,14 @@ def test_a_worker_that_hangs_is_named(read, tmp_path, monkeypatch, no_worker_lef
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     message = r"given no batch for 1 s: a disk or a network folder .* --workers 0"
-    with pytest.raises(WorkerLost, match=message), explained():
+    with pytest.raises(WorkerLost, match=message), workers_explained():
         list(READS[read](Faulty(pipe.read_bytes)))
 
 
 def test_what_has_nothing_to_do_with_workers_stays_as_it_is():
     full = errno.ENOSPC, "No space left on device"
     for error in (RuntimeError("mat1 and mat2"), OSError(*full, "a.png"), OSError(*full)):
-        with pytest.raises(type(error)) as raised, explained():
+        with pytest.raises(type(error)) as raised, workers_explained():
             raise error
         assert raised.value is error
 
@@ -132,7 +132,7 @@ def test_a_lock_for_which_there_is_no_room_is_named_too(monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(synchronize._multiprocessing, "SemLock", full)
-    with pytest.raises(UserError, match=ROOM), explained():
+    with pytest.raises(UserError, match=ROOM), workers_explained():
         list(DataLoader(Faulty(int), num_workers=1))
     gc.collect()
 
@@ -148,9 +148,9 @@ def test_little_shared_memory_is_an_error_of_one_line(size, tmp_path):
         "from gan.app.outputs import end\n"
         "from gan.files.errors import refuse\n"
         "from datasets import GlobalLoader\n"
-        "from datasets.workers import explained\n"
+        "from datasets.workers import workers_explained\n"
         "try:\n"
-        "    with explained():\n"
+        "    with workers_explained():\n"
         "        list(GlobalLoader(torch.ones(64, 2**18), 8, workers=2))\n"
         "except ValueError as error:\n"
         "    end(refuse(error))\n"

@@ -15,9 +15,9 @@ from torch import nn
 
 from gan import Player
 from gan.files import tensors
-from gan.files.checkpoint import Share
+from gan.files.checkpoint import Share, aside
 from gan.files.errors import UserError
-from gan.making import Making, aside, give_memory, meta, on_meta
+from gan.making import Making, give_memory, on_meta
 from gan.pretrained import WeightFiles
 from tests.support.meta_games import Judge, weights_of, write_file, write_index
 from tests.support.posix import not_on_windows
@@ -75,7 +75,7 @@ def test_a_tensor_that_gets_memory_stays_the_same_object():
 def test_torchs_rnns_get_memory():
     rnn = network(lambda: nn.GRU(2, 3))
     assert weakref.getweakrefs(rnn.weight_ih_l0)
-    with aside(rnn, meta):
+    with aside(rnn, lambda tensor: tensor.is_meta):
         assert rnn.weight_ih_l0 is None
         rnn.cpu()
     for weight in on_meta(rnn):

@@ -19,10 +19,10 @@ from gan.noise import Place
 from strategies.choice import choices
 from strategies.cost.tracing import traces
 from strategies.draws import draws_follow
-from strategies.placing.messages import Call, Enter, Leave, Packed, unpacked
-from strategies.placing.placement import placement_of, rounds
+from strategies.placing.division import placement_of
+from strategies.placing.messages import Call, Enter, Leave, Packed, Unpacker
 from strategies.placing.remote_player import Servers
-from strategies.placing.server import Answers, Fingerprint
+from strategies.placing.server import Answers, Fingerprint, rounds
 from strategies.policies import POLICIES
 from tests.support.placed_games import Distil
 
@@ -42,14 +42,14 @@ def test_tensors_are_found_in_any_container():
     one, other = torch.ones(2), torch.zeros(3)
     packed = Packed(([Own({"a": one}, 2)], {"b": (one, other)}, None), CPU)
     assert [each is tensor for each, tensor in zip(packed.tensors, (one, other), strict=True)] == [True, True]
-    found = unpacked(packed.content, [one + 1, other + 1], CPU)
+    found = Unpacker(packed.content, [one + 1, other + 1], CPU).load()
     assert found[0][0].count == 2 and found[0][0].inner["a"] is found[1]["b"][0]
     assert torch.equal(found[1]["b"][1], torch.ones(3)) and found[2] is None
 
 
 def test_the_rank_s_device_becomes_the_other_s_and_what_cannot_be_sent_is_named():
     packed = Packed([torch.device("cuda", 1), torch.device("cpu")], torch.device("cuda", 1))
-    assert unpacked(packed.content, [], torch.device("cuda", 3)) == [torch.device("cuda", 3), CPU]
+    assert Unpacker(packed.content, [], torch.device("cuda", 3)).load() == [torch.device("cuda", 3), CPU]
     with pytest.raises(UserError, match="what it is called with cannot be sent"):
         Packed(lambda x: x, CPU, "what it is called with")
 

@@ -7,7 +7,6 @@ import torch
 from torch.distributed import HashStore
 
 from gan.files.errors import UserError
-from strategies.processes import same_on_ranks
 from strategies.processes.same_on_ranks import SameOnRanks
 
 
@@ -25,13 +24,11 @@ class Watched(HashStore):
 
 @pytest.fixture
 def store():
-    made = Watched()
-    with mock.patch.object(same_on_ranks, "default_store", lambda: made):
-        yield made
+    return Watched()
 
 
-def three(*first):
-    return [SameOnRanks(mock.Mock(size=3, rank=rank, gather=lambda _: list(first)), "run") for rank in range(3)]
+def three(store, *first):
+    return [SameOnRanks(mock.Mock(size=3, rank=rank, gather=lambda _: list(first)), store) for rank in range(3)]
 
 
 def step(ranks, number, *sizes):
@@ -49,7 +46,7 @@ def step(ranks, number, *sizes):
 
 
 def test_a_change_on_all_ranks_is_no_error_and_steps_of_one_size_ask_nothing_of_the_store(store):
-    ranks = three(8, 8, 8)
+    ranks = three(store, 8, 8, 8)
     assert [step(ranks, number, 8, 8, 8) for number in range(5)] == [{}] * 5
     assert store.asked == 0
     sizes = (8, 4, 8, 8, 6, 5, 4, 3, 8)
@@ -67,7 +64,7 @@ def test_a_change_on_all_ranks_is_no_error_and_steps_of_one_size_ask_nothing_of_
     ],
 )
 def test_the_ranks_whose_size_has_changed_find_a_difference(sizes, told, message, store):
-    ranks = three(8, 8, 8)
+    ranks = three(store, 8, 8, 8)
     for number, size in enumerate((8, 4, 8)):  # an equal change before, of which the store still has the traces
         assert step(ranks, number, size, size, size) == {}
     found = step(ranks, 3, *sizes)
@@ -77,7 +74,7 @@ def test_the_ranks_whose_size_has_changed_find_a_difference(sizes, told, message
 
 
 def test_a_fast_rank_that_has_begun_the_next_step_confuses_nobody(store):
-    slow, fast, _ = ranks = three(8, 8, 8)
+    slow, fast, _ = ranks = three(store, 8, 8, 8)
     assert step(ranks, 0, 8, 8, 8) == {}
     for rank in ranks:
         rank.begin(torch.zeros(4))
@@ -91,6 +88,6 @@ def test_one_rank_compares_nothing_and_a_batch_without_rows_is_left_to_who_plays
     alone.begin(torch.zeros(8))
     alone.begin(torch.zeros(3))
     alone.check("judge", 1)
-    for rank in three(0, 0, 0):
+    for rank in three(store, 0, 0, 0):
         rank.begin(None)
         rank.check("judge", 0)

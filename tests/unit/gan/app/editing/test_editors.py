@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -208,12 +209,18 @@ def test_sliders_draw_what_the_drawer_draws(noise_editor):
     def made(**edit):
         return noise_editor.draw(edit)[0].tobytes()
 
-    assert made(seed=3, truncation=0.5) == drawn(drawer.pictures([3], truncation=0.5)[0])
-    assert made(seed=3, **{"class": 0}) == drawn(drawer.pictures([3], label=0)[0])
+    def are_equal(one, other):
+        """But for a rounding: a batch of two is computed otherwise than two of one."""
+        bytes_of = (np.frombuffer(each, np.uint8).astype(int) for each in (one, other))
+        return np.abs(np.subtract(*bytes_of)).max() <= 1
+
+    assert are_equal(made(seed=3, truncation=0.5), drawn(drawer.pictures([3], truncation=0.5)[0]))
+    assert are_equal(made(seed=3, **{"class": 0}), drawn(drawer.pictures([3], label=0)[0]))
     other = made(seed=5)
-    assert made(seed=3, layers=0, other=5) == other
+    assert are_equal(made(seed=3, layers=0, other=5), other)
+    assert not are_equal(made(seed=3), other)
     sheet = Drawings(drawer).directions(seeds=[3], direction=2, strength="2:2")
-    assert made(seed=3, direction2=2) == drawn(sheet.columns["+2"][0])
+    assert are_equal(made(seed=3, direction2=2), drawn(sheet.columns["+2"][0]))
     others = ({}, {"layers": 2, "other": 5}, {"truncation": 0}, {"direction2": 1.5}, {"direction1": -3.0})
     assert len({other, *(made(seed=3, **edit) for edit in others)}) == 6
     with pytest.raises(UserError, match="'truncation' of the edit is 3; choose from -1 to 2"):
