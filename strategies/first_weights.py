@@ -190,11 +190,11 @@ def refuse_old_views(views: Iterable[View]) -> None:
 
 
 def refuse_views_of_gathered(game: GanModule) -> None:
-    """In a phase, after its losses: what they keep of gathered weights would be old after it, or its memory freed."""
+    """Before weights are freed again: what code keeps of their memory would be old after that, or point to nothing."""
     for name, each in _tensors(game):
         if memory_of(each) in UNSHARDED:
             raise UserError(
-                f"a loss keeps '{name}' in the memory of a weight, which is freed after the phase; read the weight "
+                f"'{name}' is in the memory of a weight that was gathered, which is freed again; read the weight "
                 f"itself each time, or type .clone() if its values of now are meant"
             )
 

@@ -38,6 +38,7 @@ from strategies.first_weights import (
     refuse_lazy,
     refuse_old_views,
     refuse_one_memory,
+    refuse_views_of_gathered,
     views_of_weights,
 )
 from strategies.optimizers import LossScale
@@ -47,8 +48,11 @@ from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies.policy import Policy
 from strategies.processes.stopping import SIGNALS
 from strategies.ranks_strategy import RanksStrategy
+from strategies.sharding.bucket import UNSHARDED
 from strategies.steps import while_training
 from strategies.world import World
+
+LOOKS = 3  # after so many uses of gathered() it is looked for memory that code keeps of weights
 
 
 class Players:
@@ -62,6 +66,7 @@ class Players:
         self.compiling = ExitStack()
         self._writes: Writes | None = None  # inside gathered()
         self._averaging = False  # inside averaged()
+        self._looks = LOOKS
 
     # ---- set-up, in this order ----
 
@@ -117,6 +122,9 @@ class Players:
             stack.enter_context(mock.patch.object(self, "_writes", writes))
             yield
             writes.check(self._averaging)
+            if UNSHARDED and self._looks:  # it takes too long for each time
+                self._looks -= 1
+                refuse_views_of_gathered(self.first.game)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -185,6 +185,12 @@ class ViewsLater(Views):
         return super().fool(batch)
 
 
+class ViewsAtStart(ViewsLater):
+    def on_train_start(self):
+        with self.trainer.strategy.gathered():
+            self.centers = [self.discriminator[0].weight.detach().t()]
+
+
 # ---- Lightning's hooks ----
 
 
@@ -528,7 +534,8 @@ WRITTEN = {
     "a loss keeps a weight's memory": Scene(
         ViewsLater, policies={"zero2": 2}, often=("zero2",), mutants=(Mutant("it does not", game=Plain),),
         refused=tuple(
-            Refused(ViewsLater, policy, "a loss keeps 'centers.0' in the memory of a weight, which is freed")
+            Refused(game, policy, "'centers.0' is in the memory of a weight that was gathered, which is freed again")
+            for game in (ViewsLater, ViewsAtStart)
             for policy in ("zero3", "fsdp")
         ),
     ),
