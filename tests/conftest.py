@@ -196,8 +196,8 @@ def screen(chromium: browser.Page) -> Iterator[browser.Page]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Lightning keeps a trainer's rank and seed for the process: without its lines, a later test would fail."""
+    """Lightning keeps a trainer's rank for the process, and a launcher its variables: a later test would fail."""
     rank = rank_zero_only.rank
-    yield
+    with mock.patch.dict(os.environ):
+        yield
     rank_zero_only.rank = rank
-    os.environ.pop("PL_GLOBAL_SEED", None)

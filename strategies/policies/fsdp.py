@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, UnshardHandle, fully_shard
 
+from gan.files.errors import UserError
 from strategies.accelerator import pins
 from strategies.amounts import size
 from strategies.options.blocks import modules_of_blocks
@@ -86,6 +87,7 @@ class FsdpBucket(Bucket):
 
     def __init__(self, weights: Mapping[str, nn.Parameter], sharing: Sharing, mesh: DeviceMesh) -> None:
         self.mesh: DeviceMesh | None = mesh
+        self.lent = False  # whether the whole weights are in memory of FSDP2
         self.twin: Any = nn.Module()  # to which FSDP2 gives methods
         super().__init__(weights, sharing)
 
@@ -114,15 +116,29 @@ class FsdpBucket(Bucket):
     def unshard(self, dtype: torch.dtype | None = None) -> None:
         if self.work is None:
             self.start_unshard(dtype)
+        self.lent = False
         if isinstance(self.work, UnshardHandle):
+            self.lent = True
             with torch.inference_mode(False):
                 self.work.wait()
             self.whole = self.twin.flat.detach()
         super().unshard()
 
+    def _hide(self) -> None:
+        if not self._may_be_freed():
+            raise UserError(
+                "a loss reads a weight as a NumPy array, and FSDP2 cannot free memory that NumPy has seen; type "
+                "weight.detach().clone().numpy(), or zero3 in place of fsdp"
+            )
+        super()._hide()
+
+    def _may_be_freed(self) -> bool:
+        return self.whole is None or not self.lent or self.whole.untyped_storage().resizable()
+
     def drop(self) -> None:
+        frees = self._may_be_freed()
         super().drop()
-        if self.twin is not None:
+        if self.twin is not None and frees:
             self.twin.reshard()
 
     def release(self) -> None:

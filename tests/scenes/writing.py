@@ -185,6 +185,18 @@ class ViewsLater(Views):
         return super().fool(batch)
 
 
+class ReadsByNumpy(Plain):
+    """As spectral norms by SciPy. Between phases NumPy reads weights under all policies."""
+
+    def fool(self, batch: dict[str, Tensor]) -> Tensor:
+        size = float(self.discriminator[0].weight.detach().numpy().max())
+        return super().fool(batch) + size * self.fake(batch["x"]).square().mean()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        with self.trainer.strategy.gathered():
+            self.discriminator[0].weight.detach().numpy()
+
+
 class ViewsAtStart(ViewsLater):
     def on_train_start(self):
         with self.trainer.strategy.gathered():
@@ -530,6 +542,10 @@ WRITTEN = {
             Refused(Views, policy, "'centers.0' has the memory of weight 'discriminator.0.weight', whose policy")
             for policy in ("zero1", "zero2", "zero3", "fsdp")
         ),
+    ),
+    "a loss reads a weight by NumPy": Scene(
+        ReadsByNumpy, policies={"zero3": 2}, mutants=(Mutant("it does not", game=Plain),),
+        refused=(Refused(ReadsByNumpy, "fsdp", "a loss reads a weight as a NumPy array, and FSDP2 cannot free"),),
     ),
     "a loss keeps a weight's memory": Scene(
         ViewsLater, policies={"zero2": 2}, often=("zero2",), mutants=(Mutant("it does not", game=Plain),),
