@@ -200,12 +200,17 @@ def refuse_views_of_gathered(game: GanModule) -> None:
 
 
 def refuse_lazy(game: nn.Module) -> None:
-    """Everything here is decided by shapes, which a lazy layer has only after its first call."""
+    """Everything here is decided by shapes, which a lazy layer has only after its first call; and memory is dense."""
     for name, tensor in (*game.named_parameters(), *game.named_buffers()):
         if is_lazy(tensor):
             raise UserError(
                 f"'{name}' has no shape before the first call of its network; call the network once where it is made, "
                 f"or type the sizes, such as nn.Linear(64, 8) in place of nn.LazyLinear(8)"
+            )
+        if tensor.layout != torch.strided:
+            raise UserError(
+                f"'{name}' is sparse, and a checkpoint has dense tensors; keep it in a plain attribute, without "
+                f"register_buffer, or keep its dense indices and values"
             )
 
 

@@ -317,7 +317,9 @@ def _apart(state: Mapping[str, Any], function: Callable[..., Any], *args: Any, *
     shared: dict[int, torch.UntypedStorage] = {}
     for game in (each for each in args if isinstance(each, GanModule)):
         for _, tensor in Reachable([game]).objects.values():
-            if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and tensor.is_shared():
+            if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+                continue
+            if tensor.device.type == "cpu" and tensor.is_shared():
                 memory = tensor.untyped_storage()
                 if memory.data_ptr() not in shared:
                     shared[memory.data_ptr()] = memory.clone()

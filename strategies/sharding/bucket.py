@@ -250,7 +250,8 @@ class Bucket:
             self._hide_all()
 
     def _hide_all(self) -> None:
-        nothing = torch.full((), torch.nan, dtype=self.compute_dtype, device=self.device)
+        number = self.compute_dtype.is_floating_point or self.compute_dtype.is_complex
+        nothing = torch.full((), torch.nan if number else 0, dtype=self.compute_dtype, device=self.device)
         for weight in self.weights.values():
             hide(weight, nothing)
 

@@ -1,5 +1,6 @@
 """Optimizers that look at whole weights, or keep two kinds of weights."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam
 from torch.optim.lr_scheduler import StepLR
 
-from gan import Phase, noise
+from gan import Phase, Player, noise
 from tests.support.duel import ByHand, Duel
 from tests.support.hard_games import HARD, Outdated
 from tests.support.optimizers import Dealing, Drawing, MuonAndAdam, NormedTogether, ScheduleFree, Shampoo
@@ -188,6 +189,23 @@ class Bands(nn.Module):
         return torch.fft.irfft(torch.fft.rfft(x.double()) * self.gains, n=4)
 
 
+class Quantised(PLAIN):
+    """A frozen teacher in whole numbers."""
+
+    scale = 0.01
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.ParameterList([nn.Parameter(torch.arange(6, dtype=torch.int8), requires_grad=False)])
+
+    def configure_players(self) -> Iterator[Player]:
+        yield from super().configure_players()
+        yield Player("teacher", self.teacher)
+
+    def fool(self, batch: dict[str, Tensor]) -> Tensor:
+        return super().fool(batch) + (self.fake(batch["x"]) * self.teacher[0] * self.scale).square().mean()
+
+
 # ---- the table ----
 
 WHOLE = "strategies.sharding.storage.WholeWeights"
@@ -237,6 +255,10 @@ OPTIMIZERS = {
         ),
     ),
     "complex weights": Scene(Complex, policies={**POLICIES, "dp": 2}, often=("zero3",), saved=("zero3", "ddp")),
+    "weights of whole numbers": Scene(
+        Quantised, policies={"ddp": 2, "zero3": 2, "fsdp": 2}, often=("zero3",), saved=("zero3",),
+        mutants=(Mutant("they are not used", game=having(Quantised, scale=0)),),
+    ),
     "an optimizer of two kinds of weights": Scene(
         Free, FreeByHand().run, policies={"single": 1, "ddp": 2, "zero1": 2, "generator=zero1,*=ddp": 2},
         four=("zero1",), often=("single", "zero1"), bucket=SMALL,

@@ -325,6 +325,26 @@ def test_a_network_without_shapes_is_refused_until_it_is_called():
     train(type("Shaped", (Unshaped,), {"called": True}), policy="single", steps=1)
 
 
+class Graph(Plain):
+    """Its networks pass messages along the edges of a mesh."""
+
+    as_buffer = True
+
+    def __init__(self):
+        super().__init__()
+        edges = torch.eye(6, dtype=torch.float64).to_sparse()
+        if self.as_buffer:
+            self.discriminator.register_buffer("edges", edges)
+        else:
+            self.edges = edges
+
+
+def test_a_sparse_buffer_is_refused_and_a_plain_attribute_is_not():
+    with pytest.raises(UserError, match=r"'discriminator.edges' is sparse, and a checkpoint has dense tensors; keep"):
+        train(Graph, policy="single", steps=1)
+    train(having(Graph, as_buffer=False), policy="single", steps=1)
+
+
 def tied(kind):
     net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     one, other = net
