@@ -102,13 +102,20 @@ class FromNoise(Compared):
         numbers = first + torch.arange(len(image))
         self.compare(self.numbered(numbers, image, self.labels(batch)), image)
 
+    def shown_numbers(self, rows: int) -> dict[str, Tensor]:
+        """The columns of a grid with so many rows: the numbers of fakes. A column has one class."""
+        classes = getattr(self.drawer, "classes", 0) or 1
+        step = classes * max(1, ACROSS // classes)
+        found = {k: k + step * torch.arange(rows) for k in range(min(ACROSS, step))}
+        if classes > 1:
+            return {f"class {k % classes}: seeds {k}, …": each for k, each in found.items()}
+        return {f"seeds {k}, {k + step}, …": each for k, each in found.items()}
+
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Rows of the first fakes by their numbers, as many as the batch has pictures; a column has one class."""
-        image, classes = batch["image"], getattr(self.drawer, "classes", 0) or 1
-        step, rows = classes * max(1, ACROSS // classes), torch.arange(len(image))
-        of = [f"class {number % classes}:" if classes > 1 else "seeds" for number in range(min(ACROSS, step))]
-        return {f"{of[k]} {k}, {k + step}, …": self.numbered(k + step * rows, image) for k in range(len(of))}
+        """Rows of the first fakes by their numbers, as many as the batch has pictures."""
+        image = batch["image"]
+        return {title: self.numbered(each, image) for title, each in self.shown_numbers(len(image)).items()}
 
 
 def noise_of(number: int, length: int) -> Tensor:

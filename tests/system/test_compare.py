@@ -74,7 +74,7 @@ def test_runs_that_hold_out_other_pictures_show_their_own(runs, tmp_path, beside
     opened, names = [open_run(str(run)) for run in (*runs, other)], ["one", "two", "three"]
     table = compared.pictures(opened, names)
     assert table.note == compared.OTHERS
-    assert compared.scores(opened, names).note == f"{compared.NO_COMPARISON}: one, two; three."
+    assert compared.scores(opened, names).note == f"{compared.SOME_COMPARISON}: one, two."
     assert [row.title for row in table.rows][:3] == ["pictures: one, two", "pictures: three", "output: one"]
     assert {len(row.cells) for row in table.rows} == {4}  # rows of two have two empty cells
 
@@ -117,7 +117,7 @@ def test_a_run_whose_data_are_gone_has_all_but_pictures(runs, folder_run, tmp_pa
     assert shown and all(title.endswith(": 001-r3gan-faces") for title in shown)
     scores = compared.scores([compared.look(str(run), "cpu") for run in (gone, runs[0])], ["gone", "here"])
     assert [row.title for row in scores.rows if row.cells[0].words != "–"] == ["val/transfer_error"]
-    assert scores.note == f"{compared.NO_COMPARISON}: gone; here."
+    assert scores.note == f"{compared.NO_COMPARISON}."
     assert "curves" in page.read_text() and "step 2" in page.read_text()
 
 

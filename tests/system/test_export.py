@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from gan import GanModule, Phase, Player, sample
 from gan import export as command
 from gan.app.exporting import card, programs
-from gan.app.page import run_tables
+from gan.app.page import compared, run_tables
 from gan.app.page.table import sample_cell
 from gan.app.run.reopen import open_run
 from gan.export import _published, export, main, networks
@@ -367,8 +368,17 @@ def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp
     assert f"\nsettings\n  {said}" in (run / "game.txt").read_text()
     opened = open_run(str(run))
     table = run_tables.over_time(opened)
-    assert table.note.startswith("The same seeds") and table.columns == [f"row {number}" for number in (1, 2, 3, 4)]
-    assert [row.title for row in table.rows] == [f"class {k % 2}: {k}, {k + 8}, …" for k in range(8)]
+    assert table.note == "The same seeds at every step, from the first 4 rows of each grid."
+    assert table.columns == [f"class {k % 2}: seeds {k}, …" for k in range(8)]
+    assert [row.title for row in table.rows] == [f"row {number}" for number in (1, 2, 3, 4)]
+    words = [[cell.words for cell in row.cells] for row in table.rows]
+    assert words == [[f"seed {8 * row + column}" for column in range(8)] for row in range(4)]
+    beside = compared.pictures([opened, opened], ["one", "two"])
+    assert set(beside.columns) == {""} and beside.rows[1].title == "class 0: seeds 0, …: two"
+    assert [cell.words for cell in beside.rows[1].cells] == [f"seed {8 * row}" for row in range(8)]
+    differs = compared.differences([opened, replace(opened, run=replace(opened.run, chosen={}))], ["one", "two"])
+    gamma = next(row for row in differs.rows if row.title == "gamma")
+    assert [cell.words for cell in gamma.cells] == ["0.0128 (not typed)", "none"]
     near, image = run_tables.nearest(opened), run_tables.held_out(opened, 8)["image"]
     assert near.columns == [f"seed {number}" for number in range(8)]
     drawn = opened.run.game.numbered(torch.arange(8), image)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gan.app.outputs import say
 from gan.app.page.document import Part, document
-from gan.app.page.run_tables import PALE, charts, held_out, made_by
+from gan.app.page.run_tables import PALE, charts, held_out, in_force, made_by, with_seeds
 from gan.app.page.table import Cell, Charts, Row, Table, sample_cell
 from gan.app.run import folder, settings_file
 from gan.app.run.reopen import NotMade, SavedRun, open_run, shown
@@ -25,7 +25,8 @@ from strategies.micro_batches import tensors
 
 SAME = "The same held-out samples, and for what is drawn from noise the same seeds."
 OTHERS = "Not all runs have the same held-out samples here. What is drawn from noise has the same seeds."
-NO_COMPARISON = "Compare scores only among runs that have the same held-out samples here"
+NO_COMPARISON = "These scores cannot be compared: no two runs have the same held-out samples here"
+SOME_COMPARISON = "Scores can be compared only among runs that have the same held-out samples here"
 
 
 def look(which: str, device: str) -> SavedRun:
@@ -68,7 +69,7 @@ def titles(opened: Sequence[SavedRun]) -> list[str]:
 
 
 def differences(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
-    saved = [settings_file.read(each.folder.settings) for each in opened]
+    saved = list(map(in_force, opened))
     values = {name: [each.get(name, "not a setting of it") for each in saved] for each in saved for name in each}
     rows = [
         Row(name, [Cell("none" if value is None else str(value)) for value in here])
@@ -88,8 +89,9 @@ def scores(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
         for name, how in zip(known, hows, strict=True)
     ]
     alike = _alike(_held_out(opened, SHOWN), names)
-    groups = "; ".join(dict.fromkeys(alike))
-    return Table([*names, "how it was computed"], rows, f"{NO_COMPARISON}: {groups}." if len({*alike}) > 1 else "")
+    groups = "; ".join(group for group in dict.fromkeys(alike) if alike.count(group) > 1)
+    note = "" if len({*alike}) == 1 else f"{SOME_COMPARISON}: {groups}." if groups else f"{NO_COMPARISON}."
+    return Table([*names, "how it was computed"], rows, note)
 
 
 def _how(names: Sequence[str], found: Sequence[card.Scored | None]) -> str:
@@ -111,11 +113,13 @@ def pictures(opened: Sequence[SavedRun], names: Sequence[str], count: int = SHOW
             given = {title: column for title, column in columns.items() if title not in made[number]}
             rows += [_row(title if same else f"{title}: {group}", column) for title, column in given.items()]
     for title in dict.fromkeys(title for columns in made for title in columns):
-        shows = [(name, columns[title]) for name, columns in zip(names, made, strict=True) if title in columns]
-        rows += [_row(f"{title}: {name}", column) for name, column in shows]
+        shows = [each for each in zip(names, made, opened, strict=True) if title in each[1]]
+        named = [(name, with_seeds(each.run.game, _row(title, own[title]), count)) for name, own, each in shows]
+        rows += [replace(row, title=f"{title}: {name}") for name, row in named]
+    seeds = all(row.cells[0].words for row in rows)  # then each picture says which
     count = max((len(row.cells) for row in rows), default=0)
     rows = [replace(row, cells=[*row.cells, *[Cell()] * (count - len(row.cells))]) for row in rows]
-    return Table([f"picture {number}" for number in range(count)], rows, SAME if same else OTHERS)
+    return Table(["" if seeds else f"picture {number}" for number in range(count)], rows, SAME if same else OTHERS)
 
 
 def curves(opened: Sequence[SavedRun], names: Sequence[str]) -> Charts:

@@ -5,6 +5,7 @@ Where a game has not what a table shows, such as masks, the table is empty and i
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from gan.app.training import card, metrics
 from gan.app.training.callbacks import SHOWN
 from gan.files.errors import printable
 from gan.games.from_noise import FromNoise
+from gan.module import GanModule
 from gan.sound import Sound
 
 COARSE = 16  # the size at which pictures are compared with training pictures
@@ -38,7 +40,7 @@ WELL = (
 )
 NOTHING_LOGGED = "This run has logged nothing yet."
 NO_MASKS = "This game does not paint masks, so there are none to show."
-NO_STYLES = "This game has no styles, so there are none to exchange."
+NO_STYLES = "This game has no styles of single regions, so there are none to exchange."
 NO_PICTURES = "This game does not learn from pictures, or shows none that it makes, so none can be compared."
 
 
@@ -56,10 +58,14 @@ def videos(opened: SavedRun) -> Table:
 
 
 def settings(opened: SavedRun) -> Table:
+    rows = in_force(opened).items()
+    return Table(rows=[Row(name, [Cell("" if value is None else str(value))]) for name, value in rows])
+
+
+def in_force(opened: SavedRun) -> dict[str, Any]:
     """Every setting: of those that were not typed, what the configuration chose."""
     saved, chosen = settings_file.read(opened.folder.settings), opened.run.chosen
-    saved |= {name: f"{chosen[name]} (not typed)" for name in chosen if name in saved and saved[name] is None}
-    return Table(rows=[Row(name, [Cell("" if value is None else str(value))]) for name, value in saved.items()])
+    return saved | {name: f"{chosen[name]} (not typed)" for name in chosen if name in saved and saved[name] is None}
 
 
 def curves(opened: SavedRun) -> Charts:
@@ -85,7 +91,8 @@ def charts(panels: Mapping[str, metrics.Panel], note: str, kimg: float = 0.0) ->
 def over_time(opened: SavedRun, most: int = 12) -> Table:
     """The grids that training drew: the same samples at several steps. The checkpoint's own is drawn if it has none.
 
-    A column of the grid becomes a row here. A row that is the same at every step, such as the truth, is shown once.
+    A column of the grid becomes a row here, but in a grid of seeds all stay in their places. A row that is the same at
+    every step, such as the truth, is shown once.
     """
     drawn = [(step, path) for step, path in opened.folder.grids().items() if step <= opened.step]
     if not drawn:
@@ -101,8 +108,6 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
         sheets.append(grids.grid(columns, SHOWN))
     size = next((grids.picture(column[0]).size for column in columns.values()), (1, 1))
     pieces = [_cut(sheet, len(columns), size) for sheet in sheets if columns]
-    seeds = isinstance(opened.run.game, FromNoise)
-    pieces = [[column[:ROWS] for column in piece] for piece in pieces] if seeds else pieces
     if not pieces or not all(pieces):
         rows = [Row("grid", [Cell(pictures=tuple(sheets))])]
         return Table([""], rows, "The grids of training.", moments)
@@ -112,9 +117,26 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
         cells = [Cell(pictures=frames) for frames in zip(*(piece[column] for piece in pieces), strict=False)]
         still = all(each == cell.pictures[0] for cell in cells for each in cell.pictures)
         rows.append(Row(title, [Cell(pictures=cell.pictures[:1]) for cell in cells] if still else cells))
-    titles = [f"row {n + 1}" if seeds else f"picture {n}" for n in range(min(len(piece[0]) for piece in pieces))]
-    what = "seeds" if seeds else "held-out samples"
-    return Table(titles, rows, f"The same {what} at every step.", moments)
+    if seeds_of(opened.run.game, ROWS).keys() == columns.keys():
+        each = zip(*(with_seeds(opened.run.game, row, ROWS).cells for row in rows), strict=True)
+        rows = [Row(f"row {number}", cells) for number, cells in enumerate(each, 1)]
+        note = f"The same seeds at every step, from the first {ROWS} rows of each grid."
+        return Table([*columns], rows, note, moments)
+    titles = [f"picture {number}" for number in range(min(len(piece[0]) for piece in pieces))]
+    return Table(titles, rows, "The same held-out samples at every step.", moments)
+
+
+def seeds_of(game: GanModule, rows: int) -> dict[str, list[int]]:
+    """The seeds of the columns of a grid with so many rows, if the game draws from seeds."""
+    found = game.shown_numbers(rows) if isinstance(game, FromNoise) else {}
+    return {title: seeds.tolist() for title, seeds in found.items()}
+
+
+def with_seeds(game: GanModule, row: Row, rows: int) -> Row:
+    """A row that was a column of a grid of seeds: at most so many `rows` of the grid, each picture above its seed."""
+    seeds = seeds_of(game, rows).get(row.title)
+    cells = zip(row.cells, seeds or (), strict=False)
+    return replace(row, cells=[replace(cell, words=f"seed {seed}") for cell, seed in cells]) if seeds else row
 
 
 def masks(opened: SavedRun, count: int = SHOWN) -> Table:
