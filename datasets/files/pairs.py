@@ -54,10 +54,11 @@ class Column:
             if not (root / folder).is_dir():
                 problems.append(f"there is no folder {root / folder}; put the {self.what}s there ({kinds})")
                 continue
-            start, before = len(str(root / folder)) + 1, len(files)
+            start, before, unlike = len(str(root / folder)) + 1, len(files), ""
             for entry in all_files(root / folder):
                 stem, dot, suffix = entry.path[start:].rpartition(".")
                 if (dot + suffix).lower() not in self.suffixes or not stem.endswith(self.ending):
+                    unlike = f", but there is {entry.name}"
                     continue
                 name = stem.removesuffix(self.ending)
                 if self.only and name not in self.only:
@@ -72,7 +73,7 @@ class Column:
                     problems.append(f"{one} and {other} have the same name; remove one of them")
                 files[name] = FoundFile(f"{folder}/{entry.path[start:]}", state.st_size, state.st_mtime_ns)
             if len(files) == before:
-                problems.append(f"there are no {self.what}s ({kinds}) in {root / folder}")
+                problems.append(f"there are no {self.what}s ({kinds}) in {root / folder}{unlike}")
         return files, problems
 
 
@@ -226,7 +227,7 @@ def read_map(path: Path, stamp: np.ndarray | None = None) -> np.ndarray:
     if mode not in ONE_CHANNEL:
         raise UserError(
             f"{path} is a picture of mode {mode}; a label map has one channel (mode L) or a palette (mode P), "
-            "and its values are the labels"
+            "and its values are the labels; docs/guide/sean.md says how colours become labels"
         )
     return values
 

@@ -80,7 +80,7 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
         if width <= height:
             raise UserError(f"{source.name(0)} is not wide enough to be two pictures side by side; give {FORMS}")
         if width != 2 * height:
-            odd = f"; {source.name(0)} is {width}x{height}, not twice as wide as high: if it is no pair, give {FOLDERS}"
+            odd = f"{source.name(0)} is {width}x{height}, not twice as wide as high. If it is no pair, give {FOLDERS}\n"
     splits = {split for split, _, _ in places} - set(TRAINED)
     held = next(({split} for split in ("val", "valid", "validation", "test") if split in splits), set())
     found: dict[tuple[bool, str], dict[str, int]] = {(out, side): {} for out in (False, True) for side in "ab"}
@@ -110,7 +110,7 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
     shown = "a" if paired else "ab"
     train, out = (" and ".join(f"{len(found[each, side]):,}" for side in shown) for each in (False, True))
     what = "pairs" if paired else "pictures"
-    said = f"data {data}: {said}, {train} {what} to train on and {out} held out{odd}"
+    said = f"{odd}data {data}: {said}, {train} {what} to train on and {out} held out"
     if idle := [split for split, side, _ in places if split in splits - held and (side or halves)]:
         said += f"; {len(idle):,} pictures of {' and '.join(sorted(set(idle)))} are not used"
     if not halves and (others := sum(not side for _, side, _ in places)):
@@ -134,7 +134,8 @@ def _places(parts: Sequence[tuple[str, ...]]) -> tuple[list[tuple[str, str, str]
     elif not titles and len(words) == 2 and all(len(each) > 1 for each in parts):
         titles = tuple(sorted(words))
     sides = dict(zip(map(str.lower, titles), "ab", strict=False))
-    return [_place(each, sides) for each in parts], titles
+    spelt = {word.lower(): word for each in parts for word in each[:-1][:2]}
+    return [_place(each, sides) for each in parts], tuple(spelt.get(title, title) for title in titles)
 
 
 def _place(parts: tuple[str, ...], sides: Mapping[str, str]) -> tuple[str, str, str]:

@@ -185,7 +185,8 @@ class Published(Painting):
         check_size(how["size"], upsamplings)
         train, val = open_splits(layout, data, **how)
         count = f"{len(train):,} to train on and {len(val):,} held out"
-        say(f"data {data}: {layout.title}, {count}, {train.num_labels} labels")
+        fitted = "{1}x{0}; other shapes are stretched".format(*how["size"])
+        say(f"data {data}: {layout.title}, {count}, {train.num_labels} labels; resized to {fitted}")
         flip = layout.flip if self.flip is None else self.flip
         crop = layout.crop if self.crop is None else self.crop
         size, seed = self.batch_size, self.seed

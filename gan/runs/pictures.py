@@ -19,6 +19,7 @@ D = TypeVar("D")
 FITTED = {"crop": "scaled and cropped", "pad": "scaled and padded", "stretch": "stretched"}
 COLOURS = {1: "gray", 3: "RGB", 4: "RGBA"}  # by the number of channels
 DISTANCE = {"val/distance": "distance of drawn from held-out pictures"}
+NOT_READ = ".heic", ".heif", ".dng", ".raw", ".cr2", ".nef", ".psd", ".svg"  # pictures in formats that we cannot read
 PLANNED = 64  # pixels of a side, for a plan without pictures and without a size
 
 
@@ -65,6 +66,13 @@ def decoded(*sets: "Pictures") -> str:
     return f"decoded into {sets[0].file.parent}, {-(-room // 10**6):,} MB"
 
 
+def say_left_out(*sets: "Pictures") -> None:
+    """Name each picture that --skip-broken has left out."""
+    problems = [problem for each in sets for problem in each.problems]
+    if problems:
+        say("\n  ".join([f"{len(problems):,} broken or tiny left out:", *problems]))
+
+
 class Found:
     """The samples of a run, split into those to train on and those held out, which may be none."""
 
@@ -72,6 +80,7 @@ class Found:
         self.options, self.train, self.val = options, train, val
         self.size, self.channels = train.size, train.channels
         self.classes, self.class_names = train.classes, train.class_names
+        self.chosen: dict[str, Any] = {}  # what `Run` says, beside what a game says itself
 
     def data(self, batch_size: int) -> "GanData":
         """The batches of pictures [B, channels, height, width] in [-1, 1]."""
@@ -87,8 +96,9 @@ class Found:
         """A run of a game on these pictures, with scores where some are held out. `chosen` is what `Run` says."""
         data = self.data(batch_size)
         if chosen:
-            chosen |= {"size": f"{self.size[1]}x{self.size[0]}", "batch_size": batch_size}
-        said = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in chosen.items()}
+            chosen |= {**self.chosen, "size": f"{self.size[1]}x{self.size[0]}", "batch_size": batch_size}
+        texts = {bool: lambda value: str(value).lower(), float: lambda value: f"{value:g}"}
+        said = {name: texts.get(type(value), str)(value) for name, value in chosen.items()}
         return Run(game, data, steps, scores if data.val is not None else {}, turns, said)
 
     def networks(self, path: str, drawer: type[G], judge: type[D]) -> tuple[G, D]:
@@ -112,7 +122,8 @@ class Found:
             raise UserError(f"{path} has other networks, such as {type(found[0]).__name__}; type another run")
         generator, side = found[0], found[1].side
         if not side // 2 < max(self.size) <= side:
-            raise UserError(f"{path} draws {side} x {side}, and pictures have {self.size}; type --size {side}")
+            size = f"{self.size[1]}x{self.size[0]}"
+            raise UserError(f"{path} draws {side}x{side}, and pictures have {size}; type --size {side}")
         if generator.channels != self.channels:
             raise UserError(
                 f"{path} draws {generator.channels} channels, and pictures have {self.channels}; type --channels "
@@ -122,6 +133,8 @@ class Found:
             advice = "type --classes false" if not generator.classes else "take other pictures, or another file"
             raise UserError(f"{path} knows {generator.classes} classes, and pictures have {self.classes}; {advice}")
         generator.size = self.size
+        if saved:
+            say(f"weights: G and D of {path}")
         return found[0], found[1]
 
 
@@ -157,6 +170,7 @@ class OnPictures(PictureOptions):
         pictures = Pictures(source, frame, self.skip_broken, decodes())
         found = Found(self, *pictures.split(self.held_out))
         say(self._said(found, pictures, headers, "as typed" if size else why))
+        say_left_out(pictures)
         return found
 
     def _said(self, found: Found, pictures: "Pictures", headers: "Headers", why: str) -> str:
@@ -178,6 +192,7 @@ class OnPictures(PictureOptions):
             fit,
             f"{len(found.train):,} to train on and {len(found.val):,} held out",
         ]
-        notes += [f"{len(pictures.problems):,} broken or tiny left out"] if pictures.problems else []
-        notes += [f"not pictures: {source.note}"] if source.note else []
+        if source.note:
+            kinds = " and ".join(each for each in NOT_READ if each in source.note)
+            notes += [f"not read: {source.note}" + (f" (save {kinds} as JPEG or PNG first)" if kinds else "")]
         return "; ".join([*notes, decoded(pictures)])

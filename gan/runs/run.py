@@ -97,6 +97,13 @@ def preset(presets: Mapping[str, P], config: str, **typed: Any) -> P:
     return replace(found, **{name: value for name, value in typed.items() if value is not None})
 
 
+def say_length(max_steps: int | None, **others: float | None) -> None:
+    """Say that other lengths which are typed do not count beside --max-steps."""
+    typed = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in others.items() if value is not None)
+    if max_steps is not None and typed:
+        say(f"--max-steps {max_steps} counts, and {typed} does not")
+
+
 def begin_with(weights: str | None, game: Any) -> None:
     """Load published weights into the networks of a game, if any are typed. Later a checkpoint has the weights."""
     from nets.published.files import read_published

@@ -8,8 +8,8 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.pictures import COLOURS, FITTED, PLANNED, Found, PictureOptions, decoded
-from gan.runs.run import Run, begin_with, decodes, instead_of_data, say
+from gan.runs.pictures import COLOURS, FITTED, PLANNED, Found, PictureOptions, decoded, say_left_out
+from gan.runs.run import Run, begin_with, decodes, instead_of_data, say, say_length
 from nets.blocks import start_
 from nets.discriminator import PatchGan, PatchVectors, PixelGan
 from nets.resnet import ResnetGenerator, UNet
@@ -65,9 +65,12 @@ class OnSides(PictureOptions):
         if a != b and not paired:
             raise UserError(f"{self.data} has pictures of {a} and of {b} channels; type --channels 3")
         torch.manual_seed(self.seed)
+        say_length(self.max_steps, epochs=self.epochs, falling_epochs=self.falling_epochs)
+        found.chosen = dict(width=self.width, layers=self.layers, rate=self.rate, crop=self.crop, flip=self.flip)
         if self.max_steps is not None:
             return found, self.max_steps, linear_decay(self.max_steps)
         full, after = self.epochs or full, after if self.falling_epochs is None else self.falling_epochs
+        found.chosen |= dict(epochs=full, falling_epochs=after)
         batches = max(1, len(found.train) // self.batch_size)
         return found, (full + after) * batches, epoch_decay(full, after, batches, ahead)
 
@@ -100,6 +103,7 @@ class OnSides(PictureOptions):
 
         found = Found(self, opened(train, self._enlarged(size)), opened(val, size) if all(map(len, val)) else None)
         say(f"{said}; {FITTED[self.fit]} to {size[1]}x{size[0]}, {shown}; {decoded(*kept)}")
+        say_left_out(*kept)
         return found
 
     def _enlarged(self, size: tuple[int, int]) -> tuple[int, int]:
@@ -161,7 +165,10 @@ def pix2pix(
     discriminator = PixelGan(*both, norm) if judge == "pixel" else PatchGan(*both, typed.layers, norm)
     game = Pix2pix(generator, discriminator, decay, loss=loss, rate=typed.rate, pixels=pixels, direction=direction)
     begin_with(typed.from_, game)
-    return found.run(game, typed.batch_size, steps, {"val/paint_error": "error of held-out pictures translated"})
+    score = {"val/paint_error": "error of held-out pictures translated"}
+    seen = f"unet_{2 ** unet_depth(found.size)}" if network == "unet" else network
+    chosen = dict(network=seen, judge=judge, loss=loss, direction=direction, pixels=pixels, judge_width=judge_width)
+    return found.run(game, typed.batch_size, steps, score, **chosen)
 
 
 def cyclegan(
@@ -188,7 +195,7 @@ def cyclegan(
     discriminator = partial(PatchGan, channels, typed.width, typed.layers, norm="instance")
     game = CycleGan(generator, discriminator, decay, rate=typed.rate, cycle=cycle, identity=identity, pool=pool)
     begin_with(typed.from_, game)
-    return found.run(game, typed.batch_size, steps, SCORE)
+    return found.run(game, typed.batch_size, steps, SCORE, blocks=blocks, cycle=cycle, identity=identity)
 
 
 def cut(
@@ -221,7 +228,7 @@ def cut(
         all_negatives=all_negatives,
     )  # fmt: skip
     begin_with(typed.from_, game)
-    return found.run(game, typed.batch_size, steps, SCORE)
+    return found.run(game, typed.batch_size, steps, SCORE, config_=config_, blocks=blocks, nce=nce, patches=patches)
 
 
 def cut_networks(

@@ -10,7 +10,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 from gan.ema import half_life
 from gan.files.errors import UserError
 from gan.runs.pictures import DISTANCE, Found, OnPictures
-from gan.runs.run import Run, say
+from gan.runs.run import Run, say, say_length
 from gan.runs.run import preset as preset_of
 from nets.ada import PIPES, Ada
 from nets.stylegan import StyleDiscriminator, StyleGenerator
@@ -92,7 +92,8 @@ def stylegan2(
         width: Channels are this times 32,768 / size, and 512 at most; published: 1, paper256 and auto below 512 0.5.
         mapping: Layers from noise to styles; published: 8, auto and cifar 2.
         ema_kimg: Half-life of the generator's averaged weights, in thousands of pictures; published: 10 or 20,
-            cifar 500, auto batch_size * 10 / 32; at most a twentieth of the training.
+            cifar 500, auto batch_size * 10 / 32; in auto and cifar at most a twentieth of the pictures shown so far,
+            else at most a twentieth of the training.
         augment: What the discriminator sees changed: blit (flips, quarter turns, whole pixels), geom, color, bg, bgc
             (these three, as published), bgcfnc (also filters, noise and cuts), or off.
         augment_target: Pictures are augmented more often while the mean sign of the scores of real pictures is above
@@ -107,6 +108,7 @@ def stylegan2(
     side = 1 << (max(found.size) - 1).bit_length()
     p = preset(config_, side, batch_size, kimg=kimg, gamma=gamma, rate=rate, width=width, mapping=mapping, ema=ema_kimg)
     steps = max_steps or max(1, round(1000 * p.kimg / p.batch))
+    say_length(max_steps, kimg=kimg)
     if from_ and (width or mapping):
         raise UserError(f"{from_} has networks of its own; leave --width and --mapping out")
     torch.manual_seed(found.options.seed)
@@ -118,7 +120,7 @@ def stylegan2(
     ema = half_life(average, p.batch, ramp_up)
     game = StyleGan(generator, discriminator, ema=ema, ada=ada, freeze=freeze_d, **rules)
     chosen: dict[str, Any] = dict(config_=config_, kimg=steps * p.batch / 1000, ema_kimg=average / 1000, **rules)
-    chosen |= {} if from_ else dict(width=p.width, mapping=p.mapping)
+    chosen |= dict(freeze_d=freeze_d) if from_ else dict(width=p.width, mapping=p.mapping)
     run = found.run(game, p.batch, steps, DISTANCE, **chosen)
     return run if batch_size or config_ != "auto" else replace(run, batch_on=partial(batch_on, side=side))
 

@@ -37,7 +37,7 @@ PRESETS = {
 }
 SCORES = {
     "val/paint_error": "paint error on held-out pictures",
-    "val/idle_codes": "1 minus the perplexity of the codes of held-out pictures, per code",
+    "val/idle_codes": "share of the codes that held-out pictures do not use (1 - perplexity / codes)",
 }
 
 

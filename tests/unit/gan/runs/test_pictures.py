@@ -111,7 +111,18 @@ def test_a_plan_and_a_dry_run_decode_only_what_they_are_shown(tmp_path, purpose,
     with made_to(purpose), pytest.raises(UserError, match=r"1 of 13 pictures in .* cannot be used"):
         found(path)
     with made_to(purpose):
+        capsys.readouterr()
         assert len(found(path, held_out=0.0, skip_broken=True).train) == 12
+    named = f"\n1 broken or tiny left out:\n  {path / 'broken.png'}: it is none of "
+    assert (named in capsys.readouterr().err) == (purpose == "dry")
+
+
+def test_files_that_are_not_read_are_counted_and_pictures_among_them_get_advice(tmp_path, capsys):
+    put(tmp_path / "a.png")
+    for name, said in (("notes.txt", "not read: 1 .txt; dec"), ("b.HEIC", " (save .heic as JPEG or PNG first); dec")):
+        (tmp_path / name).write_bytes(b"-")
+        found(tmp_path, held_out=0.0)
+        assert said in capsys.readouterr().err
 
 
 def test_what_cannot_be_meant_is_refused(tmp_path):
@@ -153,11 +164,14 @@ NETS = {
 
 
 @pytest.mark.parametrize(("name", "left_out"), [("stylegan2", "--width and --mapping"), ("r3gan", "--width")])
-def test_a_published_file_is_trained_on(name, left_out, tmp_path):
+def test_a_published_file_is_trained_on(name, left_out, tmp_path, capsys):
     nets = dict(zip("GD", NETS[name](), strict=True))
     write(tmp_path / "nets.pkl", {which: published(net) for which, net in nets.items()})
     rules = dict(TINY, data=two_classes(tmp_path / "data"), from_=str(tmp_path / "nets.pkl"), classes=False)
-    game = build(name, size="16x12", **rules).game
+    run = build(name, size="16x12", **rules)
+    game = run.game
+    assert f"\nweights: G and D of {tmp_path / 'nets.pkl'}\n" in capsys.readouterr().err
+    assert name != "stylegan2" or ", freeze-d 0, " in run.words
     for net, begun in zip((game.generator, game.discriminator), nets.values(), strict=True):
         assert net.training
         torch.testing.assert_close(net.state_dict(), begun.state_dict(), rtol=0, atol=0)
@@ -165,7 +179,7 @@ def test_a_published_file_is_trained_on(name, left_out, tmp_path):
     assert name != "stylegan2" or game.ada.images == 100_000
     for wrong, words in (
         ({"width": 0.5}, f"networks of its own; leave {left_out} out"),
-        ({"size": 32}, "draws 16 x 16, and pictures have .*; type --size 16"),
+        ({"size": 32}, "draws 16x16, and pictures have 32x32; type --size 16"),
         ({"channels": 1}, "draws 3 channels, and pictures have 1; type --channels 3"),
         ({"classes": True}, "knows 0 classes, and pictures have 2; type --classes false"),
     ):

@@ -75,7 +75,10 @@ def small(name: str, **settings) -> Run:
         ("r3gan", "config auto, kimg 20000, rate 0.0002, gamma 0.0272047, augment 0.3, ema-kimg 500, size 16x16, "),
         ("biggan", "config auto, kimg 0.002, micro-batches 1, judge-steps 4, rate 0.0002, judge-rate 0.0002, "),
         ("vqgan", "config f4, codes 8, start 0, adversarial 0.75, rate 9e-06, size 24x24, batch-size 2"),
-        ("pix2pix", ""),
+        ("pix2pix", "network unet_16, judge basic, loss vanilla, direction AtoB, pixels 100, judge-width 2, width "),
+        ("cyclegan", "blocks 1, cycle 10, identity 0.5, width "),
+        ("cut", "config cut, blocks 5, nce 1, patches "),
+        ("sean", ""),
     ],
 )
 def test_what_a_configuration_chose_is_said(name, words):
@@ -349,7 +352,10 @@ def test_a_share_of_a_folder_is_held_out_and_said_and_runs_of_before_keep_their_
         chosen = options.load(tmp_path / f"{age}.yaml").held_out
         data = build("sean", data=str(tmp_path), labels=4, held_out=chosen, **small_one).data
         held_out[age] = {data.val.paths(row)[0].stem for row in range(len(data.val))}
-        assert f"{len(data.train)} to train on and {len(data.val)} held out, 4 labels" in capsys.readouterr().err
+        said = (
+            f"{len(data.train)} to train on and {len(data.val)} held out, 4 labels; resized to 16x16; other shapes are"
+        )
+        assert said in capsys.readouterr().err
     assert held_out["old"] == {str(number) for number in range(34, 50)}
     assert len(held_out["new"]) == 8 and not held_out["new"] <= held_out["old"]
 

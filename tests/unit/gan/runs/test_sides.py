@@ -52,7 +52,9 @@ def test_two_folders_are_found_and_pairs_have_the_same_name(tmp_path, folders, c
     assert names == [f"{number}.{kind}" for kind in ("png", "jpg") for number in range(8)]
     assert folders != "apples pears" or data.train.kinds == ("apples", "pears")
     assert (data.size, data.channels) == ((8, 12), (3, 3))
-    assert "8 pairs to train on and 0 held out; scaled and cropped to 12x8, RGB" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "8 pairs to train on and 0 held out; scaled and cropped to 12x8, RGB" in said
+    assert folders != "A B" or ": A/ to B/, 8 pairs" in said
 
 
 def test_halves_of_a_picture_are_a_pair(tmp_path, capsys):
@@ -79,7 +81,7 @@ def test_halves_of_pictures_of_another_shape_are_said_and_are_for_pairs_only(tmp
     with pytest.raises(UserError, match="not say which pictures are of which of two kinds; give two folders such"):
         found(tmp_path, paired=False)
     assert len(found(tmp_path, held_out=0.0).train) == 2
-    assert "0.png is 20x16, not twice as wide as high: if it is no pair, give two folders" in capsys.readouterr().err
+    assert "0.png is 20x16, not twice as wide as high. If it is no pair, give two folders" in capsys.readouterr().err
 
 
 def test_halves_are_those_of_the_picture_as_the_camera_was_held(tmp_path):
@@ -128,7 +130,9 @@ def test_other_folders_are_left_out_and_said_and_a_broken_picture_takes_its_part
         found(tmp_path)
     data = found(tmp_path, skip_broken=True, held_out=0.0)
     assert brightness(data.train) == [pair for number, pair in enumerate(PAIRS) if number != 3]
-    assert "; 1 pictures in other folders left out; scaled and cropped" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "; 1 pictures in other folders left out; scaled and cropped" in said
+    assert f"\n1 broken or tiny left out:\n  {tmp_path / 'A' / '3.png'}: it is none of" in said
 
 
 def test_unpaired_pictures_meet_at_random_and_the_same_ones_on_any_number_of_ranks(tmp_path):

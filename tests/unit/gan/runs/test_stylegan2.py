@@ -52,6 +52,14 @@ def test_an_average_with_a_ramp_does_not_change_with_the_length_of_the_training(
     assert short(99) == 0.5 ** (4 / (0.05 * 99 * 4)) and "averaged" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("name", "typed"), [("stylegan2", "kimg"), ("biggan", "kimg"), ("pix2pix", "falling_epochs")])
+def test_of_two_lengths_it_is_said_which_counts(name, typed, capsys):
+    small(name, max_steps=5)
+    assert "counts" not in capsys.readouterr().err
+    assert small(name, max_steps=5, **{typed: 2}).max_steps == 5
+    assert f"--max-steps 5 counts, and --{typed.replace('_', '-')} 2 does not\n" in capsys.readouterr().err
+
+
 def test_what_the_published_auto_takes_on_several_devices_is_said():
     assert batch_on(8, 256) == families.load("stylegan2.pt")["presets"]["auto, 8 devices"]["batch_size"]
     said = small("stylegan2", batch_size=None).few(8)
