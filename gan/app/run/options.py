@@ -120,7 +120,10 @@ def dump(settings: Namespace, run: str) -> str:
     """All settings as YAML, without those that belong to a single call of the command."""
     kept = {name: _written(name, value) for name, value in settings.as_dict().items() if name not in PASSING}
     try:
-        return yaml.dump({**kept, "run": run}, Dumper=_Dumper, sort_keys=False)
+        text = yaml.dump({**kept, "run": run}, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        if text.replace("\n", "").isprintable():
+            return text
+        return yaml.dump({**kept, "run": run}, Dumper=_Dumper, sort_keys=False)  # what is not printable as escapes
     except yaml.YAMLError as error:
         raise UserError(f"{run} has a setting that cannot be written to settings.yaml: {error.args[-1]!r}") from error
 

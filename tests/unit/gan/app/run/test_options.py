@@ -118,6 +118,12 @@ def test_saved_settings_are_plain_yaml_without_what_belongs_to_one_call(here):
     assert not settings.keys() & set(options.PASSING)
 
 
+@pytest.mark.parametrize(("data", "written"), [("Bilder äöü", "Bilder äöü"), ("\u202eä", r'"\u202E\xE4"')])
+def test_letters_of_any_language_are_written_as_they_are_and_what_is_not_printable_as_an_escape(data, written):
+    text = options.dump(options.parse(["stylegan2", "--data", data])[0], "stylegan2")
+    assert f"\ndata: {written}\n" in text and yaml.safe_load(text)["data"] == data
+
+
 def test_torchrun_takes_nothing_for_its_own_that_follows_a_run():
     """It refuses the beginning of several of its options, wherever that stands. Two of ours need `--` before them."""
     theirs = {option for action in get_args_parser()._actions for option in action.option_strings}
