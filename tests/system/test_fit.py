@@ -230,7 +230,7 @@ def one_step(trained_once, here):
 def test_a_refused_or_dry_command_leaves_a_run_as_it_was(one_step, here, capsys):
     before = contents("runs/001-r3gan-faces")
     for typed, code, message in (
-        ("--width 8 --max-steps 2", 2, "was trained with --max-steps 1 --width 4, and goes on with --max-steps 2"),
+        ("--width 8 --max-steps 2", 2, "was trained with --width 4, and goes on with --width 8; leave out"),
         ("--run sean-faces", 2, "is a run of r3gan-faces, not of sean-faces"),
         ("--precision 16-mixed", 2, "16-mixed needs a GPU"),
         ("--max-steps 7 --width 8 --dry-run", 0, "a dry run: runs/001-r3gan-faces stays as it is"),

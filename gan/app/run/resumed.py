@@ -16,6 +16,7 @@ from gan.files.system import quoted
 from gan.runs import Run
 
 QUIET = 5.0  # seconds that a check takes without a word
+NO_NETWORKS = "max_steps", "kimg", "epochs", "falling_epochs", "batch_size", "workers", "precision"  # change none
 
 Say = Callable[[str], None]
 
@@ -79,12 +80,14 @@ class Resumed:
         self.changed = [name for name, value in now.items() if value != self.before.get(name)]
 
     def __str__(self) -> str:
-        if not self.changed:
-            return ""
-        return f"the run was trained with {self._typed(self.before)}, and goes on with {self._typed(self.now)}"
+        return self._trained_with(self.changed) if self.changed else ""
 
-    def _typed(self, settings: Mapping[str, Any]) -> str:
-        named = [(name.replace("_", "-"), settings.get(name)) for name in self.changed]
+    def _trained_with(self, names: Sequence[str]) -> str:
+        was, now = self._typed(self.before, names), self._typed(self.now, names)
+        return f"the run was trained with {was}, and goes on with {now}"
+
+    def _typed(self, settings: Mapping[str, Any], names: Sequence[str]) -> str:
+        named = [(name.replace("_", "-"), settings.get(name)) for name in names]
         return " ".join(f"no --{name}" if value is None else f"--{name} {value}" for name, value in named)
 
     def until(self, chosen: str) -> str:
@@ -101,15 +104,19 @@ class Resumed:
             raise UserError(
                 f"the run was trained with seed {was}, and has {now} now; resume with {was}, or begin a new run"
             )
-        saved = load(checkpoint).get("state_dict", {})
-        for name, weight in run.game.state_dict(keep_vars=True).items():
+        names = [name for name in self.changed if name not in NO_NETWORKS]
+        by = f"{self._trained_with(names)}; leave out what changes them" if names else "its code or data have changed"
+        by = by[0].upper() + by[1:]
+        saved, now = load(checkpoint).get("state_dict", {}), run.game.state_dict(keep_vars=True)
+        if names and getattr(run.game, "strict_loading", True) and (more := [*(saved.keys() - now.keys())]):
+            raise UserError(f"the checkpoint's networks have '{min(more)}', and those of now do not. {by}")
+        for name, weight in now.items():
             there = getattr(saved.get(name), "shape", None)
             if there is None or not isinstance(weight, Tensor) or is_lazy(weight) or there == weight.shape:
                 continue
-            by = f"{self}; leave out what changes them" if self.changed else "its code or its data have changed"
             raise UserError(
                 f"the checkpoint's networks are of other sizes: '{name}' is {_text(there)} in {checkpoint.name} "
-                f"and {_text(weight.shape)} now. {by[0].upper()}{by[1:]}"
+                f"and {_text(weight.shape)} now. {by}"
             )
 
 

@@ -262,7 +262,7 @@ def test_another_seed_is_refused_where_the_loader_does_not_know_it(trained):
     ("typed", "why"),
     [
         ("--width 8", "The run was trained with --width 64, and goes on with --width 8; leave out what changes them"),
-        ("", "Its code or its data have changed"),
+        ("--max-steps 9 --precision 64-true", "Its code or data have changed"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_with_the_settings_that_have_changed(typed, why, trained):
@@ -271,6 +271,14 @@ def test_weights_that_do_not_fit_are_refused_with_the_settings_that_have_changed
     assert str(caught.value) == (
         f"the checkpoint's networks are of other sizes: 'net.weight' is 3 x 2 in step-000008.ckpt and 4 x 2 now. {why}"
     )
+
+
+def test_weights_that_the_networks_have_no_longer_are_refused_with_the_option_that_took_them(trained):
+    now, typed = SimpleNamespace(game=nn.ModuleDict()), ["--width", "8", "--max-steps", "9"]
+    resumed(trained).check(now, trained.checkpoint(8))  # the strategy refuses it
+    why = "have 'net.bias', and those of now do not. The run was trained with --width 64, and goes on with --width 8;"
+    with pytest.raises(UserError, match=why):
+        resumed(trained, typed).check(now, trained.checkpoint(8))
 
 
 @pytest.mark.promise("`--resume` with other settings, or from another folder")
