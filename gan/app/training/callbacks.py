@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from torch import Tensor
 
+from gan.app.outputs import say
 from gan.app.run.folder import RunFolder
 from gan.app.run.reopen import batches_of, first_samples, ready, shown
 from gan.app.sampling import grids
@@ -58,6 +59,8 @@ class Pictures(Callback):
         with random_state.untouched():
             if hasattr(game, "show"):
                 self.batch = first_samples(batches_of(source), SHOWN)
+                if self.batch is None:
+                    say("no grids: they show held-out samples, and there are none")
         named = self.batch.items() if isinstance(self.batch, dict) and trainer.global_step == 0 else ()
         reals = {name.replace("_", " "): x for name, x in named if _are_pictures(x)}
         if list(reals) == ["image"] and trainer.is_global_zero:

@@ -20,6 +20,7 @@ from gan.app.run import folder, options
 from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import Resumed, instead, newest_whole, to_resume, where_data_are
+from gan.app.scoring.names import TITLES
 from gan.app.training import loggers, start
 from gan.app.training.callbacks import Pictures, Score, dry_reals, write_lost_settings, write_settings
 from gan.app.training.describe import describe
@@ -302,6 +303,10 @@ def finish(
             first, last = first_and_last(log.rows, name) or (0, 0)
             if first:
                 say(f"{words}: {first:.4f} at the start, {last:.4f} now ({100 * last / first:.0f} % of the start)")
+        for name in dict.fromkeys(name for row in log.rows.values() for name in row if name.startswith("score/")):
+            first, last = first_and_last(log.rows, name) or (0, 0)
+            label = name.removeprefix("score/")
+            say(f"{TITLES.get(label, label)}: {first:.4f} at the start, {last:.4f} now")
     saved, best = where.checkpoint(step), keep.best_checkpoint()
     saved = saved if saved.exists() else where.newest_checkpoint()
     go_on = f"{ON} --resume {quoted(where.resuming(step))} --max-steps {2 * max(step, run.max_steps)}"
@@ -309,6 +314,7 @@ def finish(
         ("look at", next((grid for at, grid in reversed(where.grids().items()) if at <= step), None)),
         ("curves", where.curves if where.curves.exists() else None),
         ("metrics", where.metrics if where.metrics.exists() else None),
+        ("scores", where.scores if where.scores.exists() else None),
         ("checkpoint", saved),
         ("best", best and f"{best[0]} ({keep.score} {best[1]:.4f})"),
         ("train on", saved and go_on),

@@ -231,12 +231,15 @@ def test_the_end_names_what_this_training_has_made(began, tmp_path, capsys):
         (where.samples / f"step-{step:06d}.png").touch()
     where.checkpoint(20).mkdir(parents=True)
     run, log = Run(None, None, 10, scores={"val/x": "the error"}), Record(where)
-    log.rows = {20: {"val/x": 1.0}, 0: {"val/x": 2.0}, 10: {"val/x": 3.0}}
+    log.rows = {20: {"val/x": 1.0, "score/fid": 4.0}, 0: {"val/x": 2.0, "score/fid": 5.0}, 10: {"val/x": 3.0}}
+    where.scores.touch()
     finish(run, log, SimpleNamespace(global_step=20), where, Keep(where, 1), began, 60.0)
     said = capsys.readouterr().out
     assert "step-000010.png" in said and "step-000030.png" not in said and "curves" not in said
     assert said.strip().endswith("--max-steps 40")
-    assert ("the error: 2.0000 at the start, 1.0000 now" in said) == (began is None)
+    for score in ("the error: 2.0000 at the start, 1.0000 now", "\nFID: 5.0000 at the start, 4.0000 now\n"):
+        assert (score in said) == (began is None)
+    assert f"\n  scores     {where.scores}\n" in said
     assert ("the run is at step 20 already, so nothing was trained" in said) == (began == 20)
 
 

@@ -67,6 +67,14 @@ def test_pictures_are_drawn_and_disturb_nothing(tmp_path):
     assert folder.curves.is_file()
 
 
+def test_a_game_without_held_out_samples_says_that_it_has_no_grids(tmp_path, capsys):
+    callback, game = Pictures(RunFolder(tmp_path), Record(RunFolder(tmp_path)), 1), Show()
+    callback.choose(SimpleNamespace(global_step=0, is_global_zero=True), game, game)
+    assert capsys.readouterr().out == "no grids: they show held-out samples, and there are none\n"
+    callback.choose(SimpleNamespace(global_step=0, is_global_zero=False), game, Data())
+    assert not capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("stops", "drawn"), [(None, [2, 4]), (3, [2, 3])])
 def test_curves_end_at_the_step_after_which_they_are_drawn(stops, drawn, tmp_path, monkeypatch):
     log, found = Record(RunFolder(tmp_path)), []
