@@ -51,6 +51,9 @@ class Shown:
         self.makes_sounds = isinstance(getattr(self.game, "generator", None), HifiGenerator)
         self.translates = self.makes_sounds or hasattr(self.game, "translations")
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.title}>"
+
     def __getattr__(self, name: str) -> Any:
         found = [each for each in dir(self) if _is_action(getattr(type(self), each, None))]
         raise NoAction(f"{self.title}: {self.about}, so there is no '{name}'; its actions are {', '.join(found)}")
@@ -116,7 +119,7 @@ class Shown:
 
     def translate(
         self,
-        inputs: str | None = None,
+        inputs: str | Path | None = None,
         file: str | Path | None = None,
         direction: str | None = None,
         largest: int | None = None,
@@ -124,18 +127,20 @@ class Shown:
         """Write the translations of a folder or zip of pictures, or of one, each in its own size; and so of sounds."""
         if inputs is None:
             raise UserError("say which pictures: --inputs and a folder, a zip or a picture")
+        if not isinstance(inputs, str | Path):
+            raise UserError(f"--inputs takes a path and not {type(inputs).__name__}; save it to a file, and give that")
         folder = Path(file or self.path(f"translated-{name_for(Path(inputs).stem)}", ""))
         if self.makes_sounds:
             if direction or largest:
                 raise UserError(
                     f"{self.title}: sounds have no direction and no size; leave --direction and --largest out"
                 )
-            return [voice_folder(self.game.generator, self.game.mel, inputs, folder, self.device)]
+            return [voice_folder(self.game.generator, self.game.mel, str(inputs), folder, self.device)]
         chosen = way(self.game, self.title, direction)
         if chosen.codes and largest:
             raise UserError(f"{self.title}: maps of codes have no size to change; leave --largest out")
         half = None if self.run is None else getattr(getattr(self.run.run.data, "train", None), "half", None)
-        return [translate_folder(chosen, inputs, folder, largest, self.device, self.background, half)]
+        return [translate_folder(chosen, str(inputs), folder, largest, self.device, self.background, half)]
 
 
 def _is_action(method: object) -> bool:

@@ -57,7 +57,11 @@ def test_each_picture_of_a_folder_is_translated(tmp_path, capsys):
     assert sample.main(["latest_net_G.pth", "--inputs", "photos", "--out", "painted", "--largest", "12"]) == 0
     assert capsys.readouterr().out.splitlines() == ["latest_net_G.pth", "direction as trained", "  painted"]
     assert sorted(path.name for path in (tmp_path / "painted").iterdir()) == ["0.png", "1.png"]
-    (out,) = gan.open("latest_net_G.pth", "cpu").translate("photos")
+    opened = gan.open("latest_net_G.pth", "cpu")
+    (out,) = opened.translate("photos")
+    assert repr(opened) == "<Shown of latest_net_G.pth>"
+    with pytest.raises(UserError, match="--inputs takes a path and not Tensor; save it to a file"):
+        opened.translate(torch.zeros(3, 8, 8))
     assert str(out) == "latest_net_G-translated-photos"
 
 
