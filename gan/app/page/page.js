@@ -10,7 +10,8 @@ for (const form of document.querySelectorAll(".moments")) {
   const show = () => {
     label.textContent = names[slider.value];
     slider.setAttribute("aria-valuetext", names[slider.value]);
-    for (const cell of cells) [...cell.children].forEach((picture, k) => (picture.hidden = k !== Number(slider.value)));
+    for (const cell of cells)
+      cell.querySelectorAll("img").forEach((picture, k) => (picture.hidden = k !== Number(slider.value)));
   };
   const stop = () => {
     clearInterval(timer);

@@ -33,11 +33,12 @@ COARSE = 16  # the size at which pictures are compared with training pictures
 ROWS = 4  # of a grid of seeds, on a page: it has many columns, and a page should stay small
 SPECK = 0.002  # a region of a smaller share of its picture gets no row
 PALE = "Pale: as logged. Full: the running mean over a twentieth of the curve."
-WELL = (
-    "told_apart: the share of pairs in which a picture scores above a fake, 50 % is guessing. memorised: the same of "
-    "training pictures and held-out ones, 50 % is right. diversity: how much fakes differ, as a share of what pictures "
-    "do, 100 % is right. augmented: the probability with which pictures are augmented."
-)
+WELL = {
+    "told_apart": "the share of pairs in which a picture scores above a fake, 50 % is guessing.",
+    "memorised": "the same of training pictures and held-out ones, 50 % is right.",
+    "diversity": "how much fakes differ, as a share of what pictures do, 100 % is right.",
+    "augmented": "the probability with which pictures are augmented.",
+}
 NOTHING_LOGGED = "This run has logged nothing yet."
 NO_MASKS = "This game does not paint masks, so there are none to show."
 NO_STYLES = "This game has no styles of single regions, so there are none to exchange."
@@ -76,7 +77,9 @@ def curves(opened: SavedRun) -> Charts:
 
 def health(opened: SavedRun) -> Charts:
     found, kimg, _ = _logged(opened)
-    return charts({"health": found["health"]} if "health" in found else {}, WELL, kimg)
+    panel = {"health": found["health"]} if "health" in found else {}
+    well = " ".join(f"{name}: {words}" for name, words in WELL.items() if name in panel.get("health", ()))
+    return charts(panel, well, kimg)
 
 
 def _logged(opened: SavedRun) -> tuple[dict[str, metrics.Panel], float, str]:
@@ -306,7 +309,7 @@ def _samples(opened: SavedRun) -> tuple[str, str]:
     if first is None:
         return "samples", "not shown"
     if isinstance(first, Sound):
-        return "sounds", f"{first.seconds:g} seconds at {first.rate:,} Hz"
+        return "sounds", f"{first.seconds:.3g} seconds at {first.rate:,} Hz"
     height, width = first.shape[-2:]
     return "pictures", f"{width} x {height} pixels"
 

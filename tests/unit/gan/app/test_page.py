@@ -219,7 +219,8 @@ def test_a_chart_a_phase_and_health_has_one_of_its_own(copy):
     more = [f"{head},health/told_apart\n", *(f"{row},0.7\n" for row in rows)]
     (copy / "metrics.csv").write_text("".join(more))
     run = open_run(str(copy))
-    assert list(run_tables.health(run).drawings) == ["health"]
+    health = run_tables.health(run)
+    assert list(health.drawings) == ["health"] and health.note == f"told_apart: {run_tables.WELL['told_apart']}"
     charts = run_tables.curves(run)
     wanted = "discriminator, generator, learning rates, gradient norms, held-out scores"
     assert ", ".join(charts.drawings) == wanted

@@ -208,7 +208,7 @@ def test_a_folder_that_has_files_is_left_alone(files, tmp_path, capsys):
         ("r3.pkl interpolate -o walk.avi", "type one that ends in .png, .gif or .mp4"),
         ("r3.pkl interpolate --region hair", "r3.pkl: it draws from seeds, where --region does nothing"),
         ("r3.pkl transfer", "r3.pkl: it draws from seeds, so there is no 'transfer'; type"),
-        ("missing.pkl", "cannot read 'missing.pkl'"),
+        ("missing.pkl", "cannot read 'missing.pkl': No such file or directory; give a published file"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(files, capsys, words, said):
