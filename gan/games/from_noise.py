@@ -65,7 +65,14 @@ class FromNoise(Compared):
 
     def latents(self, like: Tensor) -> Tensor:
         """A vector of noise for each picture of a batch; the same sample gets the same noise on any rank."""
-        return noise.randn((len(like), self.drawer.latent), like=like)
+        return noise.randn((len(like), self._latent), like=like)
+
+    @property
+    def _latent(self) -> int:
+        found = getattr(self.drawer, "latent", None)
+        if found is None:
+            raise UserError(f"{type(self.drawer).__name__} has no 'latent'; set it to the length of the noise it takes")
+        return found
 
     def labels(self, batch: dict[str, Tensor]) -> Tensor | None:
         """The labels of a batch's pictures as vectors, with the dtype of the pictures."""
@@ -88,7 +95,7 @@ class FromNoise(Compared):
 
     def numbered(self, numbers: Tensor, like: Tensor, labels: Tensor | None = None) -> Tensor:
         """The fakes with some numbers, the same ones each time. Without labels, the classes take turns."""
-        latents = [noise_of(number, self.drawer.latent) for number in numbers.tolist()]
+        latents = [noise_of(number, self._latent) for number in numbers.tolist()]
         if labels is None and (classes := getattr(self.drawer, "classes", 0)):
             labels = F.one_hot(numbers.to(like.device) % classes, classes).to(like)
         return self._drawn_from(torch.stack(latents).to(like), labels)

@@ -215,7 +215,7 @@ def _add_own(parser: Parser) -> None:
     kinds = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
     add("--precision", kinds, "number format in which the networks compute", "32-true")
     add("--out", str, "folder in which the run's folder is made", "runs")
-    add("--resume", str, "continue: auto (the newest run), a run, or a checkpoint")
+    add("--resume", str, "continue: auto (the run with the highest number), a run, or a checkpoint")
     what = "with --resume: go on though pictures were added, removed or renamed, in another order"
     add("--new_data", bool, what, False)
     add("--sample_every", PositiveInt, "steps between grids and validations; default: a tenth, or 200,000 samples")
@@ -241,9 +241,9 @@ def _add_own(parser: Parser) -> None:
 
 def add_saved_run(parser: Parser, weights: bool = False) -> None:
     """Add the options of a command that opens a saved run: which one, where its parts are, and which `weights`."""
-    add, what = parser.option, "a run's folder, a checkpoint inside one, or auto: the newest run"
+    add, what = parser.option, "a run's folder, a checkpoint inside one, or auto: the run with the highest number"
     parser.add_argument("which", metavar="RUN", nargs="?", default="auto", help=what)
-    what = "auto is the newest run of this name; for a run of your own: where it is, if it has moved"
+    what = "auto is the last run of this name; for a run of your own: where it is, if it has moved"
     add("--run", str, what, metavar="NAME")
     add("--data", str, "where the run's pictures are now, if they have moved", metavar="FOLDER")
     add("--out", Path, "where to look for the newest run", Path("runs"), metavar="FOLDER")

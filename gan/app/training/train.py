@@ -92,6 +92,7 @@ class Beginning:
             raise where_data_are(error, now) if self.trained is not None else error from None
         self.summary, self.all_settings = describe(self.run.game), options.dump(settings, settings.run)
         self.summary += f"\nsettings\n  {self.run.words}\n" if self.run.chosen else ""
+        self.summary += f"\nbegun from\n  {settings.from_}\n" if settings.get("from_") else ""
 
     def texts(self, chosen: Chosen, launchers: list[str]) -> dict[Path, str]:
         """What the files of the run's folder say that are written before its first step."""

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from gan.files.errors import UserError
+from gan.games.from_noise import FromNoise
 from gan.runs import build
 from gan.runs.pictures import OnPictures
 from gan.runs.run import made_to
@@ -151,6 +152,14 @@ def test_class_folders_of_any_shape_are_trained_on(name, settings, tmp_path):
     assert list(shown) == [f"class {k % 2}: seeds {k}, …" for k in range(8)]
     by_turns = game.numbered(torch.arange(32), batch["image"])  # as gan.sample draws seeds
     torch.testing.assert_close(torch.stack([*shown.values()], 1).flatten(0, 1), by_turns)
+
+
+def test_a_network_that_does_not_say_how_long_its_noise_is_is_named():
+    game = FromNoise()
+    game.generator = torch.nn.Linear(2, 2)
+    for draw in (game.show, lambda batch: game.draw(batch["image"])):
+        with pytest.raises(UserError, match="Linear has no 'latent'; set it to the length of the noise it takes"):
+            draw({"image": torch.zeros(1, 3, 4, 4)})
 
 
 NARROW, WIDTHS = dict(base=64, most=4), (16, 8, 8)

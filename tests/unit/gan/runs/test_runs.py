@@ -384,6 +384,7 @@ def test_the_file_that_a_run_begins_with_is_needed_no_more(name, tmp_path):
         typed = {key: value for key, value in typed.items() if key not in ("width", "mapping")}
     from_ = theirs / file.name if file.name.endswith(".pkl") else theirs
     run = opening.train(tmp_path / "runs", name, **typed, save_every=1, check=False, from_=from_)
+    assert f"\nbegun from\n  {from_}\n" in (run / "game.txt").read_text("utf-8")
 
     def pictures() -> dict[str, typing.Any]:
         opened = reopen.open_run(str(run)).run
