@@ -82,10 +82,10 @@ def check_step(game: GanModule, training: Training, batch: Any, play: Play, firs
 
     `play(trial, batch)` plays the step for a trial. `first`: it plays its losses for the first time, or in a new way.
     """
-    own, gather = first_samples(game, training, batch), training.world.gather
-    everyone = gather(own)
-    if own is None or len({None if each is None else rows(each) for each in everyone}) > 1:
-        return  # unequal rows are refused in the phase
+    own = first_samples(game, training, batch)
+    if own is None:
+        return
+    everyone = training.world.gather(own)
     if one_each(game, everyone):
         _not_checked("one of its loaders gives each rank one sample, and loaders of one batch need the same batch size")
         return

@@ -42,24 +42,33 @@ def first_samples(game: GanModule, training: Training, batch: Any, most: bool = 
 
     None, with a warning, if there can be no trial.
     """
-    together = samples_together(game, training)
+    world, together = training.world, samples_together(game, training)
     try:
-        own_rows = rows(batch)
-        room = ROOM.get(training.world.device.type, 1) * own_rows // training.world.size
+        own_rows, why = rows(batch), ""
+    except UserError as error:
+        own_rows, why = 0, f"because its batch cannot be cut: {error}"
+    everyone = world.gather((own_rows, why))
+    why = next((why for _, why in everyone if why), "")
+    if any(each != everyone[0] for each in everyone) and not why:
+        return None  # unequal rows are refused in the phase
+    if not why:
+        room = ROOM.get(world.device.type, 1) * own_rows // world.size
         few = together * max(1, min(own_rows if most else SAMPLES, own_rows, room) // together)
-        samples = f"{few * training.world.size} samples, {few} of each rank"
+        samples = f"{few * world.size} samples, {few} of each rank"
         why = f"which may have no memory for {samples}; check it once on fewer ranks"
         counts = range(few, min(own_rows, room) + 1, together)
         # A loss may keep what it made in an earlier step for as many samples as training has.
-        for count in sorted(counts, key=lambda count: game.step and own_rows in (count, count * training.world.size)):
-            own = on_cpu(first_rows(batch, count))
+        for count in sorted(counts, key=lambda count: game.step and own_rows in (count, count * world.size)):
+            own, failed = None, ""
             try:
+                own = on_cpu(first_rows(batch, count))
                 first_rows(own, count)
-                return own
             except UserError as error:  # so few may look like something else: two rows in each item of a pair
-                why = f"because its first samples cannot be cut: {error}"
-    except UserError as error:
-        why = f"because its batch cannot be cut: {error}"
+                failed = f"because its {'batch' if own is None else 'first samples'} cannot be cut: {error}"
+            failures = [each for each in world.gather(failed) if each]
+            if not failures:
+                return own
+            why = failures[0]
     rank_zero_warn(f"the first step is not checked against one device, {why}")
     return None
 

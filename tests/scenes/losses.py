@@ -24,6 +24,22 @@ from tests.support.parity import BATCH, vectors
 from tests.support.scene import DEAF, POLICIES, RARELY_DEAF, SMALL, Mutant, Refused, Scene, having, made_of, nothing
 from tests.support.sharing_games import Adapters, FollowingAdapters, OneModule, SharedBase, by_hand
 
+# ---- batches with lists ----
+
+
+def with_lists(step: int) -> dict[str, Any]:
+    """A tensor of another length for each sample, as boxes or texts are."""
+    return {**vectors(step), "lengths": [torch.ones(1 + number % 3) for number in range(BATCH)]}
+
+
+class ByMean(Plain):
+    """A loss that is no mean over samples."""
+
+    def judge(self, batch):
+        real, fake = self.discriminator(batch["x"]), self.discriminator(self.fake(batch["x"]).detach())
+        return softplus(fake.mean() - real).mean()
+
+
 # ---- gan.ranks ----
 
 
@@ -606,6 +622,10 @@ def derived(name: str) -> Scene:
 
 
 LOSSES = {
+    "batches with lists": Scene(
+        Plain, batches=with_lists, policies={"ddp": 2}, often=("ddp",), checked=("ddp",),
+        refused=(Refused(ByMean, "ddp", "2 ranks would not train as one device does"),),
+    ),
     "instance norms that keep statistics": Scene(
         InstanceNorms,
         policies={**POLICIES, "zero3+recompute": 2, "generator=pipeline,*=ddp": 2, "ddp+compile": 2},
