@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from datasets.workers import Loader, workers_explained
 from gan.files.disk import regular
-from gan.files.errors import UserError, printable, this_rank
+from gan.files.errors import UserError, explained, printable, this_rank
 from gan.files.system import cores
 
 FOLDER = "gan-cache"  # pictures.gan-cache/ is beside pictures/, where we may write there
@@ -188,14 +188,10 @@ def _signed(line: bytes) -> bytes:
 @contextmanager
 def explained_write_errors(folder: Path) -> Iterator[None]:
     """Make a folder, and say what to do where it cannot be written to or is full."""
-    try:
+    advice = f"set the environment variable {VARIABLE} to a folder where what is known of data sets may be kept"
+    with explained(f"cannot write to {folder}: {{why}}; {advice}", OSError):
         folder.mkdir(parents=True, exist_ok=True)
         yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {folder}: {error.strerror or error}; set the environment variable {VARIABLE} to a folder "
-            "where what is known of data sets may be kept"
-        ) from error
 
 
 @contextmanager

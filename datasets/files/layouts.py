@@ -14,7 +14,7 @@ from datasets.files.cache import MAX_PROBLEMS, all_files, cache_folder, raise_pr
 from datasets.files.pairs import PICTURES, Column, Pairs, Size, look_up_split, opened, read_map, unpacked_folder
 from datasets.files.pictures import drawn
 from gan.files.disk import read_text
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 
 ADE20K_NAMES = """
 other wall building sky floor tree ceiling road bed windowpane grass cabinet sidewalk person earth door table
@@ -244,12 +244,9 @@ class CelebAMask(Pairs):
 
 def _numbers(mapping: Path, first: int, end: int) -> np.ndarray:
     """The pictures whose number in CelebA (the second column) is `first` or more and below `end`."""
-    try:
+    unread = explained(f"cannot read {mapping} ({{why}}); it comes with the data set", OSError)
+    with unread, explained(f"{mapping} is no text; get the file again", UnicodeDecodeError):
         lines = read_text(mapping, 100_000_000).splitlines()[1:]
-    except OSError as error:
-        raise UserError(f"cannot read {mapping} ({error.strerror}); it comes with the data set") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{mapping} is no text; get the file again") from error
     numbers = []
     for row, line in enumerate(lines, 2):
         match line.split():

@@ -32,7 +32,7 @@ from gan.app.sampling.paintings import Paintings, StyleSource
 from gan.app.sampling.published import is_published, open_published
 from gan.app.sampling.shown import Shown
 from gan.files.disk import read_text
-from gan.files.errors import UserError, reason
+from gan.files.errors import UserError, explained
 from gan.files.system import quoted
 from gan.games.from_noise import FromNoise
 from gan.games.pix2pix import Pix2pix
@@ -63,10 +63,8 @@ def number(edit: Edit, name: str, default: float, least: float, most: float) -> 
 
 
 def parsed(text: str | bytes) -> Any:
-    try:
+    with explained("this is no edit ({why}); save one in the editor", ValueError, RecursionError):
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"this is no edit ({reason(error)}); save one in the editor") from error
 
 
 class Editor(ABC):
@@ -91,10 +89,8 @@ class Editor(ABC):
         """The picture of an edit, and notes for the person who edits."""
 
     def repeat(self, path: Path) -> tuple[Image.Image, list[str]]:
-        try:
+        with explained(f"'{path}' cannot be read as an edit: {{why}}", OSError, ValueError, UserError):
             edit = parsed(read_text(path, LARGEST))
-        except (OSError, ValueError) as error:
-            raise UserError(f"'{path}' cannot be read as an edit: {reason(error)}") from error
         return self.picture_of(edit)
 
     def picture_of(self, edit: Edit) -> tuple[Image.Image, list[str]]:
@@ -166,10 +162,8 @@ class LabelEditor(Editor):
         text, (height, width) = part(edit, "label", str, ""), self.size
         if not text:
             return before.label
-        try:
+        with explained("the label map of the edit is damaged ({why}); save the edit again", ValueError):
             numbers = base64.b64decode(text, validate=True)
-        except ValueError as error:
-            raise UserError(f"the label map of the edit is damaged ({reason(error)}); save the edit again") from error
         if len(numbers) != height * width:
             raise UserError(f"the edit's label map has {len(numbers)} pixels, and this run's have {width}x{height}")
         if max(numbers) >= len(self.names):
@@ -181,11 +175,9 @@ class LabelEditor(Editor):
         return grids.label_png(self.label(edit, self.picture(edit)), len(self.names))
 
     def uploaded(self, content: bytes) -> Tensor:
-        try:
-            with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
-                pixels = image.width * image.height
-        except Exception as error:  # Pillow raises many kinds for damaged files
-            raise UserError("this file is no label map: give a PNG, such as Save the mask writes") from error
+        none = "this file is no label map: give a PNG, such as Save the mask writes"  # Pillow raises many kinds
+        with explained(none, Exception), Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+            pixels = image.width * image.height
         if pixels > LARGEST:
             raise UserError(f"this label map has {pixels:,} pixels, and the editor takes {LARGEST:,} at most")
         with tempfile.TemporaryDirectory() as folder:

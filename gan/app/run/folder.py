@@ -144,12 +144,9 @@ def find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | No
                 return run, checkpoint
         return None
     path = Path(which)
-    try:
+    absent = f"there is no '{which}'; give a run's folder such as {out}/001-sean-faces, a .ckpt in it, or auto"
+    with explained(absent, FileNotFoundError, NotADirectoryError, ValueError):
         path.stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        raise UserError(
-            f"there is no '{which}'; give a run's folder such as {out}/001-sean-faces, a .ckpt in it, or auto"
-        ) from error
     folder = holding(path)
     if path.is_file():
         begins = f". A published file begins a training: python -m gan.fit RUN --from {quoted(which)}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from jsonargparse import Namespace
 
 from gan.app.run.options import nodes, without
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 from gan.runs import short_name
 from strategies.processes import slurm
 
@@ -83,12 +83,9 @@ def script(argv: Sequence[str], settings: Namespace, is_dp: bool) -> str:
 
 def submit(text: str) -> str:
     """Give the script to sbatch; what to say about it."""
-    try:
+    absent = "this machine has no sbatch; type --slurm without --submit, and submit the script where there is one"
+    with explained(absent, FileNotFoundError):
         done = subprocess.run(["sbatch", "--parsable"], input=text, capture_output=True, text=True)
-    except FileNotFoundError as error:
-        raise UserError(
-            "this machine has no sbatch; type --slurm without --submit, and submit the script where there is one"
-        ) from error
     if done.returncode:
         raise UserError(f"sbatch refused the job: {done.stderr.strip()}")
     job = done.stdout.strip().partition(";")[0]

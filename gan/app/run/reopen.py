@@ -21,7 +21,7 @@ from gan.app.run import folder, options
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import instead, where_data_are
 from gan.files.checkpoint import Share, load, read, take_format
-from gan.files.errors import Damaged, UserError, reason
+from gan.files.errors import Damaged, UserError, explained, reason
 from gan.files.finite import NotFinite, as_made, named, of_players
 from gan.files.system import quoted
 from gan.making import drawing_from
@@ -127,11 +127,9 @@ def open_run(
 def device_of(device: str) -> torch.device:
     if device == "auto":
         return torch.device(best())
-    try:
+    known = ", ".join(dict.fromkeys(["auto", "cpu", best()]))
+    with explained(f"unknown device '{device}'; type {known}", RuntimeError):
         place = torch.device(device)
-    except RuntimeError as error:
-        known = ", ".join(dict.fromkeys(["auto", "cpu", best()]))
-        raise UserError(f"unknown device '{device}'; type {known}") from error
     there = torch.accelerator.device_count() if place.type == best() else 0
     if place.type != "cpu" and (place.index or 0) >= there:
         raise UserError(f"device '{device}' is not there: this machine has {counted(there, place.type)}; type cpu")

@@ -29,7 +29,7 @@ from gan.app.outputs import say
 from gan.app.sampling import grids
 from gan.app.sampling.sheet import into, writing
 from gan.files.disk import regular, write_whole
-from gan.files.errors import UserError, printable, reason
+from gan.files.errors import UserError, explained, printable
 from gan.games.translation import Translation
 from gan.making import drawing_from
 from gan.sound import Sound
@@ -137,10 +137,8 @@ def _pixels(picture: Image.Image, channels: int, largest: int | None, background
 
 
 def _array(name: str, read: Callable[[Path], np.ndarray]) -> Tensor:
-    try:
+    with explained(f"{name}: {{why}}", UserError, OSError, ValueError, EOFError):
         return torch.from_numpy(np.array(read(Path(name))))
-    except (UserError, OSError, ValueError, EOFError) as error:
-        raise UserError(f"{name}: {reason(error)}") from error
 
 
 class Codes(Folder):

@@ -15,7 +15,7 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 from gan.app.scoring.distances import SEED
 from gan.app.scoring.names import INCEPTION
 from gan.files.disk import read_plain
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 
 # The published Inception of FID, by the SHA-256 of the two files that others read: the weights that torch-fidelity and
 # pytorch-fid (as pt_inception-...) share, and NVIDIA's program of TorchScript, inception-2015-12-05.pt.
@@ -81,11 +81,9 @@ def _weights(file: Path) -> nn.Module:
     plain = io.BytesIO()
     torch.save(read_weights(file, "the Inception weights"), plain)
     plain.seek(0)
-    try:
+    with explained("FID and KID need torch-fidelity; type pip install torch-fidelity", ModuleNotFoundError):
         # pyrefly: ignore[bad-argument-type] - torch.load reads the "path", and an open file as well
         return FrechetInceptionDistance(feature_extractor_weights_path=plain, antialias=False).inception
-    except ModuleNotFoundError as error:
-        raise UserError("FID and KID need torch-fidelity; type pip install torch-fidelity") from error
 
 
 class _Scripted(nn.Module):
