@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from gan import noise
 from gan.files.checkpoint import check_left_out, load, load_module_state, take_format
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 from gan.files.finite import NotFinite, as_made, not_finite
 from gan.making import on_meta, reopened
 from gan.phase import Phase, Player, check_game
@@ -173,11 +173,8 @@ class GanModule(LightningModule):
         in_files = reopened(self, self.players.values(), saved, strict) if self.players else set()
         if exactly:
             take_format(self.state_dict(keep_vars=True), state)
-        try:
+        with explained(f"{other}: {{why}}", RuntimeError):
             load_module_state(self, state, strict=strict, left_out=in_files.union(left_out))
-        except RuntimeError as error:
-            first = " ".join(" ".join(str(error).splitlines()[:2]).split())
-            raise UserError(f"{other}: {first}") from error
         if strict:
             check_left_out(self, left_out)
         self.pretrained_weights_read = True

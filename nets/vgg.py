@@ -92,13 +92,9 @@ def load(
         raise UserError(f"there is no file '{path}' of {called}'s weights; {_advice(source)}")
     with explained(f"'{path}' cannot be read as weights: {{why}}; {_advice(source)}", UserError):
         state = load_plain(path)
-    try:
+    other = f"'{path}' does not hold {called} as torchvision saves it: {{why}}; {_advice(source)}"
+    with explained(other, KeyError, TypeError, AttributeError, RuntimeError):
         return make(state)
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-        wrong = " ".join(str(error).split())
-        raise UserError(
-            f"'{path}' does not hold {called} as torchvision saves it: {wrong}; {_advice(source)}"
-        ) from error
 
 
 def _cached(source: WeightsEnum, called: str) -> Path:

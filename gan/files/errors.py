@@ -7,12 +7,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from textwrap import shorten
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 
 from gan.files.loading import LIGHTNINGS_RANKS
 
+LONGEST = 300  # characters of two lines that become one
 FIRST_RANK_SPEAKS = 12  # seconds in which the first rank prints another rank's error and ends that rank
 
 
@@ -22,10 +24,11 @@ def printable(text: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in one line."""
+    """What went wrong, in one line; with the next one where the first only begins, as torch's of weights do."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    first, *more = str(error).splitlines() or [type(error).__name__]
+    return shorten(f"{first} {more[0]}", LONGEST, placeholder=" ...") if first.endswith(":") and more else first
 
 
 class UserError(ValueError):

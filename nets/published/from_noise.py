@@ -2,13 +2,13 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Size, Tensor, nn
 
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 from nets.biggan import GENERATOR, BigGenerator
 from nets.convolution import taps
 from nets.published.files import PublishedFile
@@ -57,16 +57,10 @@ def made(rule: Any) -> nn.Module:
         return KINDS[arguments.pop("kind")](**arguments)
 
 
-@contextmanager
-def _refusing(what: str) -> Iterator[None]:
+def _refusing(what: str) -> AbstractContextManager[None]:
     """Inside the `with`, sizes that make none of our networks are an error of the file."""
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, UserError):
-            raise
-        first = " ".join(str(error).split())[:200]
-        raise UserError(f"{what} that is neither StyleGAN2's nor R3GAN's: {first}") from error
+    kinds = KeyError, IndexError, TypeError, ValueError, RuntimeError
+    return explained(f"{what} that is neither StyleGAN2's nor R3GAN's: {{why}}", *kinds)
 
 
 def published(net: nn.Module) -> Network:

@@ -146,6 +146,10 @@ def test_a_network_of_another_kind_is_refused():
     small.weights["Model.AggregationLayer.Layer.weight"] = torch.zeros(3, 5, 1, 1)
     with pytest.raises(UserError, match="AggregationLayer"):
         ours(small)
+    many = published(R3Generator(5, (8, 4)))
+    many.weights.update({f"Model.other{k}": torch.zeros(1) for k in range(99)})
+    with pytest.raises(UserError, match=r"Unexpected key\(s\) in state_dict: \"other0\", .{100,250} \.\.\.$"):
+        ours(many)
     with pytest.raises(UserError, match="16 x 16, and this one 12 x 10"):  # the middle of a square
         published(R3Generator(5, (8, 8, 4), size=(12, 10)))
     for kept in (None, {}, {"kind": "Generator"}, {"kind": "R3Generator", "widths": 8}):
