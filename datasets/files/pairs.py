@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional
 
 from datasets.files.cache import MAX_PROBLEMS, FoundFile, all_files, cache_folder, raise_problems, remember
 from gan.files.disk import regular
-from gan.files.errors import UserError
+from gan.files.errors import UserError, reason
 from nets.blocks import edges_of
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
@@ -202,9 +202,7 @@ def why(error: Exception, formats: Sequence[str] = FORMATS) -> str:
         return f"it is none of {', '.join(formats)}"
     if isinstance(error, Image.DecompressionBombError):
         return f"it has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels, the most that is read; make it smaller"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return getattr(error, "strerror", None) or reason(error)
 
 
 def read_picture(path: Path, stamp: np.ndarray | None = None) -> Tensor:

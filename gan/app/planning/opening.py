@@ -17,6 +17,7 @@ from gan.runs.run import made_to
 from nets.norm import synchronised
 from strategies.cost.tracing import Trace, traces
 from strategies.micro_batches import rows
+from strategies.processes.failure import in_a_line
 
 # What code raises that asks a tensor without values for them; by way of NumPy too.
 NO_VALUES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, AssertionError)
@@ -64,7 +65,7 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
     except UserError:
         raise
     except NO_VALUES as error:
-        why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+        why = in_a_line(error)
     with made_to("plan"):
         run = make()
     return _opened(run, ranks, why)
