@@ -9,8 +9,8 @@ weights, and buffers, are filled before the policies adopt the players.
 So a rank never holds more than its shares, one module that is being made, and a few MB of a file.
 """
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 
 import torch
@@ -158,30 +158,25 @@ def refuse_one_memory(game: nn.Module) -> None:
             )
 
 
-View = tuple[str, Tensor, str, nn.Parameter]  # a tensor and the weight of which it has the memory, with their names
-
-
-def views_of_weights(game: GanModule) -> list[View]:
-    """What else in the game has the memory of a weight that may learn, such as `self.w = self.layer.weight.data`."""
-    weights = {memory_of(each): (name, each) for name, each in game.named_parameters() if each.requires_grad}
-    found: list[View] = []
-    for name, each in _tensors(game):
-        of, weight = weights.get(memory_of(each), (f"{name}_orig", None))
-        if weight is not None and of != f"{name}_orig":  # torch's spectral_norm writes that in each forward
-            found.append((name, each, of, weight))
-    return found
-
-
-def _tensors(game: GanModule) -> list[tuple[str, Tensor]]:
+def _tensors(game: GanModule) -> Iterator[tuple[str, Tensor]]:
     """What the game keeps beside its parameters."""
-    found = [pair for pair in Reachable([game]).objects.values() if isinstance(pair[1], Tensor)]
-    return [pair for pair in found if not isinstance(pair[1], nn.Parameter) and pair[1].layout == torch.strided]
+    for name, each in Reachable([game]).objects.values():
+        if isinstance(each, Tensor) and not isinstance(each, nn.Parameter):
+            yield name, each
 
 
-def refuse_old_views(views: Iterable[View]) -> None:
-    """Policies that shard have given the weights other memory, and code would go on to read the values of the start."""
+@contextmanager
+def refuse_old_views(game: GanModule) -> Iterator[None]:
+    """Around what gives weights other memory, as policies do that shard: code would go on to read the old values.
+
+    What else has the memory of a weight that may learn, such as `self.w = self.layer.weight.data`, must move with it.
+    """
+    weights = {memory_of(each): (name, each) for name, each in game.named_parameters() if each.requires_grad}
+    views = [(name, each, *weights[memory_of(each)]) for name, each in _tensors(game) if memory_of(each) in weights]
+    yield
     for name, view, of, weight in views:
-        if memory_of(view) != memory_of(weight):
+        # torch's spectral_norm writes its weight in each forward.
+        if memory_of(view) != memory_of(weight) and of != f"{name}_orig":
             raise UserError(
                 f"'{name}' has the memory of weight '{of}', whose policy gives the weight other memory, so '{name}' "
                 f"would keep the values of the start; read the weight itself in the loss, or type .clone() if these "

@@ -4,7 +4,7 @@ import os
 import signal
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -39,7 +39,6 @@ from strategies.first_weights import (
     refuse_old_views,
     refuse_one_memory,
     refuse_views_of_gathered,
-    views_of_weights,
 )
 from strategies.optimizers import LossScale
 from strategies.options.compile import compiling
@@ -285,9 +284,8 @@ def set_up_players(strategy: RanksStrategy, game: GanModule, players: Players, a
     state = State(first, players.policies, attributes)
     if training or resumed:
         state.left_out.note_files(first_of_host=strategy.local_rank == 0)
-    views = views_of_weights(game) if training and several else []
-    players.adopt(first, training)
-    refuse_old_views(views)
+    with refuse_old_views(game) if training and several else nullcontext():
+        players.adopt(first, training)
     if not (training or resumed):
         show_averages(game, players.policies, averages)
     return state

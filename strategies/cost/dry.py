@@ -265,10 +265,8 @@ class PlannedEngineReduction(ReduceScatter):
         if self.scatters:
             return super().finish(scale)
         for bucket in self.buckets:
-            flat = bucket.joined({name: each.grad for name, each in bucket.weights.items() if each.grad is not None})
+            flat = bucket.take_gradients()
             dist.all_reduce(flat, group=self.group)
-            for weight in bucket.weights.values():
-                weight.grad = None
             bucket.give_gradients(flat[bucket.first : bucket.first + bucket.length].clone())
         return self.norms()
 

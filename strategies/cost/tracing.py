@@ -28,6 +28,7 @@ from strategies.placing.remote_player import RemotePlayer
 from strategies.placing.server import ServersOnPaper
 from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy
+from strategies.sharding.bucket import memory_of
 from strategies.sharding.unshard_on_read import listen, unlisten
 from strategies.turn import Training, all_learning, gradients, ready
 from strategies.world import World
@@ -214,13 +215,12 @@ class Recorder:
 
     def __init__(self, game: GanModule, batch: list[Tensor]) -> None:
         self.modules = dict.fromkeys([*game.modules(), *(m for p in game.players.values() for m in p.module.modules())])
-        parameters = dict.fromkeys(p for module in self.modules for p in module.parameters(recurse=False))
+        self.parameters = dict.fromkeys(p for module in self.modules for p in module.parameters(recurse=False))
         buffers = [b for module in self.modules for b in module.buffers(recurse=False)]
         self.batch = sum(each.untyped_storage().nbytes() for each in batch)
-        self.living = Living([*parameters, *buffers, *batch], self._sums)
+        self.living = Living([*self.parameters, *buffers, *batch], self._sums)
         self.living.saw_use = self._use
-        self.id_of = {each.untyped_storage()._cdata: id(each) for each in parameters}
-        self.parameters = list(parameters)
+        self.id_of = {memory_of(each): id(each) for each in self.parameters}
         self.trace = Trace("")  # of the phase that is played
 
     @contextmanager
@@ -269,8 +269,8 @@ class Recorder:
                 self.trace.resting[where] = max(self.trace.resting.get(where, 0), count.alive)
         self.living.reset()
         self.living.now += 1
-        alive, there = self.living.here.alive + self.batch, self.living.there.items()
-        known = {where: replace(count) for where, count in there}
+        alive = self.living.here.alive + self.batch
+        known = {where: replace(count) for where, count in self.living.there.items()}
         self.trace.events.append(Event(kind, what, alive, alive, self.living.now, known))
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -298,9 +298,7 @@ class Recorder:
             self.add(Kind.GRADIENT, id(weight))
 
     def _pack(self, tensor: Tensor) -> tuple[Tensor, int | None]:
-        of = None
-        if tensor.layout == torch.strided and not tensor._is_zerotensor():
-            of = self.id_of.get(tensor.untyped_storage()._cdata)
+        of = self.id_of.get(memory_of(tensor))
         return tensor.detach() if isinstance(tensor, nn.Parameter) else tensor, of
 
     def _unpack(self, packed: tuple[Tensor, int | None]) -> Tensor:

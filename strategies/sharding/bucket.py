@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -24,8 +25,11 @@ UNSHARDED: dict[int, "Bucket"] = {}  # and of these the ones that are whole now,
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Which memory a tensor uses. A tensor without values has no address, but it has this."""
-    return tensor.untyped_storage()._cdata
+    """Which memory a tensor uses. A tensor without values has no address, but it has this.
+
+    0 for sparse tensors and the zeros of forward-mode derivatives, which have none.
+    """
+    return 0 if tensor.layout != torch.strided or tensor._is_zerotensor() else tensor.untyped_storage()._cdata
 
 
 @dataclass(frozen=True)
@@ -79,15 +83,11 @@ class Bucket:
         aligned = {name: weight.numel() * weight.element_size() % ALIGNED == 0 for name, weight in weights.items()}
         self.weights = {name: weights[name] for name in sorted(weights, key=lambda name: not aligned[name])}
         self.sharing = sharing
-        elements = sum(weight.numel() for weight in self.weights.values())
+        *starts, elements = accumulate((weight.numel() for weight in self.weights.values()), initial=0)
+        self.starts = dict(zip(self.weights, starts, strict=True))
         self.length = -(-elements // (sharing.size * self.multiple)) * self.multiple
         self.first = sharing.rank * self.length
-        self.starts: dict[str, int] = {}
-        start = 0
-        for name, weight in self.weights.items():
-            self.starts[name] = start
-            start += weight.numel()
-        self._in_order, self._first_elements = list(self.weights.values()), list(self.starts.values())
+        self._in_order, self._first_elements = list(self.weights.values()), starts
         like = next(iter(self.weights.values()))
         self.device, self.dtype = like.device, like.dtype
         self.compute_dtype = sharing.compute_dtype or self.dtype if self.dtype.is_floating_point else self.dtype
@@ -286,9 +286,9 @@ class Bucket:
         """Start a reduce-scatter that averages the weights' gradients, and drop them."""
         return PendingReduction(self, self.take_gradients().div_(dist.get_world_size(self.sharing.group)))
 
-    def give_gradients(self, gradients: Tensor) -> None:
-        """Give each piece its part of this rank's shard of the gradients."""
-        gradients = gradients.to(self.shard.device)
+    def give_gradients(self, gradients: Tensor, scale: float = 1.0) -> None:
+        """Give each piece its part of this rank's shard of the gradients, divided by the scale."""
+        gradients = (gradients if scale == 1 else gradients.mul_(1 / scale)).to(self.shard.device)
         for name, piece in self.pieces.items():
             low, high = self._range(name)
             piece.grad = gradients[low - self.first : high - self.first]
@@ -321,8 +321,7 @@ class PendingReduction:
 
     def give(self, scale: float) -> None:
         """Give each piece of the bucket its part of the mean, divided by the scale."""
-        shard = self.wait()
-        self.bucket.give_gradients(shard if scale == 1 else shard.mul_(1 / scale))
+        self.bucket.give_gradients(self.wait(), scale)
 
 
 def parts(weights: Mapping[str, nn.Parameter], most: float | None = None) -> Iterator[dict[str, nn.Parameter]]:

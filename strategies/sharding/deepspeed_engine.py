@@ -200,8 +200,8 @@ class Engine(Buckets):
             self.engine.step()
             self._reduced = False
 
-    def reduce(self) -> None:
-        """Average the gradients over the ranks, and give the pieces their parts."""
+    def reduce(self, scale: float) -> None:
+        """Average the gradients over the ranks, and give the pieces their parts, divided by the scale."""
         self.keep_writes()
         for bucket in self.learning:
             gradients = bucket.take_gradients()
@@ -217,7 +217,7 @@ class Engine(Buckets):
             if self.partitioned:
                 bucket.twin.data = bucket.twin.data.new_empty(0)
             own = long.grad if long.grad is not None else self.optimizer.averaged_gradients[number][0]
-            bucket.give_gradients(own.view(-1))
+            bucket.give_gradients(own.view(-1), scale)
 
 
 class EngineReduction(GroupReduction):
@@ -228,10 +228,7 @@ class EngineReduction(GroupReduction):
     def finish(self, scale: float) -> Tensor:
         self.reached = {name for name, weight in self.storage.weights.items() if weight.grad is not None}
         self.storage.drop_reduced()
-        self.storage.reduce()
-        gradients = [piece.grad for piece in self.storage.owned.values() if piece.grad is not None]
-        if scale != 1 and gradients:
-            torch._foreach_mul_(gradients, 1 / scale)
+        self.storage.reduce(scale)
         return self.norms()
 
 

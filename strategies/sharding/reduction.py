@@ -59,10 +59,8 @@ class Reduction:
 
     def drop(self) -> None:
         """No gradient stays from one phase to the next."""
-        weights, owned = self.storage.weights, self.storage.owned
-        for each in (weights,) if owned is weights else (weights, owned):
-            for weight in each.values():
-                weight.grad = None
+        for weight in (*self.storage.weights.values(), *self.storage.owned.values()):
+            weight.grad = None
 
     def release(self) -> None:
         """Remove every hook from the weights."""

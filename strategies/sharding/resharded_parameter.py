@@ -12,7 +12,7 @@ from gan.files.errors import UserError
 HARMLESS = {
     getattr(Tensor, name)
     for name in (
-        *("__hash__", "__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous"),
+        *("__hash__", "__len__", "_is_zerotensor", "dim", "element_size", "get_device", "is_complex", "is_contiguous"),
         *("is_floating_point", "is_inference", "is_signed", "nelement", "ndimension", "numel", "register_hook"),
         *("register_post_accumulate_grad_hook", "requires_grad_", "size", "storage_offset", "stride"),
         "untyped_storage",

@@ -322,16 +322,11 @@ def _pack(tensor: Tensor) -> SavedWeight | WeightPlace | tuple[Tensor, int]:
     if isinstance(tensor, nn.Parameter):
         bucket = SHARDED.get(id(tensor))
         return SavedWeight(tensor, bucket, SavedWeight(tensor, bucket, 0).now())
-    bucket = UNSHARDED.get(_memory(tensor))
+    bucket = UNSHARDED.get(memory_of(tensor))
     if bucket is None or bucket.whole is None or tensor.dtype != bucket.whole.dtype:
         return tensor, version_of(tensor)
     offset = int(tensor.storage_offset())
     return WeightPlace(bucket, tensor.size(), tensor.stride(), offset, bucket.version_at(offset))
-
-
-def _memory(tensor: Tensor) -> int:
-    """Which memory a tensor uses. 0 for sparse tensors and the zeros of forward-mode derivatives, which have none."""
-    return 0 if tensor.layout != torch.strided or tensor._is_zerotensor() else memory_of(tensor)
 
 
 def _unpack(packed: SavedWeight | WeightPlace | tuple[Tensor, int]) -> Tensor:
