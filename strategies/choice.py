@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 from gan.phase import Player
 from strategies.policies import deepspeed_config
 
@@ -134,10 +134,8 @@ def _option(text: str, policy: str, policies: Mapping[str, "type[Policy]"]) -> t
         return name, option.default
     if option.read is None:
         raise UserError(f"option '{name}' of strategy '{policy}' takes no value; type {policy}+{name}")
-    try:
+    with explained(f"option '{text}' of strategy '{policy}': {{why}}", ValueError):
         return name, option.read(value)
-    except ValueError as error:
-        raise UserError(f"option '{text}' of strategy '{policy}': {error}") from error
 
 
 def choose(choice: Mapping[str, Choice], players: Mapping[str, Player]) -> dict[str, Choice]:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
 from gan.files.values import encode
 from gan.phase import MakeOptimizer, Player
 from strategies import private
@@ -262,13 +262,12 @@ def check_saved(player: Player, updaters: Iterable[Updater]) -> None:
             )
         beside = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
         for kept in (beside, *(each for key, each in optimizer.state.items() if isinstance(key, Tensor))):
-            try:
+            with explained(
+                f"player '{player.name}': a checkpoint could not have the state of {_kind(optimizer)}: {{why}}; "
+                f"keep an object's tensors and numbers in self.state[weight] themselves",
+                UserError,
+            ):
                 encode(tree_map_only(Tensor, lambda _: None, kept), lambda *_: None)
-            except UserError as error:
-                raise UserError(
-                    f"player '{player.name}': a checkpoint could not have the state of {_kind(optimizer)}: {error}; "
-                    f"keep an object's tensors and numbers in self.state[weight] themselves"
-                ) from error
         now = _kept(optimizer)
         for name, began in updater.kept.items():
             if repr(now.get(name, began)) == repr(began):  # nan is not equal to itself
@@ -287,17 +286,13 @@ def _kept(optimizer: Optimizer) -> dict[str, Any]:
     """Its attributes that are numbers, and no flags; and of others which tensors are in them, written how often."""
     known, found = {id(weight) for group in optimizer.param_groups for weight in group["params"]}, dict[str, Any]()
     for name, value in vars(optimizer).items():
-        value = value.item() if _of_one(value) else value
+        value = value.item() if type(value) is Tensor and value.numel() == 1 and not value.is_meta else value
         if type(value) in (int, float):
             found[name] = value
         elif isinstance(value, list | dict | Tensor) and name not in ("state", "param_groups", "defaults"):
             tensors = [each for each in tree_leaves(value) if isinstance(each, Tensor) and id(each) not in known]
             found[name] = [(id(each), each._version) for each in tensors]
     return found
-
-
-def _of_one(value: Any) -> bool:
-    return type(value) is Tensor and value.numel() == 1 and not value.is_meta
 
 
 def updaters_of(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gan.files.errors import Damaged, UserError, reading
+from gan.files.errors import Damaged, UserError, explained, reading
 from gan.files.tensors import crc32
 
 VALUES = "values.json"
@@ -105,10 +105,9 @@ def decode(node: Any, other: Callable[[str, Any], Any]) -> Any:
 
 
 def text_of(values: Any) -> bytes:
-    try:
+    # Python writes no integer of more than 4300 digits.
+    with explained("the values cannot be written as JSON: {why}", ValueError):
         return json.dumps(values).encode()
-    except ValueError as error:  # Python writes no integer of more than 4300 digits
-        raise UserError(f"the values cannot be written as JSON: {error}") from error
 
 
 def sealed(about: Mapping[str, Any], values: bytes) -> bytes:
