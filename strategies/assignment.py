@@ -1,7 +1,7 @@
 """Gives each player of a game its policy: the one that was typed, or one that `auto` chooses by memory."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -209,8 +209,7 @@ def memory(device: torch.device, local: int) -> float:
     return min(left)
 
 
-def told(decisions: Iterable[Decision], free: float) -> str:
-    decisions = list(decisions)
+def told(decisions: Sequence[Decision], free: float) -> str:
     budget, all_ = free * USABLE, sum(each.bytes for each in decisions)
     as_ddp = sum(each.needs["ddp"].bytes for each in decisions)
     rows: list[tuple[str, ...]] = [

@@ -89,8 +89,7 @@ def draws_follow(device: torch.device) -> Iterator[None]:
         _put_back.callback(_library({"CPU", torch._C._dispatch_key_for_device(device.type)})._destroy)
         _put_back.enter_context(torch._inductor.config.patch(fallback_random=True))  # draws as eager
         _put_back.enter_context(private.redraws(_as_one_call))
-        of_batch = mock.patch.object(VonMises, "sample", _of_whole_batch(VonMises.sample))
-        _put_back.enter_context(of_batch)
+        _put_back.enter_context(mock.patch.object(VonMises, "sample", _of_whole_batch(VonMises.sample)))
         ours = {"get_rng_state": _state, "set_rng_state": _set_state, "manual_seed": _manual_seed}
         for module in (torch, torch.random):
             _put_back.enter_context(mock.patch.multiple(module, **ours))
@@ -342,12 +341,11 @@ class Draws:
             for phase in few.keys() & many.keys():
                 grown = _grown(few[phase], many[phase])
                 self.looped[phase] = _in_loops(few[phase], many[phase])
+                of_phase = self.known.setdefault(phase, {})
                 for call, dim in grown.items():
                     drawn = few[phase][call], many[phase][call]
                     wrong |= any(draw.dim != dim and not draw.whole for draw in drawn)
-                of_phase = self.known.setdefault(phase, {})
-                for call, dim in grown.items():
-                    of_phase[call, few[phase][call].site] = few[phase][call]._replace(dim=dim)
+                    of_phase[call, drawn[0].site] = drawn[0]._replace(dim=dim)
         return wrong
 
     def take_otherwise(self) -> bool:

@@ -49,8 +49,7 @@ def row_counts(batch: Any) -> list[int]:
             f"the batch is a {type(batch).__name__} that holds nothing with a row for each sample; return a tensor, a "
             f"list of strings, or a dict or dataclass of them"
         )
-    counts.sort(key=itemgetter(0))
-    return list(dict.fromkeys([count for _, count in counts]))
+    return list(dict.fromkeys(count for _, count in sorted(counts, key=itemgetter(0))))
 
 
 def tensors(batch: Any) -> list[Tensor]:

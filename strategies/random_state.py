@@ -22,9 +22,8 @@ def capture() -> dict[str, Any]:
 
 def restore(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
-    for kind in _of_accelerator():
-        if kind in state["accelerator"]:
-            torch.get_device_module(kind).set_rng_state(state["accelerator"][kind])
+    for kind in _of_accelerator().keys() & state["accelerator"].keys():
+        torch.get_device_module(kind).set_rng_state(state["accelerator"][kind])
     restore_alike(state)
 
 

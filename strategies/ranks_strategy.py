@@ -204,13 +204,13 @@ class RanksStrategy(LaunchedStrategy):
         """torch's store, in which the ranks find each other. Also the process group, where Lightning's way fails."""
         if self.division.part is not None:
             refuse_a_group()
-        if dist.is_initialized():
-            return private.default_store()
-        if self.init_method is not None:
-            if self.division.part is not None:
+            if self.init_method is not None:
                 raise UserError(
                     "players on ranks of their own meet at MASTER_ADDR and MASTER_PORT; leave init_method out"
                 )
+        if dist.is_initialized():
+            return private.default_store()
+        if self.init_method is not None:
             backend, where = self._get_process_group_backend(), self.init_method
             dist.init_process_group(backend, init_method=where, rank=rank, world_size=size, **self._group)
             if "MASTER_ADDR" not in os.environ:

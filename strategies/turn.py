@@ -324,8 +324,7 @@ def _sum(losses: Iterable[Tensor], factor: float) -> Tensor:
 
 def check_that_ranks_agree(phase: Phase, policies: Mapping[str, Policy]) -> None:
     """Raise if ranks gathered buckets in different orders, because then they have gathered wrong values."""
-    sharded = {name: policy.on_read for name, policy in policies.items() if policy.on_read is not None}
-    orders = {name: on_read.order for name, on_read in sharded.items() if on_read.piecewise}
+    orders = {name: each.on_read.order for name, each in policies.items() if each.on_read and each.on_read.piecewise}
     if not orders:
         return
 

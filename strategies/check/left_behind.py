@@ -39,13 +39,8 @@ class LeftBehind:
         # What was taken out of modules, by the module's id and the attribute: the value, its path, and who has left it.
         self.hidden: dict[tuple[int, str], tuple[Any, str, str]] = {}
         self.read: Read = {}
-        self._watching = ExitStack()
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Inside the `with`, modules still give what was taken out of them, and this notes which phase asks."""
-        with self._watching:
-            yield
+        # Inside of it, modules still give what was taken out of them, and this notes which phase asks.
+        self.watching = ExitStack()
 
     def _hide(self, path: str, module: nn.Module, name: str) -> None:
         of_class = getattr(type(module), name, self)
@@ -61,7 +56,7 @@ class LeftBehind:
             return of_class
 
         self.hidden[id(module), name] = vars(module).pop(name), f"{path}.{name}".lstrip("."), self.phase
-        self._watching.enter_context(mock.patch.object(type(module), name, Asked(asked), create=True))
+        self.watching.enter_context(mock.patch.object(type(module), name, Asked(asked), create=True))
 
     @contextmanager
     def during(self, phase: Phase, batch: Any) -> Iterator[None]:

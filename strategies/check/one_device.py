@@ -159,10 +159,9 @@ def learn_draws(game: GanModule, training: Training, batch: Any, play: Play, fir
     tries = Tries(game, training, kept, play)
     tries.coarse = {phase.name for phase in game.phases}
     # A game may refuse a few samples, or need a whole batch.
-    try:
+    sizes: list[int] = []
+    with suppress(UserError):  # a training_step of the author's may make its batch from anything
         sizes = [each for each in (2 * together, rows(batch)) if each <= rows(batch) and not kept.iterators]
-    except UserError:  # a training_step of the author's may make its batch from anything
-        sizes = []
     read: left_behind.Read = {}
     for size in sizes:
         with suppress(TooFew, UserError):
@@ -212,7 +211,7 @@ class Tries:
         trial = Trial(world, step, key, *how, watched=bool(shake))
         with ExitStack() as stack:
             stack.callback(self.kept.put_back)
-            stack.enter_context(left.watched())
+            stack.enter_context(left.watching)
             # Loggers hear nothing of a trial, of what a loss logs by itself either.
             vars(self.game)["log"] = lambda *_, **__: None
             self.game.trainer.loggers = [DummyLogger() for _ in self.game.trainer.loggers]

@@ -26,8 +26,7 @@ def compare_replicas(game: GanModule, policies: Mapping[str, Policy], world: Wor
         codes |= _codes("buffer", player.module.named_buffers(), f" of player '{name}'")
         named |= {id(buffer) for buffer in player.module.buffers()}
     codes |= _codes("buffer", ((name, each) for name, each in game.named_buffers() if id(each) not in named))
-    what = _first_difference(codes, world)
-    if what is not None:
+    if (what := _first_difference(codes, world)) is not None:
         raise UserError(
             f"{when}, {what} differs between ranks; does it depend on the rank's own samples or random numbers? "
             f"Take sums over all ranks with gan.ranks, and noise from gan.noise"
@@ -88,8 +87,8 @@ class Writes:
                     f"{_called(player, name)} was written inside averaged(), where the player's optimizer computes it "
                     f"from other weights; write it outside of averaged()"
                 )
-        what = _first_difference({_called(*key): checksum(weight) for key, weight in now.items()}, self.world)
-        if what is not None:
+        codes = {_called(*key): checksum(weight) for key, weight in now.items()}
+        if (what := _first_difference(codes, self.world)) is not None:
             raise UserError(
                 f"inside gathered(write=True), {what} was written with other values on another rank; write the same on "
                 f"all ranks, e.g. what trainer.strategy.broadcast(values) returns"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -28,13 +29,12 @@ def on_cpu(batch: Any) -> Any:
 def deal(game: GanModule, training: Training, batch: Any) -> tuple[Any, Any] | None:
     """This rank's part of the first rank's samples, and these samples; None if there are too few for all ranks."""
     world = training.world
-    try:
+    with suppress(UserError):
         first = world.broadcast(on_cpu(batch))
         count = rows(first) // (world.size * (together := samples_together(game, training))) * world.size * together
         samples = first_rows(first, count)
         return (deal_batch(samples, world.rank, world.size), samples) if count else None
-    except UserError:
-        return None
+    return None
 
 
 def first_samples(game: GanModule, training: Training, batch: Any, most: bool = False) -> Any:

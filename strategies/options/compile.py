@@ -1,6 +1,6 @@
 """The option compile: torch.compile for a player's forward and backward."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -108,9 +108,8 @@ def compiled_by_author(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch._dynamo") or vars(module).get("_compiled_call_impl") is not None
 
 
-def refuse_compiled_by_author(player: Player, readers: Iterable[nn.Module], policy: str) -> None:
+def refuse_compiled_by_author(player: Player, readers: Sequence[nn.Module], policy: str) -> None:
     """Refuse it where weights are sharded: a graph reads them without a word, so nothing would gather them."""
-    readers = list(readers)
     if any(isinstance(each, torch.jit.ScriptModule) for each in readers):
         raise UserError(
             f"player '{player.name}': torch.jit.script has compiled a part of its network, and '{policy}' cannot "

@@ -28,12 +28,12 @@ class Follower:
         self.player, self.storage = player, storage
         self.followed, self.followed_storage = followed, followed_storage
         self.sharded = bool(storage.shares())
-        pairs = {name: (own, other) for name, own, other in self._pairs()}
-        others = {name: other for name, (_, other) in pairs.items()}
+        pairs = list(self._pairs())
+        others = {name: other for name, _, other in pairs}
         network, averages = None, {}
         if player.ema_buffers == "averaged":
             network, averages = followed.module, dict(player.module.named_buffers())
-        self.ema = Ema(others, player.decay, [own for own, _ in pairs.values()], network, averages)
+        self.ema = Ema(others, player.decay, [own for _, own, _ in pairs], network, averages)
         self._move(lambda: self.ema.load_state_dict(None))
 
     def update(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from operator import attrgetter
 
 import torch
@@ -41,11 +42,11 @@ def belongings_of(
     found = {}
     for name, parameters in parameters_of(tuple(players.values())).items():
         player, own = players[name], set(map(id, parameters.values()))
-        readers = [module for module, inside in everywhere.items() if not own.isdisjoint(inside)]
+        others = (module for module, inside in everywhere.items() if not own.isdisjoint(inside))
+        readers = dict.fromkeys([*player.module.modules(), *others])
         kept = tuple(module for module in player.module.modules() if module in learning) if player.frozen else ()
         optimizers = {each.name: each.optimizer for each in phases if name in each.learners and each.optimizer}
-        readers = [*player.module.modules(), *readers]
-        found[name] = Belongings(parameters, tuple(dict.fromkeys(readers)), kept, optimizers)
+        found[name] = Belongings(parameters, tuple(readers), kept, optimizers)
     return found
 
 
@@ -90,8 +91,12 @@ class Switch:
         if self.player.frozen:
             return
         with torch._C.DisableTorchFunctionSubclass():
-            if any(map(requires_grad, self._others.values())):
-                self._refuse(step)
+            for name in compress(self._others, map(requires_grad, self._others.values())):
+                raise UserError(
+                    f"player '{self.player.name}': weight '{name}' requires a gradient at step {step}, but did not "
+                    f"when training was set up, so the optimizer does not have it; let it require one from the "
+                    f"beginning, and freeze it for the first steps by Player(freeze=...)"
+                )
             if self.player.freeze is not None:
                 self._frozen = [weight for weight in self._named(step) if weight.requires_grad]
                 for weight in self._frozen:
@@ -122,11 +127,3 @@ class Switch:
                 )
             self._parts = names, [weight for name in names for weight in known[name].parameters()]
         return self._parts[1]
-
-    def _refuse(self, step: int) -> None:
-        name = next(name for name, weight in self._others.items() if weight.requires_grad)
-        raise UserError(
-            f"player '{self.player.name}': weight '{name}' requires a gradient at step {step}, but did not when "
-            f"training was set up, so the optimizer does not have it; let it require one from the beginning, and "
-            f"freeze it for the first steps by Player(freeze=...)"
-        )

@@ -306,14 +306,11 @@ class Policy(Costs):
         if self.released:
             yield
             return
-        before = self.storage.unsharded
+        after = self.storage.unshard if self.storage.unsharded else self.storage.reshard
         with nullcontext() if self.on_read is None else self.on_read.resting():
             self.storage.unshard(exact)
             yield
-            if before:
-                self.storage.unshard()
-            else:
-                self.storage.reshard()
+            after()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
