@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -97,9 +96,9 @@ class UnshardOnRead:
     the reader is the phase. When all readers of a bucket have ended, it may be resharded, and is so before the next one
     is gathered. The newest stays, because backward goes to and fro in a block, whose weights may be in two buckets.
 
-    For such weights autograd saves a `SavedWeight` instead of the memory, and for views of them a `WeightPlace`. So
-    they can be resharded between forward and backward, also if the backward comes in a later phase. If they have
-    changed by then, the error is that of plain torch.
+    For such weights autograd saves the parameter instead of the memory, and for views of them their place. So they can
+    be resharded between forward and backward, also if the backward comes in a later phase. If they have changed by
+    then, the error is that of plain torch.
 
     `modules` are those through which code reads the storage's weights. Several players may listen to one module: each
     sees all reads, and answers those of its own weights.
@@ -289,61 +288,47 @@ class UnshardOnRead:
 
 def kept_as_places() -> saved_tensors_hooks:
     """A context around a phase. torch uses only the innermost hooks of this kind, so all policies use these."""
-    return saved_tensors_hooks(_pack, _unpack)
+    return saved_tensors_hooks(_pack, lambda find: find())
 
 
-@dataclass(frozen=True)
-class SavedWeight:
-    """A weight that backward needs, and which version of it the forward used.
+def _pack(tensor: Tensor) -> Callable[[], Tensor]:
+    """What finds a tensor again in backward, and refuses one that was written since the forward."""
+    if isinstance(tensor, nn.Parameter):
+        bucket = SHARDED.get(id(tensor))
+        return partial(_weight, tensor, bucket, _version(tensor, bucket))
+    bucket = UNSHARDED.get(memory_of(tensor))
+    if bucket is None or bucket.whole is None or tensor.dtype != bucket.whole.dtype:
+        return partial(_other, tensor, version_of(tensor))
+    offset = int(tensor.storage_offset())
+    return partial(_view, bucket, tensor.size(), tensor.stride(), offset, bucket.version_at(offset))
+
+
+def _weight(weight: nn.Parameter, bucket: Bucket | None, version: int) -> Tensor:
+    """A weight, whose values are gathered in this bucket.
 
     Plain torch saves the parameter, and not its memory: after `weight.data = ...` backward takes the new values.
     """
-
-    weight: nn.Parameter
-    bucket: Bucket | None  # where its values are gathered
-    version: int
-
-    def now(self) -> int:
-        return version_of(self.weight) + (0 if self.bucket is None else self.bucket.version)
+    _check(weight.shape, _version(weight, bucket), version)
+    if bucket is not None:
+        bucket.fetch()
+    return weight.detach()
 
 
-@dataclass(frozen=True)
-class WeightPlace:
-    """Where to find a view of a weight that backward needs, and which version of the weight the forward used."""
-
-    bucket: Bucket
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    version: int
+def _version(weight: nn.Parameter, bucket: Bucket | None) -> int:
+    return version_of(weight) + (0 if bucket is None else bucket.version)
 
 
-def _pack(tensor: Tensor) -> SavedWeight | WeightPlace | tuple[Tensor, int]:
-    if isinstance(tensor, nn.Parameter):
-        bucket = SHARDED.get(id(tensor))
-        return SavedWeight(tensor, bucket, SavedWeight(tensor, bucket, 0).now())
-    bucket = UNSHARDED.get(memory_of(tensor))
-    if bucket is None or bucket.whole is None or tensor.dtype != bucket.whole.dtype:
-        return tensor, version_of(tensor)
-    offset = int(tensor.storage_offset())
-    return WeightPlace(bucket, tensor.size(), tensor.stride(), offset, bucket.version_at(offset))
-
-
-def _unpack(packed: SavedWeight | WeightPlace | tuple[Tensor, int]) -> Tensor:
-    if isinstance(packed, SavedWeight):
-        _check(packed.weight.shape, packed.now(), packed.version)
-        if packed.bucket is not None:
-            packed.bucket.fetch()
-        return packed.weight.detach()
-    if not isinstance(packed, WeightPlace):
-        tensor, version = packed
-        _check(tensor.shape, version_of(tensor), version)
-        return tensor
-    bucket = packed.bucket
-    _check(packed.size, bucket.version_at(packed.offset), packed.version)
+def _view(bucket: Bucket, size: torch.Size, stride: tuple[int, ...], offset: int, version: int) -> Tensor:
+    """A view of a weight in this bucket, of which only the place was saved."""
+    _check(size, bucket.version_at(offset), version)
     bucket.fetch()
     assert bucket.whole is not None
-    return bucket.whole.as_strided(packed.size, packed.stride, packed.offset)
+    return bucket.whole.as_strided(size, stride, offset)
+
+
+def _other(tensor: Tensor, version: int) -> Tensor:
+    _check(tensor.shape, version_of(tensor), version)
+    return tensor
 
 
 def _check(shape: torch.Size, now: int, then: int) -> None:
