@@ -56,8 +56,18 @@ class Updater:
         groups = [plain_items(group) for group in self.optimizer.param_groups]
         self.made = {"optimizer": _kind(self.optimizer), "groups": groups, "schedule": None, "state": {}}
 
-    def take_schedule(self, schedule: LRScheduler, per: str) -> None:
-        self.schedule = schedule
+    def make_schedule(self, player: Player) -> None:
+        """Make the player's schedule, if it has one. Refuse what is none, or needs more than the count of updates."""
+        if player.schedule is None:
+            return
+        schedule: Any = player.schedule(self.optimizer)  # an author's function may return anything
+        if isinstance(schedule, ReduceLROnPlateau) or not isinstance(schedule, LRScheduler):
+            why = "which needs a score" if isinstance(schedule, ReduceLROnPlateau) else "which is no LRScheduler"
+            raise UserError(
+                f"player '{player.name}': its function for the schedule returned {_kind(schedule)}, {why}; a "
+                f"schedule counts updates, e.g. schedule=partial(CosineAnnealingLR, T_max=10_000)"
+            )
+        self.schedule, per = schedule, player.schedule_per
         kind = _kind(schedule) if per == "update" else f"{_kind(schedule)} per {per}"
         self.made |= {"schedule": kind, "state": plain_items(schedule.state_dict())}
 
@@ -320,16 +330,6 @@ class Modes(Protocol):
     def train(self) -> None: ...
 
     def eval(self) -> None: ...
-
-
-def check_schedule(player: Player, schedule: Any) -> None:
-    """Refuse what is no schedule, or needs more than the count of updates."""
-    if isinstance(schedule, ReduceLROnPlateau) or not isinstance(schedule, LRScheduler):
-        why = "which needs a score" if isinstance(schedule, ReduceLROnPlateau) else "which is no LRScheduler"
-        raise UserError(
-            f"player '{player.name}': its function for the schedule returned {_kind(schedule)}, {why}; a schedule "
-            f"counts updates, e.g. schedule=partial(CosineAnnealingLR, T_max=10_000)"
-        )
 
 
 def _kind(value: Any) -> str:

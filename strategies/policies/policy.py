@@ -16,16 +16,7 @@ from gan.phase import Phase, Player
 from nets.norm import torchs_own
 from strategies import private
 from strategies.advice import instead
-from strategies.optimizers import (
-    LossScale,
-    Modes,
-    Updater,
-    check_pieces,
-    check_schedule,
-    updaters_of,
-    why_not_apart,
-    without_closure,
-)
+from strategies.optimizers import LossScale, Modes, Updater, check_pieces, updaters_of, why_not_apart, without_closure
 from strategies.options.compile import Compiled, compiled_by_author, refuse_forgetful
 from strategies.options.recompute import Recompute
 from strategies.policies.averages import EvalWeights, Follower
@@ -131,10 +122,7 @@ class Policy(Costs):
                 updater.step_owned(self.storage)
             if isinstance(updater.optimizer, Modes):
                 self.ema = EvalWeights(updater, self.storage.owned)
-            if self.player.schedule is not None:
-                schedule = self.player.schedule(updater.optimizer)
-                check_schedule(self.player, schedule)
-                updater.take_schedule(schedule, self.player.schedule_per)
+            updater.make_schedule(self.player)
         if training and "recompute" in self.options:
             self.recompute = self.make_recompute()
             blocks = ", ".join(self.recompute.blocks) or "its network as a whole"
