@@ -30,7 +30,7 @@ from strategies.hooks import NO_HOOKS
 from strategies.observers import Casts
 from strategies.policies.policy import Policy
 from strategies.private import default_store
-from strategies.reachable import Reachable, content_of, copied, differs, kind_of
+from strategies.reachable import Reachable, Scope, content_of, copied, differs, kind_of
 from strategies.sharding.bucket import UNSHARDED
 from strategies.turn import Training, finish, gradients, ready
 from strategies.world import World, agree
@@ -63,6 +63,8 @@ class Snapshot:
         known, objects = set(map(id, [*tensors, *of_players])), reachable.objects.values()
         kinds = [(name, content_of(value), value) for name, value in objects if id(value) not in known]
         kinds += [("a group of an optimizer", kind_of(each), each) for each in groups]
+        if data := private.datamodule(game.trainer):  # its own hooks of a batch may count; not the data set's contents
+            kinds.append(("datamodule", content_of(scope := Scope(data)), scope))
         self.contents = [(name, kind, value, kind.read(value)) for name, kind, value in kinds if kind is not None]
         self.random = random_state.capture()
 

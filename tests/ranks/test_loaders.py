@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from lightning import LightningDataModule
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
@@ -29,8 +30,9 @@ from gan.files.errors import UserError
 from gan.ranks import alone
 from strategies import PhaseStrategy
 from strategies.processes.same_on_ranks import SameOnRanks
+from tests.support import duel
 from tests.support.hard_games import Plain
-from tests.support.parity import BATCH, BROKEN, distance, equals, snapshot, train, trainer, vectors
+from tests.support.parity import BATCH, BROKEN, EXACT, distance, equals, snapshot, train, trainer, vectors
 from tests.support.saved import Saves
 
 SAMPLES = 40
@@ -418,3 +420,31 @@ def test_no_rank_makes_an_update_from_them(ranks):
     for found in (ranks(2).run(unequal, "ddp", LATER, checked) for checked in (True, False)):
         differences = [distance(each[1], one) for each, one in zip(found, before, strict=True)]
         assert (max(differences) == 0) == (found[0][0] is not None)
+
+
+class Counts(LightningDataModule):
+    """A curriculum by the author's own count of batches, in the data module. A trial must not count."""
+
+    def __init__(self, ranks):
+        super().__init__()
+        self.ranks, self.seen = ranks, 0
+
+    def train_dataloader(self):
+        return duel.loader("ddp", self.ranks)
+
+    def on_after_batch_transfer(self, batch, _):
+        self.seen += 1
+        return {"x": batch["x"] * self.seen}
+
+
+def counted(ranks, check=True):
+    module, strategy = Plain().double(), PhaseStrategy("ddp" if ranks > 1 else "single", check=check)
+    trainer(strategy, ranks, 4).fit(module, datamodule=Counts(ranks))
+    return snapshot(module, strategy)
+
+
+def test_a_data_module_that_counts_its_batches_counts_no_trial(ranks):
+    found, _ = ranks(2).run(counted, 2)
+    assert distance(found, counted(1)) < EXACT
+    unchecked, _ = ranks(2).run(counted, 2, check=False)
+    assert distance(found, unchecked) == 0
