@@ -8,7 +8,7 @@ from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativ
 
 from gan.files.errors import UserError
 from gan.runs.pictures import DISTANCE, Found, OnPictures
-from gan.runs.run import Run, begin_with, say_length
+from gan.runs.run import Run, begin_with, length
 from gan.runs.run import preset as preset_of
 from nets.biggan import BigDiscriminator, BigGenerator, side_of
 
@@ -117,8 +117,7 @@ def biggan(
     torch.manual_seed(found.options.seed)
     game = _game(p, found, ortho=(ortho, judge_ortho), ema=ema, split=split)
     begin_with(from_, game)
-    steps = max_steps or max(1, round(1000 * p.kimg / p.batch_size))
-    say_length(max_steps, kimg=kimg)
+    steps = length(max_steps, 1000 * p.kimg / p.batch_size, kimg=kimg)
     chosen = vars(replace(p, kimg=steps * p.batch_size / 1000)).items()
     return found.run(game, p.batch_size, steps, DISTANCE, config_=config_, **{n: v for n, v in chosen if n not in OWN})
 

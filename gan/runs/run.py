@@ -97,11 +97,12 @@ def preset(presets: Mapping[str, P], config: str, **typed: Any) -> P:
     return replace(found, **{name: value for name, value in typed.items() if value is not None})
 
 
-def say_length(max_steps: int | None, **others: float | None) -> None:
-    """Say that other lengths which are typed do not count beside --max-steps."""
+def length(max_steps: int | None, steps: float, **others: float | None) -> int:
+    """The steps that are typed, or else these, which follow from other lengths. It says if those do not count."""
     typed = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in others.items() if value is not None)
     if max_steps is not None and typed:
         say(f"--max-steps {max_steps} counts, and {typed} does not")
+    return max_steps or max(1, round(steps))
 
 
 def begin_with(weights: str | None, game: Any) -> None:

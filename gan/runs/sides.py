@@ -9,7 +9,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from gan.files.errors import UserError
 from gan.runs.pictures import COLOURS, FITTED, PLANNED, Found, PictureOptions, decoded, say_left_out
-from gan.runs.run import Run, begin_with, decodes, instead_of_data, say, say_length
+from gan.runs.run import Run, begin_with, decodes, instead_of_data, length, say
 from nets.blocks import start_
 from nets.discriminator import PatchGan, PatchVectors, PixelGan
 from nets.resnet import ResnetGenerator, UNet
@@ -65,14 +65,15 @@ class OnSides(PictureOptions):
         if a != b and not paired:
             raise UserError(f"{self.data} has pictures of {a} and of {b} channels; type --channels 3")
         torch.manual_seed(self.seed)
-        say_length(self.max_steps, epochs=self.epochs, falling_epochs=self.falling_epochs)
         found.chosen = dict(width=self.width, layers=self.layers, rate=self.rate, crop=self.crop, flip=self.flip)
-        if self.max_steps is not None:
-            return found, self.max_steps, linear_decay(self.max_steps)
+        typed = dict(epochs=self.epochs, falling_epochs=self.falling_epochs)
         full, after = self.epochs or full, after if self.falling_epochs is None else self.falling_epochs
-        found.chosen |= dict(epochs=full, falling_epochs=after)
         batches = max(1, len(found.train) // self.batch_size)
-        return found, (full + after) * batches, epoch_decay(full, after, batches, ahead)
+        steps = length(self.max_steps, (full + after) * batches, **typed)
+        if self.max_steps is not None:
+            return found, steps, linear_decay(steps)
+        found.chosen |= dict(epochs=full, falling_epochs=after)
+        return found, steps, epoch_decay(full, after, batches, ahead)
 
     def find(self, *, paired: bool, backwards: bool = False) -> Found:
         """Look, decode what is new, and say in one line what there is. `backwards` exchanges A and B."""

@@ -10,7 +10,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 from gan.ema import half_life
 from gan.files.errors import UserError
 from gan.runs.pictures import DISTANCE, Found, OnPictures
-from gan.runs.run import Run, say, say_length
+from gan.runs.run import Run, length, say
 from gan.runs.run import preset as preset_of
 from nets.ada import PIPES, Ada
 from nets.stylegan import StyleDiscriminator, StyleGenerator
@@ -107,8 +107,7 @@ def stylegan2(
     found = OnPictures(**settings).find()
     side = 1 << (max(found.size) - 1).bit_length()
     p = preset(config_, side, batch_size, kimg=kimg, gamma=gamma, rate=rate, width=width, mapping=mapping, ema=ema_kimg)
-    steps = max_steps or max(1, round(1000 * p.kimg / p.batch))
-    say_length(max_steps, kimg=kimg)
+    steps = length(max_steps, 1000 * p.kimg / p.batch, kimg=kimg)
     if from_ and (width or mapping):
         raise UserError(f"{from_} has networks of its own; leave --width and --mapping out")
     torch.manual_seed(found.options.seed)
