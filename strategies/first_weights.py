@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 
+import numpy as np
 import torch
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
@@ -159,8 +160,10 @@ def refuse_one_memory(game: nn.Module) -> None:
 
 
 def _tensors(game: GanModule) -> Iterator[tuple[str, Tensor]]:
-    """What the game keeps beside its parameters."""
+    """What the game keeps beside its parameters, also as arrays, whose base is the tensor that gave them."""
     for name, each in Reachable([game]).objects.values():
+        while isinstance(each, np.ndarray):
+            each = each.base
         if isinstance(each, Tensor) and not isinstance(each, nn.Parameter):
             yield name, each
 

@@ -223,6 +223,8 @@ class Steps:
         Not in every step, because Lightning's bookkeeping for a few numbers takes milliseconds.
         """
         trainer = self.game.trainer
+        if trainer.is_last_batch:  # on other ranks perhaps not
+            self.lockstep.places.meet()
         asked, self.logged = any(name in self.asked for name in self.losses), private.logs_are_due(trainer)
         self.told = asked or self.logged or trainer.is_last_batch
         if self.told:
@@ -233,6 +235,7 @@ class Steps:
 
         A stopped training has no row more in its log than one that went on.
         """
+        self.lockstep.places.meet()
         last = self.game.trainer.global_step == self.game.trainer.max_steps
         if not self.told or (last and not self.logged):
             self.log(None if last else False)

@@ -274,6 +274,7 @@ class PhaseStrategy(RanksStrategy):
 
     def set_random_states_aside(self) -> None:
         """Save training's random states before the loaders of a validation draw random numbers."""
+        self.lockstep.places.meet()
         self.saving.set_random_states_aside()
 
     on_validation_start = set_random_states_aside  # for a validation that was not started by training

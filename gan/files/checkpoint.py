@@ -50,7 +50,7 @@ Checksum = tuple[torch.dtype, int]
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A tensor in a checkpoint, not read yet."""
+    """A tensor in a checkpoint, not read yet. An author's on_load_checkpoint may compute with it; then it is read."""
 
     source: Path
     identity: tuple[int, int] | None  # device and inode of the directory, to notice if another one gets its name
@@ -61,6 +61,16 @@ class SavedTensor:
 
     def empty(self) -> Tensor:
         return torch.empty(self.shape, dtype=self.dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(whole(self), name)
+
+    @classmethod
+    def __torch_function__(cls, function: Callable[..., Any], _: Any, args: Any = (), named: Any = None) -> Any:
+        args, named = whole((args, named or {}))
+        return function(*args, **named)
 
 
 def replaced(path: Path) -> Path:
@@ -247,12 +257,16 @@ def load_module_state(
     found = {key: saved[names[id(value)]] for key, value in own.items() if id(value) in names}
     sharded = {key: own[key] for key in found if isinstance(own[key], nn.Parameter) and own[key] in shares}
     for key, weight in sharded.items():
-        if not isinstance(found[key], SavedTensor):
+        if not isinstance(found[key], SavedTensor | Tensor):
             raise RuntimeError(f"{key} is no tensor there")
         if found[key].shape != weight.shape:
             raise RuntimeError(f"size mismatch for {key}: {tuple(found[key].shape)} there, {tuple(weight.shape)} here")
-    wanted = {found[key]: shares[weight] for key, weight in sharded.items()}
-    read({there: share for there, share in wanted.items() if share is not None})
+    ours = {key: share for key, weight in sharded.items() if (share := shares[weight]) is not None}
+    read({found[key]: share for key, share in ours.items() if isinstance(found[key], SavedTensor)})
+    for key, share in ours.items():
+        if isinstance(found[key], Tensor):  # the author's on_load_checkpoint has computed it
+            with share.filled() as room:
+                room.copy_(found[key].reshape(-1)[share.start : share.stop])
 
     rest = {key: value for key, value in found.items() if key not in sharded}
     rest |= {key: value for key, value in saved.items() if key not in own}

@@ -4,7 +4,8 @@ A collective waits for all ranks. If one of them plays another phase, or has no 
 the time limit of the process group, and torch's error names nobody. So after an error each rank writes into torch's
 store where it is, and a rank that finds another one somewhere else says so. If the collectives of two phases happen to
 fit each other, nobody waits. So all ranks compare the phases that they have played before each save and at the end.
-And if they do not fit at all, gloo ends a rank at once. So each rank's place is also on the board (board.py).
+And if they do not fit at all, gloo ends a rank at once. So each rank's place is also on the board (board.py). There a
+rank that ends its epoch sees that another one of its host plays on, and does not begin to wait.
 """
 
 import time
@@ -57,6 +58,7 @@ class Places:
         self.here = Entry()
         self.recent: deque[tuple[int, str]] = deque(maxlen=RECENT)  # their steps and names
         self.waiting = ""  # for what, if that is known
+        self.meetings = 0
 
     def begin_step(self, step: int) -> None:
         self._go(self.here._replace(step=step, playing=False, phase=""))
@@ -73,10 +75,35 @@ class Places:
         if self.board is not None:
             self.board.write(self.number, there)
 
+    def meet(self) -> None:
+        """Wait for all ranks, which must call it. Raise if one of this host plays on."""
+        if self.store is None:
+            return
+        self.meetings += 1
+        all_here = f"meeting {self.meetings}"
+        if self.store.add(f"{all_here}, ranks", 1) == self.world.size:
+            self.store.set(all_here, "")
+        pause = 0.001
+        while True:
+            others = self._on_board()  # read before it is asked whether all are here: those who have met play on
+            if self.store.check([all_here]):
+                return
+            for rank, there in others.items():
+                if there.step > self.here.step or there.count > self.here.count:
+                    self.tell()
+                    error = RanksDiverged(
+                        f"rank {self.world.rank} {self} where rank {rank} {there}, and would wait in vain; {ADVICE}"
+                    )
+                    error.agreed = False  # the other one is in a collective, and must be told
+                    raise error
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
     def compare(self) -> None:
         """Raise on all ranks if they have played different phases. All ranks must call it."""
         if self.world.size == 1:
             return
+        self.meet()
         with self.named():
             if len(set(self.world.gather((self.here.count, self.here.code)))) == 1:
                 return
@@ -133,9 +160,13 @@ class Places:
                         found[rank] = self.store.get(self._key(rank)).decode()
                 time.sleep(0.1)
         # One that hangs outside of a collective tells nothing. Where it is on this host, the board knows.
+        return {rank: str(place) for rank, place in self._on_board().items()} | found
+
+    def _on_board(self) -> dict[int, Entry]:
+        """The other ranks of this host."""
         known, first = {} if self.board is None else self.board.read(), self.number - self.world.rank
-        there = {number - first: str(entry) for number, entry in known.items() if number != self.number}
-        return {rank: place for rank, place in there.items() if rank in range(self.world.size)} | found
+        there = {number - first: entry for number, entry in known.items() if number != self.number}
+        return {rank: place for rank, place in there.items() if rank in range(self.world.size)}
 
     def _key(self, rank: int) -> str:
         return f"place of rank {rank}"

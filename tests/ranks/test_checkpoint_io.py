@@ -22,7 +22,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from tests.scenes.optimizers import optimized
 from tests.support.hard_games import Plain
-from tests.support.parity import BROKEN, EXACT, Whole, distance, snapshot, trainer, vectors
+from tests.support.parity import BROKEN, EXACT, Whole, distance, snapshot, trainer, vectors, weights
 from tests.support.saved import names, read_checkpoint, write_checkpoint
 
 
@@ -124,6 +124,36 @@ def test_what_an_author_adds_travels_and_what_is_renamed_is_found(tmp_path):
     assert distance(*results) == 0
     with pytest.raises(UserError, match=r"missing: generator.0.weight.*unexpected: painter.0.weight"):
         fit(Author(), 4, resume=str(tmp_path / "renamed.ckpt"))
+
+
+class Halves(Plain):
+    """Looks at saved weights, and goes on from half of one."""
+
+    def __init__(self, factor=0.5):
+        super().__init__()
+        self.factor = factor
+
+    def on_load_checkpoint(self, checkpoint):
+        state = checkpoint["state_dict"]
+        self.norms = [float(each.norm()) for each in state.values()]
+        state["generator.0.weight"] = torch.mul(state["generator.0.weight"], self.factor)
+        state["generator.0.bias"] = state["generator.0.bias"].clone()
+
+
+def resumed(path, policy, world, factor=0.5):
+    made = fit(again := Halves(factor), 4, policy, world, resume=path)
+    return weights(snapshot(again, made.strategy)), again.norms
+
+
+@pytest.mark.parametrize("policy", ["zero3", "fsdp"])
+def test_a_saved_tensor_is_read_where_an_author_computes_with_it(policy, ranks, tmp_path):
+    path = str(tmp_path / "x.ckpt")
+    fit(Halves(), 2).save_checkpoint(path)
+    alone, norms = resumed(path, "single", 1)
+    assert sum(norms) > 1
+    for sharded, each in ranks(2).run(resumed, path, policy, 2):
+        assert distance(alone, sharded) < EXACT and each == norms
+    assert distance(alone, resumed(path, "single", 1, 1.0)[0]) > BROKEN
 
 
 class Rated(Plain):
