@@ -69,6 +69,12 @@ def forget_logged(trainer: Trainer, names: Collection[str]) -> None:
             each.reset()
 
 
+def log_anew(trainer: Trainer, hook: str, names: Collection[str]) -> None:
+    """Let this hook log these names otherwise than in an earlier epoch, such as for no logger."""
+    for name in names:
+        (trainer._results or {}).pop(f"{hook}.{name}", None)
+
+
 def call_hooks(trainer: Trainer, name: str, *args: Any) -> None:
     """Call a hook of the callbacks and then of the module, in which `self.log` works."""
     call_callbacks(trainer, name, *args)

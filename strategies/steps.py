@@ -238,6 +238,7 @@ class Steps:
         self.lockstep.places.meet()
         last = self.game.trainer.global_step == self.game.trainer.max_steps
         if not self.told or (last and not self.logged):
+            private.log_anew(self.game.trainer, "on_train_epoch_end", self.losses)
             self.log(None if last else False)
 
     def log(self, logger: bool | None = None) -> None:

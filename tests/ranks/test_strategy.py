@@ -320,11 +320,23 @@ class Stops(Callback):
         trainer.should_stop = trainer.global_step == 3
 
 
-@pytest.mark.parametrize("how", [{}, {"limit_train_batches": 3}, {"steps": 8, "callbacks": [Stops()]}])
-def test_the_last_losses_are_logged_where_training_ends(how, tmp_path):
+class Leaves(Remembers):
+    """Leaves the rest of each epoch out, in Lightning's way."""
+
+    def on_train_batch_start(self, batch, index):
+        return -1 if index == 1 else None
+
+
+STOPS = {"steps": 8, "callbacks": [Stops()]}
+
+
+@pytest.mark.parametrize(
+    ("game", "how"), [(Remembers, {}), (Remembers, {"limit_train_batches": 3}), (Remembers, STOPS), (Leaves, {})]
+)
+def test_the_last_losses_are_logged_where_training_ends(game, how, tmp_path):
     logger = CSVLogger(tmp_path, name="", version="log")
     made = trainer(PhaseStrategy("single"), 1, **{"steps": 3, "logger": logger, "log_every_n_steps": 9, **how})
-    made.fit(game := Remembers(), parts(8))
+    made.fit(game := game(), parts(8))
     assert made.callback_metrics["generator/loss"].item() == pytest.approx(game.true[2])
     if "callbacks" not in how:
         with open(tmp_path / "log" / "metrics.csv") as file:
