@@ -173,6 +173,8 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
     for index, part in enumerate(split_batch(batch, counts[0], parts, phase.name)):
         place = _place(phase, counts, index, step, training)
         losses = _losses(phase, part, place, training)
+        if index == 0 and training.world.size > 1:
+            _refuse_own_backward(phase, learners)
         if training.checked:
             training.same_on_ranks.saw(phase.name, losses, training.draws.guesses(phase))
             training.same_on_ranks.drew(phase.name, index, _drawn(place, training))
@@ -289,6 +291,16 @@ def _losses(phase: Phase, part: Any, place: noise.Place, training: Training) -> 
             f"return the loss alone, and self.log(...) what is only looked at; or call no part of a sum 'loss'"
         )
     return {name: loss.reshape(()) if loss.ndim else loss for name, loss in named.items()}
+
+
+def _refuse_own_backward(phase: Phase, learners: Sequence[Policy]) -> None:
+    """Policies reduce what the one backward gives that follows the loss."""
+    weights = [weight for learner in learners for weight in learner.belongings.parameters.values()]
+    if any(weight.grad is not None for weight in weights):
+        raise UserError(
+            f"phase '{phase.name}': its loss calls backward() itself, whose gradients would stay each rank's own; let "
+            f"it return what it learns from, such as {{'real': ..., 'fake': ...}}, which are added up"
+        )
 
 
 def _drawn(place: noise.Place, training: Training) -> list[object]:

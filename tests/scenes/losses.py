@@ -40,6 +40,15 @@ class ByMean(Plain):
         return softplus(fake.mean() - real).mean()
 
 
+class InParts(Plain):
+    """As DCGAN's published loop, which calls backward for real and fake pictures in turn."""
+
+    def judge(self, batch):
+        losses = super().judge(batch)
+        losses["real"].backward()
+        return losses["fake"]
+
+
 # ---- gan.ranks ----
 
 
@@ -625,6 +634,13 @@ LOSSES = {
     "batches with lists": Scene(
         Plain, batches=with_lists, policies={"ddp": 2}, often=("ddp",), checked=("ddp",),
         refused=(Refused(ByMean, "ddp", "2 ranks would not train as one device does"),),
+    ),
+    "a loss calls backward itself": Scene(
+        InParts, policies={}, mutants=(),
+        refused=tuple(
+            Refused(InParts, policy, "its loss calls backward() itself", slow=policy == "zero2")
+            for policy in ("ddp", "zero2", "zero3", "fsdp")
+        ),
     ),
     "instance norms that keep statistics": Scene(
         InstanceNorms,
