@@ -1,5 +1,6 @@
 """The steps of a training: each is one pass over the phases of the game."""
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -51,6 +52,8 @@ class Steps:
         compared: bool,
         to_device: Callable[..., Any],
     ) -> None:
+        for phase in game.phases:  # what is logged of it is a mean over ranks already
+            warnings.filterwarnings("ignore", rf"It is recommended to use `self.log\('{re.escape(phase.name)}/")
         checked = bool(check) and training.world.size > 1
         training = replace(training, checked=checked)
         self.game, self.training, self.lockstep, self.compared = game, training, lockstep, compared

@@ -350,6 +350,24 @@ def test_the_end_of_a_training_without_loggers_warns_of_none():
     made.fit(Plain(), parts(8))
 
 
+class LogsMore(Plain):
+    def on_train_epoch_end(self):
+        self.log("a number of its own", torch.tensor(1.0))
+
+
+def advised():
+    made = trainer(PhaseStrategy("ddp"), 2, 8, callbacks=[Stops()])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        made.fit(LogsMore(), parts(8, 2))
+    return [str(each.message) for each in said if "sync_dist" in str(each.message)]
+
+
+def test_what_is_a_mean_over_ranks_is_not_advised_to_be_one(ranks):
+    (said,), nothing = ranks(2).run(advised)  # the first rank alone warns
+    assert "a number of its own" in said and not nothing
+
+
 @pytest.mark.parametrize(("often", "wanted"), [(1, "100100"), (2, "110")])
 def test_a_row_has_a_loss_if_its_phase_was_played_since_the_row_before(often, wanted, tmp_path):
     """A lazy phase may be played only in steps of which loggers get nothing: its last loss is in their next row."""
