@@ -414,7 +414,7 @@ class Draws:
         words = {True: "for each sample", False: "once for the whole batch"}
         shown = [f"{list(shape)} {words[own]} ({name})" for (shape, own), name in each.items()]
         more = [f"and {len(shown) - SHOWN} more"] if len(shown) > SHOWN else []
-        return f"phase '{phase.name}' draws {', '.join([*shown[:SHOWN], *more])}" if shown else ""
+        return ", ".join([*shown[:SHOWN], *more])
 
 
 def _grown(few: Mapping[int, Drawn], many: Mapping[int, Drawn]) -> dict[int, int | None]:

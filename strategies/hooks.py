@@ -30,6 +30,7 @@ from strategies.sharding.reduction import Reduction, whole_gradients
 from strategies.world import World, equal_on_ranks
 
 OF_BATCHES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+AFTER = Phase(OF_BATCHES[-1], dict, ())  # what it draws is compared and tried as what a phase draws
 HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
 
 # Methods of a LightningModule that nobody calls here, and what to write instead.

@@ -40,7 +40,6 @@ INNER = {"_modules", "_buffers", "_parameters"}  # left out of names
 ONCE = ("builtins", "itertools", "torch.utils.data.dataloader")  # whose iterators cannot be put back
 EMPTY = CellType()
 CACHE = type(cache(bool))
-HEAP_TYPE = 1 << 9  # Python's flag of a class that was not compiled
 
 
 class Content(NamedTuple):
@@ -145,8 +144,8 @@ class Reachable:
 
 @cache
 def _slots(kind: type) -> tuple[str, ...]:
-    """The names of slots, of the classes that Python code defines."""
-    own = (base for base in kind.__mro__ if base.__flags__ & HEAP_TYPE)
+    """The names of slots, of the classes that Python code defines: those of compiled ones may be read-only."""
+    own = (base for base in kind.__mro__ if "__slots__" in vars(base))
     return tuple(name for base in own for name, each in vars(base).items() if isinstance(each, MemberDescriptorType))
 
 

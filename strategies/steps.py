@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning import Trainer
@@ -21,8 +21,8 @@ from strategies import private, random_state
 from strategies.check.one_device import check_guesses, check_step, learn_draws
 from strategies.check.replicas import compare_replicas, compare_settings
 from strategies.check.trial import Trial, Trials
-from strategies.draws import draws_follow
-from strategies.hooks import GameFirst
+from strategies.draws import Draws, draws_follow
+from strategies.hooks import AFTER, GameFirst
 from strategies.loaders import check_rows
 from strategies.lockstep import Lockstep
 from strategies.micro_batches import row_counts, tensors
@@ -30,7 +30,7 @@ from strategies.optimizers import check_saved, check_unaltered
 from strategies.processes import heap
 from strategies.reachable import PLAIN
 from strategies.sharding.resharded_parameter import version_of
-from strategies.turn import Training, play
+from strategies.turn import Training, drawn_at, play
 
 ROOM = 64  # for losses: a message has a multiple of it
 ASKING = ("monitor", "filename")  # attributes of callbacks with the names of what is logged
@@ -57,7 +57,8 @@ class Steps:
         checked = bool(check) and training.world.size > 1
         training = replace(training, checked=checked)
         self.game, self.training, self.lockstep, self.compared = game, training, lockstep, compared
-        self.to_device, self.raw = to_device, None  # the batch before it, if the author has hooks around it
+        # If the author has hooks around it: the batch before them, and the place at which they draw.
+        self.to_device, self.raw, self.place = to_device, None, cast("noise.Place | None", None)
         self.guard, self.policies = training.guard, training.policies
         for policy in self.policies.values():
             if checked and policy.storage.cut:
@@ -82,14 +83,14 @@ class Steps:
     def take(self, batch: Any, *where: Any) -> Any:
         """Bring the next batch to the device, and note it as it comes there."""
         if self.training.hooks.of_batches:
-            self.raw, batch = batch, self._by_sample(batch)
+            self.raw, batch = batch, self._by_sample(batch, self.training.draws)
         else:
             batch = self.to_device(batch, *where)
         if self.training.world.size > 1:
             self.moved = [(each, version_of(each)) for each in tensors(batch)]
         return batch
 
-    def _by_sample(self, batch: Any, alone: bool = False) -> Any:
+    def _by_sample(self, batch: Any, draws: Draws, alone: bool = False) -> Any:
         """Bring a batch to the device, with the author's hooks, whose draws by torch follow the sample, as in a loss.
 
         A trial begins with the batch before the hooks, and calls them again: on this rank's samples, and `alone` on
@@ -97,13 +98,16 @@ class Steps:
         """
         world, step = self.training.world, self.game.step
         rank, size = (0, 1) if alone else (world.rank, world.size)
+        draws.begin(AFTER)
+        self.place = None
         try:
             rows, *others = row_counts(batch)
         except UserError:  # anything may be a batch
             return self.to_device(batch)
         first = {count: rank * count for count in others}
-        place = noise.Place((self.training.seed, step, "batch"), rank * rows, rows, size * rows, others=first)
-        with noise.at(place), ranks.alone(in_all_threads=True) if alone else nullcontext():
+        key, known = (self.training.seed, step, "batch"), draws.of(AFTER)
+        self.place = noise.Place(key, rank * rows, rows, size * rows, others=first, **known)
+        with noise.at(self.place), ranks.alone(in_all_threads=True) if alone else nullcontext():
             return self.to_device(batch)
 
     def check_batch(self, batch: Any) -> None:
@@ -128,6 +132,11 @@ class Steps:
         for policy in self.policies.values():
             policy.begin_step(step, compared)
         self.lockstep.same_on_ranks.begin(batch)
+        if self.training.checked and self.place is not None:
+            self.lockstep.same_on_ranks.saw(AFTER.name, {}, self.training.draws.guesses(AFTER))
+            self.lockstep.same_on_ranks.drew(AFTER.name, 0, drawn_at(self.place, self.training))
+        if not self.stepped:
+            self._say_draws(AFTER, AFTER.name)
         self.lockstep.places.begin_step(game.step)
         with self.lockstep.places.named():
             raw = self.raw if self.training.hooks.of_batches else batch
@@ -191,13 +200,17 @@ class Steps:
         self.lockstep.places.begin(step, phase.name)
         self.losses.update(play(phase, batch, step, self.training))
         self.lockstep.ending.played += 1
-        if phase.name not in self.trials.played and world.rank == 0 and (draws := self.training.draws.said(phase)):
-            private.say(draws)
+        if phase.name not in self.trials.played:
+            self._say_draws(phase, f"phase '{phase.name}'")
         self.trials.played.add(phase.name)
         if phase.when is not None and phase.name in self.trials.times:
             self.trials.asked.append(phase.name)
         if self.compared:
             compare_replicas(self.game, self.policies, world, f"after phase '{phase.name}' of step {step}")
+
+    def _say_draws(self, phase: Phase, whose: str) -> None:
+        if self.training.world.rank == 0 and (draws := self.training.draws.said(phase)):
+            private.say(f"{whose} draws {draws}")
 
     def _asked(self, phase: Phase) -> bool:
         """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
@@ -213,7 +226,9 @@ class Steps:
             vars(self.game).update(plain)
         try:
             if self.training.hooks.of_batches:
-                batch = self._by_sample(batch, trial.alone)
+                draws = Draws(self.training.draws.known)
+                batch = self._by_sample(batch, draws, trial.alone)
+                trial.drawn |= draws.seen
             self._pass(play, batch)
         finally:
             self.trial = None

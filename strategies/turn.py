@@ -177,7 +177,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
             _refuse_own_backward(phase, learners)
         if training.checked:
             training.same_on_ranks.saw(phase.name, losses, training.draws.guesses(phase))
-            training.same_on_ranks.drew(phase.name, index, _drawn(place, training))
+            training.same_on_ranks.drew(f"phase '{phase.name}'", index, drawn_at(place, training))
         total = _sum(losses.values(), scale / parts)
         for name, loss in losses.items():
             mean = loss.detach() / parts if parts > 1 else loss.detach()
@@ -303,7 +303,7 @@ def _refuse_own_backward(phase: Phase, learners: Sequence[Policy]) -> None:
         )
 
 
-def _drawn(place: noise.Place, training: Training) -> list[object]:
+def drawn_at(place: noise.Place, training: Training) -> list[object]:
     """What a loss has drawn, in order. Of draws in stages the rank of another stage knows only that they were.
 
     A draw without a row for each sample has one shape on all ranks. Others may be as long as the rank's samples are.

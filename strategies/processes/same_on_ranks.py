@@ -59,9 +59,9 @@ class SameOnRanks:
             self.last[ROWS] = [size]
         self._tell(ROWS, [size])
 
-    def drew(self, phase: str, part: int, draws: Sequence[object]) -> None:
+    def drew(self, whose: str, part: int, draws: Sequence[object]) -> None:
         """Call it before each backward: what the loss of a micro-batch has drawn. None stands for what is unknown."""
-        self._tell(f"draws of part {part} of '{phase}'", draws)
+        self._tell(f"draws of part {part} of {whose}", draws)
 
     def _tell(self, what: str, values: Sequence[object]) -> None:
         if values != self.last.get(what) and self.store is not None:
@@ -79,10 +79,11 @@ class SameOnRanks:
             others = range(size) if what == ROWS else (rank, (rank + 1) % size)
             written = {each: self._written(what, each) for each in others}
             codes = {each: _codes(before) if code is None else code for each, code in written.items()}
-            where = f"phase '{phase}' of step {step}: "
             if what == ROWS:
+                where = f"phase '{phase}' of step {step}: "
                 _refuse_unequal({each: int(code) for each, code in codes.items()}, where)
             else:
+                where = f"{what.split(' of ', 2)[2]} of step {step}: "
                 _refuse_unlike({each: code.split(",") if code else [] for each, code in codes.items()}, where)
 
     def _key(self, what: str, rank: int) -> str:
@@ -147,9 +148,9 @@ def _refuse_unlike(draws: Mapping[int, Sequence[str]], where: str) -> None:
     if unlike:
         raise UserError(
             f"{where}ranks {one} and {other} draw {len(first)} and {len(second)} times, and draw {unlike[0]} is "
-            f"another one, so from there on the numbers differ from one device. A loop that draws until all samples "
-            f"are accepted must not depend on a rank's own samples: draw a fixed number of times, or by "
-            f"nn.init.trunc_normal_"
+            f"another one, so from there on the numbers differ from one device. Whether and how often it draws must "
+            f"not depend on a rank's own samples: draw before an `if`, and a fixed number of times in place of until "
+            f"all samples are accepted, or by nn.init.trunc_normal_"
         )
 
 

@@ -305,8 +305,8 @@ DRAWS = {
         checked=("single", "ddp"), steps=6,
         mutants=(Mutant("by a loop", "ddp", replaced={"strategies.draws._as_one_call": as_it_is}),),
         refused=(
-            Refused(ByLoop, "ddp", ("of step 2: ranks 0 and 1 draw", "A loop that draws until all")),
-            Refused(ByMask, "ddp", ("of step 2: ranks 0 and 1 draw", "A loop that draws until all")),
+            Refused(ByLoop, "ddp", ("of step 2: ranks 0 and 1 draw", "a fixed number of times")),
+            Refused(ByMask, "ddp", ("of step 2: ranks 0 and 1 draw", "a fixed number of times")),
             Refused(Angles, "ddp", "VonMises draws until all samples of a batch are accepted"),
         ),
     ),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import softplus
@@ -174,6 +175,23 @@ class Perturbed(Plain):
 class Augments(Plain):
     def on_after_batch_transfer(self, batch, dataloader_idx):
         return {**batch, "x": batch["x"] + 0.1 * torch.randn_like(batch["x"])} if self.trainer.training else batch
+
+
+class Degrades(Plain):
+    """As Real-ESRGAN: by a picture of noise for all samples, whose size changes from step to step."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        noise = torch.randn((3, 5, 8, 4)[self.step % 4], 6, dtype=batch["x"].dtype).mean(0)
+        return {**batch, "x": batch["x"] + noise + 0.1 * torch.randn_like(batch["x"])}
+
+
+class DegradesSome(Plain):
+    """It draws for the samples that it chooses, of which one rank has none in step 2."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        if self.step != 2 or dist.get_rank() == 1:
+            batch["x"] = batch["x"] + torch.randn(6, dtype=batch["x"].dtype)
+        return {**batch, "x": batch["x"] + 0.1 * torch.randn_like(batch["x"])}
 
 
 class Normalises(Plain):
@@ -385,6 +403,15 @@ UPDATES = {
             Refused(Normalises, "ddp", "would not train as one device does"),
             *refused(having(Plain, on_train_batch_start=changes), "ddp", words=BATCH),
             *refused(having(Plain, on_train_batch_start=replaces), "ddp", words=BATCH),
+        ),
+    ),
+    "changing_draws_of_a_hook": Scene(
+        Degrades, policies={"ddp": 2}, checked=("ddp",), steps=4, mutants=(Mutant("without a trial", "ddp"),),
+        refused=(
+            Refused(
+                DegradesSome, "ddp",
+                ("on_after_batch_transfer of step 2: ranks 0 and 1 draw 1 and 2 times", "draw before an `if`"),
+            ),
         ),
     ),
     "a hook of a batch that asks all": Scene(
