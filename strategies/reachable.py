@@ -86,6 +86,8 @@ class Reachable:
         self.objects: dict[int, tuple[str, Any]] = {}
         self.scoped: set[int] = set()  # the owners of scopes
         self.globals: dict[int, set[str]] = {}  # by the dict of a module: the names that functions name
+        self.named: set[str] = set()  # all of these, as a module may also be reached as an object
+        self.of_modules: dict[int, str] = {}  # by the ids of what is in modules: its name there
         losses = [phase.loss for phase in roots[0].phases]
         authors = {str(getattr(one, "__module__", "")).partition(".")[0] for one in [*type(roots[0]).__mro__, *losses]}
         self.authors = authors - OURS - {"lightning", "torch", "builtins"}
@@ -98,9 +100,13 @@ class Reachable:
                     pending.append((".".join(filter(None, (name, "" if inner in INNER else inner))), child))
 
     def iterators(self) -> list[str]:
-        """The names of objects that give each item once: a trial would take items that cannot be put back."""
+        """The names of objects that give each item once: a trial would take items that cannot be put back.
+
+        In a module many are used up, such as chained weights that an optimizer has got. Code must name them.
+        """
         found = [(name, value) for name, value in self.objects.values() if type(value).__module__ in ONCE]
-        return [name for name, value in found if isinstance(value, Iterator)]  # asked last: it takes longest
+        used = [(name, each) for name, each in found if self.of_modules.get(id(each)) in {None, *self.named}]
+        return [name for name, value in used if isinstance(value, Iterator)]  # asked last: it takes longest
 
     def _inside(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         """The objects in this one, with their names in it."""
@@ -112,6 +118,7 @@ class Reachable:
             if self._own(scope.get("__name__", "")):
                 names = self.globals.setdefault(id(scope), set())
                 names |= _names(value.__code__)
+                self.named |= names
                 yield from self._in_scope(scope["__name__"], Scope(scope, names.__contains__, scope))
         elif isinstance(value, MethodType | partial | property | staticmethod | classmethod):
             parts = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
@@ -122,6 +129,8 @@ class Reachable:
             if self._own(value.__module__ if isinstance(value, type) else value.__name__):
                 own = vars(value)  # also methods such as __call__
                 scope = Scope(value, lambda name: not name.startswith("__") or isinstance(own.get(name), FunctionType))
+                if isinstance(value, ModuleType):
+                    self.of_modules |= {id(each): key for key, each in own.items()}
                 yield from self._in_scope(name or value.__name__, scope)
                 yield from (("", base) for base in getattr(value, "__bases__", ()))
         elif not isinstance(value, APART) and not f"{type(value).__module__}.".startswith(MACHINERY):

@@ -33,7 +33,8 @@ ADVICE = (
     "every rank needs the same number of batches (type max_steps=, or drop_last=True in a loader of your own), the "
     "same end (set trainer.should_stop by what is the same on all ranks), the same turns (decide a turn by what is "
     "the same on all ranks, such as gan.ranks.mean(loss)), the same calls of gan.ranks (call none in a branch that "
-    "depends on the rank's own samples), and the same layers (where samples choose them, type +whole, as in "
+    "depends on the rank's own samples), the same calls of networks with batch norms (draw pictures on all ranks, by "
+    "network.eval(), and write them on one), and the same layers (where samples choose them, type +whole, as in "
     "zero3+whole, and leave out batch norms)"
 )
 

@@ -4,6 +4,7 @@ With batches of other sizes the mean of the ranks' gradients is not the mean ove
 often than others draws other numbers after that than one device.
 """
 
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from strategies.micro_batches import rows
 from strategies.world import ALONE, World
 
 ROWS = "rows"  # of a batch, beside draws, which have a phase and the number of a micro-batch
+FORM = "operations of "  # of the loss of a phase, beside draws
 NODES, FORMS = 16, 12  # first nodes of a graph; forms of a phase
 OF_SIZES = {"TopkBackward0", "SliceBackward0"}  # how many they take may change from step to step, as in Top-k GAN
 AGAIN = 10  # how often forms are new again, because a trial has not met them
@@ -33,7 +35,9 @@ class SameOnRanks:
     ends with an error, and the lifeline tells the others. A rank whose own size has not changed may have made this
     update meanwhile. But nothing of it can be saved, because all ranks save together.
 
-    The same holds for what a loss draws, one after the other. A rank may draw more at the end, as for a log.
+    The same holds for what a loss draws, one after the other. A rank may draw more at the end, as for a log. And for
+    the operations of a loss, which may differ, but should not begin to differ: a rank that computes others than in the
+    step before warns if the next rank does not.
     """
 
     def __init__(self, world: World = ALONE, store: dist.Store | None = None) -> None:
@@ -45,6 +49,7 @@ class SameOnRanks:
         self.forms: dict[str, set[int]] = {}  # of losses, by phase
         self.new: dict[str, tuple[str, int]] = {}  # those of this step, by keys without the rank
         self.again = AGAIN
+        self.told = False  # that this rank has computed a loss otherwise than the next one
 
     def begin(self, batch: Any) -> None:
         """Call it before each step."""
@@ -82,9 +87,22 @@ class SameOnRanks:
             if what == ROWS:
                 where = f"phase '{phase}' of step {step}: "
                 _refuse_unequal({each: int(code) for each, code in codes.items()}, where)
+            elif what.startswith(FORM):
+                self._warn_if_alone(written[(rank + 1) % size], what.removeprefix(FORM), step)
             else:
                 where = f"{what.split(' of ', 2)[2]} of step {step}: "
                 _refuse_unlike({each: code.split(",") if code else [] for each, code in codes.items()}, where)
+
+    def _warn_if_alone(self, written: str | None, phase: str, step: int) -> None:
+        if written is None and not self.told:
+            self.told = True
+            warnings.warn(
+                f"in step {step} rank {self.world.rank} has computed the loss of phase '{phase}' by other operations "
+                f"than before, and rank {(self.world.rank + 1) % self.world.size} has not. If a branch depends on a "
+                f"rank's own samples, this step was not that of one device: decide by what all ranks know, as "
+                f"`if gan.ranks.mean(x) > 0` in place of `if x > 0`",
+                stacklevel=2,
+            )
 
     def _key(self, what: str, rank: int) -> str:
         # Two in turn: a rank may write for the next step before another one has read what it wrote for this one.
@@ -113,7 +131,10 @@ class SameOnRanks:
             if node is not None and len(nodes) < NODES:
                 nodes += [inner for inner, _ in node.next_functions]
         sizes = [tuple(node._input_metadata[0].shape) for node in nodes if type(node).__name__ in OF_SIZES]
-        known, form = self.forms.setdefault(phase, set()), hash((*losses, *map(type, nodes), *sizes, draws))
+        operations = *losses, *map(type, nodes)
+        self.last.setdefault(FORM + phase, operations)  # the first ones are tried before they are played
+        self._tell(FORM + phase, operations)
+        known, form = self.forms.setdefault(phase, set()), hash((*operations, *sizes, draws))
         if form not in known and len(known) < FORMS:
             if known or draws:
                 key = f"form of '{phase}', {self.steps}, rank "

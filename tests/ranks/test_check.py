@@ -3,10 +3,13 @@
 import os
 import random
 import re
+import sys
 import warnings
 from collections import deque
 from dataclasses import replace
 from functools import cache, partial
+from itertools import chain
+from types import ModuleType
 from unittest import mock
 
 import numpy as np
@@ -28,6 +31,7 @@ from strategies.check import comparison, one_device, samples, trial
 from strategies.check.left_behind import LeftBehind
 from strategies.check.trial import Trial
 from strategies.observers import Casts
+from strategies.reachable import Reachable
 from strategies.world import World
 from tests.support.hard_games import HARD, Plain
 from tests.support.parity import equals, often, parts, refused, single, snapshot, train, trainer, vectors
@@ -742,6 +746,16 @@ class OnItsOwn(Later):
     def look(self, batch):
         self.mean = batch["x"].mean().item()
         return self.play(batch)
+
+
+def test_an_iterator_in_a_module_that_no_code_names_is_left_alone(monkeypatch):
+    """As what torch.optim has got: itertools.chain(generator.parameters(), encoder.parameters())."""
+    head, game = ModuleType("head"), One()
+    head.__file__, head.used_up, game.head = "head.py", chain([1]), head
+    monkeypatch.setitem(sys.modules, "head", head)
+    assert Reachable([game]).iterators() == []
+    head.one = eval("lambda: next(used_up)", vars(head))
+    assert Reachable([game]).iterators() == ["head.used_up"]
 
 
 ON_FEW = "no comparison with one device: step 1 was tried on 16 samples, and a loss fails"

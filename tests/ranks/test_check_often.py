@@ -2,10 +2,12 @@
 
 import random
 import re
+import warnings
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from gan import Phase, noise
 from gan import ranks as all_ranks
@@ -17,7 +19,7 @@ from strategies.processes.same_on_ranks import AGAIN, SameOnRanks
 from strategies.world import World
 from tests.ranks.test_check import WRONG, One, Stateful, tried
 from tests.support.hard_games import HARD
-from tests.support.parity import distance, equals, often, refused, train, vectors
+from tests.support.parity import distance, equals, often, parts, refused, train, trainer, vectors
 
 LATER = 11  # steps: from step 0 to 10
 
@@ -332,6 +334,32 @@ def test_a_form_of_a_loss_is_new_once_and_only_if_it_is_new_on_all_ranks():
     many = [(mean, mean)] * (AGAIN + 3)  # draws that no trial has shown
     assert new_forms(*many, draws=frozenset([("play", 1)])) == [1] + [0] * (AGAIN + 2)
     assert new_forms(*many, draws=frozenset([("play", 1)]), forget=True) == [1] * (AGAIN + 1) + [0, 0]
+
+
+class Gated(One):
+    """As EBGAN's margin: a branch that some ranks take, in a step between trials."""
+
+    def __init__(self, *those):
+        super().__init__()
+        self.those = those
+
+    def play(self, batch):
+        loss = super().play(batch)
+        return 2 * loss if self.step == 2 and dist.get_rank() in self.those else loss
+
+
+def warned(*those):
+    made = trainer(PhaseStrategy("ddp"), 2, 4)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        made.fit(Gated(*those), parts(4, 2))
+    return [str(each.message) for each in said if "other operations" in str(each.message)]
+
+
+def test_a_rank_that_takes_another_branch_than_the_next_one_says_so(ranks):
+    nothing, (said,) = ranks(2).run(warned, 1)
+    assert "in step 2 rank 1 has computed the loss of phase 'play' by other operations than before, and rank 0" in said
+    assert nothing == [] and ranks(2).run(warned, 0, 1) == [[], []]
 
 
 def test_another_word_is_refused():
