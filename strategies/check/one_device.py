@@ -24,6 +24,7 @@ so a difference is only said, and only of what the author's code also reads.
 import copy
 import re
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -32,6 +33,7 @@ from typing import Any
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 
 from gan.files.errors import UserError
 from gan.module import GanModule
@@ -304,8 +306,11 @@ class Tries:
         together.unlike = {name for each in unlike for name in each}
         turns = {phase for phase, _ in together.norms.keys() ^ alone.norms.keys()}  # a `when` has said other things
         comparison = Comparison(losses, again, together, alone, roundings(together.dtypes), together.unlike | turns)
-        first, *others = gather(comparison.kept())
-        alike = [name for name in first if all(first[name].equal(each.get(name, first[name])) for each in others)]
+        kept: dict[str, list[Tensor]] = defaultdict(list)
+        for of_rank in gather(comparison.kept()):  # a rank has only what differs there
+            for name, value in of_rank.items():
+                kept[name].append(value)
+        alike = [name for name, (first, *others) in kept.items() if all(map(first.equal, others))]
         together.own = sorted({re.sub(r"(\.\d+)+$", "", name) for name in alike})  # without the numbers of items
         lines = comparison.lines({})
         if not any(gather(bool(lines))):

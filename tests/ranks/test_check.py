@@ -748,6 +748,18 @@ class OnItsOwn(Later):
         return self.play(batch)
 
 
+class PoolOfOwn(Plain):
+    """As CycleGAN's published buffer. The first rank's rows are also the first ones that one device keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.past = []
+
+    def judge(self, batch):
+        self.past.extend(self.fake(batch["x"]).detach())
+        return super().judge({"x": batch["x"] if len(self.past) < 100 else torch.stack(self.past[:8])})
+
+
 def test_an_iterator_in_a_module_that_no_code_names_is_left_alone(monkeypatch):
     """As what torch.optim has got: itertools.chain(generator.parameters(), encoder.parameters())."""
     head, game = ModuleType("head"), One()
@@ -779,6 +791,7 @@ MATRIX = ["ddp", "zero3", "zero1", "fsdp"]  # `make test` plays zero3
         row(Packs, unsaid=("no comparison",), steps=4, room=1, slow=True),
         row(Best, unsaid=("no comparison",), steps=4, slow=True),
         row(Pooled, steps=12, check="often"),
+        row(PoolOfOwn, "a loss keeps other values in 'past' than one device would", steps=2),
         row(Grows, steps=4),
         row(Unsorted, "because its batch cannot be cut: the first samples: the batch has 8 samples", batches=unsorted),
         row(Lawful, unsaid=("no comparison",), steps=6),
