@@ -29,6 +29,7 @@ from strategies.checkpoint.player_state import Averages, last_averages
 from strategies.checkpoint.state import State
 from strategies.checkpoint.writing import Background, InBackground, check_loadable, excused, prepare, refuse_other, save
 from strategies.choice import choices
+from strategies.draws import Draws
 from strategies.first_weights import without_values
 from strategies.hooks import Hooks, overrides, refuse_what_is_not_called
 from strategies.loaders import check_together
@@ -160,7 +161,8 @@ class PhaseStrategy(RanksStrategy):
             check_loadable(private.states_beside(game.trainer))
         check_together(game.trainer.train_dataloader, private.taken_ahead(game.trainer))
         hooks, same_on_ranks = Hooks(game.trainer, game), self.lockstep.same_on_ranks
-        training = Training(self.policies, self.precision_plugin, self.world, self.saving.seed, hooks, same_on_ranks)
+        own, draws = (self.precision_plugin, self.world, self.saving.seed), Draws(self.saving.draws)
+        training = Training(self.policies, *own, hooks, same_on_ranks, draws=draws)
         self.steps = Steps(game, training, self.lockstep, self.check, self.check_replicas, super().batch_to_device)
         self.saving.resume(game.trainer)
 

@@ -149,9 +149,9 @@ def check_guesses(training: Training, step: int) -> None:
     if wrong:
         raise RanksDiffer(
             f"step {step} drew other numbers than one device, where the game drew something for the first time: "
-            f"{', '.join(dict.fromkeys(wrong))}. Whether that has a row for each sample was guessed. Draw it by "
-            f"gan.noise, with common=True for one draw of the whole batch. Weights and checkpoints differ since this "
-            f"step, so begin again"
+            f"{', '.join(dict.fromkeys(wrong))}. Whether that has a row for each sample was guessed. Draw a row for "
+            f"each sample in front, and take those that you need; or one draw of the whole batch by gan.noise with "
+            f"common=True. Weights and checkpoints differ since this step, so begin again"
         )
 
 

@@ -23,6 +23,7 @@ from gan.files.checkpoint import failing, load_module_state
 from gan.files.errors import UserError
 from gan.files.finite import Bad, NotFinite, as_made, named, not_finite
 from gan.files.tensors import Share
+from gan.noise import Drawn, Site
 from gan.pool import ImagePool
 from strategies import private, random_state
 from strategies.checkpoint.attributes import Attributes
@@ -56,6 +57,7 @@ class State:
         self._meant = as_made(self.game)  # the buffers that may be infinite
         self._resumed: Mapping[str, Any] = {}  # what a checkpoint has for the start of the training
         self._set_aside: dict[str, Any] | None = None  # training's random states during a validation
+        self.draws: dict[str, dict[tuple[int, Site], Drawn]] = {}  # what trials have shown of them, by phase
 
     # ---- save ----
 
@@ -125,6 +127,9 @@ class State:
             "epoch_ended": ended,
             "attributes": [all_remembered[0]] if everywhere else list(all_remembered),
             "random_states": list(states),
+            "draws": [
+                (phase, call, (*draw,)) for phase, each in self.draws.items() for (call, _), draw in each.items()
+            ],
         }
         if bad := list(dict.fromkeys(each for of_rank in found for each in of_rank)):
             rank_zero_warn(
@@ -216,6 +221,9 @@ class State:
         resumed, self._resumed = self._resumed, {}
         at_its_end = _go_on_in_the_epoch(trainer)
         number, size, remembered = self.world.rank, self.world.size, resumed.get("attributes")
+        for phase, call, content in resumed.get("draws", ()):
+            draw = Drawn(*content)
+            self.draws.setdefault(phase, {})[call, draw.site] = draw
         if remembered and self.attributes is not None:
             with failing(Path(trainer.ckpt_path or "")):
                 self.attributes.load(remembered[number] if len(remembered) == size else remembered[0])

@@ -116,6 +116,17 @@ class LateFrames(Frames):
         return self.drawn(8).mean(0) if self.step == 2 else 0.0
 
 
+class Lazily(Plain):
+    """As path lengths, of half of the batch in each fourth step: resumed, it comes between two trials."""
+
+    def fool(self, batch):
+        loss = super().fool(batch)
+        if self.step % 4 == 3:
+            half = torch.randn(len(batch["x"]) // 2, 4, dtype=torch.float64)
+            loss = loss + self.generator(half).square().mean()
+        return loss
+
+
 class JoinsSideBySide(Plain):
     """A later phase draws several rows for each sample, side by side, as the first one does."""
 
@@ -318,6 +329,10 @@ DRAWS = {
     ),
     "samples side by side": Scene(SideBySide, **BY_TRIAL),
     "later_side_by_side": Scene(JoinsSideBySide, **BY_TRIAL),
+    "lazy_draws": Scene(
+        Lazily, policies={"ddp": 2}, checked=("ddp",), steps=10, saved=("ddp",),
+        mutants=(Mutant("without a trial", "ddp", slow=True),),
+    ),
     "varying_draws": Scene(
         Frames, **{**BY_TRIAL, "steps": 10, "mutants": (Mutant("without a trial", "ddp"),)},
         refused=(Refused(LateFrames, "ddp", "step 2 drew other numbers than one device, where the game drew"),),

@@ -131,6 +131,7 @@ class Spectral(nn.Module):
 
     def __init__(self, inside: int, outside: int) -> None:
         super().__init__()
+        self.scale = nn.Parameter(torch.ones(inside), requires_grad=False)  # set after it was used
         self.weight = nn.Parameter(torch.randn(outside, inside) / 2)
         self.u, self.v = (nn.Parameter(torch.ones(size), requires_grad=False) for size in (outside, inside))
 
@@ -138,7 +139,10 @@ class Spectral(nn.Module):
         if self.sets:
             self.v.data = normalize(self.weight.data.t().mv(self.u.data), dim=0)
             self.u.data = normalize(self.weight.data.mv(self.v.data), dim=0)
-        return linear(x, self.weight / self.u.dot(self.weight.mv(self.v)))
+        out = linear(x * self.scale, self.weight / self.u.dot(self.weight.mv(self.v)))
+        if self.sets:
+            self.scale.data = 0.9 * self.scale.data
+        return out
 
 
 class Normed(Plain):
