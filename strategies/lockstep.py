@@ -4,6 +4,7 @@ import os
 import secrets
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from strategies.processes.board import shared_board
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
 from strategies.processes.same_on_ranks import SameOnRanks
-from strategies.processes.stopping import Ending, Signals, tell
+from strategies.processes.stopping import Ending, tell
 from strategies.world import World
 
 YES = partial(bool, 1)  # unlike a lambda, it may be handed to a spawned process
@@ -29,7 +30,7 @@ class Lockstep:
 
     def __init__(self) -> None:
         self.ending, self.same_on_ranks, self.places = Ending(), SameOnRanks(), Places()
-        self.signals = Signals()
+        self.signals = ExitStack()  # closed, it puts the earlier handlers back
         self.survivor: Survivor | None = None  # made by the launcher
         self.advice = ""  # the command to type after a rank was lost
         self.saved: Callable[[], bool] = YES  # whether there is a checkpoint from which that goes on

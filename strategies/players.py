@@ -45,7 +45,7 @@ from strategies.options.compile import compiling
 from strategies.placing.division import part_of
 from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies.policy import Policy
-from strategies.processes.stopping import SIGNALS
+from strategies.processes.stopping import SIGNALS, handle
 from strategies.ranks_strategy import RanksStrategy
 from strategies.sharding.bucket import UNSHARDED
 from strategies.steps import while_training
@@ -296,12 +296,11 @@ def serve_players(strategy: RanksStrategy, game: GanModule, players: Players, *g
 
     `given` is what `fit` was given beside the game: Lightning's set-up hooks are called.
     """
-    training, signals = game.trainer.state.fn == TrainerFn.FITTING, strategy.lockstep.signals
+    training = game.trainer.state.fn == TrainerFn.FITTING
     with ExitStack() as stack:
-        stack.callback(signals.give_back)
         # The ranks that train are told of a signal, and end together. They also decide what Ctrl-C means.
-        signals.take(SIGNALS, strategy.ending.wish)
-        signals.take((signal.SIGINT,), lambda *_: None)
+        stack.enter_context(handle(SIGNALS, strategy.ending.wish))
+        stack.enter_context(handle((signal.SIGINT,), lambda *_: None))
         strategy.setup_environment()
         if training:
             stack.enter_context(draws_follow(strategy.root_device))

@@ -37,7 +37,7 @@ from strategies.players import Players, on_devices, serve_players, set_up_player
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
 from strategies.processes.own_ranks import OwnRanks
-from strategies.processes.stopping import OTHERS, Stopped
+from strategies.processes.stopping import OTHERS, Stopped, handle
 from strategies.ranks_strategy import RanksStrategy
 from strategies.steps import Steps
 from strategies.turn import Training, all_learning
@@ -156,7 +156,7 @@ class PhaseStrategy(RanksStrategy):
         super().on_train_start()
         game = self.game
         self.began = True
-        self.lockstep.signals.take(OTHERS, self.ending.wish, gently=True)  # SIGTERM is Lightning's
+        self.lockstep.signals = handle(OTHERS, self.ending.wish, gently=True)  # SIGTERM is Lightning's
         if isinstance(self.launcher, OwnRanks):  # where the training ends with a save
             check_loadable(private.states_beside(game.trainer))
         check_together(game.trainer.train_dataloader, private.taken_ahead(game.trainer))
@@ -338,7 +338,7 @@ class PhaseStrategy(RanksStrategy):
         self.began = False
         self.players.release()
         self.background.close()
-        self.lockstep.signals.give_back()
+        self.lockstep.signals.close()
         assert self.lightning_module is not None
         with without_values(self.lightning_module), same_parameters(self.root_device):
             super().teardown()

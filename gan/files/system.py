@@ -6,8 +6,11 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from threading import Timer
+from typing import Any
 
 from gan.files.errors import UserError
 
@@ -48,6 +51,18 @@ def after_fork(deed: Callable[[], None]) -> None:
     """Do it in every process that is forked from now on. Windows forks none."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=deed)
+
+
+@contextmanager
+def unless_within(seconds: float, deed: Callable[..., object], *args: Any) -> Iterator[None]:
+    """Do it in a thread, if what is inside the `with` takes longer than so many seconds."""
+    timer = Timer(seconds, deed, args)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def version_of(package: str) -> str | None:

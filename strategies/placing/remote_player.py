@@ -23,6 +23,7 @@ The messages are written by hand, over gloo. torch.distributed.rpc could send ca
 its own around every backward, and it has no rounds.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
@@ -109,42 +110,32 @@ class Servers:
             self.bridge.send(self.all, End(), FAREWELL)
 
 
-class RemoteCall:
-    """A call on another rank. While its graph lives here, the serving rank keeps the graph there."""
-
-    def __init__(self, servers: Servers | ServersOnPaper, call: Call, gone: list[int]) -> None:
-        """When the graph is gone, the call's key is put into `gone`."""
-        self.servers, self.call, self.gone = servers, call, gone
-        self.answer: Returned
-
-    def __del__(self) -> None:
-        if self.call.learns:
-            self.gone.append(self.call.key)
-
-
 class _Step(torch.autograd.Function):
-    """The call as a step of this rank's graph."""
+    """A call as a step of this rank's graph, which alone keeps the call: the graph on the serving rank lives as long.
+
+    It returns the answer, and then the tensors that the call has returned.
+    """
 
     @staticmethod
-    def forward(ctx, remote: RemoteCall, *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN001
-        ctx.remote = remote
+    def forward(ctx, servers: Servers | ServersOnPaper, call: Call, *tensors: Tensor) -> tuple[Any, ...]:  # noqa: ANN001
+        ctx.servers, ctx.call = servers, call
         ctx.set_materialize_grads(False)
-        remote.answer = remote.servers.ask(remote.call)
-        found = remote.answer.tensors
-        made = tuple(each.detach() for each in found)
-        ctx.mark_non_differentiable(*(n for n, each in zip(made, found, strict=True) if not each.requires_grad))
-        return made
+        answer = servers.ask(call)
+        made = tuple(each.detach() for each in answer.tensors)
+        fixed = (new for new, each in zip(made, answer.tensors, strict=True) if not each.requires_grad)
+        ctx.mark_non_differentiable(*fixed)
+        return answer, *made
 
     @staticmethod
-    def backward(ctx, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN001
-        servers, call = ctx.remote.servers, ctx.remote.call
+    def backward(ctx, _: None, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+        servers, call = ctx.servers, ctx.call
         if torch.is_grad_enabled():
             raise UserError(
                 f"player '{call.player}': a loss differentiates a gradient that goes through it, and that does not go "
                 f"through other ranks; leave @{servers.where} out"
             )
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        return None, *servers.ask(Slopes(call.player, call.key, list(slopes), keep))
+        return None, None, *servers.ask(Slopes(call.player, call.key, list(slopes), keep))
 
 
 class RemotePlayer(Policy):
@@ -245,11 +236,12 @@ class RemotePlayer(Policy):
             training=frozenset(name for name, module in self.player.module.named_modules() if module.training),
             dropped=[self.gone.pop() for _ in range(len(self.gone))],
         )
-        remote = RemoteCall(self.servers, call, self.gone)
-        tensors = _Step.apply(remote, *call.tensors)
+        if call.learns:
+            weakref.finalize(call, self.gone.append, call.key)
+        answer, *tensors = _Step.apply(self.servers, call, *call.tensors)
         if place is not None:
-            place.calls += remote.answer.draws
-        return Unpacker(remote.answer.value, tensors, device).load()
+            place.calls += answer.draws
+        return Unpacker(answer.value, tensors, device).load()
 
 
 class NoWeights(Storage):

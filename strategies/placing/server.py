@@ -1,10 +1,10 @@
 """A serving rank: it runs the calls that training ranks send. See [Note: serving] in remote_player.py."""
 
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, NoReturn
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gan import noise, ranks
 from gan.files.checkpoint import checksum
 from gan.files.errors import UserError
+from gan.files.system import unless_within
 from gan.phase import Phase
 from strategies import private, random_state
 from strategies.choice import ranks_as_typed
@@ -221,13 +222,8 @@ class Server:
             f"other ranks that train have not made the same call ({message}). Under policy '{policy.name}' all must, "
             f"in the same order; if each shall call as it likes, {instead}"
         )
-        alone = threading.Timer(PATIENCE, print, [waits], {"file": sys.stderr, "flush": True})
-        alone.daemon = True
-        alone.start()
-        try:
+        with unless_within(PATIENCE, partial(print, waits, file=sys.stderr, flush=True)):
             alike = agree(str(message), self.bridge.device)
-        finally:
-            alone.cancel()
         if not alike or str(first) != str(message):
             raise UserError(
                 f"the ranks that train call players on ranks {self.answers.where} differently (one: {message}), and "

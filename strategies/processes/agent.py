@@ -38,6 +38,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from gan.files.errors import UserError, printable, refuse
+from gan.files.system import unless_within
 from strategies.processes.board import NEVER, VARIABLE, Board
 from strategies.processes.failure import ERROR, FILE, FOLLOWS, REFUSED, Failure, cause, read
 from strategies.processes.rendezvous import Rendezvous
@@ -110,20 +111,15 @@ def run(launch: Launch) -> None:
             "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         }
         history = History(launch.restarts)
-        watch = threading.Timer(JOIN + LATE, _give_up, [launch.rendezvous, history, folder])
-        watch.daemon = True
-        with mock.patch.dict(os.environ, variables):
-            watch.start()
-            try:
-                _run(launch, DefaultLogsSpecs(log_dir=folder), history)
-            finally:
-                watch.cancel()
+        late = unless_within(JOIN + LATE, _give_up, launch.rendezvous, history, folder)
+        with mock.patch.dict(os.environ, variables), late:
+            _run(launch, DefaultLogsSpecs(log_dir=folder), history)
 
 
 def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
-    from strategies.processes.stopping import SIGNALS, Signals
+    from strategies.processes.stopping import SIGNALS, handle
 
-    since, told, signals = time.monotonic(), False, Signals()
+    since, told = time.monotonic(), False
     meeting = launch.rendezvous
     if meeting.several:
         until = time.strftime("%H:%M", time.localtime(time.time() + JOIN))
@@ -133,10 +129,10 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
             f"the others type\n  {meeting.to_type(launch.command)}"
         )
     while True:
-        agent = None
+        agent, signals = None, contextlib.ExitStack()
         try:
             agent = Agent(launch, files, handlers.get_rendezvous_handler(meeting.parameters(JOIN)), history)
-            signals.take((signal.SIGINT, *SIGNALS), agent.hand_on)
+            signals = handle((signal.SIGINT, *SIGNALS), agent.hand_on)
             result = agent.run()
             if result is None or not result.is_failed():  # None: RendezvousGracefulExitError
                 return
@@ -170,7 +166,7 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
                 f"the run at {meeting} has ended, on another host or before; see what the others said"
             ) from None
         finally:
-            signals.give_back()
+            signals.close()
             if agent is not None:
                 agent.handler.shutdown()
 

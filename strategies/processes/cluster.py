@@ -3,10 +3,8 @@
 import os
 import sys
 from collections import ChainMap
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cache, partial
-from threading import Timer
 from typing import Any
 
 import torch.distributed as dist
@@ -19,6 +17,7 @@ from lightning.fabric.plugins.environments import (
 )
 
 from gan.files.errors import UserError
+from gan.files.system import unless_within
 from strategies.processes.launchers import Launched, launched, port_of
 from strategies.processes.rendezvous import clear_meeting
 
@@ -49,18 +48,11 @@ def place_of(found: ClusterEnvironment | None) -> Launched | None:
     return launched() if isinstance(found, TorchElasticEnvironment | SLURMEnvironment) else None
 
 
-@contextmanager
-def said_if_it_waits(place: Launched) -> Iterator[None]:
+def said_if_it_waits(place: Launched) -> AbstractContextManager[None]:
     """torch says nothing for half an hour."""
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     words = f"rank {place.rank} of {place.world_size} waits at {where} for the others, for 30 minutes at most"
-    waits = Timer(QUIET, partial(print, words, file=sys.stderr, flush=True))
-    waits.daemon = True
-    waits.start()
-    try:
-        yield
-    finally:
-        waits.cancel()
+    return unless_within(QUIET, partial(print, words, file=sys.stderr, flush=True))
 
 
 @cache  # because rank 0 serves it

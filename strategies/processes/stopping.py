@@ -1,12 +1,11 @@
 """Signals to end: all ranks end after the same step."""
 
-import contextlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from types import FrameType
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -21,37 +20,24 @@ SIGNALS = (signal.SIGTERM, *OTHERS)
 WARNING = getattr(signal, "SIGUSR1", None)  # Slurm's: the job goes back into the queue; Lightning knows it by it too
 
 
-class Signals:
-    """Sets signal handlers, and puts the earlier ones back.
+def handle(numbers: Iterable[int], handler: Callable[..., object], gently: bool = False) -> ExitStack:
+    """Handle these signals from now on. To close what it returns puts the earlier handlers back.
 
     A signal that the process ignores is left alone, because under nohup a run must continue. With `gently`, a signal
-    that already has a handler is left alone too.
+    that already has a handler is left alone too. Outside the main thread, which alone can set handlers, all are.
     """
-
-    def __init__(self) -> None:
-        self.before: dict[int, Any] = {}
-
-    def take(
-        self, numbers: Iterable[int], handler: Callable[[int, FrameType | None], None], gently: bool = False
-    ) -> None:
-        """Handle these signals from now on. Does nothing outside the main thread, which alone can set handlers."""
-        if threading.current_thread() is not threading.main_thread():
-            return
+    before = ExitStack()
+    if threading.current_thread() is threading.main_thread():
         for number in numbers:
             there = signal.getsignal(number)
-            if there == signal.SIG_IGN or (gently and there != signal.SIG_DFL):
-                continue
-            self.before[number] = signal.signal(number, handler)
-
-    def give_back(self) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-        self.before = {}
+            if there != signal.SIG_IGN and (there == signal.SIG_DFL or not gently):
+                before.callback(signal.signal, number, signal.signal(number, handler))
+    return before
 
 
 def tell(text: str) -> None:
     """Print below the progress bar. For signal handlers, which may be called in the midst of another `print`."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.write(2, f"\n{text}\n".encode())
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +11,7 @@ from gan.app.run import options
 from gan.app.run.folder import RunFolder, is_checkpoint
 from gan.files.checkpoint import check, load
 from gan.files.errors import Damaged, UserError
-from gan.files.system import quoted
+from gan.files.system import quoted, unless_within
 from gan.runs import Run
 
 QUIET = 5.0  # seconds that a check takes without a word
@@ -60,13 +59,8 @@ def instead(folder: RunFolder, damaged: Path, option: str = "") -> str:
 
 
 def _check(path: Path, say: Say) -> None:
-    timer = Timer(QUIET, say, [f"checking all of {path} ..."])
-    timer.daemon = True
-    timer.start()
-    try:
+    with unless_within(QUIET, say, f"checking all of {path} ..."):
         check(path)
-    finally:
-        timer.cancel()
 
 
 class Resumed:

@@ -4,6 +4,7 @@ import json
 import math
 import signal
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -18,7 +19,7 @@ from gan.app.training.metrics import Spare, warn
 from gan.app.training.pace import between_steps
 from gan.files.errors import DiskError, UserError
 from strategies.checkpoint.folders import remove
-from strategies.processes.stopping import SIGNALS, Ending, Signals, tell
+from strategies.processes.stopping import SIGNALS, Ending, handle, tell
 from strategies.strategy import phase_strategy
 
 
@@ -50,7 +51,7 @@ class Keep(Callback):
         self.best, self.score = best, score
         self.scores = self._saved_scores() if best else {}  # of the validation after a step's checkpoint
         self.ending: Ending  # of the strategy, when training begins
-        self.signals = Signals()
+        self.signals = ExitStack()  # closed, it puts Lightning's handlers back
         self.wrote: list[int] = []  # the steps whose checkpoints are there or being written
         self.failed: DiskError | None = None  # of the last save
         self._spare = Spare()
@@ -60,14 +61,14 @@ class Keep(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Replace Lightning's signal handlers, which are set by now."""
         self.ending, self._began, self._pressed = phase_strategy(trainer).ending, trainer.global_step, False
-        self.signals.take((signal.SIGINT, *SIGNALS), partial(self._note, trainer))
+        self.signals = handle((signal.SIGINT, *SIGNALS), partial(self._note, trainer))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put Lightning's handlers back, before Lightning removes them."""
-        self.signals.give_back()
+        self.signals.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self.signals.give_back()
+        self.signals.close()
 
     def _note(self, trainer: Trainer, number: int, frame: FrameType | None) -> None:
         pressed, heard = number == signal.SIGINT, self.ending.wished

@@ -39,7 +39,7 @@ from strategies import PhaseStrategy
 from strategies.choice import choose
 from strategies.processes import agent, slurm
 from strategies.processes.launchers import Launched
-from strategies.processes.stopping import WARNING, Signals, Stopped
+from strategies.processes.stopping import WARNING, Stopped, handle
 
 ON = "python -m gan.fit"
 SAMPLES = 200_000  # from a grid or checkpoint to the next, at most: as published for StyleGAN2-ADA
@@ -340,7 +340,7 @@ def go_back_if_warned(place: Launched, out: Path, argv: Sequence[str]) -> None:
             raise SystemExit(1)
         requeue(place.rank == 0)
 
-    Signals().take(signals("SIGUSR1"), warned)
+    handle(signals("SIGUSR1"), warned)
 
 
 def requeue(first: bool) -> None:
