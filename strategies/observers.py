@@ -2,8 +2,7 @@
 
 import sys
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from types import FrameType
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -64,18 +64,28 @@ class Casts(TorchDispatchMode):
 
 
 @dataclass(eq=False)
-class Count:
-    """Bytes that live now, and the most of them since the last `reset`."""
+class Life:
+    """A piece of memory: the moments in which it is made and freed, its bytes, and where it is, if not on this rank.
 
-    alive: int = 0
-    highest: int = 0
+    `mark` is of who asks: the id of a weight of which it is a gradient, say.
+    """
+
+    begin: int
+    end: int
+    bytes: int
+    where: str = ""
+    mark: int = 0
+
+
+FOREVER = sys.maxsize  # the end of what is not freed yet
+UNCOUNTED = Life(0, 0, 0)
 
 
 class Living(TorchDispatchMode):
-    """Inside the `with`, counts the memory that operations make, until it is freed. It works on the meta device too.
+    """Inside the `with`, notes the lives of the memory that operations make. It works on the meta device too.
 
     Memory that was there before counts from the moment on that an operation returns it, so `leave_out` names it. What
-    is made inside `away` is counted apart, by the name of where it is. `saw_collective` gets each collective and its
+    is made inside `away` has the name of where it is in its life. `saw_collective` gets each collective and its
     arguments, after it.
     """
 
@@ -83,78 +93,92 @@ class Living(TorchDispatchMode):
         self, leave_out: Iterable[Tensor] = (), saw_collective: Callable[[str, list[Any]], None] | None = None
     ) -> None:
         super().__init__()
-        self.here = Count()
-        self.there: dict[str, Count] = defaultdict(Count)
+        self.where = ""
         self.saw_collective = saw_collective
         self.now = 0  # each operation is a moment of its own
-        # Of what is made here: the moments of its beginning and end, its bytes, and a mark of who asks.
-        self.lives: list[list[int]] = []
-        self.saw_use: Callable[[list[int]], None] | None = None  # gets the life of each operand
-        self._count = self.here
+        self.lives: list[Life] = []
+        self.saw_use: Callable[[Life], None] | None = None  # gets the life of each operand
         self._left_out = [tensor.untyped_storage() for tensor in leave_out if tensor.layout == torch.strided]
-        # Every storage, with what counts it: by its address in C++, which a storage has without values too.
-        self._known: dict[int, tuple[Any, list[Count], list[int]]] = {e._cdata: (None, [], []) for e in self._left_out}
+        # Of every storage: by its address in C++, which a storage has without values too.
+        self._known: dict[int, tuple[Any, Life]] = {each._cdata: (None, UNCOUNTED) for each in self._left_out}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.now += 1
+        self.tick()
         if self.saw_use is not None:
             for tensor in pytree.tree_leaves(args):
-                if isinstance(tensor, Tensor) and (life := self.life(tensor)):
-                    self.saw_use(life)
+                if isinstance(tensor, Tensor):
+                    self.saw_use(self.life(tensor))
         out = function(*args, **(kwargs or {}))
         for tensor in (out,) if isinstance(out, Tensor) else pytree.tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
                 self._saw(tensor.untyped_storage())
-        self._count.highest = max(self._count.highest, self._count.alive)
         if function.namespace == "c10d" and self.saw_collective is not None:
             self.saw_collective(function.__name__, pytree.tree_leaves(args))
         return out
 
-    def away(self, where: str) -> AbstractContextManager[Any]:
-        return mock.patch.object(self, "_count", self.there[where])
+    def tick(self) -> int:
+        """The next moment begins."""
+        self.now += 1
+        return self.now
 
-    @property
-    def is_away(self) -> bool:
-        return self._count is not self.here
+    def begin(self) -> list[Life]:
+        """Forget the lives that have ended. The list of the others gets those that come."""
+        self.lives = [life for life in self.lives if life.end == FOREVER]
+        return self.lives
+
+    def away(self, where: str) -> AbstractContextManager[Any]:
+        return mock.patch.object(self, "where", where)
 
     def _saw(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
         if key not in self._known:
-            life = [self.now, sys.maxsize, size, 0]
-            self._known[key] = weakref.ref(storage, partial(self._gone, key, size)), [self._count], life
-            self._count.alive += size
-            if not self.is_away:
-                self.lives.append(life)
+            life = Life(self.now, FOREVER, storage.nbytes(), self.where)
+            self._known[key] = weakref.ref(storage, partial(self._gone, key)), life
+            self.lives.append(life)
 
-    def _gone(self, key: int, size: int, _: Any) -> None:
-        _, counts, life = self._known.pop(key)
-        life[1] = min(life[1], self.now)
-        for count in counts:
-            count.alive -= size
+    def _gone(self, key: int, _: Any) -> None:
+        self._end(self._known.pop(key)[1])
 
-    def _of(self, tensor: Tensor) -> tuple[Any, list[Count], list[int]]:
-        """What is known of a tensor's memory. Without a storage of its own it is not counted."""
+    def life(self, tensor: Tensor) -> Life:
+        """The life of a tensor's memory. Without a storage of its own it is not counted."""
         known = self._known.get(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else None
-        return known or (None, [], [])
-
-    def life(self, tensor: Tensor) -> list[int]:
-        """The life of a tensor's memory. Empty if it is not counted."""
-        return self._of(tensor)[2]
+        return UNCOUNTED if known is None else known[1]
 
     def forget(self, tensor: Tensor) -> None:
         """Count this tensor's memory no more."""
-        _, counts, life = self._of(tensor)
-        life[1:2] = [self.now]
-        while counts:
-            counts.pop().alive -= tensor.untyped_storage().nbytes()
+        self._end(self.life(tensor))
 
-    def count_too(self, tensor: Tensor, count: Count) -> None:
-        """Count this tensor's memory, if it is counted, in this count as well."""
-        counts = self._of(tensor)[1]
-        if counts and count not in counts:
-            counts.append(count)
-            count.alive += tensor.untyped_storage().nbytes()
+    def _end(self, life: Life) -> None:
+        life.end = min(life.end, self.now)
 
-    def reset(self) -> None:
-        for count in (self.here, *self.there.values()):
-            count.highest = count.alive
+    @property
+    def highest(self) -> float:
+        """The most bytes that have lived here at one time."""
+        ledger = Ledger([0, self.now])
+        ledger.live(0, self.lives)
+        return ledger.levels().max()
+
+
+class Ledger:
+    """The bytes that live at each moment, in rows: one for each rank, say."""
+
+    def __init__(self, events: Sequence[int], rows: int = 1) -> None:
+        """`events` are the moments that are of interest, in order."""
+        self.events = np.array(events) - events[0]
+        self.begin, self.changes = events[0], np.zeros((rows, self.events[-1] + 2))
+
+    def hold(self, where: Any, begin: Any, end: Any, amount: Any) -> None:
+        """In these rows, from the first moment to the last one: numbers, or arrays of them."""
+        begin, end, amount = np.broadcast_arrays(begin, end, amount)
+        begin, end = np.maximum(begin - self.begin, 0), np.minimum(end - self.begin, self.events[-1])
+        np.add.at(self.changes, (where, begin), amount)
+        np.add.at(self.changes, (where, end + 1), -amount)
+
+    def live(self, where: Any, lives: Iterable[Life]) -> None:
+        rows = [(life.begin, life.end, life.bytes) for life in lives]
+        self.hold(where, *np.array(rows, dtype=np.int64).reshape(-1, 3).T)
+
+    def levels(self) -> np.ndarray:
+        """The bytes when the events happen, and then the most of each until the next one."""
+        held = self.changes[:, :-1].cumsum(1)
+        return np.concatenate([held[:, self.events], np.maximum.reduceat(held, self.events, 1)], 1)

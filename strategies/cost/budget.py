@@ -15,7 +15,7 @@ from strategies.amounts import Collective, Group, Held, Moved, moved, size
 from strategies.choice import Choice, ranks_as_typed
 from strategies.cost.dry import Curve, Dry, Replicated
 from strategies.cost.stages import Stages
-from strategies.cost.tracing import Count, Trace
+from strategies.cost.tracing import Trace
 from strategies.options.blocks import modules_of_blocks
 from strategies.policies import POLICIES
 from strategies.policies.belongings import belongings_of
@@ -80,11 +80,6 @@ class Serving:
     def where(self) -> str:
         return ranks_as_typed(self.ranks)
 
-    def activations(self, trace: Trace) -> np.ndarray:
-        """For the calls of one rank, during and after the events."""
-        counts = [event.there.get(self.where, Count()) for event in trace.events]
-        return np.array([*(each.alive for each in counts), *(each.highest for each in counts)], dtype=float)
-
 
 @dataclass
 class Budget:
@@ -141,8 +136,8 @@ class Budget:
             there = {name: choices[name] for name, each in self.served.items() if each == serving}
             activations, more = [], []
             for trace in self.traces(recompute):
-                others = (serving.calls - 1) * trace.resting.get(serving.where, 0)  # it answers one call at a time
-                activations.append(serving.activations(trace) + others)
+                others = (serving.calls - 1) * trace.resting(serving.where)  # it answers one call at a time
+                activations.append(trace.there(serving.where) + others)
                 returned = sum(each.returned for name, each in trace.asked.items() if name in there)
                 more.append({ANSWERS: self._sent(serving.ranks, serving.calls * returned)})
             found[serving.ranks] = self._cost(there, recompute, activations, more)

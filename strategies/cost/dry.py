@@ -20,7 +20,7 @@ from gan.phase import Phase
 from strategies import private
 from strategies.amounts import Collective, Group, size
 from strategies.cost.tracing import Event, Kind, Trace
-from strategies.observers import Count, Living
+from strategies.observers import Ledger, Living
 from strategies.policies.belongings import Belongings
 from strategies.policies.ddp import Ddp
 from strategies.policies.deepspeed import DeepSpeed2
@@ -36,6 +36,7 @@ from strategies.sharding.unshard_on_read import UnshardOnRead
 from strategies.world import Groups
 
 META = torch.device("meta")
+GRADIENT = 1  # the mark of lives
 COLLECTIVES = {"allreduce": "all-reduce", "allgather": "all-gather", "reduce_scatter": "reduce-scatter"}
 
 
@@ -75,7 +76,6 @@ class Dry:
             self.on_read.before = {phase.name: [] for phase in phases}  # there is no other rank to agree with
         stored = self.policy.storage.tensors()
         self.living = Living([*copies.values(), *self.owned.values(), *stored], self.saw_collective)
-        self.gradients = Count()
         self.home = "offload" in policy.options
         self.optimizer = NoOptimizer(0 if self.home else policy.step_bytes(size(self.owned.values())))
         self.collectives: list[Collective] = []
@@ -85,20 +85,21 @@ class Dry:
     def play(self, trace: Trace) -> Curve:
         if self.on_read is not None:  # the first time a policy does not know the order of reads
             self._play(trace)
-        gradients, flying = np.array(self._play(trace), dtype=float).T
-        return Curve(gradients + self.kept, flying, self.collectives)
+        return self._play(trace)
 
-    def _play(self, trace: Trace) -> list[tuple[int, int]]:
-        """The bytes of gradients, and of all else, at most during each event, and then after each."""
-        self.collectives, during, after = [], [], []
+    def _play(self, trace: Trace) -> Curve:
+        self.collectives, moments, lives = [], [], self.living.begin()
         with self.living, torch.no_grad(), self.stack:
             for event in trace.events:
-                self.living.reset()
+                moments.append(self.living.tick())
                 self.tell(event, trace)
-                gradients = self.gradients.alive
-                during.append((gradients, self.living.here.highest - gradients))
-                after.append((gradients, self.living.here.alive - gradients))
-        return [*during, *after]
+        ledger = Ledger([*moments, self.living.tick()], 2)
+        ledger.live(0, lives)
+        ledger.live(1, (life for life in lives if life.mark))
+        at, highest = np.split(ledger.levels(), 2, 1)
+        gradients = np.tile(at[1, 1:], 2)
+        alive = np.concatenate([highest[0, :-1], at[0, 1:]])  # at most during each event, and then after each
+        return Curve(gradients + self.kept, alive - gradients, self.collectives)
 
     def saw_collective(self, name: str, args: list[Any]) -> None:
         kind = next((kind for word, kind in COLLECTIVES.items() if word in name), None)
@@ -106,7 +107,7 @@ class Dry:
             return
         tensors = [each for each in args if isinstance(each, Tensor)]
         if kind == "reduce-scatter":
-            self.living.count_too(tensors[0], self.gradients)
+            self.living.life(tensors[0]).mark = GRADIENT
         self.move(kind, max(each.nbytes for each in tensors), ranks_of(private.group_in(args)))
 
     def move(self, kind: str, payload: float, group: Group) -> None:
@@ -163,7 +164,7 @@ class Dry:
         """Backward has added up the whole gradient of a weight."""
         if weight.grad is None:
             weight.grad = torch.empty_like(weight)
-            self.living.count_too(weight.grad, self.gradients)
+            self.living.life(weight.grad).mark = GRADIENT
         for hook in private.post_accumulate_hooks(weight):
             hook(weight)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from torch import nn
@@ -12,6 +11,7 @@ from gan.phase import Phase
 from strategies.amounts import Group, bubble, size
 from strategies.cost.dry import Curve, Dry, NoOptimizer
 from strategies.cost.tracing import Event, Kind, Trace
+from strategies.observers import Ledger
 from strategies.pipelining.passes import AHEAD
 from strategies.policies.pipeline import Pipeline
 
@@ -64,8 +64,8 @@ class Stages(Dry):
     def more(self, trace: Trace) -> np.ndarray:
         """For each rank: what it holds more than one device does, during the events and after them."""
         lives = Lives(trace)
-        ledger = Ledger(lives.moments, len(self.less))
-        ledger.hold(ONE_DEVICE, lives.begin, lives.end, lives.amount)
+        ledger = Ledger(trace.moments, len(self.less) + 1)
+        ledger.hold(ALL, lives.begin, lives.end, lives.amount)
         calls = sorted(self.calls(trace, lives), key=lambda call: min(call.needs.values(), default=(0, 0)))
         for number, call in enumerate(calls):
             before = [each for each in calls[:number] if each.needs and each.network is call.network]
@@ -82,7 +82,8 @@ class Stages(Dry):
             elsewhere = np.array([self.rank_of.get(each, rank) != rank for each in lives.weight], dtype=bool)
             ledger.hold(rank, lives.begin[elsewhere], lives.end[elsewhere], -lives.amount[elsewhere])
             ledger.hold(rank, lives.moments[0], lives.moments[-1], -less)
-        return ledger.curves()
+        levels = ledger.levels()
+        return levels[RANKS] - levels[ONE_DEVICE]
 
     def calls(self, trace: Trace, lives: "Lives") -> Iterator["Call"]:
         first, stage, stages = None, 0, np.full(len(trace.events), -1)
@@ -97,7 +98,7 @@ class Stages(Dry):
             if first is not None:
                 stages[number] = stage
 
-    def add_forward(self, call: "Call", stage: int, ledger: "Ledger") -> None:
+    def add_forward(self, call: "Call", stage: int, ledger: Ledger) -> None:
         """What a rank has of one of its stages, for all chunks and for the one that it computes."""
         rank, samples, chunk = stage % self.pipe.size, self.pipe.size, self.chunk
         lives, (start, stop), learns = call.lives, call.parts[stage], stage in call.needs
@@ -121,7 +122,7 @@ class Stages(Dry):
         ledger.hold(rank, start, finish, returned)
         ledger.hold(rank, call.last, call.last, returned)
 
-    def add_backward(self, call: "Call", stage: int, ledger: "Ledger", summed: int) -> None:
+    def add_backward(self, call: "Call", stage: int, ledger: Ledger, summed: int) -> None:
         """The same of its backward. Its first chunk needs most: those of the others are still there."""
         rank, samples, chunk = stage % self.pipe.size, self.pipe.size, self.chunk
         lives, (start, finish) = call.lives, call.needs[stage]
@@ -216,40 +217,20 @@ class Call:
 
 
 class Lives:
-    """The rows of `Trace.lives` as columns, and the moments of the events. What outlives the phase ends with it."""
+    """The lives of a trace as columns, and the moments of the events. What outlives the phase ends with it."""
 
     def __init__(self, trace: Trace) -> None:
-        self.moments = np.array([event.at for event in trace.events])
-        self.begin, self.end, self.amount, self.weight = np.array(trace.lives, dtype=np.int64).reshape(-1, 4).T
+        self.moments = np.array(trace.moments)
+        here = [life for life in trace.lives if not life.where]
+        rows = [(life.begin, life.end, life.bytes, life.mark) for life in here]
+        self.begin, self.end, self.amount, self.weight = np.array(rows, dtype=np.int64).reshape(-1, 4).T
         self.end = self.end.clip(max=self.moments[-1])
         self.event = np.searchsorted(self.moments, self.begin) - 1  # after which it is made
-        number = {id(life): number for number, life in enumerate(trace.lives)}
+        number = {life: number for number, life in enumerate(here)}
         uses = [(number[life], event) for life, event in trace.uses if life in number]
         self.uses = np.array(uses, dtype=int).reshape(-1, 2)
         self.last_use = np.zeros_like(self.begin)
         np.maximum.at(self.last_use, *self.uses.T)
 
 
-ONE_DEVICE, RANKS = -1, slice(-1)  # rows of a ledger: the last one, and those of all ranks
-
-
-class Ledger:
-    """The bytes that live at each moment on each rank, and on one device."""
-
-    def __init__(self, events: np.ndarray, ranks: int) -> None:
-        """`events` are their moments."""
-        self.begin, self.events = events[0], events - events[0]
-        self.changes = np.zeros((ranks + 1, self.events[-1] + 2))
-
-    def hold(self, where: Any, begin: Any, end: Any, amount: Any) -> None:
-        """In these rows, from the first moment to the last one: numbers, or arrays of them."""
-        begin, end, amount = np.broadcast_arrays(begin, end, amount)
-        np.add.at(self.changes, (where, begin - self.begin), amount)
-        np.add.at(self.changes, (where, end + 1 - self.begin), -amount)
-
-    def curves(self) -> np.ndarray:
-        """The bytes at the events, and then by how much the most until the next event grows, beside one device's."""
-        held = self.changes[:, :-1].cumsum(1)
-        one, ranks = held[ONE_DEVICE], held[RANKS]
-        more = np.maximum.reduceat(ranks + one, self.events, 1) - np.maximum.reduceat(one, self.events)
-        return np.concatenate([ranks[:, self.events], more], 1)
+ONE_DEVICE, RANKS, ALL = -1, slice(-1), slice(None)  # rows of the ledger: the last one, and those of ranks

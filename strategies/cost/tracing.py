@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -22,7 +22,7 @@ from gan.phase import Phase
 from strategies import private
 from strategies.hooks import Hooks
 from strategies.micro_batches import tensors
-from strategies.observers import Count, Living
+from strategies.observers import Ledger, Life, Living
 from strategies.options.recompute import Recompute
 from strategies.placing.remote_player import RemotePlayer
 from strategies.placing.server import ServersOnPaper
@@ -53,19 +53,15 @@ class Kind(StrEnum):
 
 @dataclass
 class Event:
-    """`alive` bytes of activations live when it happens, and `highest` is the most of them until the next event.
+    """`at`: the moment in which it happens; operations and events are counted. `where`: on which ranks that serve.
 
-    `at`: the moment in which it happens; operations and events are counted. `there`: the same as `alive` and `highest`
-    on ranks that serve players, for the calls of one rank, by the numbers of those ranks.
     `passed`: the bytes of the tensors that a forward gets or returns; `learns`: a gradient comes back to them.
     """
 
     kind: str
     what: Any
-    alive: int
-    highest: int
-    at: int = 0
-    there: dict[str, Count] = field(default_factory=dict)
+    at: int
+    where: str = ""
     passed: int = 0
     learns: bool = False
 
@@ -82,26 +78,39 @@ class Asked:
 class Trace:
     """A phase as it was played once. Activations are all memory but weights, their gradients and optimizers' states.
 
-    `reduced`: bytes that the game itself sums over all ranks, in losses and in synchronised batch norms. `asked`: what
-    goes to the ranks that serve a player and comes back, by player. `resting`: the most bytes of activations that live
-    on ranks that serve between two calls of a rank, for its backward. `lives`: of each piece of memory made here the
-    moments in which it is made and freed, its bytes, and the id of the weight if it is a gradient of one. `uses`: after
-    which events forwards use it, by the id of its row in `lives`.
+    `batch`: its bytes. `lives`: all memory that is made, here and on ranks that serve. `uses`: after which events
+    forwards use it. `reduced`: bytes that the game itself sums over all ranks, in losses and in synchronised batch
+    norms. `asked`: what goes to the ranks that serve a player and comes back, by player.
     """
 
     phase: str
     every: int = 1
+    batch: int = 0
     events: list[Event] = field(default_factory=list)
+    lives: list[Life] = field(default_factory=list)
+    uses: set[tuple[Life, int]] = field(default_factory=set)
     reduced: int = 0
     asked: dict[str, Asked] = field(default_factory=dict)
-    resting: dict[str, int] = field(default_factory=dict)
-    lives: list[list[int]] = field(default_factory=list)
-    uses: set[tuple[int, int]] = field(default_factory=set)
+
+    @property
+    def moments(self) -> list[int]:
+        return [event.at for event in self.events]
 
     @cached_property
     def activations(self) -> np.ndarray:
         """When the events happen, and then the most of each until the next one."""
-        return np.array([*(e.alive for e in self.events), *(e.highest for e in self.events)], dtype=float)
+        return self.batch + self.there("")
+
+    def there(self, where: str) -> np.ndarray:
+        """The same on ranks that serve players, for the calls of one rank."""
+        ledger = Ledger(self.moments)
+        ledger.live(0, (life for life in self.lives if life.where == where))
+        return ledger.levels()[0]
+
+    def resting(self, where: str) -> float:
+        """The most that lives there between two calls of a rank, for its backward."""
+        levels = self.there(where)[: len(self.events)]
+        return max(level for level, event in zip(levels, self.events, strict=True) if not event.where)
 
 
 def traces(
@@ -162,7 +171,7 @@ def _trace(
     game: GanModule, phase: Phase, step: int, batch: Any, trainer: "PaperTrainer", recorder: "Recorder"
 ) -> Trace:
     policies, trainer.global_step = trainer.policies, step
-    recorder.begin(Trace(phase.name, phase.every))
+    recorder.begin(phase)
     for policy in policies.values():
         policy.begin_step(step)
     training = Training(policies, Precision(), World(), hooks=Backwards(recorder, phase.micro_batches))
@@ -221,7 +230,7 @@ class Recorder:
         self.living = Living([*self.parameters, *buffers, *batch], self._sums)
         self.living.saw_use = self._use
         self.id_of = {memory_of(each): id(each) for each in self.parameters}
-        self.trace = Trace("")  # of the phase that is played
+        self.trace = Trace("")  # of the phase that is played; before the first one nothing is of interest
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -242,13 +251,13 @@ class Recorder:
         """Around a phase: record what backward needs. See [Note: torch.func.grad] in unshard_on_read.py."""
         return nullcontext() if phase.second_order else saved_tensors_hooks(self._pack, self._unpack)
 
-    def begin(self, trace: Trace) -> None:
-        self.trace, self.living.lives = trace, trace.lives
+    def begin(self, phase: Phase) -> None:
+        self.trace = Trace(phase.name, phase.every, self.batch, lives=self.living.begin())
         self.add(Kind.BEGIN)
 
-    def _use(self, life: list[int]) -> None:
+    def _use(self, life: Life) -> None:
         if not private.in_backward():
-            self.trace.uses.add((id(life), len(self.trace.events) - 1))
+            self.trace.uses.add((life, len(self.trace.events) - 1))
 
     def _sums(self, _: str, args: list[Any]) -> None:
         """The game itself sums something over all ranks."""
@@ -259,19 +268,7 @@ class Recorder:
         asked.sent, asked.returned = asked.sent + sent, asked.returned + returned
 
     def add(self, kind: str, what: Any = None) -> None:
-        if self.trace.events:
-            last = self.trace.events[-1]
-            last.highest = self.living.here.highest + self.batch
-            for where, count in self.living.there.items():
-                last.there.setdefault(where, Count()).highest = count.highest
-        if not self.living.is_away:
-            for where, count in self.living.there.items():
-                self.trace.resting[where] = max(self.trace.resting.get(where, 0), count.alive)
-        self.living.reset()
-        self.living.now += 1
-        alive = self.living.here.alive + self.batch
-        known = {where: replace(count) for where, count in self.living.there.items()}
-        self.trace.events.append(Event(kind, what, alive, alive, self.living.now, known))
+        self.trace.events.append(Event(kind, what, self.living.tick(), self.living.where))
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         self.add(Kind.ENTER, module)
@@ -290,7 +287,7 @@ class Recorder:
         self.add(Kind.READ, tuple(map(id, weights)))
 
     def _of_weight(self, weight: int, slope: Tensor) -> None:
-        self.living.life(slope)[3:] = [weight]
+        self.living.life(slope).mark = weight
 
     def _gradient(self, weight: nn.Parameter) -> None:
         if weight.grad is not None:

@@ -92,7 +92,7 @@ def _step(optimizer: Optimizer, weights: list[nn.Parameter], foreach: bool | Non
     kept = [*weights, *(weight.grad for weight in weights if weight.grad is not None), *states]
     with Living(leave_out=kept) as living, torch.no_grad():
         optimizer.step()
-    return living.here.highest
+    return living.highest
 
 
 class Costs:

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from gan import Phase
 from strategies.amounts import Collective, Group, Held, Moved, moved, readable
 from strategies.cost.budget import Cost, PhaseCost
 from strategies.cost.tracing import FusedAttention, Kind, steps, traces
-from strategies.observers import Living
+from strategies.observers import FOREVER, Living
 from strategies.policies.belongings import belongings_of
 from strategies.policies.costs import optimizer_cost
 from strategies.policies.policy import Policy
@@ -137,7 +138,10 @@ def traced(game, batch, device, recompute=()):
         made = game()
     made.assemble()
     found = traces(made, batch, recompute, device)
-    return {each.phase: [(e.kind, e.alive, e.highest) for e in each.events] for each in found}
+    memory = {each.phase: np.split(each.activations, 2) for each in found}
+    return {
+        each.phase: [(e.kind, *m) for e, *m in zip(each.events, *memory[each.phase], strict=True)] for each in found
+    }
 
 
 @pytest.mark.parametrize("game", [*(HARD[name] for name in ("Plain", "Penalty", "TwoForwards", "TwoPhases")), Sized])
@@ -182,12 +186,16 @@ def test_it_leaves_the_game_as_it_was():
     assert all(parameter.grad is None and parameter.requires_grad for parameter in game.parameters())
 
 
+def alive(living):
+    return sum(life.bytes for life in living.lives if life.end == FOREVER)
+
+
 def test_attention_without_values_keeps_what_the_fused_kernel_keeps():
     def kept(device, mode):
         x = torch.randn(2, 4, 64, 16, device=device, requires_grad=True)
         with Living([x]) as living, mode:
             out = F.scaled_dot_product_attention(x * 1, x * 1, x * 1)
-        return living.here.alive, out.shape
+        return alive(living), out.shape
 
     real, shape = kept("cpu", torch.enable_grad())
     assert kept("meta", FusedAttention()) == (real, shape)
@@ -199,13 +207,13 @@ def test_living_memory_is_what_lives_and_has_no_elements_that_are_sparse():
     with Living([weight]) as living:
         one = weight * 2
         two = one + 1
-        assert living.here.alive == 2 * weight.nbytes
+        assert alive(living) == 2 * weight.nbytes
         view = two[1:]
         del one, two
-        assert living.here.alive == weight.nbytes  # the view keeps all of it
+        assert alive(living) == weight.nbytes  # the view keeps all of it
         del view
-        assert (living.here.alive, living.here.highest) == (0, 2 * weight.nbytes)
+        assert (alive(living), living.highest) == (0, 2 * weight.nbytes)
         sparse = torch.eye(3).to_sparse()  # such as a gradient
         living.forget(sparse)
-        living.count_too(sparse, living.here)
-        assert living.here.alive == 0
+        living.life(sparse).mark = 1
+        assert alive(living) == 0

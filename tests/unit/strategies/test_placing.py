@@ -72,11 +72,11 @@ def found(**served):
 
 
 def highest(trace):
-    return max(event.highest for event in trace.events)
+    return trace.activations.max()
 
 
 def highest_there(trace, where):
-    return max(event.there[where].highest for event in trace.events if where in event.there)
+    return trace.there(where).max()
 
 
 def test_what_a_call_makes_is_on_the_ranks_that_serve():
@@ -84,9 +84,9 @@ def test_what_a_call_makes_is_on_the_ranks_that_serve():
     for name in ("judge", "generator"):
         assert highest(apart[name]) < highest(whole[name])
         assert highest_there(apart[name], "2-3") > 0
-    assert all(not event.there for trace in whole.values() for event in trace.events)
-    assert apart["judge"].resting == {"2-3": 0}  # no backward of this phase goes through it
-    assert apart["generator"].resting["2-3"] > 4 * ROWS * 8
+    assert {life.where for trace in whole.values() for life in trace.lives} == {""}
+    assert apart["judge"].resting("2-3") == 0  # no backward of this phase goes through it
+    assert apart["generator"].resting("2-3") > 4 * ROWS * 8
 
 
 def test_the_bytes_of_calls_and_their_gradients_are_counted():
@@ -99,7 +99,7 @@ def test_the_bytes_of_calls_and_their_gradients_are_counted():
 
 def test_sets_of_ranks_are_counted_apart():
     one, two = found(teacher="2", eye="2")["generator"], found(teacher="2", eye="3")["generator"]
-    assert one.resting["2"] == two.resting["2"] + two.resting["3"]
+    assert one.resting("2") == two.resting("2") + two.resting("3")
     assert 0 < highest_there(two, "3") < highest_there(two, "2")
     assert set(two.asked) == {"teacher", "eye"}
 
