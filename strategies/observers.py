@@ -76,6 +76,9 @@ class Life:
     where: str = ""
     mark: int = 0
 
+    def is_made(self, first: int, last: int) -> bool:
+        return first <= self.begin <= last
+
 
 FOREVER = sys.maxsize  # the end of what is not freed yet
 UNCOUNTED = Life(0, 0, 0)
@@ -164,19 +167,17 @@ class Ledger:
 
     def __init__(self, events: Sequence[int], rows: int = 1) -> None:
         """`events` are the moments that are of interest, in order."""
-        self.events = np.array(events) - events[0]
-        self.begin, self.changes = events[0], np.zeros((rows, self.events[-1] + 2))
+        self.events, self.begin, self.last = np.array(events) - events[0], events[0], events[-1]
+        self.changes = np.zeros((rows, self.last - self.begin + 2))
 
-    def hold(self, where: Any, begin: Any, end: Any, amount: Any) -> None:
-        """In these rows, from the first moment to the last one: numbers, or arrays of them."""
-        begin, end, amount = np.broadcast_arrays(begin, end, amount)
-        begin, end = np.maximum(begin - self.begin, 0), np.minimum(end - self.begin, self.events[-1])
-        np.add.at(self.changes, (where, begin), amount)
-        np.add.at(self.changes, (where, end + 1), -amount)
+    def hold(self, row: int | slice, begin: int, end: int, amount: float) -> None:
+        """In a row, or in several, from the first moment to the last one."""
+        self.changes[row, max(begin - self.begin, 0)] += amount
+        self.changes[row, min(end, self.last) - self.begin + 1] -= amount
 
-    def live(self, where: Any, lives: Iterable[Life]) -> None:
-        rows = [(life.begin, life.end, life.bytes) for life in lives]
-        self.hold(where, *np.array(rows, dtype=np.int64).reshape(-1, 3).T)
+    def live(self, row: int | slice, lives: Iterable[Life], times: float = 1) -> None:
+        for life in lives:
+            self.hold(row, life.begin, life.end, times * life.bytes)
 
     def levels(self) -> np.ndarray:
         """The bytes when the events happen, and then the most of each until the next one."""

@@ -1,6 +1,7 @@
 """A pipeline, played dry: what a rank holds of its stages, and what goes from stage to stage."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from gan.phase import Phase
 from strategies.amounts import Group, bubble, size
 from strategies.cost.dry import Curve, Dry, NoOptimizer
 from strategies.cost.tracing import Event, Kind, Trace
-from strategies.observers import Ledger
+from strategies.observers import Ledger, Life
 from strategies.pipelining.passes import AHEAD
 from strategies.policies.pipeline import Pipeline
 
@@ -63,10 +64,10 @@ class Stages(Dry):
 
     def more(self, trace: Trace) -> np.ndarray:
         """For each rank: what it holds more than one device does, during the events and after them."""
-        lives = Lives(trace)
+        lives = trace.lives_on()
         ledger = Ledger(trace.moments, len(self.less) + 1)
-        ledger.hold(ALL, lives.begin, lives.end, lives.amount)
-        calls = sorted(self.calls(trace, lives), key=lambda call: min(call.needs.values(), default=(0, 0)))
+        ledger.live(ALL, lives)
+        calls = sorted(self.calls(trace), key=lambda call: min(call.needs.values(), default=(0, 0)))
         for number, call in enumerate(calls):
             before = [each for each in calls[:number] if each.needs and each.network is call.network]
             later = any(each.network is call.network and each.backward == call.backward for each in calls[number + 1 :])
@@ -77,70 +78,68 @@ class Stages(Dry):
             for stage in call.parts:
                 self.add_forward(call, stage, ledger)
                 if stage in call.needs:
-                    self.add_backward(call, stage, ledger, summed)
+                    made = [each for each in lives if not each.mark and each.is_made(*call.needs[stage])]
+                    self.add_backward(call, stage, ledger, made, summed)
         for rank, less in enumerate(self.less):
-            elsewhere = np.array([self.rank_of.get(each, rank) != rank for each in lives.weight], dtype=bool)
-            ledger.hold(rank, lives.begin[elsewhere], lives.end[elsewhere], -lives.amount[elsewhere])
-            ledger.hold(rank, lives.moments[0], lives.moments[-1], -less)
+            ledger.live(rank, (each for each in lives if self.rank_of.get(each.mark, rank) != rank), -1)
+            ledger.hold(rank, trace.moments[0], trace.moments[-1], -less)
         levels = ledger.levels()
         return levels[RANKS] - levels[ONE_DEVICE]
 
-    def calls(self, trace: Trace, lives: "Lives") -> Iterator["Call"]:
-        first, stage, stages = None, 0, np.full(len(trace.events), -1)
+    def calls(self, trace: Trace) -> Iterator["Call"]:
+        first, stage, stages = None, 0, [-1] * len(trace.events)
         for number, event in enumerate(trace.events):
             if event.kind == Kind.ENTER:
                 if event.what in self.networks:
                     first, stage = number, 0
                 stage = self.stage_of.get(event.what, stage)
             elif event.kind == Kind.LEAVE and event.what in self.networks and first is not None:
-                yield Call(trace, lives, first, number, stages, self.stage_of_weight)
-                first, stages = None, np.full(len(trace.events), -1)
+                yield Call(trace, first, number, stages, self.stage_of_weight)
+                first, stages = None, [-1] * len(trace.events)
             if first is not None:
                 stages[number] = stage
 
     def add_forward(self, call: "Call", stage: int, ledger: Ledger) -> None:
         """What a rank has of one of its stages, for all chunks and for the one that it computes."""
         rank, samples, chunk = stage % self.pipe.size, self.pipe.size, self.chunk
-        lives, (start, stop), learns = call.lives, call.parts[stage], stage in call.needs
+        (start, stop), learns = call.parts[stage], stage in call.needs
         _, finish = call.needs.get(stage, (call.last, call.last))
         if stage == 0:
             ledger.hold(RANKS, call.first, call.last, samples * call.inputs.passed)  # all ranks gather the inputs
             ledger.hold(rank, call.last + 1, finish, samples * call.inputs.passed)
 
         # What it makes is there as long as on one device. What it sends is kept, whoever needs it.
-        inner = call.made(stage) & ~call.outputs
-        end = np.where(call.sent, np.maximum(lives.end, finish), lives.end)
-        ledger.hold(rank, lives.begin[inner], end[inner], chunk * lives.amount[inner])
-        kept = inner & (end > stop)
-        end = np.where(end > call.last, finish, end)
-        ledger.hold(rank, start, end[kept], (samples - chunk) * lives.amount[kept])
-        ledger.hold(RANKS, lives.begin[inner], lives.end[inner], -lives.amount[inner])
+        for life in call.inner[stage]:
+            end = max(life.end, finish) if life in call.sent[stage] else life.end
+            ledger.hold(rank, life.begin, end, chunk * life.bytes)
+            if end > stop:
+                ledger.hold(rank, start, finish if end > call.last else end, (samples - chunk) * life.bytes)
+        ledger.live(RANKS, call.inner[stage], -1)
 
-        received = sum(lives.amount[n] for n, to in call.passed if to == stage and (call.made_in[n] - stage) % samples)
+        others = [sent for source, sent in call.sent.items() if (source - stage) % samples]
+        received = sum(life.bytes for sent in others for life, targets in sent.items() if stage in targets)
         ledger.hold(rank, start, finish if learns else stop, (samples if learns else chunk) * received)
-        returned = samples * call.of(stage, call.outputs)  # the chunks, and one piece of memory to deal them out
+        returned = samples * total(call.outputs[stage])  # the chunks, and one piece of memory to deal them out
         ledger.hold(rank, start, finish, returned)
         ledger.hold(rank, call.last, call.last, returned)
 
-    def add_backward(self, call: "Call", stage: int, ledger: Ledger, summed: int) -> None:
+    def add_backward(self, call: "Call", stage: int, ledger: Ledger, made: Sequence[Life], summed: int) -> None:
         """The same of its backward. Its first chunk needs most: those of the others are still there."""
         rank, samples, chunk = stage % self.pipe.size, self.pipe.size, self.chunk
-        lives, (start, finish) = call.lives, call.needs[stage]
-        returned = samples * call.of(stage, call.outputs)  # their gradients come in parts, which are joined
+        start, finish = call.needs[stage]
+        returned = samples * total(call.outputs[stage])  # their gradients come in parts, which are joined
         ledger.hold(rank, start, start, returned)
-        ahead = min(self.chunks - 1, AHEAD / max(1, (call.made(stage) & call.sent).sum()))  # chunks
-        ledger.hold(rank, start, finish, returned + (1 + ahead) * chunk * call.of(stage, call.sent))
+        ahead = min(self.chunks - 1, AHEAD / max(1, len(call.sent[stage])))  # chunks
+        ledger.hold(rank, start, finish, returned + (1 + ahead) * chunk * total(call.sent[stage]))
         if stage == 0 and call.inputs.learns:
             ledger.hold(RANKS, min(begin for begin, _ in call.needs.values()), finish, samples * call.inputs.passed)
-
-        made = (lives.weight == 0) & (lives.begin >= start) & (lives.begin <= finish)
-        ledger.hold(rank, lives.begin[made], lives.end[made], chunk * lives.amount[made])
-        ledger.hold(RANKS, lives.begin[made], lives.end[made], -lives.amount[made])
+        ledger.live(rank, made, chunk)
+        ledger.live(RANKS, made, -1)
         if self.learning:
             # The second chunk has its gradients beside those of the first one, which no longer needs what it kept.
             own, largest = self.own[call.network][rank], self.largest[call.network][rank]
             several = self.chunks > 1
-            ledger.hold(rank, start, finish, several * max(0, own - chunk * call.of(stage, call.saved)))
+            ledger.hold(rank, start, finish, several * max(0, own - chunk * total(call.saved[stage])))
             ledger.hold(rank, finish, finish, several * largest + summed * own)
 
     # ---- messages ----
@@ -170,67 +169,57 @@ class Stages(Dry):
 class Call:
     """A call of a network. `stages` has for each event the stage that computes after it, -1 outside of the call.
 
-    Its first and last event, the parts of its stages, and their backwards are moments, as in `Trace.lives`. `weights`
-    has the stages of weights, by their ids.
+    Its first and last event, the parts of its stages, and their backwards are moments, as in `Life`. `weights` has the
+    stages of weights, by their ids.
     """
 
-    def __init__(
-        self, trace: Trace, lives: "Lives", first: int, last: int, stages: np.ndarray, weights: Mapping[int, int]
-    ) -> None:
-        self.lives, self.inputs, self.network = lives, trace.events[first], trace.events[first].what
-        self.first, self.last = lives.moments[[first, last]]
-        events = {stage: np.flatnonzero(stages == stage) for stage in sorted({*map(int, stages)} - {-1})}
-        self.parts = {stage: (lives.moments[at[0]], lives.moments[at[-1] + 1] - 1) for stage, at in events.items()}
-        inside = (lives.begin >= self.first) & (lives.begin <= self.last) & (lives.weight == 0)
-        self.made_in = np.where(inside, stages[lives.event], -1)
-        self.outputs = inside & (lives.last_use >= last)
-        used = {(life, int(stages[event])) for life, event in lives.uses if inside[life] and first <= event <= last}
-        self.passed = {(life, to) for life, to in used if to != self.made_in[life]}
-        self.sent = np.isin(np.arange(len(inside)), [life for life, _ in self.passed])
+    def __init__(self, trace: Trace, first: int, last: int, stages: Sequence[int], weights: Mapping[int, int]) -> None:
+        moments, self.inputs, self.network = trace.moments, trace.events[first], trace.events[first].what
+        self.first, self.last = moments[first], moments[last]
+        events = {stage: [n for n, each in enumerate(stages) if each == stage] for stage in sorted({*stages} - {-1})}
+        self.parts = {stage: (moments[at[0]], moments[at[-1] + 1] - 1) for stage, at in events.items()}
         kind = [event.kind for event in trace.events]
         self.backward = kind.index(Kind.BACKWARD, last) if Kind.BACKWARD in kind[last:] else len(kind) - 1
-        self.saved = inside & (lives.end >= lives.moments[self.backward]) & ~self.outputs
-        # The backwards of the stages that have one: the first moment and the last one. The later stages come first.
-        self.needs: dict[int, tuple[int, int]] = {}
-        ends = lives.end[self.saved]
-        start = lives.moments[lives.moments <= ends.min(initial=lives.end.max())].max()
-        needs = np.array([each.at for each in trace.events if each.kind == Kind.NEED])
-        until = needs[needs > ends.max(initial=0)].min(initial=lives.moments[-1])  # another call's
+
+        # What each stage makes: what the network returns, and the rest. What goes from it to other stages, and which.
+        self.outputs: dict[int, list[Life]] = {stage: [] for stage in self.parts}
+        self.inner: dict[int, list[Life]] = {stage: [] for stage in self.parts}
+        self.sent: dict[int, dict[Life, set[int]]] = {stage: {} for stage in self.parts}
+        for life in trace.lives_on():
+            if not life.mark and life.is_made(self.first, self.last):
+                stage, uses = stages[bisect_left(moments, life.begin) - 1], trace.uses.get(life, ())
+                (self.outputs if max(uses, default=0) >= last else self.inner)[stage].append(life)
+                if to := {stages[event] for event in uses if first <= event <= last} - {stage}:
+                    self.sent[stage][life] = to
+        later = moments[self.backward]
+        self.saved = {stage: [life for life in lives if life.end >= later] for stage, lives in self.inner.items()}
+        self.needs = self._needs(trace, weights)
+
+    def _needs(self, trace: Trace, weights: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+        """The backwards of the stages that have one: the first moment and the last one. The later stages come first."""
+        needs: dict[int, tuple[int, int]] = {}
+        moments, made = trace.moments, [life.begin for life in trace.lives_on()]
+        ends = [min(life.end, moments[-1]) for lives in self.saved.values() for life in lives]
+        if not ends:
+            return needs
+        start = max(each for each in moments if each <= min(ends))
+        others = (each.at for each in trace.events if each.kind == Kind.NEED and each.at > max(ends))
+        until = min(others, default=moments[-1])  # another call's
         for stage in reversed(self.parts):
-            if (self.made(stage) & self.saved).any():
+            if self.saved[stage]:
                 own = [each for each in trace.events if start <= each.at < until and weights.get(each.what) == stage]
-                finish = lives.end[self.made(stage) & self.saved].max()
+                finish = max(min(life.end, moments[-1]) for life in self.saved[stage])
                 finish = max(finish, *(each.at for each in own if each.kind == Kind.GRADIENT), 0)
                 for each in own:
                     if each.kind == Kind.NEED:  # by the next operation that makes something
-                        finish = max(finish, lives.begin[lives.begin > each.at].min(initial=lives.moments[-1]))
-                self.needs[stage] = int(start), int(finish)
+                        finish = max(finish, min((at for at in made if at > each.at), default=moments[-1]))
+                needs[stage] = start, finish
                 start = finish + 1
-
-    def made(self, stage: int) -> np.ndarray:
-        """Which lives are of what this stage has made."""
-        return self.made_in == stage
-
-    def of(self, stage: int, lives: np.ndarray) -> float:
-        """The bytes of what this stage has made, of these lives."""
-        return self.lives.amount[self.made(stage) & lives].sum()
+        return needs
 
 
-class Lives:
-    """The lives of a trace as columns, and the moments of the events. What outlives the phase ends with it."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.moments = np.array(trace.moments)
-        here = [life for life in trace.lives if not life.where]
-        rows = [(life.begin, life.end, life.bytes, life.mark) for life in here]
-        self.begin, self.end, self.amount, self.weight = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-        self.end = self.end.clip(max=self.moments[-1])
-        self.event = np.searchsorted(self.moments, self.begin) - 1  # after which it is made
-        number = {life: number for number, life in enumerate(here)}
-        uses = [(number[life], event) for life, event in trace.uses if life in number]
-        self.uses = np.array(uses, dtype=int).reshape(-1, 2)
-        self.last_use = np.zeros_like(self.begin)
-        np.maximum.at(self.last_use, *self.uses.T)
+def total(lives: Iterable[Life]) -> int:
+    return sum(life.bytes for life in lives)
 
 
 ONE_DEVICE, RANKS, ALL = -1, slice(-1), slice(None)  # rows of the ledger: the last one, and those of ranks

@@ -1,5 +1,6 @@
 """Plays a game's phases once, on one device and without values, and records what happens in them."""
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -88,9 +89,12 @@ class Trace:
     batch: int = 0
     events: list[Event] = field(default_factory=list)
     lives: list[Life] = field(default_factory=list)
-    uses: set[tuple[Life, int]] = field(default_factory=set)
+    uses: dict[Life, set[int]] = field(default_factory=lambda: defaultdict(set))
     reduced: int = 0
     asked: dict[str, Asked] = field(default_factory=dict)
+
+    def lives_on(self, where: str = "") -> list[Life]:
+        return [life for life in self.lives if life.where == where]
 
     @property
     def moments(self) -> list[int]:
@@ -104,7 +108,7 @@ class Trace:
     def there(self, where: str) -> np.ndarray:
         """The same on ranks that serve players, for the calls of one rank."""
         ledger = Ledger(self.moments)
-        ledger.live(0, (life for life in self.lives if life.where == where))
+        ledger.live(0, self.lives_on(where))
         return ledger.levels()[0]
 
     def resting(self, where: str) -> float:
@@ -257,7 +261,7 @@ class Recorder:
 
     def _use(self, life: Life) -> None:
         if not private.in_backward():
-            self.trace.uses.add((life, len(self.trace.events) - 1))
+            self.trace.uses[life].add(len(self.trace.events) - 1)
 
     def _sums(self, _: str, args: list[Any]) -> None:
         """The game itself sums something over all ranks."""
