@@ -123,7 +123,7 @@ class Budget:
         more = []
         for trace in self.traces(recompute):
             sums = [Collective("all-reduce", trace.reduced, Group(self.world.size))] if self.world.size > 1 else []
-            calls = {name: self._sent(self.served[name].ranks, each.sent) for name, each in trace.asked.items()}
+            calls = {name: self._sent(self.served[name].ranks, sent) for name, sent in trace.sent.items()}
             more.append({**calls, LOSSES: sums})
         activations = [trace.activations + self.others for trace in self.traces(recompute)]
         return self._cost(here, recompute, activations, more, buffers)
@@ -138,7 +138,7 @@ class Budget:
             for trace in self.traces(recompute):
                 others = (serving.calls - 1) * trace.resting(serving.where)  # it answers one call at a time
                 activations.append(trace.there(serving.where) + others)
-                returned = sum(each.returned for name, each in trace.asked.items() if name in there)
+                returned = sum(amount for name, amount in trace.returned.items() if name in there)
                 more.append({ANSWERS: self._sent(serving.ranks, serving.calls * returned)})
             found[serving.ranks] = self._cost(there, recompute, activations, more)
         return found

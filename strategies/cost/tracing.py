@@ -1,6 +1,6 @@
 """Plays a game's phases once, on one device and without values, and records what happens in them."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -68,20 +68,12 @@ class Event:
 
 
 @dataclass
-class Asked:
-    """Bytes of the tensors that go to other ranks, and of those that come back."""
-
-    sent: int = 0
-    returned: int = 0
-
-
-@dataclass
 class Trace:
     """A phase as it was played once. Activations are all memory but weights, their gradients and optimizers' states.
 
     `batch`: its bytes. `lives`: all memory that is made, here and on ranks that serve. `uses`: after which events
     forwards use it. `reduced`: bytes that the game itself sums over all ranks, in losses and in synchronised batch
-    norms. `asked`: what goes to the ranks that serve a player and comes back, by player.
+    norms. `sent` and `returned`: bytes of tensors that go to the ranks that serve a player and come back, by player.
     """
 
     phase: str
@@ -91,7 +83,8 @@ class Trace:
     lives: list[Life] = field(default_factory=list)
     uses: dict[Life, set[int]] = field(default_factory=lambda: defaultdict(set))
     reduced: int = 0
-    asked: dict[str, Asked] = field(default_factory=dict)
+    sent: Counter[str] = field(default_factory=Counter)
+    returned: Counter[str] = field(default_factory=Counter)
 
     def lives_on(self, where: str = "") -> list[Life]:
         return [life for life in self.lives if life.where == where]
@@ -268,8 +261,8 @@ class Recorder:
         self.trace.reduced += sum(each.nbytes for each in args if isinstance(each, Tensor))
 
     def asked(self, player: str, sent: int, returned: int) -> None:
-        asked = self.trace.asked.setdefault(player, Asked())
-        asked.sent, asked.returned = asked.sent + sent, asked.returned + returned
+        self.trace.sent[player] += sent
+        self.trace.returned[player] += returned
 
     def add(self, kind: str, what: Any = None) -> None:
         self.trace.events.append(Event(kind, what, self.living.tick(), self.living.where))

@@ -34,26 +34,23 @@ def find_blocks(player: Player) -> list[Block]:
     layers with weights, about sqrt(n) go into each group, which begins with one of them. A single layer is no block,
     because its backward needs only its input anyway.
     """
-    module = player.module
-    blocks = _of_network("", module) if player.blocks is None else _named(player, player.blocks)
-    if not blocks:
-        raise UserError(
-            f"player '{player.name}': recompute finds no block of several layers in its {type(module).__name__}; leave "
-            f"the option out for it, {instead(player.name, without='recompute')}, or name modules that have a "
-            f"forward: Player(..., blocks=[...])"
-        )
-    return blocks
+    if blocks := _blocks(player):
+        return blocks
+    raise UserError(
+        f"player '{player.name}': recompute finds no block of several layers in its {type(player.module).__name__}; "
+        f"leave the option out for it, {instead(player.name, without='recompute')}, or name modules that have a "
+        f"forward: Player(..., blocks=[...])"
+    )
 
 
 def modules_of_blocks(player: Player) -> list[nn.Module]:
     """The blocks that are modules of their own, without the network itself. A network without blocks has none."""
-    try:
-        found = find_blocks(player)
-    except UserError:
-        if player.blocks is not None:
-            raise
-        return []
-    return [block for _, block in found if not isinstance(block, LayerGroups) and block is not player.module]
+    blocks = (block for _, block in _blocks(player) if not isinstance(block, LayerGroups))
+    return [block for block in blocks if block is not player.module]
+
+
+def _blocks(player: Player) -> list[Block]:
+    return _of_network("", player.module) if player.blocks is None else _named(player, player.blocks)
 
 
 def _named(player: Player, blocks: Sequence[str]) -> list[Block]:

@@ -17,6 +17,7 @@ from gan.noise import Place
 
 FOREVER = timedelta(days=1000)  # a serving rank waits for calls; the lifeline ends it if a rank is lost
 HERE = "the device of this rank"
+LEAVE, END = "leave", "end"  # two messages: what `Enter` began ends; no more calls will come
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,6 @@ class Enter:
 
     def __str__(self) -> str:
         return "gathered()" if self.phase is None else f"phase '{self.phase}'"
-
-
-@dataclass(frozen=True)
-class Leave:
-    """What `Enter` began ends."""
-
-
-@dataclass(frozen=True)
-class End:
-    """No more calls will come."""
 
 
 @dataclass(frozen=True)

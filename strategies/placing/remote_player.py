@@ -41,7 +41,7 @@ from gan.files.errors import UserError
 from gan.phase import Phase, Player
 from strategies import private
 from strategies.choice import ranks_as_typed
-from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, Unpacker
+from strategies.placing.messages import END, LEAVE, Bridge, Call, Enter, Packed, Returned, Slopes, Unpacker
 from strategies.placing.server import Fingerprint, ServersOnPaper, rounds
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import hide, resharded
@@ -92,7 +92,7 @@ class Servers:
 
     def _leave(self) -> None:
         if self.entered is not None:
-            self.bridge.send(self.all, Leave())
+            self.bridge.send(self.all, LEAVE)
             self.entered = None
 
     def ask(self, message: Call | Slopes) -> Any:
@@ -107,7 +107,7 @@ class Servers:
     def end(self) -> None:
         """Tell them that no more calls will come. One that is lost is not waited for."""
         with suppress(RuntimeError):
-            self.bridge.send(self.all, End(), FAREWELL)
+            self.bridge.send(self.all, END, FAREWELL)
 
 
 class _Step(torch.autograd.Function):

@@ -20,7 +20,7 @@ from gan.files.system import unless_within
 from gan.phase import Phase
 from strategies import private, random_state
 from strategies.choice import ranks_as_typed
-from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, Unpacker
+from strategies.placing.messages import END, LEAVE, Bridge, Call, Enter, Packed, Returned, Slopes, Unpacker
 from strategies.policies.policy import Policy
 from strategies.reachable import same
 from strategies.turn import check_that_ranks_agree
@@ -186,7 +186,7 @@ class Server:
                 while self._round():
                     pass
             else:
-                self._one_by_one(End)
+                self._one_by_one(END)
 
     def _round(self) -> bool:
         """Answer one call of each training rank, with the other serving ranks. False when the training has ended."""
@@ -199,16 +199,16 @@ class Server:
                 self._answer(rank, message, own)
         if isinstance(first, Enter):
             self._enter(first)
-        elif isinstance(first, Leave):
+        elif first == LEAVE:
             self.stack.close()
-        return not isinstance(first, End)
+        return first != END
 
-    def _one_by_one(self, last: type) -> None:
+    def _one_by_one(self, last: str) -> None:
         """Answer calls as they come, until all training ranks have sent the last."""
         ended = 0
         while ended < len(self.rounds):
             rank, message = self.bridge.receive()
-            if isinstance(message, last):
+            if message == last:
                 ended += 1
             elif isinstance(message, Call | Slopes):
                 self._answer(rank, message, own=True)
@@ -237,7 +237,7 @@ class Server:
         if context.phase is None:
             for policy in policies:
                 self.stack.enter_context(policy.gathered())
-            self._one_by_one(Leave)
+            self._one_by_one(LEAVE)
             self.stack.close()
             return
         phase = Phase(context.phase, _never, context.learners, second_order=context.second_order)

@@ -20,7 +20,7 @@ from strategies.choice import choices
 from strategies.cost.tracing import traces
 from strategies.draws import draws_follow
 from strategies.placing.division import placement_of
-from strategies.placing.messages import Call, Enter, Leave, Packed, Unpacker
+from strategies.placing.messages import LEAVE, Call, Enter, Packed, Unpacker
 from strategies.placing.remote_player import Servers
 from strategies.placing.server import Answers, Fingerprint, rounds
 from strategies.policies import POLICIES
@@ -90,18 +90,18 @@ def test_what_a_call_makes_is_on_the_ranks_that_serve():
 
 
 def test_the_bytes_of_calls_and_their_gradients_are_counted():
-    rows = found(teacher="2-3")["judge"].asked["teacher"]
-    assert rows.sent == 4 * ROWS * 6  # the pictures; and back: a score, and three levels of eight numbers
-    assert rows.returned == 4 * ROWS * (1 + 3 * 8)
-    there = found(teacher="2-3")["generator"].asked["teacher"]
-    assert there.sent > there.returned > rows.returned  # the gradients of many outputs go there
+    rows = found(teacher="2-3")["judge"]
+    assert rows.sent == {"teacher": 4 * ROWS * 6}  # the pictures; and back: a score, and three levels of eight numbers
+    assert rows.returned == {"teacher": 4 * ROWS * (1 + 3 * 8)}
+    there = found(teacher="2-3")["generator"]
+    assert there.sent["teacher"] > there.returned["teacher"] > rows.returned["teacher"]  # the gradients of many outputs
 
 
 def test_sets_of_ranks_are_counted_apart():
     one, two = found(teacher="2", eye="2")["generator"], found(teacher="2", eye="3")["generator"]
     assert one.resting("2") == two.resting("2") + two.resting("3")
     assert 0 < highest_there(two, "3") < highest_there(two, "2")
-    assert set(two.asked) == {"teacher", "eye"}
+    assert set(two.sent) == {"teacher", "eye"}
 
 
 # ---- placement ----
@@ -170,7 +170,7 @@ def test_an_inner_context_that_ends_leaves_the_outer_one():
         with servers.inside(Enter()):  # as averaged() inside gathered()
             servers.enter()
         servers.enter()
-    assert [type(call.args[1]) for call in bridge.send.call_args_list] == [Enter, Leave]
+    assert [call.args[1] for call in bridge.send.call_args_list] == [Enter(), LEAVE]
 
 
 # ---- server ----
