@@ -101,45 +101,35 @@ class Piece:
     def nbytes(self) -> int:
         return self.shape.numel() * self.dtype.itemsize
 
-    @property
-    def chunks(self) -> int:
-        return -(-self.nbytes // CHUNK)
-
     def read(self, file: FileIO, share: Share, room: Tensor) -> None:
         """Read those elements that they have in common. `room` is the share's flat memory, of any dtype."""
-        first, last = max(self.start, share.start), min(self.stop, share.stop)
-        begin, end, size = (each * self.dtype.itemsize for each in (first - self.start, last - self.start, 1))
-        buffer = torch.empty(min(CHUNK, self.nbytes), dtype=torch.uint8)
-        content = buffer.numpy().data
-        for number in range(begin // CHUNK, -(-end // CHUNK)):
-            offset = number * CHUNK
-            low, high = max(begin, offset), min(end, offset + CHUNK)
-            if self.checksums is None:
-                offset = low
-                self._fill(file, low, content[: high - low])
-            else:
-                self._read_chunk(file, number, content)
-            elements = buffer[low - offset : high - offset].view(self.dtype)
-            place = first - share.start + (low - begin) // size
+        first, last, size = max(self.start, share.start), min(self.stop, share.stop), self.dtype.itemsize
+        place = first - share.start
+        for content in self._contents(file, (first - self.start) * size, (last - self.start) * size):
+            elements = torch.frombuffer(content, dtype=torch.uint8).view(self.dtype)
             room[place : place + elements.numel()].copy_(elements)
+            place += elements.numel()
 
     def check(self) -> None:
         """Read all of it, and raise if it is not as it was written."""
-        buffer = memoryview(bytearray(min(CHUNK, self.nbytes)))
-        with self.file.open("rb", buffering=0) as file:
-            for number in range(self.chunks):
-                self._read_chunk(file, number, buffer)
-
-    def _read_chunk(self, file: FileIO, number: int, buffer: memoryview) -> None:
         assert self.checksums is not None, "only what we have written is checked"
-        content = buffer[: min(CHUNK, self.nbytes - number * CHUNK)]
-        self._fill(file, number * CHUNK, content)
-        if crc32(content) != self.checksums[8 * number : 8 * number + 8]:
-            raise Damaged(f"{self.file.name} is damaged: '{self.key}' in it is not what was written")
+        with self.file.open("rb", buffering=0) as file:
+            for _ in self._contents(file, 0, self.nbytes):
+                pass
 
-    def _fill(self, file: FileIO, offset: int, content: memoryview) -> None:
-        file.seek(self.place + offset)
-        fill(file, content)
+    def _contents(self, file: FileIO, begin: int, end: int) -> Iterator[memoryview]:
+        """The bytes from `begin` to `end`, in parts, of which each lies in one MiB that is checked, if it can be."""
+        buffer = memoryview(bytearray(min(CHUNK, self.nbytes)))
+        for number in range(begin // CHUNK, -(-end // CHUNK)):
+            offset = number * CHUNK
+            low, high = max(begin, offset), min(end, offset + CHUNK)
+            first, last = (low, high) if self.checksums is None else (offset, min(offset + CHUNK, self.nbytes))
+            content = buffer[: last - first]
+            file.seek(self.place + first)
+            fill(file, content)
+            if self.checksums is not None and crc32(content) != self.checksums[8 * number : 8 * number + 8]:
+                raise Damaged(f"{self.file.name} is damaged: '{self.key}' in it is not what was written")
+            yield content[low - first : high - first]
 
 
 def crc32(content: Any, before: int = 0) -> str:
@@ -192,7 +182,7 @@ def _pieces(path: Path, header: dict[str, Any], begin: int, length: int, checked
             raise Damaged(f"{path.name} is damaged: '{key}' in it has no place of its own")
         shape = torch.Size(shape)
         found[key] = Piece(path, key, dtype, shape, start, begin + first, checksums[key] if checked else None)
-        if checked and len(checksums[key]) != 8 * found[key].chunks:
+        if checked and len(checksums[key]) != 8 * -(-found[key].nbytes // CHUNK):
             raise Damaged(f"{path.name} is damaged: '{key}' in it has no checksums")
         end = last
     if begin + end != length:
