@@ -3,7 +3,6 @@
 import os
 import sys
 from collections import ChainMap
-from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any
 
@@ -48,13 +47,6 @@ def place_of(found: ClusterEnvironment | None) -> Launched | None:
     return launched() if isinstance(found, TorchElasticEnvironment | SLURMEnvironment) else None
 
 
-def said_if_it_waits(place: Launched) -> AbstractContextManager[None]:
-    """torch says nothing for half an hour."""
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    words = f"rank {place.rank} of {place.world_size} waits at {where} for the others, for 30 minutes at most"
-    return unless_within(QUIET, partial(print, words, file=sys.stderr, flush=True))
-
-
 @cache  # because rank 0 serves it
 def store(place: Launched) -> dist.Store:
     """torch's store, by which ranks that somebody else started find each other.
@@ -64,8 +56,11 @@ def store(place: Launched) -> dist.Store:
     hosts, each counts its own attempts. Our own agent keeps nothing.)
     """
     where = environment(LightningEnvironment())
-    os.environ.update(MASTER_ADDR=where.main_address, MASTER_PORT=str(where.main_port))
-    with clear_meeting(where.main_address, where.main_port), said_if_it_waits(place):
+    address, port = where.main_address, where.main_port
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+    words = f"rank {place.rank} of {place.world_size} waits at {address}:{port} for the others, for 30 minutes at most"
+    said = unless_within(QUIET, partial(print, words, file=sys.stderr, flush=True))  # torch says nothing until then
+    with clear_meeting(address, port), said:
         found, *_ = next(dist.rendezvous(f"env://?rank={place.rank}&world_size={place.world_size}"))
     return dist.PrefixStore(f"attempt {place.restarts if place.nodes == 1 else 0}", found)
 
