@@ -32,7 +32,7 @@ from strategies.processes.cluster import store as store_of
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.own_ranks import OwnRanks
 from strategies.processes.rendezvous import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
-from strategies.processes.starting import LaunchedStrategy, Scripts, SingleProcess, StartMethod
+from strategies.processes.starting import LaunchedStrategy, Scripts, StartMethod
 from strategies.processes.stopping import Ending
 from strategies.world import Groups, World
 
@@ -167,7 +167,7 @@ class RanksStrategy(LaunchedStrategy):
         nccl = ranks > 1 and self._get_process_group_backend().strip().lower() == "nccl"
         if nccl and (kind := self.root_device.type) != "cuda":
             raise UserError(f"backend nccl communicates between GPUs only, and ranks compute on {kind}; {TYPE_GLOO}")
-        self._launcher = launcher(self, self._start_method, self.is_dp) if ranks > 1 else SingleProcess(self)
+        self._launcher = launcher(self, self._start_method, self.is_dp) if ranks > 1 else Scripts(self)
         self.is_starter = self.is_dp and isinstance(self._launcher, OwnRanks)
 
     def _get_process_group_backend(self) -> str:

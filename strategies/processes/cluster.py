@@ -95,11 +95,6 @@ class GivenPlace(TorchElasticEnvironment):
             )
         return said.get(name, default)
 
-    @staticmethod
-    def detect() -> bool:
-        place = launched()
-        return place is not None and not place.launcher.lightning
-
     def world_size(self) -> int:
         return self.place.world_size
 

@@ -15,7 +15,7 @@ import torch
 from lightning.fabric.plugins import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
-from strategies.private import Launcher, ScriptLauncher, note_checkpoint, same_command, set_threads
+from strategies.private import ScriptLauncher, note_checkpoint, same_command, set_threads
 from strategies.processes.launchers import number
 from strategies.processes.lost_ranks import Survivor
 
@@ -55,14 +55,21 @@ class LaunchedStrategy(DDPStrategy):
 
 
 class Scripts(ScriptLauncher):
-    """Starts the command again for every other device, where nobody else does."""
+    """Starts the command again for every other device, where nobody else does. A single process trains by itself."""
 
     def __init__(self, strategy: LaunchedStrategy) -> None:
         super().__init__(strategy.cluster_environment, strategy.num_processes, strategy.num_nodes)
-        self.strategy = strategy
+        self.strategy, self.alone = strategy, strategy.num_processes * strategy.num_nodes == 1
+
+    @property
+    def is_interactive_compatible(self) -> bool:
+        return self.alone
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         """As Lightning does, but without Lightning's thread that watches the children. `Survivor` watches them."""
+        if self.alone:
+            note_checkpoint(function, partial(setattr, self.strategy, "resumes_from"))
+            return function(*args, **kwargs)
         environment = self.cluster_environment
         environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not environment.creates_processes_externally:
@@ -92,22 +99,6 @@ class Scripts(ScriptLauncher):
         for local_rank in range(1, self.num_processes):
             variables = {**os.environ, "LOCAL_RANK": str(local_rank)}
             self.procs.append(subprocess.Popen(command, env=variables, cwd=_folder()))
-
-
-class SingleProcess(Launcher):
-    """Starts nothing: the function is called in this process, the only one."""
-
-    is_interactive_compatible = True
-
-    def __init__(self, strategy: LaunchedStrategy) -> None:
-        self.strategy = strategy
-
-    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        note_checkpoint(function, partial(setattr, self.strategy, "resumes_from"))
-        return function(*args, **kwargs)
-
-    def kill(self, signum: Any) -> None:
-        """There is no other process."""
 
 
 def survive(

@@ -33,7 +33,7 @@ from strategies import PhaseStrategy, private, random_state
 from strategies.loaders import DealtLoader
 from strategies.processes import own_ranks
 from strategies.processes.own_ranks import OwnRanks
-from strategies.processes.starting import Scripts, SingleProcess
+from strategies.processes.starting import Scripts
 from tests.support.hard_games import HARD, BatchNorms, Plain
 from tests.support.parity import BATCH, EXACT, Whole, distance, often, parts, snapshot, train, trainer, vectors
 from tests.support.saved import read_checkpoint
@@ -65,7 +65,7 @@ def test_it_trains_as_one_device(hard_alone):
 
 def test_on_one_device_it_is_that_device(hard_alone):
     made = trainer(PhaseStrategy("dp"), 1, 1)
-    assert isinstance(made.strategy.launcher, SingleProcess)
+    assert isinstance(made.strategy.launcher, Scripts)
     assert distance(train(Plain, policy="dp", devices=1), hard_alone("Plain")) == 0
 
 
