@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gan.files.errors import UserError
+from gan.files.errors import explained
 from gan.files.tensors import as_bytes
 from gan.noise import Place
 
@@ -95,13 +95,12 @@ class Packed(pickle.Pickler):
     def __init__(self, value: Any, device: torch.device, what: str = "a message") -> None:
         super().__init__(stream := io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL)
         self.device, self.numbers, self.tensors = device, dict[int, int](), list[Tensor]()
-        try:
+        words = (
+            f"{what} cannot be sent to another rank: {{why}}; use tensors, values, and functions and classes that "
+            f"stand in a module"
+        )
+        with explained(words, pickle.PicklingError, TypeError, AttributeError):
             self.dump(value)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{what} cannot be sent to another rank: {error}; use tensors, values, and functions and classes that "
-                f"stand in a module"
-            ) from error
         self.content = stream.getvalue()
 
     def persistent_id(self, obj: Any) -> Any:

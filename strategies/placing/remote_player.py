@@ -16,11 +16,7 @@ Training rank t is served by the t-th serving rank, counted round and round. If 
 same order, and they are answered in rounds. A serving rank without a call in a round runs one that another one answers.
 Inside `gathered()` and `averaged()` weights are whole, and each training rank may call alone.
 
-The network is the same on both sorts, for nothing may change it: what the game sets in it after the set-up, and what a
-call sets, is refused. Only train() and eval() may be called, and travel with each call.
-
-The messages are written by hand, over gloo. torch.distributed.rpc could send calls, but its gradients need a context of
-its own around every backward, and it has no rounds.
+docs/how/serving.md says what may change in the network, and why the messages are written by hand.
 """
 
 import weakref

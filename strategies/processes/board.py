@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import NamedTuple
 
-from gan.files.errors import UserError
+from gan.files.errors import explained
 
 VARIABLE = "GAN_BOARD"  # an environment variable: the board's file, if who has started the ranks reads it
 LAYOUT = struct.Struct("qqq?127s")
@@ -83,13 +83,9 @@ def shared_board(ranks: int, first: int, run: str, meet: Callable[[], object]) -
     given, made = os.environ.get(VARIABLE, ""), Path(gettempdir()) / f"gan-places-{run}"
     board = None
     if given and os.path.exists(given):
-        try:
+        words = f"the environment variable {VARIABLE} is '{given}', which cannot be written to ({{why}}); unset it"
+        with explained(words, OSError):
             board = Board(Path(given), ranks, first)
-        except OSError as error:
-            raise UserError(
-                f"the environment variable {VARIABLE} is '{given}', which cannot be written to ({error.strerror}); "
-                f"unset it"
-            ) from error
     elif ranks > 1:
         with suppress(OSError):
             board = Board(made, ranks, first)
