@@ -1,6 +1,6 @@
 """A pipeline, played dry: what a rank holds of its stages, and what goes from stage to stage."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -198,7 +198,8 @@ class Call:
     def _needs(self, trace: Trace, weights: Mapping[int, int]) -> dict[int, tuple[int, int]]:
         """The backwards of the stages that have one: the first moment and the last one. The later stages come first."""
         needs: dict[int, tuple[int, int]] = {}
-        moments, made = trace.moments, [life.begin for life in trace.lives_on()]
+        moments = trace.moments
+        made = [*(life.begin for life in trace.lives_on()), moments[-1]]  # in order
         ends = [min(life.end, moments[-1]) for lives in self.saved.values() for life in lives]
         if not ends:
             return needs
@@ -212,7 +213,7 @@ class Call:
                 finish = max(finish, *(each.at for each in own if each.kind == Kind.GRADIENT), 0)
                 for each in own:
                     if each.kind == Kind.NEED:  # by the next operation that makes something
-                        finish = max(finish, min((at for at in made if at > each.at), default=moments[-1]))
+                        finish = max(finish, made[bisect_right(made, each.at)])
                 needs[stage] = start, finish
                 start = finish + 1
         return needs
