@@ -1,5 +1,6 @@
 """From a data set's bytes to tensors for networks, mirrored and cropped at random."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,9 +38,10 @@ class Augment:
         return self._mirror(item, mirror)
 
     def load(self, dataset: Any, epoch: int, index: int) -> Item:
-        """A sample of a data set, augmented. Files are resized once: from the stored size to the enlarged one.
+        """A sample of a data set, augmented.
 
-        Of a data set with `load_part`, such as one of sounds, it is a random part of the sample.
+        A data set of files has `load_crop`, and resizes once: from the stored size to the one that is cropped. Of a
+        data set with `load_part`, such as one of sounds, it is a random part of the sample.
         """
         if hasattr(dataset, "load_part"):
             return dataset.load_part(index, self._draw(epoch, index)[0])
@@ -48,7 +50,7 @@ class Augment:
         if not (self.crop and hasattr(dataset, "load_crop")):
             return self(as_item(dataset[index]), epoch, index)
         mirror, down, right = self._draw(epoch, index)
-        return self._mirror(dataset.load_crop(index, *_random_part(dataset.size, down, right)), mirror)
+        return self._mirror(dataset.load_crop(index, down, right), mirror)
 
     def _draw(self, epoch: int, index: int) -> list[float]:
         dice = torch.Generator().manual_seed(seed_for("augment", self.seed, epoch, index))
@@ -70,11 +72,14 @@ class Augment:
         return value
 
 
-def _random_part(size: tuple[int, int], down: float, right: float) -> tuple[list[int], tuple[int, int]]:
-    """The size to enlarge to, and the corner of the crop, which `down` and `right` choose from 0 to 1."""
-    larger = [round(length * 286 / 256) for length in size]
-    spare = [grown - length + 1 for grown, length in zip(larger, size, strict=True)]
-    return larger, (int(down * spare[0]), int(right * spare[1]))
+def enlarged(size: tuple[int, int]) -> tuple[int, int]:
+    """The size of which a part is cropped, as published."""
+    return round(size[0] * 286 / 256), round(size[1] * 286 / 256)
+
+
+def corner(larger: Sequence[int], size: tuple[int, int], down: float, right: float) -> tuple[int, int]:
+    """The upper left of a part of this size, which `down` and `right` choose from 0 to 1."""
+    return int(down * (larger[0] - size[0] + 1)), int(right * (larger[1] - size[1] + 1))
 
 
 def _crop(value: Any, down: float, right: float) -> Any:
@@ -82,7 +87,8 @@ def _crop(value: Any, down: float, right: float) -> Any:
     if not isinstance(value, tv_tensors.TVTensor):
         return value
     height, width = value.shape[-2:]
-    larger, (top, left) = _random_part((height, width), down, right)
+    larger = list(enlarged((height, width)))
+    top, left = corner(larger, (height, width), down, right)
     if isinstance(value, tv_tensors.Mask):
         # torch's other nearest would be half a pixel off the picture.
         plain = value.as_subclass(Tensor).reshape(-1, 1, height, width)

@@ -20,7 +20,10 @@ TURNED = (5, 6, 7, 8)  # the EXIF orientations that exchange width and height
 
 @dataclass(frozen=True)
 class Frame:
-    """What all pictures of a set become. `fit` is "crop" (the middle), "pad" (with the background) or "stretch"."""
+    """What all pictures of a set become. `fit` is "crop" (the middle), "pad" (with the background) or "stretch".
+
+    With "whole" they keep their shapes, and `height` and `width` are both the shorter side.
+    """
 
     height: int
     width: int
@@ -32,6 +35,13 @@ class Frame:
         with explained(f"there is no colour {self.background!r}; try white, black, or #c0c0c0", ValueError):
             return ImageColor.getrgb(self.background)[:3]
 
+    def shape(self, width: int, height: int) -> tuple[int, int]:
+        """Height and width of what a picture of this width and height becomes."""
+        if self.fit != "whole":
+            return self.height, self.width
+        shorter = min(width, height)
+        return round(height * self.height / shorter), round(width * self.width / shorter)
+
     def pixels(self, picture: Image.Image) -> Tensor:
         """The picture as bytes [channels, height, width], by bicubic with antialiasing. Colours count by their opacity.
 
@@ -39,14 +49,16 @@ class Frame:
         """
         if max(self.height / picture.height, self.width / picture.width) > ENLARGED:
             raise UserError(f"it is tiny: {picture.width}x{picture.height} pixels for {self.width}x{self.height}")
-        picture, size = self._in_channels(ImageOps.exif_transpose(picture)), (self.width, self.height)
+        picture = ImageOps.exif_transpose(picture)
+        size = self.shape(*picture.size)[::-1]
+        picture = self._in_channels(picture)
         if self.fit == "crop":
             picture = ImageOps.fit(picture, size, BICUBIC)
-        elif self.fit == "stretch":
+        elif self.fit != "pad":
             picture = picture.resize(size, BICUBIC)
         else:
             picture = ImageOps.pad(picture, size, BICUBIC, "rgba({},{},{},0)".format(*self.colour()))
-        return torch.from_numpy(np.array(picture)).view(self.height, self.width, -1).permute(2, 0, 1).contiguous()
+        return torch.from_numpy(np.array(picture)).view(*size[::-1], -1).permute(2, 0, 1).contiguous()
 
     def _in_channels(self, picture: Image.Image) -> Image.Image:
         """The picture in this frame's channels. Without a fourth one it stands on the background."""

@@ -18,6 +18,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
+from datasets.augment import corner, enlarged
 from datasets.files.cache import MAX_PROBLEMS, FoundFile, all_files, cache_folder, raise_problems, remember
 from gan.files.disk import regular
 from gan.files.errors import UserError, reason
@@ -122,18 +123,23 @@ class Pairs(Dataset):
         return self._files[:, 0].tolist()
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.load_crop(index, self.size, (0, 0))
+        return self._load(index, self.size, (0, 0))
+
+    def load_crop(self, index: int, down: float, right: float) -> dict[str, Tensor]:
+        """A random part of the enlarged sample, whose place `down` and `right` choose from 0 to 1."""
+        larger = enlarged(self.size)
+        return self._load(index, larger, corner(larger, self.size, down, right))
 
     def paths(self, index: int) -> tuple[Path, ...]:
         """The files of a sample: picture, label map and, with edges, instance map."""
         row = self._files[range(len(self))[index]]
         return tuple(self.root / os.fsdecode(path) for path in row)
 
-    def load_crop(self, index: int, resized: tuple[int, int], corner: tuple[int, int]) -> dict[str, Tensor]:
-        """A sample, resized to `resized` and then cropped to this set's size, with `corner` as its upper left."""
+    def _load(self, index: int, resized: tuple[int, int], at: tuple[int, int]) -> dict[str, Tensor]:
+        """A sample, resized to `resized` and then cropped to this set's size, with `at` as its upper left."""
         (picture, *maps), (stamp, *stamps) = self.paths(index), self.stamps[index]
         (label, *instances), (label_stamp, *instance_stamps) = maps, stamps
-        (top, left), (height, width) = corner, self.size
+        (top, left), (height, width) = at, self.size
 
         def crop(value: Any) -> Any:
             return value[..., top : top + height, left : left + width]

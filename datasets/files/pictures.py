@@ -93,6 +93,8 @@ class UsableSamples(Dataset):
 class Pictures(UsableSamples):
     """Items {"image": uint8 [channels, height, width]}, and where there are classes {"class": number or vector} too.
 
+    All are of the frame's size; in a frame of "whole" each has its own shape, see `shapes` [samples, 2].
+
     All pictures are decoded when the set is opened, and stay in the cache as one array of bytes, which processes
     share. Where the disk has no room for that they are only tried, and decoded again each time. Without `keep` only
     their headers are read, and each is decoded when it is asked for; but to skip broken ones all must be decoded.
@@ -106,8 +108,14 @@ class Pictures(UsableSamples):
         self.size, self.channels = (frame.height, frame.width), frame.channels
         self.class_names = source.class_names
         self.classes = len(self.class_names)  # or how long their vectors are
-        self._shape = (frame.channels, frame.height, frame.width)
-        self.bytes = int(np.prod(self._shape))
+        whole = frame.fit == "whole"
+        self._shapes = np.full((len(source), 2), self.size)  # of all entries
+        if whole:
+            known = {row: text.split()[:2] for row, text in enumerate(Headers(source).texts) if text is not None}
+            self._shapes[list(known)] = [frame.shape(*map(int, size)) for size in known.values()]
+        # A picture is a row of the array; in a frame of "whole" it has a row for each pixel of its longer side.
+        self.bytes = frame.channels * frame.height * (1 if whole else frame.width)
+        self._lengths = self._shapes.prod(1) * frame.channels // self.bytes
         self._array: np.ndarray | None = None
         stem = f"pixels-{_sum(source.path, frame, *source.part)}"
         self.file = cache_folder(source.path) / f"{stem}.bytes"
@@ -124,7 +132,18 @@ class Pictures(UsableSamples):
         self.entries = np.array([entry for entry, text in enumerate(texts) if text is not None])
         # Of all entries, see _write. Listings of before have no checksums.
         self._rows, self._sums = np.array([(*map(int, (text or "-1").split()), -1)[:2] for text in texts]).T
+        for entry, text in enumerate(texts if whole else ()):
+            self._shapes[entry] = list(map(int, text.split()[2:])) if text and " " in text else self._shapes[entry]
         self.decoded = bool((self._rows[self.entries] >= 0).all())
+
+    @property
+    def shapes(self) -> np.ndarray:
+        return self._shapes[self.entries]
+
+    @property
+    def room(self) -> int:
+        """The bytes of all pictures, decoded."""
+        return int(self._lengths.sum()) * self.bytes
 
     def name(self, index: int) -> str:
         return os.fsdecode(self.source.names[self.entries[index]])
@@ -140,9 +159,10 @@ class Pictures(UsableSamples):
 
     def _read(self, entry: int) -> Tensor:
         """A picture's row. If its bytes are no longer what was written, the picture is decoded into it again."""
-        pixels = self._open()[self._rows[entry]].copy()
-        if self._sums[entry] in (-1, zlib.crc32(pixels)):
-            return torch.from_numpy(pixels)
+        row = self._rows[entry]
+        pixels = self._open()[row : row + self._lengths[entry]].copy()
+        if self._sums[entry] in (-1, zlib.crc32(pixels.data)):
+            return torch.from_numpy(pixels).view(self.channels, *self._shapes[entry].tolist())
         decoded = self._decode(entry)
         with suppress(OSError):  # it may not be written
             self._fill(entry, decoded)
@@ -151,7 +171,7 @@ class Pictures(UsableSamples):
     def _open(self) -> np.ndarray:
         if self._array is None:
             rows = self.file.stat().st_size // self.bytes
-            self._array = np.memmap(self.file, np.uint8, "r", shape=(rows, *self._shape))
+            self._array = np.memmap(self.file, np.uint8, "r", shape=(rows, self.bytes))
         return self._array
 
     def _decode(self, entry: int) -> Tensor:
@@ -169,22 +189,29 @@ class Pictures(UsableSamples):
 
         A row that a killed process has given is not given again, because its workers may still write there.
         """
-        todo = todo[: max(0, shutil.disk_usage(self.file.parent).free - MARGIN) // self.bytes]
+        room = max(0, shutil.disk_usage(self.file.parent).free - MARGIN) // self.bytes
+        ends = np.cumsum(self._lengths[todo])
+        ends = ends[ends <= room]
+        todo = todo[: len(ends)]
         with self.file.open("ab") as file:
             first = -(-file.tell() // self.bytes)
-            file.truncate((first + len(todo)) * self.bytes)  # on most disks only what is written takes room
+            # On most disks only what is written takes room.
+            file.truncate((first + int(ends.max(initial=0))) * self.bytes)
         self._rows = np.full(len(self.source), -1)
-        self._rows[todo] = first + np.arange(len(todo))
+        self._rows[todo] = first + ends - self._lengths[todo]
 
     def _write(self, entry: int) -> str | OSError:
-        """Decode a picture into its row, if there is room for it. Returns the row, and the checksum of its bytes."""
+        """Decode a picture into its row, if there is room for it. Returns the row, the checksum of its bytes, and in a
+        frame of "whole" the shape, which for some files the header did not say.
+        """
         pixels = self._decode(entry)
         try:
             if self._rows[entry] >= 0:
                 self._fill(entry, pixels)
         except OSError as error:
             return error  # the disk's, not the picture's
-        return f"{self._rows[entry]} {zlib.crc32(pixels.numpy().data)}"
+        shape = " {} {}".format(*pixels.shape[1:]) if self.frame.fit == "whole" else ""
+        return f"{self._rows[entry]} {zlib.crc32(pixels.numpy().data)}{shape}"
 
     def _fill(self, entry: int, pixels: Tensor) -> None:
         with self.file.open("r+b") as file:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import compress
 from pathlib import PurePosixPath
@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from datasets.augment import Augment
+from datasets.augment import Augment, corner
 from datasets.files.cache import listed
 from datasets.files.find import find_source
 from datasets.files.pairs import Size, as_size
@@ -26,6 +26,7 @@ from gan.noise import seed_for
 KNOWN = (("a", "b"), ("images", "targets"), ("inputs", "targets"), ("input", "target"), ("source", "target"))
 SPLIT_AND_SIDE = re.compile(r"(train|val|valid|validation|test)[-_]?([ab])")
 TRAINED = ("", "train", "training")
+ROUNDING = 2  # pixels that both pictures of a pair may differ by when they are scaled
 FOLDERS = "two folders such as A/ and B/, or trainA/, trainB/, testA/ and testB/"
 FORMS = f"{FOLDERS}; or pairs as A|B in one picture"
 
@@ -179,13 +180,14 @@ class Side(Dataset):
         return len(self.pictures)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        height, width = self.pictures[index]["image"].shape[1:]
-        return self.load_crop(index, (height, width), ((height - self.size[0]) // 2, (width - self.size[1]) // 2))
+        return self._cut(index, lambda larger: ((larger[0] - self.size[0]) // 2, (larger[1] - self.size[1]) // 2))
 
-    def load_crop(self, index: int, resized: Sequence[int], corner: tuple[int, int]) -> dict[str, Any]:
-        """The part at a corner. The pictures are `resized` already."""
-        (top, left), (height, width) = corner, self.size
-        pixels = self.pictures[index]["image"].as_subclass(torch.Tensor)
+    def load_crop(self, index: int, down: float, right: float) -> dict[str, Any]:
+        return self._cut(index, lambda larger: corner(larger, self.size, down, right))
+
+    def _cut(self, index: int, place: Callable[[Sequence[int]], tuple[int, int]]) -> dict[str, Any]:
+        pixels, (height, width) = self.pictures[index]["image"].as_subclass(torch.Tensor), self.size
+        top, left = place(pixels.shape[1:])
         return {"image": tv_tensors.Image(pixels[:, top : top + height, left : left + width].contiguous())}
 
 
@@ -225,8 +227,8 @@ class PairedSides(Dataset):
             raise IndexError(index)
         return {"a": self.a[index % len(self.a)]["image"], "b": self.b[index % len(self.b)]["image"]}
 
-    def load_crop(self, index: int, resized: Sequence[int], corner: tuple[int, int]) -> dict[str, Any]:
-        return {name: getattr(self, name).load_crop(index, resized, corner)["image"] for name in "ab"}
+    def load_crop(self, index: int, down: float, right: float) -> dict[str, Any]:
+        return {name: getattr(self, name).load_crop(index, down, right)["image"] for name in "ab"}
 
 
 class UnpairedSides(PairedSides):
@@ -246,6 +248,11 @@ class UnpairedSides(PairedSides):
 
 
 def aligned(a: Pictures, b: Pictures) -> tuple[Pictures, Pictures]:
-    """Two sides without the pairs of which one picture is broken."""
+    """Two sides without the pairs of which one picture is broken. The same part is cropped from both of a pair."""
     both = np.intersect1d(a.entries, b.entries)
-    return a.part(np.isin(a.entries, both)), b.part(np.isin(b.entries, both))
+    a, b = a.part(np.isin(a.entries, both)), b.part(np.isin(b.entries, both))
+    odd = np.flatnonzero((abs(a.shapes - b.shapes) > ROUNDING).any(1))
+    if len(odd):
+        what = f"{len(odd)} pairs in {a.source.path} are pictures of two shapes; crop them, or type --fit stretch:"
+        raise UserError(listed(what, [f"{a.name(row)} and {b.name(row)}" for row in odd.tolist()]))
+    return a, b

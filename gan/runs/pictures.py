@@ -62,8 +62,7 @@ def decoded(*sets: "Pictures") -> str:
     """Where these pictures are when they are decoded, and how much room they take."""
     if decodes() and not all(each.decoded for each in sets):
         return "decoded again each time: the disk has no room for the pixels"
-    room = sum(each.bytes * len(each.source) for each in sets)
-    return f"decoded into {sets[0].file.parent}, {-(-room // 10**6):,} MB"
+    return f"decoded into {sets[0].file.parent}, {-(-sum(each.room for each in sets) // 10**6):,} MB"
 
 
 def say_left_out(*sets: "Pictures") -> None:

@@ -28,7 +28,9 @@ class OnSides(PictureOptions):
         data: A folder or zip with A/ and B/, or trainA/, trainB/, testA/ and testB/, or any two folders; for
             pix2pix also pictures that are A on the left and B on the right.
         channels: 1 for gray, 3 for colours, 4 for colours and opacity; default: 1 for a side that is all gray, else 3.
-        crop: Enlarge pictures by 286/256 and crop a random part, as published.
+        crop: Train on a random part of a picture, as published.
+        load_size: Pixels of the shorter side of the pictures that random parts are cropped from. The pictures keep
+            their shape, or with fit stretch or pad have that of size; default: 286/256 of size, cropped to its shape.
         flip: Mirror half of the pictures, both of a pair; not for letters, or what has a left and a right.
         held_out: The share that is scored on and not trained on, where no folder is called test or val.
         skip_broken: Leave pictures out that cannot be read, are tiny or have no partner.
@@ -45,6 +47,7 @@ class OnSides(PictureOptions):
 
     flip: bool = True
     crop: bool = True
+    load_size: PositiveInt | None = None
     epochs: PositiveInt | None = None
     falling_epochs: NonNegativeInt | None = None
     max_steps: PositiveInt | None = None
@@ -66,6 +69,7 @@ class OnSides(PictureOptions):
             raise UserError(f"{self.data} has pictures of {a} and of {b} channels; type --channels 3")
         torch.manual_seed(self.seed)
         found.chosen = dict(width=self.width, layers=self.layers, rate=self.rate, crop=self.crop, flip=self.flip)
+        found.chosen |= {} if self.load_size is None else dict(load_size=self.load_size)
         typed = dict(epochs=self.epochs, falling_epochs=self.falling_epochs)
         full, after = self.epochs or full, after if self.falling_epochs is None else self.falling_epochs
         batches = max(1, len(found.train) // self.batch_size)
@@ -81,7 +85,7 @@ class OnSides(PictureOptions):
         from datasets.files.pictures import Headers, Pictures
         from datasets.files.sides import Both, PairedSides, Side, UnpairedSides, aligned, find_sides
 
-        typed = self.typed_size()
+        typed, fit = self._typed_part(), "whole" if self.load_size and self.fit == "crop" else self.fit
         kind = PairedSides if paired else UnpairedSides
         try:
             train, val, said = find_sides(self.data, paired=paired, held_out=self.held_out, leave_out=self.skip_broken)
@@ -97,19 +101,48 @@ class OnSides(PictureOptions):
         kept: list[Pictures] = []
 
         def opened(parts: Both, stored: tuple[int, int]) -> PairedSides:
-            frames = [Frame(*stored, count, self.fit, self.background) for count in channels]
+            frames = [Frame(*stored, count, fit, self.background) for count in channels]
             both = [Pictures(*each, self.skip_broken, decodes()) for each in zip(parts, frames, strict=True)]
             kept.extend(both)
             return kind(*(Side(each, size) for each in (aligned(*both) if paired else both)))
 
-        found = Found(self, opened(train, self._enlarged(size)), opened(val, size) if all(map(len, val)) else None)
-        say(f"{said}; {FITTED[self.fit]} to {size[1]}x{size[0]}, {shown}; {decoded(*kept)}")
+        larger = self._enlarged(size)
+        seen = larger if self.load_size else size
+        found = Found(self, opened(train, larger), opened(val, seen) if all(map(len, val)) else None)
+        to = f"{FITTED[self.fit]} to {seen[1]}x{seen[0]}"
+        if self.load_size:
+            to = f"scaled to {self.load_size} pixels on the shorter side" if fit == "whole" else to
+            to += f"; trained on random parts of {size[1]}x{size[0]}, scored on the middle of those held out"
+        say(f"{said}; {to}, {shown}; {decoded(*kept)}")
         say_left_out(*kept)
         return found
 
+    def _typed_part(self) -> tuple[int, int] | None:
+        """The size that is typed; and of parts of larger pictures the published one."""
+        from datasets.files.pictures import USUAL
+
+        size = self.typed_size()
+        if not self.load_size:
+            return size
+        if not self.crop:
+            raise UserError("--crop false takes no parts of pictures, so --load-size does nothing; leave one out")
+        size = size or (min(USUAL, self.load_size),) * 2
+        least = max(size) if self.fit == "crop" else min(size)
+        if least > self.load_size:
+            what = f"parts of {size[1]}x{size[0]} do not fit into pictures of --load-size {self.load_size}"
+            raise UserError(f"{what}; type a smaller --size, or --load-size {least} or more")
+        return size
+
     def _enlarged(self, size: tuple[int, int]) -> tuple[int, int]:
-        """The size of which a random part is cropped in training."""
-        return (round(size[0] * 286 / 256), round(size[1] * 286 / 256)) if self.crop else size
+        """The size of the pictures of which a random part is cropped in training."""
+        from datasets.augment import enlarged
+
+        if not self.load_size:
+            return enlarged(size) if self.crop else size
+        if self.fit == "crop":
+            return self.load_size, self.load_size
+        height, width = size
+        return round(height * self.load_size / min(size)), round(width * self.load_size / min(size))
 
 
 def unet_depth(size: tuple[int, int], name: str = "unet") -> int:

@@ -48,6 +48,7 @@ OF_OTHER_TRAINERS = {
     "--kimg": "epochs n-epochs num-epochs",
     "--latent": "dim-z",
     "--layers": "n-layers-d",
+    "--load-size": "preprocess",
     "--log-every": "print-freq stdout-interval summary-interval",
     "--logger": "wandb use-wandb display-id",
     "--loss": "gan-mode",

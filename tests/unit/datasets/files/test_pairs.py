@@ -214,7 +214,7 @@ def test_edges_are_made_of_what_is_seen(tmp_path):
     data = Instances(tmp_path, 12)
     assert len(data.paths(0)) == 3 and data[0]["edges"].dtype == torch.uint8
     assert (data[0]["edges"].numpy() == edges(ids[1::2, 1::2])).all(), "of the resized instances"
-    cut = data.load_crop(0, (24, 24), (4, 8))["edges"].numpy()
+    cut = data._load(0, (24, 24), (4, 8))["edges"].numpy()
     assert (cut == edges(ids[4:16, 8:20])).all()
     assert not cut[1:3, 0].any(), "a border of the part is no edge, though its neighbour outside is another"
 

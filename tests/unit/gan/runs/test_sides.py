@@ -168,6 +168,68 @@ def test_both_pictures_of_a_pair_are_cropped_and_mirrored_alike(tmp_path):
     assert sum(torch.equal(a, b) for a in batch["a"] for b in batch["b"]) < 3  # the same picture in the same place
 
 
+def test_parts_of_large_pictures_are_of_one_scale_and_at_one_place_in_both_of_a_pair(tmp_path, capsys):
+    """A pixel's red is its column and its green its row, so a part says where it was."""
+    rng = np.random.default_rng(0)
+    for number, (width, height) in enumerate([(128, 64)] * 4 + [(64, 192)] * 4):
+        columns, rows = np.meshgrid(np.arange(width), np.arange(height))
+        whole = Image.fromarray(np.stack([columns, rows, rng.integers(0, 9, rows.shape)], 2).astype(np.uint8))
+        for side, scale in (("A", 1), ("B", 2)):
+            (tmp_path / side).mkdir(exist_ok=True)
+            size = scale * width, scale * height
+            whole.resize(size, Image.Resampling.NEAREST).save(tmp_path / side / f"{number}.png")
+    data = found(tmp_path, held_out=0.3, load_size=64, size=32)
+    assert "scaled to 64 pixels on the shorter side; trained on random parts of 32x32" in capsys.readouterr().err
+    assert {tuple(shape) for shape in data.train.a.pictures.shapes.tolist()} <= {(64, 128), (192, 64)}
+    batches = data.data(1).train_dataloader()
+    places = []
+    for epoch in range(6):
+        batches.sampler.set_epoch(epoch)
+        for batch in batches:
+            a, b = (((batch[side] + 1) * 127.5).round() for side in "ab")
+            assert a.shape == (1, 3, 32, 32) and (a - b)[:, :2].abs().max() <= 1
+            across, down = (row.flatten().sort().values for row in a[0, :2])
+            assert across[-1] - across[0] == 31 and down[-1] - down[0] == 31, "pixels of the picture, not enlarged"
+            places.append((int(across[0]), int(down[0])))
+    assert len(set(places)) > 20 and max(x for x, _ in places) > 64 and max(y for _, y in places) > 96
+    held = data.val[0]["a"].double()
+    assert held.shape == (3, 32, 32) and held[:2, 0, 0].tolist() in ([48, 16], [16, 80]), "the middle"
+    paired, alone = (found(tmp_path, each, load_size=64, size=32).train for each in (True, False))
+    augment = data.data(1).train_dataloader().dataset.augment
+    assert torch.equal(augment.load(paired, 3, 1)["a"], augment.load(alone, 3, 1)["a"])
+    again = found(tmp_path, load_size=64, size=32).train.a.pictures
+    again._rows[:] = -1  # as where the disk has no room
+    assert all(torch.equal(again[row]["image"], paired.a.pictures[row]["image"]) for row in range(len(again)))
+
+
+def test_parts_of_stretched_pictures_are_the_published_ones(tmp_path, capsys):
+    fill(tmp_path / "wide", "A", "B", size=(24, 12))
+    data = found(tmp_path / "wide", load_size=10, size="8x4", fit="stretch")
+    assert "stretched to 20x10; trained on random parts of 8x4" in capsys.readouterr().err
+    assert data.train.a.pictures[0]["image"].shape == (3, 10, 20) and data.size == (4, 8)
+    for number in range(4):
+        pixels = np.random.default_rng(number).integers(0, 256, (300, 300, 3), np.uint8)
+        for side in "AB":
+            (tmp_path / "large" / side).mkdir(exist_ok=True, parents=True)
+            Image.fromarray(pixels).save(tmp_path / "large" / side / f"{number}.png")
+    usual, typed = found(tmp_path / "large", size=256), found(tmp_path / "large", load_size=286, fit="stretch")
+    one, other = (each.data(1).train_dataloader().dataset[3, 1]["a"] for each in (usual, typed))
+    assert typed.size == (256, 256) and torch.equal(one, other)
+
+
+def test_parts_that_do_not_fit_or_pairs_of_two_shapes_are_refused(tmp_path):
+    fill(tmp_path, "A", "B", size=(24, 12))
+    with pytest.raises(UserError, match="parts of 24x8 do not fit into pictures of --load-size 16; type a smaller"):
+        found(tmp_path, load_size=16, size="24x8")
+    with pytest.raises(UserError, match="takes no parts of pictures, so --load-size does nothing; leave one out"):
+        found(tmp_path, load_size=16, size=8, crop=False)
+    put(tmp_path / "B" / "3.jpg", (20, 20))
+    with pytest.raises(UserError, match=r"1 pairs in .* are pictures of two shapes(?s:.*)3.png and B/3.jpg"):
+        found(tmp_path, load_size=12, size=8, held_out=0.0)
+    assert len(found(tmp_path, paired=False, load_size=12, size=8, held_out=0.0).train) == 8
+    assert len(found(tmp_path, fit="stretch", load_size=12, size=8, held_out=0.0).train) == 8
+
+
 def test_gray_and_colour_sides_have_their_own_channels(tmp_path):
     put(tmp_path / "A" / "1.png", mode="L")
     put(tmp_path / "B" / "1.png")
@@ -194,7 +256,7 @@ def test_the_work_of_decoding_can_be_sent_to_processes_that_are_not_forked(tmp_p
     with pictures.file.open("r+b") as file:
         file.write(bytes(2 * pictures.bytes))
     assert [write(row).split()[0] for row in (0, 1)] == ["0", "1"]
-    assert np.array_equal(pictures._open()[:2], torch.stack(known).numpy())
+    assert np.array_equal(pictures._open()[:2], torch.stack(known).flatten(1).numpy())
 
 
 # ---- pix2pix ----
