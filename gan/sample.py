@@ -34,6 +34,8 @@ region over training pictures.
 examples:
   python -m gan.sample                                           the newest run, its action by default
   python -m gan.sample auto --inputs photos/ --out painted/      of a run that translates: pix2pix, CycleGAN, CUT
+  python -m gan.sample auto --inputs labels/ --out painted/      of SEAN or SPADE: paints a folder of label maps
+  python -m gan.sample auto --inputs labels/ --from 3            of SEAN: in the styles of picture 3, not of the mean
   python -m gan.sample auto --inputs sounds/ --out made/         of HiFi-GAN: sounds, or mel spectrograms (.npy)
   python -m gan.sample auto --inputs photos/ --out codes/ --direction codes        of VQGAN: a map of codes (.npy) each
   python -m gan.sample auto --inputs codes/ --out painted/ --direction pictures    of VQGAN: pictures of such maps
@@ -226,6 +228,7 @@ OPTIONS = {
         "transfer": "from to region missing mean-of singles seed",
         "interpolate": "between frames fps on region missing mean-of singles seed",
         "repaint": "picture label missing mean-of singles seed",
+        "translate": "inputs from largest missing mean-of seed",
         "save-styles": "picture mean-of",
         "save-labels": "picture",
     },
@@ -244,9 +247,10 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
     "fps": _number("pictures a second, in a file that ends in .gif or .mp4", Fps, 30),
     "frames": _number("pictures from one to the next, both among them; default 8, or 60 of seeds", Frames),
     "from": _several("the styles; default the first five held-out pictures", "STYLES"),
+    "translate from": _option("of SEAN: the styles to paint label maps in", str, "STYLES", "mean"),
     "direction": _option("which way, of a run that has several: AtoB, BtoA; of VQGAN codes, pictures", metavar="WAY"),
     "inputs": _option(
-        "a folder or zip of pictures, a folder of sounds or codes, or one file, to translate; where they go is --out",
+        "a folder or zip of pictures, a folder of label maps, sounds or codes, or one file, to translate into --out",
         metavar="PATH",
     ),
     "largest": _number("make pictures smaller whose longer side has more pixels", PositiveInt),
@@ -258,6 +262,7 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
         f"{LACKING}, the painted picture's own, or none", Literal["mean", "own", "zero"], default="mean"
     ),
     "repaint missing": _option(f"{LACKING}, or none", Literal["mean", "zero"], default="mean"),
+    "translate missing": _option(f"{LACKING}, or none", Literal["mean", "zero"], default="mean"),
     "on": _several("the pictures to paint; default the first of the two", "PICTURE..."),
     "perceptual": _option(LPIPS, Path, "FILE"),
     "picture": _option("the picture; default the first held-out one", default="0"),
@@ -296,7 +301,7 @@ def _parser(action: str | None) -> Parser:
     parser.add_argument("action", nargs="?", default=None, help=what)
     without = {"any": "show", "seeds": "draw", "styles": "reconstruct"}
     found = [options_of(kind, action or without[kind]).items() for kind in OPTIONS]
-    found += [] if action else [options_of("any", "translate").items()]
+    found += [] if action else [options_of(kind, "translate").items() for kind in ("any", "styles")]
     for name, how in dict(chain.from_iterable(found)).items():
         (parser.option if "kind" in how else parser.flag)(name, **how)
     where = "where to write; default in the run's samples/, or here for a published FILE"

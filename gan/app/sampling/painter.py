@@ -208,7 +208,7 @@ class Painter:
         self.opened, self.game, self.seed = opened, game, seed
         self.data, self.train, self.val = data, data.train, data.val
         self.label_names: tuple[str, ...] = tuple(getattr(self.val, "label_names", ()))
-        self.size: tuple[int, int] = getattr(self.val, "size", None) or tuple(self.val[0]["image"].shape[-2:])
+        self.size = size_of(self.val)
         self.device = next(game.generator.parameters()).device
 
     def picture(self, which: str) -> Picture:
@@ -287,6 +287,11 @@ class Painter:
     def _encode(self, images: Tensor, labels: Tensor) -> Tensor:
         planes = self.game.mask(labels.to(self.device))[:, : len(self.label_names)]
         return self.game.encoder(images.to(planes), planes).cpu()
+
+
+def size_of(samples: Any) -> Size:
+    found = getattr(samples, "size", None)
+    return pairs.as_size(found) if found else tuple(samples[0]["image"].shape[-2:])
 
 
 def has_styles(opened: SavedRun) -> bool:

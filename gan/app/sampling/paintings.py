@@ -206,6 +206,26 @@ class Paintings(Shown):
         _tell([source])
         return Sheet(file_name("repaint", [which, "with", str(label)]), columns, singles={"repainted": made})
 
+    def translate(  # pyrefly: ignore[bad-override] - with other options, as the command line has them
+        self,
+        inputs: str | Path | None = None,
+        file: str | Path | None = None,
+        from_: str | int = "mean",
+        largest: int | None = None,
+        **how: Unpack[How],
+    ) -> list[Path]:
+        """Paint a folder of label maps, or one, each in its own size, in these styles."""
+        inputs, folder = self._places(inputs, file)
+        painter, (source,) = self._sources([str(from_)], **how)
+
+        def paint(maps: Tensor) -> Tensor:
+            picture = Picture("", maps[0, 0].cpu())
+            return painter.paint(picture, source.on(picture))[None]
+
+        written = self._paint(paint, inputs, folder, largest)
+        _tell([source])
+        return written
+
     def save_styles(self, picture: str | int = 0, mean_of: int = 1000, file: str | Path | None = None) -> list[Path]:
         styles = StyleSource(self.painter, str(picture), among=mean_of).styles
         path = Path(file or self.path(file_name("styles", words(picture)), ".pt"))

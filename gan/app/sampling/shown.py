@@ -14,10 +14,13 @@ from PIL import Image
 from gan.app.outputs import say
 from gan.app.run.reopen import NOTHING_HELD_OUT, SavedRun, first_samples, samples, shown
 from gan.app.sampling import grids
+from gan.app.sampling.painter import size_of
 from gan.app.sampling.sheet import Sheet
 from gan.app.sampling.translating import translate_folder, voice_folder, way
 from gan.files.disk import name_for
 from gan.files.errors import UserError
+from gan.games.spade import Spade
+from gan.games.translation import Translation
 from nets.hifigan import HifiGenerator
 
 Words = str | int | Iterable[str | int] | None  # what is typed one after the other; in Python also a single one
@@ -49,7 +52,7 @@ class Shown:
         self.run, self.title = run, title if run is None else f"{run.folder.path}, step {run.step}"
         self.game: Any = game if run is None else run.run.game
         self.makes_sounds = isinstance(getattr(self.game, "generator", None), HifiGenerator)
-        self.translates = self.makes_sounds or hasattr(self.game, "translations")
+        self.translates = self.makes_sounds or isinstance(self.game, Spade) or hasattr(self.game, "translations")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.title}>"
@@ -124,23 +127,44 @@ class Shown:
         direction: str | None = None,
         largest: int | None = None,
     ) -> list[Path]:
-        """Write the translations of a folder or zip of pictures, or of one, each in its own size; and so of sounds."""
-        if inputs is None:
-            raise UserError("say which pictures: --inputs and a folder, a zip or a picture")
-        if not isinstance(inputs, str | Path):
-            raise UserError(f"--inputs takes a path and not {type(inputs).__name__}; save it to a file, and give that")
-        folder = Path(file or self.path(f"translated-{name_for(Path(inputs).stem)}", ""))
+        """Write the translations of a folder or zip of pictures, or of one, each in its own size; or of other files."""
+        inputs, folder = self._places(inputs, file)
+        if isinstance(self.game, Spade):
+            if direction:
+                raise UserError(f"{self.title}: label maps have no direction; leave --direction out")
+            return self._paint(lambda maps: self.game.generator(self.game.mask(maps[:, 0])), inputs, folder, largest)
         if self.makes_sounds:
             if direction or largest:
                 raise UserError(
                     f"{self.title}: sounds have no direction and no size; leave --direction and --largest out"
                 )
-            return [voice_folder(self.game.generator, self.game.mel, str(inputs), folder, self.device)]
+            return [voice_folder(self.game.generator, self.game.mel, inputs, folder, self.device)]
         chosen = way(self.game, self.title, direction)
         if chosen.codes and largest:
             raise UserError(f"{self.title}: maps of codes have no size to change; leave --largest out")
         half = None if self.run is None else getattr(getattr(self.run.run.data, "train", None), "half", None)
-        return [translate_folder(chosen, str(inputs), folder, largest, self.device, self.background, half)]
+        return [translate_folder(chosen, inputs, folder, largest, self.device, self.background, half)]
+
+    def _places(self, inputs: object, file: str | Path | None) -> tuple[str, Path]:
+        """What is typed as --inputs, and where to write."""
+        if inputs is None:
+            raise UserError("say which pictures: --inputs and a folder, a zip or a picture")
+        if not isinstance(inputs, str | Path):
+            raise UserError(f"--inputs takes a path and not {type(inputs).__name__}; save it to a file, and give that")
+        return str(inputs), Path(file or self.path(f"translated-{name_for(Path(inputs).stem)}", ""))
+
+    def _paint(
+        self, paint: Callable[[torch.Tensor], torch.Tensor], inputs: str, folder: Path, largest: int | None
+    ) -> list[Path]:
+        """Write the pictures of label maps [1, 1, height, width], each in its own size."""
+        data: Any = self.saved.run.data
+        multiple = 2 ** getattr(self.game.generator, "upsamplings", 0)
+        rules = {"labels": data.val.num_labels, "void": getattr(data.val, "void", {})}
+        if largest is None:
+            size = "{1}x{0}".format(*size_of(data.val))
+            say(f"each in the size of its label map; the run was trained on {size}, see --largest")
+        chosen = Translation(lambda maps: paint(maps.long()), 1, multiple, **rules)
+        return [translate_folder(chosen, inputs, folder, largest, self.device, self.background)]
 
 
 def _is_action(method: object) -> bool:

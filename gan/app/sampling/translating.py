@@ -1,7 +1,7 @@
 """`gan.sample RUN --inputs`: every file of a folder, translated by a run's network.
 
-Pictures become pictures of the same size, or maps of codes. Maps of codes become pictures. Sounds and mel spectrograms
-become WAV files.
+Pictures become pictures of the same size, or maps of codes. Maps of codes or of labels become pictures. Sounds and
+mel spectrograms become WAV files.
 """
 
 import io
@@ -22,11 +22,13 @@ from tqdm import tqdm
 from datasets.files.cache import listed
 from datasets.files.decoding import SUFFIXES, Frame
 from datasets.files.find import find_source
+from datasets.files.pairs import MAPS, opened
 from datasets.files.sides import cut
 from datasets.files.sounds import PEAK, SoundFolder, read_mel
 from datasets.files.sources import Folder, Source
 from gan.app.outputs import say
 from gan.app.sampling import grids
+from gan.app.sampling.painter import read_labels
 from gan.app.sampling.sheet import into, writing
 from gan.files.disk import regular, write_whole
 from gan.files.errors import UserError, explained, printable
@@ -65,8 +67,8 @@ def translate_folder(
     if half is not None:
         say(f"of a picture twice as wide as high, the {('left', 'right')[half]} half is translated, as in training")
     path = Path(inputs).expanduser()
-    if chosen.codes:
-        source = Codes(path, classes=False)
+    if chosen.codes or chosen.labels:
+        source = (Codes if chosen.codes else LabelMaps)(path, classes=False)
     elif path.is_file() and path.suffix.lower() in SUFFIXES:
         source = Folder(path, classes=False)
     else:
@@ -75,6 +77,11 @@ def translate_folder(
     def make(row: int) -> bytes:
         if chosen.codes:
             found = _array(source.name(row), partial(read_codes, codes=chosen.codes))
+        elif chosen.labels:
+            name = Path(source.name(row))
+            with opened(name) as picture:
+                size = _scaled(picture.size, largest)
+            found = read_labels(name, size[::-1], chosen.labels, chosen.void).float()[None]
         else:
             with source.opened(row) as picture:
                 found = _pixels(picture, chosen.channels, largest, background, half)
@@ -131,14 +138,23 @@ def _pixels(picture: Image.Image, channels: int, largest: int | None, background
     picture = ImageOps.exif_transpose(picture)
     if half is not None and picture.width == 2 * picture.height:
         picture = cut(picture, half)
-    scale = min(1.0, (largest or max(picture.size)) / max(picture.size))
-    width, height = (max(1, round(side * scale)) for side in picture.size)
+    width, height = _scaled(picture.size, largest)
     return Frame(height, width, channels, background=background).pixels(picture).float() / 127.5 - 1
+
+
+def _scaled(size: tuple[int, int], largest: int | None) -> tuple[int, int]:
+    scale = min(1.0, (largest or max(size)) / max(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def _array(name: str, read: Callable[[Path], np.ndarray]) -> Tensor:
     with explained(f"{name}: {{why}}", UserError, OSError, ValueError, EOFError):
         return torch.from_numpy(np.array(read(Path(name))))
+
+
+class LabelMaps(Folder):
+    suffixes = MAPS
+    what, forms = "label maps", "a folder of PNGs whose values are labels, or in the colours that save-labels writes"
 
 
 class Codes(Folder):

@@ -182,6 +182,40 @@ def test_saved_styles_paint_the_same_picture_bit_for_bit(act, tmp_path, capsys):
     assert same(singles(folder)["repainted"], singles(direct)["0-in-2"])
 
 
+def test_a_folder_of_label_maps_is_painted_in_styles_each_in_its_own_size(act, opened, tmp_path, capsys):
+    painter, maps = Painter(opened), tmp_path / "maps"
+    label = painter.picture("1").label
+    (maps / "deep").mkdir(parents=True)
+    Image.fromarray(label.byte().numpy()).save(maps / "one.png")  # numbers
+    wide = Image.fromarray(grids.palette(painter.val.num_labels)[label].numpy()).resize((77, 40), 0)  # and colours
+    wide.save(maps / "deep" / "two.png")
+    Image.new("L", (9, 9), 200).save(maps / "wrong.png")
+    Image.new("L", (9, 9), 200).save(maps / "no-map.jpg")
+    (out,) = act("translate", "--inputs", maps, "--from", 2, "-o", tmp_path / "made")
+    said = capsys.readouterr().out
+    assert "each in the size of its label map; the run was trained on 32x32, see --largest" in said
+    assert "1 of 3 label maps in " in said and "wrong.png has the label 200; with 19 labels" in said
+    assert {str(path.relative_to(out)) for path in out.rglob("*.*")} == {"one.png", "deep/two.png"}
+    _, folder = act("transfer", "--from", 2, "--to", 1, "--singles")
+    with Image.open(out / "one.png") as one, Image.open(out / "deep" / "two.png") as two:
+        assert same(one, singles(folder)["1-in-2"]) and two.size == (77, 40)
+    (one,) = act("translate", "--inputs", maps / "deep" / "two.png", "--largest", 32, "-o", tmp_path / "small.png")
+    assert Image.open(one).size == (32, 17), "in the mean styles"
+
+
+def test_spade_paints_label_maps(tmp_path, capsys):
+    run = opening.train(tmp_path / "runs", "spade-faces", faces=8, held_out=4, size=32, width=4, hidden=8)
+    opened = open_run(str(run))
+    label = opened.run.data.val[0]["label"]
+    Image.fromarray(label.numpy().astype(np.uint8)).save(tmp_path / "map.png")
+    assert main([str(run), "--inputs", str(tmp_path / "map.png"), "--out", str(tmp_path / "made.png")]) == 0
+    made = opened.run.game.generator(opened.run.game.mask(label[None].long()))
+    with Image.open(tmp_path / "made.png") as found:
+        assert changed(found, as_saved(made[0].detach())).max() < 9  # as much as noise of an untrained network does
+    assert main([str(run), "--inputs", str(tmp_path / "map.png"), "--direction", "AtoB"]) == 2
+    assert "label maps have no direction; leave --direction out" in capsys.readouterr().err
+
+
 def test_other_games_show_the_grid_that_training_draws(tmp_path):
     small = dict(size=16, width=4, blocks=1, pool=4, faces=4, held_out=4)
     run = opening.train(tmp_path / "runs", "cyclegan-faces", max_steps=1, **small)
