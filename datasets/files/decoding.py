@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image, ImageColor, ImageOps
+from PIL import Image, ImageOps
 from torch import Tensor
 
-from datasets.files.pairs import DEEP, FORMATS, PICTURES
-from gan.files.errors import UserError, explained
+from datasets.files.pairs import DEEP, FORMATS, PICTURES, colour_of
+from gan.files.errors import UserError
 
 SUFFIXES = (*PICTURES, ".gif", ".jfif", ".ppm", ".pgm", ".avif")
 READ = (*FORMATS, "PPM", "AVIF")
@@ -32,8 +32,7 @@ class Frame:
     background: str = "white"
 
     def colour(self) -> tuple[int, ...]:
-        with explained(f"there is no colour {self.background!r}; try white, black, or #c0c0c0", ValueError):
-            return ImageColor.getrgb(self.background)[:3]
+        return colour_of(self.background)
 
     def shape(self, width: int, height: int) -> tuple[int, int]:
         """Height and width of what a picture of this width and height becomes."""

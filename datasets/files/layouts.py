@@ -11,7 +11,18 @@ from torchvision.datasets import Cityscapes as Published
 
 from datasets.drawn.drawing import FLIP_PAIRS, LABELS
 from datasets.files.cache import MAX_PROBLEMS, all_files, cache_folder, raise_problems, remember
-from datasets.files.pairs import PICTURES, Column, Pairs, Size, look_up_split, opened, read_map, unpacked_folder
+from datasets.files.pairs import (
+    PICTURES,
+    Column,
+    Fit,
+    Pairs,
+    Size,
+    colour_of,
+    look_up_split,
+    opened,
+    read_map,
+    unpacked_folder,
+)
 from datasets.files.pictures import drawn
 from gan.files.disk import read_text
 from gan.files.errors import UserError, explained
@@ -141,11 +152,12 @@ VOID = 255  # what many sets have where nobody knows the label
 
 
 class FolderPairs(Pairs):
-    """`root/images/<name>.jpg` (or png, webp ...) with `root/labels/<name>.png`, resized to one size.
+    """`root/images/<name>.jpg` (or png, webp ...) with `root/labels/<name>.png`, of one size.
 
     Names may contain folders. A label map is a PNG, one-channel or palette, of the numbers 0 to num_labels - 1.
     `flip_pairs` are pairs of labels that change places when a picture is mirrored, such as left and right eye. `void`
-    are values in files, and the label that each stands for.
+    are values in files, and the label that each stands for. `fit` says how other shapes get the size, see `Fit`; what
+    "pad" adds has the label of void, or else one more label.
 
     Split "val" is the last `held_out` pictures by name, or if that is a share such as 0.02, the names decide which they
     are. "train" is the others, and "all" is all of them. If there are folders `root/train` and `root/test`, each with
@@ -162,12 +174,18 @@ class FolderPairs(Pairs):
         split: str = "all",
         held_out: float = 16,
         void: Mapping[int, int] | None = None,
+        fit: str = "stretch",
+        background: str = "white",
     ) -> None:
         if not 1 <= num_labels <= 65536:
             raise UserError(f"{num_labels} labels do not fit into a label map; try 1 to 65536")
+        self.padded = int(fit == "pad" and not void)
+        num_labels += self.padded
         self.num_labels, self.flip_pairs = num_labels, flip_pairs
         if void:
             self.void = void
+        self.fit = Fit(fit, background, next(iter(self.void.values()), num_labels - 1))
+        colour_of(background)  # a mistyped one is an error before the work
         self.label_names = tuple(str(label) for label in range(num_labels))
         root = Path(root).expanduser()
         prepared = not (root / "images").is_dir() and (root / "train" / "images").is_dir()

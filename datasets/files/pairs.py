@@ -2,16 +2,17 @@
 
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageColor, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
@@ -21,7 +22,7 @@ from torchvision.transforms.v2 import functional
 from datasets.augment import corner, enlarged
 from datasets.files.cache import MAX_PROBLEMS, FoundFile, all_files, cache_folder, raise_problems, remember
 from gan.files.disk import regular
-from gan.files.errors import UserError, reason
+from gan.files.errors import UserError, explained, reason
 from nets.blocks import edges_of
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
@@ -31,6 +32,67 @@ DEEP = ("I", "I;16", "I;16B", "F")  # the modes whose pixels do not fit into a b
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")  # for others Pillow may start a program
 
 Size = int | tuple[int, int]
+Labels = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How pictures and label maps of another shape get a size. `how` is "stretch", "crop" (the middle) or "pad".
+
+    Pictures are resized by bicubic with antialiasing, label maps by nearest. Padding is `background`, and has a label.
+    `partner` is the height and width of the other of both: where one is a whole multiple, the same part is cut.
+    """
+
+    how: str = "stretch"
+    background: str = "white"
+    label: int = 0
+
+    def picture(self, pixels: Tensor, size: Sequence[int], partner: Sequence[int]) -> Tensor:
+        pixels = pixels[:, *self._part(pixels.shape[1:], size, partner)]
+        made = resize_picture(pixels, inner := self._inner(pixels.shape[1:], size))
+        if inner == tuple(size):
+            return made
+        (top, bottom), (left, right) = _margins(inner, size)
+        return functional.pad(made, [left, top, right, bottom], fill=list(colour_of(self.background)))
+
+    def map(self, values: np.ndarray, size: Sequence[int], partner: Sequence[int], labels: Labels) -> np.ndarray:
+        """`labels` makes labels of the file's numbers, once they are resized."""
+        values = values[self._part(values.shape, size, partner)]
+        inner = self._inner(values.shape, size)
+        return np.pad(labels(resize_map(values, inner)), _margins(inner, size), constant_values=self.label)
+
+    def _part(self, shape: Sequence[int], size: Sequence[int], partner: Sequence[int]) -> tuple[slice, slice]:
+        if self.how != "crop":
+            return slice(None), slice(None)
+        grid = min(tuple(shape), tuple(partner))
+        times = shape[0] // grid[0]
+        if (times * grid[0], times * grid[1]) != tuple(shape):
+            grid, times = tuple(shape), 1
+        scale = min(grid[0] / size[0], grid[1] / size[1])
+        parts = []
+        for side, wanted in zip(grid, size, strict=True):
+            length = min(side, max(1, round(wanted * scale)))
+            start = (side - length) // 2
+            parts.append(slice(start * times, (start + length) * times))
+        return parts[0], parts[1]
+
+    def _inner(self, shape: Sequence[int], size: Sequence[int]) -> tuple[int, int]:
+        height, width = size
+        if self.how != "pad":
+            return height, width
+        scale = min(height / shape[0], width / shape[1])
+        return max(1, round(shape[0] * scale)), max(1, round(shape[1] * scale))
+
+
+def _margins(inner: Sequence[int], size: Sequence[int]) -> list[tuple[int, int]]:
+    """Before and after, of rows and of columns."""
+    spare = [outer - side for side, outer in zip(inner, size, strict=True)]
+    return [(each // 2, each - each // 2) for each in spare]
+
+
+def colour_of(name: str) -> tuple[int, ...]:
+    with explained(f"there is no colour {name!r}; try white, black, or #c0c0c0", ValueError):
+        return ImageColor.getrgb(name)[:3]
 
 
 @dataclass(frozen=True)
@@ -79,15 +141,15 @@ class Column:
 
 
 class Pairs(Dataset):
-    """Pairs of a picture and its label map, and for edges a map of instances too, resized to one size.
+    """Pairs of a picture and its label map, and for edges a map of instances too, of one size: see `Fit`.
 
     All files are checked when the set is opened: that each has its partner, can be read to its end and has the shape
     of its partner, and that labels are 0 to num_labels - 1 or in `void`. The cache remembers files that are good, see
     datasets/files/cache.py.
 
-    Pictures are resized by bicubic with antialiasing, label maps by nearest, both directly from the stored size. An
-    edge is a pixel with a neighbour above, below, left or right that belongs to another instance. Edges are made
-    after resizing.
+    Both are resized directly from the stored size. An edge is a pixel with a neighbour above, below, left or right that
+    belongs to another instance. Edges are made after resizing. `sizes` [pictures, 2] are widths and heights, noted
+    when the pictures were checked; listings of before have none.
 
     [Note: the name of the cache]
     The cache's file name is a checksum of `repr(columns)` and what else decides whether a pair is good. So a change of
@@ -98,6 +160,8 @@ class Pairs(Dataset):
     label_names: tuple[str, ...]
     flip_pairs: tuple[tuple[int, int], ...] = ()
     void: Mapping[int, int] = {}  # values in files, and the label that each stands for
+    fit = Fit()
+    padded = 0  # labels that only padding has
 
     def __init__(self, root: Path, columns: Sequence[Column], size: Size, part: str = "") -> None:
         self.root, self.size = root, as_size(size)
@@ -108,8 +172,9 @@ class Pairs(Dataset):
         rule = repr((1, self.num_labels, sorted(self.void.items()), columns, part))
         file = cache_folder(root) / f"checked-{zlib.crc32(rule.encode()):08x}.jsonl"
         keys = np.array([os.fsencode("|".join(row)) for row in table])
-        _, problems = remember(file, keys, stamps, self._check, f"checking {root.name}", most=MAX_PROBLEMS)
+        texts, problems = remember(file, keys, stamps, self._check, f"checking {root.name}", most=MAX_PROBLEMS)
         raise_problems(problems, root)
+        self.sizes = np.array([text.split("x") for text in texts if text], int).reshape(-1, 2)
 
     def keep_only(self, entries: slice | np.ndarray) -> None:
         """Drop all other entries: for splits that share their folders."""
@@ -144,11 +209,13 @@ class Pairs(Dataset):
         def crop(value: Any) -> Any:
             return value[..., top : top + height, left : left + width]
 
-        pixels = resize_picture(read_picture(picture, stamp), resized)
-        values = self._labels(label, crop(resize_map(read_map(label, label_stamp), resized)))
+        pixels, values = read_picture(picture, stamp), read_map(label, label_stamp)
+        shape, partner = pixels.shape[1:], values.shape
+        pixels = self.fit.picture(pixels, resized, partner)
+        values = crop(self.fit.map(values, resized, shape, partial(self._labels, label)))
         item: dict[str, Tensor] = {
             "image": tv_tensors.Image(crop(pixels).contiguous()),
-            "label": tv_tensors.Mask(torch.from_numpy(values)),
+            "label": tv_tensors.Mask(torch.from_numpy(np.ascontiguousarray(values))),
         }
         for path, stamp in zip(instances, instance_stamps, strict=True):
             values = crop(resize_map(read_map(path, stamp), resized))
@@ -156,7 +223,7 @@ class Pairs(Dataset):
         return item
 
     def _check(self, index: int) -> str:
-        """Read a pair to its end and raise what is wrong with it. There is nothing to remember of a good one."""
+        """Read a pair to its end and raise what is wrong with it. Of a good one the picture's size is remembered."""
         (picture, *maps), (stamp, *stamps) = self.paths(index), self.stamps[index]
         width, height = _try_picture(picture, stamp)
         for number, (path, stamp) in enumerate(zip(maps, stamps, strict=True)):
@@ -168,10 +235,10 @@ class Pairs(Dataset):
                 )
             if number == 0:
                 self._labels(path, values)
-        return ""
+        return f"{width}x{height}"
 
     def _labels(self, path: Path, values: np.ndarray) -> np.ndarray:
-        labels = labels_in(path, values, self.num_labels, self.void)
+        labels = labels_in(path, values, self.num_labels - self.padded, self.void)
         return labels.astype(np.uint8) if self.num_labels <= 256 else labels
 
 

@@ -1,14 +1,17 @@
 """SEAN on data sets of pictures with label maps, as published: networks, losses, rates and 50 + 50 epochs."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
+from gan.runs.pictures import FITTED, sizes_said
 from gan.runs.run import Run, Seed, Share, Upsamplings, begin_with, check_size, made_up, perceptual_loss, say
 from nets.discriminator import MultiScaleDiscriminator
 from nets.sean.generator import SeanGenerator, StyleEncoder
@@ -94,6 +97,21 @@ def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Pairs | MadeUp,
         return made_up(error, size=how["size"], num_labels=labels, edges=how.get("edges", False))
 
 
+def _said(layout: Layout, train: "Pairs | MadeUp", held_out: int, how: Mapping[str, Any]) -> str:
+    """What lies there: sizes, where they are known, and how they become the one that is wanted."""
+    (height, width), fit = how["size"], how.get("fit")
+    sizes = Counter((across, down) for across, down in getattr(train, "sizes", ()))
+    what = f"{layout.title} ({sizes_said(sizes)})" if sizes else layout.title
+    fitted = f"resized to {width}x{height}; other shapes are stretched"
+    if sizes and all(across * height == down * width for across, down in sizes):
+        fitted = f"resized to {width}x{height}"
+    elif fit is not None:
+        advice = " (--fit crop takes the middle, pad adds what is missing)" if fit == "stretch" else ""
+        fitted = f"{FITTED[fit]} to {width}x{height}{advice}"
+    count = f"{len(train):,} to train on and {held_out:,} held out"
+    return f"{what}, {count}, {train.num_labels} labels; {fitted}"
+
+
 @dataclass
 class Painting:
     """How SEAN paints, or without styles SPADE.
@@ -131,6 +149,9 @@ class Published(Painting):
         labels: How many labels a folder's maps have, 0 to labels - 1; default: what is found in the maps.
         edges: Show the networks where one thing ends and the next begins; default: on Cityscapes, as published.
         crop: Enlarge pictures by 286/256 and crop a random part; default: as published, on all but Cityscapes.
+        fit: How pictures of a folder of yours and their maps get another shape: crop (the middle), pad, or stretch (as
+            published).
+        background: What padding becomes; in label maps void, or one more label.
         flip: Mirror half of the pictures and exchange labels of left and right; default: on published sets.
         held_out: The share of a folder's pictures that is not trained on, whose names decide which; or how many, the
             last by name. Of a set with a split of its own: how many to score on, and by default 64.
@@ -152,6 +173,8 @@ class Published(Painting):
     edges: bool | None = None
     crop: bool | None = None
     flip: bool | None = None
+    fit: Literal["crop", "pad", "stretch"] = "stretch"
+    background: str = "white"
     held_out: PositiveInt | Share | None = 0.02  # runs of before have null: the number of the layout
     batch_size: PositiveInt = 32
     epochs: PositiveInt = 100
@@ -175,18 +198,18 @@ class Published(Painting):
         edges = layout.edges if self.edges is None else self.edges
         how: dict[str, Any] = {"size": (self.size, layout.wide * self.size)}
         if layout is FOLDER:
-            how |= {"num_labels": self.labels, "held_out": held_out}
+            how |= {"num_labels": self.labels, "held_out": held_out, "fit": self.fit, "background": self.background}
         elif layout.kind in ("Cityscapes", "CocoStuff"):
             how |= {"edges": edges}
+        if layout is not FOLDER and self.fit != "stretch":
+            raise UserError(f"the pictures of {layout.title} are stretched, as published; leave --fit out")
         if (edges and "edges" not in how) or (self.labels and layout is not FOLDER):
             option = "labels" if self.labels else "edges"
             raise UserError(f"{layout.title} has its own labels, and no choice of {option}; leave --{option} out")
         upsamplings = self.upsamplings or (6 if min(how["size"]) >= 512 else 5)
         check_size(how["size"], upsamplings)
         train, val = open_splits(layout, data, **how)
-        count = f"{len(train):,} to train on and {len(val):,} held out"
-        fitted = "{1}x{0}; other shapes are stretched".format(*how["size"])
-        say(f"data {data}: {layout.title}, {count}, {train.num_labels} labels; resized to {fitted}")
+        say(f"data {data}: {_said(layout, train, len(val), how)}")
         flip = layout.flip if self.flip is None else self.flip
         crop = layout.crop if self.crop is None else self.crop
         size, seed = self.batch_size, self.seed

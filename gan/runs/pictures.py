@@ -1,5 +1,6 @@
 """Pictures of a person's own as the data of a run: what `--data PATH` finds there, and how that is fitted."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -70,6 +71,13 @@ def say_left_out(*sets: "Pictures") -> None:
     problems = [problem for each in sets for problem in each.problems]
     if problems:
         say("\n  ".join([f"{len(problems):,} broken or tiny left out:", *problems]))
+
+
+def sizes_said(sizes: Counter[tuple[int, int]]) -> str:
+    """The sizes of pictures, by widths and heights."""
+    (common, count), *_ = sizes.most_common(1)
+    least, most, common = (f"{across}x{down}" for across, down in (min(sizes), max(sizes), common))
+    return least if least == most else f"{len(sizes)} sizes from {least} to {most}, {count:,} of {common}"
 
 
 class Found:
@@ -173,10 +181,7 @@ class OnPictures(PictureOptions):
         return found
 
     def _said(self, found: Found, pictures: "Pictures", headers: "Headers", why: str) -> str:
-        source, (height, width), ordered = headers.source, found.size, sorted(headers.sizes)
-        (common, count), *_ = headers.sizes.most_common(1)
-        least, most, common = (f"{across}x{down}" for across, down in (ordered[0], ordered[-1], common))
-        sizes = least if least == most else f"{len(ordered)} sizes from {least} to {most}, {count:,} of {common}"
+        source, (height, width), sizes = headers.source, found.size, sizes_said(headers.sizes)
         modes = ", ".join(f"{mode} {count:,}" for mode, count in headers.modes.most_common())
         classes = "no classes"
         if source.labels is not None:

@@ -34,7 +34,7 @@ OF_OTHER_TRAINERS = {
     "--epochs": "n-epochs num-epochs training-epochs",
     "--falling-epochs": "n-epochs-decay lr-policy",
     "--file": "results-dir",
-    "--fit": "preprocess",
+    "--fit": "preprocess preprocess-mode",
     "--flip": "mirror no-flip",
     "--from": "ckpt load-weights",
     "--generator-rate": "lr glr g-lr",

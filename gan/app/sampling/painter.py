@@ -19,6 +19,7 @@ from tqdm import tqdm
 from datasets.augment import Prepared
 from datasets.batches import names_sum
 from datasets.files import pairs
+from datasets.files.pairs import Fit
 from datasets.workers import Loader
 from gan import noise
 from gan.app.run.reopen import SavedRun, numbered
@@ -35,15 +36,19 @@ AGAIN = "make such a file with python -m gan.sample RUN save-styles"
 PARTS = {"codes": Tensor, "present": Tensor, "label_names": list, "source": str}
 
 Size = tuple[int, int]
+STRETCHED = Fit()
 
 
-def read_picture(path: Path, size: Size) -> Tensor:
-    """A picture [3, H, W] in -1 to 1, resized."""
-    return pairs.resize_picture(pairs.read_picture(_there(path)), size).float() / 127.5 - 1
+def read_picture(path: Path, size: Size, fit: Fit = STRETCHED, partner: Size | None = None) -> Tensor:
+    """A picture [3, H, W] in -1 to 1 of this size. `partner` is the height and width of its label map."""
+    pixels = pairs.read_picture(_there(path))
+    return fit.picture(pixels, size, partner or pixels.shape[1:]).float() / 127.5 - 1
 
 
-def read_labels(path: Path, size: Size, labels: int, void: Mapping[int, int]) -> Tensor:
-    """A label map [H, W], resized by nearest neighbour.
+def read_labels(
+    path: Path, size: Size, labels: int, void: Mapping[int, int], fit: Fit = STRETCHED, partner: Size | None = None
+) -> Tensor:
+    """A label map [H, W] of this size. `partner` is the height and width of its picture.
 
     A pixel is the number of a label, or a label's colour in `grids.palette`, which grids and `save-labels` use: image
     editors write either. In a palette PNG the colours count if all of them are of that palette, else the numbers.
@@ -52,17 +57,20 @@ def read_labels(path: Path, size: Size, labels: int, void: Mapping[int, int]) ->
     numbers = _coloured(path, labels)
     if numbers is None:
         numbers = pairs.labels_in(path, pairs.read_map(path), labels, void)
-    return torch.from_numpy(pairs.resize_map(numbers, size)).long()
+    return torch.from_numpy(fit.map(numbers, size, partner or numbers.shape, lambda values: values)).long()
 
 
-def read_pair(picture: Path, label: Path, size: Size, labels: int, void: Mapping[int, int]) -> tuple[Tensor, Tensor]:
+def read_pair(
+    picture: Path, label: Path, size: Size, labels: int, void: Mapping[int, int], fit: Fit = STRETCHED
+) -> tuple[Tensor, Tensor]:
     (width, height), (across, down) = _open(picture).size, _open(label).size
     if abs(width * down - across * height) > max(width, height, across, down):
         raise UserError(
             f"{picture} is {width}x{height} and {label} is {across}x{down}; a picture and its label map must be of "
             f"the same shape"
         )
-    return read_picture(picture, size), read_labels(label, size, labels, void)
+    pixels = read_picture(picture, size, fit, (down, across))
+    return pixels, read_labels(label, size, labels, void, fit, (height, width))
 
 
 def _coloured(path: Path, labels: int) -> np.ndarray | None:
@@ -217,10 +225,10 @@ class Painter:
             return Picture(which.replace(":", " ").strip(), item["label"], item["image"], item.get("edges"))
         rules = self.size, len(self.label_names), getattr(self.val, "void", {})
         if pair := PAIR.fullmatch(which):
-            image, label = read_pair(Path(pair[1]), Path(pair[2]), *rules)
+            image, label = read_pair(Path(pair[1]), Path(pair[2]), *rules, getattr(self.val, "fit", STRETCHED))
             return Picture(Path(pair[1]).stem, label, image)
         if Path(which).suffix.lower() == ".png":
-            return Picture(Path(which).stem, read_labels(Path(which), *rules))
+            return Picture(Path(which).stem, read_labels(Path(which), *rules, getattr(self.val, "fit", STRETCHED)))
         raise UserError(
             f"'{which}' is no picture; give the number of a held-out one (0 to {len(self.val) - 1}), train:NUMBER, "
             f"or files of your own as picture.jpg:labels.png"

@@ -116,3 +116,48 @@ def test_a_map_of_one_bit_has_the_labels_0_and_1(tmp_path):
         put(tmp_path / "labels" / f"{name}.png", Image.fromarray(np.eye(8, dtype=bool)))
     assert FolderPairs.find_labels(tmp_path) == (2, {})
     assert FolderPairs(tmp_path, 2, 8)[0]["label"].unique().tolist() == [0, 1]
+
+
+def coordinates(root, shape, times=1):
+    """A picture whose red is the column and whose green the row, and a map whose labels are the eighth of the row."""
+    rows, columns = np.indices(shape)
+    pixels = np.stack([columns, rows, 0 * rows], 2).astype(np.uint8).repeat(times, 0).repeat(times, 1)
+    for folder in ("images", "labels"):
+        (root / folder).mkdir(exist_ok=True)
+    Image.fromarray(pixels).save(root / "images" / "a.png")
+    Image.fromarray((rows * 8 // shape[0]).astype(np.uint8)).save(root / "labels" / "a.png")
+
+
+@pytest.mark.parametrize("times", [1, 4])
+@pytest.mark.parametrize(("shape", "across", "down"), [((40, 96), (28, 67), (0, 39)), ((97, 40), (0, 39), (28, 67))])
+def test_a_crop_is_the_same_middle_of_picture_and_map(shape, across, down, times, tmp_path):
+    coordinates(tmp_path, shape, times)
+    pairs = FolderPairs(tmp_path, 8, 40, fit="crop")
+    assert pairs.sizes.tolist() == [[times * shape[1], times * shape[0]]]
+    item = pairs[0]
+    assert item["image"].shape == (3, 40, 40) and item["label"].shape == (40, 40)
+    red, green = (item["image"][row].long() for row in (0, 1))
+    assert (int(red.min()), int(red.max())) == across and (int(green.min()), int(green.max())) == down
+    assert torch.equal(item["label"].long(), green * 8 // shape[0])
+    part = pairs.load_crop(0, 0.5, 0.5)
+    assert part["image"].shape == (3, 40, 40)
+    agree = part["label"].long() == (part["image"][1].long() * 8 / shape[0]).floor()
+    assert agree.double().mean() > 0.9, "but at borders, where a picture is smooth"
+
+
+def test_padding_has_a_colour_and_the_label_of_void_or_one_more(tmp_path):
+    coordinates(tmp_path, (20, 40))
+    pairs = FolderPairs(tmp_path, 8, 40, fit="pad", background="#0000ff")
+    item = pairs[0]
+    assert pairs.num_labels == len(pairs.label_names) == 9 and item["label"].shape == (40, 40)
+    added = item["label"] == 8
+    assert added[:10].all() and added[30:].all() and not added[10:30].any()
+    assert (item["image"][:, added] == torch.tensor([0, 0, 255])[:, None]).all()
+    assert item["image"][1, 10:30].unique().tolist() == [*range(20)]
+    void = FolderPairs(tmp_path, 8, 40, fit="pad", void={255: 7})
+    assert void.num_labels == 8 and (void[0]["label"][:10] == 7).all()
+    Image.fromarray(np.full((20, 40), 8, np.uint8)).save(tmp_path / "labels" / "a.png")
+    with pytest.raises(UserError, match=r"a.png has the label 8; with 8 labels the allowed range is 0..7"):
+        FolderPairs(tmp_path, 8, 40, fit="pad")
+    with pytest.raises(UserError, match="there is no colour 'snow white'"):
+        FolderPairs(tmp_path, 8, 40, fit="pad", background="snow white")

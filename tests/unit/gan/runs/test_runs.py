@@ -352,12 +352,30 @@ def test_a_share_of_a_folder_is_held_out_and_said_and_runs_of_before_keep_their_
         chosen = options.load(tmp_path / f"{age}.yaml").held_out
         data = build("sean", data=str(tmp_path), labels=4, held_out=chosen, **small_one).data
         held_out[age] = {data.val.paths(row)[0].stem for row in range(len(data.val))}
-        said = (
-            f"{len(data.train)} to train on and {len(data.val)} held out, 4 labels; resized to 16x16; other shapes are"
-        )
+        said = f"{len(data.train)} to train on and {len(data.val)} held out, 4 labels; resized to 16x16\n"
         assert said in capsys.readouterr().err
     assert held_out["old"] == {str(number) for number in range(34, 50)}
     assert len(held_out["new"]) == 8 and not held_out["new"] <= held_out["old"]
+
+
+def test_a_folder_may_be_cropped_or_padded_and_a_published_set_may_not(tmp_path, capsys):
+    root = layouts.pairs(tmp_path / "own", *range(8))
+    layouts.put(root / "images" / "wide.png", layouts.colours(16, 32))
+    layouts.put(root / "labels" / "wide.png", layouts.labels(16, 32))
+    how = dict(size=16, upsamplings=2, width=4, hidden=4, style=4, batch_size=2, workers=0, perceptual="off")
+    for typed, count, said in [
+        ("stretch", 4, "stretched to 16x16 (--fit crop takes the middle, pad adds what is missing)"),
+        ("crop", 4, "scaled and cropped to 16x16"),
+        ("pad", 5, "scaled and padded to 16x16"),
+    ]:
+        run = build("sean", data=str(root), labels=4, fit=typed, **how)
+        assert run.game.labels == count
+        line = capsys.readouterr().err
+        assert "images with label maps (2 sizes from 8x8 to 32x16, 8 of 8x8), " in line
+        assert f" {count} labels; {said}\n" in line
+    (tmp_path / "base").mkdir()
+    with pytest.raises(UserError, match="pictures of CMP facades are stretched, as published; leave --fit out"):
+        build("sean", data=str(tmp_path), fit="pad", **how)
 
 
 def test_networks_that_no_memory_holds_are_refused_in_one_line(monkeypatch):
