@@ -1,6 +1,7 @@
 """Data sets of pictures with label maps that need no preparation: published ones, and any folder."""
 
 import os
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -157,7 +158,7 @@ class FolderPairs(Pairs):
     Names may contain folders. A label map is a PNG, one-channel or palette, of the numbers 0 to num_labels - 1.
     `flip_pairs` are pairs of labels that change places when a picture is mirrored, such as left and right eye. `void`
     are values in files, and the label that each stands for. `fit` says how other shapes get the size, see `Fit`; what
-    "pad" adds has the label of void, or else one more label.
+    "pad" adds has the label of void, or else one more label. `root/labels.txt` may have names, see `names_of`.
 
     Split "val" is the last `held_out` pictures by name, or if that is a share such as 0.02, the names decide which they
     are. "train" is the others, and "all" is all of them. If there are folders `root/train` and `root/test`, each with
@@ -186,8 +187,15 @@ class FolderPairs(Pairs):
             self.void = void
         self.fit = Fit(fit, background, next(iter(self.void.values()), num_labels - 1))
         colour_of(background)  # a mistyped one is an error before the work
-        self.label_names = tuple(str(label) for label in range(num_labels))
         root = Path(root).expanduser()
+        added = dict.fromkeys(self.void.values(), "void") | ({num_labels - 1: "padding"} if self.padded else {})
+        names = added | {self.void.get(label, label): name for label, name in names_of(root).items()}
+        if names and max(names) >= num_labels:
+            raise UserError(
+                f"{root / NAMES} has a name for label {max(names)}, and the labels are 0 to {num_labels - 1}; type "
+                f"--labels {max(names) + 1}, or take the line out"
+            )
+        self.label_names = tuple(names.get(label, str(label)) for label in range(num_labels))
         prepared = not (root / "images").is_dir() and (root / "train" / "images").is_dir()
         parts = {"train": ("train/",), "val": ("test/",), "all": ("train/", "test/")}
         folders = look_up_split(split, parts if prepared else dict.fromkeys(parts, ("",)))
@@ -209,8 +217,8 @@ class FolderPairs(Pairs):
     def find_labels(cls, root: str | Path) -> tuple[int, dict[int, int]]:
         """How many labels the maps of a folder have, and which value stands for another one.
 
-        The labels are the numbers up to the largest one. But a 255 that is far from the others is void, as in many
-        sets: that is one more label, after the others.
+        The labels are the numbers up to the largest one that a map has or that has a name. But a 255 that is far from
+        the others is void, as in many sets: that is one more label, after the others.
         """
         root = Path(root).expanduser()
         folders = tuple(name for name in ("labels", "train/labels", "test/labels") if (root / name).is_dir())
@@ -229,8 +237,28 @@ class FolderPairs(Pairs):
         raise_problems(problems, root)
         values = sorted({int(value) for text in texts if text is not None for value in text.split()})
         void = values[-1] == VOID and VOID - 1 not in values and len(values) > 1
-        count = values[-1 - void] + 1
+        named = names_of(root).keys()
+        named -= {VOID} if VOID - 1 not in named else set()
+        count = max(values[-1 - void], *named) + 1 if named else values[-1 - void] + 1
         return count + void, {VOID: count} if void else {}
+
+
+NAMES = "labels.txt"
+NUMBERED = re.compile(r"(\d{1,5})[\s:,;=]+(\S.*)")
+
+
+def names_of(root: Path) -> dict[int, str]:
+    """The names of labels in labels.txt: `3 hair` on each line, or a name on each, from label 0 on."""
+    path = root / NAMES
+    if not path.exists():
+        return {}
+    with explained(f"cannot read {path} ({{why}}); write a label on each line, such as 3 hair", OSError, ValueError):
+        lines = [line.strip() for line in read_text(path, 1_000_000).strip("\ufeff\n ").splitlines()]
+    found = [NUMBERED.fullmatch(line) for line in lines if line]
+    named = {int(match[1]): match[2] for match in found if match} if all(found) else dict(enumerate(lines))
+    if len({*named.values()}) < len([line for line in lines if line]):
+        raise UserError(f"{path} has a label or a name twice; write each once")
+    return {label: name for label, name in named.items() if name}
 
 
 MAPPING = "CelebA-HQ-to-CelebA-mapping.txt"

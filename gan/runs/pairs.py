@@ -109,7 +109,10 @@ def _said(layout: Layout, train: "Pairs | MadeUp", held_out: int, how: Mapping[s
         advice = " (--fit crop takes the middle, pad adds what is missing)" if fit == "stretch" else ""
         fitted = f"{FITTED[fit]} to {width}x{height}{advice}"
     count = f"{len(train):,} to train on and {held_out:,} held out"
-    return f"{what}, {count}, {train.num_labels} labels; {fitted}"
+    known = getattr(train, "label_names", ()) if layout is FOLDER else ()
+    named = not all(map(str.isdecimal, known))
+    names = f" ({', '.join(known[:5])}{', ...' * (len(known) > 5)})" if named else ""
+    return f"{what}, {count}, {train.num_labels} labels{names}; {fitted}"
 
 
 @dataclass

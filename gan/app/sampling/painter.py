@@ -136,11 +136,13 @@ class Styles:
             why = f"has styles of {labels} regions and this run knows {len(label_names)}"
         elif ours != length:
             why = f"has style codes of length {ours} and this run has them of length {length}"
-        elif self.label_names != tuple(label_names):
-            k = next(k for k, pair in enumerate(zip(self.label_names, label_names, strict=True)) if len(set(pair)) > 1)
-            why = f"calls region {k} '{self.label_names[k]}' and this run '{label_names[k]}'"
         else:
-            return
+            both = enumerate(zip(self.label_names, label_names, strict=True))
+            # Where one has a number, it was saved before the set had names.
+            other = [k for k, names in both if len({*names}) > 1 and not any(map(str.isdecimal, names))]
+            if not other:
+                return
+            why = f"calls region {other[0]} '{self.label_names[other[0]]}' and this run '{label_names[other[0]]}'"
         raise UserError(f"'{where}' {why}; save styles from this run")
 
     def save(self, path: Path) -> None:

@@ -161,3 +161,41 @@ def test_padding_has_a_colour_and_the_label_of_void_or_one_more(tmp_path):
         FolderPairs(tmp_path, 8, 40, fit="pad")
     with pytest.raises(UserError, match="there is no colour 'snow white'"):
         FolderPairs(tmp_path, 8, 40, fit="pad", background="snow white")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("sky\nball\n\nfloor\n", ("sky", "ball", "2", "floor")),
+        ("3 floor\r\n\r\n0: sky\r\n1,blue ball", ("sky", "blue ball", "2", "floor")),
+        ("\ufeffsky\n", ("sky", "1", "2", "3")),
+        ("", ("0", "1", "2", "3")),
+    ],
+)
+def test_labels_have_names_in_labels_txt(root, text, names):
+    (root / "labels.txt").write_bytes(text.encode())
+    assert FolderPairs(root, 4, 8).label_names == names
+    assert FolderPairs(root, 4, 8, fit="pad").label_names == (*names, "padding")
+    void = FolderPairs(root, 5, 8, fit="pad", void={255: 4})
+    assert void.label_names == (*names, "void")
+    assert FolderPairs.find_labels(root) == (4, {})
+
+
+def test_names_say_how_many_labels_there_are_and_what_is_wrong_with_them_is_said(root):
+    values = labels()
+    values[0, 0] = 255
+    put(root / "labels" / "a.png", values)
+    (root / "labels.txt").write_text("255 nobody knows\n6 hat\n0 sky\n")
+    count, void = FolderPairs.find_labels(root)
+    assert (count, void) == (8, {255: 7})
+    assert FolderPairs(root, count, 8, void=void).label_names == ("sky", *"12345", "hat", "nobody knows")
+    (root / "labels.txt").write_text("6 hat\n")
+    with pytest.raises(UserError, match=r"labels.txt has a name for label 6, .* are 0 to 4; type --labels 7"):
+        FolderPairs(root, 5, 8, void={255: 4})
+    for wrong in ("1 hat\n1 hair", "1 hat\n2 hat", "hat\nhat"):
+        (root / "labels.txt").write_text(wrong)
+        with pytest.raises(UserError, match=r"labels.txt has a label or a name twice; write each once"):
+            FolderPairs(root, 4, 8)
+    (root / "labels.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"cannot read .*labels.txt .*; write a label on each line, such as 3 hair"):
+        FolderPairs(root, 4, 8)

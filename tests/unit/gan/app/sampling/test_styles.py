@@ -66,6 +66,7 @@ def test_styles_of_other_networks_are_refused(tmp_path):
         styles.check(NAMES, 6, path)
     with pytest.raises(UserError, match=r"a.pt' calls region 2 'hair' and this run 'fur'; save styles from this run"):
         styles.check(("background", "skin", "fur", "hat"), 5, path)
+    styles.check(("background", "skin", "2", "hat"), 5, path)  # saved before the set had names, or after
 
 
 GOOD = {**vars(make()), "label_names": list(NAMES)}
