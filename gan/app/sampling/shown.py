@@ -142,6 +142,9 @@ class Shown:
         chosen = way(self.game, self.title, direction)
         if chosen.codes and largest:
             raise UserError(f"{self.title}: maps of codes have no size to change; leave --largest out")
+        shorter = None if self.run is None else self.run.settings.get("load_size")
+        if shorter and largest is None:
+            say(f"each in its own size; the run was trained on pictures of {shorter} pixels on the shorter side")
         half = None if self.run is None else getattr(getattr(self.run.run.data, "train", None), "half", None)
         return [translate_folder(chosen, inputs, folder, largest, self.device, self.background, half)]
 

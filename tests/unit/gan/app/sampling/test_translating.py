@@ -70,6 +70,15 @@ def test_one_picture_may_be_made_smaller_and_goes_into_the_run(run, photos):
     assert [(path.name, Image.open(path).size) for path in folder.iterdir()] == [("a.png", (10, 8))]
 
 
+def test_a_run_on_parts_of_pictures_says_of_which_scale(run, photos, tmp_path, capsys):
+    trained = opening.train(tmp_path / "runs", "pix2pix", data=run.parents[1] / "data", load_size=24, **SIZES)
+    opened(str(trained), "cpu").translate(str(photos / "a.png"), tmp_path / "a.png")
+    assert "each in its own size; the run was trained on pictures of 24 pixels on the" in capsys.readouterr().out
+    assert Image.open(tmp_path / "a.png").size == (21, 16)
+    opened(str(trained), "cpu").translate(str(photos / "a.png"), tmp_path / "b.png", largest=10)
+    assert "own size" not in capsys.readouterr().out
+
+
 def test_a_photo_is_translated_as_the_camera_was_held(run, tmp_path):
     turned = Image.Exif()
     turned[0x0112] = 6
