@@ -96,14 +96,14 @@ def test_what_an_action_needs_is_said(here, tmp_path, capsys):
     """A game without styles; and SEAN, which draws from no seeds."""
     settings = dict(size=32, width=4, hidden=4, faces=4, held_out=4, max_steps=1)
     painted = opening.train(tmp_path, "spade-faces", **settings)
-    for action in ("translate", "draw", "transfer"):
+    for action in ("draw", "transfer"):
         assert sample.main([str(painted), action]) == 2
-        what = f"its game neither draws from noise nor has styles, so there is no '{action}'; type show"
+        what = f"its game neither draws from noise nor has styles, so there is no '{action}'; type show, translate"
         assert what in capsys.readouterr().err
     for action in ("draw", "project"):
         assert sample.main(["auto", action]) == 2
         said = capsys.readouterr().err
-        assert f"its game paints in styles, so there is no '{action}'; type show, reconstruct" in said
+        assert f"its game paints in styles, so there is no '{action}'; type show, translate, reconstruct" in said
     assert "finds a picture's styles without a search: save-styles --picture me.jpg:labels.png -o" in said
 
 

@@ -54,7 +54,9 @@ class Drawings(Shown):
         listed = once(seeds)
         images = self.drawer.images(listed, **how)
         singles = dict(zip((f"seed{seed:04d}" for seed in listed), images, strict=True))
-        return Sheet(_name("", how, seeds=seeds), singles=singles)
+        known = self.drawer.class_names if how.get("label") is None else ()
+        titles = [f"{seed} {known[seed % len(known)]}" for seed in listed] if known else ()
+        return Sheet(_name("", how, seeds=seeds), titles=titles, singles=singles)
 
     @torch.no_grad()
     def mix(

@@ -224,7 +224,7 @@ class Paintings(Shown):
 
         written = self._paint(paint, inputs, folder, largest)
         _tell([source])
-        return written
+        return [written]
 
     def save_styles(self, picture: str | int = 0, mean_of: int = 1000, file: str | Path | None = None) -> list[Path]:
         styles = StyleSource(self.painter, str(picture), among=mean_of).styles

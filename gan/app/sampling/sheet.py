@@ -38,7 +38,8 @@ class Sheet:
     """Single pictures by name, and one picture of them all, which a notebook shows. It iterates over the single ones.
 
     The picture of all is a grid of `columns` with `titles` of its rows, or the single pictures side by side with their
-    names. `frames` draws a video of `count` pictures. Where nothing else is there, the frames are the single pictures.
+    `titles` or names. `frames` draws a video of `count` pictures. Where nothing else is there, the frames are the
+    single pictures.
     """
 
     name: str
@@ -61,8 +62,9 @@ class Sheet:
     def image(self) -> Image.Image:
         if self.columns:
             return grids.grid(self.columns, max(map(len, self.columns.values())), self.titles)
-        shown = ((grids.picture(sample, transparent=True), name) for name, sample in self._named())
-        pictures = [grids.titled(grids.enlarged(each, SIDE), name) for each, name in shown]
+        names, samples = zip(*self._named(), strict=True)
+        shown = zip((grids.picture(sample, transparent=True) for sample in samples), self.titles or names, strict=True)
+        pictures = [grids.titled(grids.enlarged(each, SIDE), title) for each, title in shown]
         return grids.tiles(pictures, min(8, len(pictures)) if len(pictures) <= 64 else round(len(pictures) ** 0.5))
 
     @property

@@ -132,7 +132,7 @@ class Shown:
         if isinstance(self.game, Spade):
             if direction:
                 raise UserError(f"{self.title}: label maps have no direction; leave --direction out")
-            return self._paint(lambda maps: self.game.generator(self.game.mask(maps[:, 0])), inputs, folder, largest)
+            return [self._paint(lambda maps: self.game.generator(self.game.mask(maps[:, 0])), inputs, folder, largest)]
         if self.makes_sounds:
             if direction or largest:
                 raise UserError(
@@ -158,7 +158,7 @@ class Shown:
 
     def _paint(
         self, paint: Callable[[torch.Tensor], torch.Tensor], inputs: str, folder: Path, largest: int | None
-    ) -> list[Path]:
+    ) -> Path:
         """Write the pictures of label maps [1, 1, height, width], each in its own size."""
         data: Any = self.saved.run.data
         multiple = 2 ** getattr(self.game.generator, "upsamplings", 0)
@@ -167,7 +167,7 @@ class Shown:
             size = "{1}x{0}".format(*size_of(data.val))
             say(f"each in the size of its label map; the run was trained on {size}, see --largest")
         chosen = Translation(lambda maps: paint(maps.long()), 1, multiple, **rules)
-        return [translate_folder(chosen, inputs, folder, largest, self.device, self.background)]
+        return translate_folder(chosen, inputs, folder, largest, self.device, self.background)
 
 
 def _is_action(method: object) -> bool:

@@ -88,6 +88,9 @@ def test_a_class_may_be_called_by_its_name(files):
     opened.drawer.class_names = ("cat", "dog", "2")
     same = [opened.sample([4], label=label)[0].tobytes() for label in ("dog", 1, "1")]
     assert same == same[:1] * 3
+    named, plain = opened.sample([4, 6]), opened.sample([4, 6], label="dog")
+    assert named.titles == ["4 dog", "6 cat"] and not plain.titles and [*named.singles] == ["seed0004", "seed0006"]
+    assert named.image.size == plain.image.size and named.image.tobytes() != plain.image.tobytes()
     words = "there is no class 'cow'; type --class and a number from 0 to 2, or a name such"
     with pytest.raises(UserError, match=words):
         opened.sample([4], label="cow")
