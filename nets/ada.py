@@ -150,6 +150,14 @@ class Ada(Augmentation):
         self.p.add_(direction * pictures / self.images).clamp_(min=0)
 
 
+def switch(state: dict[str, Any], name: str, augmentation: Augmentation | None) -> None:
+    """Let a game go on from a checkpoint's `state` where its augmentation of that name was off, or is off now."""
+    if augmentation is None:
+        state.pop(f"{name}.p", None)
+    else:
+        state.setdefault(f"{name}.p", augmentation.p)
+
+
 def _there(values: Any, like: Tensor) -> Tensor:
     """These numbers where `like` is. `like.new_tensor` would make the CPU wait for a GPU."""
     return torch.as_tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)

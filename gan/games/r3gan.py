@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from gan import Phase, Player
 from gan.games.from_noise import FromNoise
 from gan.losses import r1, r2, relativistic
-from nets.ada import Augmentation
+from nets.ada import Augmentation, switch
 from nets.published.files import PublishedFile
 from nets.published.from_noise import snapshot
 from nets.r3 import R3Discriminator, R3Generator
@@ -101,6 +101,9 @@ class R3Gan(FromNoise):
         fake = self.draw(batch["image"], self.labels(batch))
         fake_scores = self.score(fake, batch)
         return {"relativistic": relativistic(fake_scores, self.score(batch["image"], batch))}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        switch(checkpoint["state_dict"], "augment", self.augment)
 
     def published(self) -> list[PublishedFile]:
         return [snapshot(self.generator, self.discriminator)]

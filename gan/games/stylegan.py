@@ -13,7 +13,7 @@ from gan import Phase, Player, noise, ranks
 from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
 from gan.losses import non_saturating_discriminator, non_saturating_generator, path_lengths, r1
-from nets.ada import Ada
+from nets.ada import Ada, switch
 from nets.published.files import PublishedFile
 from nets.published.from_noise import snapshot
 from nets.stylegan import StyleDiscriminator, StyleGenerator
@@ -170,6 +170,9 @@ class StyleGan(FromNoise):
                 self.scored.zero_()
         self._means.clear()
         self._scored.clear()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        switch(checkpoint["state_dict"], "ada", self.ada)
 
     def published(self) -> list[PublishedFile]:
         return [snapshot(self.generator, self.discriminator)]

@@ -15,6 +15,7 @@ from gan.files.errors import UserError
 from gan.games import stylegan as stylegan_game
 from gan.games.stylegan import StyleGan
 from nets import stylegan_layers
+from nets.ada import Ada
 from nets.published.from_noise import published
 from nets.published.pickles import write
 from nets.stylegan import StyleGenerator
@@ -101,6 +102,17 @@ def test_a_resumed_run_equals_the_unbroken_one(world, ranks, unbroken, tmp_path)
 
 
 # ---- adaptive augmentation ----
+
+
+@pytest.mark.parametrize("augmented", [True, False])
+def test_a_run_goes_on_with_the_augmentation_turned_off_or_on(augmented, tmp_path):
+    path = str(tmp_path / "two.ckpt")
+    games = [StyleGan(*style_networks(), ada=Ada(pipe="blit") if on else None) for on in (augmented, not augmented)]
+    played(lambda: games[0], world=1, steps=2, check=False, save=path)
+    if augmented:
+        assert "ada.p" in read_checkpoint(path)["state_dict"]
+    played(lambda: games[1], world=1, steps=3, check=False, resume=path)
+    assert games[1].step == 3
 
 
 def ada_trained(world: int, steps: int = 4, **more) -> dict:

@@ -81,7 +81,7 @@ class Resumed:
         return f"the run was trained with {was}, and goes on with {now}"
 
     def _typed(self, settings: Mapping[str, Any], names: Sequence[str]) -> str:
-        named = [(name.replace("_", "-"), settings.get(name)) for name in names]
+        named = [(name.rstrip("_").replace("_", "-"), settings.get(name)) for name in names]
         return " ".join(f"no --{name}" if value is None else f"--{name} {value}" for name, value in named)
 
     def until(self, chosen: str) -> str:
@@ -101,9 +101,17 @@ class Resumed:
         names = [name for name in self.changed if name not in NO_NETWORKS]
         by = f"{self._trained_with(names)}; leave out what changes them" if names else "its code or data have changed"
         by = by[0].upper() + by[1:]
-        saved, now = load(checkpoint).get("state_dict", {}), run.game.state_dict(keep_vars=True)
-        if names and getattr(run.game, "strict_loading", True) and (more := [*(saved.keys() - now.keys())]):
-            raise UserError(f"the checkpoint's networks have '{min(more)}', and those of now do not. {by}")
+        found, now = load(checkpoint), run.game.state_dict(keep_vars=True)
+        saved = found.setdefault("state_dict", {})
+        if names and getattr(run.game, "strict_loading", True) and saved.keys() != now.keys():
+            run.game.on_load_checkpoint(found)  # which may take away, or add, what a game can do without
+            saved = found["state_dict"]
+            if more := saved.keys() - now.keys():
+                raise UserError(f"the checkpoint's networks have '{min(more)}', and those of now do not. {by}")
+            there = {id(now[name]) for name in now.keys() & {*saved, *found.get("left_out", ())}}
+            less = [name for name, weight in now.items() if id(weight) not in there]
+            if less and not found.get("files"):
+                raise UserError(f"the checkpoint's networks have no '{min(less)}', and those of now do. {by}")
         for name, weight in now.items():
             there = getattr(saved.get(name), "shape", None)
             if there is None or not isinstance(weight, Tensor) or is_lazy(weight) or there == weight.shape:

@@ -14,6 +14,7 @@ import torch
 import yaml
 from torch import nn
 
+from gan import GanModule
 from gan.app.run import folder, options
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import Resumed, where_data_are
@@ -228,7 +229,9 @@ def resumed(folder, typed=(), **saved):
 
 
 def game(width):
-    return SimpleNamespace(game=nn.ModuleDict({"net": nn.Linear(2, width)}))
+    found = GanModule()
+    found.net = nn.Linear(2, width) if width else nn.Identity()
+    return SimpleNamespace(game=found)
 
 
 CHANGED = "--batch-size 8 --generator-rate 0.1 --data moved --max-steps 9 --sample-every 2 --precision 64-true"
@@ -273,12 +276,22 @@ def test_weights_that_do_not_fit_are_refused_with_the_settings_that_have_changed
     )
 
 
-def test_weights_that_the_networks_have_no_longer_are_refused_with_the_option_that_took_them(trained):
-    now, typed = SimpleNamespace(game=nn.ModuleDict()), ["--width", "8", "--max-steps", "9"]
+@pytest.mark.parametrize(
+    ("has", "why"),
+    [
+        (False, "have 'net.bias', and those of now do not"),
+        (True, "have no 'extra', and those of now do"),
+    ],
+)
+def test_weights_of_one_side_only_are_refused_with_the_option_that_makes_the_difference(has, why, trained):
+    now, typed = game(3 if has else 0), ["--width", "8", "--max-steps", "9"]
+    if has:
+        now.game.register_buffer("extra", torch.zeros(2))
     resumed(trained).check(now, trained.checkpoint(8))  # the strategy refuses it
-    why = "have 'net.bias', and those of now do not. The run was trained with --width 64, and goes on with --width 8;"
-    with pytest.raises(UserError, match=why):
+    with pytest.raises(UserError, match=f"{why}. The run was trained with --width 64, and goes on with --width 8;"):
         resumed(trained, typed).check(now, trained.checkpoint(8))
+    now.game.on_load_checkpoint = lambda checkpoint: checkpoint.update(state_dict=now.game.state_dict())
+    resumed(trained, typed).check(now, trained.checkpoint(8))  # a game may do without them
 
 
 @pytest.mark.promise("`--resume` with other settings, or from another folder")
