@@ -18,7 +18,7 @@ from gan.app.run import options
 from gan.app.run.parser import Parser, items, listed
 from gan.files.disk import free_name, name_for, whole_file
 from gan.files.errors import UserError, explained
-from gan.files.system import version_of
+from gan.files.system import quoted, version_of
 
 if TYPE_CHECKING:
     from gan.app.run.reopen import SavedRun
@@ -138,12 +138,49 @@ def export(
 
     default = f"step-{opened.step:06d}" + ("-raw" if weights == "raw" else "")
     folder = opened.folder.path / "export" / default if to is None else to
-    with explained(f"cannot write to '{folder}': {{why}}; choose a folder with --to", OSError, SafetensorError):
+    return _written(folder, files, "choose a folder with --to")
+
+
+def _written(folder: Path, files: Mapping[str, Callable[[Path], object]], advice: str) -> list[Path]:
+    with explained(f"cannot write to '{folder}': {{why}}; {advice}", OSError, SafetensorError):
         folder.mkdir(parents=True, exist_ok=True)
         for name, write in files.items():
             with whole_file(folder / name) as part:
                 write(part)
     return [folder / name for name in files]
+
+
+def begun_from(settings: Namespace) -> list[str]:
+    """If a run is typed after --from, write its published files and take these. Returns what to type for them.
+
+    Its networks are averaged where it has averages. Pictures get the size of the run's unless another is typed.
+    """
+    from gan.app.run.folder import is_checkpoint
+    from gan.app.run.reopen import open_run
+
+    typed = settings.get("from_") or ""
+    path = Path(typed).expanduser()
+    run = next((str(each) for each in (path, *path.parents) if (each / "settings.yaml").is_file()), "RUN")
+    if path.suffix == ".safetensors":
+        raise UserError(f"--from {typed} is no published file; type --from {quoted(run)}")
+    if typed != "auto" and not (path.is_dir() and (str(path) == run or is_checkpoint(path))):
+        return []
+    opened = open_run(str(path), Path(settings.get("out", "runs")), name=settings.run if typed == "auto" else None)
+    game = opened.run.game.float()
+    drawer: Any = getattr(game, "drawer", None)
+    if drawer is not None:
+        drawer.size = None  # all that is drawn, not the middle alone, which published files do not know
+    files = {name: file.write for name, file in _published(game, "--from").items()}
+    folder = opened.folder.path / "export" / f"step-{opened.step:06d}-from"
+    first, *others = _written(folder, files, "type --from and a copy of the run")
+    settings.from_ = str(folder if others else first)
+    words = ["--from", settings.from_]
+    size = getattr(getattr(opened.run.data, "train", None), "size", None)
+    if isinstance(size, tuple) and settings.get("size", 0) is None:
+        settings.size = f"{size[1]}x{size[0]}"
+        words += ["--size", settings.size]
+    say(f"begins with {opened.folder.path} after step {opened.step}: {' '.join(words)}")
+    return words
 
 
 def networks(game: "GanModule", averaged: Collection[str]) -> list[Exported]:
@@ -180,11 +217,11 @@ def _safetensors(each: Exported, opened: "SavedRun") -> Callable[[Path], None]:
     return lambda path: save_file(each.state, path, metadata=about)
 
 
-def _published(game: "GanModule") -> dict[str, "PublishedFile"]:
+def _published(game: "GanModule", option: str = "--published") -> dict[str, "PublishedFile"]:
     """The files of the published code. A network may not have that form, so they are made before any is written."""
     if not callable(files := getattr(game, "published", None)):
-        raise UserError(f"--published: {type(game).__name__} has no published form; leave it out")
-    with explained("these networks do not have the published form. {why}; or leave --published out", UserError):
+        raise UserError(f"{option}: {type(game).__name__} has no published form; leave it out")
+    with explained(f"these networks do not have the published form. {{why}}; or leave {option} out", UserError):
         return {each.name: each for each in files()}
 
 

@@ -35,6 +35,7 @@ def main(argv: list[str]) -> None:
 
         from gan.app.run.computer import machine
         from gan.app.training import before, loggers, start, train
+        from gan.export import begun_from
 
     if place is not None and place.launcher.queued:
         train.go_back_if_warned(place, Path(settings.out), argv)
@@ -45,14 +46,14 @@ def main(argv: list[str]) -> None:
         script = job.script(argv, settings, strategy.is_dp)
         say(job.submit(script) if settings.submit else script)
         return
-    before.check_weights(settings.get("from_"))
+    begun = begun_from(settings)
     loggers.kinds(settings.logger)  # refuses what is not installed
     computer = machine(settings)
     before.allow_files(settings, computer.processes)
     out = Path(settings.out) if resumed is None else resumed[0].path.parent
     if place is None and computer.processes > 1 and not settings.dry_run:
         before.check(settings, strategy, computer.devices, computer.kind == "cpu")
-        start_ranks(settings, computer, out, argv)
+        start_ranks(settings, computer, out, [*argv, *begun])
         return
     train.start_training(train.Beginning(settings, resumed, place, out, argv), computer, strategy)
 

@@ -37,7 +37,9 @@ def main(argv: list[str]) -> int:
     settings = parse(argv)
     with working():
         from gan.app.planning.planned import plan
+        from gan.export import begun_from
 
+    begun_from(settings)
     return plan(argv, settings)
 
 

@@ -101,7 +101,7 @@ class PatchGan(nn.Module):
         if min(x.shape[-2:]) < self.smallest:
             height, width = x.shape[-2:]
             raise UserError(
-                f"a picture of {height} x {width} is too small for this PatchGAN, which needs {self.smallest} pixels a "
+                f"a picture of {width}x{height} is too small for this PatchGAN, which needs {self.smallest} pixels a "
                 "side; take larger pictures or fewer layers"
             )
         return self.model(x)

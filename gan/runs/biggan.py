@@ -53,7 +53,8 @@ def preset(config: str, size: tuple[int, int], **typed: Any) -> Preset:
         auto = replace(small, side=side, attention=min(64, side // 2))
     found = preset_of({"auto": auto} | PRESETS, config, **typed)
     if found.side != side:
-        raise UserError(f"config '{config}' is for {found.side} pixels, and pictures have {size}; type --config auto")
+        pictures = f"pictures have {size[1]}x{size[0]}"
+        raise UserError(f"config '{config}' is for {found.side} pixels, and {pictures}; type --config auto")
     return found
 
 
@@ -106,7 +107,7 @@ def biggan(
         ema: Decay of the generator's averaged weights.
         ema_start: From this update of the generator on its weights are averaged; published: 1000 (cifar), 20000.
         split: The discriminator sees fakes and pictures in two passes, not together.
-        from_: A published file (G.pth, G_ema.pth, D.pth), or the folder of several, to begin with.
+        from_: A published file (G.pth, G_ema.pth, D.pth), the folder of several, or a run, to begin with.
     """
     found = OnPictures(**settings).find()
     p = preset(

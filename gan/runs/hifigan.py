@@ -62,7 +62,7 @@ def hifigan(
         seed: Decides the networks' first weights, the order of the sounds and their parts.
         workers: Processes that prepare batches, for each rank; default: as many as it has CPUs, 4 at most.
         skip_broken: Leave sounds out that cannot be read, or are too short.
-        from_: A published file (g_02500000) or a folder of them, to begin with its weights.
+        from_: A published file (g_02500000), a folder of them, or a run, to begin with its weights.
     """
     from datasets import GanData
     from gan.games.hifigan import HifiGan

@@ -27,7 +27,7 @@ def sean(data: str = "data", from_: str | None = None, **settings: Any) -> Run:
 
     Args:
         data: The folder of the set, or one with images/ and labels/ of the same names; which one it is is found out.
-        from_: A published file, latest_net_G.pth or latest_net_D.pth, or the folder of both, to begin with.
+        from_: A published file, latest_net_G.pth or latest_net_D.pth, the folder of both, or a run, to begin with.
     """
     run = Published(**settings).run(data)
     begin_with(from_, run.game)

@@ -3,12 +3,13 @@
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
+import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Pixels, Run, Seed, Share, decodes, made_up, of_file, say
+from gan.runs.run import Pixels, Run, Seed, Share, decodes, is_planned, made_up, of_file, say
 
 if TYPE_CHECKING:
     from datasets import GanData
@@ -108,41 +109,57 @@ class Found:
         said = {name: texts.get(type(value), str)(value) for name, value in chosen.items()}
         return Run(game, data, steps, scores if data.val is not None else {}, turns, said)
 
-    def networks(self, path: str, drawer: type[G], judge: type[D]) -> tuple[G, D]:
+    def networks(self, begun: "FromFile[G, D]") -> tuple[G, D]:
         """The generator and the discriminator of a published file, for these pictures. The average begins anew."""
+        (drawer, judge), path, size = begun.networks, begun.path, f"{self.size[1]}x{self.size[0]}"
+        if not begun.fits(self.size):
+            side = begun.side
+            raise UserError(f"{path} draws {side}x{side}, and pictures have {size}; type --size {side}")
+        if drawer.channels != self.channels:
+            raise UserError(
+                f"{path} draws {drawer.channels} channels, and pictures have {self.channels}; type --channels "
+                f"{drawer.channels}"
+            )
+        if drawer.classes != self.classes:
+            advice = "type --classes false" if not drawer.classes else "take other pictures, or another file"
+            raise UserError(f"{path} knows {drawer.classes} classes, and pictures have {self.classes}; {advice}")
+        drawer.size = self.size
+        if begun.saved:
+            say(f"weights: G and D of {path}")
+        return drawer, judge
+
+
+class FromFile(Generic[G, D]):
+    """The networks of a published file to begin with, by the file, or later by what it has said: see `of_file`."""
+
+    def __init__(self, path: str, drawer: type[G], judge: type[D]) -> None:
         from nets.published.from_noise import made, ours, rule_of
         from nets.published.pickles import Network, read
 
-        saved: dict[str, Network] = {}
+        self.path, self.saved = path, dict[str, Network]()
 
         def rules() -> dict[str, Any]:
-            saved.update(read(Path(path)))
-            if missing := {"G", "D"} - saved.keys():
+            with torch.device("cpu"):  # also in a plan, whose networks have no values
+                self.saved.update(read(Path(path)))
+            if missing := {"G", "D"} - self.saved.keys():
                 raise UserError(
                     f"{path} has no '{min(missing)}'; take a file with both networks, such as a training's snapshot"
                 )
-            return {name: rule_of(saved[name]) for name in "GD"}
+            return {name: rule_of(self.saved[name]) for name in "GD"}
 
         said = of_file(rules)
-        found: list[Any] = [(ours(saved[name]) if saved else made(said.get(name))).train() for name in "GD"]
+        weights = {} if is_planned() else self.saved
+        found: list[Any] = [(ours(weights[name]) if weights else made(said.get(name))).train() for name in "GD"]
         if not all(map(isinstance, found, (drawer, judge))):
-            raise UserError(f"{path} has other networks, such as {type(found[0]).__name__}; type another run")
-        generator, side = found[0], found[1].side
-        if not side // 2 < max(self.size) <= side:
-            size = f"{self.size[1]}x{self.size[0]}"
-            raise UserError(f"{path} draws {side}x{side}, and pictures have {size}; type --size {side}")
-        if generator.channels != self.channels:
-            raise UserError(
-                f"{path} draws {generator.channels} channels, and pictures have {self.channels}; type --channels "
-                f"{generator.channels}"
-            )
-        if generator.classes != self.classes:
-            advice = "type --classes false" if not generator.classes else "take other pictures, or another file"
-            raise UserError(f"{path} knows {generator.classes} classes, and pictures have {self.classes}; {advice}")
-        generator.size = self.size
-        if saved:
-            say(f"weights: G and D of {path}")
-        return found[0], found[1]
+            kind = type(found[0]).__name__
+            other = "stylegan2" if kind.startswith("Style") else "r3gan"
+            raise UserError(f"{path} has other networks, such as {kind}; type python -m gan.fit {other}")
+        self.networks: tuple[Any, Any] = (found[0], found[1])
+        self.side: int = found[1].side
+
+    def fits(self, size: tuple[int, int]) -> bool:
+        """Whether the middle of what the generator draws can be of a height and width."""
+        return self.side // 2 < max(size) <= self.side
 
 
 @dataclass
@@ -160,8 +177,8 @@ class OnPictures(PictureOptions):
 
     classes: bool | None = None
 
-    def find(self) -> Found:
-        """Look, decode what is new, and say in one line what there is."""
+    def find(self, begun: FromFile | None = None) -> Found:
+        """Look, decode what is new, and say in one line what there is. The size fits the networks to begin with."""
         from datasets.files.decoding import Frame
         from datasets.files.find import find_source
         from datasets.files.pictures import Headers, Pictures
@@ -170,9 +187,12 @@ class OnPictures(PictureOptions):
         try:
             source = find_source(self.data, self.classes)
         except UserError as error:
-            return Found(self, *made_up(error, size=size or PLANNED, channels=self.channels or 3))
+            size = size or (PLANNED if begun is None else begun.side)
+            return Found(self, *made_up(error, size=size, channels=self.channels or 3))
         headers = Headers(source)
         fitting, why = headers.size()
+        if begun is not None and not begun.fits(fitting):
+            fitting, why = (begun.side, begun.side), f"as {Path(begun.path).name} draws"
         frame = Frame(*(size or fitting), self.channels or headers.channels, self.fit, self.background)
         pictures = Pictures(source, frame, self.skip_broken, decodes())
         found = Found(self, *pictures.split(self.held_out))

@@ -7,7 +7,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.pictures import DISTANCE, Found, OnPictures
+from gan.runs.pictures import DISTANCE, Found, FromFile, OnPictures
 from gan.runs.run import Run
 from gan.runs.run import preset as preset_of
 from nets.ada import Augmentation
@@ -87,20 +87,21 @@ def r3gan(
             (ffhq), 5,000 (cifar10), 50,000 (imagenet); with a smaller kimg the same part of that.
         width: Channels are this times the published ones.
         bf16: Compute the sizes that the published code names in bfloat16, which is faster on GPUs.
-        from_: A published file of R3GAN's networks (.pkl), to begin with these networks and weights.
+        from_: A published file of R3GAN's networks (.pkl), or a run, to begin with these networks and weights.
     """
     from gan.games.r3gan import R3Gan
 
     pictures = OnPictures(**settings)
-    found = pictures.find()
+    begun = FromFile(from_, R3Generator, R3Discriminator) if from_ else None
+    found = pictures.find(begun)
     p = preset(config_, found.size, kimg=kimg, batch=batch_size, rate=rate, gamma=gamma, p=augment, ema=ema_kimg)
     torch.manual_seed(pictures.seed)
-    if from_ is None:
+    if begun is None:
         generator, discriminator = _networks(p, found, width, bf16)
     elif width != 1:
         raise UserError(f"{from_} has networks of its own; leave --width out")
     else:
-        generator, discriminator = found.networks(from_, R3Generator, R3Discriminator)
+        generator, discriminator = found.networks(begun)
     game = R3Gan(
         generator,
         discriminator,

@@ -84,7 +84,7 @@ def check_size(size: tuple[int, int], upsamplings: int) -> None:
     if height % step or width % step:
         fits = max(1, round(height / step)) * step
         raise UserError(
-            f"a size of {height} x {width} cannot be halved {upsamplings} times; "
+            f"a size of {width}x{height} cannot be halved {upsamplings} times; "
             f"type --size {fits}, or fewer --upsamplings"
         )
 
@@ -106,10 +106,10 @@ def length(max_steps: int | None, steps: float, **others: float | None) -> int:
 
 
 def begin_with(weights: str | None, game: Any) -> None:
-    """Load published weights into the networks of a game, if any are typed. Later a checkpoint has the weights."""
+    """Load published weights into the networks of a game, if any are typed. Later a checkpoint has them."""
     from nets.published.files import read_published
 
-    if weights is not None and _making().purpose not in ("resume", "look"):
+    if weights is not None and _making().purpose not in ("resume", "look", "plan"):
         if not callable(files := getattr(game, "published", None)):
             raise UserError(f"{type(game).__name__} has no published weights to begin with; leave --from out")
         say(f"weights: {', '.join(read_published(weights, files()))} of {weights}")

@@ -42,7 +42,7 @@ class OnSides(PictureOptions):
         width: Channels of the first layers: of all networks, or where judge_width can be typed of the generator.
         layers: How often a PatchGAN halves a picture; with 3 it judges patches of 70 pixels.
         rate: Learning rate of all networks.
-        from_: A published file, such as latest_net_G.pth, or the folder of several, to begin with.
+        from_: A published file, such as latest_net_G.pth, the folder of several, or a run, to begin with.
     """
 
     flip: bool = True

@@ -9,7 +9,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from gan.ema import half_life
 from gan.files.errors import UserError
-from gan.runs.pictures import DISTANCE, Found, OnPictures
+from gan.runs.pictures import DISTANCE, Found, FromFile, OnPictures
 from gan.runs.run import Run, length, say
 from gan.runs.run import preset as preset_of
 from nets.ada import PIPES, Ada
@@ -99,19 +99,20 @@ def stylegan2(
         augment_target: Pictures are augmented more often while the mean sign of the scores of real pictures is above
             this; published: 0.6. From never to always it takes 500 thousand pictures or more, with --from 100 thousand.
         freeze_d: The first layers of the discriminator that do not learn (FreezeD), for training from other weights.
-        from_: A published file of StyleGAN2 networks (.pkl), to begin with these networks and weights.
+        from_: A published file of StyleGAN2 networks (.pkl), or a run, to begin with these networks and weights.
     """
     from gan.games.stylegan import StyleGan
 
     ada = _augmentation(augment, augment_target, 100_000 if from_ else 500_000)
-    found = OnPictures(**settings).find()
+    begun = FromFile(from_, StyleGenerator, StyleDiscriminator) if from_ else None
+    found = OnPictures(**settings).find(begun)
     side = 1 << (max(found.size) - 1).bit_length()
     p = preset(config_, side, batch_size, kimg=kimg, gamma=gamma, rate=rate, width=width, mapping=mapping, ema=ema_kimg)
     steps = length(max_steps, 1000 * p.kimg / p.batch, kimg=kimg)
     if from_ and (width or mapping):
         raise UserError(f"{from_} has networks of its own; leave --width and --mapping out")
     torch.manual_seed(found.options.seed)
-    generator, discriminator = _networks(p, found, from_)
+    generator, discriminator = _networks(p, found, begun)
     check_frozen(freeze_d, len(discriminator.layers()))
     ramp_up = None if from_ else p.ramp_up  # weights that are good already need no quick average at first
     average = 1000 * p.ema if ema_kimg is not None or ramp_up is not None else _at_most(1000 * p.ema, steps * p.batch)
@@ -143,9 +144,12 @@ def check_frozen(typed: int, layers: int) -> None:
         raise UserError(f"the discriminator has {layers} layers; type --freeze-d 0 to {layers}, often 4")
 
 
-def _networks(p: Preset, found: Found, from_: str | None) -> tuple[StyleGenerator, StyleDiscriminator]:
-    if from_ is not None:
-        return found.networks(from_, StyleGenerator, StyleDiscriminator)
+Networks = FromFile[StyleGenerator, StyleDiscriminator]
+
+
+def _networks(p: Preset, found: Found, begun: Networks | None) -> tuple[StyleGenerator, StyleDiscriminator]:
+    if begun is not None:
+        return found.networks(begun)
     shape: dict[str, Any] = dict(channels=found.channels, classes=found.classes, base=int(32768 * p.width))
     generator = StyleGenerator(found.size, mapping=p.mapping, clamp=256.0, **shape)
     return generator, StyleDiscriminator(found.size, skip=p.skip, group=p.group, clamp=256.0, **shape)

@@ -82,7 +82,7 @@ def vqgan(
         actnorm: Whether the discriminator has ActNorm in place of batch norm.
         perceptual: VGG-16's weights for LPIPS: the path of a file, torchvision (its cache, else a download), or off.
         perceptual_weight: Weight of LPIPS; published: 1.
-        from_: A published last.ckpt, to begin with its weights.
+        from_: A published last.ckpt, or a run, to begin with its weights.
     """
     from torchvision.models import vgg16
 

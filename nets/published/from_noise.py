@@ -81,7 +81,7 @@ def published(net: nn.Module) -> Network:
     side = arguments["img_resolution"]
     height, width = getattr(net, "size", None) or (side, side)
     if (height, width) != (side, side):
-        raise UserError(f"published networks draw {side} x {side}, and this one {height} x {width}")
+        raise UserError(f"published networks draw {side}x{side}, and this one {width}x{height}")
     kind = "Generator" if isinstance(net, R3Generator | StyleGenerator) else "Discriminator"
     return Network(kind, arguments, weights)
 

@@ -127,7 +127,7 @@ class SeanGenerator(nn.Module):
         shrink = 2**self.upsamplings
         if height % shrink or width % shrink:
             raise UserError(
-                f"SeanGenerator: a mask of {height} x {width} cannot be halved {self.upsamplings} times; "
+                f"SeanGenerator: a mask of {width}x{height} cannot be halved {self.upsamplings} times; "
                 f"choose a size divisible by {shrink}, e.g. {-(-height // shrink) * shrink}, or fewer upsamplings"
             )
         masks = Masks(onehot, self.labels)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from jsonargparse import Namespace
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -25,7 +26,7 @@ from gan.app.exporting import card, programs
 from gan.app.page import compared, run_tables
 from gan.app.page.table import sample_cell
 from gan.app.run.reopen import open_run
-from gan.export import _published, export, main, networks
+from gan.export import _published, begun_from, export, main, networks
 from gan.files.errors import UserError
 from gan.runs import build
 from nets.published.pickles import read
@@ -260,6 +261,41 @@ def test_a_run_of_r3gan_is_written_as_a_published_file(averaged, tmp_path):
     for name, player in (("G", "generator"), ("G_ema", "generator"), ("D", "discriminator")):
         wanted = load_file(tmp_path / f"{player}.safetensors")
         assert all(torch.equal(found[name].weights[f"Model.{key}"], value) for key, value in wanted.items())
+
+
+def test_a_training_begins_with_a_run_in_place_of_a_published_file(averaged, published_run, tmp_path, capsys):
+    """Its file is what gan.export writes; where there are several, the folder is taken. A size that is typed stays."""
+    made = averaged / "export" / "step-000002-from" / "network-snapshot.pkl"
+    for typed, file in (
+        (averaged, made),
+        (averaged / "checkpoints" / "step-000002.ckpt", made),
+        (published_run, published_run / "export" / "step-000001-from"),
+    ):
+        settings = Namespace(from_=str(typed), run="r3gan", size="16")
+        assert begun_from(settings) == ["--from", str(file)] and settings.from_ == str(file)
+        assert capsys.readouterr().out.endswith(f": --from {file}\n")
+    export(str(averaged), tmp_path, published=True)
+    found, wanted = (read(path)["G"].weights for path in (made, tmp_path / made.name))
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+    for typed, run in ((averaged / "generator.safetensors", averaged), (tmp_path / "x.safetensors", "RUN")):
+        with pytest.raises(UserError, match=f"is no published file; type --from {run}"):
+            begun_from(Namespace(from_=str(typed)))
+    assert begun_from(Namespace(from_=str(tmp_path))) == begun_from(Namespace()) == []
+
+
+def test_pictures_get_the_size_of_the_run_to_begin_with_also_if_they_are_no_square(tmp_path):
+    rules = dict(batch_size=4, held_out=0.25, workers=0, max_steps=1, data=classes(tmp_path / "data", "RGB", 12))
+    first = opening.train(tmp_path / "runs", "stylegan2", width=0.005, mapping=1, size="12x16", **rules)
+    settings = Namespace(from_="auto", run="stylegan2", size=None, out=str(first.parent))
+    assert begun_from(settings)[2:] == ["--size", "12x16"] and settings.size == "12x16"
+    game = build("stylegan2", from_=settings.from_, size="12x16", **rules).game
+    saved = open_run(str(first)).run.game.generator.state_dict()
+    assert game.generator.size == (16, 12)
+    torch.testing.assert_close(game.generator.state_dict(), saved, rtol=0, atol=0)
+    for kind in ("cat", "dog"):  # pictures of another size: it is that of the file
+        put(tmp_path / "large" / kind / "1.png", (40, 32), "RGB", (1, 2, 3))
+    rules |= dict(data=str(tmp_path / "large"), held_out=0, batch_size=2)
+    assert build("stylegan2", from_=settings.from_, **rules).game.generator.size == (16, 16)
 
 
 def classes(folder, mode, count):

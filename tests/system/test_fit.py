@@ -286,9 +286,6 @@ def test_a_folder_that_got_or_lost_pictures_goes_on_if_that_is_typed(here, capsy
     assert (here / "my runs/001-stylegan2/checkpoints/step-000002.ckpt").is_dir()
     assert fit.main([*typed, "--new-data", "true"]) == 2
     assert "--new-data is for a run that goes on" in capsys.readouterr().err
-    for ours in ("", "/checkpoints/step-000002.ckpt"):
-        assert fit.main([*typed, "--from", f"my runs/001-stylegan2{ours}"]) == 2
-        assert "type python -m gan.export 'my runs/001-stylegan2' --published, and" in capsys.readouterr().err
 
 
 def test_a_last_checkpoint_that_was_not_saved_is_the_last_word_and_the_best_one_is_named(here, monkeypatch, capsys):

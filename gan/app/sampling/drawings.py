@@ -152,7 +152,7 @@ class Drawings(Shown):
         """Find a picture in w. Write it, a video of the search, its latent, and the networks if they are tuned."""
         net, (height, width) = self.drawer.styled(), self.drawer.size
         if tune and not height == width == 2 << self.drawer.layers // 2:
-            raise UserError(f"published files, as tuned networks are, draw no {height} x {width}; leave --tune out")
+            raise UserError(f"published files, as tuned networks are, draw no {width}x{height}; leave --tune out")
         base = Path(file or self.path(file_name("project", [str(picture)]), ".pt"))
         paths = [ending(base, suffix) for suffix in (".png", video_suffix(), ".pt", ".pkl")[: 4 if tune else 3]]
         spare([str(picture), perceptual, self.drawer.title], paths)

@@ -1,17 +1,15 @@
 """What is refused before the first process is started: all that is known without one, and without the game."""
 
 import tempfile
-from pathlib import Path
 
 from jsonargparse import Namespace
 
 from datasets.batches import check_divides
 from datasets.files.find import check_there
 from datasets.workers import MOST
-from gan.app.run.folder import CHECKPOINT
 from gan.app.run.options import nodes
 from gan.files.errors import UserError
-from gan.files.system import cores, quoted, resource
+from gan.files.system import cores, resource
 from strategies import PhaseStrategy
 from strategies.assignment import check_ranks
 from strategies.placing.division import placement_of
@@ -49,18 +47,6 @@ def allow_files(settings: Namespace, ranks: int) -> None:
         raise UserError(
             f"too many open files: this shell allows a process {soft}, and a rank with {workers} workers needs "
             f"{least}; type ulimit -n {max(4096, least)}"
-        )
-
-
-def check_weights(weights: str | None) -> None:
-    """Refuse a run of ours, or networks that gan.export has written, where a published file is to begin from."""
-    path = Path(weights or "").expanduser()
-    run = next((str(each) for each in (path, *path.parents) if (each / "settings.yaml").is_file()), "RUN")
-    folder = path.is_dir() and (str(path) == run or path.suffix == CHECKPOINT)
-    if weights and (folder or path.suffix == ".safetensors"):
-        raise UserError(
-            f"--from {weights} is no published file; type python -m gan.export {quoted(run)} --published, and then "
-            f"--from and the file that it names"
         )
 
 

@@ -150,7 +150,7 @@ def test_a_network_of_another_kind_is_refused():
     many.weights.update({f"Model.other{k}": torch.zeros(1) for k in range(99)})
     with pytest.raises(UserError, match=r"Unexpected key\(s\) in state_dict: \"other0\", .{100,250} \.\.\.$"):
         ours(many)
-    with pytest.raises(UserError, match="16 x 16, and this one 12 x 10"):  # the middle of a square
+    with pytest.raises(UserError, match="16x16, and this one 10x12"):  # the middle of a square
         published(R3Generator(5, (8, 8, 4), size=(12, 10)))
     for kept in (None, {}, {"kind": "Generator"}, {"kind": "R3Generator", "widths": 8}):
         with pytest.raises(UserError, match="neither StyleGAN2's nor R3GAN's"):

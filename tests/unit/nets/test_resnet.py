@@ -50,7 +50,7 @@ def test_the_judge_of_pixels_has_the_published_names_with_an_instance_norm_too()
 
 def test_what_is_too_small_is_refused():
     assert PatchGan(3, 4, 2)(torch.zeros(1, 3, 12, 13)).shape == (1, 1, 1, 1)
-    with pytest.raises(UserError, match="11 x 40 is too small for this PatchGAN, which needs 12"):
+    with pytest.raises(UserError, match="40x11 is too small for this PatchGAN, which needs 12"):
         PatchGan(3, 4, 2)(torch.zeros(1, 3, 11, 40))
     with pytest.raises(UserError, match="0 layers"):
         PatchGan(3, 4, 0)

@@ -30,7 +30,7 @@ def test_any_size_comes_back_or_is_answered_with_one_that_can(upsamplings):
     assert image.shape == (2, 3, *size)
     assert image.abs().max() <= 1
     words = f"cannot be halved {upsamplings} times; choose a size divisible by {size[0]}"
-    with pytest.raises(UserError, match=f"a mask of {size[0]} x {size[1] - 1} {words}"):
+    with pytest.raises(UserError, match=f"a mask of {size[1] - 1}x{size[0]} {words}"):
         net(planes[..., :-1], torch.zeros(2, LABELS, STYLE))
     with pytest.raises(UserError, match="upsamplings=7 is not in 2 to 6"):
         SeanGenerator(upsamplings=7)

@@ -167,5 +167,5 @@ def test_mistakes_are_answered_in_words(files, monkeypatch, capsys, words, said)
 
 def test_networks_that_cannot_be_written_are_not_tuned():
     drawings = Drawings(drawers.drawer(size=(16, 12)))
-    with pytest.raises(UserError, match="published files, as tuned networks are, draw no 16 x 12; leave --tune out"):
+    with pytest.raises(UserError, match="published files, as tuned networks are, draw no 12x16; leave --tune out"):
         drawings.project(0, steps=1, tune=1)
