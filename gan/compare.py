@@ -5,7 +5,7 @@ from pathlib import Path
 from jsonargparse import Namespace
 
 from gan.app.command import command, working
-from gan.app.outputs import run, say
+from gan.app.outputs import run, say, table
 from gan.app.run import options
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError
@@ -21,12 +21,14 @@ EXAMPLES = """examples:
 def main(argv: list[str]) -> None:
     request = parse(argv)
     with working():
-        from gan.app.page.compared import look, page
+        from gan.app.page.compared import look, over_seeds, page
         from gan.app.page.document import write
 
     opened = [look(which, request.device) for which in request.runs]
     path = request.file or opened[0].folder.path.parent / "compare.html"
     write(path, lambda: page(opened), "-o")
+    for title, scores in over_seeds(opened).items():
+        say(title, *table([*scores.items()]))
     say(f"open {path} in a browser ({path.stat().st_size / 1e6:.1f} MB)")
 
 

@@ -9,7 +9,9 @@ import torch
 import gan
 from gan import compare
 from gan.app.page import compared
+from gan.app.run import settings_file
 from gan.app.run.reopen import open_run
+from gan.app.training.card import Scored
 from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
 from samples import gallery
@@ -90,6 +92,30 @@ def test_a_curve_keeps_its_colour_where_another_run_has_none(runs, tmp_path):
     second = "#ff7f0e"
     assert second in drawings["discriminator: r1"] and "#1f77b4" not in drawings["discriminator: r1"]
     assert second in drawings["discriminator: r2"] and "#1f77b4" in drawings["discriminator: r2"]
+
+
+def test_runs_that_differ_in_their_seed_alone_have_a_mean_and_a_deviation(runs, tmp_path, monkeypatch, capsys):
+    both = [shutil.copytree(run, tmp_path / f"{run.name}-again") for run in runs]
+    for run in both:
+        opening.rewrite(run, seed=7)
+    values = {0: "1", 7: "3.5"}
+
+    def scores(folder, run, step):
+        seed = settings_file.read(folder.settings)["seed"]
+        return [Scored("distance", values[seed], ""), *[Scored("of one seed", "2", "")] * seed]
+
+    monkeypatch.setattr(compared.card, "scores", scores)
+    opened = [open_run(str(run)) for run in (*runs, both[0])]
+    assert compared.over_seeds(opened) == {"gamma 2.0, seeds 0, 7: mean ± deviation": {"distance": "2.25 ± 1.8"}}
+    assert compared.over_seeds(opened[:2]) == {}
+    table = compared.scores(opened, ["one", "two", "three"])
+    assert [[cell.words for cell in row.cells[:4]] for row in table.rows] == [
+        ["1", "1", "3.5", "2.25 ± 1.8"],
+        ["–", "–", "2", "–"],
+    ]
+    assert compare.main([str(runs[1]), str(both[1]), "-o", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out.startswith("seeds 0, 7: mean ± deviation\n  distance  2.25 ± 1.8\nopen ")
+    assert "seeds 0, 7: mean ± deviation" in section((tmp_path / "page.html").read_text(), "scores")
 
 
 def test_two_checkpoints_of_one_run_have_names_of_their_own(runs):

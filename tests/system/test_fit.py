@@ -175,10 +175,10 @@ def test_dry_run_prints_and_saves_everything_trains_nothing_and_says_where_pictu
     for kind in "AB":
         paint(here / "set" / kind, range(8))
     small = dict(data="set", width=2, blocks=1, layers=2, batch_size=2, pool=4)
-    assert fit.main(["cyclegan", *opening.typed(small), "--dry-run"]) == 0
+    assert fit.main(["cyclegan", *opening.typed(small), "--dry-run", "--note", "few"]) == 0
     said, told = capsys.readouterr()
     assert f"; decoded into {here}/set.gan-cache, 1 MB" in told and not list(here.rglob("pixels-*"))
-    run = here / "runs" / "001-cyclegan"
+    run = here / "runs" / "001-cyclegan-few"
     assert (run / "settings.yaml").read_text() in said
     assert (run / "game.txt").read_text() in said
     assert "pool: 4" in said
@@ -232,6 +232,7 @@ def test_a_refused_or_dry_command_leaves_a_run_as_it_was(one_step, here, capsys)
     for typed, code, message in (
         ("--width 8 --max-steps 2", 2, "was trained with --width 4, and goes on with --width 8; leave out"),
         ("--run sean-faces", 2, "is a run of r3gan-faces, not of sean-faces"),
+        ("--note few", 2, "--note is for a new run's folder, and runs/001-r3gan-faces is there; leave --note out"),
         ("--precision 16-mixed", 2, "16-mixed needs a GPU"),
         ("--max-steps 7 --width 8 --dry-run", 0, "a dry run: runs/001-r3gan-faces stays as it is"),
     ):

@@ -1,9 +1,11 @@
 """The page of `gan.compare`: several runs beside each other, with what differs on top."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -83,15 +85,47 @@ def scores(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
     found = [{score.name: score for score in card.scores(each.folder, each.run, each.step)} for each in opened]
     known = list(dict.fromkeys(name for each in found for name in each))
     here = {name: [each.get(name) for each in found] for name in known}
-    hows = card.briefly([_how(names, here[name]) for name in known])
+    hows, means = card.briefly([_how(names, here[name]) for name in known]), over_seeds(opened)
     rows = [
-        Row(name, [*(Cell(score.value if score else "–") for score in here[name]), Cell(how)])
+        Row(
+            name,
+            [
+                Cell(word)
+                for word in (
+                    *(each.value if each else "–" for each in here[name]),
+                    *(each.get(name, "–") for each in means.values()),
+                    how,
+                )
+            ],
+        )
         for name, how in zip(known, hows, strict=True)
     ]
     alike = _alike(_held_out(opened, SHOWN), names)
     groups = "; ".join(group for group in dict.fromkeys(alike) if alike.count(group) > 1)
     note = "" if len({*alike}) == 1 else f"{SOME_COMPARISON}: {groups}." if groups else f"{NO_COMPARISON}."
-    return Table([*names, "how it was computed"], rows, note)
+    return Table([*names, *means, "how it was computed"], rows, note)
+
+
+def over_seeds(opened: Sequence[SavedRun]) -> dict[str, dict[str, str]]:
+    """Each score's mean and deviation over runs that differ in their seed alone, by what to call these runs."""
+    saved = [{**in_force(each), "step": each.step} for each in opened]
+    others = [name for name in saved[0] if name != "seed" and any(each.get(name) != saved[0][name] for each in saved)]
+    groups: dict[str, dict[Any, SavedRun]] = {}
+    for each, settings in zip(opened, saved, strict=True):
+        words = "".join(f"{name} {settings.get(name)}, " for name in others)
+        groups.setdefault(words, {})[settings.get("seed")] = each
+    found = {}
+    for words, group in groups.items():
+        if len(group) > 1:
+            values = defaultdict[str, list[float]](list)
+            for each in group.values():
+                for score in card.scores(each.folder, each.run, each.step):
+                    values[score.name].append(float(score.value))
+            title = f"{words}seeds {', '.join(map(str, group))}: mean ± deviation"
+            found[title] = {
+                name: f"{mean(of):.4g} ± {stdev(of):.2g}" for name, of in values.items() if len(of) == len(group)
+            }
+    return found
 
 
 def _how(names: Sequence[str], found: Sequence[card.Scored | None]) -> str:

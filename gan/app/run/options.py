@@ -30,16 +30,16 @@ ACCELERATOR = "what to compute on: auto, cpu, gpu, mps, or another of Lightning'
 KINDS = "csv, tensorboard, wandb or mlflow, or several with commas"
 Loggers = listed("Loggers", "csv|tensorboard|wandb|mlflow", KINDS)
 Indices = restricted_string_type("Indices", r"^\d+,(\d+(,\d+)*)?$", docstring="numbers of GPUs, such as 0,2")
+Note = restricted_string_type("Note", r"^[\w.=+-]+$", docstring="letters, digits and . = + - _, such as lr-2")
 Devices = PositiveInt | Literal["auto"] | Indices
 HOSTS_OWN = {"config", "slurm", "submit", "list_runs", "devices", "nodes", "rendezvous", "restarts", "accelerator"}
 HOSTS_OWN |= {"resume", "out", "workers", "logger"}
-PASSING = ("resume", "dry_run", "list_runs", "debug", "new_data", "config", "rendezvous", "slurm", "submit")
+PASSING = ("resume", "dry_run", "list_runs", "debug", "new_data", "config", "rendezvous", "slurm", "submit", "note")
 
 INCEPTION = "FID's network: weights-inception-2015-12-05-6726825d.pth, or NVIDIA's .pt"
 
 EXAMPLES = """examples:
   python -m gan.fit                                   the built-in run, on all GPUs or on two CPU processes
-  python -m gan.fit cyclegan-faces --devices 1
   python -m gan.fit stylegan2 --data PATH             on pictures of yours; also r3gan, sean, spade
   python -m gan.fit --batch-size 32 --max-steps 5000 --precision bf16-mixed
   python -m gan.fit r3gan-faces --help                the settings of that run
@@ -92,6 +92,8 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
         raise UserError(
             f"'{files[-1]}' says resume: {settings.resume}, and what to resume is typed: --resume {settings.resume}"
         )
+    if settings.note and settings.resume not in (None, "auto"):
+        raise UserError(f"--note is for a new run's folder, and {settings.resume} is there; leave --note out")
     if settings.new_data and not settings.resume:
         raise UserError("--new-data is for a run that goes on; type --resume and the run, too")
     return settings, resumed
@@ -215,6 +217,7 @@ def _add_own(parser: Parser) -> None:
     kinds = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
     add("--precision", kinds, "number format in which the networks compute", "32-true")
     add("--out", str, "folder in which the run's folder is made", "runs")
+    add("--note", Note, "words at the end of the folder's name: 001-stylegan2-NOTE")
     add("--resume", str, "continue: auto (the run with the highest number), a run, or a checkpoint")
     what = "with --resume: go on though pictures were added, removed or renamed, in another order"
     add("--new_data", bool, what, False)

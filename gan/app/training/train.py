@@ -119,7 +119,8 @@ class Beginning:
             self._hold(held, self.resumed[0])
             chosen = Chosen(self.resumed[0], to_resume(self.settings.resume, *self.resumed, say))
         else:
-            chosen = Chosen(folder.create(Path(self.settings.out), short_name(self.settings.run)))
+            words = short_name(self.settings.run), self.settings.note
+            chosen = Chosen(folder.create(Path(self.settings.out), "-".join(filter(None, words))))
             chosen.folder.fill(self.texts(chosen, launchers))
             self._hold(held, chosen.folder)
         dry = self.settings.dry_run
