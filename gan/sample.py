@@ -120,6 +120,7 @@ def act(opened: "Shown", settings: Namespace, argv: list[str]) -> list[Path]:
     """Do what was typed, and write what it gives. Returns the files."""
     from gan.app.sampling.sheet import NO_MP4, Sheet, spare
 
+    opened.typed = True
     action = settings.action or ("translate" if settings.get("inputs") else opened.default)
     typed = _fitting(action, settings, argv, opened)
     if settings.file:  # what is typed may name files, and pairs of files as picture.jpg:labels.png

@@ -47,6 +47,10 @@ class Drawings(Shown):
         super().__init__(run, drawer.title)
         self.drawer = drawer
 
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.drawer.size
+
     def stand(self, batches: int) -> None:
         self.drawer.stand(batches)
 
@@ -142,7 +146,7 @@ class Drawings(Shown):
 
     def project(
         self,
-        picture: str | int = 0,
+        picture: str | int | Image.Image = 0,
         steps: int = 1000,
         tune: int = 0,
         perceptual: Path | None = None,
@@ -153,10 +157,11 @@ class Drawings(Shown):
         net, (height, width) = self.drawer.styled(), self.drawer.size
         if tune and not height == width == 2 << self.drawer.layers // 2:
             raise UserError(f"published files, as tuned networks are, draw no {width}x{height}; leave --tune out")
-        base = Path(file or self.path(file_name("project", [str(picture)]), ".pt"))
+        which = "picture" if isinstance(picture, Image.Image) else str(picture)
+        base = Path(file or self.path(file_name("project", [which]), ".pt"))
         paths = [ending(base, suffix) for suffix in (".png", video_suffix(), ".pt", ".pkl")[: 4 if tune else 3]]
-        spare([str(picture), perceptual, self.drawer.title], paths)
-        critic, target = self._discriminator(), self._picture(str(picture)).unsqueeze(0).to(self.drawer.like)
+        spare([which, perceptual, self.drawer.title], paths)
+        critic, target = self._discriminator(), self._picture(picture).unsqueeze(0).to(self.drawer.like)
         if perceptual is not None:
             name, features = "LPIPS", latents.by_lpips(perceptual, self.drawer.like.device)
         elif critic is not None:
@@ -243,17 +248,19 @@ class Drawings(Shown):
         whole = len({path.stem for path in paths}) < len(paths)  # a folder for each person, and me.pt in it
         return {str(path) if whole else path.stem: latents.Latent.load(path, self.drawer.styled()) for path in paths}
 
-    def _picture(self, which: str) -> Tensor:
-        """A picture as the network draws: a held-out one by its number, train:NUMBER, or a person's file."""
-        data = None if self.run is None else self.run.run.data
+    def _picture(self, picture: str | int | Image.Image) -> Tensor:
+        """A picture as the network draws: a held-out one by its number, train:NUMBER, a person's file, or Pillow's."""
+        fit = "crop" if self.run is None else self.run.settings.get("fit", "crop")
+        frame = Frame(*self.drawer.size, self.drawer.channels, fit, self.background)
+        if isinstance(picture, Image.Image):
+            return frame.pixels(picture).float() / 127.5 - 1
+        which, data = str(picture), None if self.run is None else self.run.run.data
         if has_numbers(data) and (item := numbered(which, data)) is not None:
             return item["image"]
         path = Path(which)
         if not path.exists():
             raise UserError(f"cannot read a picture: there is no file '{which}'; type --picture and its file")
         with pairs.opened(path) as opened:
-            fit = "crop" if self.run is None else self.run.settings.get("fit", "crop")
-            frame = Frame(*self.drawer.size, self.drawer.channels, fit, self.background)
             return frame.pixels(opened).float() / 127.5 - 1
 
     def _discriminator(self) -> StyleDiscriminator | None:

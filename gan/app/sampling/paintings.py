@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypedDict, Unpack
 
 import torch
@@ -188,7 +189,13 @@ class Paintings(Shown):
 
         return Sheet(name, columns, list(map(_row, shapes)), singles, moving)
 
-    def repaint(self, picture: str | int = 0, label: str | Path | None = None, **how: Unpack[How]) -> Sheet:
+    def repaint(
+        self, picture: str | int = 0, label: str | Path | Image.Image | None = None, **how: Unpack[How]
+    ) -> Sheet:
+        if isinstance(label, Image.Image):
+            with TemporaryDirectory() as folder:
+                label.save(path := Path(folder) / "label.png")
+                return self.repaint(picture, path, **how)
         which = str(picture)
         if label is None:
             raise UserError(

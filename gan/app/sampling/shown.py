@@ -3,9 +3,11 @@
 gan/sample.py says what each does.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
@@ -16,13 +18,14 @@ from gan.app.run.reopen import NOTHING_HELD_OUT, SavedRun, first_samples, sample
 from gan.app.sampling import grids
 from gan.app.sampling.painter import size_of
 from gan.app.sampling.sheet import Sheet
-from gan.app.sampling.translating import translate_folder, voice_folder, way
+from gan.app.sampling.translating import picture_of, translate_folder, voice_folder, way
 from gan.files.disk import name_for
 from gan.files.errors import UserError
 from gan.games.spade import Spade
 from gan.games.translation import Translation
 from nets.hifigan import HifiGenerator
 
+T = TypeVar("T")
 Words = str | int | Iterable[str | int] | None  # what is typed one after the other; in Python also a single one
 
 
@@ -32,6 +35,27 @@ def words(given: Words) -> list[str]:
 
 def file_name(action: str, words: Sequence[str] | None) -> str:
     return "-".join([action, *(name_for(Path(word).stem) for word in words or ())])[:120]
+
+
+PYTHONS = {"class": "label", "from": "from_"}  # options that an argument of Python cannot be called
+
+
+def in_python(method: Callable[..., T]) -> Callable[..., T]:
+    """An action whose errors name its arguments, and other actions, as Python has them."""
+
+    def named(found: re.Match[str]) -> str:
+        action, option = (word and word.replace("-", "_") for word in found.groups())
+        return f"{action}()" if action else f"{PYTHONS.get(option, option)}="
+
+    @wraps(method)
+    def acted(*args: Any, **options: Any) -> T:
+        try:
+            return method(*args, **options)
+        except UserError as error:
+            error.args = (re.sub(r"python -m gan\.sample (?:'[^']*'|\S+) ([a-z-]+)|--([a-z-]+)", named, str(error)),)
+            raise
+
+    return acted
 
 
 class NoAction(UserError, AttributeError):
@@ -46,6 +70,7 @@ class Shown:
 
     kind = "any"
     title = ""
+    typed = False  # whether the command asks
     editor: Callable[[], Any]  # makes what `edit` asks; `gan.open` sets it, since an editor stands above all kinds
 
     def __init__(self, run: SavedRun | None, title: str = "", game: Any = None) -> None:
@@ -55,7 +80,13 @@ class Shown:
         self.translates = self.makes_sounds or isinstance(self.game, Spade) or hasattr(self.game, "translations")
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.title}>"
+        words = [self.title, *([] if self.game is None else [type(self.game).__name__])]
+        words += [] if self.size is None else [f"{self.size[1]}x{self.size[0]}"]
+        return f"<{type(self).__name__} of {', '.join(words)}>"
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        return in_python(found) if _is_action(found) and not self.typed else found
 
     def __getattr__(self, name: str) -> Any:
         found = [each for each in dir(self) if _is_action(getattr(type(self), each, None))]
@@ -77,6 +108,12 @@ class Shown:
     def default(self) -> str:
         """The action of `sample`."""
         return "show" if self.run is not None else "translate"
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of the pictures, where these are known."""
+        size = None if self.run is None else getattr(getattr(self.run.run.data, "train", None), "size", None)
+        return (size, size) if isinstance(size, int) else size
 
     @property
     def background(self) -> str:
@@ -120,14 +157,22 @@ class Shown:
         singles = {f"{row}-{title}": each for title, column in made for row, each in enumerate(column)}
         return Sheet("show", columns, singles=singles)
 
+    def _translation(self, picture: Image.Image, direction: str | None, largest: int | None) -> Sheet:
+        half = None if self.run is None else getattr(getattr(self.run.run.data, "train", None), "half", None)
+        chosen = way(self.game, self.title, direction)
+        made = picture_of(chosen, picture, largest, self.device, self.background, half)
+        return Sheet("translated", singles={"translated": made})
+
     def translate(
         self,
-        inputs: str | Path | None = None,
+        inputs: str | Path | Image.Image | None = None,
         file: str | Path | None = None,
         direction: str | None = None,
         largest: int | None = None,
-    ) -> list[Path]:
+    ) -> list[Path] | Sheet:
         """Write the translations of a folder or zip of pictures, or of one, each in its own size; or of other files."""
+        if isinstance(inputs, Image.Image) and not isinstance(self.game, Spade):
+            return self._translation(inputs, direction, largest)
         inputs, folder = self._places(inputs, file)
         if isinstance(self.game, Spade):
             if direction:
@@ -153,7 +198,8 @@ class Shown:
         if inputs is None:
             raise UserError("say which pictures: --inputs and a folder, a zip or a picture")
         if not isinstance(inputs, str | Path):
-            raise UserError(f"--inputs takes a path and not {type(inputs).__name__}; save it to a file, and give that")
+            what = "a path to label maps" if isinstance(self.game, Spade) else "a path or a picture of Pillow"
+            raise UserError(f"--inputs takes {what}, and not {type(inputs).__name__}")
         return str(inputs), Path(file or self.path(f"translated-{name_for(Path(inputs).stem)}", ""))
 
     def _paint(
@@ -172,4 +218,4 @@ class Shown:
 
 def _is_action(method: object) -> bool:
     """The actions are the methods that return a sheet or files."""
-    return getattr(method, "__annotations__", {}).get("return") in (Sheet, list[Path])
+    return getattr(method, "__annotations__", {}).get("return") in (Sheet, list[Path], list[Path] | Sheet)

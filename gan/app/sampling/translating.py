@@ -64,8 +64,7 @@ def translate_folder(
 
     `half`: the run reads this half of its pictures, 0 or 1. It is cut from pictures twice as wide as high.
     """
-    if half is not None:
-        say(f"of a picture twice as wide as high, the {('left', 'right')[half]} half is translated, as in training")
+    _say_half(half)
     path = Path(inputs).expanduser()
     if chosen.codes or chosen.labels:
         source = (Codes if chosen.codes else LabelMaps)(path, classes=False)
@@ -89,6 +88,27 @@ def translate_folder(
         return npy(made) if chosen.encodes else grids.png(grids.picture(made, transparent=True))
 
     return write_all(source, out, ".npy" if chosen.encodes else ".png", make)
+
+
+def picture_of(
+    chosen: Translation,
+    picture: Image.Image,
+    largest: int | None,
+    device: torch.device,
+    background: str,
+    half: int | None = None,
+) -> Image.Image:
+    """The translation of a picture, as `translate_folder` writes it."""
+    if chosen.codes or chosen.encodes:
+        raise UserError("codes are not pictures of Pillow; give --inputs a path")
+    _say_half(half)
+    found = _pixels(picture, chosen.channels, largest, background, half)
+    return grids.picture(translated(chosen, found[None].to(device))[0], transparent=True)
+
+
+def _say_half(half: int | None) -> None:
+    if half is not None:
+        say(f"of a picture twice as wide as high, the {('left', 'right')[half]} half is translated, as in training")
 
 
 def write_all(source: Source, out: Path, ending: str, make: Callable[[int], bytes]) -> Path:

@@ -91,7 +91,7 @@ def test_a_class_may_be_called_by_its_name(files):
     named, plain = opened.sample([4, 6]), opened.sample([4, 6], label="dog")
     assert named.titles == ["4 dog", "6 cat"] and not plain.titles and [*named.singles] == ["seed0004", "seed0006"]
     assert named.image.size == plain.image.size and named.image.tobytes() != plain.image.tobytes()
-    words = "there is no class 'cow'; type --class and a number from 0 to 2, or a name such"
+    words = "there is no class 'cow'; type label= and a number from 0 to 2, or a name such"
     with pytest.raises(UserError, match=words):
         opened.sample([4], label="cow")
 

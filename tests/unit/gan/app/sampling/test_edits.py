@@ -142,6 +142,9 @@ def test_a_search_in_a_network_with_classes_says_where_it_starts(capsys):
     assert "; --class cat starts" in capsys.readouterr().out
     drawings.project("me.png", steps=1, file="a.pt", label="dog")
     assert "class" not in capsys.readouterr().out
+    drawings.project(Image.open("me.png"), steps=1, file="b.pt", label="dog")
+    assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
+    assert repr(drawings) == "<Drawings of classes.pkl, 16x16>"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +168,18 @@ def test_mistakes_are_answered_in_words(files, monkeypatch, capsys, words, said)
     assert said in capsys.readouterr().err
 
 
+def test_errors_in_python_name_its_arguments_and_actions(files):
+    opened = gan.open(files / "style.pkl", "cpu")
+    for act, said in (
+        (lambda: opened.draw([3], label=1), r"the network has no classes; leave label= out$"),
+        (lambda: opened.sample([3], label=1), r"the network has no classes; leave label= out$"),
+        (opened.classes, r"the network has no classes; type draw\(\)$"),
+    ):
+        with pytest.raises(UserError, match=said):
+            act()
+
+
 def test_networks_that_cannot_be_written_are_not_tuned():
     drawings = Drawings(drawers.drawer(size=(16, 12)))
-    with pytest.raises(UserError, match="published files, as tuned networks are, draw no 12x16; leave --tune out"):
+    with pytest.raises(UserError, match="published files, as tuned networks are, draw no 12x16; leave tune= out"):
         drawings.project(0, steps=1, tune=1)

@@ -149,11 +149,13 @@ def test_repainting_changes_what_was_edited_and_paints_new_regions_in_the_mean(a
         image.paste(3, (0, 0, 512, 128))  # a band of eye_g above
         image.save(label)
     _, folder = act("repaint", "--picture", 0, "--label", label, "--singles")
+    with Image.open(label) as image:
+        again = Paintings(opened).repaint(0, image).singles["repainted"]
     edited = painter.picture(str(label))
     assert (edited.label[:8] == 3).all() and torch.equal(edited.label[8:], picture.label[8:])
     styles = painter.styles(picture).taking(painter.mean(), [3])
     made = singles(folder)["repainted"]
-    assert same(made, as_saved(painter.paint(edited, styles)))
+    assert same(made, as_saved(painter.paint(edited, styles))) and same(made, as_saved(again))
     difference = changed(made, as_saved(painter.paint(picture, painter.styles(picture))))
     assert difference[:8].mean() > 3 * difference[24:].mean()
 

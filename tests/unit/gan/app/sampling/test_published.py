@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from PIL import Image
 
 import gan
 from gan import sample
@@ -59,9 +60,13 @@ def test_each_picture_of_a_folder_is_translated(tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "painted").iterdir()) == ["0.png", "1.png"]
     opened = gan.open("latest_net_G.pth", "cpu")
     (out,) = opened.translate("photos")
-    assert repr(opened) == "<Shown of latest_net_G.pth>"
-    with pytest.raises(UserError, match="--inputs takes a path and not Tensor; save it to a file"):
+    assert repr(opened) == "<Shown of latest_net_G.pth, Translating>"
+    with pytest.raises(UserError, match="inputs= takes a path or a picture of Pillow, and not Tensor"):
         opened.translate(torch.zeros(3, 8, 8))
+    with Image.open(tmp_path / "photos" / "0.png") as picture:
+        (made,) = opened.translate(picture)
+    with Image.open(out / "0.png") as written:
+        assert made.tobytes() == written.tobytes()
     assert str(out) == "latest_net_G-translated-photos"
 
 
@@ -98,7 +103,9 @@ def test_what_are_no_codes_is_named(tmp_path):
             numpy.save(tmp_path / "a.npy", content)
         with pytest.raises(UserError, match=re.escape(said)):
             gan.open("last.ckpt", "cpu").translate(".", "out", direction="pictures")
-    with pytest.raises(UserError, match="maps of codes have no size to change; leave --largest out"):
+    with pytest.raises(UserError, match="codes are not pictures of Pillow; give inputs= a path"):
+        gan.open("last.ckpt", "cpu").translate(Image.new("RGB", (8, 8)), direction="codes")
+    with pytest.raises(UserError, match="maps of codes have no size to change; leave largest= out"):
         gan.open("last.ckpt", "cpu").translate(".", "out", direction="pictures", largest=8)
 
 
