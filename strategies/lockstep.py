@@ -13,6 +13,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 
+from gan.files.disk import remove_parts
 from strategies import private
 from strategies.processes import agent, slurm
 from strategies.processes.board import shared_board
@@ -72,6 +73,7 @@ class Lockstep:
         if speaks and not agent.speaks():
             tell(why)
         status = 128 + signal.SIGINT
+        remove_parts()
         if self.survivor is not None:
             self.survivor.interrupt(why, status)
         os._exit(status)

@@ -7,7 +7,7 @@ import re
 import stat
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     id, so that two processes may write the same file. After an error it is removed.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    _PARTS.add(part)
     try:
         part.touch()
         mode = part.stat().st_mode
@@ -35,7 +36,18 @@ def whole_file(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         part.replace(path)
     finally:
+        _PARTS.discard(part)
         part.unlink(missing_ok=True)
+
+
+_PARTS: set[Path] = set()  # that are being written
+
+
+def remove_parts() -> None:
+    """Remove the temporary files of this process, which is about to end in the midst of what it does."""
+    for part in [*_PARTS]:
+        with suppress(OSError):
+            part.unlink()
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

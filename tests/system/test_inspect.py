@@ -1,5 +1,6 @@
 """The notebook, executed from start to end in its own kernel."""
 
+import ast
 import base64
 import re
 import sys
@@ -13,8 +14,11 @@ from jupyter_client.provisioning import local_provisioner
 from nbclient import NotebookClient
 from PIL import Image
 
+import gan
 from gan.app.sampling.grids import MARGIN, TITLE
-from tests.support import commands
+from nets.published.files import latest_nets
+from nets.resnet import ResnetGenerator
+from tests.support import commands, drawers
 
 SAMPLES = Path(__file__).resolve().parents[2] / "samples"
 
@@ -75,6 +79,24 @@ def test_it_is_committed_clean(notebook):
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
     assert all(cell.source.count("\n") < 8 for cell in code)
     assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
+
+
+def value(cell, **names):
+    """What a cell shows, of its last line."""
+    *before, last = ast.parse(cell.source).body
+    exec(compile(ast.Module(before, []), cell.id, "exec"), names)
+    assert isinstance(last, ast.Expr)
+    return eval(compile(ast.Expression(last.value), cell.id, "eval"), names)
+
+
+def test_of_a_run_from_noise_styles_are_mixed_and_seeds_walked_between(notebook, here):
+    cells = {cell.id: cell for cell in notebook.cells}
+    drawers.publish(Path("style.pkl"), G_ema=drawers.generator())
+    opened = gan.open("style.pkl", device="cpu")
+    assert len(value(cells["exchange"], opened=opened)) == 4 * 6
+    assert value(cells["edit"], opened=opened).count == 24
+    latest_nets({"G": ResnetGenerator(3, 3, 2, 1)})[0].write(Path("net.pth"))
+    assert value(cells["edit"], opened=gan.open("net.pth", device="cpu")) is None
 
 
 @pytest.mark.parametrize("folder", [SAMPLES, SAMPLES.parent, SAMPLES.parent / "gan" / "games"])

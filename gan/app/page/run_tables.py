@@ -6,6 +6,7 @@ Where a game has not what a table shows, such as masks, the table is empty and i
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,7 +73,9 @@ def in_force(opened: SavedRun) -> dict[str, Any]:
 def curves(opened: SavedRun) -> Charts:
     found, kimg, words = _logged(opened)
     found.pop("health", None)
-    return charts(found, f"{PALE} {words}." if words else PALE, kimg) if found else Charts({}, NOTHING_LOGGED)
+    until, note = card.until(opened.folder), f"{PALE} {words}." if words else PALE
+    note += " Dotted: from there on the run had other settings." if until else ""
+    return charts(found, note, kimg, until) if found else Charts({}, NOTHING_LOGGED)
 
 
 def health(opened: SavedRun) -> Charts:
@@ -87,8 +90,11 @@ def _logged(opened: SavedRun) -> tuple[dict[str, metrics.Panel], float, str]:
     return metrics.panels(rows), *metrics.clock(rows)
 
 
-def charts(panels: Mapping[str, metrics.Panel], note: str, kimg: float = 0.0) -> Charts:
-    return Charts({group: metrics.drawn({group: panel}, "svg", kimg=kimg) for group, panel in panels.items()}, note)
+def charts(
+    panels: Mapping[str, metrics.Panel], note: str, kimg: float = 0.0, until: Mapping[int, str] | None = None
+) -> Charts:
+    drawn = partial(metrics.drawn, form="svg", kimg=kimg, until=until)
+    return Charts({group: drawn({group: panel}) for group, panel in panels.items()}, note)
 
 
 def over_time(opened: SavedRun, most: int = 12) -> Table:

@@ -37,6 +37,16 @@ def trained(folder: RunFolder) -> dict[str, str]:
         return {}
 
 
+def until(folder: RunFolder) -> dict[int, str]:
+    """The steps after which the run went on with other settings, with those of before."""
+    noted = trained(folder).items()
+    return {
+        int(name[len(UNTIL) :]): words
+        for name, words in noted
+        if name.startswith(UNTIL) and name[len(UNTIL) :].isdecimal()
+    }
+
+
 def first_sentence(name: str) -> str:
     return (find(name).__doc__ or name).splitlines()[0]
 

@@ -212,8 +212,18 @@ def clock(rows: Mapping[int, Mapping[str, float]]) -> tuple[float, str]:
     return kimg / max(1, step), words
 
 
-def drawn(panels: dict[str, Panel], form: str, title: str = "", kimg: float = 0.0, xlabel: str = "step") -> bytes:
-    """One picture of these panels, as a file of that format; `kimg`, of a step, are counted above each panel."""
+def drawn(
+    panels: dict[str, Panel],
+    form: str,
+    title: str = "",
+    kimg: float = 0.0,
+    xlabel: str = "step",
+    until: Mapping[int, str] | None = None,
+) -> bytes:
+    """One picture of these panels, as a file of that format; `kimg`, of a step, are counted above each panel.
+
+    Steps until which a run had other settings have a dotted line, and the settings stand below the title.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -223,7 +233,8 @@ def drawn(panels: dict[str, Panel], form: str, title: str = "", kimg: float = 0.
     figure = Figure(figsize=(6.4 * columns, height * lines), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     if title:
-        figure.suptitle(_plain(title))
+        changes = (_plain(f"until step {step} (dotted): {words}", 110) for step, words in (until or {}).items())
+        figure.suptitle("\n".join([_plain(title), *changes]), fontsize="medium" if until else "large")
     for number, (group, panel) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, columns, number + 1)
         for colour, (label, points) in enumerate(panel.items()):
@@ -244,6 +255,8 @@ def drawn(panels: dict[str, Panel], form: str, title: str = "", kimg: float = 0.
             above = axes.secondary_xaxis("top", functions=(partial(np.multiply, kimg), partial(np.multiply, 1 / kimg)))
             above.set_xlabel("kimg", loc="right")
         axes.grid(alpha=0.3)
+        for step in until or ():
+            axes.axvline(step, color="0.4", linestyle=":", linewidth=1)
         if len(panel) > 1:  # inside, it would hide curves
             ncols = 2 if max(map(len, panel)) <= 30 else 1
             axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=ncols, frameon=False)
@@ -251,9 +264,10 @@ def drawn(panels: dict[str, Panel], form: str, title: str = "", kimg: float = 0.
     return content.getvalue()
 
 
-def _plain(name: str) -> str:
+def _plain(name: str, most: int = 60) -> str:
     """The name for matplotlib, which would read what stands between two "$" as mathematics. A long one is cut."""
-    name = printable(name if len(name) <= 60 else f"{name[:28]} … {name[-28:]}")
+    half = most // 2 - 2
+    name = printable(name if len(name) <= most else f"{name[:half]} … {name[-half:]}")
     return name.replace("$", r"\$")
 
 

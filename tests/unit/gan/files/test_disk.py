@@ -21,7 +21,7 @@ import strategies
 from gan.app.outputs import quiet, say
 from gan.app.run import options
 from gan.files import errors, system
-from gan.files.disk import load_plain, name_for, read_text, regular, whole_file
+from gan.files.disk import load_plain, name_for, read_text, regular, remove_parts, whole_file
 from gan.files.errors import UserError, printable, refuse, this_rank
 from gan.files.loading import LIGHTNINGS_RANKS, loading
 from gan.files.system import check_ranks, free_memory, lock, signals
@@ -75,6 +75,17 @@ def test_two_processes_have_a_temporary_file_each(tmp_path, monkeypatch):
             other.write_text("other")
         assert path.read_text() == "other"
     assert path.read_text() == "one" and list(tmp_path.iterdir()) == [path]
+
+
+def test_who_ends_in_the_midst_leaves_no_temporary_file(tmp_path):
+    with pytest.raises(FileNotFoundError), whole_file(tmp_path / "a.txt") as part:
+        part.write_text("half")
+        remove_parts()
+        assert not any(tmp_path.iterdir())
+    with whole_file(tmp_path / "a.txt"):
+        pass
+    remove_parts()
+    assert (tmp_path / "a.txt").exists()
 
 
 @pytest.mark.parametrize("content", [b"garbage", pickle.dumps(re.compile), b""])

@@ -1,6 +1,7 @@
 """metrics.csv over interruptions, and the picture of the curves."""
 
 import errno
+import json
 import re
 from io import BytesIO
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from PIL import Image
 
 from gan.app.run.folder import RunFolder
-from gan.app.training import metrics
+from gan.app.training import card, metrics
 from gan.app.training.metrics import Spare
 from gan.files.errors import UserError
 
@@ -60,6 +61,17 @@ def test_curves_are_drawn_with_a_panel_a_phase():
         assert image.width > image.height
     for colour in ([31, 119, 180], [255, 127, 14]):  # blue and orange
         assert (np.abs(picture - colour).sum(2) < 30).sum() > 100
+
+
+def test_a_step_from_which_on_a_run_had_other_settings_is_marked(tmp_path):
+    folder = RunFolder(tmp_path)
+    noted = {"computer": "1 CPU process", "settings": "gamma 2", "settings until step 6": "gamma 1, kimg 2"}
+    folder.trained.write_text(json.dumps(noted))
+    assert card.until(folder) == {6: "gamma 1, kimg 2"} and card.until(RunFolder(tmp_path / "none")) == {}
+    panels = metrics.panels({0: {"d/x": 1.0}, 9: {"d/x": 2.0}})
+    marked, plain = (metrics.drawn(panels, "svg", "a run", until=until).decode() for until in (card.until(folder), {}))
+    assert "until step 6 (dotted): gamma 1, kimg 2" in marked and "until" not in plain
+    assert marked.count("stroke-dasharray") == plain.count("stroke-dasharray") + 1
 
 
 def test_panels_are_the_phases_then_gradient_norms_then_scores():
