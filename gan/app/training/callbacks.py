@@ -21,6 +21,7 @@ from gan.app.training.metrics import Spare, warn
 from gan.app.training.pace import computing
 from gan.files.disk import write_whole
 from gan.files.errors import this_rank
+from gan.games.from_noise import FromNoise
 from gan.ranks import alone
 from gan.runs import Run
 from strategies import random_state
@@ -40,7 +41,8 @@ def _are_pictures(value: Any) -> bool:
 class Pictures(Callback):
     """Draws the same held-out samples every `every` steps, with averaged weights, and the curves with them.
 
-    Without `show(batch)`, or if nothing is held out, only the curves are drawn. What cannot be written is left out.
+    Without `show(batch)`, or if nothing is held out, only the curves are drawn; but what draws from noise shows seeds
+    anyway. What cannot be written is left out.
     """
 
     def __init__(self, folder: RunFolder, log: metrics.Record, every: int) -> None:
@@ -60,6 +62,8 @@ class Pictures(Callback):
         with random_state.untouched():
             if hasattr(game, "show"):
                 self.batch = first_samples(batches_of(source), SHOWN)
+                if self.batch is None and isinstance(game, FromNoise):  # it shows seeds, as many as these
+                    self.batch = first_samples(batches_of(source, "train"), SHOWN)
                 if self.batch is None:
                     say("no grids: they show held-out samples, and there are none")
         named = self.batch.items() if isinstance(self.batch, dict) and trainer.global_step == 0 else ()

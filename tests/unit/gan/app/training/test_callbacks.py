@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from gan.app.run.folder import RunFolder
 from gan.app.training.callbacks import Pictures, Score, write_lost_settings, write_settings
 from gan.app.training.metrics import Record
+from gan.games.from_noise import FromNoise
 from strategies import PhaseStrategy
 from strategies.processes.stopping import Stopped
 from tests.support.hard_games import Plain
@@ -73,6 +74,16 @@ def test_a_game_without_held_out_samples_says_that_it_has_no_grids(tmp_path, cap
     assert capsys.readouterr().out == "no grids: they show held-out samples, and there are none\n"
     callback.choose(SimpleNamespace(global_step=0, is_global_zero=False), game, Data())
     assert not capsys.readouterr().out
+
+
+def test_a_game_from_noise_shows_seeds_without_held_out_samples(tmp_path):
+    folder = RunFolder(tmp_path)
+    callback, game = Pictures(folder, Record(folder), 1), FromNoise()
+    game.generator = torch.nn.Sequential(torch.nn.Linear(2, 48), torch.nn.Unflatten(1, (3, 4, 4)))
+    game.generator.latent = 2
+    game.train_dataloader = lambda: DataLoader([{"image": torch.zeros(9, 3, 4, 4)}], batch_size=None)
+    callback.choose(SimpleNamespace(global_step=0, is_global_zero=True, loggers=[]), game, game)
+    assert len(game.show(callback.batch)) == 8 and (folder.samples / "reals.png").exists()
 
 
 @pytest.mark.parametrize(("stops", "drawn"), [(None, [2, 4]), (3, [2, 3])])
