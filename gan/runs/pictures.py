@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from datasets.files.pictures import Headers, Pictures
     from gan import GanModule
 
-G = TypeVar("G")
-D = TypeVar("D")
 FITTED = {"crop": "scaled and cropped", "pad": "scaled and padded", "stretch": "stretched"}
 COLOURS = {1: "gray", 3: "RGB", 4: "RGBA"}  # by the number of channels
 DISTANCE = {"val/distance": "distance of drawn from held-out pictures"}
@@ -88,6 +86,7 @@ class Found:
         self.options, self.train, self.val = options, train, val
         self.size, self.channels = train.size, train.channels
         self.classes, self.class_names = train.classes, train.class_names
+        self.begun: FromFile | None = None
         self.chosen: dict[str, Any] = {}  # what `Run` says, beside what a game says itself
 
     def data(self, batch_size: int) -> "GanData":
@@ -109,7 +108,7 @@ class Found:
         said = {name: texts.get(type(value), str)(value) for name, value in chosen.items()}
         return Run(game, data, steps, scores if data.val is not None else {}, turns, said)
 
-    def networks(self, begun: "FromFile[G, D]") -> tuple[G, D]:
+    def networks(self, begun: "FromFile") -> tuple[Any, Any]:
         """The generator and the discriminator of a published file, for these pictures. The average begins anew."""
         (drawer, judge), path, size = begun.networks, begun.path, f"{self.size[1]}x{self.size[0]}"
         if not begun.fits(self.size):
@@ -129,10 +128,10 @@ class Found:
         return drawer, judge
 
 
-class FromFile(Generic[G, D]):
+class FromFile:
     """The networks of a published file to begin with, by the file, or later by what it has said: see `of_file`."""
 
-    def __init__(self, path: str, drawer: type[G], judge: type[D]) -> None:
+    def __init__(self, path: str, *kinds: type) -> None:
         from nets.published.from_noise import made, ours, rule_of
         from nets.published.pickles import Network, read
 
@@ -150,7 +149,7 @@ class FromFile(Generic[G, D]):
         said = of_file(rules)
         weights = {} if is_planned() else self.saved
         found: list[Any] = [(ours(weights[name]) if weights else made(said.get(name))).train() for name in "GD"]
-        if not all(map(isinstance, found, (drawer, judge))):
+        if not all(map(isinstance, found, kinds)):
             kind = type(found[0]).__name__
             other = "stylegan2" if kind.startswith("Style") else "r3gan"
             raise UserError(f"{path} has other networks, such as {kind}; type python -m gan.fit {other}")
@@ -177,18 +176,23 @@ class OnPictures(PictureOptions):
 
     classes: bool | None = None
 
-    def find(self, begun: FromFile | None = None) -> Found:
-        """Look, decode what is new, and say in one line what there is. The size fits the networks to begin with."""
+    def find(self, weights: str | None = None, *kinds: type) -> Found:
+        """Look, decode what is new, and say in one line what there is.
+
+        Of published `weights` to begin with, if any are typed, the networks are of these kinds, and the size fits them.
+        """
         from datasets.files.decoding import Frame
         from datasets.files.find import find_source
         from datasets.files.pictures import Headers, Pictures
 
-        size = self.typed_size()
+        size, begun = self.typed_size(), FromFile(weights, *kinds) if weights else None
         try:
             source = find_source(self.data, self.classes)
         except UserError as error:
             size = size or (PLANNED if begun is None else begun.side)
-            return Found(self, *made_up(error, size=size, channels=self.channels or 3))
+            found = Found(self, *made_up(error, size=size, channels=self.channels or 3))
+            found.begun = begun
+            return found
         headers = Headers(source)
         fitting, why = headers.size()
         if begun is not None and not begun.fits(fitting):
@@ -196,6 +200,7 @@ class OnPictures(PictureOptions):
         frame = Frame(*(size or fitting), self.channels or headers.channels, self.fit, self.background)
         pictures = Pictures(source, frame, self.skip_broken, decodes())
         found = Found(self, *pictures.split(self.held_out))
+        found.begun = begun
         say(self._said(found, pictures, headers, "as typed" if size else why))
         say_left_out(pictures)
         return found

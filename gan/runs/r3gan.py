@@ -7,7 +7,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.pictures import DISTANCE, Found, FromFile, OnPictures
+from gan.runs.pictures import DISTANCE, Found, OnPictures
 from gan.runs.run import Run
 from gan.runs.run import preset as preset_of
 from nets.ada import Augmentation
@@ -92,16 +92,15 @@ def r3gan(
     from gan.games.r3gan import R3Gan
 
     pictures = OnPictures(**settings)
-    begun = FromFile(from_, R3Generator, R3Discriminator) if from_ else None
-    found = pictures.find(begun)
+    found = pictures.find(from_, R3Generator, R3Discriminator)
     p = preset(config_, found.size, kimg=kimg, batch=batch_size, rate=rate, gamma=gamma, p=augment, ema=ema_kimg)
     torch.manual_seed(pictures.seed)
-    if begun is None:
+    if found.begun is None:
         generator, discriminator = _networks(p, found, width, bf16)
     elif width != 1:
         raise UserError(f"{from_} has networks of its own; leave --width out")
     else:
-        generator, discriminator = found.networks(begun)
+        generator, discriminator = found.networks(found.begun)
     game = R3Gan(
         generator,
         discriminator,

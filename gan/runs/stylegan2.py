@@ -9,7 +9,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from gan.ema import half_life
 from gan.files.errors import UserError
-from gan.runs.pictures import DISTANCE, Found, FromFile, OnPictures
+from gan.runs.pictures import DISTANCE, Found, OnPictures
 from gan.runs.run import Run, length, say
 from gan.runs.run import preset as preset_of
 from nets.ada import PIPES, Ada
@@ -104,21 +104,19 @@ def stylegan2(
     from gan.games.stylegan import StyleGan
 
     ada = _augmentation(augment, augment_target, 100_000 if from_ else 500_000)
-    begun = FromFile(from_, StyleGenerator, StyleDiscriminator) if from_ else None
-    found = OnPictures(**settings).find(begun)
+    found = OnPictures(**settings).find(from_, StyleGenerator, StyleDiscriminator)
     side = 1 << (max(found.size) - 1).bit_length()
     p = preset(config_, side, batch_size, kimg=kimg, gamma=gamma, rate=rate, width=width, mapping=mapping, ema=ema_kimg)
     steps = length(max_steps, 1000 * p.kimg / p.batch, kimg=kimg)
     if from_ and (width or mapping):
         raise UserError(f"{from_} has networks of its own; leave --width and --mapping out")
     torch.manual_seed(found.options.seed)
-    generator, discriminator = _networks(p, found, begun)
-    check_frozen(freeze_d, len(discriminator.layers()))
+    networks = _networks(p, found)
+    check_frozen(freeze_d, len(networks[1].layers()))
     ramp_up = None if from_ else p.ramp_up  # weights that are good already need no quick average at first
     average = 1000 * p.ema if ema_kimg is not None or ramp_up is not None else _at_most(1000 * p.ema, steps * p.batch)
     rules: dict[str, Any] = dict(rate=p.rate, gamma=p.gamma, path=p.path, mixing=p.mixing)
-    ema = half_life(average, p.batch, ramp_up)
-    game = StyleGan(generator, discriminator, ema=ema, ada=ada, freeze=freeze_d, **rules)
+    game = StyleGan(*networks, ema=half_life(average, p.batch, ramp_up), ada=ada, freeze=freeze_d, **rules)
     chosen: dict[str, Any] = dict(config_=config_, kimg=steps * p.batch / 1000, ema_kimg=average / 1000, **rules)
     chosen |= dict(freeze_d=freeze_d) if from_ else dict(width=p.width, mapping=p.mapping)
     run = found.run(game, p.batch, steps, DISTANCE, **chosen)
@@ -144,12 +142,9 @@ def check_frozen(typed: int, layers: int) -> None:
         raise UserError(f"the discriminator has {layers} layers; type --freeze-d 0 to {layers}, often 4")
 
 
-Networks = FromFile[StyleGenerator, StyleDiscriminator]
-
-
-def _networks(p: Preset, found: Found, begun: Networks | None) -> tuple[StyleGenerator, StyleDiscriminator]:
-    if begun is not None:
-        return found.networks(begun)
+def _networks(p: Preset, found: Found) -> tuple[StyleGenerator, StyleDiscriminator]:
+    if found.begun is not None:
+        return found.networks(found.begun)
     shape: dict[str, Any] = dict(channels=found.channels, classes=found.classes, base=int(32768 * p.width))
     generator = StyleGenerator(found.size, mapping=p.mapping, clamp=256.0, **shape)
     return generator, StyleDiscriminator(found.size, skip=p.skip, group=p.group, clamp=256.0, **shape)
