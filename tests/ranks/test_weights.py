@@ -1,5 +1,6 @@
 """Player(weights=PATH): each rank reads what it keeps, and a frozen player's weights stay in their file."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -102,13 +103,14 @@ def test_the_control_where_one_rank_reads_differs(policy, ranks, paths, alone):
 
 def bytes_read(policy: str, world: int, paths: dict[str, str]) -> int:
     """The bytes of weights that this rank reads, without those of digests."""
-    found, fill = [], Piece._fill
+    found, contents = [], Piece._contents
 
-    def counted(piece: Piece, file: Any, offset: int, content: memoryview) -> None:
-        found.append(len(content))
-        fill(piece, file, offset, content)
+    def counted(*args: Any) -> Iterator[memoryview]:
+        for content in contents(*args):
+            found.append(len(content))
+            yield content
 
-    with mock.patch.object(Piece, "_fill", counted):
+    with mock.patch.object(Piece, "_contents", counted):
         fit(partial(Filed, generator=paths["generator"], teacher=paths["teacher"]), policy, world, steps=1)
     return sum(found)
 

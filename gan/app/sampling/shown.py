@@ -217,5 +217,6 @@ class Shown:
 
 
 def _is_action(method: object) -> bool:
-    """The actions are the methods that return a sheet or files."""
-    return getattr(method, "__annotations__", {}).get("return") in (Sheet, list[Path], list[Path] | Sheet)
+    """The actions are the public methods that return a sheet or files."""
+    own = getattr(method, "__name__", "_").startswith("_")
+    return not own and getattr(method, "__annotations__", {}).get("return") in (Sheet, list[Path], list[Path] | Sheet)
