@@ -40,6 +40,8 @@ def batch_norm(
     several = ranks.more_than_one() and not (len(input) == 1 and input.dim() > 2 and _beside(weight))
     if not training or not (several or mixed or group):
         return torchs(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    if several and running_mean is not None:
+        _refuse_between_phases()
     mean, variance, count = global_moments(input, group)
     if running_mean is not None and running_var is not None:
         follow(running_mean, running_var, mean, variance, count, momentum)
@@ -53,6 +55,16 @@ def batch_norm(
         shift = shift + bias
     shape = [-1, input.shape[1]] + [1] * (input.dim() - 2)
     return input * scale.to(input.dtype).view(shape) + shift.to(input.dtype).view(shape)
+
+
+@not_compiled
+def _refuse_between_phases() -> None:
+    if _training and noise.here() is None:
+        raise UserError(
+            "a batch norm in training mode is called between phases, where a rank cannot know whether the others call "
+            "it too, and whether on the same samples; call network.eval() before and network.train() after it, or let "
+            "a loss call it"
+        )
 
 
 def _beside(weight: Tensor | None) -> bool:
@@ -117,16 +129,21 @@ class SyncBatchNorm(_BatchNorm):
         return self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
 
 
+_training = False  # whether phases are played, of which each rank plays the same ones
+
+
 @contextmanager
-def synchronised() -> Iterator[None]:
+def synchronised(training: bool = False) -> Iterator[None]:
     """Inside the `with`, torch's batch norms have the statistics of the global batch, and instance norms follow it.
 
+    In a `training` batch norms are synchronised within its phases, and refuse to learn from samples between them.
     F.batch_norm is replaced, which they look up when they are called, and so is F.instance_norm. So no class is
     replaced: subclasses keep their forward, and modules that call F.batch_norm are synchronised too.
     """
     torch._dynamo.trace_rules.get_torch_obj_rule_map()  # looks up by name, once, which functions torch.compile keeps
     ours = mock.patch.multiple(F, batch_norm=batch_norm, instance_norm=instance_norm)
-    with ours, mock.patch.object(nn.SyncBatchNorm, "forward", _BatchNorm.forward):  # its own refuses CPU tensors
+    told = mock.patch.dict(globals(), _training=training)
+    with ours, told, mock.patch.object(nn.SyncBatchNorm, "forward", _BatchNorm.forward):  # its own refuses CPU tensors
         yield
 
 

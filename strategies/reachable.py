@@ -180,6 +180,8 @@ def content_of(value: Any) -> Content | None:
     """How the content of this object is read and filled; None if nothing in the object itself can change."""
     if isinstance(value, Tensor) and (resharded(value) or value.is_meta or value.layout != torch.strided):
         return None
+    if isinstance(value, np.ndarray) and not value.flags.writeable:  # as of a file that is mapped into memory
+        return None
     return next((content for kind, content in CONTENTS.items() if isinstance(value, kind)), None)
 
 
@@ -273,7 +275,7 @@ def _fill_state(value: Any, before: Any) -> None:
 CONTENTS: dict[type | tuple[type, ...], Content] = {
     Scope: Content(Scope.read, Scope.fill),
     Tensor: Content(copied, _fill_tensor),
-    np.ndarray: Content(np.copy, lambda value, before: value.__setitem__(..., before)),
+    np.ndarray: Content(lambda value: value.copy(), lambda value, before: value.__setitem__(..., before)),
     np.random.Generator: Content(
         lambda value: value.bit_generator.state, lambda value, state: setattr(value.bit_generator, "state", state)
     ),

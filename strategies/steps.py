@@ -280,7 +280,7 @@ def while_training(trainer: Trainer, device: torch.device, synchronise: bool) ->
     with ExitStack() as stack:
         stack.enter_context(draws_follow(device))
         if synchronise:
-            stack.enter_context(synchronised())
+            stack.enter_context(synchronised(training=True))
         if device.type == "cpu" and heap.keep_freed_memory():  # see [Note: memory that is kept]
             stack.callback(heap.give_freed_memory_back)
         yield

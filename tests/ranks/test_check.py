@@ -386,6 +386,7 @@ class Reaching(One):
             del type(self).made
         self.options = Options(weight=1.0, past=deque(maxlen=3))
         self.term, self.array, self.seen = Term(self.options), np.zeros(2), {"batches": set()}
+        self.fixed = np.frombuffer(b"read-only", np.uint8)
         self.pattern = re.compile("x", re.ASCII | re.VERBOSE)  # compiled, as Cython's functions: nothing in it is set
         self.net.register_parameter("codes", nn.Parameter(torch.zeros(3), requires_grad=False))
         self.net.register_buffer("mean", torch.zeros(3), persistent=False)

@@ -108,6 +108,18 @@ class ContrastInTwo(Contrast):
     micro_batches = 2
 
 
+class Grids(BatchNorms):
+    """Draws in the middle of the training, as published loops do: in training mode each such picture is counted."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if self.trainer.is_global_zero or not self.first:
+            self.generator.train(self.in_training)
+            self.generator(torch.ones(9, 4, dtype=torch.float64))
+            self.generator.train()
+
+    in_training, first = False, True  # whether the first rank alone draws
+
+
 class MicroBatchNorms(BatchNorms):
     """The noise of a micro-batch, its batch norm and its loss are those of one set of samples."""
 
@@ -739,6 +751,10 @@ LOSSES = {
             ),
             Refused(partial(Grouped, 8), "ddp", "batch norm in groups of 8 samples gets a tensor of shape (4, 8)"),
         ),
+    ),
+    "grids_in_the_loop": Scene(
+        Grids, policies={"ddp": 2}, often=("ddp",), mutants=(Mutant("no batch norms", game=Plain),),
+        refused=(Refused(having(Grids, in_training=True, first=False), "ddp", "is called between phases, where a"),),
     ),
     "lists and captions": Scene(
         having(Described, micro_batches=2), alone=Described, batches=described,
