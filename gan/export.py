@@ -175,8 +175,7 @@ def begun_from(settings: Namespace) -> list[str]:
     first, *others = _written(folder, files, "type --from and a copy of the run")
     settings.from_ = str(folder if others else first)
     words = ["--from", settings.from_]
-    size = getattr(getattr(opened.run.data, "train", None), "size", None)
-    if isinstance(size, tuple) and settings.get("size", 0) is None:
+    if isinstance(size := opened.of_data("size"), tuple) and settings.get("size", 0) is None:
         settings.size = f"{size[1]}x{size[0]}"
         words += ["--size", settings.size]
     say(f"begins with {opened.folder.path} after step {opened.step}: {' '.join(words)}")

@@ -292,18 +292,25 @@ def read_picture(path: Path, stamp: np.ndarray | None = None) -> Tensor:
 
 def read_map(path: Path, stamp: np.ndarray | None = None) -> np.ndarray:
     """The numbers in a PNG of one channel or a palette, [H, W]."""
+    return values_of(loaded(path, stamp), path)
+
+
+def loaded(path: Path, stamp: np.ndarray | None = None) -> Image.Image:
     with opened(path, stamp) as picture:
-        mode = picture.mode
-        values = np.array(picture, np.uint8 if mode == "1" else None)
-    if mode not in ONE_CHANNEL:
+        picture.load()
+    return picture
+
+
+def values_of(picture: Image.Image, name: str | Path) -> np.ndarray:
+    if picture.mode not in ONE_CHANNEL:
         raise UserError(
-            f"{path} is a picture of mode {mode}; a label map has one channel (mode L) or a palette (mode P), "
+            f"{name} is a picture of mode {picture.mode}; a label map has one channel (mode L) or a palette (mode P), "
             "and its values are the labels; docs/guide/sean.md says how colours become labels"
         )
-    return values
+    return np.array(picture, np.uint8 if picture.mode == "1" else None)
 
 
-def labels_in(path: Path, values: np.ndarray, count: int, void: Mapping[int, int]) -> np.ndarray:
+def labels_in(path: str | Path, values: np.ndarray, count: int, void: Mapping[int, int]) -> np.ndarray:
     """The labels of a file's values. A label out of range is refused, because a network would fail on it."""
     labels = values.astype(np.int32)
     for value, label in void.items():

@@ -9,7 +9,6 @@ three draw the same picture. It names no paths: a file of styles is one of those
 import base64
 import io
 import json
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ from gan.app.sampling import grids
 from gan.app.sampling.drawer import Drawer
 from gan.app.sampling.drawings import Drawings
 from gan.app.sampling.latents import directions
-from gan.app.sampling.painter import Painter, Picture, has_styles, read_labels, regions
+from gan.app.sampling.painter import Maps, Painter, Picture, has_styles, regions
 from gan.app.sampling.paintings import Paintings, StyleSource
 from gan.app.sampling.published import is_published, open_published
 from gan.app.sampling.shown import Shown
@@ -176,17 +175,14 @@ class LabelEditor(Editor):
 
     def uploaded(self, content: bytes) -> Tensor:
         none = "this file is no label map: give a PNG, such as Save the mask writes"  # Pillow raises many kinds
-        with explained(none, Exception), Image.open(io.BytesIO(content), formats=["PNG"]) as image:
-            pixels = image.width * image.height
+        with explained(none, Exception):
+            image = Image.open(io.BytesIO(content), formats=["PNG"])
+        pixels = image.width * image.height
         if pixels > LARGEST:
             raise UserError(f"this label map has {pixels:,} pixels, and the editor takes {LARGEST:,} at most")
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "mask.png"
-            path.write_bytes(content)
-            try:
-                return read_labels(path, self.size, len(self.names), getattr(self.val, "void", {}))
-            except UserError as error:
-                raise UserError(str(error).replace(str(path), "the label map")) from error
+        with explained("the label map cannot be read as a picture ({why}); replace or remove it", Exception):
+            image.load()
+        return Maps.of_data(self.val).read(image, "the label map")
 
 
 def in_bytes(label: Tensor) -> bytes:

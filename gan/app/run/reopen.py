@@ -61,7 +61,11 @@ class SavedRun:
     @property
     def class_names(self) -> tuple[str, ...]:
         """The names of the data's classes, by their numbers; none where the data have no names."""
-        return tuple(getattr(getattr(self.run.data, "train", None), "class_names", ()))
+        return tuple(self.of_data("class_names") or ())
+
+    def of_data(self, name: str) -> Any:
+        """What the samples to train on say of themselves by that name; None where they do not."""
+        return getattr(getattr(self.run.data, "train", None), name, None)
 
 
 class NotMade(UserError):

@@ -5,7 +5,7 @@ import re
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -36,46 +36,53 @@ AGAIN = "make such a file with python -m gan.sample RUN save-styles"
 PARTS = {"codes": Tensor, "present": Tensor, "label_names": list, "source": str}
 
 Size = tuple[int, int]
-STRETCHED = Fit()
 
 
-def read_picture(path: Path, size: Size, fit: Fit = STRETCHED, partner: Size | None = None) -> Tensor:
-    """A picture [3, H, W] in -1 to 1 of this size. `partner` is the height and width of its label map."""
-    pixels = pairs.read_picture(_there(path))
-    return fit.picture(pixels, size, partner or pixels.shape[1:]).float() / 127.5 - 1
+@dataclass(frozen=True)
+class Maps:
+    """How label maps are read: the size that they get by `fit`, and how many labels there are.
 
-
-def read_labels(
-    path: Path, size: Size, labels: int, void: Mapping[int, int], fit: Fit = STRETCHED, partner: Size | None = None
-) -> Tensor:
-    """A label map [H, W] of this size. `partner` is the height and width of its picture.
-
-    A pixel is the number of a label, or a label's colour in `grids.palette`, which grids and `save-labels` use: image
-    editors write either. In a palette PNG the colours count if all of them are of that palette, else the numbers.
     `void` maps other numbers, which the data set's files use, to labels.
     """
-    numbers = _coloured(path, labels)
-    if numbers is None:
-        numbers = pairs.labels_in(path, pairs.read_map(path), labels, void)
-    return torch.from_numpy(fit.map(numbers, size, partner or numbers.shape, lambda values: values)).long()
+
+    size: Size
+    labels: int
+    void: Mapping[int, int] = field(default_factory=dict)
+    fit: Fit = field(default_factory=Fit)
+
+    @classmethod
+    def of_data(cls, samples: Any) -> "Maps":
+        labels, fit = len(getattr(samples, "label_names", ())), getattr(samples, "fit", Fit())
+        return cls(size_of(samples), labels, getattr(samples, "void", {}), fit)
+
+    def read(self, image: Image.Image, name: str | Path, partner: Size | None = None) -> Tensor:
+        """A label map [H, W]. `partner` is the height and width of its picture, and `name` is for errors.
+
+        A pixel is the number of a label, or a label's colour in `grids.palette`, which grids and `save-labels` use:
+        image editors write either. In a palette PNG the colours count if all of them are of that palette, else the
+        numbers.
+        """
+        numbers = _coloured(image, name, self.labels)
+        if numbers is None:
+            numbers = pairs.labels_in(name, pairs.values_of(image, name), self.labels, self.void)
+        fitted = self.fit.map(numbers, self.size, partner or numbers.shape, lambda values: values)
+        return torch.from_numpy(fitted).long()
+
+    def pair(self, picture: Path, label: Path) -> tuple[Tensor, Tensor]:
+        """A picture [3, H, W] in -1 to 1, and its label map."""
+        pixels, image = pairs.read_picture(_there(picture)), opened(label)
+        (height, width), (across, down) = pixels.shape[1:], image.size
+        if abs(width * down - across * height) > max(width, height, across, down):
+            raise UserError(
+                f"{picture} is {width}x{height} and {label} is {across}x{down}; a picture and its label map must be of "
+                f"the same shape"
+            )
+        fitted = self.fit.picture(pixels, self.size, (down, across)).float() / 127.5 - 1
+        return fitted, self.read(image, label, (height, width))
 
 
-def read_pair(
-    picture: Path, label: Path, size: Size, labels: int, void: Mapping[int, int], fit: Fit = STRETCHED
-) -> tuple[Tensor, Tensor]:
-    (width, height), (across, down) = _open(picture).size, _open(label).size
-    if abs(width * down - across * height) > max(width, height, across, down):
-        raise UserError(
-            f"{picture} is {width}x{height} and {label} is {across}x{down}; a picture and its label map must be of "
-            f"the same shape"
-        )
-    pixels = read_picture(picture, size, fit, (down, across))
-    return pixels, read_labels(label, size, labels, void, fit, (height, width))
-
-
-def _coloured(path: Path, labels: int) -> np.ndarray | None:
+def _coloured(image: Image.Image, name: str | Path, labels: int) -> np.ndarray | None:
     """The labels by their colours; None where the numbers in the file are the labels."""
-    image = _open(path)
     if image.mode in pairs.ONE_CHANNEL and image.mode != "P":
         return None
     colours = torch.from_numpy(np.array(image.convert("RGB")))
@@ -88,14 +95,13 @@ def _coloured(path: Path, labels: int) -> np.ndarray | None:
     row, column = wrong[0].tolist()
     colour = "#{:02x}{:02x}{:02x}".format(*colours[row, column].tolist())
     raise UserError(
-        f"{path} has the colour {colour} at column {column}, row {row}, and in {len(wrong)} pixels colours that belong "
+        f"{name} has the colour {colour} at column {column}, row {row}, and in {len(wrong)} pixels colours that belong "
         f"to no label; paint without soft edges in the colours that save-labels writes, or give a PNG of one channel"
     )
 
 
-def _open(path: Path) -> Image.Image:
-    with pairs.opened(_there(path)) as image:
-        return image.copy()
+def opened(path: Path) -> Image.Image:
+    return pairs.loaded(_there(path))
 
 
 def _there(path: Path) -> Path:
@@ -218,19 +224,24 @@ class Painter:
         self.opened, self.game, self.seed = opened, game, seed
         self.data, self.train, self.val = data, data.train, data.val
         self.label_names: tuple[str, ...] = tuple(getattr(self.val, "label_names", ()))
-        self.size = size_of(self.val)
+        self.maps = Maps.of_data(self.val)
         self.device = next(game.generator.parameters()).device
 
-    def picture(self, which: str) -> Picture:
-        """A held-out picture by number, a training one as train:5, or files: picture.jpg:labels.png or labels.png."""
+    def picture(self, which: str | Path | Image.Image) -> Picture:
+        """A held-out picture by number, a training one as train:5, or files: picture.jpg:labels.png or labels.png.
+
+        Pillow's pictures are label maps.
+        """
+        if isinstance(which, Image.Image):
+            return Picture("label", self.maps.read(which, "the label map"))
+        which = str(which)
         if (item := numbered(which, self.data)) is not None:
             return Picture(which.replace(":", " ").strip(), item["label"], item["image"], item.get("edges"))
-        rules = self.size, len(self.label_names), getattr(self.val, "void", {})
         if pair := PAIR.fullmatch(which):
-            image, label = read_pair(Path(pair[1]), Path(pair[2]), *rules, getattr(self.val, "fit", STRETCHED))
+            image, label = self.maps.pair(Path(pair[1]), Path(pair[2]))
             return Picture(Path(pair[1]).stem, label, image)
         if Path(which).suffix.lower() == ".png":
-            return Picture(Path(which).stem, read_labels(Path(which), *rules, getattr(self.val, "fit", STRETCHED)))
+            return Picture(Path(which).stem, self.maps.read(opened(Path(which)), which))
         raise UserError(
             f"'{which}' is no picture; give the number of a held-out one (0 to {len(self.val) - 1}), train:NUMBER, "
             f"or files of your own as picture.jpg:labels.png"
@@ -246,8 +257,8 @@ class Painter:
 
     def load(self, path: Path) -> Styles:
         styles = Styles.load(path)
-        length = self._encode(torch.zeros(1, 3, *self.size), torch.zeros(1, *self.size, dtype=torch.int64)).shape[-1]
-        styles.check(self.label_names, length, path)
+        codes = self._encode(torch.zeros(1, 3, *self.maps.size), torch.zeros(1, *self.maps.size, dtype=torch.int64))
+        styles.check(self.label_names, codes.shape[-1], path)
         return styles
 
     @torch.no_grad()

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TypedDict, Unpack
 
 import torch
@@ -192,10 +191,6 @@ class Paintings(Shown):
     def repaint(
         self, picture: str | int = 0, label: str | Path | Image.Image | None = None, **how: Unpack[How]
     ) -> Sheet:
-        if isinstance(label, Image.Image):
-            with TemporaryDirectory() as folder:
-                label.save(path := Path(folder) / "label.png")
-                return self.repaint(picture, path, **how)
         which = str(picture)
         if label is None:
             raise UserError(
@@ -203,7 +198,7 @@ class Paintings(Shown):
                 f"python -m gan.sample {quoted(self.saved.folder.path)} save-labels --picture {quoted(which)}"
             )
         painter, (source,) = self._sources([which], **how)
-        edited = painter.picture(str(label))
+        edited, named = painter.picture(label), "label" if isinstance(label, Image.Image) else str(label)
         columns: Columns = {}
         if source.picture is not None:
             own = painter.paint(source.picture, source.styles)
@@ -211,27 +206,26 @@ class Paintings(Shown):
         made = painter.paint(edited, source.on(edited, edited=True))
         columns |= {"edited labels": [edited.label], "repainted": [made]}
         _tell([source])
-        return Sheet(file_name("repaint", [which, "with", str(label)]), columns, singles={"repainted": made})
+        return Sheet(file_name("repaint", [which, "with", named]), columns, singles={"repainted": made})
 
     def translate(  # pyrefly: ignore[bad-override] - with other options, as the command line has them
         self,
-        inputs: str | Path | None = None,
+        inputs: str | Path | Image.Image | None = None,
         file: str | Path | None = None,
         from_: str | int = "mean",
         largest: int | None = None,
         **how: Unpack[How],
-    ) -> list[Path]:
+    ) -> list[Path] | Sheet:
         """Paint a folder of label maps, or one, each in its own size, in these styles."""
-        inputs, folder = self._places(inputs, file)
         painter, (source,) = self._sources([str(from_)], **how)
 
         def paint(maps: Tensor) -> Tensor:
             picture = Picture("", maps[0, 0].cpu())
             return painter.paint(picture, source.on(picture))[None]
 
-        written = self._paint(paint, inputs, folder, largest)
+        made = self._painted(paint, inputs, file, largest)
         _tell([source])
-        return [written]
+        return made
 
     def save_styles(self, picture: str | int = 0, mean_of: int = 1000, file: str | Path | None = None) -> list[Path]:
         styles = StyleSource(self.painter, str(picture), among=mean_of).styles

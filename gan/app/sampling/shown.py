@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from PIL import Image
+from torch import Tensor
 
 from gan.app.outputs import say
 from gan.app.run.reopen import NOTHING_HELD_OUT, SavedRun, first_samples, samples, shown
 from gan.app.sampling import grids
-from gan.app.sampling.painter import size_of
+from gan.app.sampling.painter import Maps
 from gan.app.sampling.sheet import Sheet
-from gan.app.sampling.translating import picture_of, translate_folder, voice_folder, way
+from gan.app.sampling.translating import Translator, voice_folder, way
 from gan.files.disk import name_for
 from gan.files.errors import UserError
 from gan.games.spade import Spade
@@ -112,7 +113,7 @@ class Shown:
     @property
     def size(self) -> tuple[int, int] | None:
         """Height and width of the pictures, where these are known."""
-        size = None if self.run is None else getattr(getattr(self.run.run.data, "train", None), "size", None)
+        size = None if self.run is None else self.run.of_data("size")
         return (size, size) if isinstance(size, int) else size
 
     @property
@@ -157,12 +158,6 @@ class Shown:
         singles = {f"{row}-{title}": each for title, column in made for row, each in enumerate(column)}
         return Sheet("show", columns, singles=singles)
 
-    def _translation(self, picture: Image.Image, direction: str | None, largest: int | None) -> Sheet:
-        half = None if self.run is None else getattr(getattr(self.run.run.data, "train", None), "half", None)
-        chosen = way(self.game, self.title, direction)
-        made = picture_of(chosen, picture, largest, self.device, self.background, half)
-        return Sheet("translated", singles={"translated": made})
-
     def translate(
         self,
         inputs: str | Path | Image.Image | None = None,
@@ -171,52 +166,53 @@ class Shown:
         largest: int | None = None,
     ) -> list[Path] | Sheet:
         """Write the translations of a folder or zip of pictures, or of one, each in its own size; or of other files."""
-        if isinstance(inputs, Image.Image) and not isinstance(self.game, Spade):
-            return self._translation(inputs, direction, largest)
-        inputs, folder = self._places(inputs, file)
         if isinstance(self.game, Spade):
             if direction:
                 raise UserError(f"{self.title}: label maps have no direction; leave --direction out")
-            return [self._paint(lambda maps: self.game.generator(self.game.mask(maps[:, 0])), inputs, folder, largest)]
-        if self.makes_sounds:
+            return self._painted(lambda maps: self.game.generator(self.game.mask(maps[:, 0])), inputs, file, largest)
+        if self.makes_sounds and not isinstance(inputs, Image.Image):
             if direction or largest:
                 raise UserError(
                     f"{self.title}: sounds have no direction and no size; leave --direction and --largest out"
                 )
-            return [voice_folder(self.game.generator, self.game.mel, inputs, folder, self.device)]
+            return [voice_folder(self.game.generator, self.game.mel, *self._places(inputs, file), self.device)]
         chosen = way(self.game, self.title, direction)
         if chosen.codes and largest:
             raise UserError(f"{self.title}: maps of codes have no size to change; leave --largest out")
         shorter = None if self.run is None else self.run.settings.get("load_size")
         if shorter and largest is None:
             say(f"each in its own size; the run was trained on pictures of {shorter} pixels on the shorter side")
-        half = None if self.run is None else getattr(getattr(self.run.run.data, "train", None), "half", None)
-        return [translate_folder(chosen, inputs, folder, largest, self.device, self.background, half)]
+        half = None if self.run is None else self.run.of_data("half")
+        return self._translated(Translator(chosen, self.device, largest, self.background, half), inputs, file)
+
+    def _painted(
+        self, paint: Callable[[Tensor], Tensor], inputs: object, file: str | Path | None, largest: int | None
+    ) -> list[Path] | Sheet:
+        """The pictures of label maps [1, 1, height, width], each in its own size."""
+        data: Any = self.saved.run.data
+        known, multiple = Maps.of_data(data.val), 2 ** getattr(self.game.generator, "upsamplings", 0)
+        if largest is None:
+            size = "{1}x{0}".format(*known.size)
+            say(f"each in the size of its label map; the run was trained on {size}, see --largest")
+        rules = {"labels": data.val.num_labels, "void": known.void}
+        chosen = Translation(lambda maps: paint(maps.long()), 1, multiple, **rules)
+        return self._translated(Translator(chosen, self.device, largest), inputs, file)
+
+    def _translated(self, by: Translator, inputs: object, file: str | Path | None) -> list[Path] | Sheet:
+        if isinstance(inputs, Image.Image):
+            return Sheet("translated", singles={"translated": by.of_picture(inputs)})
+        return [by.of_folder(*self._places(inputs, file))]
 
     def _places(self, inputs: object, file: str | Path | None) -> tuple[str, Path]:
         """What is typed as --inputs, and where to write."""
         if inputs is None:
             raise UserError("say which pictures: --inputs and a folder, a zip or a picture")
         if not isinstance(inputs, str | Path):
-            what = "a path to label maps" if isinstance(self.game, Spade) else "a path or a picture of Pillow"
-            raise UserError(f"--inputs takes {what}, and not {type(inputs).__name__}")
+            raise UserError(f"--inputs takes a path or a picture of Pillow, and not {type(inputs).__name__}")
         return str(inputs), Path(file or self.path(f"translated-{name_for(Path(inputs).stem)}", ""))
-
-    def _paint(
-        self, paint: Callable[[torch.Tensor], torch.Tensor], inputs: str, folder: Path, largest: int | None
-    ) -> Path:
-        """Write the pictures of label maps [1, 1, height, width], each in its own size."""
-        data: Any = self.saved.run.data
-        multiple = 2 ** getattr(self.game.generator, "upsamplings", 0)
-        rules = {"labels": data.val.num_labels, "void": getattr(data.val, "void", {})}
-        if largest is None:
-            size = "{1}x{0}".format(*size_of(data.val))
-            say(f"each in the size of its label map; the run was trained on {size}, see --largest")
-        chosen = Translation(lambda maps: paint(maps.long()), 1, multiple, **rules)
-        return translate_folder(chosen, inputs, folder, largest, self.device, self.background)
 
 
 def _is_action(method: object) -> bool:
     """The actions are the public methods that return a sheet or files."""
-    own = getattr(method, "__name__", "_").startswith("_")
-    return not own and getattr(method, "__annotations__", {}).get("return") in (Sheet, list[Path], list[Path] | Sheet)
+    returned = getattr(method, "__annotations__", {}).get("return")
+    return returned in (Sheet, list[Path], list[Path] | Sheet) and not getattr(method, "__name__", "").startswith("_")

@@ -8,6 +8,7 @@ import io
 import math
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,13 +23,13 @@ from tqdm import tqdm
 from datasets.files.cache import listed
 from datasets.files.decoding import SUFFIXES, Frame
 from datasets.files.find import find_source
-from datasets.files.pairs import MAPS, opened
+from datasets.files.pairs import MAPS, loaded
 from datasets.files.sides import cut
 from datasets.files.sounds import PEAK, SoundFolder, read_mel
 from datasets.files.sources import Folder, Source
 from gan.app.outputs import say
 from gan.app.sampling import grids
-from gan.app.sampling.painter import read_labels
+from gan.app.sampling.painter import Maps
 from gan.app.sampling.sheet import into, writing
 from gan.files.disk import regular, write_whole
 from gan.files.errors import UserError, explained, printable
@@ -51,64 +52,71 @@ def way(game: Any, title: str, direction: str | None) -> Translation:
     return known[direction]
 
 
-def translate_folder(
-    chosen: Translation,
-    inputs: str,
-    out: Path,
-    largest: int | None,
-    device: torch.device,
-    background: str,
-    half: int | None = None,
-) -> Path:
-    """Write each picture's translation as a PNG of the same name and size; codes are in files .npy [h, w].
+@dataclass(frozen=True)
+class Translator:
+    """A translation of a person's own files: of pictures, of maps of codes, or of label maps.
 
-    `half`: the run reads this half of its pictures, 0 or 1. It is cut from pictures twice as wide as high.
+    With `largest` they are made smaller whose longer side has more pixels. `half`: the run reads this half of its
+    pictures, 0 or 1. It is cut from pictures twice as wide as high.
     """
-    _say_half(half)
-    path = Path(inputs).expanduser()
-    if chosen.codes or chosen.labels:
-        source = (Codes if chosen.codes else LabelMaps)(path, classes=False)
-    elif path.is_file() and path.suffix.lower() in SUFFIXES:
-        source = Folder(path, classes=False)
-    else:
-        source = find_source(inputs, classes=False, option="--inputs")
 
-    def make(row: int) -> bytes:
-        if chosen.codes:
-            found = _array(source.name(row), partial(read_codes, codes=chosen.codes))
-        elif chosen.labels:
-            name = Path(source.name(row))
-            with opened(name) as picture:
-                size = _scaled(picture.size, largest)
-            found = read_labels(name, size[::-1], chosen.labels, chosen.void).float()[None]
+    chosen: Translation
+    device: torch.device
+    largest: int | None = None
+    background: str = "white"
+    half: int | None = None
+
+    def of_picture(self, picture: Image.Image) -> Image.Image:
+        if self.chosen.codes or self.chosen.encodes:
+            raise UserError("codes are not pictures of Pillow; give --inputs a path")
+        self._say_half()
+        return grids.picture(self._made(self._read(picture, "the label map")), transparent=True)
+
+    def of_folder(self, inputs: str, out: Path) -> Path:
+        """Write each picture's translation as a PNG of the same name and size; codes are in files .npy [h, w]."""
+        self._say_half()
+        chosen, path = self.chosen, Path(inputs).expanduser()
+        if chosen.codes or chosen.labels:
+            source = (Codes if chosen.codes else LabelMaps)(path, classes=False)
+        elif path.is_file() and path.suffix.lower() in SUFFIXES:
+            source = Folder(path, classes=False)
         else:
-            with source.opened(row) as picture:
-                found = _pixels(picture, chosen.channels, largest, background, half)
-        made = translated(chosen, found[None].to(device))[0]
-        return npy(made) if chosen.encodes else grids.png(grids.picture(made, transparent=True))
+            source = find_source(inputs, classes=False, option="--inputs")
 
-    return write_all(source, out, ".npy" if chosen.encodes else ".png", make)
+        def make(row: int) -> bytes:
+            if chosen.codes:
+                found = _array(source.name(row), partial(read_codes, codes=chosen.codes))
+            elif chosen.labels:
+                name = Path(source.name(row))
+                found = self._read(loaded(name), name)
+            else:
+                with source.opened(row) as picture:
+                    found = self._read(picture)
+            made = self._made(found)
+            return npy(made) if chosen.encodes else grids.png(grids.picture(made, transparent=True))
 
+        return write_all(source, out, ".npy" if chosen.encodes else ".png", make)
 
-def picture_of(
-    chosen: Translation,
-    picture: Image.Image,
-    largest: int | None,
-    device: torch.device,
-    background: str,
-    half: int | None = None,
-) -> Image.Image:
-    """The translation of a picture, as `translate_folder` writes it."""
-    if chosen.codes or chosen.encodes:
-        raise UserError("codes are not pictures of Pillow; give --inputs a path")
-    _say_half(half)
-    found = _pixels(picture, chosen.channels, largest, background, half)
-    return grids.picture(translated(chosen, found[None].to(device))[0], transparent=True)
+    def _made(self, found: Tensor) -> Tensor:
+        return translated(self.chosen, found[None].to(self.device))[0]
 
+    def _read(self, picture: Image.Image, name: str | Path = "") -> Tensor:
+        """What the network takes of a picture, or of a label map, whose `name` is for errors."""
+        chosen = self.chosen
+        if not chosen.labels:
+            picture = ImageOps.exif_transpose(picture)
+            if self.half is not None and picture.width == 2 * picture.height:
+                picture = cut(picture, self.half)
+        scale = min(1.0, (self.largest or max(picture.size)) / max(picture.size))
+        width, height = (max(1, round(side * scale)) for side in picture.size)
+        if chosen.labels:
+            return Maps((height, width), chosen.labels, chosen.void).read(picture, name).float()[None]
+        return Frame(height, width, chosen.channels, background=self.background).pixels(picture).float() / 127.5 - 1
 
-def _say_half(half: int | None) -> None:
-    if half is not None:
-        say(f"of a picture twice as wide as high, the {('left', 'right')[half]} half is translated, as in training")
+    def _say_half(self) -> None:
+        if self.half is not None:
+            half = ("left", "right")[self.half]
+            say(f"of a picture twice as wide as high, the {half} half is translated, as in training")
 
 
 def write_all(source: Source, out: Path, ending: str, make: Callable[[int], bytes]) -> Path:
@@ -152,19 +160,6 @@ def _names(names: list[str], ending: str) -> list[str]:
     """The names with that ending; if any differ by their endings alone, behind all whole names."""
     plain = [str(PurePosixPath(name).with_suffix(ending)) for name in names]
     return plain if len(set(plain)) == len(plain) else [f"{name}{ending}" for name in names]
-
-
-def _pixels(picture: Image.Image, channels: int, largest: int | None, background: str, half: int | None) -> Tensor:
-    picture = ImageOps.exif_transpose(picture)
-    if half is not None and picture.width == 2 * picture.height:
-        picture = cut(picture, half)
-    width, height = _scaled(picture.size, largest)
-    return Frame(height, width, channels, background=background).pixels(picture).float() / 127.5 - 1
-
-
-def _scaled(size: tuple[int, int], largest: int | None) -> tuple[int, int]:
-    scale = min(1.0, (largest or max(size)) / max(size))
-    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def _array(name: str, read: Callable[[Path], np.ndarray]) -> Tensor:

@@ -12,6 +12,7 @@ from gan.app.run.reopen import open_run
 from gan.app.sampling import grids
 from gan.app.sampling.painter import Painter, Styles
 from gan.app.sampling.paintings import Paintings, _head
+from gan.app.sampling.shown import Shown
 from gan.sample import act as do
 from gan.sample import main, parse
 from tests.support import opening
@@ -214,6 +215,8 @@ def test_spade_paints_label_maps(tmp_path, capsys):
     made = opened.run.game.generator(opened.run.game.mask(label[None].long()))
     with Image.open(tmp_path / "made.png") as found:
         assert changed(found, as_saved(made[0].detach())).max() < 9  # as much as noise of an untrained network does
+        (same,) = Shown(opened).translate(Image.open(tmp_path / "map.png"))
+        assert same.tobytes() == found.tobytes()
     assert main([str(run), "--inputs", str(tmp_path / "map.png"), "--direction", "AtoB"]) == 2
     assert "label maps have no direction; leave --direction out" in capsys.readouterr().err
 

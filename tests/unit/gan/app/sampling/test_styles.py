@@ -11,7 +11,7 @@ from PIL import Image
 from datasets import Faces
 from gan.app.run.reopen import open_run
 from gan.app.sampling import grids, painter
-from gan.app.sampling.painter import Painter, Picture, Styles, regions
+from gan.app.sampling.painter import Maps, Painter, Picture, Styles, regions
 from gan.app.sampling.paintings import StyleSource
 from gan.files.errors import UserError
 from tests.support.posix import not_on_windows
@@ -191,15 +191,18 @@ def label(size=64):
 
 
 def read(path, size=(64, 64), labels=LABELS, void=None):
-    return painter.read_labels(path, size, labels, void or {})
+    return Maps(size, labels, void or {}).read(painter.opened(path), path)
 
 
 def test_a_picture_comes_in_the_runs_size_and_range(tmp_path):
     FACES.draw(0).save(tmp_path / "a.png")
-    same = painter.read_picture(tmp_path / "a.png", (64, 64))
+    FACES.label(0).save(tmp_path / "labels.png")
+    same, _ = Maps((64, 64), LABELS).pair(tmp_path / "a.png", tmp_path / "labels.png")
     assert torch.equal(same, torch.from_numpy(np.array(FACES.draw(0))).permute(2, 0, 1).float() / 127.5 - 1)
     Image.new("L", (40, 20), 255).save(tmp_path / "grey.png")
-    assert torch.equal(painter.read_picture(tmp_path / "grey.png", (8, 16)), torch.ones(3, 8, 16))
+    Image.new("L", (40, 20)).save(tmp_path / "labels.png")
+    grey, _ = Maps((8, 16), LABELS).pair(tmp_path / "grey.png", tmp_path / "labels.png")
+    assert torch.equal(grey, torch.ones(3, 8, 16))
 
 
 @pytest.mark.parametrize("mode", ["L", "I;16", "P", "ours", "RGB", "RGBA"])
@@ -247,11 +250,12 @@ def test_a_pair_must_show_the_same(tmp_path):
     image, labels = tmp_path / "a.jpg", tmp_path / "a.png"
     FACES.draw(0).resize((128, 128)).save(image)
     FACES.label(0).save(labels)
-    picture, numbers = painter.read_pair(image, labels, (32, 32), LABELS, {})
+    maps = Maps((32, 32), LABELS)
+    picture, numbers = maps.pair(image, labels)
     assert picture.shape == (3, 32, 32) and torch.equal(numbers, label(32))
     FACES.label(0).resize((64, 32)).save(labels)
     with pytest.raises(UserError, match=r"a.jpg is 128x128 and .*a.png is 64x32; .* must be of the same shape"):
-        painter.read_pair(image, labels, (32, 32), LABELS, {})
+        maps.pair(image, labels)
 
 
 @not_on_windows
@@ -262,10 +266,9 @@ def test_files_that_are_not_there_or_no_pictures_are_refused(tmp_path):
     pipe = tmp_path / "pipe.png"
     os.mkfifo(pipe)
     for call in (
-        lambda path: painter.read_picture(path, (8, 8)),
         lambda path: read(path),
-        lambda path: painter.read_pair(path, good, (8, 8), LABELS, {}),
-        lambda path: painter.read_pair(good, path, (8, 8), LABELS, {}),
+        lambda path: Maps((8, 8), LABELS).pair(path, good),
+        lambda path: Maps((8, 8), LABELS).pair(good, path),
     ):
         with pytest.raises(UserError, match=r"there is no file '.*absent.png'"):
             call(tmp_path / "absent.png")
