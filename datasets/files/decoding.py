@@ -31,8 +31,8 @@ class Frame:
     fit: str = "crop"
     background: str = "white"
 
-    def colour(self) -> tuple[int, ...]:
-        return colour_of(self.background)
+    def __post_init__(self) -> None:
+        colour_of(self.background)  # a mistyped one is an error before the work
 
     def shape(self, width: int, height: int) -> tuple[int, int]:
         """Height and width of what a picture of this width and height becomes."""
@@ -56,7 +56,7 @@ class Frame:
         elif self.fit != "pad":
             picture = picture.resize(size, BICUBIC)
         else:
-            picture = ImageOps.pad(picture, size, BICUBIC, "rgba({},{},{},0)".format(*self.colour()))
+            picture = ImageOps.pad(picture, size, BICUBIC, "rgba({},{},{},0)".format(*colour_of(self.background)))
         return torch.from_numpy(np.array(picture)).view(*size[::-1], -1).permute(2, 0, 1).contiguous()
 
     def _in_channels(self, picture: Image.Image) -> Image.Image:
@@ -70,7 +70,7 @@ class Frame:
         if shrink > 1:  # a mean of whole pixels, far above the final size: saves most of the memory of large pictures
             picture = picture.reduce(shrink)
         if picture.mode == "RGBA" and self.channels != 4:
-            ground = Image.new("RGBA", picture.size, (*self.colour(), 255))
+            ground = Image.new("RGBA", picture.size, (*colour_of(self.background), 255))
             picture = Image.alpha_composite(ground, picture)
         return picture.convert({1: "L", 3: "RGB", 4: "RGBA"}[self.channels])
 

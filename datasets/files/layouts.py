@@ -12,18 +12,7 @@ from torchvision.datasets import Cityscapes as Published
 
 from datasets.drawn.drawing import FLIP_PAIRS, LABELS
 from datasets.files.cache import MAX_PROBLEMS, all_files, cache_folder, raise_problems, remember
-from datasets.files.pairs import (
-    PICTURES,
-    Column,
-    Fit,
-    Pairs,
-    Size,
-    colour_of,
-    look_up_split,
-    opened,
-    read_map,
-    unpacked_folder,
-)
+from datasets.files.pairs import PICTURES, Column, Fit, Pairs, Size, look_up_split, opened, read_map, unpacked_folder
 from datasets.files.pictures import drawn
 from gan.files.disk import read_text
 from gan.files.errors import UserError, explained
@@ -186,7 +175,6 @@ class FolderPairs(Pairs):
         if void:
             self.void = void
         self.fit = Fit(fit, background, next(iter(self.void.values()), num_labels - 1))
-        colour_of(background)  # a mistyped one is an error before the work
         root = Path(root).expanduser()
         added = dict.fromkeys(self.void.values(), "void") | ({num_labels - 1: "padding"} if self.padded else {})
         names = added | {self.void.get(label, label): name for label, name in names_of(root).items()}
@@ -238,8 +226,7 @@ class FolderPairs(Pairs):
         values = sorted({int(value) for text in texts if text is not None for value in text.split()})
         void = values[-1] == VOID and VOID - 1 not in values and len(values) > 1
         named = names_of(root).keys()
-        named -= {VOID} if VOID - 1 not in named else set()
-        count = max(values[-1 - void], *named) + 1 if named else values[-1 - void] + 1
+        count = max([values[-1 - void], *(named if VOID - 1 in named else named - {VOID})]) + 1
         return count + void, {VOID: count} if void else {}
 
 

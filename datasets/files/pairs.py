@@ -47,47 +47,42 @@ class Fit:
     background: str = "white"
     label: int = 0
 
+    def __post_init__(self) -> None:
+        colour_of(self.background)  # a mistyped one is an error before the work
+
     def picture(self, pixels: Tensor, size: Sequence[int], partner: Sequence[int]) -> Tensor:
-        pixels = pixels[:, *self._part(pixels.shape[1:], size, partner)]
-        made = resize_picture(pixels, inner := self._inner(pixels.shape[1:], size))
-        if inner == tuple(size):
-            return made
-        (top, bottom), (left, right) = _margins(inner, size)
-        return functional.pad(made, [left, top, right, bottom], fill=list(colour_of(self.background)))
+        part = self._part(pixels.shape[1:], size, partner)
+        left, top, right, bottom = margins = self._margins(part[2:], size)
+        inner = [size[0] - top - bottom, size[1] - left - right]
+        made = functional.resized_crop(pixels, *part, inner, InterpolationMode.BICUBIC, antialias=True)
+        return functional.pad(made, margins, fill=list(colour_of(self.background))) if any(margins) else made
 
     def map(self, values: np.ndarray, size: Sequence[int], partner: Sequence[int], labels: Labels) -> np.ndarray:
         """`labels` makes labels of the file's numbers, once they are resized."""
-        values = values[self._part(values.shape, size, partner)]
-        inner = self._inner(values.shape, size)
-        return np.pad(labels(resize_map(values, inner)), _margins(inner, size), constant_values=self.label)
+        top, left, height, width = self._part(values.shape, size, partner)
+        before, above, after, below = self._margins((height, width), size)
+        inner = size[0] - above - below, size[1] - before - after
+        resized = labels(resize_map(values[top : top + height, left : left + width], inner))
+        return np.pad(resized, ((above, below), (before, after)), constant_values=self.label)
 
-    def _part(self, shape: Sequence[int], size: Sequence[int], partner: Sequence[int]) -> tuple[slice, slice]:
+    def _part(self, shape: Sequence[int], size: Sequence[int], partner: Sequence[int]) -> tuple[int, int, int, int]:
+        """Top, left, height and width of what is taken."""
         if self.how != "crop":
-            return slice(None), slice(None)
-        grid = min(tuple(shape), tuple(partner))
-        times = shape[0] // grid[0]
-        if (times * grid[0], times * grid[1]) != tuple(shape):
-            grid, times = tuple(shape), 1
-        scale = min(grid[0] / size[0], grid[1] / size[1])
-        parts = []
-        for side, wanted in zip(grid, size, strict=True):
-            length = min(side, max(1, round(wanted * scale)))
-            start = (side - length) // 2
-            parts.append(slice(start * times, (start + length) * times))
-        return parts[0], parts[1]
+            return 0, 0, shape[0], shape[1]
+        times = max(1, shape[0] // partner[0])
+        scale = min(shape[0] / size[0], shape[1] / size[1]) / times
+        both = zip(shape, size, strict=True)
+        height, width = (min(side // times, max(1, round(wanted * scale))) for side, wanted in both)
+        top, left = (shape[0] // times - height) // 2, (shape[1] // times - width) // 2
+        return times * top, times * left, times * height, times * width
 
-    def _inner(self, shape: Sequence[int], size: Sequence[int]) -> tuple[int, int]:
-        height, width = size
+    def _margins(self, shape: Sequence[int], size: Sequence[int]) -> list[int]:
+        """What is added to a picture of this shape at its left, top, right and bottom, once it is resized."""
         if self.how != "pad":
-            return height, width
-        scale = min(height / shape[0], width / shape[1])
-        return max(1, round(shape[0] * scale)), max(1, round(shape[1] * scale))
-
-
-def _margins(inner: Sequence[int], size: Sequence[int]) -> list[tuple[int, int]]:
-    """Before and after, of rows and of columns."""
-    spare = [outer - side for side, outer in zip(inner, size, strict=True)]
-    return [(each // 2, each - each // 2) for each in spare]
+            return [0, 0, 0, 0]
+        scale = min(size[0] / shape[0], size[1] / shape[1])
+        down, across = (outer - max(1, round(side * scale)) for side, outer in zip(shape, size, strict=True))
+        return [across // 2, down // 2, across - across // 2, down - down // 2]
 
 
 def colour_of(name: str) -> tuple[int, ...]:
@@ -322,10 +317,6 @@ def labels_in(path: str | Path, values: np.ndarray, count: int, void: Mapping[in
                 f"{path} has the label {int(value)}; with {count} labels the allowed range is 0..{count - 1}{also}"
             )
     return labels
-
-
-def resize_picture(picture: Tensor, size: Sequence[int]) -> Tensor:
-    return functional.resize(picture, list(size), InterpolationMode.BICUBIC, antialias=True)
 
 
 def resize_map(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -103,7 +103,6 @@ class Pictures(UsableSamples):
     """
 
     def __init__(self, source: Source, frame: Frame, skip_broken: bool = False, keep: bool = True) -> None:
-        frame.colour()  # a mistyped one is an error before the work
         self.source, self.frame = source, frame
         self.size, self.channels = (frame.height, frame.width), frame.channels
         self.class_names = source.class_names

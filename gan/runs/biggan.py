@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
@@ -115,7 +114,6 @@ def biggan(
         rate=rate, judge_rate=judge_rate, width=width, latent=latent, shared=shared, attention=attention,
         ema_start=ema_start,
     )  # fmt: skip
-    torch.manual_seed(found.options.seed)
     game = _game(p, found, ortho=(ortho, judge_ortho), ema=ema, split=split)
     begin_with(from_, game)
     steps = length(max_steps, 1000 * p.kimg / p.batch_size, kimg=kimg)

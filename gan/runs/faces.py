@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DrawnFaces:
-    """The drawn faces of a run: the settings that such runs share.
+    """The drawn faces of a run: the settings that such runs share. It sets torch's seed: the networks are made next.
 
     Args:
         size: Height and width of the pictures.
@@ -44,6 +44,9 @@ class DrawnFaces:
     workers: NonNegativeInt = 0
     faces: PositiveInt = 2000
     held_out: PositiveInt = 64
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.seed)
 
     def data(
         self,
@@ -114,7 +117,6 @@ class PaintedFaces(DrawnFaces, Painting):
 
         check_size((self.size, self.size), self.upsamplings)
         labels, steps = Faces.num_labels, self.max_steps
-        torch.manual_seed(self.seed)
         encoder = None if style is None else StyleEncoder(style, width=16, normalise=False, gain=1.0)
         generator = SeanGenerator(labels, style, self.width, self.hidden, self.upsamplings, gain=1.0)
         networks = generator, MultiScaleDiscriminator(labels + 3, width=16, layers=3, gain=1.0)
@@ -139,7 +141,6 @@ def pix2pix_faces(
     from gan.games.pix2pix import Pix2pix, linear_decay
 
     drawn, labels = DrawnFaces(**settings), Faces.num_labels
-    torch.manual_seed(drawn.seed)
     networks = UNet(labels, 3, width, depth=4, dropouts=1), PatchGan(labels + 3, width, layers=2)
     game = Pix2pix(*networks, linear_decay(max_steps), labels=labels, rate=rate)
     data = drawn.data(flip=False, look="poster")
@@ -180,7 +181,6 @@ def cyclegan_faces(blocks: PositiveInt = 2, pool: NonNegativeInt = 50, **setting
     from gan.games.pix2pix import linear_decay
 
     drawn = TwoKinds(**settings)
-    torch.manual_seed(drawn.seed)
     generator = partial(ResnetGenerator, width=drawn.width, blocks=blocks)
     discriminator = partial(PatchGan, 3, 2 * drawn.width, layers=2, norm="instance")
     decay = linear_decay(drawn.max_steps)
@@ -197,7 +197,6 @@ def cut_faces(patches: PositiveInt = 64, **settings: Any) -> Run:
     from gan.games.pix2pix import linear_decay
 
     drawn = TwoKinds(**settings)
-    torch.manual_seed(drawn.seed)
     width = drawn.width
     networks = cut_networks(3, width, blocks=5, vectors=4 * width, judge=2 * width, layers=2)
     return drawn.run(Cut(*networks, linear_decay(drawn.max_steps), rate=1e-3, patches=patches))
@@ -230,7 +229,6 @@ def vqgan_faces(
     check_size((drawn.size, drawn.size), upsamplings)
     if width % 4:
         raise UserError(f"--width {width} is no multiple of 4; type --width {4 * round(width / 4) or 4}")
-    torch.manual_seed(drawn.seed)
     mult = [1, *[2] * upsamplings]
     autoencoder = VqAutoencoder(3, width, mult, 1, (), width, 8, codes, groups=width // 4, learning="ema")
     game = VqGan(autoencoder, PatchGan(3, width, layers=2), rate=rate, start=start, adversarial=0.2)
@@ -266,7 +264,6 @@ def byol_faces(
     from gan.games.byol import Byol
 
     drawn = SmallFaces(batch_size=batch_size, faces=faces, held_out=held_out, **settings)
-    torch.manual_seed(drawn.seed)
     widths = [width, 2 * width, 4 * width]
     online = Online(ResnetEncoder(widths), perceptron(widths[-1], hidden, projection))
     predictor = perceptron(projection, hidden, projection)

@@ -38,13 +38,11 @@ class NewFaces(DrawnFaces):
     width: PositiveInt = 16
 
     def made(self, flip: bool = True) -> tuple["GanData", list[int]]:
-        """The faces, and the channels of each size, from 4x4 up. It sets torch's seed: the networks are made next."""
+        """The faces, and the channels of each size, from 4x4 up."""
         size, doublings = self.size, (self.size // 4).bit_length() - 1
         if size != 4 * 2**doublings or doublings < 1:
             raise UserError(f"size={size} is not 4 doubled; try size={4 * 2 ** max(2, doublings)}")
-        data = self.data(flip, look="poster")
-        torch.manual_seed(self.seed)
-        return data, [self.width * min(2**k, 4) for k in reversed(range(doublings + 1))]
+        return self.data(flip, look="poster"), [self.width * min(2**k, 4) for k in reversed(range(doublings + 1))]
 
 
 def r3gan_faces(
@@ -178,7 +176,6 @@ def biggan_faces(
 
     drawn = DrawnFaces(size=size, **settings)
     data = drawn.data(flip=True, kind=FaceLooks)
-    torch.manual_seed(drawn.seed)
     rule: dict[str, Any] = dict(size=(size, size), width=width, classes=len(FaceLooks.looks), attention=[16])
     game = BigGan(
         BigGenerator(latent=latent, shared=16, hierarchical=True, **rule),

@@ -80,13 +80,16 @@ def sizes_said(sizes: Counter[tuple[int, int]]) -> str:
 
 
 class Found:
-    """The samples of a run, split into those to train on and those held out, which may be none."""
+    """The samples of a run, split into those to train on and those held out, which may be none.
 
-    def __init__(self, options: PictureOptions, train: Any, val: Any) -> None:
-        self.options, self.train, self.val = options, train, val
+    It sets torch's seed: the networks are made next.
+    """
+
+    def __init__(self, options: PictureOptions, train: Any, val: Any, begun: "FromFile | None" = None) -> None:
+        self.options, self.train, self.val, self.begun = options, train, val, begun
         self.size, self.channels = train.size, train.channels
         self.classes, self.class_names = train.classes, train.class_names
-        self.begun: FromFile | None = None
+        torch.manual_seed(options.seed)
         self.chosen: dict[str, Any] = {}  # what `Run` says, beside what a game says itself
 
     def data(self, batch_size: int) -> "GanData":
@@ -108,8 +111,13 @@ class Found:
         said = {name: texts.get(type(value), str)(value) for name, value in chosen.items()}
         return Run(game, data, steps, scores if data.val is not None else {}, turns, said)
 
-    def networks(self, begun: "FromFile") -> tuple[Any, Any]:
-        """The generator and the discriminator of a published file, for these pictures. The average begins anew."""
+    def networks(self) -> tuple[Any, Any] | None:
+        """The generator and the discriminator of a published file, for these pictures; None if they are to be made.
+
+        The average begins anew.
+        """
+        if (begun := self.begun) is None:
+            return None
         (drawer, judge), path, size = begun.networks, begun.path, f"{self.size[1]}x{self.size[0]}"
         if not begun.fits(self.size):
             side = begun.side
@@ -190,17 +198,14 @@ class OnPictures(PictureOptions):
             source = find_source(self.data, self.classes)
         except UserError as error:
             size = size or (PLANNED if begun is None else begun.side)
-            found = Found(self, *made_up(error, size=size, channels=self.channels or 3))
-            found.begun = begun
-            return found
+            return Found(self, *made_up(error, size=size, channels=self.channels or 3), begun)
         headers = Headers(source)
         fitting, why = headers.size()
         if begun is not None and not begun.fits(fitting):
             fitting, why = (begun.side, begun.side), f"as {Path(begun.path).name} draws"
         frame = Frame(*(size or fitting), self.channels or headers.channels, self.fit, self.background)
         pictures = Pictures(source, frame, self.skip_broken, decodes())
-        found = Found(self, *pictures.split(self.held_out))
-        found.begun = begun
+        found = Found(self, *pictures.split(self.held_out), begun)
         say(self._said(found, pictures, headers, "as typed" if size else why))
         say_left_out(pictures)
         return found

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
@@ -91,19 +90,12 @@ def r3gan(
     """
     from gan.games.r3gan import R3Gan
 
-    pictures = OnPictures(**settings)
-    found = pictures.find(from_, R3Generator, R3Discriminator)
+    found = OnPictures(**settings).find(from_, R3Generator, R3Discriminator)
     p = preset(config_, found.size, kimg=kimg, batch=batch_size, rate=rate, gamma=gamma, p=augment, ema=ema_kimg)
-    torch.manual_seed(pictures.seed)
-    if found.begun is None:
-        generator, discriminator = _networks(p, found, width, bf16)
-    elif width != 1:
+    if from_ and width != 1:
         raise UserError(f"{from_} has networks of its own; leave --width out")
-    else:
-        generator, discriminator = found.networks(found.begun)
     game = R3Gan(
-        generator,
-        discriminator,
+        *(found.networks() or _networks(p, found, width, bf16)),
         batch_size=p.batch,
         rate=(p.rate, p.rate / 4),
         gamma=(p.gamma, p.gamma / 10),

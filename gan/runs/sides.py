@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
@@ -67,7 +66,6 @@ class OnSides(PictureOptions):
         a, b = found.channels
         if a != b and not paired:
             raise UserError(f"{self.data} has pictures of {a} and of {b} channels; type --channels 3")
-        torch.manual_seed(self.seed)
         found.chosen = dict(width=self.width, layers=self.layers, rate=self.rate, crop=self.crop, flip=self.flip)
         found.chosen |= {} if self.load_size is None else dict(load_size=self.load_size)
         typed = dict(epochs=self.epochs, falling_epochs=self.falling_epochs)
@@ -91,7 +89,8 @@ class OnSides(PictureOptions):
             train, val, said = find_sides(self.data, paired=paired, held_out=self.held_out, leave_out=self.skip_broken)
         except UserError as error:
             rules = instead_of_data(error, size=typed or (PLANNED, PLANNED), channels=[self.channels or 3] * 2)
-            return Found(self, *(rule and kind.made_up(self._enlarged(rule["size"]), **rule) for rule in rules))
+            train, val = (rule and kind.made_up(self._enlarged(rule["size"]), **rule) for rule in rules)
+            return Found(self, train, val)
         if backwards:
             train, val, said = train[::-1], val[::-1], f"{said}; from B to A"
         headers = Headers(train[0]), Headers(train[1])

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.ema import half_life
@@ -110,8 +109,7 @@ def stylegan2(
     steps = length(max_steps, 1000 * p.kimg / p.batch, kimg=kimg)
     if from_ and (width or mapping):
         raise UserError(f"{from_} has networks of its own; leave --width and --mapping out")
-    torch.manual_seed(found.options.seed)
-    networks = _networks(p, found)
+    networks = found.networks() or _networks(p, found)
     check_frozen(freeze_d, len(networks[1].layers()))
     ramp_up = None if from_ else p.ramp_up  # weights that are good already need no quick average at first
     average = 1000 * p.ema if ema_kimg is not None or ramp_up is not None else _at_most(1000 * p.ema, steps * p.batch)
@@ -143,8 +141,6 @@ def check_frozen(typed: int, layers: int) -> None:
 
 
 def _networks(p: Preset, found: Found) -> tuple[StyleGenerator, StyleDiscriminator]:
-    if found.begun is not None:
-        return found.networks(found.begun)
     shape: dict[str, Any] = dict(channels=found.channels, classes=found.classes, base=int(32768 * p.width))
     generator = StyleGenerator(found.size, mapping=p.mapping, clamp=256.0, **shape)
     return generator, StyleDiscriminator(found.size, skip=p.skip, group=p.group, clamp=256.0, **shape)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
@@ -90,9 +89,8 @@ def vqgan(
     from nets.vgg import load_lpips
 
     p = preset(PRESETS, config_, codes=codes, start=start, adversarial=adversarial, batch=batch_size)
-    lpips, pictures = perceptual_loss(perceptual, vgg16, load_lpips), OnPictures(**settings)
-    found = pictures.find()
-    torch.manual_seed(pictures.seed)
+    lpips = perceptual_loss(perceptual, vgg16, load_lpips)
+    found = OnPictures(**settings).find()
     autoencoder = _autoencoder(p, found.channels, width, blocks, codebook)
     judge = PatchGan(found.channels, judge_width, norm="act" if actnorm else "batch")
     rules: dict[str, Any] = dict(start=p.start, adversarial=p.adversarial, rate=rate or 4.5e-6 * p.batch)

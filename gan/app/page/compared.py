@@ -86,20 +86,10 @@ def scores(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
     known = list(dict.fromkeys(name for each in found for name in each))
     here = {name: [each.get(name) for each in found] for name in known}
     hows, means = card.briefly([_how(names, here[name]) for name in known]), over_seeds(opened)
-    rows = [
-        Row(
-            name,
-            [
-                Cell(word)
-                for word in (
-                    *(each.value if each else "–" for each in here[name]),
-                    *(each.get(name, "–") for each in means.values()),
-                    how,
-                )
-            ],
-        )
-        for name, how in zip(known, hows, strict=True)
-    ]
+    rows = []
+    for name, how in zip(known, hows, strict=True):
+        values = [each.value if each else "–" for each in here[name]]
+        rows.append(Row(name, list(map(Cell, [*values, *(each.get(name, "–") for each in means.values()), how]))))
     alike = _alike(_held_out(opened, SHOWN), names)
     groups = "; ".join(group for group in dict.fromkeys(alike) if alike.count(group) > 1)
     note = "" if len({*alike}) == 1 else f"{SOME_COMPARISON}: {groups}." if groups else f"{NO_COMPARISON}."
@@ -110,21 +100,16 @@ def over_seeds(opened: Sequence[SavedRun]) -> dict[str, dict[str, str]]:
     """Each score's mean and deviation over runs that differ in their seed alone, by what to call these runs."""
     saved = [{**in_force(each), "step": each.step} for each in opened]
     others = [name for name in saved[0] if name != "seed" and any(each.get(name) != saved[0][name] for each in saved)]
-    groups: dict[str, dict[Any, SavedRun]] = {}
+    groups = defaultdict[str, dict[Any, SavedRun]](dict)
     for each, settings in zip(opened, saved, strict=True):
-        words = "".join(f"{name} {settings.get(name)}, " for name in others)
-        groups.setdefault(words, {})[settings.get("seed")] = each
+        groups["".join(f"{name} {settings.get(name)}, " for name in others)][settings.get("seed")] = each
     found = {}
     for words, group in groups.items():
         if len(group) > 1:
-            values = defaultdict[str, list[float]](list)
-            for each in group.values():
-                for score in card.scores(each.folder, each.run, each.step):
-                    values[score.name].append(float(score.value))
+            runs = [{of.name: float(of.value) for of in card.scores(e.folder, e.run, e.step)} for e in group.values()]
+            values = {name: [run[name] for run in runs] for name in runs[0] if all(name in run for run in runs)}
             title = f"{words}seeds {', '.join(map(str, group))}: mean ± deviation"
-            found[title] = {
-                name: f"{mean(of):.4g} ± {stdev(of):.2g}" for name, of in values.items() if len(of) == len(group)
-            }
+            found[title] = {name: f"{mean(of):.4g} ± {stdev(of):.2g}" for name, of in values.items()}
     return found
 
 

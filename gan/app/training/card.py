@@ -39,12 +39,8 @@ def trained(folder: RunFolder) -> dict[str, str]:
 
 def until(folder: RunFolder) -> dict[int, str]:
     """The steps after which the run went on with other settings, with those of before."""
-    noted = trained(folder).items()
-    return {
-        int(name[len(UNTIL) :]): words
-        for name, words in noted
-        if name.startswith(UNTIL) and name[len(UNTIL) :].isdecimal()
-    }
+    steps = ((name.removeprefix(UNTIL), words) for name, words in trained(folder).items() if name.startswith(UNTIL))
+    return {int(step): words for step, words in steps if step.isdecimal()}
 
 
 def first_sentence(name: str) -> str:
