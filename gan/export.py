@@ -150,7 +150,7 @@ def _written(folder: Path, files: Mapping[str, Callable[[Path], object]], advice
     return [folder / name for name in files]
 
 
-def begun_from(settings: Namespace) -> list[str]:
+def take_from_run(settings: Namespace) -> list[str]:
     """If a run is typed after --from, write its published files and take these. Returns what to type for them.
 
     Its networks are averaged where it has averages. Pictures get the size of the run's unless another is typed.

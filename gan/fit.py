@@ -35,7 +35,7 @@ def main(argv: list[str]) -> None:
 
         from gan.app.run.computer import machine
         from gan.app.training import before, loggers, start, train
-        from gan.export import begun_from
+        from gan.export import take_from_run
 
     if place is not None and place.launcher.queued:
         train.go_back_if_warned(place, Path(settings.out), argv)
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
         script = job.script(argv, settings, strategy.is_dp)
         say(job.submit(script) if settings.submit else script)
         return
-    begun = begun_from(settings)
+    begun = take_from_run(settings)
     loggers.kinds(settings.logger)  # refuses what is not installed
     computer = machine(settings)
     before.allow_files(settings, computer.processes)

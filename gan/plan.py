@@ -37,9 +37,9 @@ def main(argv: list[str]) -> int:
     settings = parse(argv)
     with working():
         from gan.app.planning.planned import plan
-        from gan.export import begun_from
+        from gan.export import take_from_run
 
-    begun_from(settings)
+    take_from_run(settings)
     return plan(argv, settings)
 
 

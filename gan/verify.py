@@ -44,10 +44,10 @@ def main(argv: list[str]) -> int:
     settings = parse(argv)
     with working():
         from gan.app.verifying.verification import Verification
-        from gan.export import begun_from
+        from gan.export import take_from_run
         from strategies import PhaseStrategy
 
-    begun_from(settings)
+    take_from_run(settings)
     for strategy in settings.strategy:
         PhaseStrategy(strategy)  # refuses what it cannot read, before anything is trained
     for devices in settings.devices if settings.get("batch_size") is not None else ():

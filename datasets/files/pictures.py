@@ -108,10 +108,9 @@ class Pictures(UsableSamples):
         self.class_names = source.class_names
         self.classes = len(self.class_names)  # or how long their vectors are
         whole = frame.fit == "whole"
-        self._shapes = np.full((len(source), 2), self.size)  # of all entries
-        if whole:
-            known = {row: text.split()[:2] for row, text in enumerate(Headers(source).texts) if text is not None}
-            self._shapes[list(known)] = [frame.shape(*map(int, size)) for size in known.values()]
+        known = Headers(source).texts if whole else [None] * len(source)
+        shapes = [frame.shape(*map(int, text.split()[:2])) if text is not None else self.size for text in known]
+        self._shapes = np.array(shapes)  # of all entries
         # A picture is a row of the array; in a frame of "whole" it has a row for each pixel of its longer side.
         self.bytes = frame.channels * frame.height * (1 if whole else frame.width)
         self._lengths = self._shapes.prod(1) * frame.channels // self.bytes

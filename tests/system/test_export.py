@@ -26,7 +26,7 @@ from gan.app.exporting import card, programs
 from gan.app.page import compared, run_tables
 from gan.app.page.table import sample_cell
 from gan.app.run.reopen import open_run
-from gan.export import _published, begun_from, export, main, networks
+from gan.export import _published, export, main, networks, take_from_run
 from gan.files.errors import UserError
 from gan.runs import build
 from nets.published.pickles import read
@@ -272,22 +272,22 @@ def test_a_training_begins_with_a_run_in_place_of_a_published_file(averaged, pub
         (published_run, published_run / "export" / "step-000001-from"),
     ):
         settings = Namespace(from_=str(typed), run="r3gan", size="16")
-        assert begun_from(settings) == ["--from", str(file)] and settings.from_ == str(file)
+        assert take_from_run(settings) == ["--from", str(file)] and settings.from_ == str(file)
         assert capsys.readouterr().out.endswith(f": --from {file}\n")
     export(str(averaged), tmp_path, published=True)
     found, wanted = (read(path)["G"].weights for path in (made, tmp_path / made.name))
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
     for typed, run in ((averaged / "generator.safetensors", averaged), (tmp_path / "x.safetensors", "RUN")):
         with pytest.raises(UserError, match=f"is no published file; type --from {run}"):
-            begun_from(Namespace(from_=str(typed)))
-    assert begun_from(Namespace(from_=str(tmp_path))) == begun_from(Namespace()) == []
+            take_from_run(Namespace(from_=str(typed)))
+    assert take_from_run(Namespace(from_=str(tmp_path))) == take_from_run(Namespace()) == []
 
 
 def test_pictures_get_the_size_of_the_run_to_begin_with_also_if_they_are_no_square(tmp_path):
     rules = dict(batch_size=4, held_out=0.25, workers=0, max_steps=1, data=classes(tmp_path / "data", "RGB", 12))
     first = opening.train(tmp_path / "runs", "stylegan2", width=0.005, mapping=1, size="12x16", **rules)
     settings = Namespace(from_="auto", run="stylegan2", size=None, out=str(first.parent))
-    assert begun_from(settings)[2:] == ["--size", "12x16"] and settings.size == "12x16"
+    assert take_from_run(settings)[2:] == ["--size", "12x16"] and settings.size == "12x16"
     game = build("stylegan2", from_=settings.from_, size="12x16", **rules).game
     saved = open_run(str(first)).run.game.generator.state_dict()
     assert game.generator.size == (16, 12)

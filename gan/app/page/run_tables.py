@@ -73,9 +73,9 @@ def in_force(opened: SavedRun) -> dict[str, Any]:
 def curves(opened: SavedRun) -> Charts:
     found, kimg, words = _logged(opened)
     found.pop("health", None)
-    until, note = card.until(opened.folder), f"{PALE} {words}." if words else PALE
-    note += " Dotted: from there on the run had other settings." if until else ""
-    return charts(found, note, kimg, until) if found else Charts({}, NOTHING_LOGGED)
+    changes, note = card.changes(opened.folder), f"{PALE} {words}." if words else PALE
+    note += " Dotted: from there on the run had other settings." if changes else ""
+    return charts(found, note, kimg, changes) if found else Charts({}, NOTHING_LOGGED)
 
 
 def health(opened: SavedRun) -> Charts:
@@ -91,9 +91,9 @@ def _logged(opened: SavedRun) -> tuple[dict[str, metrics.Panel], float, str]:
 
 
 def charts(
-    panels: Mapping[str, metrics.Panel], note: str, kimg: float = 0.0, until: Mapping[int, str] | None = None
+    panels: Mapping[str, metrics.Panel], note: str, kimg: float = 0.0, changes: Mapping[int, str] | None = None
 ) -> Charts:
-    drawn = partial(metrics.drawn, form="svg", kimg=kimg, until=until)
+    drawn = partial(metrics.drawn, form="svg", kimg=kimg, changes=changes)
     return Charts({group: drawn({group: panel}) for group, panel in panels.items()}, note)
 
 

@@ -84,7 +84,7 @@ class Resumed:
         named = [(name.rstrip("_").replace("_", "-"), settings.get(name)) for name in names]
         return " ".join(f"no --{name}" if value is None else f"--{name} {value}" for name, value in named)
 
-    def until(self, chosen: str) -> str:
+    def as_it_was(self, chosen: str) -> str:
         """The settings that have changed, as they were; of those not typed what `chosen` says, as `Run.words` do."""
         words = dict(each.split(" ", 1) for each in chosen.split(", ") if each)
         was = {name.rstrip("_").replace("_", "-"): self.before.get(name) for name in self.changed}

@@ -16,7 +16,7 @@ from gan.app.run.folder import RunFolder
 from gan.app.run.reopen import batches_of, first_samples, ready, shown
 from gan.app.sampling import grids
 from gan.app.training import loggers, metrics
-from gan.app.training.card import until
+from gan.app.training.card import changes
 from gan.app.training.metrics import Spare, warn
 from gan.app.training.pace import computing
 from gan.files.disk import write_whole
@@ -117,7 +117,7 @@ class Pictures(Callback):
             with self._spare.trying(self.folder.curves):
                 kimg, words = metrics.clock(self.record.rows)
                 title = f"{self.folder.path.name}: {words}" if words else self.folder.path.name
-                write_whole(self.folder.curves, metrics.drawn(found, "png", title, kimg, until=until(self.folder)))
+                write_whole(self.folder.curves, metrics.drawn(found, "png", title, kimg, changes=changes(self.folder)))
 
 
 def dry_reals(run: Run, folder: RunFolder) -> Path | None:

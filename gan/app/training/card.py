@@ -37,7 +37,7 @@ def trained(folder: RunFolder) -> dict[str, str]:
         return {}
 
 
-def until(folder: RunFolder) -> dict[int, str]:
+def changes(folder: RunFolder) -> dict[int, str]:
     """The steps after which the run went on with other settings, with those of before."""
     steps = ((name.removeprefix(UNTIL), words) for name, words in trained(folder).items() if name.startswith(UNTIL))
     return {int(step): words for step, words in steps if step.isdecimal()}

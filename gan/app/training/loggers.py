@@ -22,7 +22,7 @@ from PIL import Image
 
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import Resumed
-from gan.app.training.card import UNTIL, card, trained, until
+from gan.app.training.card import UNTIL, card, changes, trained
 from gan.app.training.metrics import Record, Spare, warn
 from gan.files.errors import UserError, reason
 from gan.runs import Run
@@ -182,9 +182,9 @@ class Track(Callback):
         name = name_of(trainer.strategy.root_device)
         words = self.computer if name == "cpu" else f"{self.computer} ({name})"
         known, step = trained(self.folder), trainer.global_step
-        later = [known.pop(f"{UNTIL}{at}") for at in until(self.folder) if at > step]
+        later = [known.pop(f"{UNTIL}{at}") for at in changes(self.folder) if at > step]
         if step and self.resumed is not None and (later or self.resumed.changed):  # from before a change: as it was
-            known[f"{UNTIL}{step}"] = later[0] if later else self.resumed.until(known.get("settings", ""))
+            known[f"{UNTIL}{step}"] = later[0] if later else self.resumed.as_it_was(known.get("settings", ""))
         known |= {"computer": f"{words}, torch {torch.__version__}", "settings": self.run.words}
         for logger in beside(trainer):
             with logger.trying():

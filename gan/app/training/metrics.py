@@ -218,7 +218,7 @@ def drawn(
     title: str = "",
     kimg: float = 0.0,
     xlabel: str = "step",
-    until: Mapping[int, str] | None = None,
+    changes: Mapping[int, str] | None = None,
 ) -> bytes:
     """One picture of these panels, as a file of that format; `kimg`, of a step, are counted above each panel.
 
@@ -233,8 +233,8 @@ def drawn(
     figure = Figure(figsize=(6.4 * columns, height * lines), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     if title:
-        changes = (_plain(f"until step {step} (dotted): {words}", 110) for step, words in (until or {}).items())
-        figure.suptitle("\n".join([_plain(title), *changes]), fontsize="medium" if until else "large")
+        below = (_plain(f"until step {step} (dotted): {words}", 110) for step, words in (changes or {}).items())
+        figure.suptitle("\n".join([_plain(title), *below]), fontsize="medium" if changes else "large")
     for number, (group, panel) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, columns, number + 1)
         for colour, (label, points) in enumerate(panel.items()):
@@ -255,7 +255,7 @@ def drawn(
             above = axes.secondary_xaxis("top", functions=(partial(np.multiply, kimg), partial(np.multiply, 1 / kimg)))
             above.set_xlabel("kimg", loc="right")
         axes.grid(alpha=0.3)
-        for step in until or ():
+        for step in changes or ():
             axes.axvline(step, color="0.4", linestyle=":", linewidth=1)
         if len(panel) > 1:  # inside, it would hide curves
             ncols = 2 if max(map(len, panel)) <= 30 else 1

@@ -252,7 +252,7 @@ def test_what_has_changed_is_said_in_one_line(trained):
         assert str(again) == said and bool(again.changed) == bool(said)
         again.check(game(3), trained.checkpoint(8))
     was = "data mine, generator-rate 0.0001, batch-size 4, max-steps 60, precision 32-true"  # on the card
-    assert again.until("config auto, max-steps 60, batch-size 9") == was and "no max-steps" in again.until("")
+    assert again.as_it_was("config auto, max-steps 60, batch-size 9") == was and "no max-steps" in again.as_it_was("")
 
 
 def test_another_seed_is_refused_where_the_loader_does_not_know_it(trained):

@@ -67,9 +67,10 @@ def test_a_step_from_which_on_a_run_had_other_settings_is_marked(tmp_path):
     folder = RunFolder(tmp_path)
     noted = {"computer": "1 CPU process", "settings": "gamma 2", "settings until step 6": "gamma 1, kimg 2"}
     folder.trained.write_text(json.dumps(noted))
-    assert card.until(folder) == {6: "gamma 1, kimg 2"} and card.until(RunFolder(tmp_path / "none")) == {}
+    assert card.changes(folder) == {6: "gamma 1, kimg 2"} and card.changes(RunFolder(tmp_path / "none")) == {}
     panels = metrics.panels({0: {"d/x": 1.0}, 9: {"d/x": 2.0}})
-    marked, plain = (metrics.drawn(panels, "svg", "a run", until=until).decode() for until in (card.until(folder), {}))
+    both = card.changes(folder), {}
+    marked, plain = (metrics.drawn(panels, "svg", "a run", changes=each).decode() for each in both)
     assert "until step 6 (dotted): gamma 1, kimg 2" in marked and "until" not in plain
     assert marked.count("stroke-dasharray") == plain.count("stroke-dasharray") + 1
 
