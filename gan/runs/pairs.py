@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,7 +54,7 @@ class Layout:
     crop: bool = True
     flip: bool = True
     edges: bool = False
-    held_out: int = 64
+    held_out: float = 64
 
 
 LAYOUTS = (
@@ -196,12 +196,12 @@ class Published(Painting):
         from datasets import GanData
 
         layout = layout_of(data)
-        held_out = layout.held_out if self.held_out is None else self.held_out
-        scored = held_out if isinstance(held_out, int) else 64
-        edges = layout.edges if self.edges is None else self.edges
+        own = "held_out", "edges", "flip", "crop"
+        p = replace(layout, **{name: typed for name in own if (typed := getattr(self, name)) is not None})
+        scored, edges = p.held_out if isinstance(p.held_out, int) else 64, p.edges
         how: dict[str, Any] = {"size": (self.size, layout.wide * self.size)}
         if layout is FOLDER:
-            how |= {"num_labels": self.labels, "held_out": held_out, "fit": self.fit, "background": self.background}
+            how |= {"num_labels": self.labels, "held_out": p.held_out, "fit": self.fit, "background": self.background}
         elif layout.kind in ("Cityscapes", "CocoStuff"):
             how |= {"edges": edges}
         if layout is not FOLDER and self.fit != "stretch":
@@ -213,12 +213,8 @@ class Published(Painting):
         check_size(how["size"], upsamplings)
         train, val = open_splits(layout, data, **how)
         say(f"data {data}: {_said(layout, train, len(val), how)}")
-        flip = layout.flip if self.flip is None else self.flip
-        crop = layout.crop if self.crop is None else self.crop
-        size, seed = self.batch_size, self.seed
-        pairs = GanData(
-            train, val, batch_size=size, val_count=scored, workers=self.workers, seed=seed, flip=flip, crop=crop
-        )
+        rules: dict[str, Any] = dict(workers=self.workers, seed=self.seed, flip=p.flip, crop=p.crop)
+        pairs = GanData(train, val, batch_size=self.batch_size, val_count=scored, **rules)
         pairs.setup()
         steps = self.max_steps or self.epochs * (len(train) // self.batch_size)
         game = self._game(train.num_labels, edges, upsamplings, steps)

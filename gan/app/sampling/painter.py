@@ -52,8 +52,9 @@ class Maps:
 
     @classmethod
     def of_data(cls, samples: Any) -> "Maps":
-        labels, fit = len(getattr(samples, "label_names", ())), getattr(samples, "fit", Fit())
-        return cls(size_of(samples), labels, getattr(samples, "void", {}), fit)
+        size, labels = getattr(samples, "size", None), len(getattr(samples, "label_names", ()))
+        size = pairs.as_size(size) if size else tuple(samples[0]["image"].shape[-2:])
+        return cls(size, labels, getattr(samples, "void", {}), getattr(samples, "fit", Fit()))
 
     def read(self, image: Image.Image, name: str | Path, partner: Size | None = None) -> Tensor:
         """A label map [H, W]. `partner` is the height and width of its picture, and `name` is for errors.
@@ -308,11 +309,6 @@ class Painter:
     def _encode(self, images: Tensor, labels: Tensor) -> Tensor:
         planes = self.game.mask(labels.to(self.device))[:, : len(self.label_names)]
         return self.game.encoder(images.to(planes), planes).cpu()
-
-
-def size_of(samples: Any) -> Size:
-    found = getattr(samples, "size", None)
-    return pairs.as_size(found) if found else tuple(samples[0]["image"].shape[-2:])
 
 
 def has_styles(opened: SavedRun) -> bool:
