@@ -165,7 +165,12 @@ def take_from_run(settings: Namespace) -> list[str]:
         raise UserError(f"--from {typed} is no published file; type --from {quoted(run)}")
     if typed != "auto" and not (path.is_dir() and (str(path) == run or is_checkpoint(path))):
         return []
+    if settings.get("resume"):
+        raise UserError(f"--from {typed} begins a new run, and --resume goes on with one; leave one of them out")
     opened = open_run(str(path), Path(settings.get("out", "runs")), name=settings.run if typed == "auto" else None)
+    own, theirs = (name.partition("-")[0] for name in (settings.run, opened.name))
+    if not (own.startswith(theirs) or theirs.startswith(own)) and ":" not in settings.run + opened.name:
+        raise UserError(f"--from {typed} is a run of {opened.name}, whose networks {settings.run} does not have")
     game = opened.run.game.float()
     drawer: Any = getattr(game, "drawer", None)
     if drawer is not None:
@@ -178,6 +183,9 @@ def take_from_run(settings: Namespace) -> list[str]:
     if isinstance(size := opened.of_data("size"), tuple) and settings.get("size", 0) is None:
         settings.size = f"{size[1]}x{size[0]}"
         words += ["--size", settings.size]
+    if (scale := opened.settings.get("load_size")) and settings.get("load_size", 0) is None:
+        settings.load_size = scale
+        words += ["--load-size", str(scale)]
     say(f"begins with {opened.folder.path} after step {opened.step}: {' '.join(words)}")
     return words
 
@@ -220,7 +228,9 @@ def _published(game: "GanModule", option: str = "--published") -> dict[str, "Pub
     """The files of the published code. A network may not have that form, so they are made before any is written."""
     if not callable(files := getattr(game, "published", None)):
         raise UserError(f"{option}: {type(game).__name__} has no published form; leave it out")
-    with explained(f"these networks do not have the published form. {{why}}; or leave {option} out", UserError):
+    begins = "a training begins with networks in the published form"
+    what = begins if option == "--from" else "these networks do not have the published form"
+    with explained(f"{what}. {{why}}; or leave {option} out", UserError):
         return {each.name: each for each in files()}
 
 

@@ -178,7 +178,7 @@ def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown")
     if wrong := sorted(typed - everywhere - names.keys()):
         if wrong[0] == "--seed" and "--seeds" in names:
             raise UserError(f"{opened.title}: {opened.about}; type --seeds and a list, such as --seeds 7")
-        if wrong[0] in ("--direction", "--largest") and opened.translates:
+        if wrong[0] in ("--direction", "--largest") and opened.translates and action != "translate":
             raise UserError(f"{opened.title}: {wrong[0]} is for pictures that are translated; type --inputs, too")
         own = opened.run is not None and ":" in opened.run.name
         seeds = ", or name a run that draws from noise, such as --run stylegan2"

@@ -55,7 +55,9 @@ def read(path: Path) -> dict[str, Network]:
             raise UserError("it holds no network")
         return found
     except OSError as error:
-        raise UserError(f"cannot read '{path}': {error.strerror or reason(error)}; give a published file") from error
+        raise UserError(
+            f"cannot read '{path}': {error.strerror or reason(error)}; give a published file, or a run"
+        ) from error
     except (*NOT_SO, pickle.UnpicklingError, EOFError, MemoryError, RecursionError, AssertionError) as error:
         why = reason(error).rstrip(".") if isinstance(error, UserError) else "it is damaged, or something else"
         raise UserError(f"'{path}' is no file of published networks that can be used: {why}") from error

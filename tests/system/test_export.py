@@ -271,9 +271,14 @@ def test_a_training_begins_with_a_run_in_place_of_a_published_file(averaged, pub
         (averaged / "checkpoints" / "step-000002.ckpt", made),
         (published_run, published_run / "export" / "step-000001-from"),
     ):
-        settings = Namespace(from_=str(typed), run="r3gan", size="16")
+        run = "sean" if typed == published_run else "r3gan"
+        settings = Namespace(from_=str(typed), run=run, size="16")
         assert take_from_run(settings) == ["--from", str(file)] and settings.from_ == str(file)
         assert capsys.readouterr().out.endswith(f": --from {file}\n")
+    with pytest.raises(UserError, match="is a run of sean-folder, whose networks r3gan does not have"):
+        take_from_run(Namespace(from_=str(published_run), run="r3gan"))
+    with pytest.raises(UserError, match="begins a new run, and --resume goes on with one"):
+        take_from_run(Namespace(from_=str(averaged), run="r3gan", resume="auto"))
     export(str(averaged), tmp_path, published=True)
     found, wanted = (read(path)["G"].weights for path in (made, tmp_path / made.name))
     assert all(torch.equal(found[name], value) for name, value in wanted.items())

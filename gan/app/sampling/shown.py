@@ -200,6 +200,8 @@ class Shown:
 
     def _translated(self, by: Translator, inputs: object, file: str | Path | None) -> list[Path] | Sheet:
         if isinstance(inputs, Image.Image):
+            if file is not None:
+                raise UserError(f"a picture of Pillow gives a sheet; leave {file} out, and call save() of the sheet")
             return Sheet("translated", singles={"translated": by.of_picture(inputs)})
         return [by.of_folder(*self._places(inputs, file))]
 

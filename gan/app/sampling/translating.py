@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from datasets.files.cache import listed
 from datasets.files.decoding import SUFFIXES, Frame
-from datasets.files.find import find_source
+from datasets.files.find import absent, find_source
 from datasets.files.pairs import MAPS, loaded
 from datasets.files.sides import cut
 from datasets.files.sounds import PEAK, SoundFolder, read_mel
@@ -77,7 +77,12 @@ class Translator:
         self._say_half()
         chosen, path = self.chosen, Path(inputs).expanduser()
         if chosen.codes or chosen.labels:
-            source = (Codes if chosen.codes else LabelMaps)(path, classes=False)
+            kind = Codes if chosen.codes else LabelMaps
+            if not path.exists():
+                raise absent(inputs, option="--inputs")
+            if path.is_file() and path.suffix.lower() not in kind.suffixes:
+                raise UserError(f"{inputs} has no {kind.what}; give {kind.forms}")
+            source = kind(path, classes=False)
         elif path.is_file() and path.suffix.lower() in SUFFIXES:
             source = Folder(path, classes=False)
         else:

@@ -13,6 +13,7 @@ from gan.app.sampling import grids
 from gan.app.sampling.painter import Painter, Styles
 from gan.app.sampling.paintings import Paintings, _head
 from gan.app.sampling.shown import Shown
+from gan.files.errors import UserError
 from gan.sample import act as do
 from gan.sample import main, parse
 from tests.support import opening
@@ -219,6 +220,16 @@ def test_spade_paints_label_maps(tmp_path, capsys):
         assert same.tobytes() == found.tobytes()
     assert main([str(run), "--inputs", str(tmp_path / "map.png"), "--direction", "AtoB"]) == 2
     assert "label maps have no direction; leave --direction out" in capsys.readouterr().err
+    (tmp_path / "maps.zip").write_bytes(b"")
+    for inputs, said in (
+        ("nowhere", "there is no folder nowhere; type --inputs"),
+        ("maps.zip", "has no label maps; give"),
+    ):
+        path = tmp_path / inputs if "." in inputs else inputs
+        assert main([str(run), "--inputs", str(path), "--out", str(tmp_path / "made")]) == 2
+        assert said in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"a picture of Pillow gives a sheet; leave x.png out, and call save\(\)"):
+        Shown(opened).translate(Image.open(tmp_path / "map.png"), "x.png")
 
 
 def test_other_games_show_the_grid_that_training_draws(tmp_path):
