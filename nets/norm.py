@@ -59,11 +59,12 @@ def batch_norm(
 
 @not_compiled
 def _refuse_between_phases() -> None:
-    if _training and noise.here() is None:
+    place = noise.here()
+    if _training and (place is None or place.total == 1):  # a hook draws as one device
         raise UserError(
             "a batch norm in training mode is called between phases, where a rank cannot know whether the others call "
-            "it too, and whether on the same samples; call network.eval() before and network.train() after it, or let "
-            "a loss call it"
+            "it too, and whether on the same samples; call network.eval() before and network.train() after it, or, on "
+            "samples that are the same on all ranks, call the network inside `with gan.ranks.alone():`"
         )
 
 

@@ -85,10 +85,23 @@ class GameFirst(Callback):
 
         def called() -> None:
             strategy.steps.epoch_begins = True
-            hook()
+            with draws_alike(pl_module, "on_train_epoch_start"):
+                hook()
             strategy.steps.epoch_begins = False
 
         self._instead(pl_module, "on_train_epoch_start", called)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        name = "on_train_batch_start"
+        if overrides(pl_module, name, GanModule):
+            hook = getattr(pl_module, name)
+
+            def called(*args: Any) -> Any:
+                self.instead.close()
+                with draws_alike(pl_module, name):
+                    return hook(*args)
+
+            self.instead.enter_context(mock.patch.object(pl_module, name, called))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self._call(pl_module, "on_train_batch_end", *args)
@@ -98,7 +111,8 @@ class GameFirst(Callback):
         self._call(pl_module, "on_train_epoch_end")
 
     def _call(self, game: LightningModule, name: str, *args: Any) -> None:
-        getattr(game, name)(*args)
+        with draws_alike(game, name):
+            getattr(game, name)(*args)
         self._instead(game, name, lambda: None)
 
     def _instead(self, game: LightningModule, name: str, then: Callable[[], object]) -> None:
@@ -112,6 +126,12 @@ class GameFirst(Callback):
 
     def on_exception(self, *_: Any) -> None:
         self.instead.close()
+
+
+def draws_alike(game: LightningModule, hook: str) -> AbstractContextManager[None]:
+    """Inside the `with`, what the game's hook draws is the same on all ranks: a loss may read it."""
+    place = cast(Any, game.trainer.strategy).saving.seed, cast(GanModule, game).step, hook
+    return noise.at(noise.Place(place, 0, 1, 1))
 
 
 class Hooks:

@@ -4,10 +4,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
 from gan.files.errors import UserError
@@ -17,6 +26,8 @@ from strategies import random_state
 from strategies.accelerator import pins
 from strategies.micro_batches import deal_batch, rows
 from strategies.world import World
+
+FEW = 4  # samples
 
 
 class SameOrder(DistributedSamplerWrapper):
@@ -134,6 +145,8 @@ def check_together(loaders: Any, ahead: int) -> None:
     known: set[tuple[int, int]] = set()
     for each in (each for each in tree_leaves(loaders) if isinstance(each, ResumableLoader)):
         each.ahead = ahead
+        if isinstance(each, GlobalLoader) and each.ranks > 1 and each.collate_fn is not default_collate:
+            _check_collated(each)
         if each.sampler.shuffle:
             key = each.sampler.length, each.sampler.seed
             if key in known:
@@ -143,6 +156,26 @@ def check_together(loaders: Any, ahead: int) -> None:
                     f"GlobalLoader(..., seed={key[1] + 1}) for one of them"
                 )
             known.add(key)
+
+
+def _check_collated(loader: GlobalLoader) -> None:
+    """Warn if a collate_fn sorts, mixes or draws: a rank gives it its own samples, so rows are not as on one device.
+
+    Shown by the first few samples, and the same ones the other way round.
+    """
+    dataset: Any = loader.dataset
+    asked = [(0, index) for index in range(min(FEW, len(dataset)))]
+    with suppress(Exception), random_state.untouched():  # it may need a whole batch
+        one, other = (tree_leaves(loader.collate_fn(dataset.__getitems__(those))) for those in (asked, asked[::-1]))
+        pairs = [pair for pair in zip(one, other, strict=True) if isinstance(pair[0], Tensor)]
+        rows_of = [(a, b) for a, b in pairs if a.shape[:1] == (len(asked),)]
+        if not all(torch.equal(a, b.flip(0)) for a, b in rows_of):
+            rank_zero_warn(
+                "collate_fn puts samples into another order, mixes them, or draws. It gets a rank's own samples, so "
+                "what a loss draws for a row differs from one device, and no trial sees it: return them in their order "
+                "(pack_padded_sequence(..., enforce_sorted=False) needs no other), and do the rest in "
+                "on_after_batch_transfer or in the loss"
+            )
 
 
 def check_rows(batch: Any, loaders: Any, last: bool) -> None:

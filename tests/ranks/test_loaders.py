@@ -448,3 +448,31 @@ def test_a_data_module_that_counts_its_batches_counts_no_trial(ranks):
     assert distance(found, counted(1)) < EXACT
     unchecked, _ = ranks(2).run(counted, 2, check=False)
     assert distance(found, unchecked) == 0
+
+
+def by_length(rows):
+    return {"x": torch.stack(sorted(rows, key=lambda row: -row[0].item()))}
+
+
+def in_order(rows):
+    return {"x": torch.stack(rows)}
+
+
+def mixed(rows):
+    return {"x": torch.stack(rows) + torch.stack([rows[-1], *rows[:-1]])}
+
+
+def collated(how):
+    loader = GlobalLoader(torch.randn(16, 6, generator=torch.Generator().manual_seed(2)), 8, collate_fn=how)
+    made = trainer(PhaseStrategy("ddp"), 2, 1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        made.fit(Plain().float(), loader)
+    return [str(each.message) for each in said if "collate_fn" in str(each.message)]
+
+
+@pytest.mark.parametrize(("how", "warns"), [(by_length, 1), (mixed, 1), (in_order, 0)])
+def test_a_collate_fn_that_sorts_is_named(how, warns, ranks):
+    """VITS's and StyleTTS2's sort by length: a rank sorts its own samples, and draws follow the rows."""
+    said, _ = ranks(2).run(collated, how)
+    assert len(said) == warns and all("puts samples into another order" in each for each in said)

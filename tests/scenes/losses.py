@@ -1,6 +1,7 @@
 """Losses and networks that look at more than one sample, or take derivatives of their own."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -114,10 +115,27 @@ class Grids(BatchNorms):
     def on_train_batch_end(self, *_: Any) -> None:
         if self.trainer.is_global_zero or not self.first:
             self.generator.train(self.in_training)
-            self.generator(torch.ones(9, 4, dtype=torch.float64))
+            with ranks.alone() if self.alone else nullcontext():
+                self.generator(torch.linspace(0, 1, 36, dtype=torch.float64).view(9, 4))
             self.generator.train()
 
-    in_training, first = False, True  # whether the first rank alone draws
+    in_training, first, alone = False, True, False  # `first`: the first rank alone draws
+
+
+class Rescales(Plain):
+    """Draws a new number between steps, of which a loss makes use."""
+
+    scale = 1.0
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        if self.step % 3 == 1:
+            self.scale = 0.5 + torch.rand((), dtype=torch.float64)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.scale = self.scale + 0.1 * torch.rand((), dtype=torch.float64)
+
+    def judge(self, batch):
+        return {name: self.scale * loss for name, loss in super().judge(batch).items()}
 
 
 class MicroBatchNorms(BatchNorms):
@@ -752,9 +770,19 @@ LOSSES = {
             Refused(partial(Grouped, 8), "ddp", "batch norm in groups of 8 samples gets a tensor of shape (4, 8)"),
         ),
     ),
+    "drawn_between_steps": Scene(
+        Rescales, policies={"ddp": 2, "zero3": 2}, often=("ddp",), saved=("ddp",), checked=("ddp",),
+        mutants=(
+            Mutant("by rank", "ddp", replaced={"strategies.hooks.draws_alike": lambda *_: nullcontext()}),
+        ),
+    ),
     "grids_in_the_loop": Scene(
         Grids, policies={"ddp": 2}, often=("ddp",), mutants=(Mutant("no batch norms", game=Plain),),
         refused=(Refused(having(Grids, in_training=True, first=False), "ddp", "is called between phases, where a"),),
+    ),
+    "statistics between steps": Scene(
+        having(Grids, in_training=True, first=False, alone=True), policies={"ddp": 2}, often=("ddp",),
+        mutants=(Mutant("in evaluation", game=Grids),),
     ),
     "lists and captions": Scene(
         having(Described, micro_batches=2), alone=Described, batches=described,
