@@ -1,7 +1,7 @@
 """Batches that are the same at any number of ranks, and a loader that continues where it stopped."""
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -173,9 +173,15 @@ class ResumableLoader(Loader):
         """How many samples there are, and numbers that tell three of them, read twice: what ranks must have alike."""
         length = len(self.dataset)  # pyrefly: ignore[bad-argument-type] - each has one
         some = [(0, index) for index in sorted({0, length // 2, length - 1} if length else ()) for _ in range(2)]
-        how: dict[str, Any] = dict(seed=self.sampler.seed, worker_init_fn=self.worker_init_fn, collate_fn=_signs)
-        found = Loader(self.dataset, sampler=some, batch_size=2, workers=min(1, self.num_workers), **how)
-        return length, [number for both in found for number in both]
+        return length, [number for both in self.read(some, 2, _signs) for number in both]
+
+    def read(self, asked: list[tuple[int, int]], batch_size: int, collate_fn: Callable[[list[Any]], Any]) -> list[Any]:
+        """Batches of these samples, read as in training: by a worker, if there are any, because files may not be
+        opened before workers are forked.
+        """
+        how: dict[str, Any] = dict(seed=self.sampler.seed, worker_init_fn=self.worker_init_fn, collate_fn=collate_fn)
+        workers = min(1, self.num_workers)
+        return [*Loader(self.dataset, sampler=asked, batch_size=batch_size, workers=workers, **how)]
 
     def state_dict(self) -> dict[str, int]:
         """The epoch, and how many of its batches were trained on."""

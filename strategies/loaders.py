@@ -163,10 +163,9 @@ def _check_collated(loader: GlobalLoader) -> None:
 
     Shown by the first few samples, and the same ones the other way round.
     """
-    dataset: Any = loader.dataset
-    asked = [(0, index) for index in range(min(FEW, len(dataset)))]
+    asked = [(0, index) for index in range(min(FEW, loader.sampler.length))]
     with suppress(Exception), random_state.untouched():  # it may need a whole batch
-        one, other = (tree_leaves(loader.collate_fn(dataset.__getitems__(those))) for those in (asked, asked[::-1]))
+        one, other = map(tree_leaves, loader.read([*asked, *asked[::-1]], len(asked), loader.collate_fn))
         pairs = [pair for pair in zip(one, other, strict=True) if isinstance(pair[0], Tensor)]
         rows_of = [(a, b) for a, b in pairs if a.shape[:1] == (len(asked),)]
         if not all(torch.equal(a, b.flip(0)) for a, b in rows_of):

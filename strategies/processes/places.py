@@ -84,6 +84,8 @@ class Places:
         all_here = f"meeting {self.meetings}"
         if self.store.add(f"{all_here}, ranks", 1) == self.world.size:
             self.store.set(all_here, "")
+            self.store.delete_key(f"meeting {self.meetings - 1}")  # which all have left
+            self.store.delete_key(f"meeting {self.meetings - 1}, ranks")
         pause = 0.001
         while True:
             others = self._on_board()  # read before it is asked whether all are here: those who have met play on
@@ -98,7 +100,7 @@ class Places:
                     error.agreed = False  # the other one is in a collective, and must be told
                     raise error
             time.sleep(pause)
-            pause = min(2 * pause, 0.5)
+            pause = min(2 * pause, 0.1)
 
     def compare(self) -> None:
         """Raise on all ranks if they have played different phases. All ranks must call it."""
