@@ -408,13 +408,17 @@ class Draws:
         return [f"{list(each.shape)} ({each.name})" for each in alike if any(n % each.rows == 0 for n in each.shape)]
 
     def said(self, phase: Phase) -> str:
-        """What was taken for what; nothing if the phase draws nothing."""
-        drawn = self.seen.get(phase.name, {}).values()
-        each = {(draw.shape, draw.dim is not None): draw.name for draw in drawn if not draw.whole}
-        words = {True: "for each sample", False: "once for the whole batch"}
-        shown = [f"{list(shape)} {words[own]} ({name})" for (shape, own), name in each.items()]
-        more = [f"and {len(shown) - SHOWN} more"] if len(shown) > SHOWN else []
-        return ", ".join([*shown[:SHOWN], *more])
+        """What the last time was taken for what; nothing if the phase draws nothing."""
+        return said(self.seen.get(phase.name, {}))
+
+
+def said(drawn: Mapping[int, Drawn]) -> str:
+    """What was taken for what; nothing if nothing was drawn."""
+    each = {(draw.shape, draw.dim is not None): draw.name for draw in drawn.values() if not draw.whole}
+    words = {True: "for each sample", False: "once for the whole batch"}
+    shown = [f"{list(shape)} {words[own]} ({name})" for (shape, own), name in each.items()]
+    more = [f"and {len(shown) - SHOWN} more"] if len(shown) > SHOWN else []
+    return ", ".join([*shown[:SHOWN], *more])
 
 
 def _grown(few: Mapping[int, Drawn], many: Mapping[int, Drawn]) -> dict[int, int | None]:

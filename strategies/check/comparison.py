@@ -36,8 +36,7 @@ REMEMBERED = (
 )
 A_MEAN_OVER_SAMPLES = (
     "A loss must be a mean over samples. Where it needs a number of the whole batch, take gan.ranks.mean(x), "
-    "gan.ranks.sum(x) or gan.ranks.gather(x). So must a batch norm that is written by hand, or call F.batch_norm. What "
-    "a hook does to gradients, such as to clip them, belongs into on_before_optimizer_step."
+    "gan.ranks.sum(x) or gan.ranks.gather(x)."
 )
 
 REACHED = (

@@ -40,11 +40,13 @@ from gan.module import GanModule
 from gan.pool import ImagePool
 from nets.norm import unsynchronised
 from strategies.check import left_behind
-from strategies.check.comparison import SHAKES, Comparison, moved, roundings, shake_weights
+from strategies.check.comparison import A_MEAN_OVER_SAMPLES, SHAKES, Comparison, moved, roundings, shake_weights
+from strategies.check.first_difference import Begin, Calls
 from strategies.check.left_behind import LeftBehind
 from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_each, samples_together
 from strategies.check.trial import FAILS, RanksDiffer, Snapshot, Trial, coarse_from_the_start
-from strategies.draws import BY_GENERATOR
+from strategies.draws import BY_GENERATOR, ByPhase, said
+from strategies.hooks import AFTER
 from strategies.micro_batches import first_rows, join_batches, rows
 from strategies.observers import OwnCollectives
 from strategies.processes.lost_ranks import of_a_collective
@@ -56,9 +58,9 @@ PATIENCE = 10.0  # seconds for all other ranks to fail as one has
 
 WORDS = "Let gan.ranks.sum(x), gan.ranks.mean(x) and gan.ranks.gather(x) do that."
 DRAWS = (
-    "The phase draws. A draw must have a row for each sample, or several: all draws of the game in blocks, as "
-    "torch.cat makes them, or all side by side, as nn.MultiheadAttention drops its weights (not with "
-    "need_weights=False). Each rank must draw equally often."
+    "A draw must have a row for each sample, or several: all draws of the game in blocks, as torch.cat makes them, or "
+    "all side by side, as nn.MultiheadAttention drops its weights (not with need_weights=False). Each rank must draw "
+    "equally often."
 )
 DRAWS_ALIKE = (
     "NumPy and random give all ranks the same numbers: draw what each sample has of its own with torch or gan.noise."
@@ -67,12 +69,17 @@ BY_PIPELINE = (
     "Under policy pipeline a network gets the samples of one rank after those of another. If its forward tells samples "
     "apart by their place in the batch, type another policy."
 )
+IN_A_NETWORK = (
+    "So must a network that looks at several samples, as a batch norm that is written by hand, or call F.batch_norm, a "
+    "maximum over the batch, or a padding to its longest sample."
+)
+ON_GRADIENTS = "What a hook does to gradients, such as to clip them, belongs into on_before_optimizer_step."
 IN_MICRO_BATCHES = (
     "In micro-batches a draw must have a row for each sample, or several in blocks; or leave micro_batches= out."
 )
 DRAWS_BY_GENERATOR = (
-    "The phase draws with generator=. Leave that out, or take gan.noise; or seed the generator alike on all ranks, and "
-    "give it to torch.randn, torch.rand and torch.randint only."
+    "With generator= numbers are drawn: leave that out, or take gan.noise; or seed the generator alike on all ranks, "
+    "and give it to torch.randn, torch.rand and torch.randint only."
 )
 
 
@@ -319,7 +326,31 @@ class Tries:
             shaken = [self(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
         seen = [dtypes for each in gather([trial.dtypes for trial in (together, *shaken)]) for dtypes in each]
         lines = replace(comparison, rounding=roundings(*seen)).lines(moved(alone, shaken))
-        return together, dict(line for each in gather(lines) for line in each.items())
+        found = dict(line for each in gather(lines) for line in each.items())
+        together.begins = self._begins(own, samples) if found else []
+        return together, found
+
+    def _begins(self, own: Any, samples: Any) -> list[Begin]:
+        """Where each phase begins to differ, by two trials more. Of all ranks the one counts that differs first.
+
+        Nothing where modules run on some of the ranks only.
+        """
+        if any(policy.name in ("pipeline", "remote") for policy in self.training.policies.values()):
+            return []
+        together, alone = Calls(self.game), Calls(self.game)
+        drawn: ByPhase = {}
+        with suppress(TooFew, UserError):
+            with together.noted():
+                drawn = self(own).drawn
+            with alone.noted():
+                self(samples, alone=True)
+        found, world = [], self.training.world
+        for phase in self.game.phases:
+            count = max(1, rows(own) // phase.micro_batches)
+            calls = len(drawn.get(phase.name, ()))
+            each = world.gather(together.first_unlike(alone, phase.name, world, count, calls))
+            found += sorted((begin for begin in each if begin is not None), key=lambda begin: begin.at)[:1]
+        return found
 
 
 def _kept_otherwise(trial: Trial) -> str:
@@ -327,11 +358,24 @@ def _kept_otherwise(trial: Trial) -> str:
 
 
 def _said(lines: Mapping[str, str], which: str, training: Training, step: int, trial: Trial) -> str:
-    draws = {draw.name for of_phase in trial.drawn.values() for draw in of_phase.values()}
+    begins = [each for each in trial.begins if any(f"phase '{each.phase}'" in text for text in lines)]
+    drew = {each.phase for each in trial.begins if each.drew} | {AFTER.name} if begins else trial.drawn.keys()
+    drawn = {phase: trial.drawn[phase] for phase in trial.drawn if phase in drew and trial.drawn[phase]}
+    draws = {draw.name for of_phase in drawn.values() for draw in of_phase.values()}
     given = {name for name in draws if name.endswith(BY_GENERATOR)}
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     listed = "".join(f"\n  - {text}" for text in [*list(lines)[:SHOWN], *more])
-    advice = [*dict.fromkeys(lines.values()), *[DRAWS] * bool(draws - given), *[DRAWS_BY_GENERATOR] * bool(given)]
+    listed += "".join(f"\nIn phase '{each.phase}' {each.text}." for each in begins)
+    advice = list(dict.fromkeys(lines.values()))
+    if A_MEAN_OVER_SAMPLES in advice:
+        inside = not begins or any(each.inside for each in begins)
+        formula = not begins or any(each.formula for each in begins)
+        of_gradients = formula and not any(": loss '" in text for text in lines)
+        at = advice.index(A_MEAN_OVER_SAMPLES) + 1
+        advice[at:at] = [IN_A_NETWORK] * inside + [ON_GRADIENTS] * of_gradients
+    of_draws = [*[DRAWS] * bool(draws - given), *[DRAWS_BY_GENERATOR] * bool(given)]
+    of_draws += [f"Phase '{phase}' draws {text}." for phase, seen in drawn.items() if (text := said(seen))]
+    advice = of_draws + advice if begins and all(each.drew for each in begins) else advice + of_draws
     if trial.drawn_alike:
         advice.insert(0, DRAWS_ALIKE)
     if trial.collectives:

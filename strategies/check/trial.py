@@ -3,8 +3,8 @@
 import dis
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -23,6 +23,7 @@ from gan.module import GanModule
 from gan.noise import OF_SEED
 from gan.phase import Phase
 from strategies import private, random_state
+from strategies.check.first_difference import Begin
 from strategies.check.left_behind import LeftBehind
 from strategies.draws import ByPhase, Draws
 from strategies.first_weights import refuse_views_of_gathered
@@ -199,6 +200,7 @@ class Trial:
     state: dict[str, Tensor] = field(default_factory=dict)  # buffers, and weights that were written
     kept: dict[str, Tensor] = field(default_factory=dict)  # in the author's objects: see Snapshot.kept
     own: list[str] = field(default_factory=list)  # of these: what differs from one device
+    begins: list[Begin] = field(default_factory=list)  # where each phase begins to differ
     drawn: ByPhase = field(default_factory=dict)  # by networks
     drawn_alike: bool = False  # whether a loss has drawn from NumPy or Python
     dtypes: defaultdict[str, set[torch.dtype]] = field(default_factory=lambda: defaultdict(set))  # by phase
@@ -228,6 +230,7 @@ class Trial:
             if self.alone:
                 training = replace(training, world=replace(training.world, size=1, rank=0))
                 stack.enter_context(ranks.alone(in_all_threads=True))
+            stack.enter_context(without_tf32())
             if self.watched:
                 stack.enter_context(Casts(dtypes))
             stack.enter_context(ready(phase, policies, trying=True))
@@ -295,6 +298,31 @@ class Trial:
                 )
             raise RanksDiffer(f"in step {self.step} the ranks go different ways: {parts}. {advice}")
         return True
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Inside the `with`, float32 has all its bits on GPUs. Convolutions round to 10 of them unless told otherwise.
+
+    Torch has these settings in two forms, and refuses to read the older one where only the newer one was changed.
+    """
+    backends: Any = torch.backends
+    parts = backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn
+    parts += backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn
+    before = [part.fp32_precision for part in parts]
+    with ExitStack() as stack:
+        for part, precision in zip(parts, before, strict=True):
+            stack.callback(setattr, part, "fp32_precision", precision)
+        with suppress(RuntimeError):
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        for of in (backends.cuda.matmul, backends.cudnn):
+            with suppress(RuntimeError):
+                stack.callback(setattr, of, "allow_tf32", of.allow_tf32)
+        torch.set_float32_matmul_precision("highest")
+        backends.cudnn.allow_tf32 = False
+        for part in parts:
+            part.fp32_precision = "ieee"
+        yield
 
 
 def norms_by_name(learner: Policy, norms: Tensor) -> dict[str, float]:

@@ -6,6 +6,7 @@ import re
 import sys
 import warnings
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
@@ -201,26 +202,53 @@ class Masked(OwnNorms):
         return self.net(x * torch.from_numpy(np.random.rand(len(x), 1)).to(x)).square().mean()
 
 
+class Spread(nn.Module):
+    def forward(self, x):
+        return x / x.abs().max()
+
+
+class Padded(OwnNorms):
+    """A network that looks at all samples, among several that do not; fakes and reals go through it in two blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.net[1] = Spread()
+
+    def play(self, batch):
+        x = batch["x"] + torch.rand_like(batch["x"])
+        return self.net(torch.cat([x, x.flip(1)])).square().mean()
+
+
+class Few(One):
+    """Torch's draws for pairs of samples that are none: the first half with the second."""
+
+    def play(self, batch):
+        x = batch["x"]
+        return self.net(x * torch.rand(len(x) // 2, 1, dtype=x.dtype).repeat(2, 1)).square().mean()
+
+
+FORMULA = "In phase 'play' networks are given and return what they do on one device: look at the formula of the loss."
 LOSS = "phase 'play': loss 'loss' is "
 WRITTEN = "is written in a loss or forward, with other values than by one device"
 WRONG = {
-    RootOfMean: ("phase 'play': loss 'root' is", "gan.ranks"),
+    RootOfMean: ("phase 'play': loss 'root' is", "gan.ranks", FORMULA),
     Contrast: (LOSS, "gan.ranks"),
     Weighed: ("phase 'play', player 'net': the gradients of", "gan.ranks"),
     Codebook: (f"buffer 'net.seen' {WRITTEN}", "gan.ranks"),
     Replaced: (f"buffer 'net.seen' {WRITTEN}", "gan.ranks"),
     FirstBatch: (f"weight 'net.scale' {WRITTEN}", "gan.ranks"),
     ByHand: (LOSS, "gan.ranks"),
-    OwnNorms: (LOSS, "Trainer(sync_batchnorm=True)"),
+    OwnNorms: (LOSS, "Trainer(sync_batchnorm=True)", "it begins where 'net.1' (BatchNorm1d) returns other values"),
 }
 
 
 def test_the_cause_is_named_before_its_consequences(ranks):
     """A wrong sample changes all batch norms after it: they have one line, and the advice begins with the draws."""
     said, _ = ranks(2).run(refused, Masked, policy="ddp", world=2, steps=2, check=True)
-    first, *_, last, advice = said.splitlines()[1:]
+    first, *_, last, begins, advice = said.splitlines()[1:]
     assert first.startswith("  - phase 'play': loss 'loss' is") and "buffer 'net.1.running_mean'" in last
     assert "and so are 2 others" in last and said.count("buffer '") == 1
+    assert begins == "In phase 'play' it begins where 'net' (Sequential) is given other values."
     assert advice.startswith("NumPy and random give all ranks the same numbers")
 
 
@@ -482,6 +510,8 @@ APART = {"sync_batchnorm": False}
         row(CastsASum, LOSS, **SINGLE),
         row(HalfTeacher, LOSS, **MIXED),
         row(BesideATeacher, LOSS, unsaid=("phase 'learn'",), **MIXED),
+        row(Padded, "begins where 'net.1' (Spread) returns other values for the same input", unsaid=("draw", FORMULA)),
+        row(Few, "it begins where 'net' (Sequential) is given other values.\nA draw must", "Phase 'play' draws [1, 1]"),
         row(ByNumPy, BY_NUMPY, unsaid=("Synchronise batch norms",), **APART),
         row(FrozenNorms, LOSS, unsaid=("Synchronise batch norms", BY_NUMPY), **APART),
         row(DividesByItsMask, "In a trial of step 0, on a few samples of each rank, these differ:"),
@@ -559,6 +589,35 @@ class Cancelling(One):
     def play(self, batch):
         real, fake = self.net(batch["x"]) * 1e-5, self.net(-batch["x"]) * 1e-5
         return nn.functional.softplus(-real).mean() + nn.functional.softplus(fake).mean()
+
+
+class RoundsOtherwise(One):
+    """As a GPU may on each rank, if it need not keep all bits of float32."""
+
+    def play(self, batch):
+        rounds = [each.fp32_precision != "ieee" for each in (torch.backends.cuda.matmul, torch.backends.cudnn.conv)]
+        return super().play({"x": batch["x"] * (1 + 0.1 * sum(rounds) * dist.get_rank())})
+
+
+def _tf32(how):
+    backends = torch.backends
+    with ExitStack() as stack:
+        for of, name in ((backends.cudnn.conv, "fp32_precision"), (backends.cuda.matmul, "fp32_precision")):
+            stack.callback(setattr, of, name, getattr(of, name))
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        if how == "older":
+            torch.set_float32_matmul_precision("medium")
+        else:
+            backends.cuda.matmul.fp32_precision = backends.cudnn.conv.fp32_precision = "tf32"
+        said = refused(RoundsOtherwise, world=2, steps=1, check=True)
+        older = torch.get_float32_matmul_precision() if how == "older" else "medium"
+        return said, older, backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
+
+
+@pytest.mark.parametrize("how", ["older", "newer"])
+def test_a_trial_keeps_all_bits_of_float32_on_gpus(how, ranks):
+    """Torch has the setting in two forms. Training keeps what was typed."""
+    assert ranks(2).run(_tf32, how) == [(None, "medium", "tf32", "tf32")] * 2
 
 
 @pytest.mark.parametrize(
