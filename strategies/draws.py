@@ -324,6 +324,7 @@ class Draws:
         self.looped: dict[str, list[str]] = {}  # by phase: what a loop over the samples draws for each of them
         self.proven: set[tuple[str, int, Site]] = set()  # those with which a trial agreed
         self.seen: ByPhase = {}  # of the last time that a phase was played
+        self.by_dice = False  # whether some loss draws from NumPy or Python
         self.compiled = False  # then sites are those of what torch has made of the code, which no trial plays
 
     def begin(self, phase: Phase) -> None:

@@ -83,6 +83,7 @@ class Steps:
     def take(self, batch: Any, *where: Any) -> Any:
         """Bring the next batch to the device, and note it as it comes there."""
         if self.training.hooks.of_batches:
+            self._same_dice()
             self.raw, batch = batch, self._by_sample(batch, self.training.draws)
         else:
             batch = self.to_device(batch, *where)
@@ -110,6 +111,14 @@ class Steps:
         with noise.at(self.place), ranks.alone(in_all_threads=True) if alone else nullcontext():
             return self.to_device(batch)
 
+    def _same_dice(self) -> None:
+        """Where losses draw from NumPy or Python, give all ranks the first one's numbers, as one device has them.
+
+        A callback for the first rank alone may have drawn from them too, as to choose a sample that it shows.
+        """
+        if self.training.draws.by_dice:
+            random_state.set_dice(self.training.world.broadcast(random_state.dice()))
+
     def check_batch(self, batch: Any) -> None:
         """Refuse what on_train_batch_start does to a batch: a trial begins after it."""
         now = tensors(batch)
@@ -125,6 +134,7 @@ class Steps:
         """One pass over the phases, `play(batch)`, and trials of it where they are due. Lightning counts one step."""
         game, step = self.game, self.game.step
         self.guard.raise_if_hopeless()
+        self._same_dice()
         if not self.stepped and (self.training.world.size > 1 or any(each.micro_batches > 1 for each in game.phases)):
             check_rows(batch, game.trainer.train_dataloader, game.trainer.is_last_batch)
         tried = self.trials.before(game.phases, step)
@@ -224,12 +234,14 @@ class Steps:
             dice, plain = self.begun
             random_state.set_dice(dice)
             vars(self.game).update(plain)
+        dice = random_state.dice()
         try:
             if self.training.hooks.of_batches:
                 draws = Draws(self.training.draws.known)
                 batch = self._by_sample(batch, draws, trial.alone)
                 trial.drawn |= draws.seen
             self._pass(play, batch)
+            trial.drawn_alike = dice != random_state.dice()
         finally:
             self.trial = None
             for policy in self.policies.values():

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from strategies.check.trial import Trial
 from strategies.policies.policy import Policy
+from strategies.reachable import same_numbers
 
 # Two numbers are equal if they differ by less than this part of their size: sums in another order are rounded anew.
 # With 2e-5 for float32 StyleGAN2 was refused on CPUs: rounding turns a sign now and then, before a leaky ReLU.
@@ -80,8 +81,8 @@ class Comparison:
     def _apart(self, many: Mapping[str, Tensor], one: Mapping[str, Tensor], allowed: Numbers) -> list[str]:
         found, rounding = [], max(self.rounding.values(), default=0.0)
         for name in () if self.unlike else sorted(many.keys() | one.keys()):
-            both = [each[name].double() for each in (many, one) if name in each and each[name].numel()]
-            size = max((each.abs().max().item() for each in both), default=0.0)
+            both = [each[name].double().nan_to_num(0, 0, 0) for each in (many, one) if name in each]
+            size = max((each.abs().max().item() for each in both if each.numel()), default=0.0)
             if not gap_of(many.get(name), one.get(name)) <= max(rounding * size, allowed.get(("state", name), 0.0)):
                 found.append(name)
         return found
@@ -182,4 +183,5 @@ def moved(one: Trial, shaken: Sequence[Trial]) -> dict[tuple[str, ...], float]:
 def gap_of(one: Tensor | None, other: Tensor | None) -> float:
     if one is None or other is None or one.shape != other.shape:
         return math.inf
-    return (one.double() - other.double()).abs().max().item() if one.numel() else 0.0
+    one, other = one.double(), other.double()
+    return torch.where(same_numbers(one, other), 0.0, one - other).abs().max().item() if one.numel() else 0.0

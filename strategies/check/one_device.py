@@ -308,7 +308,9 @@ class Tries:
         if training.draws.learn(gather((together.drawn, alone.drawn))):
             together, alone = self(own), self(samples, alone=True)
         read = together.left.also_in(alone.left)
-        unlike, losses, again, read = zip(*gather((together.unlike, together.losses, alone.losses, read)), strict=True)
+        of_rank = together.unlike, together.losses, alone.losses, read, together.drawn_alike
+        unlike, losses, again, read, drawn_alike = zip(*gather(of_rank), strict=True)
+        training.draws.by_dice |= any(drawn_alike)
         left_behind.refuse({name: phases for each in read for name, phases in each.items()})
         together.unlike = {name for each in unlike for name in each}
         turns = {phase for phase, _ in together.norms.keys() ^ alone.norms.keys()}  # a `when` has said other things

@@ -202,7 +202,7 @@ class Trial:
     own: list[str] = field(default_factory=list)  # of these: what differs from one device
     begins: list[Begin] = field(default_factory=list)  # where each phase begins to differ
     drawn: ByPhase = field(default_factory=dict)  # by networks
-    drawn_alike: bool = False  # whether a loss has drawn from NumPy or Python
+    drawn_alike: bool = False  # whether the step has drawn from NumPy or Python
     dtypes: defaultdict[str, set[torch.dtype]] = field(default_factory=lambda: defaultdict(set))  # by phase
     collectives: set[str] = field(default_factory=set)  # where the author's code calls torch.distributed
     unlike: set[str] = field(default_factory=set)  # phases with draws that differ by rank, which cannot be compared
@@ -225,7 +225,7 @@ class Trial:
         self.phase, dtypes = phase.name, self.dtypes[phase.name]
         if any(policy.compiled for policy in policies.values()):
             phase = replace(phase, second_order=True)  # then all play eagerly: nothing is compiled for a few samples
-        before, dice, seed = random_state.capture(), random_state.dice(), torch.initial_seed()
+        before, seed = random_state.capture(), torch.initial_seed()
         with ExitStack() as stack:
             if self.alone:
                 training = replace(training, world=replace(training.world, size=1, rank=0))
@@ -251,7 +251,6 @@ class Trial:
         by_seed = torch.initial_seed() != seed or any(call >= OF_SEED for call in draws.seen[phase.name])
         if random_state.changed(before) and not by_seed:  # a seed of the author's is the same on all ranks
             self.unlike.add(phase.name)
-        self.drawn_alike |= dice != random_state.dice()
 
     def answer(self, phase: Phase) -> bool:
         """What a phase's `when` says on the first rank, after what the trial has played. Warns if others say no."""

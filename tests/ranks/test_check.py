@@ -228,6 +228,27 @@ class Few(One):
 
 
 FORMULA = "In phase 'play' networks are given and return what they do on one device: look at the formula of the loss."
+
+
+class Least(One):
+    """A minimum for each class, infinite until the class comes, beside what is NaN and never read."""
+
+    of_all = staticmethod(all_ranks.gather)
+
+    def __init__(self):
+        super().__init__()
+        self.net.register_buffer("least", torch.full((3,), torch.inf))
+        self.net.register_buffer("unread", torch.full((2,), torch.nan))
+
+    def play(self, batch):
+        self.net.least[0] = torch.minimum(self.net.least[0], self.of_all(batch["x"]).min())
+        return super().play(batch) * (1 + self.net.least[0] ** 2)
+
+
+class OwnLeast(Least):
+    of_all = staticmethod(torch.abs)
+
+
 LOSS = "phase 'play': loss 'loss' is "
 WRITTEN = "is written in a loss or forward, with other values than by one device"
 WRONG = {
@@ -238,6 +259,7 @@ WRONG = {
     Replaced: (f"buffer 'net.seen' {WRITTEN}", "gan.ranks"),
     FirstBatch: (f"weight 'net.scale' {WRITTEN}", "gan.ranks"),
     ByHand: (LOSS, "gan.ranks"),
+    OwnLeast: (f"buffer 'net.least' {WRITTEN}\n", "gan.ranks"),
     OwnNorms: (LOSS, "Trainer(sync_batchnorm=True)", "it begins where 'net.1' (BatchNorm1d) returns other values"),
 }
 
@@ -575,6 +597,7 @@ def test_nothing_else_is_named(policy, ranks):
     ("game", "how"),
     [
         (CastsByHand, SINGLE),
+        (Least, {"steps": 2}),
         (Drawing, {"policy": "zero2"}),
         *((each, {"policy": "zero3", "steps": 2}) for each in LATE),
     ],

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -269,13 +270,18 @@ def as_it_is(function):
 
 
 class Unlike(OfNumPy):
-    """NumPy and Python begin otherwise on each rank."""
+    """NumPy and Python begin otherwise on each rank. Later the first one alone draws, to choose what it shows."""
 
     def __init__(self):
         super().__init__()
         rank = dist.get_rank() if dist.is_initialized() and dist.get_world_size() > 1 else 0
         np.random.seed(3 + rank)
         random.seed(3 + rank)
+
+    @rank_zero_only
+    def on_train_batch_end(self, *_):
+        if self.trainer.global_step == 2:
+            random.choice(np.random.permutation(8))
 
 
 BY_TORCH, OF_TORCH = having(Draws, draws="torch"), having(Recurrent, make_dice=staticmethod(nothing))
@@ -342,9 +348,12 @@ DRAWS = {
         often=("single", "ddp"), checked=("ddp",),
         mutants=(Mutant("unseeded", game=having(Seeded, seed=staticmethod(nothing))),),
     ),
-    "draws by NumPy and Python": Scene(
+    "draws_by_NumPy_and_Python": Scene(
         Unlike, policies={"ddp": 2}, checked=("ddp",), steps=3,
-        mutants=(Mutant("by torch's generator", "ddp", BY_TORCH),)
+        mutants=(
+            Mutant("by torch's generator", "ddp", BY_TORCH),
+            Mutant("each rank its own", "ddp", replaced={"strategies.steps.Steps._same_dice": nothing}),
+        ),
     ),
     "draws of a forward that runs again": Scene(
         Again, alone=Draws, policies={"single": 1, "ddp": 2}, often=("ddp",), checked=("ddp",), steps=3,
