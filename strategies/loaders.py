@@ -159,21 +159,27 @@ def check_together(loaders: Any, ahead: int) -> None:
 
 
 def _check_collated(loader: GlobalLoader) -> None:
-    """Warn if a collate_fn sorts, mixes or draws: a rank gives it its own samples, so rows are not as on one device.
+    """Warn if a collate_fn sorts, mixes, draws or looks at all samples: a rank gives it its own ones alone.
 
-    Shown by the first few samples, and the same ones the other way round.
+    Shown by the first few samples, the same ones the other way round, and each half of them twice.
     """
-    asked = [(0, index) for index in range(min(FEW, loader.sampler.length))]
+    count = min(FEW, loader.sampler.length) // 2 * 2
+    asked = [(0, index) for index in range(count)]
+    halves = asked[: count // 2], asked[count // 2 :]
     with suppress(Exception), random_state.untouched():  # it may need a whole batch
-        one, other = map(tree_leaves, loader.read([*asked, *asked[::-1]], len(asked), loader.collate_fn))
-        pairs = [pair for pair in zip(one, other, strict=True) if isinstance(pair[0], Tensor)]
-        rows_of = [(a, b) for a, b in pairs if a.shape[:1] == (len(asked),)]
-        if not all(torch.equal(a, b.flip(0)) for a, b in rows_of):
+        read = loader.read([*asked, *asked[::-1], *halves[0] * 2, *halves[1] * 2], count, loader.collate_fn)
+        each = [leaves for leaves in zip(*map(tree_leaves, read), strict=True) if isinstance(leaves[0], Tensor)]
+        rows_of = [leaves for leaves in each if leaves[0].shape[:1] == (count,)]
+        pairs = [(all_of_them, other.flip(0)) for all_of_them, other, *_ in rows_of]
+        for all_of_them, _, *twice in rows_of:
+            both = zip(all_of_them.split(count // 2), (each[: count // 2] for each in twice), strict=True)
+            pairs += [(one, other) for one, other in both if one.shape == other.shape]  # half may be padded less
+        if not all(torch.equal(*pair) for pair in pairs):
             rank_zero_warn(
-                "collate_fn puts samples into another order, mixes them, or draws. It gets a rank's own samples, so "
-                "what a loss draws for a row differs from one device, and no trial sees it: return them in their order "
-                "(pack_padded_sequence(..., enforce_sorted=False) needs no other), and do the rest in "
-                "on_after_batch_transfer or in the loss"
+                "collate_fn puts samples into another order, mixes them, draws, or computes with all of them, as with "
+                "their maximum. It gets a rank's own samples, so a row differs from one device, or what a loss draws "
+                "for it, and no trial sees it: return samples in their order (pack_padded_sequence(..., "
+                "enforce_sorted=False) needs no other), and do the rest in on_after_batch_transfer or in the loss"
             )
 
 

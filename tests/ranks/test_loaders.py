@@ -462,6 +462,10 @@ def mixed(rows):
     return {"x": torch.stack(rows) + torch.stack([rows[-1], *rows[:-1]])}
 
 
+def of_largest(rows):
+    return {"x": torch.stack(rows) / max(row.max() for row in rows)}
+
+
 def collated(how):
     loader = GlobalLoader(torch.randn(16, 6, generator=torch.Generator().manual_seed(2)), 8, collate_fn=how)
     made = trainer(PhaseStrategy("ddp"), 2, 1)
@@ -471,8 +475,8 @@ def collated(how):
     return [str(each.message) for each in said if "collate_fn" in str(each.message)]
 
 
-@pytest.mark.parametrize(("how", "warns"), [(by_length, 1), (mixed, 1), (in_order, 0)])
-def test_a_collate_fn_that_sorts_is_named(how, warns, ranks):
+@pytest.mark.parametrize(("how", "warns"), [(by_length, 1), (mixed, 1), (of_largest, 1), (in_order, 0)])
+def test_a_collate_fn_that_sorts_or_looks_at_all_samples_is_named(how, warns, ranks):
     """VITS's and StyleTTS2's sort by length: a rank sorts its own samples, and draws follow the rows."""
     said, _ = ranks(2).run(collated, how)
     assert len(said) == warns and all("puts samples into another order" in each for each in said)
