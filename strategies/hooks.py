@@ -1,7 +1,7 @@
 """Lightning's hooks around backward and update: called where they belong, or refused by name."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, cast
 from unittest import mock
 
@@ -32,6 +32,9 @@ from strategies.world import World, equal_on_ranks
 OF_BATCHES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 AFTER = Phase(OF_BATCHES[-1], dict, ())  # what it draws is compared and tried as what a phase draws
 HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
+# In these a game or a callback may draw what a loss reads later.
+PARTS = ("train_", "train_epoch_", "train_batch_", "validation_", "validation_epoch_")
+DRAWING = *HOOKS, *(f"on_{part}{end}" for part in PARTS for end in ("start", "end"))
 
 # Methods of a LightningModule that nobody calls here, and what to write instead.
 INSTEAD = {
@@ -85,8 +88,7 @@ class GameFirst(Callback):
 
         def called() -> None:
             strategy.steps.epoch_begins = True
-            with draws_alike(pl_module, "on_train_epoch_start"):
-                hook()
+            hook()
             strategy.steps.epoch_begins = False
 
         self._instead(pl_module, "on_train_epoch_start", called)
@@ -98,8 +100,7 @@ class GameFirst(Callback):
 
             def called(*args: Any) -> Any:
                 self.instead.close()
-                with draws_alike(pl_module, name):
-                    return hook(*args)
+                return hook(*args)
 
             self.instead.enter_context(mock.patch.object(pl_module, name, called))
 
@@ -111,8 +112,7 @@ class GameFirst(Callback):
         self._call(pl_module, "on_train_epoch_end")
 
     def _call(self, game: LightningModule, name: str, *args: Any) -> None:
-        with draws_alike(game, name):
-            getattr(game, name)(*args)
+        getattr(game, name)(*args)
         self._instead(game, name, lambda: None)
 
     def _instead(self, game: LightningModule, name: str, then: Callable[[], object]) -> None:
@@ -128,10 +128,28 @@ class GameFirst(Callback):
         self.instead.close()
 
 
-def draws_alike(game: LightningModule, hook: str) -> AbstractContextManager[None]:
-    """Inside the `with`, what the game's hook draws is the same on all ranks: a loss may read it."""
-    place = cast(Any, game.trainer.strategy).saving.seed, cast(GanModule, game).step, hook
-    return noise.at(noise.Place(place, 0, 1, 1))
+@contextmanager
+def draws_alike(game: GanModule) -> Iterator[None]:
+    """Inside the `with`, what the game's hooks and callbacks draw is the same on all ranks: a loss may read it."""
+    with ExitStack() as stack:
+        for number, owner in enumerate([game, *private.callbacks(game.trainer)]):
+            for name in DRAWING:
+                if overrides(owner, name, Callback if number else GanModule):
+                    alike = _alike(getattr(owner, name), game, name, number)
+                    stack.enter_context(mock.patch.object(owner, name, alike))
+        yield
+
+
+def _alike(hook: Callable[..., Any], game: GanModule, *where: str | int) -> Callable[..., Any]:
+    times = [-1, 0]  # the last step, and how often the hook was called before in it
+
+    def called(*args: Any) -> Any:
+        times[:] = [game.step, times[1] + 1 if times[0] == game.step else 0]
+        key = cast(Any, game.trainer.strategy).saving.seed, *times, *where
+        with noise.at(noise.Place(key, 0, 1, 1)):
+            return hook(*args)
+
+    return called
 
 
 class Hooks:

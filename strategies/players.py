@@ -252,7 +252,7 @@ def on_devices(strategy: RanksStrategy, game: GanModule) -> Iterator[None]:
         correct(strategy.precision_plugin, strategy.root_device)
         if training:
             synchronise = several and strategy._layer_sync is not None
-            stack.enter_context(while_training(trainer, strategy.root_device, synchronise))
+            stack.enter_context(while_training(game, strategy.root_device, synchronise))
         yield
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import torch
-from lightning import Trainer
 from torch import Tensor
 
 from gan import noise, ranks
@@ -22,7 +21,7 @@ from strategies.check.one_device import check_guesses, check_step, learn_draws
 from strategies.check.replicas import compare_replicas, compare_settings
 from strategies.check.trial import Trial, Trials
 from strategies.draws import Draws, draws_follow
-from strategies.hooks import AFTER, GameFirst
+from strategies.hooks import AFTER, GameFirst, draws_alike
 from strategies.loaders import check_rows
 from strategies.lockstep import Lockstep
 from strategies.micro_batches import row_counts, tensors
@@ -140,7 +139,10 @@ class Steps:
         tried = self.trials.before(game.phases, step)
         compared = tried and self.training.world.size > 1
         for policy in self.policies.values():
-            policy.begin_step(step, compared)
+            with noise.at(
+                noise.Place((self.training.seed, step, policy.player.name, "freeze"), 0, 1, 1)
+            ):  # for all ranks
+                policy.begin_step(step, compared)
         self.lockstep.same_on_ranks.begin(batch)
         if self.training.checked and self.place is not None:
             self.lockstep.same_on_ranks.saw(AFTER.name, {}, self.training.draws.guesses(AFTER))
@@ -283,14 +285,16 @@ class Steps:
 
 
 @contextmanager
-def while_training(trainer: Trainer, device: torch.device, synchronise: bool) -> Iterator[None]:
+def while_training(game: GanModule, device: torch.device, synchronise: bool) -> Iterator[None]:
     """What differs here while a game trains. With `synchronise` batch norms have statistics of all ranks."""
+    trainer = game.trainer
     others = [each for each in private.callbacks(trainer) if not isinstance(each, GameFirst)]
     private.set_callbacks(trainer, [GameFirst(), *others])
     # ModelCheckpoint thinks that a manual optimization wants weights from before the update.
     warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
     with ExitStack() as stack:
         stack.enter_context(draws_follow(device))
+        stack.enter_context(draws_alike(game))
         if synchronise:
             stack.enter_context(synchronised(training=True))
         if device.type == "cpu" and heap.keep_freed_memory():  # see [Note: memory that is kept]

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from lightning import Callback
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
@@ -134,8 +135,16 @@ class Rescales(Plain):
     def on_train_batch_end(self, *_: Any) -> None:
         self.scale = self.scale + 0.1 * torch.rand((), dtype=torch.float64)
 
+    def on_after_backward(self) -> None:
+        self.scale = self.scale + 0.1 * torch.rand((), dtype=torch.float64)
+
     def judge(self, batch):
         return {name: self.scale * loss for name, loss in super().judge(batch).items()}
+
+
+class Rescaled(Callback):
+    def on_train_batch_end(self, trainer: Any, game: Any, *_: Any) -> None:
+        game.scale = game.scale + 0.1 * torch.rand((), dtype=torch.float64)
 
 
 class MicroBatchNorms(BatchNorms):
@@ -772,8 +781,9 @@ LOSSES = {
     ),
     "drawn_between_steps": Scene(
         Rescales, policies={"ddp": 2, "zero3": 2}, often=("ddp",), saved=("ddp",), checked=("ddp",),
+        callbacks=lambda: [Rescaled()],
         mutants=(
-            Mutant("by rank", "ddp", replaced={"strategies.hooks.draws_alike": lambda *_: nullcontext()}),
+            Mutant("by rank", "ddp", replaced={"strategies.steps.draws_alike": lambda *_: nullcontext()}),
         ),
     ),
     "grids_in_the_loop": Scene(
