@@ -22,7 +22,7 @@ def main(argv: list[str]) -> None:
     request = parse(argv)
     with working():
         from gan.app.page.compared import look, over_seeds, page
-        from gan.app.page.document import write
+        from gan.app.page.table import write
 
     opened = [look(which, request.device) for which in request.runs]
     path = request.file or opened[0].folder.path.parent / "compare.html"

@@ -23,11 +23,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from datasets.workers import Loader, workers_explained
-from gan.files.disk import regular
+from gan.files.disk import lockable, regular, waits_to_lock
 from gan.files.errors import UserError, explained, printable, this_rank
 from gan.files.system import cores
 
@@ -197,15 +196,15 @@ def explained_write_errors(folder: Path) -> Iterator[None]:
 @contextmanager
 def _one_process_at_a_time(file: Path) -> Iterator[None]:
     """Hold a lock. It is free again when its process ends, even by a kill."""
-    lock = FileLock(file)
-    try:
-        held = lock.acquire(timeout=SILENT_WAIT)
-    except Timeout:
-        if this_rank() == 0:
-            waiting = f"waiting for another process, perhaps one of this run, that reads the data into {file.parent}"
-            print(printable(waiting), file=sys.stderr, flush=True)
-        held = lock.acquire()
-    with held:
+    said = this_rank() > 0
+    with lockable(file, os.O_RDWR | os.O_CREAT) as handle:
+        for waited in waits_to_lock(handle):
+            if waited > SILENT_WAIT and not said:
+                said = True
+                who = "another process, perhaps one of this run"
+                print(
+                    printable(f"waiting for {who}, that reads the data into {file.parent}"), file=sys.stderr, flush=True
+                )
         yield
 
 

@@ -35,7 +35,7 @@ from gan.files.errors import UserError
 from gan.games.sean import Sean
 from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator
-from nets.published import export_discriminator, export_generator
+from nets.published.sean import discriminator_file, generator_file
 from nets.sean import SeanGenerator, StyleEncoder
 from nets.sean.ace import ACE
 from strategies import PhaseStrategy
@@ -133,7 +133,8 @@ def painter(way: str, sizes: Sizes, device: torch.device) -> nn.Module:
     torch.manual_seed(0)
     generator = generator_of(sizes).to(device)
     if way == PUBLISHED:
-        return Plain(reference().generator, export_generator(StyleEncoder(sizes["style"], 1).to(device), generator))
+        published = generator_file(StyleEncoder(sizes["style"], 1).to(device), generator)
+        return Plain(reference().generator, published.content())
     return Painter(generator, way)
 
 
@@ -223,10 +224,10 @@ def train_published(cell: Way, sizes: Sizes) -> Figures:
     batch = {name: value.to(device) for name, value in batch.items()}
     mask = game.to(device).mask(batch["label"])
     game.mask = lambda label, edges=None: mask
-    state = export_generator(game.encoder, game.generator)
+    state = generator_file(game.encoder, game.generator).content()
     game.set_submodule("encoder", Plain(lambda *inputs, training: plain.encoder(*inputs), state))
     game.set_submodule("generator", Plain(plain.generator, state))
-    game.set_submodule("discriminator", Plain(plain.discriminator, export_discriminator(game.discriminator)))
+    game.set_submodule("discriminator", Plain(plain.discriminator, discriminator_file(game.discriminator).content()))
     generating, judging = (list(net.parameters()) for net in (game.generator, game.discriminator))
     adams = [Adam(weights, lr, betas=(0.0, 0.9)) for weights, lr in ((generating, 1e-4), (judging, 4e-4))]
     seen: list[tuple[int, Tensor]] = []

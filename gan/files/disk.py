@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import stat
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +15,9 @@ from typing import Any
 import torch
 
 from gan.files.errors import UserError, explained
-from gan.files.system import WINDOWS, after_fork
+from gan.files.system import WINDOWS, after_fork, lock
+
+LOOK = 0.1  # seconds between two tries to lock a file
 
 
 @contextmanager
@@ -152,6 +155,17 @@ def lockable(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
         if handle in _LOCKABLE:  # not in a forked process
             _LOCKABLE.remove(handle)
             os.close(handle)
+
+
+def waits_to_lock(handle: int) -> Iterator[float]:
+    """Lock an open file. While another process has it, this gives the seconds of waiting so far, again and again."""
+    began = time.monotonic()
+    while True:
+        try:
+            return lock(handle)
+        except BlockingIOError:
+            yield time.monotonic() - began
+            time.sleep(LOOK)
 
 
 def _let_go() -> None:

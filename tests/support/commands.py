@@ -30,6 +30,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from gan.app import outputs
 from gan.app.training.callbacks import Pictures
+from gan.app.training.metrics import spare
 from tests.support import namespaces, worlds
 from tests.support.rehearsal import systems
 from tests.support.trained_on import ON_GPUS
@@ -126,7 +127,7 @@ def leave_out_curves() -> None:
 
     def touch(pictures: Pictures, trainer: Trainer) -> None:
         if trainer.is_global_zero:
-            with pictures._spare.trying(pictures.folder.curves):
+            with spare(pictures.folder.curves):
                 pictures.folder.curves.touch()
 
     Pictures._curves = touch

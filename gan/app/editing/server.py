@@ -21,7 +21,7 @@ from threading import Thread
 from aiohttp import web
 
 from gan.app.editing.editors import LARGEST, Editor
-from gan.app.page.document import LOOK
+from gan.app.page.table import LOOK
 from gan.files.errors import UserError, explained
 
 HERE = Path(__file__).resolve().parent

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from gan.app.outputs import say
-from gan.app.page.document import Part, document
 from gan.app.page.run_tables import PALE, charts, held_out, in_force, made_by, with_seeds
-from gan.app.page.table import Cell, Charts, Row, Table, sample_cell
+from gan.app.page.table import Cell, Charts, Part, Row, Table, document, sample_cell
 from gan.app.run import folder, settings_file
 from gan.app.run.reopen import NotMade, SavedRun, open_run, shown
 from gan.app.training import card, metrics

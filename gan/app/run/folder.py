@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gan.app.run import settings_file
-from gan.files.disk import lockable, read_text
+from gan.files.disk import lockable, read_text, waits_to_lock
 from gan.files.errors import UserError, explained
-from gan.files.system import lock, quoted
+from gan.files.system import quoted
 from gan.runs import short_name
 
 CHECKPOINT = ".ckpt"
@@ -203,7 +202,6 @@ def _number(path: Path) -> int:
 # ends the lock with the process, however that ends. Who only reads the run does not ask for it.
 
 PATIENCE = 10.0  # seconds: a launcher may start ranks again while the first one of the attempt before is just ending
-LOOK = 0.1  # seconds between two tries
 
 
 @contextmanager
@@ -220,24 +218,19 @@ def training(folder: RunFolder) -> Iterator[None]:
 
 
 def _lock(handle: int, folder: RunFolder) -> None:
-    until, said = time.monotonic() + PATIENCE, False
-    while True:
-        try:
-            return lock(handle)
-        except BlockingIOError:
+    said = False
+    try:
+        for waited in waits_to_lock(handle):
             os.lseek(handle, 0, os.SEEK_SET)
             who = os.read(handle, 1000).decode(errors="replace").strip() or "another process"
             if not said:
                 said = True
                 print(f"{who} is training '{folder.path}'; waiting {PATIENCE:g} s for its end ...", flush=True)
-            if time.monotonic() > until:
-                raise UserError(
-                    f"{who} is training '{folder.path}'; end it first, or resume a copy of the folder"
-                ) from None
-            time.sleep(LOOK)
-        except OSError:
-            alone = "so nothing keeps a second process from training this run too"
-            return print(f"the disk of '{folder.path}' has no locks, {alone}", flush=True)
+            if waited > PATIENCE:
+                raise UserError(f"{who} is training '{folder.path}'; end it first, or resume a copy of the folder")
+    except OSError:
+        alone = "so nothing keeps a second process from training this run too"
+        print(f"the disk of '{folder.path}' has no locks, {alone}", flush=True)
 
 
 def _note(handle: int, text: str) -> None:

@@ -218,11 +218,13 @@ class Painter:
     map and styles. The results are on the CPU.
     """
 
-    def __init__(self, opened: SavedRun, seed: int = 0) -> None:
+    seed = 0
+
+    def __init__(self, opened: SavedRun) -> None:
         assert has_styles(opened)
         game: Any = opened.run.game  # SEAN, or a person's own game that has what SEAN has, by the same names
         data: Any = opened.run.data
-        self.opened, self.game, self.seed = opened, game, seed
+        self.opened, self.game = opened, game
         self.data, self.train, self.val = data, data.train, data.val
         self.label_names: tuple[str, ...] = tuple(getattr(self.val, "label_names", ()))
         self.maps = Maps.of_data(self.val)

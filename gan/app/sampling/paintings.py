@@ -115,8 +115,8 @@ class Paintings(Shown):
     def _sources(
         self, which: Sequence[str] = (), missing: str = "mean", mean_of: int = 1000, seed: int = 0
     ) -> tuple[Painter, list[StyleSource]]:
-        painter = Painter(self.saved, seed) if seed else self.painter
-        return painter, [StyleSource(painter, name, missing, mean_of) for name in which]
+        self.painter.seed = seed
+        return self.painter, [StyleSource(self.painter, name, missing, mean_of) for name in which]
 
     def _regions(self, region: Words) -> list[int] | None:
         return None if region is None else regions(words(region), self.painter.label_names)

@@ -17,7 +17,7 @@ from gan.app.run.reopen import batches_of, first_samples, ready, shown
 from gan.app.sampling import grids
 from gan.app.training import loggers, metrics
 from gan.app.training.card import changes
-from gan.app.training.metrics import Spare, warn
+from gan.app.training.metrics import spare, warn
 from gan.app.training.pace import computing
 from gan.files.disk import write_whole
 from gan.files.errors import this_rank
@@ -48,7 +48,6 @@ class Pictures(Callback):
     def __init__(self, folder: RunFolder, log: metrics.Record, every: int) -> None:
         self.folder, self.record, self.every = folder, log, every
         self.batch: Any = None
-        self._spare = Spare()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose the samples. A new run also draws the reals, and a grid of its untrained networks."""
@@ -102,19 +101,19 @@ class Pictures(Callback):
     def _save(self, trainer: Any, columns: Mapping[str, grids.Batch], name: str) -> None:
         if trainer.is_global_zero:
             self._write(trainer, grids.grid(columns, SHOWN), name)
-            with self._spare.trying(self.folder.samples / name, "pictures"):
+            with spare(self.folder.samples / name, "pictures"):
                 grids.save_sounds(columns, self.folder.samples / name)
 
     def _write(self, trainer: Any, picture: Image.Image, name: str) -> None:
         path = self.folder.samples / name
-        with self._spare.trying(path, "pictures"):
+        with spare(path, "pictures"):
             path.parent.mkdir(exist_ok=True)
             write_whole(path, grids.png(picture))
         loggers.show(trainer, "reals" if name == "reals.png" else "grid", picture)
 
     def _curves(self, trainer: Trainer) -> None:
         if trainer.is_global_zero and (found := metrics.panels(self.record.rows)):
-            with self._spare.trying(self.folder.curves):
+            with spare(self.folder.curves):
                 kimg, words = metrics.clock(self.record.rows)
                 title = f"{self.folder.path.name}: {words}" if words else self.folder.path.name
                 write_whole(self.folder.curves, metrics.drawn(found, "png", title, kimg, changes=changes(self.folder)))
@@ -157,7 +156,7 @@ def write_settings(texts: Mapping[Path, str], trainer: Trainer, game: LightningM
     """
     if trainer.is_global_zero:
         for path, text in texts.items():
-            Spare().write(path, text)
+            metrics.write(path, text)
 
 
 def write_lost_settings(texts: Mapping[Path, str], trainer: Trainer, game: LightningModule, *_: object) -> None:

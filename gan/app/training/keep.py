@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 
 from gan.app.run.folder import RunFolder
 from gan.app.training import start
-from gan.app.training.metrics import Spare, warn
+from gan.app.training.metrics import spare, warn, write_json
 from gan.app.training.pace import between_steps
 from gan.files.errors import DiskError, UserError
 from strategies.checkpoint.folders import remove
@@ -54,7 +54,6 @@ class Keep(Callback):
         self.signals = ExitStack()  # closed, it puts Lightning's handlers back
         self.wrote: list[int] = []  # the steps whose checkpoints are there or being written
         self.failed: DiskError | None = None  # of the last save
-        self._spare = Spare()
 
     # ---- signals ----
 
@@ -106,7 +105,7 @@ class Keep(Callback):
         self.scores.pop(step, None)
         path, missed = self.folder.checkpoint(step), partial(self._missed, trainer, step)
         if trainer.is_global_zero:
-            with self._spare.trying(self.folder.launch):
+            with spare(self.folder.launch):
                 start.note(self.folder, path)
         if in_background:
             phase_strategy(trainer).save_in_background(path, missed)
@@ -133,8 +132,7 @@ class Keep(Callback):
         if self.best and trainer.is_global_zero and trainer.global_step in self.wrote and self.score in found:
             scores = {**self.scores, trainer.global_step: float(found[self.score])}
             self.scores = {step: each for step, each in scores.items() if step in self.wrote and math.isfinite(each)}
-            said = {"score": self.score, "steps": self.scores}
-            self._spare.write(self.folder.best, json.dumps(said, indent=1) + "\n")
+            write_json(self.folder.best, {"score": self.score, "steps": self.scores})
             self._remove_others(trainer)
 
     def _saved_scores(self) -> dict[int, float]:
@@ -170,7 +168,7 @@ class Keep(Callback):
                 phase_strategy(trainer).background.afterwards(partial(self._remove, self.folder.checkpoint(step)))
 
     def _remove(self, path: Path) -> None:
-        with self._spare.trying(path, "older checkpoints", "removed"):
+        with spare(path, "older checkpoints", "removed"):
             remove(path)
 
     def state_dict(self) -> dict[str, list[int]]:

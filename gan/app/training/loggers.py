@@ -3,7 +3,6 @@
 trained.json in the run's folder has the names by which they know the run: a resumed run goes on under the same ones.
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from PIL import Image
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import Resumed
 from gan.app.training.card import UNTIL, card, changes, trained
-from gan.app.training.metrics import Record, Spare, warn
+from gan.app.training.metrics import Record, warn, write_json
 from gan.files.errors import UserError, reason
 from gan.runs import Run
 from strategies.accelerator import name_of
@@ -190,7 +189,7 @@ class Track(Callback):
             with logger.trying():
                 logger.log_hyperparams(dict(self.settings))
                 known[logger.kind] = str(logger.version)
-        Spare().write(self.folder.trained, json.dumps(known, indent=1) + "\n")
+        write_json(self.folder.trained, known)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for logger in beside(trainer):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import shutil
 import sys
 from collections import defaultdict
@@ -22,26 +23,30 @@ from gan.app.run.folder import RunFolder
 from gan.files.disk import write_whole
 from gan.files.errors import UserError, printable, reason
 
+_said: set[tuple[Path, str]] = set()  # what could not be written, by its folder and its kind
 
-class Spare:
-    """Does what may fail, and says it the first time for each kind of file."""
 
-    def __init__(self) -> None:
-        self._said: set[str] = set()
+@contextmanager
+def spare(path: Path, kind: str = "", deed: str = "written") -> Iterator[None]:
+    """Inside the `with`, a file is written. A failure ends only that, and is said the first time for each kind of file.
 
-    @contextmanager
-    def trying(self, path: Path, kind: str = "", deed: str = "written") -> Iterator[None]:
-        """Inside the `with`, the file is written. A failure ends only that. `kind` stands for files such as this."""
-        try:
-            yield
-        except OSError as error:
-            if (kind or path.name) not in self._said:
-                self._said.add(kind or path.name)
-                warn(f"{path} cannot be {deed} ({reason(error)}); training goes on")
+    `kind` stands for files such as this.
+    """
+    try:
+        yield
+    except OSError as error:
+        if (what := (path.parent, kind or path.name)) not in _said:
+            _said.add(what)
+            warn(f"{path} cannot be {deed} ({reason(error)}); training goes on")
 
-    def write(self, path: Path, text: str) -> None:
-        with self.trying(path):
-            write_whole(path, text)
+
+def write(path: Path, text: str) -> None:
+    with spare(path):
+        write_whole(path, text)
+
+
+def write_json(path: Path, said: object) -> None:
+    write(path, json.dumps(said, indent=1) + "\n")
 
 
 def warn(text: str) -> None:
@@ -65,7 +70,6 @@ class Record(Logger):
         self.rows: dict[int, dict[str, float]] = {}
         self._fresh = True
         self._written = 0  # so many rows are in the file; with 0 all are written
-        self._spare = Spare()
 
     @property
     def name(self) -> str:
@@ -104,14 +108,14 @@ class Record(Logger):
             found = read(self.folder.metrics)
         except UserError as error:
             found, aside = {}, self.folder.metrics.with_name("metrics-damaged.csv")
-            with self._spare.trying(aside):
+            with spare(aside):
                 self.folder.metrics.replace(aside)
                 warn(f"{error}; it is now {aside.name}, and a new file begins")
         self.columns = ["step", *dict.fromkeys(name for row in found.values() for name in row)]
         last = max(found, default=-1)
         if min(last, max(self.folder.steps(), default=-1)) > step:
             aside = self.folder.metrics.with_name(f"metrics-to-step-{last:06d}.csv")
-            with self._spare.trying(aside):
+            with spare(aside):
                 shutil.copyfile(self.folder.metrics, aside)
                 say(f"metrics.csv goes on from step {step}; {aside.name} keeps its later rows")
         self.rows = {number: row for number, row in found.items() if number <= step}
@@ -124,7 +128,7 @@ class Record(Logger):
         names = sorted({name for row in self.rows.values() for name in row} - set(self.columns))
         self.columns += names
         there, self._written = 0 if names else self._written, 0
-        with self._spare.trying(self.folder.metrics):
+        with spare(self.folder.metrics):
             if there:
                 with self.folder.metrics.open("a", encoding="utf-8", newline="") as file:
                     file.write(self._text(there))

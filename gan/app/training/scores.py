@@ -1,6 +1,5 @@
 """`--score-every`: how far the pictures that a game makes are from true ones, while it trains."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from gan.app.scoring.outputs import Made
 from gan.app.scoring.scorer import Scorer
 from gan.app.scoring.scoring import Scoring, play, to_make
 from gan.app.training.keep import Keep
-from gan.app.training.metrics import Spare, log
+from gan.app.training.metrics import log, write_json
 from gan.app.training.pace import Bring, computing
 from gan.files.errors import UserError
 from gan.runs import Run
@@ -45,7 +44,6 @@ class Scores(Callback):
         self.folder, self.data, self.scorer, self.every, self.keep = folder, run.data, scorer, every, keep
         self.asked = count
         self.known: dict[str, Known] | None = None  # of the true pictures by title, on the first rank
-        self._spare = Spare()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.global_step == 0:
@@ -62,8 +60,7 @@ class Scores(Callback):
             return
         log(trainer, found)
         self.keep.note(trainer, found)
-        said = {"step": trainer.global_step, "scores": found, "how": how}
-        self._spare.write(self.folder.scores, json.dumps(said, indent=1) + "\n")
+        write_json(self.folder.scores, {"step": trainer.global_step, "scores": found, "how": how})
 
     def _figures(self, world: World, game: Any, prepared: Bring) -> tuple[dict[str, float], dict[str, Any]]:
         """The scores by their names in metrics.csv, and how they were computed."""

@@ -23,7 +23,7 @@ from gan.app.run.resumed import Resumed, instead, newest_whole, to_resume, where
 from gan.app.scoring.names import TITLES
 from gan.app.training import loggers, start
 from gan.app.training.callbacks import Pictures, Score, dry_reals, write_lost_settings, write_settings
-from gan.app.training.describe import describe
+from gan.app.training.card import describe
 from gan.app.training.health import Health
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Record, first_and_last

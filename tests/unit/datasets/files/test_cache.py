@@ -12,13 +12,14 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 from tqdm import tqdm
 
 from datasets import FolderPairs
 from datasets.files import cache
 from datasets.files.cache import all_files, cache_folder, remember
+from gan.files.disk import lockable
 from gan.files.errors import UserError
+from gan.files.system import lock
 from tests.support.layouts import labels, pairs, put
 from tests.support.posix import not_on_windows
 
@@ -201,7 +202,8 @@ def test_who_waits_is_told_so(tmp_path, monkeypatch, capsys):
     held = threading.Event()
 
     def hold():
-        with FileLock(tmp_path / "known.lock"):
+        with lockable(tmp_path / "known.lock", os.O_RDWR | os.O_CREAT) as handle:
+            lock(handle)
             held.set()
             time.sleep(0.2)
 

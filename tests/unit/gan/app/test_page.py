@@ -15,8 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
-from gan.app.page import compared, document, run_tables
-from gan.app.page.table import Cell, Charts, Row, Table, encode, spread
+from gan.app.page import compared, run_tables
+from gan.app.page.table import Cell, Charts, Row, Table, encode, spread, write
 from gan.app.run.folder import RunFolder
 from gan.app.run.reopen import open_run
 from gan.app.sampling import grids
@@ -59,7 +59,7 @@ def test_a_page_for_which_there_is_no_space_is_refused_by_name(tmp_path):
     full = OSError(errno.ENOSPC, "No space left on device")
     message = "cannot write '.*c.html': No space left on device; choose a place with -o"
     with mock.patch("pathlib.Path.write_text", side_effect=full), pytest.raises(UserError, match=message):
-        document.write(tmp_path / "c.html", str, "-o")
+        write(tmp_path / "c.html", str, "-o")
     assert not any(tmp_path.iterdir())
 
 

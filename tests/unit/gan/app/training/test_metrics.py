@@ -13,7 +13,7 @@ from PIL import Image
 
 from gan.app.run.folder import RunFolder
 from gan.app.training import card, metrics
-from gan.app.training.metrics import Spare
+from gan.app.training.metrics import spare
 from gan.files.errors import UserError
 
 
@@ -190,11 +190,10 @@ def full(name):
 
 
 def test_each_kind_of_file_is_said_once(capsys, tmp_path):
-    spare = Spare()
     for step in (1, 2):
-        with spare.trying(tmp_path / f"{step}.png", "pictures"):
+        with spare(tmp_path / f"{step}.png", "pictures"):
             full("x")
-        with spare.trying(tmp_path / "curves.png"):
+        with spare(tmp_path / "curves.png"):
             full("y")
     said = [(tmp_path / "1.png", "x"), (tmp_path / "curves.png", "y")]
     words = "\nwarning: {} cannot be written (No space left on device: {}); training goes on\n"
@@ -202,5 +201,5 @@ def test_each_kind_of_file_is_said_once(capsys, tmp_path):
 
 
 def test_a_mistake_is_none_of_it(tmp_path):
-    with pytest.raises(ZeroDivisionError), Spare().trying(tmp_path):
+    with pytest.raises(ZeroDivisionError), spare(tmp_path):
         raise ZeroDivisionError
