@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
         from lightning import seed_everything
 
         from gan.app.run.computer import machine
-        from gan.app.training import before, loggers, start, train
+        from gan.app.training import loggers, start, train
         from gan.export import take_from_run
 
     if place is not None and place.launcher.queued:
@@ -49,10 +49,10 @@ def main(argv: list[str]) -> None:
     begun = take_from_run(settings)
     loggers.kinds(settings.logger)  # refuses what is not installed
     computer = machine(settings)
-    before.allow_files(settings, computer.processes)
+    start.allow_files(settings, computer.processes)
     out = Path(settings.out) if resumed is None else resumed[0].path.parent
     if place is None and computer.processes > 1 and not settings.dry_run:
-        before.check(settings, strategy, computer.devices, computer.kind == "cpu")
+        start.check_settings(settings, strategy, computer.devices, computer.kind == "cpu")
         start_ranks(settings, computer, out, [*argv, *begun])
         return
     train.start_training(train.Beginning(settings, resumed, place, out, argv), computer, strategy)

@@ -7,7 +7,7 @@ import pytest
 from jsonargparse import Namespace
 
 from gan.app.run import options
-from gan.app.training import before
+from gan.app.training import start
 from gan.files.errors import UserError
 from gan.files.system import resource
 from strategies import PhaseStrategy
@@ -20,11 +20,11 @@ def check(monkeypatch):
     for name in [*os.environ]:
         if name.startswith("SLURM_"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(before, "cores", lambda: 2)
+    monkeypatch.setattr(start, "cores", lambda: 2)
 
     def make(*typed, devices=2, on_cpu=True):
         settings = options.parse([*typed])[0]
-        before.check(settings, PhaseStrategy(settings.strategy), devices, on_cpu)
+        start.check_settings(settings, PhaseStrategy(settings.strategy), devices, on_cpu)
 
     return make
 
@@ -94,7 +94,7 @@ def shell(monkeypatch):
 )
 def test_a_process_takes_what_it_may(soft, hard, taken, shell):
     set_to = shell(soft, hard)
-    before.allow_files(Namespace(workers=4), 2)
+    start.allow_files(Namespace(workers=4), 2)
     assert set_to == taken
 
 
@@ -103,12 +103,12 @@ def test_a_process_takes_what_it_may(soft, hard, taken, shell):
 def test_a_shell_that_forbids_it_is_refused(shell):
     shell(64, 64)
     with pytest.raises(UserError, match=r"a process 64, and a rank with 4 workers needs 512; type ulimit -n 4096$"):
-        before.allow_files(Namespace(workers=4), 2)
+        start.allow_files(Namespace(workers=4), 2)
 
 
 @not_on_windows
 def test_a_folder_for_temporary_files_whose_name_is_too_long_is_refused_where_loaders_have_workers(monkeypatch):
     monkeypatch.setattr(tempfile, "gettempdir", lambda: "/" + 75 * "a")
-    before.allow_files(Namespace(workers=0), 2)
+    start.allow_files(Namespace(workers=0), 2)
     with pytest.raises(UserError, match=r"a name of 76 letters, .*; type export TMPDIR=/tmp, or --workers 0$"):
-        before.allow_files(Namespace(workers=1), 2)
+        start.allow_files(Namespace(workers=1), 2)
