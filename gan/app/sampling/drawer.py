@@ -44,7 +44,7 @@ class Drawer:
     A seed gives the same picture whatever others are drawn with it, to rounding. In a run it is the picture with that
     number in the run's grids and scores; for a published file, the one that the published code draws.
 
-    A network with styles, which is StyleGAN2's, draws a picture from `layers` vectors w, in two halves: `w_of`
+    A network with styles, which is StyleGAN2's, draws a picture from `layers` vectors w, in two halves: `w`
     and `from_w`. Other networks have no `layers`. Gradients flow through all methods but `pictures` and `between`.
     """
 
@@ -116,6 +116,12 @@ class Drawer:
         numbers = [seed % self.classes if one is None else one for seed in seeds]
         return F.one_hot(torch.tensor(numbers), self.classes).to(self.like)
 
+    def w(self, z: Tensor, labels: Tensor | None = None, psi: float = 1.0, cutoff: int | None = None) -> Tensor:
+        """The vectors w of latents [B, layers, W]. With `psi` below 1 the first `cutoff` are nearer the mean."""
+        if psi == 1 and cutoff is not None:
+            raise UserError("a cutoff is for truncation; type --truncation too, such as --truncation 0.7")
+        return self.styled().styles(z, labels, psi=psi, cutoff=cutoff)
+
     def from_w(self, w: Tensor) -> Tensor:
         """Pictures of vectors w [B, layers, W]: [B, channels, height, width] in about -1 to 1."""
         net = self.styled()
@@ -131,9 +137,7 @@ class Drawer:
         self, seeds: Sequence[int], label: int | str | None = None, truncation: float = 1.0, cutoff: int | None = None
     ) -> Tensor:
         """The vectors w of seeds [B, layers, W]."""
-        if truncation == 1 and cutoff is not None:
-            raise UserError("a cutoff is for truncation; type --truncation too, such as --truncation 0.7")
-        return self.styled().styles(self.z(seeds), self.labels(seeds, label), psi=truncation, cutoff=cutoff)
+        return self.w(self.z(seeds), self.labels(seeds, label), truncation, cutoff)
 
     @torch.no_grad()
     def pictures(self, seeds: Sequence[int], **how: Unpack[How]) -> Tensor:

@@ -69,7 +69,7 @@ def test_noise_between_two_seeds_is_as_long_as_theirs():
 
 def test_gradients_reach_what_is_drawn_from(runs):
     drawer = gan.open(runs["stylegan"], device="cpu").drawer
-    w = drawer.w_of([1]).requires_grad_()
+    w = drawer.w(drawer.z([1])).requires_grad_()
     drawer.from_w(w).sum().backward()
     assert w.grad.abs().amax((0, 2)).all()
 
