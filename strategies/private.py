@@ -8,6 +8,7 @@ import csv
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -47,6 +48,9 @@ from torch.distributed import _broadcast_coalesced as broadcast_coalesced
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler
 from torch.utils.checkpoint import CheckpointFunction
+
+# What Lightning itself calls, and torch has deprecated.
+warnings.filterwarnings("ignore", ".*(LeafSpec|nn.functional.all_gather).* is deprecated", module="lightning")
 
 
 def is_transformed(tensor: Tensor) -> bool:

@@ -55,7 +55,6 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message=".*`srun` command is available on your system but is not used.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
     warnings.filterwarnings("ignore", message="Total length of .* across ranks is zero.*")  # nothing is held out
-    warnings.filterwarnings("ignore", ".*(LeafSpec|nn.functional.all_gather).* is deprecated", module="lightning")
 
 
 @contextmanager

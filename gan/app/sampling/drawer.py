@@ -118,6 +118,8 @@ class Drawer:
 
     def w(self, z: Tensor, labels: Tensor | None = None, psi: float = 1.0, cutoff: int | None = None) -> Tensor:
         """The vectors w of latents [B, layers, W]. With `psi` below 1 the first `cutoff` are nearer the mean."""
+        if isinstance(psi, str) or isinstance(cutoff, str):
+            raise UserError("--truncation and --cutoff take numbers; type e.g. --truncation 0.7")
         if psi == 1 and cutoff is not None:
             raise UserError("a cutoff is for truncation; type --truncation too, such as --truncation 0.7")
         return self.styled().styles(z, labels, psi=psi, cutoff=cutoff)

@@ -38,22 +38,38 @@ def file_name(action: str, words: Sequence[str] | None) -> str:
     return "-".join([action, *(name_for(Path(word).stem) for word in words or ())])[:120]
 
 
-PYTHONS = {"class": "label", "from": "from_"}  # options that an argument of Python cannot be called
+PYTHONS = {"class": "label", "from": "from_", "o": "file"}  # options that an argument of Python cannot be called
+VALUE = r"(?: '[^']*'| [^\s;,]*[\d.][^\s;,]*)"  # of an option in a sentence: other words go on with the sentence
+TYPED = re.compile(
+    rf"python -m gan\.sample (?:'[^']*'|\S+) ([a-z][a-z-]*)((?: --[a-z-]+{VALUE}*)*)"
+    rf"|(?<![\w-])(?:--([a-z-]+)|-(o)\b)({VALUE}*)"
+)
+
+
+def as_python(text: str) -> str:
+    """A sentence with the options and actions of the command as Python has them: `--picture 3` is `picture=3`."""
+
+    def named(found: re.Match[str]) -> str:
+        action, how, long, short, typed = found.groups()
+        word = action or long or short
+        name = PYTHONS.get(word, word.replace("-", "_"))
+        if action:
+            return f"{name}({as_python(how.strip().replace(' --', ', --'))})"
+        values = [each if each.replace(".", "").isdecimal() else f"'{each}'" for each in typed.replace("'", "").split()]
+        return f"{name}={', '.join(values)}" if len(values) < 2 else f"{name}=[{', '.join(values)}]"
+
+    return TYPED.sub(named, text)
 
 
 def in_python(method: Callable[..., T]) -> Callable[..., T]:
     """An action whose errors name its arguments, and other actions, as Python has them."""
-
-    def named(found: re.Match[str]) -> str:
-        action, option = (word and word.replace("-", "_") for word in found.groups())
-        return f"{action}()" if action else f"{PYTHONS.get(option, option)}="
 
     @wraps(method)
     def acted(*args: Any, **options: Any) -> T:
         try:
             return method(*args, **options)
         except UserError as error:
-            error.args = (re.sub(r"python -m gan\.sample (?:'[^']*'|\S+) ([a-z-]+)|--([a-z-]+)", named, str(error)),)
+            error.args = (as_python(str(error)),)
             raise
 
     return acted

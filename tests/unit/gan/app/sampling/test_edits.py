@@ -174,6 +174,8 @@ def test_errors_in_python_name_its_arguments_and_actions(files):
         (lambda: opened.draw([3], label=1), r"the network has no classes; leave label= out$"),
         (lambda: opened.sample([3], label=1), r"the network has no classes; leave label= out$"),
         (opened.classes, r"the network has no classes; type draw\(\)$"),
+        (lambda: opened.draw([3], truncation="q"), r"cutoff= take numbers; type e.g. truncation=0.7$"),
+        (lambda: opened.interpolate(3), r"got 1; type between=\[3, 5, 9\]$"),
     ):
         with pytest.raises(UserError, match=said):
             act()
