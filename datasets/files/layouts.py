@@ -235,17 +235,30 @@ NUMBERED = re.compile(r"(\d{1,5})[\s:,;=]+(\S.*)")
 
 
 def names_of(root: Path) -> dict[int, str]:
-    """The names of labels in labels.txt: `3 hair` on each line, or a name on each, from label 0 on."""
+    """The names of labels in labels.txt: `3 hair` on each line, or a name on each, from label 0 on.
+
+    If a line begins with a number, all do.
+    """
     path = root / NAMES
     if not path.exists():
         return {}
     with explained(f"cannot read {path} ({{why}}); write a label on each line, such as 3 hair", OSError, ValueError):
-        lines = [line.strip() for line in read_text(path, 1_000_000).strip("\ufeff\n ").splitlines()]
-    found = [NUMBERED.fullmatch(line) for line in lines if line]
-    named = {int(match[1]): match[2] for match in found if match} if all(found) else dict(enumerate(lines))
-    if len({*named.values()}) < len([line for line in lines if line]):
-        raise UserError(f"{path} has a label or a name twice; write each once")
-    return {label: name for label, name in named.items() if name}
+        lines = [line.strip() for line in read_text(path, 1_000_000).removeprefix("\ufeff").splitlines()]
+    known: dict[str, int] = {}  # in which line a label or a name stands
+    named: dict[int, str] = {}
+    numbered = any(re.match(r"[+-]?\d", line) for line in lines)
+    first = next((row for row, line in enumerate(lines, 1) if line), 1)
+    for row, line in enumerate(lines, 1):
+        match = NUMBERED.fullmatch(line)
+        if numbered and line and not match:
+            raise UserError(f"{path}, line {row}: '{line[:40]}' is no number and a name; write it such as 3 hair")
+        label, name = (int(match[1]), match[2]) if match else (row - first, line)
+        for each in (f"label {label}", f"name {name}") if name else ():
+            if each in known:
+                raise UserError(f"{path}, line {row}: {each} is in line {known[each]} already; write each label once")
+            known[each] = row
+            named[label] = name
+    return named
 
 
 MAPPING = "CelebA-HQ-to-CelebA-mapping.txt"

@@ -192,9 +192,16 @@ def test_names_say_how_many_labels_there_are_and_what_is_wrong_with_them_is_said
     (root / "labels.txt").write_text("6 hat\n")
     with pytest.raises(UserError, match=r"labels.txt has a name for label 6, .* are 0 to 4; type --labels 7"):
         FolderPairs(root, 5, 8, void={255: 4})
-    for wrong in ("1 hat\n1 hair", "1 hat\n2 hat", "hat\nhat"):
+    for wrong, said in (
+        ("\n1 hat\n1 hair", "line 3: label 1 is in line 2 already; write each label once"),
+        ("1 hat\n\n2 hat", "line 3: name hat is in line 1 already"),
+        ("hat\nhat", "line 2: name hat is in line 1 already"),
+        ("0 sky\nx 1", "line 2: 'x 1' is no number and a name; write it such as 3 hair"),
+        ("x 1\n-1 foo", "line 1: 'x 1' is no number and a name"),
+        ("0 sky\n1", "line 2: '1' is no number and a name"),
+    ):
         (root / "labels.txt").write_text(wrong)
-        with pytest.raises(UserError, match=r"labels.txt has a label or a name twice; write each once"):
+        with pytest.raises(UserError, match=rf"labels.txt, {said}"):
             FolderPairs(root, 4, 8)
     (root / "labels.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"cannot read .*labels.txt .*; write a label on each line, such as 3 hair"):
