@@ -254,7 +254,9 @@ KNOWN = {  # options by their names; what an action understands otherwise stands
         "a folder or zip of pictures, a folder of label maps, sounds or codes, or one file, to translate into --out",
         metavar="PATH",
     ),
-    "largest": _number("make pictures smaller whose longer side has more pixels", PositiveInt),
+    "largest": _number(
+        "make pictures smaller whose longer side has more pixels; --load-size is the shorter", PositiveInt
+    ),
     "label": _option("the edited label map: a PNG of numbers or of save-labels' colours", metavar="FILE"),
     "latent": _several("latent files that project has written, to start from", "FILE"),
     "layers": _several("layers whose styles are those of the column; default the finer half", "LIST"),

@@ -28,8 +28,9 @@ class OnSides(PictureOptions):
             pix2pix also pictures that are A on the left and B on the right.
         channels: 1 for gray, 3 for colours, 4 for colours and opacity; default: 1 for a side that is all gray, else 3.
         crop: Train on a random part of a picture, as published.
-        load_size: Pixels of the shorter side of the pictures that random parts are cropped from. The pictures keep
-            their shape, or with fit stretch or pad have that of size; default: 286/256 of size, cropped to its shape.
+        load_size: Pixels of the shorter side of the pictures that random parts are cropped from (gan.sample --largest
+            counts the longer). They keep their shape, or with fit stretch or pad have that of size; default: 286/256
+            of size, cropped to its shape.
         flip: Mirror half of the pictures, both of a pair; not for letters, or what has a left and a right.
         held_out: The share that is scored on and not trained on, where no folder is called test or val.
         skip_broken: Leave pictures out that cannot be read, are tiny or have no partner.

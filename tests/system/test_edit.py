@@ -78,6 +78,7 @@ def sampled(run, folder, *words):
 
 def test_a_stroke_and_a_style_give_what_gan_sample_gives(page, shared_copy, tmp_path):
     before = page.evaluate(AFTER)
+    assert page.evaluate("region > 0 && new Set(edit.label).has(region)")  # one that is there
     choose_region(page, "skin")
     stroke(page, (0.1, 0.1), (0.3, 0.2), (0.3, 0.6))
     painted = page.evaluate(AFTER)

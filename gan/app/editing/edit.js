@@ -467,7 +467,9 @@ async function main() {
   for (const id of ["before", "after"]) $(id).classList.toggle("large", width > 128);
   listen();
   listenToCanvas();
-  return change({ picture: 0, styles: {}, seed: 0 });
+  await change({ picture: 0, styles: {}, seed: 0 });
+  region = edit.label[(height >> 1) * width + (width >> 1)]; // the one in the middle: region 0 may be in no picture
+  show();
 }
 
 main().catch(say);

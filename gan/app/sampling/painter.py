@@ -59,7 +59,7 @@ class Maps:
     def read(self, image: Image.Image, name: str | Path, partner: Size | None = None) -> Tensor:
         """A label map [H, W]. `partner` is the height and width of its picture, and `name` is for errors.
 
-        A pixel is the number of a label, or a label's colour in `grids.palette`, which grids and `save-labels` use:
+        A pixel is the number of a label, or a label's colour in `grids.palette`, which grids and what saves maps use:
         image editors write either. In a palette PNG the colours count if all of them are of that palette, else the
         numbers.
         """
@@ -97,7 +97,7 @@ def _coloured(image: Image.Image, name: str | Path, labels: int) -> np.ndarray |
     colour = "#{:02x}{:02x}{:02x}".format(*colours[row, column].tolist())
     raise UserError(
         f"{name} has the colour {colour} at column {column}, row {row}, and in {len(wrong)} pixels colours that belong "
-        f"to no label; paint without soft edges in the colours that save-labels writes, or give a PNG of one channel"
+        f"to no label; paint without soft edges in the colours of a mask of gan.edit's, or give a PNG of one channel"
     )
 
 

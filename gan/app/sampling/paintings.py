@@ -241,7 +241,9 @@ class Paintings(Shown):
             raise UserError(f"a palette PNG has 256 colours and this run knows {len(names)} labels")
         label = self.painter.picture(str(picture)).label
         path = Path(file or self.path(file_name("labels", words(picture)), ".png"))
-        save_png(grids.label_png(label, len(names)), path)
+        save_png(made := grids.label_png(label, len(names)), path)
+        if made.size != (label.shape[1], label.shape[0]):
+            say(f"larger, to be painted on; repaint takes it so, and --inputs with --largest {max(label.shape)}")
         say(*(f"{number:3} #{bytes(grids.colour(number)).hex()} {name}" for number, name in enumerate(names)))
         return [path]
 

@@ -202,7 +202,6 @@ def into(path: Path) -> Iterator[Callable[[str, bytes], Any]]:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(content)
 
-    path.mkdir(exist_ok=True)
     yield write
 
 

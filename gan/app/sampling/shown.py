@@ -196,8 +196,9 @@ class Shown:
         if chosen.codes and largest:
             raise UserError(f"{self.title}: maps of codes have no size to change; leave --largest out")
         shorter = None if self.run is None else self.run.settings.get("load_size")
-        if shorter and largest is None:
-            say(f"each in its own size; the run was trained on pictures of {shorter} pixels on the shorter side")
+        if shorter:
+            size = "each in its own size" if largest is None else f"{largest} pixels at most on the longer side"
+            say(f"{size}; the run was trained on pictures of {shorter} pixels on the shorter side")
         half = None if self.run is None else self.run.of_data("half")
         return self._translated(Translator(chosen, self.device, largest, self.background, half), inputs, file)
 

@@ -83,6 +83,8 @@ class Translator:
             if path.is_file() and path.suffix.lower() not in kind.suffixes:
                 raise UserError(f"{inputs} has no {kind.what}; give {kind.forms}")
             source = kind(path, classes=False)
+            if source.note:
+                say(f"left out of {path}: {source.note}; {kind.what} are {' and '.join(kind.suffixes)} here")
         elif path.is_file() and path.suffix.lower() in SUFFIXES:
             source = Folder(path, classes=False)
         else:
@@ -140,8 +142,8 @@ def write_all(source: Source, out: Path, ending: str, make: Callable[[int], byte
                 problems.append(str(error) if own in str(error) else f"{own}: {error}")
                 continue
             write(name, found)
-    if len(problems) == len(names):
-        raise UserError(listed(f"no {source.what.removesuffix('s')} in {source.path} can be read:", problems))
+        if len(problems) == len(names):
+            raise UserError(listed(f"no {source.what.removesuffix('s')} in {source.path} can be read:", problems))
     if problems:
         title = f"{len(problems)} of {len(names)} {source.what} in {source.path} were left out:"
         say(printable(listed(title, problems)))
@@ -174,7 +176,7 @@ def _array(name: str, read: Callable[[Path], np.ndarray]) -> Tensor:
 
 class LabelMaps(Folder):
     suffixes = MAPS
-    what, forms = "label maps", "a folder of PNGs whose values are labels, or in the colours that save-labels writes"
+    what, forms = "label maps", "a folder of PNGs whose values are labels, or in the colours that gan.edit saves"
 
 
 class Codes(Folder):

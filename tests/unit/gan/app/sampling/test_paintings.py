@@ -141,8 +141,9 @@ def test_a_region_without_a_name_is_called_a_region(opened):
     assert _head(painter, None, SimpleNamespace(title="me")) == "styles of me"
 
 
-def test_repainting_changes_what_was_edited_and_paints_new_regions_in_the_mean(act, opened, tmp_path):
+def test_repainting_changes_what_was_edited_and_paints_new_regions_in_the_mean(act, opened, tmp_path, capsys):
     (label,) = act("save-labels", "--picture", 0, "-o", tmp_path / "mine.png")
+    assert "repaint takes it so, and --inputs with --largest 32" in capsys.readouterr().out
     painter = Painter(opened)
     picture = painter.picture("0")
     assert 3 not in picture.regions
@@ -198,6 +199,7 @@ def test_a_folder_of_label_maps_is_painted_in_styles_each_in_its_own_size(act, o
     (out,) = act("translate", "--inputs", maps, "--from", 2, "-o", tmp_path / "made")
     said = capsys.readouterr().out
     assert "each in the size of its label map; the run was trained on 32x32, see --largest" in said
+    assert f"left out of {maps}: 1 .jpg; label maps are .png here" in said
     assert "1 of 3 label maps in " in said and "wrong.png has the label 200; with 19 labels" in said
     assert {str(path.relative_to(out)) for path in out.rglob("*.*")} == {"one.png", "deep/two.png"}
     _, folder = act("transfer", "--from", 2, "--to", 1, "--singles")
@@ -220,14 +222,16 @@ def test_spade_paints_label_maps(tmp_path, capsys):
         assert same.tobytes() == found.tobytes()
     assert main([str(run), "--inputs", str(tmp_path / "map.png"), "--direction", "AtoB"]) == 2
     assert "label maps have no direction; leave --direction out" in capsys.readouterr().err
-    (tmp_path / "maps.zip").write_bytes(b"")
+    for name in ("maps.zip", "bad.png"):
+        (tmp_path / name).write_bytes(b"")
     for inputs, said in (
         ("nowhere", "there is no folder nowhere; type --inputs"),
         ("maps.zip", "has no label maps; give"),
+        ("bad.png", "no label map in "),
     ):
         path = tmp_path / inputs if "." in inputs else inputs
         assert main([str(run), "--inputs", str(path), "--out", str(tmp_path / "made")]) == 2
-        assert said in capsys.readouterr().err
+        assert said in capsys.readouterr().err and not (tmp_path / "made").exists()
     with pytest.raises(UserError, match=r"a picture of Pillow gives a sheet; leave x.png out, and call save\(\)"):
         Shown(opened).translate(Image.open(tmp_path / "map.png"), "x.png")
 
