@@ -1,5 +1,6 @@
 """What games that draw pictures from noise share: the same fakes at each validation, a score and a grid."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -58,6 +59,8 @@ class FromNoise(Compared):
     no pictures beside them, since a fake has no picture of its own.
     """
 
+    class_names: Sequence[str] = ()  # of the data, for titles; a run on pictures sets them
+
     @property
     def drawer(self) -> Any:
         """The network that draws, with its `latent`. Override it in a game whose network is not called `generator`."""
@@ -115,7 +118,10 @@ class FromNoise(Compared):
         step = classes * max(1, ACROSS // classes)
         found = {k: k + step * torch.arange(rows) for k in range(min(ACROSS, step))}
         if classes > 1:
-            return {f"class {k % classes}: seeds {k}, …": each for k, each in found.items()}
+            names = [
+                f"class {name}" if name.isdecimal() else name for name in self.class_names or map(str, range(classes))
+            ]
+            return {f"{names[k % classes]}: seeds {k}, …": each for k, each in found.items()}
         return {f"seeds {k}, {k + step}, …": each for k, each in found.items()}
 
     @torch.no_grad()

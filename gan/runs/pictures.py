@@ -105,6 +105,8 @@ class Found:
     ) -> Run:
         """A run of a game on these pictures, with scores where some are held out. `chosen` is what `Run` says."""
         data = self.data(batch_size)
+        if hasattr(game, "class_names"):
+            game.class_names = self.class_names
         if chosen:
             chosen |= {**self.chosen, "size": f"{self.size[1]}x{self.size[0]}", "batch_size": batch_size}
         texts = {bool: lambda value: str(value).lower(), float: lambda value: f"{value:g}"}

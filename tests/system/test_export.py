@@ -410,16 +410,19 @@ def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp
     opened = open_run(str(run))
     table = run_tables.over_time(opened)
     assert table.note == "The same seeds at every step, from the first 4 rows of each grid."
-    assert table.columns == [f"class {k % 2}: seeds {k}, …" for k in range(8)]
+    assert table.columns == [f"{('cat', 'dog')[k % 2]}: seeds {k}, …" for k in range(8)]
     assert [row.title for row in table.rows] == [f"row {number}" for number in (1, 2, 3, 4)]
     words = [[cell.words for cell in row.cells] for row in table.rows]
     assert words == [[f"seed {8 * row + column}" for column in range(8)] for row in range(4)]
     beside = compared.pictures([opened, opened], ["one", "two"])
-    assert set(beside.columns) == {""} and beside.rows[1].title == "class 0: seeds 0, …: two"
+    assert set(beside.columns) == {""} and beside.rows[1].title == "cat: seeds 0, …: two"
     assert [cell.words for cell in beside.rows[1].cells] == [f"seed {8 * row}" for row in range(8)]
     differs = compared.differences([opened, replace(opened, run=replace(opened.run, chosen={}))], ["one", "two"])
     gamma = next(row for row in differs.rows if row.title == "gamma")
     assert [cell.words for cell in gamma.cells] == ["0.0128 (not typed)", "none"]
+    assert compared.settings_of(opened)["changed while it trained"] == "no"
+    (run / "trained.json").write_text('{"settings until step 0": "augment off", "settings until step 1": "kimg 2"}')
+    assert compared.settings_of(opened)["changed while it trained"] == "until step 0: augment off"
     near, image = run_tables.nearest(opened), run_tables.held_out(opened, 8)["image"]
     assert near.columns == [f"seed {number}" for number in range(8)]
     drawn = opened.run.game.numbered(torch.arange(8), image)

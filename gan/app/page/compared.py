@@ -69,8 +69,16 @@ def titles(opened: Sequence[SavedRun]) -> list[str]:
     return next((names for names in kinds if len(set(names)) == len(names)), kinds[-1])
 
 
+def settings_of(opened: SavedRun) -> dict[str, Any]:
+    """Every setting, and with which others the run was trained before."""
+    before = [
+        f"until step {step}: {words}" for step, words in card.changes(opened.folder).items() if step < opened.step
+    ]
+    return in_force(opened) | {"changed while it trained": "; ".join(before) or "no"}
+
+
 def differences(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
-    saved = list(map(in_force, opened))
+    saved = list(map(settings_of, opened))
     values = {name: [each.get(name, "not a setting of it") for each in saved] for each in saved for name in each}
     rows = [
         Row(name, [Cell("none" if value is None else str(value)) for value in here])
@@ -97,7 +105,7 @@ def scores(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
 
 def over_seeds(opened: Sequence[SavedRun]) -> dict[str, dict[str, str]]:
     """Each score's mean and deviation over runs that differ in their seed alone, by what to call these runs."""
-    saved = [{**in_force(each), "step": each.step} for each in opened]
+    saved = [{**settings_of(each), "step": each.step} for each in opened]
     others = [name for name in saved[0] if name != "seed" and any(each.get(name) != saved[0][name] for each in saved)]
     groups = defaultdict[str, dict[Any, SavedRun]](dict)
     for each, settings in zip(opened, saved, strict=True):

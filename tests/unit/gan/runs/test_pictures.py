@@ -149,7 +149,7 @@ def test_class_folders_of_any_shape_are_trained_on(name, settings, tmp_path):
     losses = [loss for phase in game.configure_phases() for loss in phase.loss(batch).values()]
     assert torch.stack(losses).isfinite().all()
     shown = game.eval().show(batch)
-    assert list(shown) == [f"class {k % 2}: seeds {k}, …" for k in range(8)]
+    assert list(shown) == [f"{'ab'[k % 2]}: seeds {k}, …" for k in range(8)]
     by_turns = game.numbered(torch.arange(32), batch["image"])  # as gan.sample draws seeds
     torch.testing.assert_close(torch.stack([*shown.values()], 1).flatten(0, 1), by_turns)
 
