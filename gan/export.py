@@ -1,6 +1,6 @@
 """`python -m gan.export RUN`: write a run's networks, a file for each player, to be loaded with plain torch."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,9 @@ has the settings they were made with. Its keys are the network's own. What is in
     safe_open("{file}.safetensors", "pt").metadata()
 
 """
+# Settings by which a game makes its networks.
+SHAPES = ("network", "judge", "norm", "dropout", "judge_width", "width", "layers", "blocks", "hidden", "style")
+SHAPES += ("upsamplings", "latent", "shared", "attention", "codes", "actnorm")
 WEIGHTS = {"ema": "averaged weights (EMA)", "raw": "raw weights, as they were trained"}
 AVERAGED = """An average is of parameters; buffers, such as running statistics, are training's own, unless the player
 has ema_buffers='averaged'.
@@ -150,10 +153,11 @@ def _written(folder: Path, files: Mapping[str, Callable[[Path], object]], advice
     return [folder / name for name in files]
 
 
-def take_from_run(settings: Namespace) -> list[str]:
+def take_from_run(settings: Namespace, argv: Sequence[str] = ()) -> list[str]:
     """If a run is typed after --from, write its published files and take these. Returns what to type for them.
 
-    Its networks are averaged where it has averages. Pictures get the size of the run's unless another is typed.
+    Its networks are averaged where it has averages. Settings that are not typed in `argv` are the run's, as far as its
+    networks were made by them. Pictures get the size of the run's unless another is typed.
     """
     from gan.app.run.folder import is_checkpoint
     from gan.app.run.reopen import open_run
@@ -186,6 +190,12 @@ def take_from_run(settings: Namespace) -> list[str]:
     if (scale := opened.settings.get("load_size")) and settings.get("load_size", 0) is None:
         settings.load_size = scale
         words += ["--load-size", str(scale)]
+    typed_here = {word.partition("=")[0] for word in options.arguments(argv)}
+    for name in SHAPES if first.suffix != ".pkl" else ():  # which says itself what its networks are
+        theirs = opened.settings.get(name)
+        if theirs not in (None, settings.get(name, theirs)) and f"--{name}" not in typed_here:
+            settings[name] = theirs
+            words += [f"--{name.replace('_', '-')}", str(theirs)]
     say(f"begins with {opened.folder.path} after step {opened.step}: {' '.join(words)}")
     return words
 

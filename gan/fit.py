@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
         script = job.script(argv, settings, strategy.is_dp)
         say(job.submit(script) if settings.submit else script)
         return
-    begun = take_from_run(settings)
+    begun = take_from_run(settings, argv)
     loggers.kinds(settings.logger)  # refuses what is not installed
     computer = machine(settings)
     start.allow_files(settings, computer.processes)

@@ -188,6 +188,6 @@ def take_fitting(weights: State, networks: Mapping[str, nn.Module]) -> str:
 def _load(path: Path, weights: State, file: PublishedFile) -> None:
     if wrong := take_fitting(weights, file.networks):
         raise UserError(
-            f"{path} has {wrong}; type the networks' settings as they were in its training, "
-            f"on data of as many classes and channels"
+            f"{path} has {wrong}; type the networks' settings, such as --width, as they were in its training, "
+            f"on data of as many classes and channels: rates, losses, batch and augmentation may be others"
         )

@@ -275,6 +275,10 @@ def test_a_training_begins_with_a_run_in_place_of_a_published_file(averaged, pub
         settings = Namespace(from_=str(typed), run=run, size="16")
         assert take_from_run(settings) == ["--from", str(file)] and settings.from_ == str(file)
         assert capsys.readouterr().out.endswith(f": --from {file}\n")
+    settings = Namespace(from_=str(published_run), run="sean", size="16", width=64, hidden=128, pixels=0.0)
+    width, hidden = (open_run(str(published_run)).settings[name] for name in ("width", "hidden"))
+    assert take_from_run(settings, ["--from", "auto", "--hidden=128"])[2:] == ["--width", str(width)]
+    assert (settings.width, settings.hidden, settings.pixels) == (width, 128, 0.0) and hidden not in (64, 128)
     with pytest.raises(UserError, match="is a run of sean-folder, whose networks r3gan does not have"):
         take_from_run(Namespace(from_=str(published_run), run="r3gan"))
     with pytest.raises(UserError, match="begins a new run, and --resume goes on with one"):

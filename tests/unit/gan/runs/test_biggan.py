@@ -39,7 +39,7 @@ def test_published_files_are_written_and_read(pictures, tmp_path):
         same = [torch.equal(value, files["D"][key]) for key, value in game.discriminator.state_dict().items()]
         assert all(same) == (path.suffix != ".pth")
     assert "blocks.0.0.bn1.stored_mean" in files["G"] and "embed.sv0" in files["D"]
-    words = "has networks of another size: .* type the networks' settings as they were(?s:.*)on data of as many classes"
+    words = "has networks of another size: .* type the networks' settings,(?s:.*)on data of as many classes"
     with pytest.raises(UserError, match=words):
         small("biggan", data=pictures, from_=str(tmp_path / "out"), width=4)
     torch.save({f"module.{key}": value + 1 for key, value in files["G"].items()}, tmp_path / "G_copy0.pth")
