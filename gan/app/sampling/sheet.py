@@ -7,7 +7,7 @@ import base64
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain, pairwise
@@ -180,10 +180,19 @@ def spare(inputs: Iterable[str | Path | None], outputs: Iterable[Path]) -> None:
 
 @contextmanager
 def writing(path: Path, *others: type[Exception], advice: str = "choose another file with -o") -> Iterator[None]:
-    """Inside the `with`, a file is written, whose folder is made before. `others`: what is raised beside OSError."""
+    """Inside the `with`, a file is written, whose folder is made before. `others`: what is raised beside OSError.
+
+    A folder that was made, and in which nothing is written, is removed again.
+    """
     with explained(f"cannot write '{path}': {{why}}; {advice}", OSError, *others):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
+        new = [folder for folder in path.parents if not folder.exists()]
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield
+        finally:
+            with suppress(OSError):  # there are files
+                for folder in new:
+                    folder.rmdir()
 
 
 @contextmanager

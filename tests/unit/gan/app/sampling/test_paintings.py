@@ -230,8 +230,8 @@ def test_spade_paints_label_maps(tmp_path, capsys):
         ("bad.png", "no label map in "),
     ):
         path = tmp_path / inputs if "." in inputs else inputs
-        assert main([str(run), "--inputs", str(path), "--out", str(tmp_path / "made")]) == 2
-        assert said in capsys.readouterr().err and not (tmp_path / "made").exists()
+        assert main([str(run), "--inputs", str(path), "--out", str(tmp_path / "new" / "made")]) == 2
+        assert said in capsys.readouterr().err and not (tmp_path / "new").exists()
     with pytest.raises(UserError, match=r"a picture of Pillow gives a sheet; leave x.png out, and call save\(\)"):
         Shown(opened).translate(Image.open(tmp_path / "map.png"), "x.png")
 
