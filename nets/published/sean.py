@@ -1,14 +1,11 @@
 """SEAN's published files, and state dicts with the published names into our networks and back.
 
-    encoder, generator = load_generator(state_dict)     state_dict = generator_file(encoder, generator).content()
-    discriminator = load_discriminator(state_dict)      state_dict = discriminator_file(discriminator).content()
-
 `latest_net_G.pth` holds the encoder and the generator, `latest_net_D.pth` the discriminator. Open a file with
-`torch.load(path, weights_only=True)`.
+`torch.load(path, weights_only=True)`: the functions here take and give state dicts only.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from gan.files.errors import UserError
@@ -36,6 +33,11 @@ def load_generator(state_dict: State, upsampling: str = "normal") -> tuple[Style
     return encoder, generator
 
 
+def export_generator(encoder: StyleEncoder, generator: SeanGenerator) -> dict[str, Tensor]:
+    """Encoder and generator with the published key names: what `load_generator` takes."""
+    return generator_file(encoder, generator).content()
+
+
 def load_discriminator(state_dict: State) -> MultiScaleDiscriminator:
     """The discriminator of a published state dict, with its dtype and device, and with memory of its own.
 
@@ -49,6 +51,11 @@ def load_discriminator(state_dict: State) -> MultiScaleDiscriminator:
         discriminator = MultiScaleDiscriminator(inside, width, layers, len({scale for scale, _ in stages}))
     _fill(discriminator_file(discriminator), state_dict)
     return discriminator
+
+
+def export_discriminator(discriminator: MultiScaleDiscriminator) -> dict[str, Tensor]:
+    """The discriminator with the published key names: what `load_discriminator` takes."""
+    return discriminator_file(discriminator).content()
 
 
 def generator_file(encoder: StyleEncoder, generator: SeanGenerator) -> PublishedFile:

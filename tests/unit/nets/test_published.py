@@ -12,7 +12,7 @@ from gan.files.errors import UserError
 from gan.losses import feature_matching, hinge_discriminator, hinge_generator
 from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator
-from nets.published.sean import discriminator_file, generator_file, load_discriminator, load_generator
+from nets.published import export_discriminator, export_generator, load_discriminator, load_generator
 from nets.sean.generator import SeanGenerator, StyleEncoder
 from tests.support import families, oracle
 
@@ -135,7 +135,7 @@ same = partial(torch.testing.assert_close, rtol=0, atol=0)
 @pytest.mark.parametrize(("upsampling", "dtype"), [("normal", torch.float32), ("more", torch.float64)])
 def test_a_generator_goes_out_and_comes_back(upsampling, dtype):
     encoder, generator = (net.to(dtype) for net in narrow({"normal": 5, "more": 6}[upsampling]))
-    state = generator_file(encoder, generator).content()
+    state = export_generator(encoder, generator)
     dead = [key for key in state if "Spade.param_free_norm" in key or ("up_3" in key and "blending" in key)]
     assert len(dead) == 18 * 3 + 3 * 2
     assert all(state[key].count_nonzero() == (state[key].numel() if "var" in key else 0) for key in dead)
@@ -147,7 +147,7 @@ def test_a_generator_goes_out_and_comes_back(upsampling, dtype):
         assert all(parameter.requires_grad for parameter in one.parameters())
         assert one.training
     assert back[1].upsamplings == generator.upsamplings
-    exported = generator_file(*back).content()
+    exported = export_generator(*back)
     with torch.no_grad():
         for net in back:
             for tensor in (*net.parameters(), *net.buffers()):
@@ -158,14 +158,14 @@ def test_a_generator_goes_out_and_comes_back(upsampling, dtype):
 
 def test_a_discriminator_goes_out_and_comes_back():
     net = oracle.scramble(MultiScaleDiscriminator(6, 4, 4, 3), 0)
-    state = discriminator_file(net).content()
+    state = export_discriminator(net)
     back = load_discriminator(state)
     same(back.state_dict(), net.state_dict())
-    same(discriminator_file(back).content(), state)
+    same(export_discriminator(back), state)
 
 
 def test_a_weight_that_does_not_fit_is_named():
-    state = generator_file(*narrow()).content()
+    state = export_generator(*narrow())
     whole = "state dict of SEAN's latest_net_"
     missing = {key: tensor for key, tensor in state.items() if "fc_mu3" not in key}
     for wrong, words in (
@@ -175,7 +175,7 @@ def test_a_weight_that_does_not_fit_is_named():
     ):
         with pytest.raises(UserError, match=words):
             load_generator(wrong)
-    judge = discriminator_file(MultiScaleDiscriminator(6, 4)).content()
+    judge = export_discriminator(MultiScaleDiscriminator(6, 4))
     del judge["discriminator_1.model1.0.0.weight_u"]
     with pytest.raises(UserError, match=rf"{whole}D.pth has .*: discriminator_1.model1.0.0.weight_u is only here"):
         load_discriminator(judge)
@@ -189,8 +189,8 @@ def test_a_weight_that_does_not_fit_is_named():
 def test_what_the_published_networks_are_not_is_not_exported():
     encoder, generator = narrow()
     with pytest.raises(UserError, match=r"upsamplings=3, and the published one has 5 \(normal\) or 6 \(more\)"):
-        generator_file(encoder, SeanGenerator(4, 5, 2, 6, 3)).content()
+        export_generator(encoder, SeanGenerator(4, 5, 2, 6, 3))
     with pytest.raises(UserError, match="normalise=True"):
-        generator_file(StyleEncoder(5, 3, normalise=False), generator).content()
+        export_generator(StyleEncoder(5, 3, normalise=False), generator)
     with pytest.raises(UserError, match="spectral=True"):
-        discriminator_file(MultiScaleDiscriminator(6, 4, spectral=False)).content()
+        export_discriminator(MultiScaleDiscriminator(6, 4, spectral=False))

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torchvision.models import VGG19_Weights, vgg19
 
 from gan.files.errors import UserError
-from nets.vgg import Vgg19, load_vgg19
+from nets.published import load_vgg19
+from nets.vgg import Vgg19
 from tests.support import narrow_vgg
 
 

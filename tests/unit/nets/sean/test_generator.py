@@ -6,7 +6,7 @@ import torch
 from gan.files.errors import UserError
 from nets.blocks import onehot
 from nets.norm import SyncBatchNorm
-from nets.published.sean import generator_file
+from nets.published import export_generator
 from nets.sean.ace import Affine
 from nets.sean.generator import SeanGenerator, StyleEncoder
 from nets.sean.neighbourhood import find_neighbourhoods
@@ -63,7 +63,7 @@ def test_a_generator_is_the_plain_one(by, edges, training, recompute, codes):
         norm.momentum = 1.0  # so that an evaluation has the statistics of these pictures, and no pixel is at an end
     net(planes, codes)
     net.train(training)
-    state = learning(generator_file(scramble(StyleEncoder(STYLE, 1), 1), net).content())
+    state = learning(export_generator(scramble(StyleEncoder(STYLE, 1), 1), net))
     given = [[planes.clone().requires_grad_(by == "maps"), codes.clone().requires_grad_()] for _ in range(2)]
 
     torch.manual_seed(1)
@@ -79,7 +79,7 @@ def test_a_generator_is_the_plain_one(by, edges, training, recompute, codes):
     drawers = {key: tensor for key, tensor in state.items() if not key.startswith("Zencoder.")}
     assert_same_gradients(gradients(net), drawers)
 
-    after = generator_file(StyleEncoder(STYLE, 1), net).content()
+    after = export_generator(StyleEncoder(STYLE, 1), net)
     for key in state:
         if key.endswith(BUFFERS):
             assert distance(after[key].double(), state[key].double()) < 1e-12, key
