@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from gan.files.checkpoint import Share, aside
 from gan.files.errors import UserError
-from gan.noise import seed_for
+from gan.noise import at, seed_for
 from gan.phase import Player
 from gan.pretrained import check_files, open_files
 
@@ -266,7 +266,7 @@ def drawing_from(seed: int, device: torch.device = CPU) -> Iterator[None]:
     """Inside the `with`, torch, NumPy and Python draw from this seed. Afterwards they draw on as if nothing was."""
     before = random.getstate(), np.random.get_state()
     own = [device] if device.type not in ("cpu", "meta") else []
-    with torch.random.fork_rng(own, device_type=device.type if own else "cpu"):
+    with torch.random.fork_rng(own, device_type=device.type if own else "cpu"), at(None):
         if own:
             with torch.accelerator.device_index(device.index):  # else the current device would be seeded
                 torch.get_device_module(device).manual_seed(seed)

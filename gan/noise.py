@@ -4,7 +4,8 @@ Inside a phase, every row of a batch has a place in the global batch. Each draw 
 (seed, step, phase, call, place) alone. So any rank that holds the sample draws the same row. With `common=True` there
 is one draw for the whole global batch: a coin, or a time, that all ranks share.
 
-Outside a phase the draws are torch's own functions.
+In Lightning's hooks all ranks share a draw. Outside of phases and hooks, and in a hook after torch.manual_seed, draws
+are torch's own functions.
 
 [Note: blocks of rows]
 A draw is one tensor for the whole global batch, from which a rank takes its rows. Its rows are cut into blocks, and
@@ -335,13 +336,14 @@ def _draw(
         if not dtype.is_floating_point:
             raise UserError(f"noise has the dtype of `like`, which is {dtype}; type like=x.float(), or noise.randint")
     place = _place.get()
-    if place is None:  # torch's own functions do no more than this
+    alone = place is not None and place.total == 1  # as in a hook between phases
+    if place is None or (alone and place.seeded):  # torch's own functions do no more than this
         return draw(torch.empty(shape, device=device, dtype=dtype), generator=None)
-    if not (common or len(shape)):
+    if not (common or alone or len(shape)):
         raise UserError("noise without a shape has no row for each sample; type common=True, if all samples share it")
     # In float64 the numbers of float32, so that every precision draws the same.
     single = torch.float32 if dtype is torch.float64 else dtype
-    call, parts = place.next_call(), None if common else place.numbers_of(shape[0])
+    call, parts = place.next_call(), None if common or not shape else place.numbers_of(shape[0])
     out = torch.empty(shape, device=device, dtype=single)
     if not out.is_meta:
         fill(out, draw, place, call, parts)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from inspect import Parameter, signature
 from typing import Any, cast
 from unittest import mock
 
@@ -261,6 +262,15 @@ def refuse_what_is_not_called(trainer: Trainer, game: GanModule) -> None:
     for name, instead in INSTEAD.items():
         if overrides(game, name, GanModule):
             raise UserError(f"{what} has a method {name}(), which PhaseStrategy does not call; {instead}")
+    if overrides(game, "training_step", GanModule):
+        taken = signature(game.training_step).parameters.values()
+        many = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD
+        needed = [each.name for each in taken if each.default is each.empty and each.kind not in many]
+        if len(needed) > 2:
+            raise UserError(
+                f"{what}.training_step is called with a batch and its number, in place of the phases, and needs "
+                f"{', '.join(needed)}; give the method another name, which phases call"
+            )
     if trainer.world_size > 1 and private.compiled_whole(game):
         raise UserError(
             f"torch.compile({what}) compiles phases, hooks and the ranks' messages too; pass the game itself, and type "

@@ -277,7 +277,9 @@ def load_module_state(
     with aside(module, set(sharded.values()).__contains__, _on_meta):
         missing, unexpected = module.load_state_dict(state, strict=False)
     unsaved = {id(own[key]) for key in left_out if key in own}
-    missing = [key for key in missing if key not in own or id(own[key]) not in unsaved]
+    # What an author's state_dict() leaves out is as the constructor has made it, unless it learns.
+    learning = {key for key, weight in module.named_parameters() if weight.requires_grad}
+    missing = [key for key in missing if (id(own[key]) not in unsaved if key in own else key in learning)]
     if strict and (missing or unexpected):
         first = [", ".join([*each[:3], *["..."] * (len(each) > 3)]) or "none" for each in (missing, unexpected)]
         raise RuntimeError(f"missing: {first[0]}; unexpected: {first[1]}")

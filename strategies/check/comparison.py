@@ -81,7 +81,7 @@ class Comparison:
     def _apart(self, many: Mapping[str, Tensor], one: Mapping[str, Tensor], allowed: Numbers) -> list[str]:
         found, rounding = [], max(self.rounding.values(), default=0.0)
         for name in () if self.unlike else sorted(many.keys() | one.keys()):
-            both = [each[name].double().nan_to_num(0, 0, 0) for each in (many, one) if name in each]
+            both = [_real(each[name]).nan_to_num(0, 0, 0) for each in (many, one) if name in each]
             size = max((each.abs().max().item() for each in both if each.numel()), default=0.0)
             if not gap_of(many.get(name), one.get(name)) <= max(rounding * size, allowed.get(("state", name), 0.0)):
                 found.append(name)
@@ -180,8 +180,12 @@ def moved(one: Trial, shaken: Sequence[Trial]) -> dict[tuple[str, ...], float]:
     return found
 
 
+def _real(x: Tensor) -> Tensor:
+    return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).double()
+
+
 def gap_of(one: Tensor | None, other: Tensor | None) -> float:
     if one is None or other is None or one.shape != other.shape:
         return math.inf
-    one, other = one.double(), other.double()
+    one, other = _real(one), _real(other)
     return torch.where(same_numbers(one, other), 0.0, one - other).abs().max().item() if one.numel() else 0.0

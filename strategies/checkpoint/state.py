@@ -67,6 +67,8 @@ class State:
         Buffers, such as running statistics, are saved by the first rank only. Image pools differ between ranks, so each
         rank saves its own images.
         """
+        for policy in self.policies.values():
+            policy.check_parameters()
         state = self._weights(buffers=self.world.rank == 0)
         for name, pool in self.game.named_modules():
             if isinstance(pool, ImagePool):

@@ -78,6 +78,7 @@ class Policy(Costs):
         self.skipped = 0
         self.released = False  # after training
         self.tried = False
+        self.names = {name for name, _ in player.module.named_parameters()}
         self.switch = Switch(player, self.requiring_grad)
 
     # ---- once ----
@@ -216,6 +217,8 @@ class Policy(Costs):
         """Before the phases of a step. `tried`: it is checked, and so is what `Player(after=...)` writes."""
         self.switch.begin_step(step)
         self.tried = tried
+        if tried:
+            self.check_parameters()
 
     def end_step(self, epoch_ended: bool) -> None:
         """After the phases of a step. `epoch_ended`: it was the last step of an epoch."""
@@ -223,6 +226,15 @@ class Policy(Costs):
         self._count("step")
         if epoch_ended:
             self._count("epoch")
+            self.check_parameters()
+
+    def check_parameters(self) -> None:
+        """Refuse what came to the network while it trained: it would train on without these weights."""
+        if new := [name for name, _ in self.player.module.named_parameters() if name not in self.names]:
+            raise UserError(
+                f"player '{self.player.name}': weight '{new[0]}' was added while training, so no optimizer has it, and "
+                f"no run with it could be resumed; make all layers in __init__, and let a phase with start= use them"
+            )
 
     def _count(self, what: str) -> None:
         """Move the schedule and the averages that count this: an update, a step or an epoch."""

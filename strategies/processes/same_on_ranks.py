@@ -6,7 +6,8 @@ often than others draws other numbers after that than one device.
 
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +20,8 @@ from strategies.world import ALONE, World
 
 ROWS = "rows"  # of a batch, beside draws, which have a phase and the number of a micro-batch
 FORM = "operations of "  # of the loss of a phase, beside draws
-NODES, FORMS = 16, 12  # first nodes of a graph; forms of a phase
+NODES, FORMS = 32, 12  # first nodes of a graph, those of sums before all others; forms of a phase
+OF_SUMS = {"AddBackward0", "SubBackward0", "SumBackward0", "StackBackward0"}
 OF_SIZES = {"TopkBackward0", "SliceBackward0"}  # how many they take may change from step to step, as in Top-k GAN
 AGAIN = 10  # how often forms are new again, because a trial has not met them
 
@@ -126,10 +128,7 @@ class SameOnRanks:
         form is new there. So all ranks know then whether it is new on each of them.
         """
         assert self.store is not None
-        nodes: list[Any] = [loss.grad_fn for loss in losses.values()]
-        for node in nodes:
-            if node is not None and len(nodes) < NODES:
-                nodes += [inner for inner, _ in node.next_functions]
+        nodes = _first_nodes(loss.grad_fn for loss in losses.values())
         sizes = [tuple(node._input_metadata[0].shape) for node in nodes if type(node).__name__ in OF_SIZES]
         operations = *losses, *map(type, nodes)
         self.last.setdefault(FORM + phase, operations)  # the first ones are tried before they are played
@@ -155,6 +154,19 @@ class SameOnRanks:
             for phase, form in self.new.values():
                 self.forms[phase].discard(form)
         self.new = {}
+
+
+def _first_nodes(of_losses: Iterable[Any]) -> list[Any]:
+    """A term that joins a sum is among them, wherever it stands."""
+    waiting, nodes = deque(of_losses), []
+    while waiting and len(nodes) < NODES:
+        nodes.append(node := waiting.popleft())
+        inner = [each for each, _ in node.next_functions] if node is not None else []
+        if type(node).__name__ in OF_SUMS:
+            waiting.extendleft(inner)
+        else:
+            waiting.extend(inner)
+    return nodes
 
 
 def _codes(values: Sequence[object]) -> str:

@@ -249,6 +249,18 @@ class OwnLeast(Least):
     of_all = staticmethod(torch.abs)
 
 
+class Spectrum(One):
+    """A running spectrum of a rank's own samples, of which only the imaginary part differs."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.register_buffer("waves", torch.zeros(4, dtype=torch.complex128))
+
+    def play(self, batch):
+        self.net.waves.lerp_(1j * torch.fft.rfft(batch["x"]).mean(0).imag, 0.1)
+        return super().play(batch)
+
+
 LOSS = "phase 'play': loss 'loss' is "
 WRITTEN = "is written in a loss or forward, with other values than by one device"
 WRONG = {
@@ -260,6 +272,7 @@ WRONG = {
     FirstBatch: (f"weight 'net.scale' {WRITTEN}", "gan.ranks"),
     ByHand: (LOSS, "gan.ranks"),
     OwnLeast: (f"buffer 'net.least' {WRITTEN}\n", "gan.ranks"),
+    Spectrum: (f"buffer 'net.waves' {WRITTEN}\n", "gan.ranks"),
     OwnNorms: (LOSS, "Trainer(sync_batchnorm=True)", "it begins where 'net.1' (BatchNorm1d) returns other values"),
 }
 

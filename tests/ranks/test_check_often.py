@@ -190,6 +190,16 @@ class NowAndThen(One):
         return score.sum() if self.step % 7 == 5 else score.mean()
 
 
+class JoinsFirst(One):
+    """A root of a mean joins a sum of many terms in step 4, in front of them."""
+
+    def play(self, batch):
+        total = self.net(batch["x"]).square().mean().sqrt() if self.step >= 4 else 0.0
+        for number in range(8):
+            total = total + self.net(batch["x"] * number).square().mean()
+        return total
+
+
 # A game, its batches, and the step whose trial names it.
 GAMES = [
     (Masked, masked, 1),
@@ -198,6 +208,7 @@ GAMES = [
     (Joins, vectors, 3),
     (Named, vectors, 4),
     (Asks, vectors, 4),
+    (JoinsFirst, vectors, 4),
     (NowAndThen, vectors, 5),
 ]
 

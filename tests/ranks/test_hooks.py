@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from torch import nn
 from torch.optim import Adam, Optimizer
 
 from gan.files.errors import UserError
@@ -186,6 +187,14 @@ OWN = {
         for name, call in BY_HAND.items()
     },
     "no phase": ({"training_step": lambda game, batch: batch["x"].mean()}, (NO_PHASE,)),
+    "one of Lightning 1": (
+        {"training_step": lambda game, batch, batch_idx, optimizer_idx: None},
+        ("training_step is called with a batch and its number, in place of the phases, and needs batch, batch_idx, ",),
+    ),
+    "a new layer": (
+        {"on_train_batch_end": lambda game, *_: game.generator.append(nn.Linear(6, 6).double())},
+        ("player 'generator': weight '3.weight' was added while training", "let a phase with start= use them"),
+    ),
     "automatic": (
         {"automatic_optimization": property(lambda game: True, lambda game, given: None)},
         ("Game sets automatic_optimization = True; leave it out",),
@@ -197,7 +206,7 @@ OWN = {
 @pytest.mark.promise("Lightning's manual optimization", "the training of one device, or a refusal by name")
 @pytest.mark.parametrize(("own", "words"), OWN.values(), ids=OWN)
 def test_methods_that_would_not_train_as_meant_are_refused(own, words):
-    said = refused(type("Game", (Plain,), own), policy="single", steps=1)
+    said = refused(type("Game", (Plain,), own), policy="single", steps=2)
     assert said is not None and all(each in said for each in words)
 
 
