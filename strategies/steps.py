@@ -116,7 +116,9 @@ class Steps:
         A callback for the first rank alone may have drawn from them too, as to choose a sample that it shows.
         """
         if self.training.draws.by_dice:
-            random_state.set_dice(self.training.world.broadcast(random_state.dice()))
+            self.lockstep.places.begin_step(self.game.step)
+            with self.lockstep.places.named():
+                random_state.set_dice(self.training.world.broadcast(random_state.dice()))
 
     def check_batch(self, batch: Any) -> None:
         """Refuse what on_train_batch_start does to a batch: a trial begins after it."""
