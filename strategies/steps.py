@@ -2,6 +2,7 @@
 
 import re
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -30,6 +31,7 @@ from strategies.processes import heap
 from strategies.reachable import PLAIN
 from strategies.sharding.resharded_parameter import version_of
 from strategies.turn import Training, drawn_at, play
+from strategies.world import agree
 
 ROOM = 64  # for losses: a message has a multiple of it
 ASKING = ("monitor", "filename")  # attributes of callbacks with the names of what is logged
@@ -118,7 +120,9 @@ class Steps:
         if self.training.draws.by_dice:
             self.lockstep.places.begin_step(self.game.step)
             with self.lockstep.places.named():
-                random_state.set_dice(self.training.world.broadcast(random_state.dice()))
+                dice, world = random_state.dice(), self.training.world
+                if not agree((hash(dice[0]), zlib.crc32(dice[2]), dice[3:]), world.device):
+                    random_state.set_dice(world.broadcast(dice))
 
     def check_batch(self, batch: Any) -> None:
         """Refuse what on_train_batch_start does to a batch: a trial begins after it."""
