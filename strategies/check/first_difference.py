@@ -1,7 +1,7 @@
 """Where the ranks together begin to differ from one device: the first call of a network with other values."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -12,7 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from gan import noise
 from gan.module import GanModule
+from gan.noise import Drawn
 from strategies import private
+from strategies.draws import BY_GENERATOR
 from strategies.world import World
 
 EQUAL = {torch.float64: 1e-9, torch.float32: 1e-4}  # by this part of a row's size
@@ -60,31 +62,52 @@ class Calls:
         if place is None or module not in self.names or private.in_backward() or private.in_transform():
             return
         tensors = [each.detach() for each in tree_leaves(values) if isinstance(each, Tensor)]
-        tensors = [each for each in tensors if each.is_floating_point() and each.numel() and not each.is_meta]
-        equal = max((EQUAL.get(each.dtype, COARSE) for each in tensors), default=0.0)
+        tensors = [each for each in tensors if each.numel() and not each.is_meta]
+        tensors = [torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in tensors]
+        equal = max((EQUAL.get(each.dtype, COARSE) for each in tensors if each.is_floating_point()), default=0.0)
         shapes, sums = [each.shape[1:] for each in tensors], [_sums(each) for each in tensors]
         self.seen[str(place.key[-1])].append(Moment(self.names[module], returns, shapes, sums, equal, place.calls))
 
-    def first_unlike(self, alone: "Calls", phase: str, world: World, rows: int, drawn: int) -> Begin | None:
+    def first_unlike(
+        self, alone: "Calls", phase: str, world: World, rows: int, drawn: Mapping[int, Drawn]
+    ) -> Begin | None:
         """Where this rank's rows begin to differ from what one device has, if that can be told.
 
-        `rows` are computed at a time, and the phase draws `drawn` times.
+        `rows` are computed at a time, and `drawn` is what the phase draws. All ranks must call it.
         """
         moments, of_one = self.seen[phase], alone.seen[phase]
-        given: list[int] = []  # how often the phase had drawn when the modules were called that run now
-        for at, (one, other) in enumerate(zip(moments, of_one, strict=False)):
+        of_first = world.broadcast([moment.sums for moment in of_one])
+        if not 0 < len(moments) == len(of_one) == len(of_first):
+            return None
+        inside: list[str] = []  # modules that run now
+        for at, (one, other) in enumerate(zip(moments, of_one, strict=True)):
             if one[:3] != other[:3]:  # other samples in it, or the samples are not in front
                 return None
-            before = given.pop() if one.returns and given else 0
-            if not all(_alike(*both, world, rows, one.equal) for both in zip(one.sums, other.sums, strict=True)):
+            each = [_alike(*both, world, rows, one.equal) for both in zip(one.sums, other.sums, strict=True)]
+            if None in each:
+                return None
+            if one.returns and inside:
+                inside.pop()
+            by_rank = not all(_equal(*both, one.equal) for both in zip(other.sums, of_first[at], strict=False))
+            if by_rank or not all(each):
+                within = f"within {inside[-1]}, " if inside and not one.returns else ""
                 what = "returns other values for the same input" if one.returns else "is given other values"
-                return Begin(phase, at, f"it begins where {one.name} {what}", one.drawn > before, one.returns)
+                what += " on another rank, for the samples of all" * by_rank
+                text = f"it begins {within}where {one.name} {what}"
+                return Begin(phase, at, text, _suspects(drawn, one.drawn), one.returns or bool(inside))
             if not one.returns:
-                given.append(one.drawn)
+                inside.append(one.name)
         same = "networks are given and return what they do on one device: look at the formula of the loss"
-        if not 0 < len(moments) == len(of_one):
-            return None
-        return Begin(phase, len(moments), same, drawn > moments[-1].drawn, formula=True)
+        return Begin(phase, len(moments), same, _suspects(drawn, len(drawn)), formula=True)
+
+
+def _suspects(drawn: Mapping[int, Drawn], last: int) -> bool:
+    """Whether one of the draws until then may have made the difference: one without a single row for each sample."""
+    before = (draw for call, draw in drawn.items() if call < last)
+    return any(
+        draw.name.endswith(BY_GENERATOR) or (not draw.whole and (draw.dim is None or draw.shape[draw.dim] != draw.rows))
+        for draw in before
+    )
 
 
 def _sums(x: Tensor) -> Tensor:
@@ -93,12 +116,18 @@ def _sums(x: Tensor) -> Tensor:
     return torch.stack([rows @ factors, rows.abs().sum(1)], 1)
 
 
-def _alike(one: Tensor, other: Tensor, world: World, rows: int, equal: float) -> bool:
-    """Whether the rows of `one` are this rank's of `other`. What has another layout is taken for alike."""
-    if len(other) not in (len(one), world.size * len(one)):
-        return True
+def _alike(one: Tensor, other: Tensor, world: World, rows: int, equal: float) -> bool | None:
+    """Whether the rows of `one` are this rank's of `other`. None if they are dealt out in another way."""
+    if len(one) == len(other):  # the same on all ranks
+        own = [other]
+    elif len(other) == world.size * len(one) and len(one) % rows == 0:
+        # Blocks of samples, as of fakes and reals, or several rows of a sample side by side.
+        own = [other.view(-1, world.size, block, 2)[:, world.rank].reshape(-1, 2) for block in {rows, len(one)}]
+    else:
+        return None
+    return any(_equal(one, each, equal) for each in own)
+
+
+def _equal(one: Tensor, other: Tensor, equal: float) -> bool:
     room = equal * other[:, 1].nan_to_num().max().item()
-    # Blocks of samples, as of fakes and reals, or several rows of a sample side by side; or the same on all ranks.
-    blocks = {each for each in (rows, len(one)) if len(one) % each == 0 and len(one) != len(other)}
-    own = [other.view(-1, world.size, block, 2)[:, world.rank].reshape(-1, 2) for block in blocks] or [other]
-    return any(torch.allclose(one, each, rtol=0.0, atol=room, equal_nan=True) for each in own)
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0.0, atol=room, equal_nan=True)

@@ -349,8 +349,7 @@ class Tries:
         found, world = [], self.training.world
         for phase in self.game.phases:
             count = max(1, rows(own) // phase.micro_batches)
-            calls = len(drawn.get(phase.name, ()))
-            each = world.gather(together.first_unlike(alone, phase.name, world, count, calls))
+            each = world.gather(together.first_unlike(alone, phase.name, world, count, drawn.get(phase.name, {})))
             found += sorted((begin for begin in each if begin is not None), key=lambda begin: begin.at)[:1]
         return found
 

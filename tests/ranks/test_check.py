@@ -230,6 +230,47 @@ class Few(One):
 FORMULA = "In phase 'play' networks are given and return what they do on one device: look at the formula of the loss."
 
 
+class Within(OwnNorms):
+    """A network that divides by what it has of the batch, between two layers; and is told which samples are which."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = Inside()
+
+    def play(self, batch):
+        x = batch["x"]
+        return self.net(x, torch.arange(len(x)) * 0).square().mean()
+
+
+class Inside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.kind, self.last = nn.Linear(6, 8), nn.Embedding(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x, kind):
+        y = self.first(x) + self.kind(kind)
+        return self.last(y / y.abs().max())
+
+
+class Mislabelled(Within):
+    def play(self, batch):
+        x = batch["x"]
+        return self.net(x, torch.randperm(len(x)) % 2).square().mean()
+
+
+class OneByOne(One):
+    """A network is called for each sample, and the mistake is another one."""
+
+    def play(self, batch):
+        return torch.stack([self.net(row[None]).square().mean() for row in batch["x"]]).sum()
+
+
+class OwnDice(One):
+    def play(self, batch):
+        x, dice = batch["x"], torch.Generator().manual_seed(dist.get_rank())
+        return self.net(x * torch.rand(x.shape, generator=dice, dtype=x.dtype)).square().mean()
+
+
 class Least(One):
     """A minimum for each class, infinite until the class comes, beside what is NaN and never read."""
 
@@ -546,6 +587,13 @@ APART = {"sync_batchnorm": False}
         row(HalfTeacher, LOSS, **MIXED),
         row(BesideATeacher, LOSS, unsaid=("phase 'learn'",), **MIXED),
         row(Padded, "begins where 'net.1' (Spread) returns other values for the same input", unsaid=("draw", FORMULA)),
+        row(Within, "begins within 'net' (Inside), where 'net.last' (Linear) is given other values", unsaid=("draw",)),
+        row(Mislabelled, "begins where 'net' (Inside) is given other values.\nA draw must", "draws [2] once for the"),
+        row(OneByOne, LOSS, unsaid=("begins", "look at")),
+        row(
+            OwnDice,
+            "'net' (Sequential) is given other values on another rank, for the samples of all.\nWith generator=",
+        ),
         row(Few, "it begins where 'net' (Sequential) is given other values.\nA draw must", "Phase 'play' draws [1, 1]"),
         row(ByNumPy, BY_NUMPY, unsaid=("Synchronise batch norms",), **APART),
         row(FrozenNorms, LOSS, unsaid=("Synchronise batch norms", BY_NUMPY), **APART),
