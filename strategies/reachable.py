@@ -9,19 +9,23 @@ ContextVar, an array.array, a bytearray or a StringIO.
 """
 
 import random
+import re
 import sys
 import sysconfig
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, partial
+from inspect import GEN_CLOSED, GEN_CREATED, getgeneratorstate
+from itertools import count
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.amp import autocast
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
@@ -32,7 +36,8 @@ from strategies.sharding.resharded_parameter import resharded
 OURS = {"gan", "nets", "strategies", "datasets"}
 INSTALLED = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 MACHINERY = ("lightning.", "strategies.", "datasets.", "torch.distributed.", "torch._", "logging.", "threading.")
-APART = (Tensor, DataLoader, Dataset, Optimizer, LRScheduler)  # nothing is searched in them
+MACHINERY += ("contextlib.",)  # a context manager above a function holds a generator that nobody moves on
+APART = (Tensor, DataLoader, Dataset, Optimizer, LRScheduler, autocast)  # nothing is searched in them
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 SIMPLE = (int, float, complex, str, bytes, range, slice, Path, torch.dtype, torch.device, np.generic, type(None))
 LIGHTNINGS = vars(GanModule()).keys() - vars(nn.Module()).keys()  # attributes that every game has
@@ -99,14 +104,14 @@ class Reachable:
                 for inner, child in self._inside(name, value):
                     pending.append((".".join(filter(None, (name, "" if inner in INNER else inner))), child))
 
-    def iterators(self) -> list[str]:
-        """The names of objects that give each item once: a trial would take items that cannot be put back.
+    def iterators(self) -> list[tuple[str, Iterator]]:
+        """The objects that give each item once, with their names: an item that a trial takes cannot be put back.
 
         In a module many are used up, such as chained weights that an optimizer has got. Code must name them.
         """
         found = [(name, value) for name, value in self.objects.values() if type(value).__module__ in ONCE]
         used = [(name, each) for name, each in found if self.of_modules.get(id(each)) in {None, *self.named}]
-        return [name for name, value in used if isinstance(value, Iterator)]  # asked last: it takes longest
+        return [(name, value) for name, value in used if isinstance(value, Iterator)]  # asked last: it takes longest
 
     def _inside(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         """The objects in this one, with their names in it."""
@@ -160,10 +165,24 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 @cache
 def _is_own(module: str) -> bool:
+    top = module.partition(".")[0]
     file = getattr(sys.modules.get(module), "__file__", None)
-    if module.partition(".")[0] in OURS or file is None:
+    if top in OURS or file is None:
         return module == "__main__"
-    return INSTALLED.isdisjoint(Path(file).parents) and not {"site-packages", "dist-packages"} & {*Path(file).parts}
+    folders = Path(file).parents
+    if not INSTALLED.isdisjoint(folders) or {"site-packages", "dist-packages"} & {*Path(file).parts}:
+        return False
+    return not any(top in _installed(folder) for folder in folders[: module.count(".") + 2])
+
+
+@cache
+def _installed(folder: Path) -> frozenset[str]:
+    """The names of the packages that pip has put into this folder, as by --target. It lists their files beside them.
+
+    Of a package that was installed with -e the folder of its source has no list: it may be the author's own.
+    """
+    lists = (each.read_text("utf-8", "replace").splitlines() for each in folder.glob("*.dist-info/RECORD"))
+    return frozenset(re.split(r"[/,]", line)[0].removesuffix(".py") for each in lists for line in each)
 
 
 @cache
@@ -234,6 +253,16 @@ def alike(one: Any, other: Any) -> bool:
 def same(one: Any, other: Any) -> bool:
     """Whether they are one object, or an equal number or text."""
     return one is other or (type(one) is type(other) and isinstance(one, PLAIN) and one == other)
+
+
+def place_of(iterator: Iterator) -> object:
+    """What is another when the iterator has given an item; where that cannot be told, it is another each time."""
+    if isinstance(iterator, GeneratorType):
+        state = getgeneratorstate(iterator)
+        return state if state in (GEN_CREATED, GEN_CLOSED) else object()
+    if isinstance(iterator, enumerate | filter | map | zip):  # they tell what they take from
+        return [place_of(each) for each in iterator.__reduce__()[1] if isinstance(each, Iterator)]
+    return repr(iterator) if isinstance(iterator, count) else object()
 
 
 def _filler(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

@@ -28,6 +28,7 @@ SHAKES, SPREAD = 3, 100.0
 SMALL = 1e-2
 LEAST = 1e-4  # gradients that differ by this part of the rounding of the largest one are equal: sums that cancel
 SMALL_LOSS = 1e-3  # smaller losses are taken as if they had this size
+OF_BATCH_NORMS = ("running_mean'", "running_var'", "num_batches_tracked'")
 
 THE_SAME_ON_ALL_RANKS = "Write what is the same on all ranks: gan.ranks.mean(x) or gan.ranks.sum(x) in place of x."
 REMEMBERED = (
@@ -72,8 +73,9 @@ class Comparison:
         return {name: one[name] for name in names if many[name].shape == one[name].shape}
 
     def _states(self, allowed: Numbers) -> dict[str, str]:
-        """One line for all: a wrong sample changes every batch norm after it."""
-        first, *more = self._apart(self.together.state, self.alone.state, allowed) or [""]
+        """One line for all: a wrong sample changes every batch norm after it, so these are named last."""
+        apart = self._apart(self.together.state, self.alone.state, allowed)
+        first, *more = sorted(apart, key=lambda name: name.endswith(OF_BATCH_NORMS)) or [""]
         others = f", and so are {len(more)} others" if more else ""
         text = f"{first} is written in a loss or forward, with other values than by one device{others}"
         return {text: THE_SAME_ON_ALL_RANKS} if first else {}

@@ -42,6 +42,7 @@ from nets.norm import unsynchronised
 from strategies.check import left_behind
 from strategies.check.comparison import A_MEAN_OVER_SAMPLES, SHAKES, Comparison, moved, roundings, shake_weights
 from strategies.check.first_difference import Begin, Calls
+from strategies.check.iterators import MovesOn
 from strategies.check.left_behind import LeftBehind
 from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_each, samples_together
 from strategies.check.trial import FAILS, RanksDiffer, Snapshot, Trial, coarse_from_the_start
@@ -54,6 +55,7 @@ from strategies.turn import Training
 
 HALF = 0.5  # of the loss as one device: it rounds nothing, and shows hooks that clip the gradients of all ranks alike
 SHOWN = 6  # differences in the error
+WITHOUT = "PhaseStrategy(check=False) leaves the trial out"
 PATIENCE = 10.0  # seconds for all other ranks to fail as one has
 
 WORDS = "Let gan.ranks.sum(x), gan.ranks.mean(x) and gan.ranks.gather(x) do that."
@@ -99,11 +101,8 @@ def check_step(game: GanModule, training: Training, batch: Any, play: Play, firs
         _not_checked("one of its loaders gives each rank one sample, and loaders of one batch need the same batch size")
         return
     kept = Snapshot(game, training.policies)
-    if kept.iterators:
-        _not_checked(
-            f"a trial would move on the iterator '{kept.iterators[0]}', which cannot be put back; let batches come "
-            f"from train_dataloader()"
-        )
+    if kept.untried:
+        _not_checked(MovesOn(kept.untried[0]))
         return
     try:
         samples, more = join_batches(everyone), batch
@@ -120,6 +119,9 @@ def check_step(game: GanModule, training: Training, batch: Any, play: Play, firs
         together, lines = tries.differences(own, samples, more, first)
     except TooFew as error:
         rank_zero_warn(f"no comparison with one device: {error}")
+        return
+    except MovesOn as error:
+        _not_checked(error)
         return
     _say_what_differs(tries, together, lines)
 
@@ -147,7 +149,7 @@ def _say_what_differs(tries: "Tries", together: Trial, lines: dict[str, str]) ->
 
 
 def _not_checked(why: object) -> None:
-    rank_zero_warn(f"the first step is not checked against one device, because {why}")
+    rank_zero_warn(f"nothing of this run is checked against one device, because {why}")
 
 
 def check_guesses(training: Training, step: int) -> None:
@@ -170,10 +172,10 @@ def learn_draws(game: GanModule, training: Training, batch: Any, play: Play, fir
     # A game may refuse a few samples, or need a whole batch.
     sizes: list[int] = []
     with suppress(UserError):  # a training_step of the author's may make its batch from anything
-        sizes = [each for each in (2 * together, rows(batch)) if each <= rows(batch) and not kept.iterators]
+        sizes = [each for each in (2 * together, rows(batch)) if each <= rows(batch) and not kept.untried]
     read: left_behind.Read = {}
     for size in sizes:
-        with suppress(TooFew, UserError):
+        with suppress(TooFew, MovesOn, UserError):
             twice = join_batches([on_cpu(batch)] * 2)
             few, many = (tries(first_rows(twice, each)) for each in (size, 2 * size))
             training.draws.learn([(few.drawn, many.drawn)])
@@ -222,6 +224,7 @@ class Tries:
             stack.callback(self.kept.put_back)
             stack.enter_context(left.watching)
             # Loggers hear nothing of a trial, of what a loss logs by itself either.
+            stand_ins = self.kept.take_places()
             vars(self.game)["log"] = lambda *_, **__: None
             self.game.trainer.loggers = [DummyLogger() for _ in self.game.trainer.loggers]
             for number, pool in enumerate(self.pools):
@@ -235,18 +238,23 @@ class Tries:
                         as_one.enter_context(policy.as_one_device())
                     # A loss may write into its samples.
                     self.play(trial, move_data_to_device(copy.deepcopy(samples), world.device))
+                    if asked := [each.name for each in stand_ins if each.asked]:  # the author has caught the error
+                        raise MovesOn(asked[0])
                     trial.state, trial.kept = self.kept.written(), self.kept.kept()
                     if left.hidden:  # does a phase of the next step read it?
                         again = Trial(world, step, f"{key}/again", *how)
                         self.play(again, move_data_to_device(copy.deepcopy(samples), world.device))
             except Exception as error:
                 tried = f"step {step} was tried on {rows(samples)} samples"
-                error.add_note(f"while {tried}; PhaseStrategy(check=False) leaves the trial out")
+                error.add_note(f"while {tried}; {WITHOUT}")
                 # A game may refuse a number of samples. Later trials have one that training has not.
                 refused = isinstance(error, UserError) and (not alone if self.whole else not step)
                 if refused or isinstance(error, RanksDiffer) or of_a_collective(error):  # another rank may be gone
                     raise
-                if not trial.meet(f"{FAILS}{error}", PATIENCE):
+                met = trial.meet(f"{FAILS}{error}", PATIENCE)
+                if isinstance(error, MovesOn) and not met:
+                    raise UserError(f"{error}. As not all ranks do so, nothing can be tried: {WITHOUT}") from error
+                if isinstance(error, MovesOn) or not met:
                     raise
                 self.failed = trial.phase
                 raise TooFew(

@@ -2,7 +2,7 @@
 
 import dis
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -24,6 +24,7 @@ from gan.noise import OF_SEED
 from gan.phase import Phase
 from strategies import private, random_state
 from strategies.check.first_difference import Begin
+from strategies.check.iterators import StandIn, fixed, take_places
 from strategies.check.left_behind import LeftBehind
 from strategies.draws import ByPhase, Draws
 from strategies.first_weights import refuse_views_of_gathered
@@ -44,9 +45,16 @@ class Snapshot:
     """
 
     def __init__(self, game: GanModule, policies: Mapping[str, Policy]) -> None:
+        since = time.monotonic()
         reachable = Reachable([game])
         self.iterators = reachable.iterators()
+        elsewhere = any(policy.name in ("pipeline", "remote") for policy in policies.values())  # one rank alone may ask
+        held = fixed(self.iterators, reachable.objects.values())
+        self.untried = [name for name, _ in (self.iterators if elsewhere else held)]  # with these nothing is tried
         functions = [value for _, value in reachable.objects.values() if isinstance(value, FunctionType)]
+        if time.monotonic() - since > SLOW:
+            packages = Counter((each.__module__ or "").partition(".")[0] for each in functions)
+            _say_slow(max(packages, key=packages.__getitem__), *reachable.authors)
         self.read = {name for function in functions for name in _reads(function.__code__)}
         self.game, self.trainer = game, game.trainer
         self.should_stop, self.loggers = game.trainer.should_stop, game.trainer.loggers
@@ -68,6 +76,10 @@ class Snapshot:
             kinds.append(("datamodule", content_of(scope := Scope(data)), scope))
         self.contents = [(name, kind, value, kind.read(value)) for name, kind, value in kinds if kind is not None]
         self.random = random_state.capture()
+
+    def take_places(self) -> list[StandIn]:
+        """Put something else in the place of all iterators, until everything is put back."""
+        return take_places(self.iterators, self.contents)
 
     def written(self) -> dict[str, Tensor]:
         """The buffers and weights that have changed since, or were replaced, by their names."""
@@ -104,6 +116,16 @@ class Snapshot:
         random_state.restore(self.random)
 
 
+@cache
+def _say_slow(package: str, *authors: str) -> None:
+    if package not in authors:
+        rank_zero_warn(
+            f"each trial of a step looks through all objects of your code, which takes seconds; most are of "
+            f"'{package}'. If that is not your own code, install it without -e: installed packages are left out"
+        )
+
+
+SLOW = 3.0  # seconds
 OF_TRAINER = {"callbacks", "datamodule"}
 APPENDS = {"append", "appendleft", "extend", "add"}  # a log is only written
 

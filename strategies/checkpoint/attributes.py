@@ -9,7 +9,7 @@ not saved.
 """
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -22,14 +22,21 @@ from gan.files.checkpoint import checksum
 from gan.files.errors import reading
 from gan.files.values import VALUES
 from gan.module import GanModule
-from strategies.reachable import CACHE, PLAIN, Reachable, Scope, alike, content_of, copied, kind_of
+from strategies.reachable import CACHE, PLAIN, Reachable, Scope, alike, content_of, copied, kind_of, place_of
 
 LIGHTNINGS = {"_hparams", "_hparams_initial"}  # made when they are first asked for
 OF_RNNS = {"_flat_weights", "_flat_weight_refs"}  # lists of the parameters of an nn.LSTM
 TORCHS = vars(nn.Module()).keys() - {"training"} | OF_RNNS  # attributes of modules that torch saves or makes again
 CODE = (nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
-COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque)}
+COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque, torch.Size)}
 DICTS: dict[str, type[dict[Any, Any]]] = {kind.__name__: kind for kind in (dict, OrderedDict, Counter, defaultdict)}
+# Constants that are keys of a cache, as a rule: how they are written as text, and made of it.
+FORMATS = {str(each): each for each in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)}
+CONSTANTS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
+    "memory_format": (torch.memory_format, str, FORMATS.__getitem__),
+    "numpy_dtype": (np.dtype, str, np.dtype),
+    "device": (torch.device, str, torch.device),
+}
 FACTORIES = {kind.__name__: kind for kind in (list, tuple, set, dict, int, float, str, bool)}  # of a defaultdict
 LEARNING = "requires_grad"  # the name of what parameters require, beside those of objects
 
@@ -42,7 +49,7 @@ class Attributes:
         self.new: dict[int, tuple[int | None, Any]] = {}  # what training has made: numbers by ids
         self.made: dict[int, Any] = {}  # the same, made again from a checkpoint
         reachable = Reachable([game])
-        self.iterators = reachable.iterators()
+        self.iterators = [(name, each, place_of(each)) for name, each in reachable.iterators()]
         torchs = {id(each) for each in [*game.parameters(), *game.state_dict(keep_vars=True).values()]}
         for module in game.modules():
             own_state = type(module).get_extra_state is not nn.Module.get_extra_state
@@ -66,7 +73,7 @@ class Attributes:
         now = _learning(self.game)
         turned = {name: each for name, each in now.items() if each != self.learned.get(name, each)}
         found: dict[str, Any] = {LEARNING: turned} if turned else {}
-        unsaved = self.iterators[:]
+        unsaved = [name for name, each, began in self.iterators if place_of(each) != began]
         self.new = {}
         for name, value in self.objects.items():
             for inner, part in self._changed(name, value).items():
@@ -123,7 +130,7 @@ class Attributes:
 
     def _encoded(self, value: Any) -> Any:
         """A value as a checkpoint has it. Every dict in the result says what it stands for."""
-        if type(value) in PLAIN:
+        if type(value) in (*PLAIN, torch.dtype):
             return value
         if id(value) in self.names:
             return {"same": self.names[id(value)]}
@@ -145,6 +152,11 @@ class Attributes:
             numbers = torch.from_numpy(np.array(value).reshape(-1).view(np.uint8))  # torch has not all kinds
             how = {"dtype": str(value.dtype), "shape": list(value.shape), "scalar": isinstance(value, np.generic)}
             return {"array": numbers, **how}
+        if isinstance(value, torch.device) and value == self.device:
+            return {"own_device": None}  # each rank has another one
+        for kind, (constant, text, _) in CONSTANTS.items():
+            if isinstance(value, constant):
+                return {kind: text(value)}
         factory = getattr(value, "default_factory", None)
         if type(value) in DICTS.values() and factory in (None, *FACTORIES.values()):
             pairs = [[self._encoded(key), self._encoded(each)] for key, each in value.items()]
@@ -169,6 +181,10 @@ class Attributes:
         if kind == "array":
             made = value.numpy().view(tree["dtype"]).reshape(tree["shape"])
             return made[()] if tree["scalar"] else made
+        if kind == "own_device":
+            return self.device
+        if kind in CONSTANTS:
+            return CONSTANTS[kind][2](value)
         if kind in DICTS:
             pairs = {self._decoded(key): self._decoded(each) for key, each in value}
             return defaultdict(FACTORIES.get(tree["factory"]), pairs) if kind == "defaultdict" else DICTS[kind](pairs)

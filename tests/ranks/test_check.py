@@ -6,10 +6,10 @@ import re
 import sys
 import warnings
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, count
 from types import ModuleType
 from unittest import mock
 
@@ -29,6 +29,7 @@ from gan.files.errors import UserError
 from gan.pool import ImagePool
 from strategies import PhaseStrategy
 from strategies.check import comparison, one_device, samples, trial
+from strategies.check.iterators import MovesOn
 from strategies.check.left_behind import LeftBehind
 from strategies.check.trial import Trial
 from strategies.observers import Casts
@@ -190,6 +191,12 @@ class OwnNorms(One):
         self.net.insert(1, nn.BatchNorm1d(8))
 
 
+class CodebookOfNorms(Codebook):
+    def __init__(self):
+        super().__init__()
+        self.net.insert(1, nn.BatchNorm1d(8))
+
+
 class Masked(OwnNorms):
     """NumPy's draws, which are the same on each rank, before several batch norms."""
 
@@ -300,12 +307,31 @@ class Spectrum(One):
     def play(self, batch):
         self.net.waves.lerp_(1j * torch.fft.rfft(batch["x"]).mean(0).imag, 0.1)
         return super().play(batch)
+@contextmanager
+def quiet():
+    with warnings.catch_warnings():
+        yield
+
+
+numbers = count()
+
+
+class Idle(RootOfMean):
+    """It has iterators that no loss asks for an item, also the one that contextlib keeps in a decorator."""
+
+    def __init__(self):
+        super().__init__()
+        self.number, self.head = next(numbers), {"weights": filter(torch.is_tensor, self.net.parameters())}
+        self.moved = [item for item in self.head["weights"] if item.numel() < 0]
+
+    play = quiet()(RootOfMean.play)
 
 
 LOSS = "phase 'play': loss 'loss' is "
 WRITTEN = "is written in a loss or forward, with other values than by one device"
 WRONG = {
     RootOfMean: ("phase 'play': loss 'root' is", "gan.ranks", FORMULA),
+    Idle: ("phase 'play': loss 'root' is", FORMULA),
     Contrast: (LOSS, "gan.ranks"),
     Weighed: ("phase 'play', player 'net': the gradients of", "gan.ranks"),
     Codebook: (f"buffer 'net.seen' {WRITTEN}", "gan.ranks"),
@@ -314,6 +340,7 @@ WRONG = {
     ByHand: (LOSS, "gan.ranks"),
     OwnLeast: (f"buffer 'net.least' {WRITTEN}\n", "gan.ranks"),
     Spectrum: (f"buffer 'net.waves' {WRITTEN}\n", "gan.ranks"),
+    CodebookOfNorms: (f"buffer 'net.seen' {WRITTEN}, and so are", "gan.ranks"),
     OwnNorms: (LOSS, "Trainer(sync_batchnorm=True)", "it begins where 'net.1' (BatchNorm1d) returns other values"),
 }
 
@@ -792,6 +819,42 @@ class Streams(One):
         return super().play(batch) * next(self.numbers)
 
 
+class StreamsByTuple(One):
+    """In a tuple nothing else can be put in its place."""
+
+    def __init__(self):
+        super().__init__()
+        self.both = 1, iter(range(100))
+
+    def play(self, batch):
+        return super().play(batch) * next(self.both[1])
+
+
+class StreamsQuietly(Streams):
+    """It hides that it may not have an item now."""
+
+    def play(self, batch):
+        with suppress(Exception):
+            return super().play(batch)
+        return One.play(self, batch)
+
+
+class StreamsLater(Streams):
+    """From step 2 on, from iterators in a list, a dict, a closure and a global."""
+
+    def __init__(self):
+        super().__init__()
+        inside, rest = iter(range(9)), [chain(range(9))]
+        self.kept, self.next, self.first = {"deep": rest}, lambda: next(inside), next(some)
+
+    def play(self, batch):
+        found = [self.next(), next(self.kept["deep"][0]), next(some) - self.first] if self.step > 1 else [0]
+        return super().play(batch) * (1 + sum(found)) if self.step > 1 else One.play(self, batch)
+
+
+some = count()
+
+
 class DrawingByTorch(Drawing):
     def configure_phases(self):
         yield from (replace(phase, draws="torch") for phase in super().configure_phases())
@@ -911,9 +974,37 @@ def test_an_iterator_in_a_module_that_no_code_names_is_left_alone(monkeypatch):
     monkeypatch.setitem(sys.modules, "head", head)
     assert Reachable([game]).iterators() == []
     head.one = eval("lambda: next(used_up)", vars(head))
-    assert Reachable([game]).iterators() == ["head.used_up"]
+    assert Reachable([game]).iterators() == [("head.used_up", head.used_up)]
+    names = {name for name, _ in Reachable([Idle()]).iterators()}
+    assert names == {"head.weights", "__init__.numbers"}  # not what contextlib keeps
 
 
+def test_packages_that_pip_has_put_beside_the_authors_are_not_searched(monkeypatch, tmp_path):
+    """As --target does. Their folder is named otherwise than site-packages."""
+    (tmp_path / "bought-1.0.dist-info").mkdir()
+    (tmp_path / "bought-1.0.dist-info" / "RECORD").write_text("bought/__init__.py,sha256=1,2\nbought/deep.py,,\n")
+    game, found = One(), {}
+    for name in ("bought.deep", "own.deep"):
+        found[name] = module = ModuleType(name)
+        module.__file__, module.state = str(tmp_path / name.replace(".", "/")) + ".py", [0]
+        monkeypatch.setitem(sys.modules, name, module)
+    game.modules_of_others = [*found.values()]
+    states = [value for _, value in Reachable([game]).objects.values()]
+    assert [any(value is module.state for value in states) for module in found.values()] == [False, True]
+
+
+def test_an_own_package_that_takes_long_to_look_through_is_named(monkeypatch):
+    monkeypatch.setattr(trial, "SLOW", 0)
+    game, cloned = One(), ModuleType("cloned")
+    game.trainer, cloned.__file__ = mock.MagicMock(datamodule=None), "cloned.py"
+    game.cloned = cloned
+    exec("".join(f"def f{number}(): pass\n" for number in range(99)), vars(cloned))
+    monkeypatch.setitem(sys.modules, "cloned", cloned)
+    with pytest.warns(UserWarning, match="most are of 'cloned'. If that is not your own code, install it without -e"):
+        trial.Snapshot(game, {})
+
+
+UNCHECKED = "nothing of this run is checked against one device, because a trial would move on the iterator"
 ON_FEW = "no comparison with one device: step 1 was tried on 16 samples, and a loss fails"
 NO_ROOM = "the first step is not checked against one device, which may have no memory for 2"
 BY_RANK = "phase 'late': in step 1 its `when` is True on the first rank, which decides, and False on others"
@@ -926,7 +1017,10 @@ MATRIX = ["ddp", "zero3", "zero1", "fsdp"]  # `make test` plays zero3
         row(WritesItsBatch, steps=3),
         *(row(Reaching, policy=each, check=True, steps=5, slow=each != "zero3") for each in MATRIX),
         *(row(Reaching, policy=each, check="often", steps=5, slow=each != "zero3") for each in MATRIX),
-        row(Streams, "a trial would move on the iterator 'numbers'", steps=3),
+        row(Streams, f"{UNCHECKED} 'numbers'", steps=3),
+        row(StreamsByTuple, f"{UNCHECKED} 'both.1'", steps=3),
+        row(StreamsQuietly, f"{UNCHECKED} 'numbers'", steps=3),
+        *(row(StreamsLater, f"{UNCHECKED} 'next.inside'", policy=each, steps=3) for each in ["ddp", "zero3"]),
         row(Plain, unsaid=("not checked",)),
         row(Plain, NO_ROOM, room=0),
         *(row(Remembers, ON_FEW, steps=4, policy=each, slow=each != "zero3") for each in [*MATRIX, "zero2"]),
@@ -1085,6 +1179,16 @@ def test_a_rank_that_fails_alone_says_so_and_does_not_wait_for_the_others(tries,
     assert not agree.called
     tries.store.add("trial key/2/1", 1)  # the control: the other rank comes
     with pytest.raises(one_device.TooFew, match="label 7"):
+        tries({"x": torch.zeros(2, 6)})
+
+
+def test_a_rank_that_alone_asks_an_iterator_is_refused(tries, monkeypatch):
+    monkeypatch.setattr(trial, "agree", mock.Mock(return_value=True))
+    tries.play.side_effect = MovesOn("pictures")
+    with pytest.raises(UserError, match=r"the iterator 'pictures', .* As not all ranks do so, nothing can be tried"):
+        tries({"x": torch.zeros(2, 6)})
+    tries.store.add("trial key/2/1", 1)
+    with pytest.raises(MovesOn):
         tries({"x": torch.zeros(2, 6)})
 
 
