@@ -266,7 +266,8 @@ def check_saved(player: Player, updaters: Iterable[Updater]) -> None:
         if apart or not {"state", "param_groups"} <= saved.keys():
             what = f"in '{apart[0]}', which has a state of its own" if apart else "in the form of its own state_dict()"
             raise UserError(
-                f"player '{player.name}': a checkpoint would not have what {_kind(optimizer)} keeps {what}; call "
+                f"player '{player.name}': a checkpoint would not have what {_kind(optimizer)} keeps {what}. If it "
+                f"averages weights, give the player the optimizer inside of it, and Player(ema=...); else call "
                 f"super().__init__(groups, {{}}) in it, keep what belongs to a weight in self.state[weight], give "
                 f"optimizers inside of it the same state (inner.state = self.state), and leave state_dict() as it is"
             )

@@ -21,6 +21,11 @@ from gan.files.errors import RankLost, UserError, WorkerLost, printable
 FILE = "TORCHELASTIC_ERROR_FILE"  # torch's name for the variable
 # The kinds: gone without a word; an error; a mistake that no restart cures; it follows the failure of another rank.
 LOST, ERROR, REFUSED, FOLLOWS = "lost", "error", "refused", "follows"
+# gloo ends a process after that line, by the signal SIGABRT.
+UNLIKE = (
+    "if a line above has 'op.preamble', ranks made unlike calls: let all of them call a network with batch norms, or "
+    "call it after network.eval()"
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,8 @@ def ended(rank: int, process: int, host: str, status: int) -> Failure:
     """A process has ended with this status, and has not said why."""
     if status >= 0:
         return Failure(rank, process, host, f"ended with status {status}; see what it said")
-    why = ": from outside, or out of memory?" if status == -signal.SIGKILL else ""
+    known: dict[int, str] = {signal.SIGKILL: ": from outside, or out of memory?", signal.SIGABRT: f": {UNLIKE}"}
+    why = known.get(-status, "")
     return Failure(rank, process, host, f"was ended by signal {-status} ({signal.strsignal(-status)}){why}", LOST)
 
 

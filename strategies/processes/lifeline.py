@@ -39,7 +39,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from gan.files.system import LINUX, after_fork
-from strategies.processes.failure import LOST, Failure, as_json, from_json
+from strategies.processes.failure import LOST, UNLIKE, Failure, as_json, from_json
 
 SILENCE = 15  # seconds without an answer after which a host counts as lost
 HELLO = 10  # seconds for a rank to reach rank 0
@@ -48,7 +48,7 @@ STRANGERS = 64  # so many at a time; see [Note: strangers]
 STRANGE = 5  # seconds that each of them has
 WAITING = 1024  # connections that the kernel holds until they are accepted
 BYE = b"bye\n"
-GONE = "is gone without a word: killed, or out of memory?"
+GONE = f"is gone without a word: killed, or out of memory? But {UNLIKE}"
 DARK = "has not been heard of for {} seconds: is its host switched off, or the network down?"
 
 

@@ -441,7 +441,7 @@ UPDATES = {
             ),
             *refused(
                 having(Hooked, make=Unmade), "single",
-                words=ALONE + "Unmade keeps in the form of its own state_dict(); call super()",
+                words=ALONE + "Unmade keeps in the form of its own state_dict(). If it averages",
             ),
             *refused(
                 having(Hooked, make=Objects), "single",

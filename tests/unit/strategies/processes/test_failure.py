@@ -69,6 +69,7 @@ def test_a_report_that_is_cut_off_is_not_there_for_the_agent(tmp_path, monkeypat
     ("status", "words"),
     [
         (-9, "was ended by signal 9 (Killed): from outside, or out of memory?"),
+        (-6, f"was ended by signal 6 (Aborted): {failure.UNLIKE}"),
         (-11, "was ended by signal 11 (Segmentation fault)"),
         (3, "ended with status 3; see what it said"),
     ],
