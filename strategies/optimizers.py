@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import Parameter as Argument
 from inspect import signature
 from typing import Any, Protocol, runtime_checkable
@@ -24,7 +25,7 @@ from strategies.advice import instead
 from strategies.observers import OwnCollectives
 from strategies.random_state import untouched
 from strategies.sharding.resharded_parameter import resharded
-from strategies.sharding.storage import Storage
+from strategies.sharding.storage import SCALARS, Storage
 
 # Optimizers that treat each element by itself. For them, a step on pieces of weights equals a step on the weights.
 ELEMENTWISE = {
@@ -51,7 +52,7 @@ class Updater:
     foreign: list[nn.Parameter] = field(default_factory=list)  # weights of which other ranks own all
 
     def __post_init__(self) -> None:
-        self.elementwise = elementwise(self.optimizer) and not self.optimizer.state
+        self.elementwise = elementwise(self.optimizer) and self.cuttable()
         self.members, self.kept = self.members_now(), _kept(self.optimizer)
         groups = [plain_items(group) for group in self.optimizer.param_groups]
         self.made = {"optimizer": _kind(self.optimizer), "groups": groups, "schedule": None, "state": {}}
@@ -71,6 +72,18 @@ class Updater:
         kind = _kind(schedule) if per == "update" else f"{_kind(schedule)} per {per}"
         self.made |= {"schedule": kind, "state": plain_items(schedule.state_dict())}
 
+    def cuttable(self) -> bool:
+        """Whether each state is of a weight, with tensors of its shape and numbers: as of a training before."""
+        members = {id(weight) for group in self.optimizer.param_groups for weight in group["params"]}
+        return all(
+            id(weight) in members
+            and all(
+                key in SCALARS or value is None or getattr(value, "shape", None) == weight.shape
+                for key, value in values.items()
+            )
+            for weight, values in self.optimizer.state.items()
+        )
+
     def members_now(self) -> list[list[int]]:
         return [[id(weight) for weight in group["params"]] for group in self.optimizer.param_groups]
 
@@ -88,11 +101,40 @@ class Updater:
             self.owned[-1]["params"] = [storage.owned[members[number]] for number in there]
         self.foreign = [storage.weights[name] for name in storage.weights.keys() - storage.owned.keys()]
         if storage.cut:
-            self.optimizer.state = PiecesOfState(dict, self.optimizer.state)
+            self._cut_state(storage)
             self.optimizer.register_state_dict_pre_hook(self._refuse_pieces)
-            self.optimizer.register_load_state_dict_pre_hook(self._refuse_pieces)
-            owned = storage.owned
-            self.optimizer.state.wholes = {id(each): (name, owned.get(name)) for name, each in storage.weights.items()}
+            self.optimizer.register_load_state_dict_post_hook(partial(self._loaded, storage))
+
+    def _cut_state(self, storage: Storage) -> None:
+        """Keep this rank's pieces of a state that the author's code has loaded, in which tensors are whole."""
+        state = PiecesOfState(dict)
+        for name, piece in storage.owned.items():
+            weight, start = storage.weights[name], storage.share_of(name, piece.detach()).start
+            for key, value in self.optimizer.state.get(weight, {}).items():
+                if isinstance(value, Tensor) and key not in SCALARS:
+                    value = value.reshape(-1)[start : start + piece.numel()].to(piece.device, copy=True)
+                elif isinstance(value, Tensor) and value.device == weight.device:  # torch keeps some on the CPU
+                    value = value.to(piece.device)
+                state[piece][key] = value
+        state.wholes = {id(each): (name, storage.owned.get(name)) for name, each in storage.weights.items()}
+        self.optimizer.state = state
+
+    def _loaded(self, storage: Storage, *_: Any) -> None:
+        """After load_state_dict: by code between steps, which has whole tensors, or inside `owning` of a checkpoint."""
+        if self._has_pieces():
+            return
+        kind = _kind(self.optimizer)
+        if not self.cuttable():
+            raise UserError(
+                f"load_state_dict() of this {kind} got tensors that do not have the shapes of its weights; give it "
+                f"what state_dict() has saved of an optimizer of the same weights"
+            )
+        if any(piece.dtype != storage.weights[name].dtype for name, piece in storage.owned.items()):
+            raise UserError(
+                f"load_state_dict() of this {kind} would round its state to the type in which phases compute; call it "
+                f"in the function that makes the player's optimizer"
+            )
+        self._cut_state(storage)
 
     @contextmanager
     def owning(self) -> Iterator[None]:
@@ -112,12 +154,15 @@ class Updater:
                 state.update(self.optimizer.state)
                 self.optimizer.state = state
 
+    def _has_pieces(self) -> bool:
+        """Whether the groups have what this rank owns, inside `owning`."""
+        return self.optimizer.param_groups[0]["params"] is self.owned[0]["params"]
+
     def _refuse_pieces(self, *_: Any) -> None:
-        if self.optimizer.param_groups[0]["params"] is not self.owned[0]["params"]:
+        if not self._has_pieces():
             raise UserError(
-                f"state_dict() and load_state_dict() of this {_kind(self.optimizer)} have a rank's pieces of weights, "
-                f"of no use to other ranks; type trainer.save_checkpoint(path) and fit(..., ckpt_path=path), or type "
-                f"ddp for this player"
+                f"state_dict() of this {_kind(self.optimizer)} has a rank's pieces of weights, of no use to other "
+                f"ranks; type trainer.save_checkpoint(path) and fit(..., ckpt_path=path), or type ddp for this player"
             )
 
     def _fill(self, members: list[dict[str, list[Any]]]) -> None:

@@ -45,7 +45,7 @@ class OptimizerCost:
 def optimizer_cost(make: MakeOptimizer, shapes: Sequence[Sequence[int]] = SQUARES) -> OptimizerCost:
     """What an optimizer of such weights costs. It gets stand-ins of all: it may group them by place or dimensions."""
     weights = [_stand_in(shape) for shape in shapes]
-    optimizer = make(weights)
+    optimizer = _fresh(make, weights)
     _step(optimizer, weights, foreach=None)
     state = sum(_state(optimizer, weight) * math.prod(shape) for weight, shape in zip(weights, shapes, strict=True))
     all_ = _step(optimizer, weights, foreach=True) / size(weights)
@@ -60,13 +60,21 @@ def _on_cpu(make: MakeOptimizer) -> tuple[float, float] | None:
     for shapes in (SQUARES, (SQUARES[0], (2, 2))):
         weights = [_stand_in(shape) for shape in shapes]
         try:
-            optimizer = make(weights)
+            optimizer = _fresh(make, weights)
         except Exception:  # noqa: BLE001 - the author's function
             return None
         _step(optimizer, weights, foreach=False)
         found.append(_step(optimizer, weights, foreach=False) / size(weights[:1]))
     both, one = found
     return (one, both - one) if both else None
+
+
+def _fresh(make: MakeOptimizer, weights: list[nn.Parameter]) -> Optimizer:
+    """An optimizer of stand-ins. A state that the author's function has loaded has the shapes of the true weights."""
+    optimizer = make(weights)
+    if elementwise(optimizer):
+        optimizer.state.clear()
+    return optimizer
 
 
 def _stand_in(shape: Sequence[int]) -> nn.Parameter:

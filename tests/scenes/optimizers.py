@@ -118,6 +118,34 @@ def optimized(game: Any, optimizer: Any) -> Any:
     return Game
 
 
+# ---- moments of a training before ----
+
+
+def moments(optimizer: Any, *shape: int) -> dict[str, Any]:
+    """A state_dict() as of an earlier training. `shape`: of other weights."""
+    state = {}
+    for number, weight in enumerate(optimizer.param_groups[0]["params"]):
+        first = torch.linspace(-0.2, 0.3, weight.numel(), dtype=torch.float64).reshape(shape or weight.shape)
+        state[number] = {"step": torch.tensor(7.0), "exp_avg": first, "exp_avg_sq": first.square()}
+    (group,) = optimizer.param_groups
+    return {"state": state, "param_groups": [{**group, "params": [*state]}]}
+
+
+def going_on(weights: Any) -> Adam:
+    optimizer = Adam(weights, lr=1e-2)
+    optimizer.load_state_dict(moments(optimizer))
+    return optimizer
+
+
+class LoadsAtTheStart(optimized(PLAIN, partial(Adam, lr=1e-2))):
+    moments = staticmethod(moments)
+
+    def on_train_start(self):
+        if self.trainer.global_step == 0:
+            for optimizer in self.trainer.optimizers:
+                optimizer.load_state_dict(self.moments(optimizer))
+
+
 # ---- fused ----
 
 
@@ -234,6 +262,26 @@ OPTIMIZERS = {
         mutants=(
             Mutant("its gradients as they lie", FORTH_AND_BACK, slow=True,
                    replaced={"strategies.pipelining.passes.BackwardPass.give": as_it_lies}),
+        ),
+    ),
+    "moments_of_a_training_before": Scene(
+        optimized(PLAIN, going_on), bucket=SMALL, often=("zero2", "zero3"), saved=("zero3",), four=("zero3", "fsdp"),
+        policies={**POLICIES, **ENGINES, "dp": 2, PIPED: 2, "zero1+offload": 2, "zero3+offload": 2},
+        checked=("zero3",), arrives=(("single", 1),),
+        mutants=(Mutant("they are forgotten", game=optimized(PLAIN, partial(Adam, lr=1e-2))),),
+    ),
+    "moments_loaded_at_the_start": Scene(
+        LoadsAtTheStart, alone=optimized(PLAIN, going_on), policies={**POLICIES, **ENGINES, "zero3+offload": 2},
+        bucket=SMALL, often=("single", "zero3"), mutants=(), saved=("zero2",),
+        refused=(
+            Refused(
+                having(LoadsAtTheStart, moments=staticmethod(lambda optimizer: moments(optimizer, -1))), "zero3",
+                "got tensors that do not have the shapes of its weights", check=False,
+            ),
+            Refused(
+                LoadsAtTheStart, "zero3+bf16", "would round its state to the type in which phases compute",
+                settings={"precision": "bf16-mixed"}, check=False,
+            ),
         ),
     ),
     "sparse gradients": Scene(

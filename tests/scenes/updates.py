@@ -374,7 +374,7 @@ UPDATES = {
         mutants=(Mutant("it goes on", game=Plain),),
         refused=(
             *refused(Halves, "zero1", "zero3", words="of which this rank's optimizer has a piece"),
-            *refused(Saves, "zero3", words="of this Adam have a rank's pieces of weights"),
+            *refused(Saves, "zero3", words="of this Adam has a rank's pieces of weights"),
         ),
     ),
     "frozen_when_done": Scene(Toggles, policies={"zero2": 2, "zero3": 2, "fsdp": 2}, **AS_PLAIN),

@@ -64,6 +64,14 @@ def test_amounts_are_readable(amount, said):
 # ---- optimizer ----
 
 
+def with_moments(weights):
+    """Of wider weights than a stand-in."""
+    optimizer = Adam(weights, lr=0.1)
+    for weight in weights:
+        optimizer.state[weight] = {"step": 7.0, "exp_avg": torch.ones(100, 100), "exp_avg_sq": torch.ones(100, 100)}
+    return optimizer
+
+
 @pytest.mark.parametrize(
     ("optimizer", "state", "elementwise"),
     [
@@ -71,6 +79,7 @@ def test_amounts_are_readable(amount, said):
         (partial(SGD, lr=0.1), 0, True),
         (partial(SGD, lr=0.1, momentum=0.5), 1, True),
         (partial(Adafactor, lr=0.1), 2 / 64, False),
+        (with_moments, 2, True),
     ],
 )
 def test_the_state_is_counted(optimizer, state, elementwise):
