@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from gan.files.errors import UserError
+from strategies.sharding.resharded_parameter import version_of
 
 # How certain it is that a column of a batch has a row for each sample; the smallest is the most certain.
 TENSOR, ITEMS, COLUMNS, ONE_ROW = range(4)
@@ -70,6 +71,46 @@ def split_batch(batch: Any, total: int, parts: int, phase: str) -> list[Any]:
             f"choose micro_batches or the batch size so that it does"
         )
     return [Cut(f"phase '{phase}'", slice(part, None, parts), total)(batch) for part in range(parts)]
+
+
+class Parts:
+    """The micro-batches of a step. What a loss writes into its part of the batch, later phases find there."""
+
+    def __init__(self) -> None:
+        # By the batch's id and the number of parts: the batch and its parts, each with its leaves when it was cut.
+        self.cut: dict[tuple[int, int], list[tuple[Any, list[tuple[Any, int]]]]] = {}
+
+    def of(self, batch: Any, total: int, parts: int, phase: str) -> list[Any]:
+        """As `split_batch`, but what was cut in this step is not cut again."""
+        for (of, number), each in self.cut.items():
+            whole, *others = (_written(*pair) for pair in each)
+            if of == id(batch) and (any(others) if number != parts else whole):
+                raise UserError(
+                    f"phase '{phase}' has micro_batches={parts}, and what a phase with another number has written into "
+                    f"the batch is not in its parts; give all phases the same number, or do not write into the batch: "
+                    f"take self.shared, or compute with a copy"
+                )
+        if (id(batch), parts) not in self.cut and parts > 1:
+            made = [batch, *split_batch(batch, total, parts, phase)]
+            self.cut[id(batch), parts] = [(each, _leaves(each)) for each in made]
+        return [each for each, _ in self.cut[id(batch), parts][1:]] if parts > 1 else [batch]
+
+    def forget(self) -> None:
+        self.cut = {}
+
+
+def _leaves(batch: Any) -> list[tuple[Any, int]]:
+    """The objects in a batch, and how often each was written."""
+    if isinstance(batch, Tensor):
+        return [(batch, version_of(batch))]
+    fields = _fields(batch)
+    items = fields.values() if fields is not None else batch if isinstance(batch, (list, tuple)) else None
+    return [(batch, 0)] if items is None else [leaf for item in items for leaf in _leaves(item)]
+
+
+def _written(batch: Any, before: list[tuple[Any, int]]) -> bool:
+    now = _leaves(batch)
+    return len(now) != len(before) or any(a is not b or m != n for (a, m), (b, n) in zip(now, before, strict=True))
 
 
 def deal_batch(batch: Any, rank: int, ranks: int) -> Any:

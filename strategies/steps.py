@@ -199,10 +199,14 @@ class Steps:
         return bool(new)
 
     def _pass(self, play: Callable[[Any], Any], batch: Any) -> Any:
-        self.game.forget_shared()
+        self._forget()
         output = play(batch)
-        self.game.forget_shared()
+        self._forget()
         return output
+
+    def _forget(self) -> None:
+        self.game.forget_shared()
+        self.training.parts.forget()
 
     def due(self) -> Iterator[Phase]:
         """The phases to be played in this step. Whether the next one is due may depend on what this one does."""

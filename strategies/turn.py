@@ -18,7 +18,7 @@ from strategies import private
 from strategies.advice import instead
 from strategies.draws import Draws
 from strategies.hooks import NO_HOOKS, Hooks, refuse_partial_gradients, see_gradients
-from strategies.micro_batches import row_counts, split_batch
+from strategies.micro_batches import Parts, row_counts
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
 from strategies.processes.same_on_ranks import SameOnRanks
@@ -100,6 +100,7 @@ class Training:
     same_on_ranks: SameOnRanks = field(default_factory=SameOnRanks)
     guard: Guard = field(default_factory=Guard)
     draws: Draws = field(default_factory=Draws)
+    parts: Parts = field(default_factory=Parts)
     checked: bool = False
 
 
@@ -170,7 +171,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
     training.draws.begin(phase)
 
     # Accumulate gradients. Only during the last backward may a policy begin to reduce them.
-    for index, part in enumerate(split_batch(batch, counts[0], parts, phase.name)):
+    for index, part in enumerate(training.parts.of(batch, counts[0], parts, phase.name)):
         place = _place(phase, counts, index, step, training)
         losses = _losses(phase, part, place, training)
         if index == 0 and training.world.size > 1:

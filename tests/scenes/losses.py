@@ -410,6 +410,26 @@ def keeps_the_last_mean(self, batch):
     return KeepsInParts.judge(self, batch)
 
 
+class Writes(Plain):
+    """A phase changes its batch, in place and by a key of its own, and a later phase reads that."""
+
+    micro_batches = micro_batches_of_fool = 2
+
+    def configure_phases(self):
+        judge, fool = super().configure_phases()
+        yield judge
+        yield replace(fool, micro_batches=self.micro_batches_of_fool)
+
+    def judge(self, batch):
+        batch["x"] += batch["x"].flip(1)
+        batch["fake"] = self.fake(batch["x"]).detach()
+        return (softplus(self.discriminator(batch["fake"])) + softplus(-self.discriminator(batch["x"]))).mean()
+
+    def fool(self, batch):
+        near = (self.fake(batch["x"]) - batch["fake"].flip(1)).square().mean()
+        return super().fool(batch) + near
+
+
 class KeepsAnAttribute(KeepsInParts):
     def judge(self, batch):
         self.fakes = self.fake(batch["x"])
@@ -726,6 +746,17 @@ LOSSES = {
             Mutant("a mean that is not added up", game=having(KeepsInParts, judge=keeps_the_last_mean)),
         ),
     ),
+    "written_batches_in_micro_batches": Scene(
+        Writes, alone=having(Writes, micro_batches=1, micro_batches_of_fool=1), often=("single", "zero3"),
+        policies={"single": 1, "ddp": 2, "zero3": 2, "dp": 2}, checked=("single", "zero3"), mutants=(),
+        refused=tuple(
+            Refused(
+                having(Writes, micro_batches=first, micro_batches_of_fool=then), "single",
+                f"phase 'generator' has micro_batches={then}, and what a phase with another number has written",
+            )
+            for first, then in ((2, 1), (4, 2))
+        ),
+    ),
     "weights as long as the rows, computed in micro-batches": Scene(
         SpectralInParts, policies={"ddp": 2}, often=("ddp",), checked=("ddp",),
     ),
@@ -737,7 +768,7 @@ LOSSES = {
         mutants=(
             Mutant(
                 "of neighbouring rows", "ddp",
-                replaced={"strategies.turn.split_batch": chunks, "strategies.turn._place": place_in_chunks},
+                replaced={"strategies.micro_batches.split_batch": chunks, "strategies.turn._place": place_in_chunks},
             ),
         ),
     ),
