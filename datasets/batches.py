@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ class GlobalBatches(DistributedSampler):
         seed = seed_for("order", self.seed, epoch)
         if self.order is not None:
             with drawing_from(seed):
-                order = list(self.order)
+                order = list(islice(self.order, self.length))  # it may have no end
         elif self.shuffle:
             dice = torch.Generator().manual_seed(seed)
             order = torch.randperm(self.length, generator=dice).tolist()

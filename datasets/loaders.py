@@ -1,6 +1,6 @@
 """The one data module, and loaders of one's own data sets and streams, with the same batches at any number of ranks."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
 from itertools import count
 from typing import Any
@@ -18,6 +18,7 @@ from gan.noise import seed_for
 from gan.ranks import number_and_size
 
 END = object()  # what comes after the last sample of a stream
+MANY = 10**9  # samples of an epoch, whose order has no room in memory
 FEW = 256  # held-out samples that a rank reads without workers
 
 
@@ -125,7 +126,12 @@ class GlobalLoader(ResumableLoader):
         self.again = partial(GlobalLoader, dataset, batch_size, sampler=sampler, **order, **how)
         if sampler is not None and shuffle:
             raise UserError("a sampler makes the order; leave shuffle=True out")
-        count = len(dataset) if sampler is None else len(sampler)  # pyrefly: ignore[bad-argument-type]
+        if sampler is not None and not (isinstance(sampler, Sized) and len(sampler) < MANY):
+            raise UserError(
+                f"{type(sampler).__name__} has no end; let its __len__ return how many samples the whole "
+                f"training takes, steps times batch_size, for the next epoch would begin its order anew"
+            )
+        count = len(dataset) if sampler is None else len(sampler)
         rank, ranks = number_and_size()
         check_divides(batch_size, ranks, "batch_size=")
         if training and count < batch_size:

@@ -2,14 +2,14 @@
 
 import random
 import signal
-from itertools import chain
+from itertools import chain, count
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
+from torch.utils.data import IterableDataset, RandomSampler, Sampler, get_worker_info
 
 from datasets import GlobalLoader, GlobalStream, loaders
 from gan.files.errors import UserError
@@ -153,6 +153,31 @@ def test_batches_that_ranks_cannot_share_are_refused(kind):
     for stream in (Stream(), iter(range(8))):
         with pytest.raises(UserError, match="has no length; type GlobalStream in place of GlobalLoader"):
             GlobalLoader(stream, 4)
+
+
+class Endless(Sampler):
+    """As NVIDIA's InfiniteSampler."""
+
+    def __iter__(self):
+        for number in count():
+            assert number < 100, "it would go on for ever"
+            yield number * 5 % 22
+
+
+class Ending(Endless):
+    length = 64
+
+    def __len__(self):
+        return self.length
+
+
+def test_of_a_sampler_without_an_end_as_many_samples_are_taken_as_it_says():
+    parts = [on_rank(rank, 2, GlobalLoader, Own(), 8, sampler=Ending()) for rank in (0, 1)]
+    found = [number for batch in joined(map(lists, parts)) for number in batch[0]]
+    assert found == [number * 5 % 22 for number in range(64)]
+    for sampler in (Endless(), type("Far", (Ending,), {"length": 10**9})()):
+        with pytest.raises(UserError, match="has no end; let its __len__ return how many samples the whole training"):
+            GlobalLoader(Own(), 8, sampler=sampler)
 
 
 def test_the_control_a_plain_loader_draws_another_augmentation_in_each_rank():
