@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
 from gan.files.errors import UserError
 from gan.making import drawing_from
 from gan.noise import seed_for
-from strategies import random_state
+from strategies import private, random_state
 from strategies.accelerator import pins
 from strategies.micro_batches import deal_batch, rows
 from strategies.world import World
@@ -39,7 +40,9 @@ class SameOrder(DistributedSamplerWrapper):
 
     def __iter__(self) -> Iterator[Any]:
         with drawing_from(seed_for("order", self.seed, self.epoch)):
-            return iter(list(super().__iter__()))
+            sampler = private.own_sampler(self)
+            order = list(islice(sampler, len(sampler)))  # it may have no end
+            return iter([order[place] for place in DistributedSampler.__iter__(self)])
 
 
 class DealtLoader:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from lightning.fabric.utilities.data import _set_sampler_epoch as set_epoch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed as set_threads
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loops.loop import _Loop
@@ -106,6 +107,12 @@ def begin_epoch_again(trainer: Trainer) -> None:
         for each in loop._combined_loader.flattened:
             set_epoch(each, loop.epoch_progress.current.processed)
         iter(loop._data_fetcher)
+
+
+def own_sampler(wrapper: DistributedSamplerWrapper) -> Any:
+    """The author's sampler, of which Lightning's wrapper gives each rank its part."""
+    inner: Any = wrapper.dataset
+    return inner._sampler
 
 
 def attach_callbacks(trainer: Trainer) -> None:

@@ -5,6 +5,7 @@ import os
 import random
 import warnings
 from functools import partial
+from itertools import count
 from unittest import mock
 
 import pytest
@@ -19,6 +20,7 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     IterableDataset,
+    Sampler,
     Subset,
     WeightedRandomSampler,
     default_collate,
@@ -361,6 +363,27 @@ def test_a_sampler_that_draws_makes_the_same_order_on_all_ranks(ranks):
     for _, batch in seen:
         assert len(set(batch)) == 8, "drawn without replacement, so ranks of one order share no sample"
     assert set(seen[0][1]) != set(seen[1][1])  # others, and not the same ones in another order
+
+
+class Ending(Sampler):
+    """It goes on after what it calls its length, as NVIDIA's InfiniteSampler."""
+
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        for number in count():
+            assert number < 20, "it would go on for ever"
+            yield number * 5 % SAMPLES
+
+
+def endless():
+    return DataLoader(Own(), 4, sampler=Ending())
+
+
+def test_of_an_order_without_an_end_ranks_take_as_many_as_its_length(ranks):
+    seen, _ = together(ranks, endless, 2)
+    assert [sorted(batch) for _, batch in seen] == [list(range(0, SAMPLES, 5))] * 2  # one batch in each epoch
 
 
 def weighted_apart():
