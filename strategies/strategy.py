@@ -167,12 +167,14 @@ class PhaseStrategy(RanksStrategy):
         self.saving.resume(game.trainer)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        self.players.catch_up()
         if not (self.game.trainer.training and self.began):
             return super().batch_to_device(batch, device, dataloader_idx)
         return self.steps.take(batch, device, dataloader_idx)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """End here if any rank got a signal. If that is because a save has failed, raise that."""
+        self.players.catch_up()
         self.steps.check_batch(batch)
         if self.ending.look():
             self.background.wait()
@@ -189,6 +191,7 @@ class PhaseStrategy(RanksStrategy):
             self.run(phase, batch)
 
     def run(self, phase: Phase, batch: Any) -> None:
+        self.players.catch_up()
         self.steps.run(phase, batch)
 
     def all_learning(self) -> AbstractContextManager[None]:
@@ -217,6 +220,7 @@ class PhaseStrategy(RanksStrategy):
     def barrier(self, name: str | None = None) -> None:
         """Lightning's after a save too. After one that was left out other ranks may have gone."""
         if not self._ended_in_a_step:
+            self.players.catch_up()
             super().barrier(name)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -228,6 +232,7 @@ class PhaseStrategy(RanksStrategy):
                 "a checkpoint is saved while a step is played, or a step or epoch begins, and no training could go on "
                 "from it; save in on_train_batch_end"
             )
+        self.players.catch_up()
         return self.saving.networks()
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
@@ -276,6 +281,7 @@ class PhaseStrategy(RanksStrategy):
 
     def set_random_states_aside(self) -> None:
         """Save training's random states before the loaders of a validation draw random numbers."""
+        self.players.catch_up()
         self.lockstep.places.meet()
         self.saving.set_random_states_aside()
 

@@ -175,6 +175,8 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
         place = _place(phase, counts, index, step, training)
         losses = _losses(phase, part, place, training)
         if index == 0 and training.world.size > 1:
+            for learner in learners:
+                learner.switch.refuse_new(step)
             _refuse_own_backward(phase, learners)
         if training.checked:
             training.same_on_ranks.saw(phase.name, losses, training.draws.guesses(phase))

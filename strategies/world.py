@@ -5,6 +5,7 @@ import pickle
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -23,6 +24,32 @@ T = TypeVar("T")
 CPU = torch.device("cpu")
 
 
+class Owed:
+    """What this rank has not done with the others yet, because an error has left a `with` that ranks end together.
+
+    After an error no rank waits for another one, which may be gone. But the author may catch the error and go on. So
+    the rank does this before ranks do something together again, in the order in which a rank without an error has done
+    it, or waits for this one.
+    """
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], object]] = []
+
+    @contextmanager
+    def then(self, look: Callable[[], Callable[[], object]]) -> Iterator[None]:
+        """At the end of the `with`, call what `look` returns: after an error later. `look` asks no other rank."""
+        try:
+            yield
+        except BaseException:
+            self.work.append(look() if not self.work else lambda: look()())  # there is nothing to see now
+            raise
+        look()()
+
+    def catch_up(self) -> None:
+        while self.work:
+            self.work.pop(0)()
+
+
 class Groups:
     """Gives each player a process group; players share one where their collectives never run at the same time.
 
@@ -36,7 +63,7 @@ class Groups:
 
     def __init__(self, phases: Sequence[Phase] = (), timeout: timedelta | None = None) -> None:
         """`timeout` is how long a collective waits for the other ranks; None is torch's own limit."""
-        self.phases, self.timeout = phases, timeout
+        self.phases, self.timeout, self.owed = phases, timeout, Owed()
         self._made: list[dist.ProcessGroup] = []
         self._shared: list[tuple[dist.ProcessGroup, set[str]]] = []  # with the players that have it
 
@@ -69,7 +96,7 @@ class Groups:
 
     def release(self) -> None:
         """End them, with their threads. Nobody may refer to one any more."""
-        self._shared = []
+        self._shared, self.owed.work = [], []
         while self._made:
             dist.destroy_process_group(self._made.pop())
 

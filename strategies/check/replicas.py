@@ -1,6 +1,7 @@
 """Whether ranks hold the same values, and the error that names what differs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from strategies.policies.averages import EvalWeights
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import resharded, version_of
 from strategies.world import World
+
+Names = Sequence[tuple[str, str]]  # of weights, with their players
 
 
 def compare_replicas(game: GanModule, policies: Mapping[str, Policy], world: World, when: str) -> None:
@@ -67,16 +70,20 @@ class Writes:
         """From here on it is the author's code that may write."""
         self.before = {id(weight): _state(weight) for _, weight in _weights(self.players)}
 
-    def check(self, averaged: bool) -> None:
-        """Raise if code has written what it may not. `averaged`: inside `averaged()`, so the averages are written."""
+    def look(self, averaged: bool) -> Callable[[], None]:
+        """What raises if code has written what it may not. `averaged`: in `averaged()`, so averages are written."""
         now = dict(_weights(self.players))
-        for key, weight in now.items():
-            if id(weight) not in self.before:  # its name may be another one, as after a parametrization was removed
-                raise UserError(
-                    f"{_called(*key)} was replaced by another parameter, and its player trains the one before; copy "
-                    f"values into it, e.g. by load_state_dict without assign=True"
-                )
-        written = [key for key, weight in now.items() if self.before[id(weight)] != _state(weight)]
+        new = [key for key, weight in now.items() if id(weight) not in self.before]
+        written = [key for key, weight in now.items() if self.before.get(id(weight)) != _state(weight)]
+        codes = {_called(*key): checksum(weight) for key, weight in now.items()} if self.write and not new else {}
+        return partial(self._judge, averaged, new, written, codes)
+
+    def _judge(self, averaged: bool, new: Names, written: Names, codes: dict[str, Checksum]) -> None:
+        if new:  # its name may be another one, as after a parametrization was removed
+            raise UserError(
+                f"{_called(*new[0])} was replaced by another parameter, and its player trains the one before; copy "
+                f"values into it, e.g. by load_state_dict without assign=True"
+            )
         if not self.write:
             if written:
                 raise UserError(f"{_called(*written[0])} was written inside gathered(); type gathered(write=True)")
@@ -87,7 +94,6 @@ class Writes:
                     f"{_called(player, name)} was written inside averaged(), where the player's optimizer computes it "
                     f"from other weights; write it outside of averaged()"
                 )
-        codes = {_called(*key): checksum(weight) for key, weight in now.items()}
         if (what := _first_difference(codes, self.world)) is not None:
             raise UserError(
                 f"inside gathered(write=True), {what} was written with other values on another rank; write the same on "

@@ -266,7 +266,11 @@ def methods(module: nn.Module) -> set[str]:
 
 def leave(player: Player, where: str) -> None:
     """Free the memory of a player's weights, which are on other ranks. To read one here is an error from now on."""
+    why = (
+        f"the weights of player '{player.name}' are on {where}; call the network, a part of it, or a method of it, "
+        f"which other ranks answer"
+    )
     for parameter in player.module.parameters():
         if not parameter.is_meta and not resharded(parameter):
             nothing = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device)
-            hide(parameter, nothing, f"the weights of player '{player.name}' are on {where}")
+            hide(parameter, nothing, why)

@@ -90,6 +90,15 @@ class Switch:
         """Freeze the sub-modules that do not learn in this step."""
         if self.player.frozen:
             return
+        self.refuse_new(step)
+        with torch._C.DisableTorchFunctionSubclass():
+            if self.player.freeze is not None:
+                self._frozen = [weight for weight in self._named(step) if weight.requires_grad]
+                for weight in self._frozen:
+                    weight.requires_grad_(False)
+
+    def refuse_new(self, step: int) -> None:
+        """Refuse weights that have come to require gradients after the set-up."""
         with torch._C.DisableTorchFunctionSubclass():
             for name in compress(self._others, map(requires_grad, self._others.values())):
                 raise UserError(
@@ -97,10 +106,6 @@ class Switch:
                     f"when training was set up, so the optimizer does not have it; let it require one from the "
                     f"beginning, and freeze it for the first steps by Player(freeze=...)"
                 )
-            if self.player.freeze is not None:
-                self._frozen = [weight for weight in self._named(step) if weight.requires_grad]
-                for weight in self._frozen:
-                    weight.requires_grad_(False)
 
     def end_step(self) -> None:
         """Give the weights back to their author."""

@@ -1,6 +1,6 @@
 """Policy: how one player is trained on the devices. This class is also the policy for a single device."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -23,9 +23,15 @@ from strategies.policies.averages import EvalWeights, Follower
 from strategies.policies.belongings import Belongings, Switch
 from strategies.policies.costs import Costs
 from strategies.sharding.reduction import Reduction
+from strategies.sharding.resharded_parameter import withheld
 from strategies.sharding.storage import Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead, kept_as_places
 from strategies.world import World, equal_on_ranks
+
+LEFT = (
+    "an error has left `averaged()` or `gathered()`, after which weights come back only when all ranks do something "
+    "together; catch the error inside of that `with`, or read weights in another `with trainer.strategy.gathered():`"
+)
 
 
 class Policy(Costs):
@@ -75,6 +81,7 @@ class Policy(Costs):
         self.compiled_by_author = any(map(compiled_by_author, self.belongings.readers))
         self.recompute: Recompute | None = None
         self.taken = ExitStack()  # calls of modules that the policy answers, until it is released
+        self.withheld = ExitStack()  # weights that are out of date, after an error has left `averaged`
         self.skipped = 0
         self.released = False  # after training
         self.tried = False
@@ -185,6 +192,7 @@ class Policy(Costs):
         """
         self.released = True
         self.taken.close()
+        self.withheld.close()
         self.switch.turn(True)
         self.switch.end_step()
         if self.on_read is not None:
@@ -309,8 +317,23 @@ class Policy(Costs):
         after = self.storage.unshard if self.storage.unsharded else self.storage.reshard
         with nullcontext() if self.on_read is None else self.on_read.resting():
             self.storage.unshard(exact)
+            with self._ending(after):
+                yield
+
+    @contextmanager
+    def _ending(self, after: Callable[[], None]) -> Iterator[None]:
+        """At the end of the `with`, call `after`, which may communicate; after an error later. See `Owed`.
+
+        Until then weights that are out of date may not be read.
+        """
+        try:
             yield
-            after()
+        except BaseException:
+            if not self.storage.unsharded:
+                self.withheld.enter_context(withheld(self.weights.values(), LEFT))
+            self.world.groups.owed.work += [self.withheld.close, after]
+            raise
+        after()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -325,12 +348,14 @@ class Policy(Costs):
                 yield
             return
         self.storage.keep_writes()
-        try:
-            with self.ema.swapped():
+        with self._ending(self.storage.reshard):
+            try:
+                with self.ema.swapped():
+                    self.storage.shards_changed()
+                    self.storage.unshard()
+                    try:
+                        yield
+                    finally:
+                        self.storage.keep_writes()
+            finally:
                 self.storage.shards_changed()
-                self.storage.unshard()
-                yield
-                self.storage.keep_writes()
-        finally:
-            self.storage.shards_changed()
-        self.storage.reshard()

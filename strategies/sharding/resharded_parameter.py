@@ -1,6 +1,7 @@
 """A parameter whose values are not on this rank, because it is sharded. Reading it is an error that says what to do."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 import torch
@@ -37,10 +38,7 @@ class ReshardedParameter(nn.Parameter):
                 return function(*args, **(kwargs or {}))
         shapes = [tuple(each.shape) for each in args if isinstance(each, cls)]
         if elsewhere := [vars(each)["_elsewhere"] for each in args if "_elsewhere" in getattr(each, "__dict__", ())]:
-            raise UserError(
-                f"a weight{f' of shape {shapes[0]}' if shapes else ''} is read here, and {elsewhere[0]}; call the "
-                f"network, a part of it, or a method of it, which other ranks answer"
-            )
+            raise UserError(f"a weight{f' of shape {shapes[0]}' if shapes else ''} is read here, and {elsewhere[0]}")
         raise UserError(
             f"a weight{f' of shape {shapes[0]}' if shapes else ''} is sharded: its values are not on this rank now. In "
             f"a loss a module gathers its weights when it reads them, under every policy but pipeline (type zero3); "
@@ -65,6 +63,22 @@ def hide(weight: nn.Parameter, values: Tensor, elsewhere: str | None = None) -> 
     weight.__class__ = vars(weight).setdefault("_class", type(weight))
     weight.data = values.expand(weight.shape)
     weight.__class__ = ReshardedParameter
+
+
+@contextmanager
+def withheld(weights: Iterable[nn.Parameter], why: str) -> Iterator[None]:
+    """Inside the `with`, to read one of these is an error that says `why`. Values stay where they are."""
+    weights = list(weights)
+    taken = [weight for weight in weights if not resharded(weight)]
+    for weight in weights:
+        vars(weight)["_elsewhere"] = why
+    for weight in taken:
+        vars(weight)["_class"], weight.__class__ = type(weight), ReshardedParameter
+    yield
+    for weight in weights:
+        vars(weight).pop("_elsewhere", None)
+    for weight in taken:
+        weight.__class__ = vars(weight).pop("_class", type(weight))
 
 
 def show(weight: nn.Parameter, values: Tensor) -> None:

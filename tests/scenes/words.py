@@ -85,6 +85,14 @@ class Thawing(Duel):
             self.judge["trunk"].requires_grad_(True)
 
 
+class ThawingInTheLoss(Thawing):
+    """As published loops have it, at the head of each turn."""
+
+    def judging(self, batch):
+        self.judge.requires_grad_(True)
+        return super().judging(batch)
+
+
 # ---- after ----
 
 
@@ -571,7 +579,10 @@ WORDS = {
     ),
     "frozen by the author": freezing(
         ByAuthor, ("single", "ddp"), Mutant("a turn undoes it", "ddp", replaced=UNDONE),
-        refused=(Refused(Thawing, "single", "player 'judge': weight 'trunk.0.weight' requires a gradient at step 2"),),
+        refused=tuple(
+            Refused(game, policy, f"player 'judge': weight 'trunk.0.weight' requires a gradient at step {step}")
+            for game, policy, step in ((Thawing, "single", 2), (ThawingInTheLoss, "ddp", 0))
+        ),
     ),
     "frozen in the loss": freezing(
         InTheLoss, ("zero3",), Mutant("nothing is frozen", game=having(Duel, of_judge={"clip": 0.05})), checked=("ddp",)

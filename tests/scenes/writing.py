@@ -2,8 +2,8 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import nullcontext
-from functools import cache
+from contextlib import ExitStack, nullcontext, suppress
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -432,6 +432,42 @@ class Nests(Callback):
             write("copy_", game.discriminator[2].bias, torch.ones(1, dtype=torch.float64))
 
 
+class Fails(Callback):
+    """Saving fails on all ranks, or on one, and the training goes on, after each step."""
+
+    def __init__(self, alone: bool = True):
+        self.alone = alone
+
+    def on_train_batch_end(self, trainer, game, *_):
+        gathered, averaged = trainer.strategy.gathered, game.averaged
+        with gathered():
+            with suppress(OSError), averaged():
+                raise OSError("disk full")
+            with gathered():
+                assert all(each.isfinite().all() for each in game.parameters())
+        for ways in ((gathered,), (gathered, averaged), (partial(gathered, write=True), averaged), (averaged,)):
+            for failing in ((0, 1), (0,), (1,)) if self.alone else ((0, 1),):
+                with suppress(OSError), ExitStack() as stack:
+                    for way in ways:
+                        stack.enter_context(way())
+                    if trainer.global_rank in failing:
+                        raise OSError("disk full")
+
+
+def reads_after_an_error(strategy, game):
+    with strategy.gathered():
+        with suppress(OSError), game.averaged():
+            raise OSError("disk full")
+        game.generator[2].weight.sum()
+
+
+def differs_at_an_error(strategy, game):
+    with suppress(OSError), strategy.gathered(write=True), torch.no_grad():
+        if strategy.global_rank:
+            raise OSError("disk full")
+        game.generator[2].bias.zero_()
+
+
 # ---- the table ----
 
 HOOKS = ("Lightning's hooks of backward and update",)
@@ -617,5 +653,21 @@ WRITTEN = {
     "averaged() and gathered() in each other": Scene(
         Plain, policies={**OURS, **COPIES, **ENGINES}, often=("zero3",), callbacks=lambda: [Nests()],
         mutants=(Mutant("nothing is written", callbacks=list),),
+    ),
+    "an error leaves averaged() and gathered()": Scene(
+        Plain, policies={**OURS, **COPIES, **ENGINES, "generator=pipeline,*=ddp": 2},
+        often=("zero2", "zero3", "generator=pipeline,*=ddp"), callbacks=lambda: [Fails()],
+        mutants=(
+            Mutant(
+                "averages stay", "zero2", callbacks=lambda: [Fails(alone=False)],
+                replaced={
+                    "strategies.world.Owed.catch_up": nothing, "strategies.policies.policy.withheld": as_they_are,
+                },
+            ),
+        ),
+        refused=(
+            *unkept(reads_after_an_error, "is read here, and an error has left `averaged()` or", "zero2", "zero3"),
+            *unkept(differs_at_an_error, ("'2.bias'", "was written with other values on another"), "zero3"),
+        ),
     ),
 }  # fmt: skip
