@@ -227,7 +227,10 @@ def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
                 raise UserError(f"configure_{kind}s() gives a {type(one).__name__}; yield {wanted.__name__}(...)s")
         names = [one.name for one in found]
         if not names:
-            raise UserError(f"the game has no {kind}; yield one from configure_{kind}s()")
+            raise UserError(
+                f"the game has no {kind}; yield one from configure_{kind}s(), which reads no attribute "
+                f"called {kind}s: that is the game's own"
+            )
         for name in names:
             if names.count(name) > 1:
                 raise UserError(f"two {kind}s are called '{name}'; give each a name of its own")

@@ -1,6 +1,5 @@
 """Unshards weights when any code in a phase reads them, and reshards them after that; autograd saves their places."""
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -74,6 +73,19 @@ class Parameters(dict[str, nn.Parameter | None]):
         return dict, (self.plain(),)  # a copy of a module has no callback
 
 
+class Hook:
+    """A module's hook. That of a copied or pickled module does nothing, because a copy has whole weights of its own."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> None:
+        self.call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # whoever loads the pickle may not have this package
+
+
 def other_order(phase: str, *policies: str) -> str:
     """What is said of ranks that read different weights under these policies."""
     choices = " or ".join(f"{policy}+whole" for policy in dict.fromkeys(policies))
@@ -130,8 +142,8 @@ class UnshardOnRead:
         self.expected: list[int] = []  # the order when this phase was last played
         self.before: dict[str, list[int]] = {}  # the last order of each phase
         listen(modules, self._read)
-        self.hooks = [each.register_forward_pre_hook(self._enter, prepend=True) for each in modules]
-        self.hooks += [each.register_forward_hook(self._leave, always_call=True) for each in modules]
+        self.hooks = [each.register_forward_pre_hook(Hook(self._enter), prepend=True) for each in modules]
+        self.hooks += [each.register_forward_hook(Hook(self._leave), always_call=True) for each in modules]
 
     @contextmanager
     def during(self, phase: str, second_order: bool, learns: bool, trying: bool = False) -> Iterator[None]:
@@ -176,12 +188,6 @@ class UnshardOnRead:
         """
         places = {each: place for place, each in enumerate(dict.fromkeys(self.order))} if self.piecewise else {}
         return sorted(reversed(range(number)), key=lambda each: -places.get(each, -1))
-
-    def __deepcopy__(self, memo: Any) -> "UnshardOnRead":
-        """What the hooks of a copied network call: it does nothing, because a copy has whole weights of its own."""
-        made = copy.copy(self)
-        made.playing, made.frames = False, []
-        return made
 
     def release(self) -> None:
         for hook in self.hooks:

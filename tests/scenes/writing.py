@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from functools import cache, partial
+from io import BytesIO
 from typing import Any
 
 import torch
@@ -414,7 +415,12 @@ class Nests(Callback):
     def on_train_batch_end(self, trainer, game, *_):
         gathered, averaged, net = trainer.strategy.gathered, trainer.strategy.averaged, game.generator
         with gathered():
-            raw = copied(net)
+            raw, saved = copied(net), BytesIO()
+            torch.save(copy.deepcopy(net), saved)
+            saved.seek(0)
+            loaded = torch.load(saved, weights_only=False)  # a snapshot of the whole network
+            assert distance(copied(loaded), raw) == 0
+            loaded(torch.zeros(2, 4, dtype=torch.float64))
             with game.averaged():
                 smooth = copied(net)
             assert distance(copied(net), raw) == 0 < distance(raw, smooth)
