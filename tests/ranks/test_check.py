@@ -307,6 +307,8 @@ class Spectrum(One):
     def play(self, batch):
         self.net.waves.lerp_(1j * torch.fft.rfft(batch["x"]).mean(0).imag, 0.1)
         return super().play(batch)
+
+
 @contextmanager
 def quiet():
     with warnings.catch_warnings():
