@@ -20,7 +20,7 @@ from nets.norm import synchronised
 from strategies import private, random_state
 from strategies.check.one_device import check_guesses, check_step, learn_draws
 from strategies.check.replicas import compare_replicas, compare_settings
-from strategies.check.trial import Trial, Trials
+from strategies.check.trial import Trial, Trials, read_by_losses
 from strategies.draws import Draws, draws_follow
 from strategies.hooks import AFTER, GameFirst, draws_alike
 from strategies.loaders import check_rows
@@ -72,6 +72,8 @@ class Steps:
         self.drawn: set[str] = set()  # by one device, in micro-batches, that no trial has shown
         # The dice and the game's plain attributes with which the step has begun, if a `when` may throw or count.
         self.begun: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self.read = read_by_losses(game)
+        self.left: dict[str, float] = {}  # by the last step: the numbers of the game that its losses read
         self.stepped = False
         self.epoch_begins = False  # the game's own on_train_epoch_start runs
         self.moved: list[tuple[Tensor, int]] = []  # the tensors of the batch that is to be played, and their versions
@@ -150,6 +152,9 @@ class Steps:
             ):  # for all ranks
                 policy.begin_step(step, compared)
         self.lockstep.same_on_ranks.begin(batch)
+        if self.training.checked:
+            changed = {name: now for name, now in self._numbers().items() if self.left.get(name, now) != now}
+            self.lockstep.same_on_ranks.set_between(changed)
         if self.training.checked and self.place is not None:
             self.lockstep.same_on_ranks.saw(AFTER.name, {}, self.training.draws.guesses(AFTER))
             self.lockstep.same_on_ranks.drew(AFTER.name, 0, drawn_at(self.place, self.training))
@@ -168,6 +173,7 @@ class Steps:
                 private.forget_logged(game.trainer, self.losses)
                 self.losses, self.logged = {}, False
             output = self._pass(play, batch)
+            self.left = self._numbers()
             if self.training.checked:
                 if (new := self.lockstep.same_on_ranks.new_on_all()) | self.trials.after():
                     check()
@@ -191,6 +197,12 @@ class Steps:
             self._log()
         private.count_step(game.trainer)
         return output
+
+    def _numbers(self) -> dict[str, float]:
+        """The numbers of the game that its losses read."""
+        return {
+            name: each for name, each in vars(self.game).items() if name in self.read and type(each) in (int, float)
+        }
 
     def _draws_anew(self) -> bool:
         """Whether one device has drawn where no trial has."""

@@ -149,6 +149,17 @@ def _reads(code: CodeType) -> frozenset[str]:
     return own.union(*map(_reads, inner))
 
 
+def read_by_losses(game: GanModule) -> set[str]:
+    """The names that the losses read, and those methods of the game that they call."""
+    found, pending = set[str](), [getattr(phase.loss, "__func__", phase.loss) for phase in game.phases]
+    while pending:
+        code = getattr(pending.pop(), "__code__", None)
+        names = frozenset() if code is None else _reads(code) - found
+        pending += [getattr(type(game), name, None) for name in names]
+        found |= names
+    return found
+
+
 TIMES = 10  # a phase is played so often from trial to trial
 FAILS = "cannot play: "  # what a rank whose loss fails tells the others
 

@@ -20,6 +20,7 @@ from strategies.world import ALONE, World
 
 ROWS = "rows"  # of a batch, beside draws, which have a phase and the number of a micro-batch
 FORM = "operations of "  # of the loss of a phase, beside draws
+NUMBER = "number "  # of the game, beside draws
 NODES, FORMS = 32, 12  # first nodes of a graph, those of sums before all others; forms of a phase
 OF_SUMS = {"AddBackward0", "SubBackward0", "SumBackward0", "StackBackward0"}
 OF_SIZES = {"TopkBackward0", "SliceBackward0"}  # how many they take may change from step to step, as in Top-k GAN
@@ -51,6 +52,7 @@ class SameOnRanks:
         self.forms: dict[str, set[int]] = {}  # of losses, by phase
         self.new: dict[str, tuple[str, int]] = {}  # those of this step, by keys without the rank
         self.again = AGAIN
+        self.warned: set[str] = set()  # of these numbers
         self.told = False  # that this rank has computed a loss otherwise than the next one
 
     def begin(self, batch: Any) -> None:
@@ -69,6 +71,11 @@ class SameOnRanks:
     def drew(self, whose: str, part: int, draws: Sequence[object]) -> None:
         """Call it before each backward: what the loss of a micro-batch has drawn. None stands for what is unknown."""
         self._tell(f"draws of part {part} of {whose}", draws)
+
+    def set_between(self, numbers: Mapping[str, float]) -> None:
+        """Call it before each step: the numbers that losses read, and that are others than after the last step."""
+        for name, value in numbers.items():
+            self._tell(NUMBER + name, [value])
 
     def _tell(self, what: str, values: Sequence[object]) -> None:
         if values != self.last.get(what) and self.store is not None:
@@ -91,6 +98,10 @@ class SameOnRanks:
                 _refuse_unequal({each: int(code) for each, code in codes.items()}, where)
             elif what.startswith(FORM):
                 self._warn_if_alone(written[(rank + 1) % size], what.removeprefix(FORM), step)
+            elif what.startswith(NUMBER):
+                if written[rank] != written[(rank + 1) % size] and what not in self.warned:
+                    self.warned.add(what)
+                    _warn_of_number(what.removeprefix(NUMBER), rank, (rank + 1) % size, step)
             else:
                 where = f"{what.split(' of ', 2)[2]} of step {step}: "
                 _refuse_unlike({each: code.split(",") if code else [] for each, code in codes.items()}, where)
@@ -167,6 +178,14 @@ def _first_nodes(of_losses: Iterable[Any]) -> list[Any]:
         else:
             waiting.extend(inner)
     return nodes
+
+
+def _warn_of_number(name: str, rank: int, other: int, step: int) -> None:
+    warnings.warn(
+        f"before step {step} '{name}' was set on rank {rank} to another number than on rank {other}, and a loss reads "
+        f"it, so training differs from one device's: set it on all ranks, to gan.ranks.mean(x) in place of x",
+        stacklevel=2,
+    )
 
 
 def _codes(values: Sequence[object]) -> str:

@@ -359,12 +359,39 @@ class Gated(One):
         return 2 * loss if self.step == 2 and dist.get_rank() in self.those else loss
 
 
-def warned(*those):
-    made = trainer(PhaseStrategy("ddp"), 2, 4)
+class Weighed(One):
+    """A hook sets the weight of its loss, between trials; and a number that is for a log."""
+
+    def __init__(self, of_ranks, log):
+        super().__init__()
+        self.of_ranks, self.log_of_ranks, self.weight, self.seen = of_ranks, log, 1.0, 0.0
+
+    def play(self, batch):
+        return self.weighed(super().play(batch))
+
+    def weighed(self, loss):
+        return loss * self.weight
+
+    def on_train_batch_end(self, *_):
+        if self.trainer.global_step == 2:
+            self.seen = self.log_of_ranks[dist.get_rank()] + self.seen
+            self.weight = self.of_ranks[dist.get_rank()]
+
+
+def warned(*those, game=Gated, words="other operations", steps=4):
+    made = trainer(PhaseStrategy("ddp"), 2, steps)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        made.fit(Gated(*those), parts(4, 2))
-    return [str(each.message) for each in said if "other operations" in str(each.message)]
+        made.fit(game(*those), parts(steps, 2))
+    return [str(each.message) for each in said if words in str(each.message)]
+
+
+@pytest.mark.parametrize(("of_ranks", "warn"), [((1.0, 3.0), [1]), ((2.0, 3.0), [0, 1]), ((2.0, 2.0), [])])
+def test_a_number_of_a_loss_that_a_hook_sets_otherwise_on_a_rank_is_named(of_ranks, warn, ranks):
+    found = ranks(2).run(warned, of_ranks, (1.0, 2.0), game=Weighed, words="was set on rank", steps=3)
+    assert [rank for rank, said in enumerate(found) if said] == warn
+    for said in filter(None, found):
+        assert len(said) == 1 and "before step 2 'weight' was set" in said[0] and "a loss reads it" in said[0]
 
 
 def test_a_rank_that_takes_another_branch_than_the_next_one_says_so(ranks):
