@@ -97,7 +97,7 @@ class Calls:
                 return Begin(phase, at, text, _suspects(drawn, one.drawn), one.returns or bool(inside))
             if not one.returns:
                 inside.append(one.name)
-        same = "networks are given and return what they do on one device: look at the formula of the loss"
+        same = "every module that is called gets and returns the same as on one device: look at the loss's own formula"
         return Begin(phase, len(moments), same, _suspects(drawn, len(drawn)), formula=True)
 
 

@@ -234,7 +234,10 @@ class Few(One):
         return self.net(x * torch.rand(len(x) // 2, 1, dtype=x.dtype).repeat(2, 1)).square().mean()
 
 
-FORMULA = "In phase 'play' networks are given and return what they do on one device: look at the formula of the loss."
+FORMULA = (
+    "In phase 'play' every module that is called gets and returns the same as on one device: look at the loss's own "
+    "formula."
+)
 
 
 class Within(OwnNorms):

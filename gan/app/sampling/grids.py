@@ -4,7 +4,7 @@ Sounds are drawn as spectrograms, and have WAV files beside their pictures.
 """
 
 import colorsys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from math import log2
 from pathlib import Path
@@ -49,7 +49,7 @@ def grid(columns: Mapping[str, Batch], rows: int = 8, titles: Sequence[str] = ()
     zoom = max(1, CELL // first.width)
     width, height = first.width * zoom, first.height * zoom
     lines = max(map(len, cells.values()))
-    font = ImageFont.load_default(size=14)
+    font = _font([*titles, *cells], 14)
     names = [_fit(title, font, CELL) for title in titles]
     margin = MARGIN + (max(round(font.getlength(name)) for name in names) + MARGIN if names else 0)
     size = margin + len(cells) * (width + MARGIN), TITLE + MARGIN + lines * (height + MARGIN)
@@ -88,7 +88,7 @@ def titled(image: Image.Image, title: str) -> Image.Image:
     """A picture with a title below, on white."""
     sheet = Image.new(image.mode, (image.width, image.height + LINE), "white")
     sheet.paste(image)
-    font = ImageFont.load_default(size=LINE - 4)
+    font = _font([title], LINE - 4)
     place = image.width / 2, image.height + LINE / 2
     ImageDraw.Draw(sheet).text(place, _fit(title, font, image.width), "black", font, anchor="mm")
     return sheet
@@ -96,6 +96,15 @@ def titled(image: Image.Image, title: str) -> Image.Image:
 
 def is_wide(size: tuple[int, int]) -> bool:
     return size[0] > WIDE * size[1]
+
+
+def _font(texts: Iterable[str], size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Pillow's own font, or where it lacks letters, as those of Köln and Москва, the one that Matplotlib brings."""
+    if all(map(str.isascii, texts)):
+        return ImageFont.load_default(size=size)
+    from matplotlib import get_data_path  # takes a while
+
+    return ImageFont.truetype(str(Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf"), size)
 
 
 def _fit(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:

@@ -129,3 +129,8 @@ def test_pitch_goes_up_and_time_to_the_right():
 def test_loud_is_bright():
     means = [brightness(sine(800, loudness)).mean() for loudness in (0.001, 0.1, 1.0)]
     assert means == sorted(means) and means[2] > 2 * means[0]
+
+
+def test_letters_beyond_ascii_are_drawn():
+    picture = Image.new("RGB", (64, 64))
+    assert grids.titled(picture, "ö").tobytes() != grids.titled(picture, "Ж").tobytes()  # as boxes they are alike
