@@ -37,7 +37,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from itertools import chain
@@ -349,13 +349,14 @@ class Draws:
                     of_phase[call, drawn[0].site] = drawn[0]._replace(dim=dim)
         return wrong
 
-    def take_otherwise(self) -> bool:
+    def take_otherwise(self, agree: Collection[str]) -> bool:
         """Where a sample has several rows, take copies of the batch for rows side by side, and the reverse.
 
-        Returns whether there is such a draw.
+        But not in phases that `agree`. Returns whether there is such a draw.
         """
         changed = False
-        for phase, known in self.known.items():
+        for phase in self.known.keys() - set(agree):
+            known = self.known[phase]
             for key, draw in known.items():
                 several = draw.dim == 0 and draw.shape[0] > draw.rows and not draw.name.endswith(BY_GENERATOR)
                 if several and (phase, *key) not in self.proven:

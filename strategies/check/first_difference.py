@@ -62,7 +62,8 @@ class Calls:
         if place is None or module not in self.names or private.in_backward() or private.in_transform():
             return
         tensors = [each.detach() for each in tree_leaves(values) if isinstance(each, Tensor)]
-        tensors = [each for each in tensors if each.numel() and not each.is_meta]
+        # A number, as a criterion returns it, is a mean over a rank's own samples.
+        tensors = [each for each in tensors if each.ndim and each.numel() and not each.is_meta]
         tensors = [torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in tensors]
         equal = max((EQUAL.get(each.dtype, COARSE) for each in tensors if each.is_floating_point()), default=0.0)
         shapes, sums = [each.shape[1:] for each in tensors], [_sums(each) for each in tensors]

@@ -25,7 +25,7 @@ import copy
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -278,15 +278,15 @@ class Tries:
 
         `own` is this rank's part of `samples`. Without a `batch` there are no more.
         """
-        draws, self.whole = self.training.draws, False
+        self.whole = False
         try:
             found = self.compare(own, samples)
-            if found[1] and draws.take_otherwise():
+            if self._take_otherwise(found[1]):
                 found = found[0], self.compare(own, samples)[1]
         except TooFew:  # a loss may need a pack of ten samples, or take the best twelve of a batch
             if (more := self._on_more(batch)) is None:
                 raise
-            return more
+            return (self._on_more(batch) or more) if self._take_otherwise(more[1]) else more
         # A mask may be true for few samples only; and two samples are too few for virtual batches of four.
         few = found
         if found[1] or (first and has_room(self.training, own, batch)):
@@ -295,6 +295,12 @@ class Tries:
         if found is few or (first and few[1] and found[1]):  # then the error is that of a device without room for more
             found, self.whole = few, False
         return found
+
+    def _take_otherwise(self, lines: Collection[str]) -> bool:
+        """Whether what differs may be a draw that was misread, and is read otherwise now."""
+        phases = {phase.name for phase in self.game.phases}
+        named = {phase for phase in phases if any(f"phase '{phase}'" in text for text in lines)}
+        return bool(lines) and self.training.draws.take_otherwise(phases - named if named else ())
 
     def _on_more(self, batch: Any) -> Found | None:
         if batch is None:

@@ -109,11 +109,12 @@ class SameOnRanks:
     def _warn_if_alone(self, written: str | None, phase: str, step: int) -> None:
         if written is None and not self.told:
             self.told = True
+            other = (self.world.rank + 1) % self.world.size
             warnings.warn(
                 f"in step {step} rank {self.world.rank} has computed the loss of phase '{phase}' by other operations "
-                f"than before, and rank {(self.world.rank + 1) % self.world.size} has not. If a branch depends on a "
-                f"rank's own samples, this step was not that of one device: decide by what all ranks know, as "
-                f"`if gan.ranks.mean(x) > 0` in place of `if x > 0`",
+                f"than before, and rank {other} has not. Packed sequences of other lengths may do that. If a branch "
+                f"depends on a rank's own samples, this step was not that of one device: decide by what all ranks "
+                f"know, as `if gan.ranks.mean(x) > 0` in place of `if x > 0`",
                 stacklevel=2,
             )
 

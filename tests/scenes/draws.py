@@ -9,6 +9,7 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.functional import softplus
 from torch.utils.checkpoint import checkpoint
 
 from gan import Phase, noise
@@ -85,6 +86,33 @@ class SideBySide(Plain):
 
     def fake(self, real):
         return self.generator(*[torch.stack([real, real.roll(1, 1)])] * 3)[0][0]
+
+
+class InFours(Plain):
+    """The crops of a sample lie side by side, in a phase that begins late and needs packs of four samples."""
+
+    start = 1
+
+    def configure_phases(self):
+        yield Phase("discriminator", self.judge, "discriminator")
+        yield Phase("generator", self.fool, "generator", start=self.start)
+
+    def fool(self, batch):
+        real = batch["x"].view(-1, 4, 6)
+        crops = self.fake(batch["x"]).repeat_interleave(2, 0)
+        crops = crops * torch.rand(len(crops), 1, dtype=crops.dtype)
+        return softplus(-self.discriminator(crops)).mean() + 0 * real.sum()
+
+
+class SideBySideInOne(InFours):
+    """Its other phase draws for reals and fakes in blocks."""
+
+    start = 0
+
+    def judge(self, batch):
+        both = torch.cat([batch["x"], self.fake(batch["x"]).detach()])
+        real, fake = self.discriminator(both + torch.rand(len(both), 6, dtype=both.dtype)).chunk(2)
+        return (softplus(-real) + softplus(fake)).mean()
 
 
 class BothWays(SideBySide):
@@ -334,6 +362,8 @@ DRAWS = {
         checked=("single", "ddp"), steps=3, mutants=(Mutant("without a trial", "single"),),
     ),
     "samples side by side": Scene(SideBySide, **BY_TRIAL),
+    "side_by_side_in_fours": Scene(InFours, policies={"ddp": 2}, checked=("ddp",), steps=3),
+    "side_by_side_in_one_phase": Scene(SideBySideInOne, policies={"ddp": 2}, checked=("ddp",), steps=3),
     "later_side_by_side": Scene(JoinsSideBySide, **BY_TRIAL),
     "lazy_draws": Scene(
         Lazily, policies={"ddp": 2}, checked=("ddp",), steps=10, saved=("ddp",),
