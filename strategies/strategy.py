@@ -223,6 +223,14 @@ class PhaseStrategy(RanksStrategy):
             self.players.catch_up()
             super().barrier(name)
 
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        self.players.catch_up()
+        return super().broadcast(obj, src)
+
+    def reduce(self, *args: Any, **kwargs: Any) -> Any:
+        self.players.catch_up()
+        return super().reduce(*args, **kwargs)
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """This rank's shares of the weights, and the other state of the modules: the first that Lightning asks for."""
         if self._ended_in_a_step:
@@ -281,7 +289,6 @@ class PhaseStrategy(RanksStrategy):
 
     def set_random_states_aside(self) -> None:
         """Save training's random states before the loaders of a validation draw random numbers."""
-        self.players.catch_up()
         self.lockstep.places.meet()
         self.saving.set_random_states_aside()
 

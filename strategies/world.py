@@ -46,8 +46,9 @@ class Owed:
         look()()
 
     def catch_up(self) -> None:
-        while self.work:
-            self.work.pop(0)()
+        work, self.work = self.work, []
+        for each in work:
+            each()
 
 
 class Groups:
@@ -116,15 +117,18 @@ class World:
     groups: Groups = field(default_factory=Groups)
 
     def gather(self, value: Any) -> list[Any]:
+        self.groups.owed.catch_up()
         return [value] if self.size == 1 else of_all(value)
 
     def broadcast(self, value: Any) -> Any:
+        self.groups.owed.catch_up()
         values = [value]
         if self.size > 1:
             dist.broadcast_object_list(values, src=0)
         return values[0]
 
     def mean(self, value: Tensor) -> Tensor:
+        self.groups.owed.catch_up()
         if self.size > 1:
             dist.all_reduce(value)
         return value / self.size

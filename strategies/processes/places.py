@@ -78,6 +78,7 @@ class Places:
 
     def meet(self) -> None:
         """Wait for all ranks, which must call it. Raise if one of this host plays on."""
+        self.world.groups.owed.catch_up()
         if self.store is None:
             return
         self.meetings += 1

@@ -577,7 +577,7 @@ WORDS = {
             ),
         ),
     ),
-    "frozen by the author": freezing(
+    "frozen_by_the_author": freezing(
         ByAuthor, ("single", "ddp"), Mutant("a turn undoes it", "ddp", replaced=UNDONE),
         refused=tuple(
             Refused(game, policy, f"player 'judge': weight 'trunk.0.weight' requires a gradient at step {step}")

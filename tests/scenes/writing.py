@@ -660,7 +660,7 @@ WRITTEN = {
         Plain, policies={**OURS, **COPIES, **ENGINES}, often=("zero3",), callbacks=lambda: [Nests()],
         mutants=(Mutant("nothing is written", callbacks=list),),
     ),
-    "an error leaves averaged() and gathered()": Scene(
+    "an_error_leaves_averaged": Scene(
         Plain, policies={**OURS, **COPIES, **ENGINES, "generator=pipeline,*=ddp": 2},
         often=("zero2", "zero3", "generator=pipeline,*=ddp"), callbacks=lambda: [Fails()],
         mutants=(
