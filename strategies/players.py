@@ -119,6 +119,8 @@ class Players:
         with ExitStack() as stack:
             for policy in self.policies.values():
                 stack.enter_context(policy.gathered())
+                if self._writes is None:  # no other gathered() is around this one
+                    stack.enter_context(policy.plain())
             writes = Writes(self.policies, write, self.world)
             stack.enter_context(mock.patch.object(self, "_writes", writes))
             with self.world.groups.owed.then(lambda: writes.look(self._averaging)):

@@ -3,7 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import compress
@@ -66,6 +66,7 @@ class Recompute:
         self.updates = 0  # how often the player's weights were updated
         self.looked: set[str] = set()  # blocks of which the values of weights were compared around their first forward
         self.given = ExitStack()  # forwards that modules have in place of their own
+        self.patches: list[AbstractContextManager[Any]] = []  # which put them there
         # torch's SyncBatchNorm communicates inside torch, where the sums of the first forward cannot be recorded.
         if ranks.more_than_one() and torchs_own(player.module):
             raise UserError(
@@ -86,7 +87,8 @@ class Recompute:
                 self.blocks.append(name)
                 module, forward = block, partial(self._run_whole, name)
             # A bound method, so that a deep copy of the module has a forward with its own weights.
-            self.given.enter_context(mock.patch.object(module, "forward", MethodType(forward, module)))
+            self.patches.append(mock.patch.object(module, "forward", MethodType(forward, module)))
+            self.given.enter_context(self.patches[-1])
 
     def _run_whole(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return self.run(name, [module], MethodType(type(module).forward, module), *args, **kwargs)

@@ -1,6 +1,6 @@
 """pipeline: each rank has some of the player's layers, and all samples of a group of ranks go through them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from itertools import groupby
@@ -224,7 +224,7 @@ class Pipeline(Policy):
                 return forward(*args, **kwargs)
             return call_in_stages(pipe, forward, args, kwargs)
 
-        self.taken.enter_context(mock.patch.object(network, "forward", MethodType(call, network)))
+        self._take(network, "forward", call)
         for unit in pipe.units:
             self._take_unit(pipe, unit)
 
@@ -242,8 +242,12 @@ class Pipeline(Policy):
                 )
             return plain(*args, **kwargs)
 
-        self.taken.enter_context(mock.patch.object(unit.module, "_call_impl", MethodType(call, unit.module)))
+        self._take(unit.module, "_call_impl", call)
+
+    def _take(self, module: nn.Module, name: str, call: Callable[..., Any]) -> None:
+        self.patches.append(mock.patch.object(module, name, MethodType(call, module)))
+        self.taken.enter_context(self.patches[-1])
 
     def release(self) -> None:
-        self.pipes = []
+        self.pipes, self.patches = [], []
         super().release()

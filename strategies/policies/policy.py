@@ -81,6 +81,7 @@ class Policy(Costs):
         self.compiled_by_author = any(map(compiled_by_author, self.belongings.readers))
         self.recompute: Recompute | None = None
         self.taken = ExitStack()  # calls of modules that the policy answers, until it is released
+        self.patches: list[AbstractContextManager[Any]] = []  # of these: what may be taken off while weights are whole
         self.withheld = ExitStack()  # weights that are out of date, after an error has left `averaged`
         self.skipped = 0
         self.released = False  # after training
@@ -319,6 +320,18 @@ class Policy(Costs):
             self.storage.unshard(exact)
             with self._ending(after):
                 yield
+
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        """Inside the `with`, modules have no methods of ours, which would keep some from being copied or pickled."""
+        patches = [*(self.recompute.patches if self.recompute is not None else ()), *self.patches]
+        for patch in reversed(patches):
+            patch.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            for patch in patches:
+                patch.__enter__()
 
     @contextmanager
     def _ending(self, after: Callable[[], None]) -> Iterator[None]:

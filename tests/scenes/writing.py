@@ -656,8 +656,9 @@ WRITTEN = {
         having(Unnormed, prunes=True), policies={"ddp": 2, "zero2": 2, "zero3": 2}, often=("zero3",),
         mutants=(Mutant("it is whole", game=Unnormed),),
     ),
-    "averaged() and gathered() in each other": Scene(
-        Plain, policies={**OURS, **COPIES, **ENGINES}, often=("zero3",), callbacks=lambda: [Nests()],
+    "averaged_and_gathered_in_each_other": Scene(
+        Plain, policies={**OURS, **COPIES, **ENGINES, "zero3+recompute": 2}, often=("zero3", "zero3+recompute"),
+        callbacks=lambda: [Nests()],
         mutants=(Mutant("nothing is written", callbacks=list),),
     ),
     "an_error_leaves_averaged": Scene(
