@@ -133,6 +133,18 @@ class RanksStrategy(LaunchedStrategy):
         """The ranks that train, or that serve with this one, and what this one asks of them."""
         return World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups)
 
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        self.groups.owed.catch_up()
+        super().barrier(*args, **kwargs)
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> Any:
+        self.groups.owed.catch_up()
+        return super().broadcast(*args, **kwargs)
+
+    def reduce(self, *args: Any, **kwargs: Any) -> Any:
+        self.groups.owed.catch_up()
+        return super().reduce(*args, **kwargs)
+
     def on_one_device(self) -> AbstractContextManager[Any]:
         return mock.patch.multiple(self, choice=choices("single", POLICIES), division=Division())
 

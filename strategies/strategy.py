@@ -220,16 +220,7 @@ class PhaseStrategy(RanksStrategy):
     def barrier(self, name: str | None = None) -> None:
         """Lightning's after a save too. After one that was left out other ranks may have gone."""
         if not self._ended_in_a_step:
-            self.players.catch_up()
             super().barrier(name)
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        self.players.catch_up()
-        return super().broadcast(obj, src)
-
-    def reduce(self, *args: Any, **kwargs: Any) -> Any:
-        self.players.catch_up()
-        return super().reduce(*args, **kwargs)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """This rank's shares of the weights, and the other state of the modules: the first that Lightning asks for."""

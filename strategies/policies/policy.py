@@ -1,7 +1,7 @@
 """Policy: how one player is trained on the devices. This class is also the policy for a single device."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -22,19 +22,14 @@ from strategies.options.recompute import Recompute
 from strategies.policies.averages import EvalWeights, Follower
 from strategies.policies.belongings import Belongings, Switch
 from strategies.policies.costs import Costs
+from strategies.policies.whole_weights import WholeWeights
 from strategies.sharding.reduction import Reduction
-from strategies.sharding.resharded_parameter import withheld
 from strategies.sharding.storage import Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead, kept_as_places
 from strategies.world import World, equal_on_ranks
 
-LEFT = (
-    "an error has left `averaged()` or `gathered()`, after which weights come back only when all ranks do something "
-    "together; catch the error inside of that `with`, or read weights in another `with trainer.strategy.gathered():`"
-)
 
-
-class Policy(Costs):
+class Policy(WholeWeights, Costs):
     """One player on one device. A policy for many devices chooses another storage and another reduction.
 
     `storage` knows where the weights are and which part of them this rank owns. `reduction` averages the gradients
@@ -303,72 +298,3 @@ class Policy(Costs):
                         f"be the same on all ranks: keep gan.ranks.mean(x) in place of x"
                     )
         self._count("update")
-
-    # ---- whole weights, between phases ----
-
-    @contextmanager
-    def gathered(self, exact: bool = True) -> Iterator[None]:
-        """Inside the `with`, the author's parameters are whole on all ranks. After an error it waits for no rank.
-
-        What is written into them is kept. After `release` this does nothing.
-        """
-        if self.released:
-            yield
-            return
-        after = self.storage.unshard if self.storage.unsharded else self.storage.reshard
-        with nullcontext() if self.on_read is None else self.on_read.resting():
-            self.storage.unshard(exact)
-            with self._ending(after):
-                yield
-
-    @contextmanager
-    def plain(self) -> Iterator[None]:
-        """Inside the `with`, modules have no methods of ours, which would keep some from being copied or pickled."""
-        patches = [*(self.recompute.patches if self.recompute is not None else ()), *self.patches]
-        for patch in reversed(patches):
-            patch.__exit__(None, None, None)
-        try:
-            yield
-        finally:
-            for patch in patches:
-                patch.__enter__()
-
-    @contextmanager
-    def _ending(self, after: Callable[[], None]) -> Iterator[None]:
-        """At the end of the `with`, call `after`, which may communicate; after an error later. See `Owed`.
-
-        Until then weights that are out of date may not be read.
-        """
-        try:
-            yield
-        except BaseException:
-            if not self.storage.unsharded:
-                self.withheld.enter_context(withheld(self.weights.values(), LEFT))
-            self.world.groups.owed.work += [self.withheld.close, after]
-            raise
-        after()
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Inside the `with`, the player has its averaged weights, if any. After an error it waits for no rank."""
-        if self.ema is not None and self.released and self.storage.sharded:
-            raise UserError(
-                f"player '{self.player.name}': under '{self.name}' each rank had a part of the average, and training "
-                f"has ended; use averaged() in on_train_end of the game or a callback, or load a checkpoint"
-            )
-        if self.ema is None:
-            with self.gathered(exact=False):
-                yield
-            return
-        self.storage.keep_writes()
-        with self._ending(self.storage.reshard):
-            try:
-                with self.ema.swapped():
-                    self.storage.shards_changed()
-                    self.storage.unshard()
-                    try:
-                        yield
-                    finally:
-                        self.storage.keep_writes()
-            finally:
-                self.storage.shards_changed()
