@@ -85,6 +85,7 @@ class Steps:
 
     def take(self, batch: Any, *where: Any) -> Any:
         """Bring the next batch to the device, and note it as it comes there."""
+        self.training.world.groups.owed.catch_up()
         if self.training.hooks.of_batches:
             self._same_dice()
             self.raw, batch = batch, self._by_sample(batch, self.training.draws)
@@ -128,6 +129,7 @@ class Steps:
 
     def check_batch(self, batch: Any) -> None:
         """Refuse what on_train_batch_start does to a batch: a trial begins after it."""
+        self.training.world.groups.owed.catch_up()
         now = tensors(batch)
         same = len(now) == len(self.moved) and all(each is old for each, (old, _) in zip(now, self.moved, strict=True))
         if self.moved and not (same and all(version_of(each) == version for each, version in self.moved)):
@@ -225,6 +227,7 @@ class Steps:
         return (phase for phase in self.game.phases if phase.due(self.game.step, self._asked))
 
     def run(self, phase: Phase, batch: Any) -> None:
+        self.training.world.groups.owed.catch_up()
         if self.trial is not None:
             if phase.when is not None:
                 self.trials.tried(phase.name)

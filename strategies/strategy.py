@@ -167,14 +167,12 @@ class PhaseStrategy(RanksStrategy):
         self.saving.resume(game.trainer)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        self.players.catch_up()
         if not (self.game.trainer.training and self.began):
             return super().batch_to_device(batch, device, dataloader_idx)
         return self.steps.take(batch, device, dataloader_idx)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """End here if any rank got a signal. If that is because a save has failed, raise that."""
-        self.players.catch_up()
         self.steps.check_batch(batch)
         if self.ending.look():
             self.background.wait()
@@ -191,7 +189,6 @@ class PhaseStrategy(RanksStrategy):
             self.run(phase, batch)
 
     def run(self, phase: Phase, batch: Any) -> None:
-        self.players.catch_up()
         self.steps.run(phase, batch)
 
     def all_learning(self) -> AbstractContextManager[None]:
@@ -231,7 +228,6 @@ class PhaseStrategy(RanksStrategy):
                 "a checkpoint is saved while a step is played, or a step or epoch begins, and no training could go on "
                 "from it; save in on_train_batch_end"
             )
-        self.players.catch_up()
         return self.saving.networks()
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:

@@ -668,7 +668,8 @@ WRITTEN = {
             Mutant(
                 "averages stay", "zero2", callbacks=lambda: [Fails(alone=False)],
                 replaced={
-                    "strategies.world.Owed.catch_up": nothing, "strategies.policies.policy.withheld": as_they_are,
+                    "strategies.world.Owed.catch_up": nothing,
+                    "strategies.policies.whole_weights.withheld": as_they_are,
                 },
             ),
         ),
