@@ -661,12 +661,15 @@ WRITTEN = {
         callbacks=lambda: [Nests()],
         mutants=(Mutant("nothing is written", callbacks=list),),
     ),
+    "an_error_on_one_rank_leaves_averaged": Scene(
+        Plain, policies={**OURS, **COPIES, **ENGINES}, often=("zero2", "zero3"), callbacks=lambda: [Fails()], mutants=()
+    ),
     "an_error_leaves_averaged": Scene(
         Plain, policies={**OURS, **COPIES, **ENGINES, "generator=pipeline,*=ddp": 2},
-        often=("zero2", "zero3", "generator=pipeline,*=ddp"), callbacks=lambda: [Fails()],
+        often=("zero2", "zero3", "generator=pipeline,*=ddp"), callbacks=lambda: [Fails(alone=False)],
         mutants=(
             Mutant(
-                "averages stay", "zero2", callbacks=lambda: [Fails(alone=False)],
+                "averages stay", "zero2",
                 replaced={
                     "strategies.world.Owed.catch_up": nothing,
                     "strategies.policies.whole_weights.withheld": as_they_are,
