@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
     DataLoader,
@@ -25,7 +24,7 @@ from gan.making import drawing_from
 from gan.noise import seed_for
 from strategies import private, random_state
 from strategies.accelerator import pins
-from strategies.micro_batches import deal_batch, rows
+from strategies.micro_batches import columns, deal_batch, learn_lists, rows
 from strategies.world import World
 
 FEW = 4  # samples
@@ -78,6 +77,7 @@ class DealtLoader:
                     batch = next(batches)
                 except StopIteration:
                     return
+            learn_lists(batch, getattr(self.loader, "batch_size", None))
             yield deal_batch(batch, self.rank, self.ranks)
 
     @contextmanager
@@ -171,7 +171,7 @@ def _check_collated(loader: GlobalLoader) -> None:
     halves = asked[: count // 2], asked[count // 2 :]
     with suppress(Exception), random_state.untouched():  # it may need a whole batch
         read = loader.read([*asked, *asked[::-1], *halves[0] * 2, *halves[1] * 2], count, loader.collate_fn)
-        each = [leaves for leaves in zip(*map(tree_leaves, read), strict=True) if isinstance(leaves[0], Tensor)]
+        each = zip(*(columns(batch, count) for batch in read), strict=True)
         rows_of = [leaves for leaves in each if leaves[0].shape[:1] == (count,)]
         pairs = [(all_of_them, other.flip(0)) for all_of_them, other, *_ in rows_of]
         for all_of_them, _, *twice in rows_of:
@@ -184,6 +184,12 @@ def _check_collated(loader: GlobalLoader) -> None:
                 "for it, and no trial sees it: return samples in their order (pack_padded_sequence(..., "
                 "enforce_sorted=False) needs no other), and do the rest in on_after_batch_transfer or in the loss"
             )
+
+
+def samples_of(loaders: Any) -> int | None:
+    """How many samples the loaders say that a batch has."""
+    sizes = {getattr(each, "batch_size", None) for each in tree_leaves(loaders)}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def check_rows(batch: Any, loaders: Any, last: bool) -> None:

@@ -9,8 +9,9 @@ A batch may be any nesting of dicts, UserDicts, lists, tuples, NamedTuples and d
                                     of different lengths: by its items
 
 The batch itself, if it is a list or tuple of tensors, is always that of default_collate. A list of tensors of one
-length is cut by its items if its number of items, and not their length, fits the rest of the batch. Shared by all
-parts are numbers, a single string, scalar tensors and tensors of one row. Whatever else does not fit is refused.
+length is cut by its items if its number of items, and not their length, fits the rest of the batch, or the loader's
+number of samples; or if `learn_lists` has seen it so. Shared by all parts are numbers, a single string, scalar tensors
+and tensors of one row. Whatever else does not fit is refused.
 
 [Note: every k-th row]
 Micro-batch k of M has the rows k, k + M, k + 2 M and so on of the rank's batch. A rank has neighbouring rows of the
@@ -37,6 +38,55 @@ from strategies.sharding.resharded_parameter import version_of
 # How certain it is that a column of a batch has a row for each sample; the smallest is the most certain.
 TENSOR, ITEMS, COLUMNS, ONE_ROW = range(4)
 
+# Lists of this training's batches, by where they are and the dimensions of their tensors: whether each has an item for
+# each sample. False: its length and that of its items have fit, so its items may be columns.
+Lists = dict[tuple[str, frozenset[int]], bool]
+known: Lists = {}
+
+
+def learn_lists(batch: Any, count: int | None) -> str | None:
+    """Note which lists have an item for each sample, if the loader gives `count`. Returns the path of an unclear one.
+
+    It is read so from then on: few samples, or those of one rank, may all have one length.
+    """
+    certain = {rows for how, rows in _counts(batch, True, "batch") if how == TENSOR}
+    if len(certain) > 1:  # of several loaders
+        return None
+    return _learn(batch, certain.pop() if certain else count, "batch", top=True)
+
+
+def _learn(node: Any, count: int | None, path: str, top: bool) -> str | None:
+    if (fields := _fields(node)) is not None:
+        found = [_learn(each, count, f"{path}[{name!r}]", False) for name, each in fields.items()]
+        return next(filter(None, found), None)
+    if not isinstance(node, (list, tuple)):
+        return None
+    inside = {rows for number, each in enumerate(node) for _, rows in _counts(each, False, f"{path}[{number}]")} - {1}
+    if not top and inside and len(node) == (count or len(node)) and (count or len(inside) > 1):
+        key = _key(node, path)
+        if len(inside) > 1:
+            known[key] = True
+        elif inside == {count}:
+            known.setdefault(key, False)
+        elif not known.get(key, next(iter(inside)) % (count or 1)):  # columns may have several rows for each sample
+            return path
+        else:
+            known[key] = True
+        return None
+    found = [_learn(each, count, f"{path}[{number}]", False) for number, each in enumerate(node)]
+    return next(filter(None, found), None)
+
+
+def _key(node: Any, path: str) -> tuple[str, frozenset[int]]:
+    return path, frozenset(each.ndim for each in tensors(node))
+
+
+def not_clear(path: str) -> UserError:
+    return UserError(
+        f"{path} is a list of tensors of one length, and it is not clear whether it has a tensor for each sample: add "
+        f"a tensor with a row for each sample to the batch, such as torch.zeros(len(rows), 1)"
+    )
+
 
 def rows(batch: Any) -> int:
     return row_counts(batch)[0]
@@ -44,7 +94,7 @@ def rows(batch: Any) -> int:
 
 def row_counts(batch: Any) -> list[int]:
     """How many samples a batch has, and then other numbers of rows in it, such as those of a second loader."""
-    counts = _counts(batch, top=True)
+    counts = _counts(batch, True, "batch")
     if not counts:
         raise UserError(
             f"the batch is a {type(batch).__name__} that holds nothing with a row for each sample; return a tensor, a "
@@ -59,6 +109,14 @@ def tensors(batch: Any) -> list[Tensor]:
     fields = _fields(batch)
     items = fields.values() if fields is not None else batch if isinstance(batch, (list, tuple)) else ()
     return [tensor for item in items for tensor in tensors(item)]
+
+
+def columns(batch: Any, count: int, top: bool = True) -> list[Tensor]:
+    """The tensors of a batch, but not those in lists of `count` items, which may be a sample's."""
+    fields = _fields(batch)
+    if fields is None and (not isinstance(batch, (list, tuple)) or (not top and len(batch) == count)):
+        return [batch] if isinstance(batch, Tensor) else []
+    return [each for item in (batch if fields is None else fields.values()) for each in columns(item, count, top=False)]
 
 
 def split_batch(batch: Any, total: int, parts: int, phase: str) -> list[Any]:
@@ -189,7 +247,8 @@ class Cut:
 
     def _has_samples(self, node: list | tuple, path: str, top: bool) -> bool:
         """Whether each item is that of one sample. If not, the items are searched."""
-        inside = {count for item in node if not isinstance(item, str) for _, count in _counts(item, top=False)}
+        found = [_counts(item, False, f"{path}[{number}]") for number, item in enumerate(node)]
+        inside = {count for each in found for _, count in each}
         if top and inside:
             return False
         counts = sorted(inside - {1})
@@ -202,8 +261,9 @@ class Cut:
             return fits
         if len(counts) > 1 and not fits:
             raise self._refusal(path, f"a list of {len(node)} with {' and '.join(map(str, counts))} rows in its items")
-        if counts == [self.total] and fits:
-            raise self._refusal(path, f"a list of {len(node)} with {self.total} rows in each item", "return a dict")
+        if counts == [self.total] and fits and not known.get(_key(node, path)):
+            advice = "return a dict, or add a tensor with a row for each sample, such as torch.zeros(len(rows), 1)"
+            raise self._refusal(path, f"a list of {len(node)} with {self.total} rows in each item", advice)
         return fits
 
     def _refusal(self, path: str, found: str, advice: str = "") -> UserError:
@@ -218,7 +278,7 @@ class Cut:
         )
 
 
-def _counts(node: Any, top: bool) -> list[tuple[int, int]]:
+def _counts(node: Any, top: bool, path: str) -> list[tuple[int, int]]:
     """For each column of a batch: how certain it is that it has a row for each sample, and its number of rows."""
     if isinstance(node, (Tensor, np.ndarray)):
         if not node.ndim:
@@ -226,16 +286,17 @@ def _counts(node: Any, top: bool) -> list[tuple[int, int]]:
         rows = len(node)
         return [(ONE_ROW if rows == 1 else TENSOR, rows)]
     if (fields := _fields(node)) is not None:
-        return [count for value in fields.values() for count in _counts(value, top=False)]
+        return [count for name, value in fields.items() for count in _counts(value, False, f"{path}[{name!r}]")]
     if not isinstance(node, (list, tuple)) or not node:
         return []
-    inside = [] if set(map(type, node)) == {str} else [count for item in node for count in _counts(item, top=False)]
+    items = () if set(map(type, node)) == {str} else enumerate(node)
+    inside = [count for number, item in items for count in _counts(item, False, f"{path}[{number}]")]
     counts = {count for _, count in inside} - {1}
     if top and inside:
         return inside
     if not counts and not all(isinstance(item, Number) for item in node):
         return [(ITEMS, len(node))]
-    if len(counts) == 1:
+    if len(counts) == 1 and not known.get(_key(node, path)):
         return [(COLUMNS, counts.pop())]
     return [(ITEMS, len(node))] if counts else []
 

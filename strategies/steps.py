@@ -23,9 +23,9 @@ from strategies.check.replicas import compare_replicas, compare_settings
 from strategies.check.trial import Trial, Trials, read_by_losses
 from strategies.draws import Draws, draws_follow
 from strategies.hooks import AFTER, GameFirst, draws_alike
-from strategies.loaders import check_rows
+from strategies.loaders import check_rows, samples_of
 from strategies.lockstep import Lockstep
-from strategies.micro_batches import row_counts, tensors
+from strategies.micro_batches import known, learn_lists, not_clear, row_counts, tensors
 from strategies.optimizers import check_saved, check_unaltered
 from strategies.processes import heap
 from strategies.reachable import PLAIN
@@ -53,6 +53,7 @@ class Steps:
         compared: bool,
         to_device: Callable[..., Any],
     ) -> None:
+        known.clear()
         for phase in game.phases:  # what is logged of it is a mean over ranks already
             warnings.filterwarnings("ignore", rf"It is recommended to use `self.log\('{re.escape(phase.name)}/")
         checked = bool(check) and training.world.size > 1
@@ -86,9 +87,11 @@ class Steps:
     def take(self, batch: Any, *where: Any) -> Any:
         """Bring the next batch to the device, and note it as it comes there."""
         self.training.world.groups.owed.catch_up()
+        learn_lists(batch, samples_of(self.game.trainer.train_dataloader))
         if self.training.hooks.of_batches:
             self._same_dice()
             self.raw, batch = batch, self._by_sample(batch, self.training.draws)
+            learn_lists(batch, samples_of(self.game.trainer.train_dataloader))
         else:
             batch = self.to_device(batch, *where)
         if self.training.world.size > 1:
@@ -144,6 +147,7 @@ class Steps:
         game, step = self.game, self.game.step
         self.guard.raise_if_hopeless()
         self._same_dice()
+        self._same_lists(self.raw if self.training.hooks.of_batches else batch)
         if not self.stepped and (self.training.world.size > 1 or any(each.micro_batches > 1 for each in game.phases)):
             check_rows(batch, game.trainer.train_dataloader, game.trainer.is_last_batch)
         tried = self.trials.before(game.phases, step)
@@ -199,6 +203,19 @@ class Steps:
             self._log()
         private.count_step(game.trainer)
         return output
+
+    def _same_lists(self, raw: Any) -> None:
+        """Let all ranks know first which lists have an item for each sample. Refuse one that is not clear."""
+        world = self.training.world
+        if world.size > 1 and not self.stepped:
+            self.lockstep.places.begin_step(self.game.step)
+            with self.lockstep.places.named():
+                for each in world.gather(dict(known)):
+                    known.update({key: here or known.get(key, False) for key, here in each.items()})
+        unclear = learn_lists(raw, samples_of(self.game.trainer.train_dataloader))
+        cut = world.size > 1 or any(each.micro_batches > 1 for each in self.game.phases)
+        if unclear and cut and not self.game.trainer.is_last_batch:  # which may be a smaller one
+            raise not_clear(unclear)
 
     def _numbers(self) -> dict[str, float]:
         """The numbers of the game that its losses read."""

@@ -15,6 +15,7 @@ from lightning import LightningDataModule
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch.nn.functional import softplus
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -485,6 +486,10 @@ def mixed(rows):
     return {"x": torch.stack(rows) + torch.stack([rows[-1], *rows[:-1]])}
 
 
+def beside_lists(rows):
+    return {**in_order(rows), "few": [row[:4] for row in rows]}  # of as many rows as are tried
+
+
 def of_largest(rows):
     return {"x": torch.stack(rows) / max(row.max() for row in rows)}
 
@@ -498,8 +503,72 @@ def collated(how):
     return [str(each.message) for each in said if "collate_fn" in str(each.message)]
 
 
-@pytest.mark.parametrize(("how", "warns"), [(by_length, 1), (mixed, 1), (of_largest, 1), (in_order, 0)])
+@pytest.mark.parametrize(
+    ("how", "warns"), [(by_length, 1), (mixed, 1), (of_largest, 1), (in_order, 0), (beside_lists, 0)]
+)
 def test_a_collate_fn_that_sorts_or_looks_at_all_samples_is_named(how, warns, ranks):
     """VITS's and StyleTTS2's sort by length: a rank sorts its own samples, and draws follow the rows."""
     said, _ = ranks(2).run(collated, how)
     assert len(said) == warns and all("puts samples into another order" in each for each in said)
+
+
+# ---- lists with a tensor for each sample ----
+
+
+class Crowds(Dataset):
+    """People in scenes, in each a number of its own. In some pairs of scenes, two of which make a batch, it is one."""
+
+    def __init__(self, alike):
+        self.alike = alike
+
+    def __len__(self):
+        return SAMPLES // 2
+
+    def __getitem__(self, index):
+        people = self.alike.get(index // 2, 1 + (index * index + index // 2) % 5)
+        return torch.randn(people, 6, generator=torch.Generator().manual_seed(index), dtype=torch.float64)
+
+
+class OfCrowds(Plain):
+    """How many samples there are, and so what is drawn, tells the list alone."""
+
+    def judge(self, batch):
+        score = torch.stack([self.discriminator(people).mean(0) for people in batch["people"]])
+        return softplus(-score).square().mean() + softplus(self.discriminator(self.of_each(batch))).mean()
+
+    def fool(self, batch):
+        return -self.discriminator(self.of_each(batch)).mean()
+
+    def of_each(self, batch):
+        return self.generator(torch.randn(len(batch["people"]), 4, dtype=torch.float64))
+
+
+def crowds(alike, policy="single", ranks=1, micro=1, plain=False, told=False):
+    data = Crowds(alike)
+    how = {"collate_fn": lambda rows: {"people": rows} | ({"told": torch.zeros(len(rows), 1)} if told else {})}
+    loader = DataLoader(data, 4, **how) if plain else GlobalLoader(data, 4, shuffle=False, **how)
+    module, strategy = OfCrowds().double(), PhaseStrategy(policy)
+    module.micro_batches = micro
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
+        trainer(strategy, ranks, 5).fit(module, loader)
+    return snapshot(module, strategy)
+
+
+ALIKE = {"later": {6: 3, 7: 3}, "always": dict.fromkeys(range(10), 3), "rank": {4: 3, 7: 4}}
+
+
+@pytest.mark.parametrize("alike", ALIKE.values(), ids=ALIKE)
+@pytest.mark.parametrize("how", [{}, {"micro": 2}, {"policy": "ddp", "ranks": 2}], ids=["alone", "micro", "ddp"])
+def test_a_list_with_a_tensor_for_each_sample_may_have_them_of_one_length(how, alike, ranks):
+    found = ranks(2).run(crowds, alike, **how) if "ranks" in how else [crowds(alike, **how)]
+    equals(found, crowds(alike, told=True))
+
+
+def test_dp_deals_such_a_list_by_its_items(ranks):
+    equals(ranks(2).run(crowds, ALIKE["later"], "dp", 2, plain=True), crowds(ALIKE["later"], told=True))
+
+
+def test_lists_that_may_be_columns_are_refused_where_they_are_none_later(ranks):
+    unclear = {**dict.fromkeys(range(6), 2), **dict.fromkeys(range(6, 10), 3)}
+    with pytest.raises(RuntimeError, match=r"batch\['people'\] is a list of tensors of one length, .*torch.zeros\(len"):
+        ranks(2).run(crowds, unclear, "ddp", 2)

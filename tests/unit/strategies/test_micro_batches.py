@@ -21,7 +21,7 @@ from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from strategies import PhaseStrategy, random_state, turn
 from strategies.checkpoint.writing import save
-from strategies.micro_batches import deal_batch, join_batches, row_counts, rows, split_batch
+from strategies.micro_batches import deal_batch, join_batches, known, learn_lists, row_counts, rows, split_batch
 from strategies.turn import Training
 from strategies.world import World
 from tests.support.parity import distance, train, trainer, vectors
@@ -213,6 +213,34 @@ def test_a_tuple_of_tensors_of_one_row_has_one_sample(columns):
     parts = split_batch(batch, rows(batch), 2, "phase")
     assert [row_counts(part) for part in parts] == [[1], [1]]
     assert all(torch.equal(whole, column) for whole, column in zip(join_batches(parts), batch, strict=True))
+
+
+@pytest.fixture
+def lists():
+    known.clear()
+    yield known
+    known.clear()
+
+
+def test_a_list_once_read_by_items_is_read_so_in_parts_and_columns_stay_columns(lists):
+    for columns in ({"pair": [x(2), x(2)]}, {"pair": [x(8), x(8)], "x": x(8)}, [x(3), x(3)], {"triple": [x(5)] * 3}):
+        assert learn_lists(columns, 2) is None and not any(lists.values())
+    assert learn_lists({"crops": [x(), x()]}, 2) == "batch['crops']" and not any(lists.values())
+    learn_lists({"clips": clips(3, 3, 3, 3), "images": [clip[:, None, None] for clip in clips(3, 3, 3, 3)]}, 4)
+    for batch in ({"clips": clips(3, 3, 3, 3)}, {"clips": clips(4, 4, 4, 4)}, {"images": [torch.ones(3, 5, 5)] * 4}):
+        assert rows(batch) == 4
+        parts = split_batch(batch, 4, 2, "phase")
+        assert [rows(part) for part in parts] == [2, 2]
+        assert rows(join_batches(parts)) == 4
+    assert rows({"clips": [torch.ones(3, 1), torch.ones(3, 2)]}) == 3  # padded, with a mask, by a hook
+
+
+def test_whether_a_list_has_an_item_for_each_sample_other_lengths_show(lists):
+    learn_lists({"clips": clips(4, 4, 4, 4)}, 4)
+    assert not any(lists.values()) and learn_lists({"clips": clips(3, 3, 3, 3)}, 4) == "batch['clips']"
+    assert rows({"clips": clips(3, 3, 3, 3)}) == 3
+    assert learn_lists({"clips": clips(2, 4, 3, 4)}, None) is learn_lists({"clips": clips(3, 3, 3, 3)}, 4) is None
+    assert rows({"clips": clips(3, 3, 3, 3)}) == 4
 
 
 # ---- random state ----
