@@ -112,7 +112,7 @@ def _suspects(drawn: Mapping[int, Drawn], last: int) -> bool:
 
 
 def _sums(x: Tensor) -> Tensor:
-    rows = x.reshape(len(x) if x.ndim else 1, -1).to("cpu", torch.float64)
+    rows = x.reshape(len(x), -1).to("cpu", torch.float64)
     factors = torch.cos(torch.arange(rows.shape[1], dtype=torch.float64))
     return torch.stack([rows @ factors, rows.abs().sum(1)], 1)
 

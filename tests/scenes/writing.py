@@ -662,7 +662,7 @@ WRITTEN = {
         mutants=(Mutant("nothing is written", callbacks=list),),
     ),
     "an_error_on_one_rank_leaves_averaged": Scene(
-        Plain, policies={**OURS, **COPIES, **ENGINES}, often=("zero2", "zero3"), callbacks=lambda: [Fails()], mutants=()
+        Plain, policies={**OURS, **COPIES, **ENGINES}, often=("zero2", "zero3"), callbacks=lambda: [Fails()]
     ),
     "an_error_leaves_averaged": Scene(
         Plain, policies={**OURS, **COPIES, **ENGINES, "generator=pipeline,*=ddp": 2},
