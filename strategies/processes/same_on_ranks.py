@@ -21,7 +21,7 @@ from strategies.world import ALONE, World
 ROWS = "rows"  # of a batch, beside draws, which have a phase and the number of a micro-batch
 FORM = "operations of "  # of the loss of a phase, beside draws
 NUMBER = "number "  # of the game, beside draws
-NODES, FORMS = 32, 12  # first nodes of a graph, those of sums before all others; forms of a phase
+NODES, SUMS, FORMS = 16, 16, 12  # first nodes of a graph, and of its sums before them; forms of a phase
 OF_SUMS = {"AddBackward0", "SubBackward0", "SumBackward0", "StackBackward0"}
 OF_SIZES = {"TopkBackward0", "SliceBackward0"}  # how many they take may change from step to step, as in Top-k GAN
 AGAIN = 10  # how often forms are new again, because a trial has not met them
@@ -170,11 +170,12 @@ class SameOnRanks:
 
 def _first_nodes(of_losses: Iterable[Any]) -> list[Any]:
     """A term that joins a sum is among them, wherever it stands."""
-    waiting, nodes = deque(of_losses), []
-    while waiting and len(nodes) < NODES:
+    waiting, nodes, sums = deque(of_losses), [], 0
+    while waiting and len(nodes) < NODES + sums:
         nodes.append(node := waiting.popleft())
         inner = [each for each, _ in node.next_functions] if node is not None else []
-        if type(node).__name__ in OF_SUMS:
+        if type(node).__name__ in OF_SUMS and sums < SUMS:
+            sums += 1
             waiting.extendleft(inner)
         else:
             waiting.extend(inner)
