@@ -152,10 +152,10 @@ class Steps:
             check_rows(batch, game.trainer.train_dataloader, game.trainer.is_last_batch)
         tried = self.trials.before(game.phases, step)
         compared = tried and self.training.world.size > 1
-        for policy in self.policies.values():
-            with noise.at(
-                noise.Place((self.training.seed, step, policy.player.name, "freeze"), 0, 1, 1)
-            ):  # for all ranks
+        with noise.at(
+            noise.Place((self.training.seed, step, "freeze"), 0, 1, 1)
+        ):  # what freeze= draws is for all ranks
+            for policy in self.policies.values():
                 policy.begin_step(step, compared)
         self.lockstep.same_on_ranks.begin(batch)
         if self.training.checked:
