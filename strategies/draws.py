@@ -57,6 +57,7 @@ from gan.noise import Drawn, Place, Site
 from gan.phase import Phase
 from gan.ranks import World
 from strategies import private
+from strategies.micro_batches import fits
 
 IN_PLACE = (
     *("normal_", "uniform_", "random_", "random_.from", "random_.to", "bernoulli_.float"),
@@ -398,7 +399,8 @@ class Draws:
         """
         drawn = self.known.get(phase.name, {}).values() if phase.micro_batches > 1 else ()
         rows = [each for each in drawn if each.name != "randperm"]
-        apart = [each for each in rows if each.beside or (each.dim is not None and each.shape[each.dim] < each.rows)]
+        counts = [(each, each.rows if each.dim is None else each.shape[each.dim]) for each in rows]
+        apart = [each for each, n in counts if each.beside or (n < each.rows and not fits(n, each.rows))]
         looped = self.looped.get(phase.name, []) if phase.micro_batches > 1 else []
         return [*(f"{list(draw.shape)} ({draw.name})" for draw in apart), *looped]
 

@@ -186,9 +186,14 @@ def _check_collated(loader: GlobalLoader) -> None:
             )
 
 
+def sizes_of(loaders: Any) -> set[int | None]:
+    """How many samples the loaders say that their batches have; None if one does not say it."""
+    return {getattr(each, "batch_size", None) for each in tree_leaves(loaders)}
+
+
 def samples_of(loaders: Any) -> int | None:
-    """How many samples the loaders say that a batch has."""
-    sizes = {getattr(each, "batch_size", None) for each in tree_leaves(loaders)}
+    """The same if it is one number."""
+    sizes = sizes_of(loaders)
     return sizes.pop() if len(sizes) == 1 else None
 
 

@@ -10,8 +10,9 @@ A batch may be any nesting of dicts, UserDicts, lists, tuples, NamedTuples and d
 
 The batch itself, if it is a list or tuple of tensors, is always that of default_collate. A list of tensors of one
 length is cut by its items if its number of items, and not their length, fits the rest of the batch, or the loader's
-number of samples; or if `learn_lists` has seen it so. Shared by all parts are numbers, a single string, scalar tensors
-and tensors of one row. Whatever else does not fit is refused.
+number of samples; or if `learn_lists` has seen it so. Several loaders may have made the batch together, with batches of
+different sizes: what has their ratio is cut in this ratio. Shared by all parts are numbers, a single string, scalar
+tensors and tensors of one row. Whatever else does not fit is refused.
 
 [Note: every k-th row]
 Micro-batch k of M has the rows k, k + M, k + 2 M and so on of the rank's batch. A rank has neighbouring rows of the
@@ -22,8 +23,9 @@ too. With chunks of neighbours it would not be.
 
 import copy
 import dataclasses
-from collections.abc import Mapping, MutableMapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from fractions import Fraction
+from itertools import chain, permutations
 from numbers import Number
 from operator import itemgetter
 from typing import Any
@@ -36,12 +38,25 @@ from gan.files.errors import UserError
 from strategies.sharding.resharded_parameter import version_of
 
 # How certain it is that a column of a batch has a row for each sample; the smallest is the most certain.
-TENSOR, ITEMS, COLUMNS, ONE_ROW = range(4)
+TENSOR, ITEMS, COLUMNS, ITEMS_OF_ONE_ROW, ONE_ROW = range(5)
 
 # Lists of this training's batches, by where they are and the dimensions of their tensors: whether each has an item for
 # each sample. False: its length and that of its items have fit, so its items may be columns.
 Lists = dict[tuple[str, frozenset[int]], bool]
 known: Lists = {}
+ratios: set[Fraction] = set()  # of the sizes of the batches of this training's loaders, if it has several
+
+
+def begin_training(sizes: Collection[int | None]) -> None:
+    """Forget what the batches of another training had. `sizes` are those of the loaders' batches, where they say it."""
+    known.clear()
+    ratios.clear()
+    ratios.update(Fraction(*pair) for pair in permutations(filter(None, sizes), 2))
+
+
+def fits(count: int, total: int) -> bool:
+    """Whether a column of so many rows has one for each of the samples, of their loader or of another one."""
+    return count == total or Fraction(count, total) in ratios
 
 
 def learn_lists(batch: Any, count: int | None) -> str | None:
@@ -207,24 +222,24 @@ class Cut:
         """What is cut out of one node, or joined of several."""
         first = nodes[0]
         if isinstance(first, (Tensor, np.ndarray)):
-            return self._joined(nodes, path) if self.rows is None else self._cut(first, path, self.rows)
+            return self._joined(nodes, path) if self.rows is None else self._cut(first, path)
         if (fields := _fields(first)) is not None:
             columns = {name: [(_fields(node) or {})[name] for node in nodes] for name in fields}
             return _rebuilt(first, {name: self._made_of(each, f"{path}[{name!r}]") for name, each in columns.items()})
         if isinstance(first, (list, tuple)):
             if self._has_samples(first, path, top):
-                return type(first)(chain.from_iterable(nodes)) if self.rows is None else first[self.rows]
+                joins = self.rows is None
+                return type(first)(chain.from_iterable(nodes)) if joins else first[self._rows_of(len(first), path)]
             items = enumerate(zip(*nodes, strict=True))
             return type(first)([self._made_of(each, f"{path}[{number}]") for number, each in items])
         if self.rows is not None and callable(getattr(first, "to", None)):
             raise self._refusal(path, f"a {type(first).__name__}, which cannot be cut", "return tensors in its place")
         return first
 
-    def _cut(self, node: Any, path: str, rows: slice) -> Any:
-        if not node.ndim or len(node) == 1:
+    def _cut(self, node: Any, path: str) -> Any:
+        if not node.ndim or (len(node) == 1 and not fits(1, self.total)):
             return node
-        if len(node) != self.total:
-            raise self._refusal(path, f"of {len(node)} rows")
+        rows = self._rows_of(len(node), path)
         if isinstance(node, Tensor) and (node.is_nested or node.layout != torch.strided):
             raise self._refusal(
                 path, "a sparse or nested tensor", "return dense tensors, and make it of them in the loss"
@@ -232,9 +247,20 @@ class Cut:
         spread = isinstance(node, Tensor) and rows.step is not None
         return node[rows].clone() if spread else node[rows]  # a clone is dense, in the same memory format
 
+    def _rows_of(self, count: int, path: str) -> slice:
+        """Those to take of a column of so many rows."""
+        assert self.rows is not None
+        if not fits(count, self.total):
+            raise self._refusal(path, f"of {count} rows")
+        rows, share = self.rows, Fraction(count, self.total)
+        start, stop = (0, 0) if rows.step else ((rows.start or 0) * share, rows.stop * share)
+        if int(start) != start or int(stop) != stop or (rows.step and count % rows.step):
+            raise self._refusal(path, f"of {count} rows", "give its loader a batch size that divides as well")
+        return rows if rows.step else slice(int(start), int(stop))
+
     def _joined(self, nodes: Sequence[Any], path: str) -> Any:
         first = nodes[0]
-        if not first.ndim or len(first) != self.total:
+        if not first.ndim or not fits(len(first), self.total):
             return first
         if len({node.shape[1:] for node in nodes}) > 1:
             raise UserError(
@@ -252,25 +278,25 @@ class Cut:
         if top and inside:
             return False
         counts = sorted(inside - {1})
-        fits = len(node) == self.total
+        of_samples = len(node) == self.total or (not inside and fits(len(node), self.total))
         if not counts:
-            if all(isinstance(item, Number) for item in node) and fits:
+            if all(isinstance(item, Number) for item in node) and of_samples:
                 raise self._refusal(path, f"a list of {len(node)} numbers", "return a tensor")
-            if not fits and any(isinstance(item, str) for item in node):
+            if not of_samples and any(isinstance(item, str) for item in node):
                 raise self._refusal(path, f"a list of {len(node)} strings")
-            return fits
-        if len(counts) > 1 and not fits:
+            return of_samples
+        if len(counts) > 1 and not of_samples:
             raise self._refusal(path, f"a list of {len(node)} with {' and '.join(map(str, counts))} rows in its items")
-        if counts == [self.total] and fits and not known.get(_key(node, path)):
+        if counts == [self.total] and of_samples and not known.get(_key(node, path)):
             advice = "return a dict, or add a tensor with a row for each sample, such as torch.zeros(len(rows), 1)"
             raise self._refusal(path, f"a list of {len(node)} with {self.total} rows in each item", advice)
-        return fits
+        return of_samples
 
     def _refusal(self, path: str, found: str, advice: str = "") -> UserError:
         advice = advice or (
             "give it one row for each sample; what all samples share can be an attribute of the game, parts of samples "
-            "(nodes of graphs) belong into a list with a tensor for each sample, and loaders of one batch need the "
-            "same batch size"
+            "(nodes of graphs) belong into a list with a tensor for each sample, and loaders of one batch belong "
+            "into the dict that train_dataloader() returns"
         )
         return UserError(
             f"{self.what}: the batch has {self.total} samples and {path} is {found}, so it is not clear how to cut it; "
@@ -295,7 +321,7 @@ def _counts(node: Any, top: bool, path: str) -> list[tuple[int, int]]:
     if top and inside:
         return inside
     if not counts and not all(isinstance(item, Number) for item in node):
-        return [(ITEMS, len(node))]
+        return [(ITEMS_OF_ONE_ROW if inside else ITEMS, len(node)), *inside]
     if len(counts) == 1 and not known.get(_key(node, path)):
         return [(COLUMNS, counts.pop())]
     return [(ITEMS, len(node))] if counts else []

@@ -105,6 +105,11 @@ class RanksStrategy(LaunchedStrategy):
         return 1 if self.is_starter else super().num_processes
 
     @property
+    def local_rank(self) -> int:
+        """A script is started again for each rank of a training, and may train on one device before it."""
+        return 0 if self.num_processes == 1 else super().local_rank
+
+    @property
     def root_device(self) -> torch.device:
         return torch.device("cpu") if self.is_starter else super().root_device
 

@@ -23,9 +23,9 @@ from strategies.check.replicas import compare_replicas, compare_settings
 from strategies.check.trial import Trial, Trials, read_by_losses
 from strategies.draws import Draws, draws_follow
 from strategies.hooks import AFTER, GameFirst, draws_alike
-from strategies.loaders import check_rows, samples_of
+from strategies.loaders import check_rows, samples_of, sizes_of
 from strategies.lockstep import Lockstep
-from strategies.micro_batches import known, learn_lists, not_clear, row_counts, tensors
+from strategies.micro_batches import begin_training, known, learn_lists, not_clear, row_counts, tensors
 from strategies.optimizers import check_saved, check_unaltered
 from strategies.processes import heap
 from strategies.reachable import PLAIN
@@ -53,7 +53,7 @@ class Steps:
         compared: bool,
         to_device: Callable[..., Any],
     ) -> None:
-        known.clear()
+        begin_training(sizes_of(game.trainer.train_dataloader))
         for phase in game.phases:  # what is logged of it is a mean over ranks already
             warnings.filterwarnings("ignore", rf"It is recommended to use `self.log\('{re.escape(phase.name)}/")
         checked = bool(check) and training.world.size > 1

@@ -2,12 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from gan import noise
@@ -15,6 +14,7 @@ from gan.module import GanModule
 from gan.noise import Drawn
 from strategies import private
 from strategies.draws import BY_GENERATOR
+from strategies.micro_batches import fits
 from strategies.world import World
 
 EQUAL = {torch.float64: 1e-9, torch.float32: 1e-4}  # by this part of a row's size
@@ -52,14 +52,18 @@ class Calls:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        before = register_module_forward_pre_hook(lambda module, given: self._note(module, False, given))
-        after = register_module_forward_hook(lambda module, _, made: self._note(module, True, made))
-        with before, after:
+        with ExitStack() as stack:
+            for module in self.names:
+                stack.enter_context(module.register_forward_pre_hook(self._given, with_kwargs=True))
+                stack.enter_context(module.register_forward_hook(lambda each, _, made: self._note(each, True, made)))
             yield
+
+    def _given(self, module: nn.Module, values: Any, named: Any) -> None:
+        self._note(module, False, (values, named))
 
     def _note(self, module: nn.Module, returns: bool, values: Any) -> None:
         place = noise.here()
-        if place is None or module not in self.names or private.in_backward() or private.in_transform():
+        if place is None or private.in_backward() or private.in_transform():
             return
         tensors = [each.detach() for each in tree_leaves(values) if isinstance(each, Tensor)]
         # A number, as a criterion returns it, is a mean over a rank's own samples.
@@ -121,9 +125,13 @@ def _alike(one: Tensor, other: Tensor, world: World, rows: int, equal: float) ->
     """Whether the rows of `one` are this rank's of `other`. None if they are dealt out in another way."""
     if len(one) == len(other):  # the same on all ranks
         own = [other]
-    elif len(other) == world.size * len(one) and len(one) % rows == 0:
+    elif len(other) == world.size * len(one) and (len(one) % rows == 0 or fits(len(one), rows)):
         # Blocks of samples, as of fakes and reals, or several rows of a sample side by side.
-        own = [other.view(-1, world.size, block, 2)[:, world.rank].reshape(-1, 2) for block in {rows, len(one)}]
+        own = [
+            other.view(-1, world.size, block, 2)[:, world.rank].reshape(-1, 2)
+            for block in {rows, len(one)}
+            if len(one) % block == 0
+        ]
     else:
         return None
     return any(_equal(one, each, equal) for each in own)

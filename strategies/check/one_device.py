@@ -48,7 +48,7 @@ from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_
 from strategies.check.trial import FAILS, RanksDiffer, Snapshot, Trial, coarse_from_the_start
 from strategies.draws import BY_GENERATOR, ByPhase, said
 from strategies.hooks import AFTER
-from strategies.micro_batches import first_rows, join_batches, rows
+from strategies.micro_batches import first_rows, join_batches, ratios, rows
 from strategies.observers import OwnCollectives
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training
@@ -76,6 +76,10 @@ IN_A_NETWORK = (
     "maximum over the batch, or a padding to its longest sample."
 )
 ON_GRADIENTS = "What a hook does to gradients, such as to clip them, belongs into on_before_optimizer_step."
+OF_LOADERS = (
+    "Where loaders have batches of different sizes, give a network the samples of one of them at a time: what it draws "
+    "for all together has no row for each sample."
+)
 IN_MICRO_BATCHES = (
     "In micro-batches a draw must have a row for each sample, or several in blocks; or leave micro_batches= out."
 )
@@ -98,7 +102,7 @@ def check_step(game: GanModule, training: Training, batch: Any, play: Play, firs
         return
     everyone = training.world.gather(own)
     if one_each(game, everyone):
-        _not_checked("one of its loaders gives each rank one sample, and loaders of one batch need the same batch size")
+        _not_checked("one of its loaders gives each rank one sample, and two are needed for that")
         return
     kept = Snapshot(game, training.policies)
     if kept.untried:
@@ -388,7 +392,8 @@ def _said(lines: Mapping[str, str], which: str, training: Training, step: int, t
         of_gradients = formula and not any(": loss '" in text for text in lines)
         at = advice.index(A_MEAN_OVER_SAMPLES) + 1
         advice[at:at] = [IN_A_NETWORK] * inside + [ON_GRADIENTS] * of_gradients
-    of_draws = [*[DRAWS] * bool(draws - given), *[DRAWS_BY_GENERATOR] * bool(given)]
+    of_draws = [*[DRAWS] * bool(draws - given), *[OF_LOADERS] * bool(draws and ratios)]
+    of_draws += [DRAWS_BY_GENERATOR] * bool(given)
     of_draws += [f"Phase '{phase}' draws {text}." for phase, seen in drawn.items() if (text := said(seen))]
     advice = of_draws + advice if begins and all(each.drew for each in begins) else advice + of_draws
     if trial.drawn_alike:

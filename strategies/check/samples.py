@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from gan.files.errors import UserError
 from gan.module import GanModule
 from nets.norm import rows_together
-from strategies.micro_batches import deal_batch, first_rows, rows, tensors
+from strategies.micro_batches import deal_batch, first_rows, fits, rows, split_batch, tensors
 from strategies.turn import Training
 
 SAMPLES = 2  # of each rank, at least
@@ -63,6 +63,8 @@ def first_samples(game: GanModule, training: Training, batch: Any, most: bool = 
             try:
                 own = on_cpu(first_rows(batch, count))
                 first_rows(own, count)
+                for phase in game.phases:
+                    split_batch(own, count, phase.micro_batches, phase.name)
             except UserError as error:  # so few may look like something else: two rows in each item of a pair
                 failed = f"because its {'batch' if own is None else 'first samples'} cannot be cut: {error}"
             failures = [each for each in world.gather(failed) if each]
@@ -82,7 +84,7 @@ def one_each(game: GanModule, everyone: Sequence[Any]) -> bool:
     columns = zip(*map(tensors, everyone), strict=False)
     alone = [column for column in columns if column[0].ndim and len(column[0]) == 1]
     unlike = any(not torch.equal(first, each) for first, *others in alone for each in others)
-    return several and unlike and rows(everyone[0]) > 1
+    return several and unlike and not fits(1, rows(everyone[0]))
 
 
 def has_room(training: Training, own: Any, batch: Any) -> bool:

@@ -259,7 +259,7 @@ class Inside(nn.Module):
 
     def forward(self, x, kind):
         y = self.first(x) + self.kind(kind)
-        return self.last(y / y.abs().max())
+        return self.last(input=y / y.abs().max())
 
 
 class Mislabelled(Within):
@@ -1129,6 +1129,35 @@ class OfTwo(Plain):
         return super().fool(batch["many"])
 
 
+class Ratio(Plain):
+    """Two loaders with batches of unlike sizes: the first one's has a few rows, the other one's a single row a rank."""
+
+    of_each = staticmethod(lambda judge, many, few: (judge(many), judge(few)))
+
+    def __init__(self):
+        super().__init__()
+        self.discriminator.insert(1, nn.Dropout(0.5))
+
+    def train_dataloader(self):
+        data = torch.arange(192, dtype=torch.float64).view(32, 6).sin()
+        return {name: GlobalLoader(TensorDataset(data), size) for name, size in (("many", 8), ("few", 2))}
+
+    def judge(self, batch):
+        many, few = self.of_each(self.discriminator, batch["many"][0], batch["few"][0])
+        return (few - 1).square().mean() - many.mean()
+
+    def fool(self, batch):
+        return super().fool({"x": batch["many"][0]})
+
+
+def joined(judge, many, few):
+    return judge(torch.cat((many, few))).split((len(many), len(few)))
+
+
+class JoinedRatio(Ratio):
+    of_each = staticmethod(joined)
+
+
 def two_alone(step):
     return {"x": vectors(step + 50)["x"][:2]}
 
@@ -1143,12 +1172,27 @@ def of_two_loaders(game, world):
 
 @pytest.mark.parametrize(
     ("game", "words", "unsaid"),
-    [(Pairs, (), ("not checked",)), (OfTwo, ("one of its loaders gives each rank one sample",), ())],
+    [
+        (Pairs, (), ("not checked",)),
+        (OfTwo, ("one of its loaders gives each rank one sample",), ()),
+        (Ratio, (), ("not checked",)),
+    ],
 )
 def test_samples_of_two_loaders_are_not_taken_for_something_else(game, words, unsaid, ranks):
     (found, said), _ = ranks(2).run(of_two_loaders, game, 2)
     equals([found], of_two_loaders(game, 1)[0])
     assert says(said, words, unsaid)
+
+
+def joined_loaders():
+    with pytest.raises(
+        UserError, match=r"would not train as one device(?s:.*)give a network the samples of one of them"
+    ):
+        of_two_loaders(JoinedRatio, 2)
+
+
+def test_a_draw_for_the_samples_of_unlike_loaders_together_is_refused(ranks):
+    ranks(2).run(joined_loaders)
 
 
 class Lonely(One):

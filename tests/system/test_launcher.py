@@ -70,6 +70,11 @@ def test_the_first_of_a_node_starts_the_others_and_knows_them_by_rank(monkeypatc
     assert PARENT not in os.environ  # what else this process starts is no rank
 
 
+def test_a_script_that_was_started_again_may_train_on_one_device_first(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert train(Plain, policy="single", steps=1)
+
+
 @pytest.mark.parametrize(("imported", "now"), [(".", "later"), ("config", ".")])
 def test_the_others_start_where_the_first_was_started(imported, now, monkeypatch, tmp_path):
     """The program may have gone elsewhere, as Hydra's do, or have imported us elsewhere, as LightningCLI does."""

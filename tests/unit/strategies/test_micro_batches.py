@@ -143,7 +143,7 @@ def words():
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"a": x(8), "b": x()}, r"has 8 samples and batch\['b'\] is of 4 rows, .*loaders of one batch need the same"),
+        ({"a": x(8), "b": x()}, r"has 8 samples and batch\['b'\] is of 4 rows, .*loaders of one batch belong"),
         ({"x": x(), "y": np.zeros(3)}, r"batch\['y'\] is of 3 rows"),
         ({"x": x(), "names": ["one", "two"]}, r"batch\['names'\] is a list of 2 strings, .*can be an attribute of the"),
         ({"x": x(), "labels": [1, 2, 3, 4]}, r"batch\['labels'\] is a list of 4 numbers, .*; return a tensor"),
