@@ -32,18 +32,24 @@ class OwnCollectives(TorchDispatchMode):
         self.found = found
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if function.namespace in ("c10d", "_c10d_functional"):
-            frame: FrameType | None = sys._getframe()
-            caller: FrameType | None = None
-            while frame is not None:
-                caller = frame.f_back if _module(frame).startswith(ENTRANCES) else caller
-                frame = frame.f_back
-            if caller is not None and _module(caller).partition(".")[0] not in NOT_THE_GAME:
-                self.found(f"{caller.f_code.co_name} in {Path(caller.f_code.co_filename).name}:{caller.f_lineno}")
+        if function.namespace in ("c10d", "_c10d_functional") and (where := called_by_the_game()):
+            self.found(where)
         return function(*args, **(kwargs or {}))
 
 
-def _module(frame: FrameType) -> str:
+def called_by_the_game() -> str | None:
+    """Where the game, or a library that it uses, calls torch.distributed now; None if somebody else does."""
+    frame: FrameType | None = sys._getframe()
+    caller: FrameType | None = None
+    while frame is not None:
+        caller = frame.f_back if module_of(frame).startswith(ENTRANCES) else caller
+        frame = frame.f_back
+    if caller is None or module_of(caller).partition(".")[0] in NOT_THE_GAME:
+        return None
+    return f"{caller.f_code.co_name} in {Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
+
+
+def module_of(frame: FrameType) -> str:
     return frame.f_globals.get("__name__") or ""
 
 

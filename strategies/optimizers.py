@@ -30,7 +30,7 @@ from strategies.sharding.storage import SCALARS, Storage
 # Optimizers that treat each element by itself. For them, a step on pieces of weights equals a step on the weights.
 ELEMENTWISE = {
     getattr(optim, name)
-    for name in ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "Rprop")
+    for name in ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "Adagrad", "Rprop")
 }
 
 STEPS = 20  # some, such as those that warm up, look at other weights after a few steps only

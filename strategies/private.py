@@ -390,6 +390,11 @@ def default_generator(device: torch.device) -> torch.Generator:
     return generators[torch.accelerator.current_device_index() if device.index is None else device.index]
 
 
+def users(tensor: Tensor) -> int:
+    """How many objects of Python hold this tensor, and how many tensors its memory. Compare it with a later time's."""
+    return sys.getrefcount(tensor) + torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
 def weight_hooks(weight: Tensor) -> list[Callable[..., Any]]:
     """Hooks that `register_hook` has added."""
     return list((weight._backward_hooks or {}).values())

@@ -12,13 +12,14 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from gan import noise, ranks
+from gan import noise
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
 from nets.norm import synchronised
 from strategies import private, random_state
 from strategies.check.one_device import check_guesses, check_step, learn_draws
+from strategies.check.one_process import as_one_process
 from strategies.check.replicas import compare_replicas, compare_settings
 from strategies.check.trial import Trial, Trials, read_by_losses
 from strategies.draws import Draws, draws_follow
@@ -115,7 +116,7 @@ class Steps:
         first = {count: rank * count for count in others}
         key, known = (self.training.seed, step, "batch"), draws.of(AFTER)
         self.place = noise.Place(key, rank * rows, rows, size * rows, others=first, **known)
-        with noise.at(self.place), ranks.alone(in_all_threads=True) if alone else nullcontext():
+        with noise.at(self.place), as_one_process(self.game.trainer) if alone else nullcontext():
             return self.to_device(batch)
 
     def _same_dice(self) -> None:

@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,9 @@ OTHERS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     torch.device: (str, torch.device),
     torch.dtype: (lambda value: str(value).removeprefix("torch."), _dtype),
 }
+# Numbers of NumPy, as a schedule by hand leaves them in an optimizer's groups.
+NUMBERS = (np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
+OTHERS |= {kind: (lambda value: value.item(), kind) for kind in (*NUMBERS, np.float16, np.float32, np.float64)}
 MADE = {kind.__name__: make for kind, (_, make) in OTHERS.items()}
 COMPLEX = "view_as_complex"  # a tensor of complex numbers, as one of twice as many real ones
 

@@ -49,12 +49,12 @@ from strategies.check.trial import FAILS, RanksDiffer, Snapshot, Trial, coarse_f
 from strategies.draws import BY_GENERATOR, ByPhase, said
 from strategies.hooks import AFTER
 from strategies.micro_batches import first_rows, join_batches, ratios, rows
-from strategies.observers import OwnCollectives
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training
 
 HALF = 0.5  # of the loss as one device: it rounds nothing, and shows hooks that clip the gradients of all ranks alike
 SHOWN = 6  # differences in the error
+CALLERS = 3  # of torch.distributed
 WITHOUT = "PhaseStrategy(check=False) leaves the trial out"
 PATIENCE = 10.0  # seconds for all other ranks to fail as one has
 
@@ -342,8 +342,8 @@ class Tries:
         lines = comparison.lines({})
         if not any(gather(bool(lines))):
             return together, {}
-        with OwnCollectives(together.collectives.add):
-            shaken = [self(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
+        together.collectives = alone.collectives
+        shaken = [self(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
         seen = [dtypes for each in gather([trial.dtypes for trial in (together, *shaken)]) for dtypes in each]
         lines = replace(comparison, rounding=roundings(*seen)).lines(moved(alone, shaken))
         found = dict(line for each in gather(lines) for line in each.items())
@@ -399,7 +399,7 @@ def _said(lines: Mapping[str, str], which: str, training: Training, step: int, t
     if trial.drawn_alike:
         advice.insert(0, DRAWS_ALIKE)
     if trial.collectives:
-        advice.insert(0, f"{min(trial.collectives)} calls torch.distributed, in the trial of one device too. {WORDS}")
+        advice.append(f"{', '.join(sorted(trial.collectives)[:CALLERS])} calls torch.distributed. {WORDS}")
     if any(unsynchronised(policy.player.module) for policy in training.policies.values()):
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
     if any(policy.name == "pipeline" for policy in training.policies.values()):

@@ -17,7 +17,6 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from gan import ranks
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.noise import OF_SEED
@@ -26,6 +25,7 @@ from strategies import private, random_state
 from strategies.check.first_difference import Begin
 from strategies.check.iterators import StandIn, fixed, take_places
 from strategies.check.left_behind import LeftBehind
+from strategies.check.one_process import as_one_process
 from strategies.draws import ByPhase, Draws
 from strategies.first_weights import refuse_views_of_gathered
 from strategies.hooks import NO_HOOKS
@@ -262,7 +262,7 @@ class Trial:
         with ExitStack() as stack:
             if self.alone:
                 training = replace(training, world=replace(training.world, size=1, rank=0))
-                stack.enter_context(ranks.alone(in_all_threads=True))
+                stack.enter_context(as_one_process(self.left.game.trainer, self.collectives.add))
             stack.enter_context(without_tf32())
             if self.watched:
                 stack.enter_context(Casts(dtypes))
@@ -289,7 +289,7 @@ class Trial:
         """What a phase's `when` says on the first rank, after what the trial has played. Warns if others say no."""
         assert phase.when is not None
         self.meet(f"asks whether to play phase '{phase.name}'")
-        with ranks.alone(in_all_threads=True) if self.alone else nullcontext():
+        with as_one_process(self.left.game.trainer) if self.alone else nullcontext():
             first, *others = self.world.gather(bool(phase.when()))
         if not all(each == first for each in others):
             rank_zero_warn(

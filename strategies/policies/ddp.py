@@ -1,7 +1,9 @@
 """ddp: the whole player on every rank; dp: the same, for all players, in ranks that the person's process starts."""
 
+import gc
 import warnings
 from functools import partial
+from operator import gt
 
 import torch
 import torch.distributed as dist
@@ -68,6 +70,8 @@ class DdpReduction(GroupReduction):
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         self.reducer: DistributedDataParallel | None = self._reducer()
         self.backward: int | None = None  # the one that communicates
+        self.lent: dict[str, Tensor] = {}  # gradients in the reducer's memory, which it writes again
+        self.users: list[int] = []  # how many hold each, before the update
         self.armed = False  # whether the reducer waits for gradients
         self.hooks = [
             weight.register_post_accumulate_grad_hook(partial(self._note_reached, name))
@@ -112,6 +116,8 @@ class DdpReduction(GroupReduction):
         self.backward = None
         if not last:
             return loss
+        self._check_returned()
+        self.lent, self.users = {}, []
         weights = list(self.storage.weights.values())
         frozen = [weight for weight in weights if not weight.requires_grad]
         # The reducer waits for frozen weights too, and an edge can be made only to a weight that requires a gradient.
@@ -139,15 +145,33 @@ class DdpReduction(GroupReduction):
 
     def finish(self, scale: float) -> Tensor:
         self.armed = False
-        return super().finish(scale)
+        norms = super().finish(scale)
+        there = {name: weight.grad for name, weight in self.storage.weights.items() if weight.grad is not None}
+        self.lent = {} if self.trying else there
+        self.users = self._users()
+        return norms
 
     def drop(self) -> None:
         super().drop()
         self.backward = None
 
+    def _check_returned(self) -> None:
+        if any(map(gt, self._users(), self.users)):
+            gc.collect()  # what an error has left, say
+            for name, now, before in zip(self.lent, self._users(), self.users, strict=True):
+                if now > before:
+                    raise UserError(
+                        f"an optimizer or a hook has kept the gradient of weight '{name}', and this backward writes "
+                        f"into its memory; keep gradient.clone()"
+                    )
+
+    def _users(self) -> list[int]:
+        return [private.users(gradient) for gradient in self.lent.values()]
+
     def release(self) -> None:
         """The reducer is dropped: a reference would keep hooks and threads."""
         super().release()
+        self.lent, self.users = {}, []
         if self.reducer is not None:
             self.reducer.process_group = self.reducer = None
         self.nodes = []

@@ -672,9 +672,46 @@ class PastRanks(Codebook):
         return total
 
 
-def test_a_collective_past_gan_ranks_is_named(ranks):
-    for found in ranks(2).run(refused, PastRanks, world=2, steps=1, check=True):
-        assert re.search(r"sum_of in test_check\.py:\d+ calls torch\.distributed, in the trial of one device", found)
+class Undivided(Codebook):
+    """A sum of the ranks' means, where one device has a mean."""
+
+    def sum_of(self, out):
+        total = out.mean(0)
+        dist.all_reduce(total)
+        return total
+
+
+class BySize(One):
+    def play(self, batch):
+        return super().play(batch) / dist.get_world_size() if dist.is_initialized() else super().play(batch)
+
+
+class ByTrainer(One):
+    def play(self, batch):
+        return super().play(batch) / self.trainer.world_size
+
+
+class ByLightning(One):
+    """Right, and a log that only the first rank has."""
+
+    def play(self, batch):
+        seen = self.all_gather(self.net(batch["x"]).detach())
+        log = [] if self.global_rank == 0 else None
+        if dist.is_initialized() and dist.get_rank() == 0:
+            log.append(seen)
+        return (self.net(batch["x"]) - seen.mean()).square().mean()
+
+
+@pytest.mark.parametrize("game", [PastRanks, Undivided, BySize, ByTrainer, ByLightning])
+def test_one_device_finds_no_other_rank_past_gan_ranks_either(game, ranks):
+    for found in ranks(2).run(refused, game, world=2, steps=1, check=True):
+        if game in (PastRanks, ByLightning):
+            assert found is None
+        else:
+            assert game is ByTrainer or re.search(
+                r"(sum_of|play) in test_check\.py:\d+ calls torch\.distributed", found
+            )
+            assert "would not train as one device does" in found
 
 
 @pytest.mark.parametrize("policy", often(["ddp", "zero3", "zero2+bf16"], ["ddp"]))

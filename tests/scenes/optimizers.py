@@ -13,7 +13,16 @@ from torch.optim.lr_scheduler import StepLR
 from gan import Phase, Player, noise
 from tests.support.duel import ByHand, Duel
 from tests.support.hard_games import HARD, Outdated
-from tests.support.optimizers import Dealing, Drawing, MuonAndAdam, NormedTogether, ScheduleFree, Shampoo
+from tests.support.optimizers import (
+    Careless,
+    Dealing,
+    Drawing,
+    MuonAndAdam,
+    NormedTogether,
+    Optimistic,
+    ScheduleFree,
+    Shampoo,
+)
 from tests.support.scene import DEAF, ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, having, made_of, nothing
 
 PLAIN = HARD["Plain"]
@@ -377,7 +386,19 @@ OPTIMIZERS = {
         optimized(HARD["Teacher"], SHAMPOO), policies={"generator=zero1,*=ddp": 2}, often=("generator=zero1,*=ddp",),
     ),
     "whole weights behind a method": Scene(
-        optimized(HARD["OwnMethods"], partial(Adagrad, lr=1e-2)), policies={"zero1": 2}
+        optimized(HARD["OwnMethods"], SHAMPOO), policies={"zero1": 2}
+    ),
+    "a state that is made with the optimizer": Scene(
+        optimized(having(Duel, of_judge={"ema": 0.7}), partial(Adagrad, lr=1e-2)), bucket=SMALL,
+        policies=dict.fromkeys(("ddp", "zero1", "zero2", "zero3", "zero3+offload", "fsdp", "fsdp+offload"), 2),
+        often=("zero3",), saved=("zero3",), arrives=(("fsdp", 2), ("single", 1)),
+    ),
+    "a gradient that an optimizer keeps": Scene(
+        optimized(PLAIN, partial(Optimistic, defaults={"lr": 1e-2})), policies={"ddp": 2, "zero1": 2}, often=("ddp",),
+        refused=tuple(
+            Refused(optimized(PLAIN, partial(Careless, defaults={"lr": 1e-2})), policy, words, check=False)
+            for policy, words in (("ddp", "has kept the gradient of weight"), ("zero1", "backward writes into its"))
+        ),
     ),
     "weights that are stepped together": Scene(
         optimized(PLAIN, partial(NormedTogether, lr=1e-2)), policies={"ddp": 2}, often=(),

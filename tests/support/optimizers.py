@@ -74,6 +74,25 @@ class NormedTogether(Optimizer):
             weight.sub_(weight.grad / norm, alpha=self.param_groups[0]["lr"])
 
 
+class Optimistic(Optimizer):
+    """It steps twice as far, and back by the gradient before (Daskalakis et al. 2018)."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for weight in (each for group in self.param_groups for each in group["params"]):
+            before = self.state[weight].get("before", torch.zeros_like(weight))
+            weight.sub_(2 * weight.grad - before, alpha=self.defaults["lr"])
+            self.state[weight]["before"] = self.kept(weight.grad)
+
+    kept = staticmethod(torch.clone)
+
+
+class Careless(Optimistic):
+    """As published: it keeps the gradient itself."""
+
+    kept = staticmethod(torch.Tensor.detach)
+
+
 class Drawing(NormedTogether):
     @torch.no_grad()
     def step(self) -> None:

@@ -90,6 +90,7 @@ PLAIN = [
     *({"$tuple": [1]}, {"$": 1, "b": 2}, {1, 2}, set(), frozenset({"a"}), b"", b"\0\xff", bytearray(b"ab"), 1 - 2j),
     *(torch.float64, torch.bfloat16, torch.complex64, torch.uint8, torch.Size([2, 3]), torch.Size([])),
     *(torch.device("cuda", 1), OrderedDict(b=1, a=(2,)), Counter("aab"), {"nested": [{1: {(2,): {3}}}]}),
+    *(np.float64(0.1), np.float32(0.1), np.float16("inf"), np.int64(-7), np.uint8(200), np.bool_(True)),
 ]
 
 
@@ -132,7 +133,7 @@ def test_a_value_comes_back_in_its_kind(value):
 @pytest.mark.parametrize(
     "value",
     [
-        *(object(), Pair(1, 2), Small.one, Named.one, np.float64(1), len),
+        *(object(), Pair(1, 2), Small.one, Named.one, np.float128(1), len),
         *(type("Text", (str,), {})("a"), type("Dict", (dict,), {})()),
         *(torch.zeros(2).to_sparse(), torch.zeros(2, device="meta"), nn.Parameter(torch.zeros(2, device="meta"))),
     ],

@@ -1,0 +1,66 @@
+"""A trial as one device: the game's own calls of torch.distributed and of Lightning find no other rank either."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # noqa: F401 - it registers the backend
+from lightning import Trainer
+from torch.distributed.distributed_c10d import GroupMember
+
+from gan import ranks
+from strategies.observers import called_by_the_game, module_of
+
+
+@contextmanager
+def as_one_process(trainer: Trainer, found: Callable[[str], object] = str) -> Iterator[None]:
+    """Inside the `with`, this rank is alone, but keeps its number: a log may be there on the first rank only.
+
+    Our own collectives, and those of torch and DeepSpeed, go on as before; so does a group that the game has made.
+    `found` hears where the game calls torch.distributed.
+    """
+    if not dist.is_initialized():
+        with ranks.alone(in_all_threads=True):
+            yield
+        return
+    kind, alone = type(GroupMember), _group_of_one()
+    usual: Any = kind.WORLD
+    strategy: Any = trainer.strategy
+
+    def default_group(group: Any) -> Any:
+        return alone if _asked_by_the_game(sys._getframe(1), found) else usual.fget(group)
+
+    with (
+        ranks.alone(in_all_threads=True),
+        mock.patch.object(kind, "WORLD", property(default_group, usual.fset)),
+        mock.patch.object(type(trainer), "world_size", 1),
+        mock.patch.object(strategy, "all_gather", lambda tensor, *_, **__: tensor),
+        mock.patch.object(strategy, "reduce", lambda tensor, *_, **__: tensor),
+    ):
+        yield
+
+
+@cache
+def _group_of_one() -> dist.ProcessGroup:
+    """Its collectives return what they are given, on every kind of device."""
+    group = dist.new_group([dist.get_rank()], backend="fake", use_local_synchronization=True)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _asked_by_the_game(frame: FrameType | None, found: Callable[[str], object]) -> bool:
+    if where := called_by_the_game():
+        found(where)
+        while frame is not None and module_of(frame).startswith("torch.distributed"):
+            if frame.f_code.co_name == "get_rank":
+                return False
+            frame = frame.f_back
+        return True
+    while frame is not None and not module_of(frame).startswith("torch.distributed.nn"):  # in backward only the game's
+        frame = frame.f_back
+    return frame is not None
