@@ -192,7 +192,7 @@ def see_gradients(
     with ExitStack() as stack:
         for learner in learners:
             if learner.storage.sharded:
-                stack.enter_context(learner.gathered())
+                stack.enter_context(learner.lent("on_before_optimizer_step"))
                 stack.enter_context(whole_gradients(learner.reduction))
         before = [_gradients_of(learner) for learner in learners]
         for learner in learners:

@@ -390,9 +390,14 @@ def default_generator(device: torch.device) -> torch.Generator:
     return generators[torch.accelerator.current_device_index() if device.index is None else device.index]
 
 
+def uses(memory: torch.UntypedStorage) -> int:
+    """How many tensors have this memory. Compare it with a later time's."""
+    return torch._C._storage_Use_Count(memory._cdata)
+
+
 def users(tensor: Tensor) -> int:
-    """How many objects of Python hold this tensor, and how many tensors its memory. Compare it with a later time's."""
-    return sys.getrefcount(tensor) + torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    """How many objects of Python hold this tensor, and how many tensors its memory."""
+    return sys.getrefcount(tensor) + uses(tensor.untyped_storage())
 
 
 def weight_hooks(weight: Tensor) -> list[Callable[..., Any]]:

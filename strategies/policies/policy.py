@@ -290,7 +290,7 @@ class Policy(WholeWeights, Costs):
         if self.player.after is not None:
             with torch.no_grad(), ExitStack() as stack:
                 for policy in (self, *self.lenders):
-                    stack.enter_context(policy.gathered())
+                    stack.enter_context(policy.lent("after="))
                 self.player.after(self.player.module)
                 if self.tried and not equal_on_ranks(list(self.player.module.parameters()), self.world.device):
                     raise UserError(

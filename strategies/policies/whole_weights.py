@@ -9,6 +9,7 @@ from torch import nn
 from gan.ema import Ema
 from gan.files.errors import UserError
 from gan.phase import Player
+from strategies import private
 from strategies.options.recompute import Recompute
 from strategies.policies.averages import EvalWeights
 from strategies.sharding.resharded_parameter import withheld
@@ -51,6 +52,20 @@ class WholeWeights:
             self.storage.unshard(exact)
             with self._ending(after):
                 yield
+
+    @contextmanager
+    def lent(self, to: str) -> Iterator[None]:
+        """`gathered` for code that has ended at the end of the `with`: what it keeps of the weights, it will read."""
+        with self.gathered():
+            wholes = [] if self.on_read is None else [each.whole for each in self.storage.buckets]
+            memory = [each.untyped_storage() for each in wholes if each is not None]
+            before = list(map(private.uses, memory))
+            yield
+            if any(now > then for now, then in zip(map(private.uses, memory), before, strict=True)):
+                raise UserError(
+                    f"player '{self.player.name}': {to} keeps the memory of a weight that was gathered, which is freed "
+                    f"again; read the weight itself each time, or type .clone() if its values of now are meant"
+                )
 
     @contextmanager
     def plain(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from functools import cache, partial
 from io import BytesIO
 from typing import Any
@@ -195,6 +196,32 @@ class ArraysLater(ViewsLater):
         self.centers = self.centers or [self.discriminator[0].weight.detach().numpy().T]
         fake = self.fake(batch["x"])
         return Plain.fool(self, batch) + (fake @ torch.from_numpy(self.centers[0])).square().mean()
+
+
+class ViewsAfter(Plain):
+    """`after=` makes it, and a later loss reads it."""
+
+    def configure_players(self) -> Iterator[Player]:
+        self.centers = []
+        generator, discriminator = super().configure_players()
+        yield generator
+        yield replace(discriminator, after=lambda _: self.keep())
+
+    def keep(self) -> None:
+        self.centers = self.centers or [self.discriminator[0].weight.detach().t()]
+
+    def fool(self, batch: dict[str, Tensor]) -> Tensor:
+        loss = super().fool(batch)
+        return loss + (self.fake(batch["x"]) @ self.centers[0]).square().mean() if self.centers else loss
+
+
+class ViewsInHook(ViewsAfter):
+    def configure_players(self) -> Iterator[Player]:
+        self.centers = []
+        return Plain.configure_players(self)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.keep()
 
 
 class ReadsByNumpy(Plain):
@@ -607,6 +634,14 @@ WRITTEN = {
             for game in (ViewsLater, ViewsAtStart, ArraysLater)
             for policy in ("zero3", "fsdp")
             if policy == "zero3" or game is not ArraysLater
+        ),
+    ),
+    "an update keeps a weight's memory": Scene(
+        ViewsInHook, policies={"zero2": 2, "ddp": 2}, often=("zero2",), mutants=(Mutant("it does not", game=Plain),),
+        refused=tuple(
+            Refused(game, policy, f"player 'discriminator': {what} keeps the memory of a weight that was gathered")
+            for game, what in ((ViewsAfter, "after="), (ViewsInHook, "on_before_optimizer_step"))
+            for policy in ("zero3", "fsdp")
         ),
     ),
     "a forward and a callback write": Scene(
