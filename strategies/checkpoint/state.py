@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from gan import noise
 from gan.files.checkpoint import failing, load_module_state
-from gan.files.errors import UserError
+from gan.files.errors import UserError, reason
 from gan.files.finite import Bad, NotFinite, as_made, named, not_finite
 from gan.files.tensors import Share
 from gan.noise import Drawn, Site
@@ -181,7 +181,7 @@ class State:
             except RuntimeError as error:
                 raise UserError(
                     f"the checkpoint's networks are not this run's; resume with the settings it was trained with, and "
-                    f"make all weights and buffers in __init__. {error}"
+                    f"make all weights and buffers in __init__. {reason(error)}"
                 ) from error
 
         def load_averages() -> None:

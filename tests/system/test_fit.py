@@ -227,10 +227,12 @@ def one_step(trained_once, here):
 
 
 @pytest.mark.promise("a refused or dry command", "the run stays as it was, to the byte")
+@pytest.mark.promise("`--resume` with other settings, or from another folder")
 def test_a_refused_or_dry_command_leaves_a_run_as_it_was(one_step, here, capsys):
     before = contents("runs/001-r3gan-faces")
     for typed, code, message in (
-        ("--width 8 --max-steps 2", 2, "was trained with --width 4, and goes on with --width 8; leave out"),
+        ("--width 8 --max-steps 2", 2, "was trained with --max-steps 1 --width 4, and goes on with --max-steps 2 --wi"),
+        ("--width 8 --max-steps 2", 2, "the checkpoint's networks are not this run's; resume with the settings it wa"),
         ("--run sean-faces", 2, "is a run of r3gan-faces, not of sean-faces"),
         ("--note few", 2, "--note is for a new run's folder, and runs/001-r3gan-faces is there; leave --note out"),
         ("--precision 16-mixed", 2, "16-mixed needs a GPU"),

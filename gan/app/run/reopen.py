@@ -23,7 +23,6 @@ from gan.app.run.resumed import instead, where_data_are
 from gan.files.checkpoint import Share, load, read, take_format
 from gan.files.errors import Damaged, UserError, explained, reason
 from gan.files.finite import NotFinite, as_made, named, of_players
-from gan.files.system import quoted
 from gan.making import drawing_from
 from gan.ranks import alone
 from gan.runs import Run, build, full_name
@@ -112,11 +111,7 @@ def open_run(
             saved = load(checkpoint)
             averaged = _load(run, saved, checkpoint, weights, exactly)
         except UserError as error:
-            if isinstance(error, NotFinite):
-                earlier = where.before(checkpoint)
-                advice = f"give an earlier one: type {quoted(earlier[0])}" if earlier else "the run has no earlier one"
-                raise UserError(f"{error}; {advice}") from error
-            if isinstance(error, Damaged) and checkpoint.exists():
+            if isinstance(error, Damaged | NotFinite) and checkpoint.exists():
                 raise UserError(f"{error}; {instead(where, checkpoint)}") from error
             if checkpoint.exists() or str(checkpoint) == which or checkpoint == gone:
                 raise

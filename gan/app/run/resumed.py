@@ -1,21 +1,16 @@
-"""What has changed since a run was trained: said, or refused if its weights would not fit any more."""
+"""What has changed since a run was trained, and which checkpoint it goes on from."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from torch.nn.parameter import is_lazy
-
 from gan.app.run import options
 from gan.app.run.folder import RunFolder, is_checkpoint
-from gan.files.checkpoint import check, load
+from gan.files.checkpoint import check
 from gan.files.errors import Damaged, UserError
 from gan.files.system import quoted, unless_within
-from gan.runs import Run
 
 QUIET = 5.0  # seconds that a check takes without a word
-NO_NETWORKS = "max_steps", "kimg", "epochs", "falling_epochs", "batch_size", "workers", "precision"  # change none
 
 Say = Callable[[str], None]
 
@@ -47,9 +42,9 @@ def newest_whole(checkpoints: Sequence[Path], say: Say, option: str = "--resume 
     raise UserError(f"{failures[0]}; no earlier checkpoint of the run is whole, so begin a new run: leave {option}out")
 
 
-def instead(folder: RunFolder, damaged: Path, option: str = "") -> str:
-    """What to type in place of a damaged checkpoint, after this option of the command."""
-    for path in folder.before(damaged):
+def instead(folder: RunFolder, unusable: Path, option: str = "") -> str:
+    """What to type in place of a checkpoint that cannot be used, after this option of the command."""
+    for path in folder.before(unusable):
         try:
             check(path)
         except UserError:
@@ -74,14 +69,11 @@ class Resumed:
         self.changed = [name for name, value in now.items() if value != self.before.get(name)]
 
     def __str__(self) -> str:
-        return self._trained_with(self.changed) if self.changed else ""
+        was, now = self._typed(self.before), self._typed(self.now)
+        return f"the run was trained with {was}, and goes on with {now}" if self.changed else ""
 
-    def _trained_with(self, names: Sequence[str]) -> str:
-        was, now = self._typed(self.before, names), self._typed(self.now, names)
-        return f"the run was trained with {was}, and goes on with {now}"
-
-    def _typed(self, settings: Mapping[str, Any], names: Sequence[str]) -> str:
-        named = [(name.rstrip("_").replace("_", "-"), settings.get(name)) for name in names]
+    def _typed(self, settings: Mapping[str, Any]) -> str:
+        named = [(name.rstrip("_").replace("_", "-"), settings.get(name)) for name in self.changed]
         return " ".join(f"no --{name}" if value is None else f"--{name} {value}" for name, value in named)
 
     def as_it_was(self, chosen: str) -> str:
@@ -91,34 +83,12 @@ class Resumed:
         was = {name: words.get(name) if value is None else Path(str(value)).name for name, value in was.items()}
         return ", ".join(f"no {name}" if value is None else f"{name} {value}" for name, value in was.items())
 
-    def check(self, run: Run, checkpoint: Path) -> None:
-        """Refuse another seed, which would change nothing, and networks that the checkpoint's weights do not fit."""
+    def check(self) -> None:
+        """Refuse another seed, which would change nothing."""
         if "seed" in self.changed:
             was, now = self.before["seed"], self.now["seed"]
             raise UserError(
                 f"the run was trained with seed {was}, and has {now} now; resume with {was}, or begin a new run"
-            )
-        names = [name for name in self.changed if name not in NO_NETWORKS]
-        by = f"{self._trained_with(names)}; leave out what changes them" if names else "its code or data have changed"
-        by = by[0].upper() + by[1:]
-        found, now = load(checkpoint), run.game.state_dict(keep_vars=True)
-        saved = found.setdefault("state_dict", {})
-        if names and getattr(run.game, "strict_loading", True) and saved.keys() != now.keys():
-            run.game.on_load_checkpoint(found)  # which may take away, or add, what a game can do without
-            saved = found["state_dict"]
-            if more := saved.keys() - now.keys():
-                raise UserError(f"the checkpoint's networks have '{min(more)}', and those of now do not. {by}")
-            there = {id(now[name]) for name in now.keys() & {*saved, *found.get("left_out", ())}}
-            less = [name for name, weight in now.items() if id(weight) not in there]
-            if less and not found.get("files"):
-                raise UserError(f"the checkpoint's networks have no '{min(less)}', and those of now do. {by}")
-        for name, weight in now.items():
-            there = getattr(saved.get(name), "shape", None)
-            if there is None or not isinstance(weight, Tensor) or is_lazy(weight) or there == weight.shape:
-                continue
-            raise UserError(
-                f"the checkpoint's networks are of other sizes: '{name}' is {_text(there)} in {checkpoint.name} "
-                f"and {_text(weight.shape)} now. {by}"
             )
 
 
@@ -128,7 +98,3 @@ def where_data_are(error: UserError, settings: Mapping[str, Any]) -> UserError:
     if not isinstance(data, str | Path) or Path(data).exists() or "--data" in str(error):
         return error
     return UserError(f"{error}; if its data have moved, type --data and their folder")
-
-
-def _text(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) or "a number"

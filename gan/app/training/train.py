@@ -125,7 +125,7 @@ class Beginning:
             self._hold(held, chosen.folder)
         dry = self.settings.dry_run
         if self.trained is not None and chosen.checkpoint is not None and not chosen.again and not dry:
-            self.trained.check(self.run, chosen.checkpoint)
+            self.trained.check()
         return chosen
 
     def _hold(self, held: ExitStack, where: RunFolder) -> None:
@@ -213,7 +213,7 @@ def train(
     except (NotFinite, Damaged) as error:
         if checkpoint is None:  # the game has read another file
             raise
-        raise UserError(f"{checkpoint}: {error}; {_in_place_of(checkpoint, where, error)}") from error
+        raise UserError(f"{checkpoint}: {error}; {instead(where, checkpoint, '--resume ')}") from error
     except Stopped:
         keep.refuse_if_not_saved(trainer.is_global_zero)
         say(f"stopped at step {trainer.global_step}, all saved; go on with")
@@ -223,13 +223,6 @@ def train(
     else:
         finish(run, log, trainer, where, keep, step, time.monotonic() - started)
         keep.refuse_if_not_saved(trainer.is_global_zero)
-
-
-def _in_place_of(checkpoint: Path, where: RunFolder, error: NotFinite | Damaged) -> str:
-    if isinstance(error, Damaged):
-        return instead(where, checkpoint, "--resume ")
-    earlier = where.before(checkpoint)
-    return f"type --resume {quoted(earlier[0])}" if earlier else "the run has none, so begin a new run"
 
 
 def take_new_data(run: Run, wanted: bool) -> None:

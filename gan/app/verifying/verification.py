@@ -68,7 +68,7 @@ def train(
     with made_to("train") if start is None else made_to("resume", said(holding(start).networks)):
         run, first = build(settings.run, **now), 0
     if start is not None:
-        Resumed(holding(start), settings.run, now).check(run, start)
+        Resumed(holding(start), settings.run, now).check()
         first = load(start)["global_step"]
     recorder = Recorder(first + settings.steps, shaken, sees_casts=shaken and precision == "64")
     own = {"kind": Recorded, "recorder": recorder, "cluster_environment": LightningEnvironment()}

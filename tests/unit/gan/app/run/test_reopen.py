@@ -126,11 +126,10 @@ def test_weights_that_are_not_finite_are_refused_by_name(averaged, copy):
     (averages if averaged else weights)[name].view(-1)[-1] = torch.nan
     write_checkpoint(path, saved)
     message = rf"000002.ckpt cannot be used: '{name}' of player 'generator' has NaN; "
-    with pytest.raises(UserError, match=f"{message}the run has no earlier one$"):
+    with pytest.raises(UserError, match=f"{message}no earlier checkpoint of the run is whole$"):
         open_run(str(copy))
-    earlier = path.with_name("step-000001.ckpt")
-    earlier.mkdir()
-    with pytest.raises(UserError, match=f"{message}give an earlier one: type {earlier}$"):
+    earlier = shutil.copytree(path, path.with_name("step-000001.ckpt"))
+    with pytest.raises(UserError, match=f"{message}the newest whole checkpoint before it is .*: type {earlier}$"):
         open_run(str(copy))
 
 

@@ -147,4 +147,4 @@ def test_a_checkpoint_with_weights_that_are_not_finite_is_refused_with_one_to_ty
     run.settings.write_text("run: wgan-gp-faces\n")
     refusing(NotFinite("the checkpoint cannot be used"), monkeypatch)
     assert command.main(["--resume", str(run.checkpoint(20)), "--devices", "1"]) == 2
-    assert capsys.readouterr().err.endswith(f"cannot be used; type --resume {run.checkpoint(10)}\n")
+    assert capsys.readouterr().err.endswith(f"before it is {run.checkpoint(10)}: type --resume {run.checkpoint(10)}\n")
