@@ -18,6 +18,9 @@ from gan.files.errors import UserError, explained
 from gan.files.system import WINDOWS, after_fork, lock
 
 LOOK = 0.1  # seconds between two tries to lock a file
+AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # opens without waiting
+# What is no regular file, by the letters of `ls -l`.
+OTHERS = {"d": "a folder", "p": "a named pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
 
 @contextmanager
@@ -105,33 +108,19 @@ def regular(path: str | Path) -> os.stat_result:
     A FIFO would wait for a writer, and a device such as /dev/zero never ends.
     """
     state = os.stat(path)
-    for test, kind in _OTHERS:
-        if test(state.st_mode):
-            raise OSError(errno.EINVAL, f"it is {kind}, and no file", str(path))
+    if kind := OTHERS.get(stat.filemode(state.st_mode)[0]):
+        raise OSError(errno.EINVAL, f"it is {kind}, and no file", str(path))
     return state
-
-
-_OTHERS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 def read_text(path: str | Path, most: int) -> str:
     """The text of a regular file of at most `most` bytes. A larger one is an OSError, text of no UTF-8 a ValueError."""
     regular(path)
-    with open(path, "rb", opener=_without_waiting) as file:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | AT_ONCE)) as file:
         content = file.read(most + 1) or b""  # files of /proc say that they are empty, and some of them wait
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
     return content.decode()
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 _LOCKABLE: set[int] = set()

@@ -21,14 +21,7 @@ Key = tuple[str | int, ...]  # the path of a value in a tree
 SIMPLE = (bool, int, float, str, type(None))
 DICTS = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
 LISTS = {kind.__name__: kind for kind in (tuple, torch.Size, set, frozenset)}
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype):
-        raise TypeError(name)
-    return found
-
+KINDS = {str(each).removeprefix("torch."): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 
 # How values of other kinds are written as simpler ones, and made of them.
 OTHERS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -36,7 +29,7 @@ OTHERS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytearray: (bytearray.hex, bytearray.fromhex),
     complex: (lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
     torch.device: (str, torch.device),
-    torch.dtype: (lambda value: str(value).removeprefix("torch."), _dtype),
+    torch.dtype: (lambda value: str(value).removeprefix("torch."), KINDS.__getitem__),
 }
 # Numbers of NumPy, as a schedule by hand leaves them in an optimizer's groups.
 NUMBERS = (np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)

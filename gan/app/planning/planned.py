@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass
 from itertools import chain, product
+from statistics import mode
 from typing import Any
 
 import torch
@@ -221,12 +222,9 @@ def traffic_table(cost: Cost) -> list[str]:
 def as_typed(chosen: Mapping[str, Choice]) -> str:
     """The choices as they are typed after --strategy: the commonest one is that of `*`."""
     texts = {name: str(choice) for name, choice in chosen.items()}
-    counts = {text: list(texts.values()).count(text) for text in texts.values()}
-    most = max(counts, key=counts.__getitem__)
-    if len(counts) == 1:
-        return most
+    most = mode(texts.values())
     own = [f"{name}={text}" for name, text in texts.items() if text != most]
-    return ",".join([*own, f"*={most}"])
+    return ",".join([*own, f"*={most}"]) if own else most
 
 
 def as_json(found: Found) -> dict[str, Any]:
