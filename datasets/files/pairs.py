@@ -251,7 +251,8 @@ def opened(path: Path, stamp: np.ndarray | None = None) -> Iterator[Image.Image]
             with Image.open(path, formats=FORMATS) as picture:
                 yield picture
     except FileNotFoundError as error:
-        raise UserError(f"there is no {path} any more; put it back") from error
+        gone = f"there is no file '{path}'" if stamp is None else f"there is no {path} any more; put it back"
+        raise UserError(gone) from error
     except Exception as error:  # Pillow raises many kinds for damaged files
         raise UserError(f"{path} cannot be read as a picture ({why(error)}); replace or remove it") from error
     if changed:

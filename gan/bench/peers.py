@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from datasets.batches import check_divides
 from gan import GanModule, Phase, Player
 from gan.bench.device import train
 from gan.bench.harness import Benchmark, Cell, Column, Figures, in_world
@@ -127,9 +128,7 @@ class PeersBenchmark(Benchmark[Cell]):
         own = super().parse(argv)
         if own.ranks < 2:
             raise UserError("peers differ on several ranks only; type --ranks 2 or more")
-        if own.batch_size % own.ranks:
-            fits = -(-own.batch_size // own.ranks) * own.ranks
-            raise UserError(f"batch {own.batch_size} is not divisible by {own.ranks} ranks; try --batch-size {fits}")
+        check_divides(own.batch_size, own.ranks, "--batch-size ")
         devices = torch.accelerator.device_count()
         if own.device != "cpu" and devices < own.ranks:
             words = f"{own.ranks} ranks need a device each, and there are {devices}"

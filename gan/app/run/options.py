@@ -365,15 +365,11 @@ def _strategies() -> str:
     )
 
 
-def parameters(run: str) -> set[str]:
+@cache  # a command asks several times, and jsonargparse reads the source of functions for it
+def parameters(run: str) -> frozenset[str]:
     """The names of the run's own settings, also those that it passes to another function."""
-    return set(_parameters(find(run), fail_untyped=":" not in run))
-
-
-@cache
-def _parameters(function: Callable[..., Any], fail_untyped: bool) -> list[str]:
-    """Once, because a command asks several times, and jsonargparse reads the source of functions for it."""
-    return ArgumentParser().add_function_arguments(function, as_positional=False, fail_untyped=fail_untyped)
+    found = ArgumentParser().add_function_arguments(find(run), as_positional=False, fail_untyped=":" not in run)
+    return frozenset(found)
 
 
 def nodes(text: str) -> tuple[int, int]:

@@ -81,26 +81,18 @@ def some_w(drawer: Drawer, label: int | str | None = None) -> Tensor:
 
 
 def directions(drawer: Drawer, way: Way) -> Tensor:
-    """Steps of w [N, W], the most important direction first: each is as long as w's standard deviation along it."""
-    known = some_w(drawer)
-    vectors = by_weights(drawer.styled()) if way == "weights" else by_pca(known)
-    return vectors * (known.cpu() @ vectors.T).std(0)[:, None]
+    """Steps of w [N, W], the most important direction first: each is as long as w's standard deviation along it.
 
-
-def by_weights(net: StyleGenerator) -> Tensor:
-    """Directions to which the convolutions' styles answer most: Shen and Zhou 2021 (SeFa), for all layers together."""
-    return _main(torch.cat([layer.affine.weight for layer in net.modules() if isinstance(layer, ModulatedConv)]))
-
-
-def by_pca(known: Tensor) -> Tensor:
-    """Directions in which the w of many pictures differ most: Härkönen et al. 2020 (GANSpace)."""
-    return _main(known - known.mean(0))
-
-
-def _main(rows: Tensor) -> Tensor:
-    """The right singular vectors, the largest value first. The largest element of each is positive."""
+    By "weights" they are those to which the convolutions' styles answer most, for all layers together: Shen and Zhou
+    2021 (SeFa). By "pca" they are those in which the w of many pictures differ most: Härkönen et al. 2020 (GANSpace).
+    """
+    net, known = drawer.styled(), some_w(drawer)
+    affine: list[Tensor] = [layer.affine.weight for layer in net.modules() if isinstance(layer, ModulatedConv)]
+    rows = torch.cat(affine) if way == "weights" else known - known.mean(0)
     vectors = torch.linalg.svd(rows.detach().cpu().double(), full_matrices=False).Vh
-    return (vectors.gather(1, vectors.abs().argmax(1, keepdim=True)).sign() * vectors).float()
+    # Of two opposite vectors, the one whose largest element is positive.
+    vectors = (vectors.gather(1, vectors.abs().argmax(1, keepdim=True)).sign() * vectors).float()
+    return vectors * (known.cpu() @ vectors.T).std(0)[:, None]
 
 
 # ---- a picture is found ----

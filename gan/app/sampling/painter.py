@@ -1,6 +1,5 @@
 """Use a trained SEAN: read styles from pictures, mix, save and load them, and paint label maps in them."""
 
-import os
 import re
 import zlib
 from collections.abc import Collection, Mapping, Sequence
@@ -71,7 +70,7 @@ class Maps:
 
     def pair(self, picture: Path, label: Path) -> tuple[Tensor, Tensor]:
         """A picture [3, H, W] in -1 to 1, and its label map."""
-        pixels, image = pairs.read_picture(_there(picture)), opened(label)
+        pixels, image = pairs.read_picture(picture), pairs.loaded(label)
         (height, width), (across, down) = pixels.shape[1:], image.size
         if abs(width * down - across * height) > max(width, height, across, down):
             raise UserError(
@@ -99,16 +98,6 @@ def _coloured(image: Image.Image, name: str | Path, labels: int) -> np.ndarray |
         f"{name} has the colour {colour} at column {column}, row {row}, and in {len(wrong)} pixels colours that belong "
         f"to no label; paint without soft edges in the colours of a mask of gan.edit's, or give a PNG of one channel"
     )
-
-
-def opened(path: Path) -> Image.Image:
-    return pairs.loaded(_there(path))
-
-
-def _there(path: Path) -> Path:
-    if not os.path.exists(path):
-        raise UserError(f"there is no file '{path}'")
-    return path
 
 
 @dataclass(frozen=True)
@@ -244,7 +233,7 @@ class Painter:
             image, label = self.maps.pair(Path(pair[1]), Path(pair[2]))
             return Picture(Path(pair[1]).stem, label, image)
         if Path(which).suffix.lower() == ".png":
-            return Picture(Path(which).stem, self.maps.read(opened(Path(which)), which))
+            return Picture(Path(which).stem, self.maps.read(pairs.loaded(Path(which)), which))
         raise UserError(
             f"'{which}' is no picture; give the number of a held-out one (0 to {len(self.val) - 1}), train:NUMBER, "
             f"or files of your own as picture.jpg:labels.png"

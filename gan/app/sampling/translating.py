@@ -80,8 +80,6 @@ class Translator:
             kind = Codes if chosen.codes else LabelMaps
             if not path.exists():
                 raise absent(inputs, option="--inputs")
-            if path.is_file() and path.suffix.lower() not in kind.suffixes:
-                raise UserError(f"{inputs} has no {kind.what}; give {kind.forms}")
             source = kind(path, classes=False)
             if source.note:
                 say(f"left out of {path}: {source.note}; {kind.what} are {' and '.join(kind.suffixes)} here")

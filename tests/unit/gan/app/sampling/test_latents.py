@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
-from gan.app.sampling.latents import Latent, by_pca, by_weights, directions, drawn, noise_maps, some_w
+from gan.app.sampling.latents import Latent, directions, drawn, noise_maps, some_w
 from gan.files.errors import UserError
 from tests.support import drawers
 from tests.support.drawers import generator
@@ -64,7 +65,7 @@ def test_directions_by_weights_are_the_svd_of_the_affine_weights(drawer):
     names = [f"synthesis.b{side}.conv{k}.affine.weight" for side in (4, 8, 16) for k in (0, 1) if side > 4 or k]
     _, values, wanted = np.linalg.svd(np.concatenate([state[name].numpy() for name in names]).astype(np.float64))
     assert np.diff(values).max() < -1e-3  # so there is one order of them
-    found = by_weights(drawer.net).numpy()
+    found = F.normalize(directions(drawer, "weights")).numpy()
     assert along(found, wanted)
     assert (np.take_along_axis(found, np.abs(found).argmax(1)[:, None], 1) > 0).all()
 
@@ -72,9 +73,9 @@ def test_directions_by_weights_are_the_svd_of_the_affine_weights(drawer):
 def test_directions_by_pca_are_those_in_which_w_differ_most(drawer):
     known = some_w(drawer)
     values, vectors = np.linalg.eigh(np.cov(known.numpy().astype(np.float64).T))
-    assert along(by_pca(known).numpy(), vectors.T[::-1])
-    lengths = directions(drawer, "pca").norm(dim=1).numpy()
-    np.testing.assert_allclose(lengths, np.sqrt(values[::-1]), rtol=1e-3)
+    found = directions(drawer, "pca")
+    assert along(F.normalize(found).numpy(), vectors.T[::-1])
+    np.testing.assert_allclose(found.norm(dim=1).numpy(), np.sqrt(values[::-1]), rtol=1e-3)
 
 
 @pytest.mark.parametrize("way", ["weights", "pca"])

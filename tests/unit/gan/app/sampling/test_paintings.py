@@ -226,7 +226,7 @@ def test_spade_paints_label_maps(tmp_path, capsys):
         (tmp_path / name).write_bytes(b"")
     for inputs, said in (
         ("nowhere", "there is no folder nowhere; type --inputs"),
-        ("maps.zip", "has no label maps; give"),
+        ("maps.zip", "there are no label maps in "),
         ("bad.png", "no label map in "),
     ):
         path = tmp_path / inputs if "." in inputs else inputs

@@ -9,8 +9,9 @@ import torch
 from PIL import Image
 
 from datasets import Faces
+from datasets.files import pairs
 from gan.app.run.reopen import open_run
-from gan.app.sampling import grids, painter
+from gan.app.sampling import grids
 from gan.app.sampling.painter import Maps, Painter, Picture, Styles, regions
 from gan.app.sampling.paintings import StyleSource
 from gan.files.errors import UserError
@@ -191,7 +192,7 @@ def label(size=64):
 
 
 def read(path, size=(64, 64), labels=LABELS, void=None):
-    return Maps(size, labels, void or {}).read(painter.opened(path), path)
+    return Maps(size, labels, void or {}).read(pairs.loaded(path), path)
 
 
 def test_a_picture_comes_in_the_runs_size_and_range(tmp_path):
