@@ -1,6 +1,7 @@
 """Weights that are not finite: a NaN or an infinity, from which no training and no sample recovers."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,12 @@ class NotFinite(UserError):
     agreed = True
 
 
-def not_finite(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Those of the tensors that have a NaN or an infinity, and which of both. It reads each once, and copies none."""
+def not_finite(state: Mapping[str, Any]) -> dict[str, str]:
+    """The tensors of a state that have a NaN or an infinity, and which of both. It reads each once, and copies none."""
     bounds: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):  # what a module's get_extra_state() gives
+            continue
         tensor = tensor.detach()
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor)
@@ -51,7 +54,6 @@ def of_players(modules: Iterable[tuple[str, nn.Module]], meant: Mapping[str, set
     """What is not finite in whole networks. `meant` has the buffers that may be so."""
     found: list[Bad] = []
     for player, module in modules:
-        state = module.state_dict(keep_vars=True).items()
-        own = {name: value for name, value in state if isinstance(value, Tensor) and name not in meant[player]}
-        found += [(player, name, what) for name, what in not_finite(own).items()]
+        bad = not_finite(module.state_dict(keep_vars=True))
+        found += [(player, name, what) for name, what in bad.items() if name not in meant[player]]
     return found

@@ -192,6 +192,7 @@ def test_what_has_no_such_numbers_is_fine():
     largest = torch.tensor([torch.finfo(torch.float64).max, torch.finfo(torch.float64).min], dtype=torch.float64)
     tensors = {"largest": largest, "none": torch.zeros(0), "whole": torch.arange(3), "so": torch.tensor(True)}
     tensors["elsewhere"] = torch.full((2,), torch.nan, device="meta")
+    tensors["pool._extra_state"] = {0: {0: torch.ones(2)}}  # as CycleGAN's pool of pictures has
     large = {str(number): torch.ones(1000, 1000).t() for number in range(3)}
     with Memory() as memory:
         assert not_finite(tensors) == {} == not_finite({}) == not_finite(large)
