@@ -97,7 +97,7 @@ class Shown:
         self.translates = self.makes_sounds or isinstance(self.game, Spade) or hasattr(self.game, "translations")
 
     def __repr__(self) -> str:
-        words = [self.title, *([] if self.game is None else [type(self.game).__name__])]
+        words = [self.title, *([] if self.run is None else [type(self.game).__name__])]
         words += [] if self.size is None else [f"{self.size[1]}x{self.size[0]}"]
         return f"<{type(self).__name__} of {', '.join(words)}>"
 

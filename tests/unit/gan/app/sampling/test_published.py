@@ -60,7 +60,7 @@ def test_each_picture_of_a_folder_is_translated(tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "painted").iterdir()) == ["0.png", "1.png"]
     opened = gan.open("latest_net_G.pth", "cpu")
     (out,) = opened.translate("photos")
-    assert repr(opened) == "<Shown of latest_net_G.pth, Translating>"
+    assert repr(opened) == "<Shown of latest_net_G.pth>"
     with pytest.raises(UserError, match="inputs= takes a path or a picture of Pillow, and not Tensor"):
         opened.translate(torch.zeros(3, 8, 8))
     with Image.open(tmp_path / "photos" / "0.png") as picture:
