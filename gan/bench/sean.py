@@ -113,21 +113,6 @@ def masks_of(kind: str, batch: int, size: int, labels: int) -> Tensor:
     return onehot(label, labels, like=torch.zeros(()))
 
 
-class Painter(nn.Module):
-    def __init__(self, generator: SeanGenerator, way: str) -> None:
-        super().__init__()
-        for module in generator.modules():
-            if isinstance(module, ACE):
-                module.recompute = "nothing recomputed" not in way
-        self.in_bf16 = "bf16" in way
-        self.form = torch.channels_last if "channels last" in way else torch.contiguous_format
-        self.generator = generator.to(memory_format=self.form)
-
-    def forward(self, planes: Tensor, codes: Tensor) -> Tensor:
-        with torch.autocast(planes.device.type, torch.bfloat16, enabled=self.in_bf16):
-            return self.generator(planes.contiguous(memory_format=self.form), codes)
-
-
 def painter(way: str, sizes: Sizes, device: torch.device) -> nn.Module:
     """The generator in this way, which paints masks and codes; all ways have the same weights."""
     torch.manual_seed(0)
@@ -135,7 +120,10 @@ def painter(way: str, sizes: Sizes, device: torch.device) -> nn.Module:
     if way == PUBLISHED:
         published = generator_file(StyleEncoder(sizes["style"], 1).to(device), generator)
         return Plain(reference().generator, published.content())
-    return Painter(generator, way)
+    for module in generator.modules():
+        if isinstance(module, ACE):
+            module.recompute = "nothing recomputed" not in way
+    return generator
 
 
 def paint(cell: Way, sizes: Sizes) -> Figures:
@@ -143,14 +131,16 @@ def paint(cell: Way, sizes: Sizes) -> Figures:
     device = torch.device(best())
     if device.type == "cpu":
         keep_freed_memory()
-    net = painter(cell.way, sizes, device)
+    form = torch.channels_last if "channels last" in cell.way else torch.contiguous_format
+    net = painter(cell.way, sizes, device).to(memory_format=form)
     torch.manual_seed(1)
-    planes = masks_of(cell.masks, cell.batch, sizes["size"], sizes["labels"]).to(device)
+    planes = masks_of(cell.masks, cell.batch, sizes["size"], sizes["labels"]).to(device, memory_format=form)
     codes = torch.randn(cell.batch, sizes["labels"], sizes["style"], device=device)
 
     def turn() -> Tensor:
         net.zero_grad()
-        picture = net(planes, codes).float()
+        with torch.autocast(device.type, torch.bfloat16, enabled="bf16" in cell.way):
+            picture = net(planes, codes).float()
         picture.square().mean().backward()
         return picture.detach()
 
