@@ -52,10 +52,9 @@ def main(argv: list[str]) -> int:
         PhaseStrategy(strategy)  # refuses what it cannot read, before anything is trained
     for devices in settings.devices if settings.get("batch_size") is not None else ():
         check_divides(settings.batch_size, devices, "--batch-size ")
-    start = None
-    if settings.found is not None:
-        found, checkpoint = settings.found
-        start = to_resume(settings.from_checkpoint, found, checkpoint, say, "--from-checkpoint ")
+    start = settings.found and to_resume(
+        settings.from_checkpoint, *settings.found, say=say, option="--from-checkpoint "
+    )
     with tempfile.TemporaryDirectory() as folder:
         return _verify(settings, Verification(settings, Path(folder), start))
 

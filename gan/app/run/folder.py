@@ -115,12 +115,10 @@ def create(out: Path, name: str) -> RunFolder:
         while True:
             number += 1
             folder = RunFolder(out / f"{number:03d}-{name}")
-            try:
+            with suppress(FileExistsError):
                 folder.path.mkdir()
-            except FileExistsError:
-                continue
-            folder.samples.mkdir()
-            return folder
+                folder.samples.mkdir()
+                return folder
 
 
 def find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | None:
@@ -218,13 +216,11 @@ def training(folder: RunFolder) -> Iterator[None]:
 
 
 def _lock(handle: int, folder: RunFolder) -> None:
-    said = False
     try:
-        for waited in waits_to_lock(handle):
+        for times, waited in enumerate(waits_to_lock(handle)):
             os.lseek(handle, 0, os.SEEK_SET)
             who = os.read(handle, 1000).decode(errors="replace").strip() or "another process"
-            if not said:
-                said = True
+            if times == 0:
                 print(f"{who} is training '{folder.path}'; waiting {PATIENCE:g} s for its end ...", flush=True)
             if waited > PATIENCE:
                 raise UserError(f"{who} is training '{folder.path}'; end it first, or resume a copy of the folder")

@@ -1,6 +1,7 @@
 """What has changed since a run was trained, and which checkpoint it goes on from."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,9 @@ def newest_whole(checkpoints: Sequence[Path], say: Say, option: str = "--resume 
 def instead(folder: RunFolder, unusable: Path, option: str = "") -> str:
     """What to type in place of a checkpoint that cannot be used, after this option of the command."""
     for path in folder.before(unusable):
-        try:
+        with suppress(UserError):
             check(path)
-        except UserError:
-            continue
-        return f"the newest whole checkpoint before it is {path}: type {option}{quoted(path)}"
+            return f"the newest whole checkpoint before it is {path}: type {option}{quoted(path)}"
     return "no earlier checkpoint of the run is whole"
 
 

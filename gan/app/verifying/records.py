@@ -15,7 +15,7 @@ from gan.files.checkpoint import checksum
 from gan.module import GanModule
 from gan.phase import Phase
 from strategies import PhaseStrategy, random_state
-from strategies.check.comparison import both, shake_weights
+from strategies.check.comparison import both, gap_of, shake_weights
 from strategies.check.trial import norms_by_name
 from strategies.micro_batches import tensors
 from strategies.observers import Casts
@@ -289,14 +289,7 @@ def gap(many: Sequence[float], one: Sequence[float], least: float = 1.0) -> floa
 
 def distances(found: Mapping[str, Tensor], one: Mapping[str, Tensor]) -> dict[str, float]:
     """For each tensor the largest difference of an element, as a part of its largest element or of 1, as in `gap`."""
-    return {name: _distance(found.get(name), one.get(name)) for name in {**found, **one}}
-
-
-def _distance(one: Tensor | None, other: Tensor | None) -> float:
-    if one is None or other is None or one.shape != other.shape:
-        return math.inf
-    if not one.numel():
-        return 0.0
-    one, other = (each.to(torch.complex128 if each.is_complex() else torch.float64) for each in (one, other))
-    apart = ((one - other).abs() / other.abs().max().clamp_min(1)).max().item()
-    return math.inf if math.isnan(apart) else apart
+    apart = {name: gap_of(found.get(name), one.get(name)) for name in {**found, **one}}
+    finite = {name: tensor[tensor.isfinite()] for name, tensor in one.items()}
+    sizes = {name: max(1.0, gap_of(each, torch.zeros_like(each))) for name, each in finite.items()}
+    return {name: each / sizes[name] if each < math.inf else math.inf for name, each in apart.items()}
