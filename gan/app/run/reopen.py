@@ -54,10 +54,6 @@ class SavedRun:
     gone: str = ""
 
     @property
-    def background(self) -> str:
-        return self.settings.get("background", "white")
-
-    @property
     def class_names(self) -> tuple[str, ...]:
         """The names of the data's classes, by their numbers; none where the data have no names."""
         return tuple(self.of_data("class_names") or ())

@@ -134,7 +134,7 @@ class Shown:
 
     @property
     def background(self) -> str:
-        return "white" if self.run is None else self.run.background
+        return "white" if self.run is None else self.run.settings.get("background", "white")
 
     @property
     def device(self) -> torch.device:
