@@ -5,10 +5,10 @@ from pathlib import Path
 from jsonargparse import Namespace
 
 from gan.app.command import command, working
-from gan.app.outputs import run, say, table
+from gan.app.outputs import run, say
 from gan.app.run import options
 from gan.app.run.parser import Parser
-from gan.files.errors import UserError
+from gan.files.errors import UserError, table
 
 EXAMPLES = """examples:
   python -m gan.compare runs/001-r3gan-faces runs/002-r3gan-faces

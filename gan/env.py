@@ -11,11 +11,12 @@ import torch.distributed as dist
 from jsonargparse import Namespace
 
 from gan.app.command import command
-from gan.app.outputs import run, say, table
+from gan.app.outputs import run, say
 from gan.app.run import folder
 from gan.app.run.parser import Parser
 from gan.app.run.settings_file import MOST
 from gan.files.disk import read_text
+from gan.files.errors import table
 from gan.files.system import cores, version_of
 
 PACKAGES = "coordinated-gans torch torchvision lightning torchmetrics jsonargparse safetensors numpy pillow deepspeed"

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
-from gan.app import outputs
 from gan.app.command import command, on_ranks
 from gan.app.outputs import run, say
 from gan.app.run import options
@@ -18,6 +17,7 @@ from gan.app.run.parser import Parser, items, listed
 from gan.app.scoring.names import NEEDS, TITLES, TRAINED_ON, title_of
 from gan.files.disk import write_whole
 from gan.files.errors import explained
+from gan.files.errors import table as lines_of
 
 Scores = listed("Scores", "|".join(["all", *NEEDS]), f"all, or some of {','.join(NEEDS)}")
 Labels = listed("Labels", r"\d*", "numbers with commas, such as 0,182")
@@ -34,7 +34,7 @@ def table(result: dict[str, Any]) -> str:
         if any(value is not None for value in values):
             title = title_of(name, result["true"], "" if name in ("fid", "kid") else f" by {network}")
             rows.append((title, *("–" if value is None else f"{value:.5g}" for value in values)))
-    lines = [f"{result['folder']}, step {result['step']}: {counts}", *outputs.table(rows)]
+    lines = [f"{result['folder']}, step {result['step']}: {counts}", *lines_of(rows)]
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, reason in result["left_out"].items():
         reasons[reason].append(name)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.precision import Precision
 
-from gan.files.errors import UserError
-from gan.files.system import LINUX, free_memory, resource
+from gan.files.errors import UserError, table
+from gan.files.system import LINUX, free_memory, in_proc, resource
 from gan.module import GanModule
 from gan.phase import Player
 from strategies.advice import note_typed
@@ -200,12 +200,10 @@ def memory(device: torch.device, local: int) -> float:
         return free + torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
     left = [free_memory() / local]
     if LINUX:  # only Linux says how much of a limit is used
-        with open("/proc/self/status") as file:
-            used = dict(line.split(":", 1) for line in file)
         for limit, name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
             soft, _ = resource.getrlimit(limit)
             if soft != resource.RLIM_INFINITY:
-                left.append(max(0, soft - int(used[name].split()[0]) * 1024))
+                left.append(max(0, soft - in_proc("self/status", name)))
     return min(left)
 
 
@@ -219,11 +217,6 @@ def told(decisions: Sequence[Decision], free: float) -> str:
         whole = each.needs["ddp"]
         amounts = [whole.weights, whole.gradients, whole.optimizer + whole.average, each.bytes, whole.bytes]
         rows.append((each.player, each.level, *map(readable, amounts)))
-    wide = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(w) if k < 2 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, wide, strict=True)))
-        for row in rows
-    ]
     if as_ddp <= budget:
         why = f"ddp fits: {readable(as_ddp)} a rank"
     elif all_ <= budget:
@@ -231,4 +224,4 @@ def told(decisions: Sequence[Decision], free: float) -> str:
     else:
         why = f"it may not fit: {readable(all_)} a rank; use more ranks"
     room = f", of {readable(budget)} ({readable(free)} free, half left for activations)" if free < math.inf else ""
-    return "\n".join([f"auto: {why}{room}", *lines])
+    return "\n".join([f"auto: {why}{room}", *table(rows, left=(0, 1))])

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -103,16 +103,6 @@ class Output:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """The lines of a table. Columns are as wide as their longest words, and those in `left` begin at the left."""
-    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  "
-        + "  ".join(c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(row, wide, strict=True)))
-        for row in rows
-    ]
 
 
 # ---- how a command ends ----

@@ -35,7 +35,7 @@ from gan.app.training import metrics
 from gan.bench.device import Counter, Measuring, now_on_all, payload, train, wait
 from gan.bench.harness import Column, Figures, RunBenchmark, in_world
 from gan.files.errors import UserError
-from gan.files.system import cores
+from gan.files.system import cores, in_proc
 from gan.runs import Run, build, find, short_name
 from strategies import PhaseStrategy, private
 from strategies.amounts import bubble
@@ -139,7 +139,7 @@ def planned(run: str, settings: Mapping[str, Any], cell: Cell) -> Figures:
     return {"planned peak": round(cost.peak.bytes), "planned payload": round(moved)}
 
 
-STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET = Path("/proc/self/clear_refs")
 
 
 def measuring(strategy: PhaseStrategy, resident: int, warm: int, steps: int) -> Measuring:
@@ -152,17 +152,12 @@ def measuring(strategy: PhaseStrategy, resident: int, warm: int, steps: int) -> 
         RESET.write_text("5")
     began = now_on_all()
     yield from wait(steps)
-    found = {"seconds": now_on_all() - began, "peak": max(0, _memory("VmHWM:") - resident), "payload": counted.total}
+    found = {"seconds": now_on_all() - began, "payload": counted.total}
+    found["peak"] = max(0, in_proc("self/status", "VmHWM") - resident)
     for policy in strategy.policies.values():
         for pipe in policy.pipes if isinstance(policy, Pipeline) else ():
             found["bubble"] = bubble(pipe.size, pipe.chunks or 2 * pipe.size, pipe.stages // pipe.size)
     return found
-
-
-def _memory(name: str) -> int:
-    """Bytes, by a line of the process's status such as `VmRSS:  2220 kB`."""
-    (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) * 1024
 
 
 def play(cell: Cell, run: str, settings: Mapping[str, Any], warm: int, steps: int) -> Figures:
@@ -170,7 +165,7 @@ def play(cell: Cell, run: str, settings: Mapping[str, Any], warm: int, steps: in
     # What torch loads at its first convolution and product is not a cell's memory.
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 1))
     net(torch.ones(2, 3, 8, 8)).sum().backward()
-    resident = _memory("VmRSS:")
+    resident = in_proc("self/status", "VmRSS")
     seed_everything(0, verbose=False)
     made = cell.build(run, settings)
     strategy = PhaseStrategy(cell.typed, check=False, cluster_environment=LightningEnvironment())

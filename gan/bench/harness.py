@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 
 from gan.app.outputs import quiet
-from gan.app.outputs import table as lines_of
 from gan.app.run.options import parse_run, run_settings
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError
+from gan.files.errors import table as lines_of
 from strategies.processes import call_on_ranks
 from strategies.processes.failure import in_a_line
 

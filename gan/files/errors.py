@@ -1,10 +1,10 @@
-"""Mistakes that the user can correct, and how the commands print them."""
+"""Mistakes that the user can correct, and the form of what is printed."""
 
 import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from textwrap import shorten
@@ -21,6 +21,16 @@ FIRST_RANK_SPEAKS = 12  # seconds in which the first rank prints another rank's 
 def printable(text: str) -> str:
     """The text with what a terminal would obey, or cannot show, as an escape such as \\x1b. Lines stay lines."""
     return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+
+
+def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """The lines of a table. Columns are as wide as their longest words, and those in `left` begin at the left."""
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(row, wide, strict=True)))
+        for row in rows
+    ]
 
 
 def reason(error: BaseException) -> str:

@@ -77,11 +77,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def in_proc(file: str, name: str) -> int:
+    """Bytes, by a line of a file of Linux such as `VmRSS:  2220 kB`."""
+    with open(f"/proc/{file}") as lines:
+        return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) * 1024
+
+
 def free_memory() -> float:
     """The bytes that are free on this machine. macOS says only how many there are, and Windows is not asked."""
     if LINUX:
-        with open("/proc/meminfo") as file:
-            return int(next(line for line in file if line.startswith("MemAvailable")).split()[1]) * 1024
+        return in_proc("meminfo", "MemAvailable")
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from gan.app.outputs import say, table
+from gan.app.outputs import say
 from gan.app.planning.opening import Opened, opened
 from gan.app.run.options import run_first, run_settings, without
-from gan.files.errors import UserError
+from gan.files.errors import UserError, table
 from gan.phase import Player
 from gan.runs import build, short_name
 from strategies import assignment, private

@@ -8,7 +8,8 @@ import torch
 
 from gan.bench import grid
 from gan.bench.blocks import blocks
-from gan.bench.grid import ONE, Cell, GridBenchmark, _memory, measuring, planned, together
+from gan.bench.grid import ONE, Cell, GridBenchmark, measuring, planned, together
+from gan.files.system import in_proc
 from strategies import PhaseStrategy
 from strategies.pipelining.cutting import cut, units_of
 from tests.support.posix import only_on_linux
@@ -82,7 +83,7 @@ def test_a_clock_times_the_steps_after_the_first_and_forgets_the_memory_before_t
     next(clock)
     for step in range(1, 6):
         if step == 3:
-            resident = _memory("VmRSS:")
+            resident = in_proc("self/status", "VmRSS")
         held = mmap.mmap(-1, 2 ** (28 if step < 3 else 26))  # not by malloc, which may keep what earlier tests had
         torch.frombuffer(held, dtype=torch.uint8).fill_(1)
         held.close()
