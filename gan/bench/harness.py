@@ -175,7 +175,7 @@ def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table: words on the left of their column, numbers on the right."""
     columns = enumerate(zip(*table, strict=True))
     words = [number for number, column in columns if not all(map(NUMBER.fullmatch, column[1:]))]
-    return [line[2:].rstrip() for line in lines_of(table, left=words)]
+    return [line[2:] for line in lines_of(table, left=words)]
 
 
 class RunBenchmark(Benchmark[C]):

@@ -26,11 +26,9 @@ def printable(text: str) -> str:
 def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
     """The lines of a table. Columns are as wide as their longest words, and those in `left` begin at the left."""
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  "
-        + "  ".join(c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(row, wide, strict=True)))
-        for row in rows
-    ]
+    both = ([*enumerate(zip(row, wide, strict=True))] for row in rows)
+    lines = ("  ".join(c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in cells) for cells in both)
+    return [f"  {line}".rstrip() for line in lines]
 
 
 def reason(error: BaseException) -> str:

@@ -30,7 +30,7 @@ from gan.app.training.metrics import Record, first_and_last
 from gan.app.training.pace import Bar
 from gan.app.training.scores import Scores, names_of, scorer_of
 from gan.app.training.start import Chosen
-from gan.files.errors import Damaged, UserError, this_rank
+from gan.files.errors import Damaged, UserError, table, this_rank
 from gan.files.finite import NotFinite
 from gan.files.system import quoted, signals
 from gan.runs import Run, build, short_name
@@ -314,9 +314,7 @@ def finish(
         ("best", best and f"{best[0]} ({keep.score} {best[1]:.4f})"),
         ("train on", saved and go_on),
     )
-    for title, value in rows:
-        if value is not None:
-            say(f"  {title:11}{value}")
+    say(*table([(title, str(value)) for title, value in rows if value is not None], left=(0, 1)))
 
 
 def go_back_if_warned(place: Launched, out: Path, argv: Sequence[str]) -> None:
