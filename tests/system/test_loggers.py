@@ -161,7 +161,7 @@ def test_mlflow_goes_on_under_the_same_name(run, steps):
 
 def test_a_package_that_is_not_here_is_named(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(loggers, "find_spec", lambda name: None if name == "mlflow" else object())
-    assert fit.main(["--logger", "wandb,mlflow", "--out", str(tmp_path), "--devices", "1"]) == 2
+    assert fit.main(["--logger", "wandb, mlflow", "--out", str(tmp_path), "--devices", "1"]) == 2
     assert "--logger mlflow needs its package: pip install '.[mlflow]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

@@ -20,6 +20,7 @@ from lightning.pytorch.loggers.logger import Logger
 from PIL import Image
 
 from gan.app.run.folder import RunFolder
+from gan.app.run.parser import items
 from gan.app.run.resumed import Resumed
 from gan.app.training.card import UNTIL, card, changes, trained
 from gan.app.training.metrics import Record, warn, write_json
@@ -140,7 +141,7 @@ KINDS = {each.kind: each for each in (TensorBoard, Wandb, MLflow)}
 
 def kinds(typed: str | None) -> list[str]:
     """The loggers that are typed, each once; not csv, which is always there. Refuses those whose packages are not."""
-    names = [name for name in dict.fromkeys((typed or "").split(",")) if name in KINDS]
+    names = [name for name in items(typed or "") if name in KINDS]
     for name in names:
         if find_spec(name) is None:
             raise UserError(f"--logger {name} needs its package: pip install '.[{name}]', or pip install {name}")
