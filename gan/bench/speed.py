@@ -25,6 +25,7 @@ from gan.app.training.pace import peak_memory
 from gan.bench.device import Counter, Measuring, convolution_rate, multiplications, now, place, train, wait
 from gan.bench.harness import Column, Figures, RunBenchmark, in_world
 from gan.files.disk import write_whole
+from gan.files.errors import markdown
 from gan.module import GanModule
 from gan.runs import build
 from strategies import PhaseStrategy
@@ -104,8 +105,7 @@ class SpeedBenchmark(RunBenchmark[Way]):
         if not self.settings.write:
             return
         path, (head, *rows) = Path(self.settings.write), self.table()
-        table = "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
         command = f"    python -m gan.bench speed {shlex.join(self.argv)}"
-        text = "\n\n".join([f"## {self.heading()}", command, table, *self.reasons()])
+        text = "\n\n".join([f"## {self.heading()}", command, markdown(head, rows), *self.reasons()])
         before = path.read_text() if path.exists() else ""
         write_whole(path, f"{before}\n{text}\n")

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from textwrap import shorten
@@ -29,6 +29,12 @@ def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[s
     both = ([*enumerate(zip(row, wide, strict=True))] for row in rows)
     lines = ("  ".join(c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in cells) for cells in both)
     return [f"  {line}".rstrip() for line in lines]
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    cells = ([" ".join(str(each).replace("|", "\\|").split()) for each in row] for row in rows)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells))
 
 
 def reason(error: BaseException) -> str:

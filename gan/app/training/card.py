@@ -14,7 +14,7 @@ from gan.app.run.reopen import has_numbers
 from gan.app.scoring.names import BY_FEATURES, TITLES, title_of
 from gan.app.training import metrics
 from gan.files.disk import read_text
-from gan.files.errors import reading
+from gan.files.errors import markdown, reading
 from gan.module import GanModule
 from gan.phase import Player, parameters_of
 from gan.runs import Run, find
@@ -152,18 +152,12 @@ def card(folder: RunFolder, run: Run, step: int, settings: Mapping[str, Any], da
     """The card of the run, in Markdown. `data_licence` is what a person says of it."""
     known = facts(folder, run, step, settings)
     known |= {LICENCE: data_licence} if data_licence else {}
-    lines = [f"# {folder.path.resolve().name}, step {step:,}", "", "| | |", "|---|---|"]
-    lines += [f"| {_cell(each)} | {_cell(value)} |" for each, value in known.items()]
+    parts = [f"# {folder.path.resolve().name}, step {step:,}", markdown(["", ""], known.items())]
     if found := scores(folder, run, step):
-        lines += ["", "| score | | how it was computed |", "|---|---|---|"]
-        hows = briefly([each.how for each in found])
-        both = zip(found, hows, strict=True)
-        lines += [f"| {_cell(each.name)} | {each.value} | {_cell(how)} |" for each, how in both]
-    return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+        both = zip(found, briefly([each.how for each in found]), strict=True)
+        rows = ((each.name, each.value, how) for each, how in both)
+        parts.append(markdown(["score", "", "how it was computed"], rows))
+    return "\n\n".join(parts) + "\n"
 
 
 def _words(about: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from gan.app.run.parser import items
 from gan.app.run.resumed import Resumed
 from gan.app.training.card import UNTIL, card, changes, trained
 from gan.app.training.metrics import Record, warn, write_json
-from gan.files.errors import UserError, reason
+from gan.files.errors import UserError, markdown, reason
 from gan.runs import Run
 from strategies.accelerator import name_of
 
@@ -77,8 +77,7 @@ class TensorBoard(Beside, TensorBoardLogger):
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Log the settings as text: as TensorBoard's own hyperparameters they would need a metric."""
-        lines = (f"| {name} | {value} |" for name, value in params.items())
-        self.experiment.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *lines]), 0)
+        self.experiment.add_text("settings", markdown(["setting", "value"], params.items()), 0)
 
     def picture(self, name: str, picture: Image.Image, step: int) -> None:
         self.experiment.add_image(name, np.asarray(picture), step, dataformats="HWC")
