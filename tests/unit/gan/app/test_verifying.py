@@ -138,6 +138,9 @@ def test_the_distance_of_the_last_tensors():
     found = distances(many, one)
     assert found == {"small": pytest.approx(1e-4), "large": pytest.approx(1e-3), "gone": math.inf, "new": math.inf}
     assert distances({"w": torch.tensor([math.nan])}, {"w": torch.ones(1)}) == {"w": math.inf}
+    unknown = torch.tensor([math.nan, -math.inf, 4.0])  # as a game keeps it on purpose
+    assert distances({"w": unknown}, {"w": unknown}) == {"w": 0.0}
+    assert distances({"w": unknown / 2}, {"w": unknown}) == {"w": 0.5}
 
 
 @pytest.mark.parametrize("first", [0, 30_000])  # a resumed training has its real steps
