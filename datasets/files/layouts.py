@@ -178,6 +178,9 @@ class FolderPairs(Pairs):
         root = Path(root).expanduser()
         added = dict.fromkeys(self.void.values(), "void") | ({num_labels - 1: "padding"} if self.padded else {})
         names = added | {self.void.get(label, label): name for label, name in names_of(root).items()}
+        if len({*names.values()}) < len(names):
+            name, what = ("padding", "what --fit pad adds") if self.padded else ("void", f"{min(self.void)} in a map")
+            raise UserError(f"{root / NAMES}: {what} is called {name} already; take the line of {name} out")
         if names and max(names) >= num_labels:
             raise UserError(
                 f"{root / NAMES} has a name for label {max(names)}, and the labels are 0 to {num_labels - 1}; type "
@@ -232,27 +235,31 @@ class FolderPairs(Pairs):
 
 NAMES = "labels.txt"
 NUMBERED = re.compile(r"(\d{1,5})[\s:,;=]+(\S.*)")
+COMMENT = re.compile(r"\s+#(\s.*)?$")
 
 
 def names_of(root: Path) -> dict[int, str]:
     """The names of labels in labels.txt: `3 hair` on each line, or a name on each, from label 0 on.
 
-    If a line begins with a number, all do.
+    If a line begins with a number, all do. What stands behind a # is a comment.
     """
     path = root / NAMES
     if not path.exists():
         return {}
     with explained(f"cannot read {path} ({{why}}); write a label on each line, such as 3 hair", OSError, ValueError):
-        lines = [line.strip() for line in read_text(path, 1_000_000).removeprefix("\ufeff").splitlines()]
+        lines = [line.strip() for line in read_text(path, 1_000_000).removeprefix("\ufeff").rstrip().splitlines()]
+    rows = [(row, COMMENT.sub("", line)) for row, line in enumerate(lines, 1) if not line.startswith("#")]
     known: dict[str, int] = {}  # in which line a label or a name stands
     named: dict[int, str] = {}
-    numbered = any(re.match(r"[+-]?\d", line) for line in lines)
-    first = next((row for row, line in enumerate(lines, 1) if line), 1)
-    for row, line in enumerate(lines, 1):
+    numbered = any(re.match(r"[+-]?\d", line) for _, line in rows)
+    first = next((place for place, (_, line) in enumerate(rows) if line), 0)
+    for place, (row, line) in enumerate(rows, -first):
         match = NUMBERED.fullmatch(line)
         if numbered and line and not match:
             raise UserError(f"{path}, line {row}: '{line[:40]}' is no number and a name; write it such as 3 hair")
-        label, name = (int(match[1]), match[2]) if match else (row - first, line)
+        label, name = (int(match[1]), match[2]) if match else (place, line)
+        if "," in name and len(rows) == first + 1:
+            raise UserError(f"{path}, line {row}: '{line[:40]}' may be a list; write each label on a line of its own")
         for each in (f"label {label}", f"name {name}") if name else ():
             if each in known:
                 raise UserError(f"{path}, line {row}: {each} is in line {known[each]} already; write each label once")

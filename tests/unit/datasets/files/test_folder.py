@@ -169,6 +169,9 @@ def test_padding_has_a_colour_and_the_label_of_void_or_one_more(tmp_path):
         ("sky\nball\n\nfloor\n", ("sky", "ball", "2", "floor")),
         ("3 floor\r\n\r\n0: sky\r\n1,blue ball", ("sky", "blue ball", "2", "floor")),
         ("\ufeffsky\n", ("sky", "1", "2", "3")),
+        ("# of mine\nsky\n # more\nball # red\n\ncar #2\n", ("sky", "ball", "2", "car #2")),
+        ("# 7 labels\n0 sky\n3 floor  # or ground\n", ("sky", "1", "2", "floor")),
+        ("sky, blue\nball\n", ("sky, blue", "ball", "2", "3")),
         ("", ("0", "1", "2", "3")),
     ],
 )
@@ -199,10 +202,21 @@ def test_names_say_how_many_labels_there_are_and_what_is_wrong_with_them_is_said
         ("0 sky\nx 1", "line 2: 'x 1' is no number and a name; write it such as 3 hair"),
         ("x 1\n-1 foo", "line 1: 'x 1' is no number and a name"),
         ("0 sky\n1", "line 2: '1' is no number and a name"),
+        ("# mine\n0 sky\n0 hat", "line 3: label 0 is in line 2 already"),
+        ("# mine\nsky, ball, floor\n\n", "line 2: 'sky, ball, floor' may be a list; write each label on a line"),
     ):
         (root / "labels.txt").write_text(wrong)
         with pytest.raises(UserError, match=rf"labels.txt, {said}"):
             FolderPairs(root, 4, 8)
+    for name, how, what in (
+        ("void", {"void": {255: 3}}, "255 in a map"),
+        ("padding", {"fit": "pad"}, "what --fit pad"),
+    ):
+        (root / "labels.txt").write_text(f"2 {name}")
+        with pytest.raises(UserError, match=rf"txt: {what}.* is called {name} already; take the line of {name} out"):
+            FolderPairs(root, 4, 8, **how)
+    (root / "labels.txt").write_text("2 void\n255 unknown")
+    assert FolderPairs(root, 4, 8, void={255: 3}).label_names == ("0", "1", "void", "unknown")
     (root / "labels.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"cannot read .*labels.txt .*; write a label on each line, such as 3 hair"):
         FolderPairs(root, 4, 8)
