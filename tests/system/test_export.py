@@ -424,6 +424,10 @@ def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp
     differs = compared.differences([opened, replace(opened, run=replace(opened.run, chosen={}))], ["one", "two"])
     gamma = next(row for row in differs.rows if row.title == "gamma")
     assert [cell.words for cell in gamma.cells] == ["0.0128 (not typed)", "none"]
+    shutil.copytree(run, typed := run.parent / "002-typed")
+    opening.rewrite(typed, size=16, gamma=0.0128)
+    same = compared.differences([opened, open_run(str(typed))], ["one", "two"])
+    assert [[cell.words for cell in row.cells] for row in same.rows] == [["all the same"] * 2]
     assert compared.settings_of(opened)["changed while it trained"] == "no"
     (run / "trained.json").write_text('{"settings until step 0": "augment off", "settings until step 1": "kimg 2"}')
     assert compared.settings_of(opened)["changed while it trained"] == "until step 0: augment off"

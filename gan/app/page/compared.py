@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gan.app.outputs import say
-from gan.app.page.run_tables import PALE, charts, held_out, in_force, made_by, with_seeds
+from gan.app.page.run_tables import NOT_TYPED, PALE, charts, held_out, in_force, made_by, with_seeds
 from gan.app.page.table import Cell, Charts, Part, Row, Table, document, sample_cell
 from gan.app.run import folder, settings_file
 from gan.app.run.reopen import NotMade, SavedRun, open_run, shown
@@ -83,9 +83,16 @@ def differences(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
     rows = [
         Row(name, [Cell("none" if value is None else str(value)) for value in here])
         for name, here in values.items()
-        if any(value != here[0] for value in here)
+        if len({*map(_meant, here)}) > 1
     ]
     return Table(names, rows or [Row("settings", [Cell("all the same")] * len(saved))])
+
+
+def _meant(value: Any) -> str:
+    """What a setting comes to: 32 that is typed, and 32x32 that is chosen, are one size."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    width, _, height = text.removesuffix(NOT_TYPED).removesuffix(".0").partition("x")
+    return width if height in ("", width) else f"{width}x{height}"
 
 
 def scores(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
@@ -106,7 +113,7 @@ def scores(opened: Sequence[SavedRun], names: Sequence[str]) -> Table:
 def over_seeds(opened: Sequence[SavedRun]) -> dict[str, dict[str, str]]:
     """Each score's mean and deviation over runs that differ in their seed alone, by what to call these runs."""
     saved = [{**settings_of(each), "step": each.step} for each in opened]
-    others = [name for name in saved[0] if name != "seed" and any(each.get(name) != saved[0][name] for each in saved)]
+    others = [name for name in saved[0] if name != "seed" and len({_meant(each.get(name)) for each in saved}) > 1]
     groups = defaultdict[str, dict[Any, SavedRun]](dict)
     for each, settings in zip(opened, saved, strict=True):
         groups["".join(f"{name} {settings.get(name)}, " for name in others)][settings.get("seed")] = each

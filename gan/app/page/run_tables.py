@@ -40,6 +40,7 @@ WELL = {
     "diversity": "how much fakes differ, as a share of what pictures do, 100 % is right.",
     "augmented": "the probability with which pictures are augmented.",
 }
+NOT_TYPED = " (not typed)"
 NOTHING_LOGGED = "This run has logged nothing yet."
 NO_MASKS = "This game does not paint masks, so there are none to show."
 NO_STYLES = "This game has no styles of single regions, so there are none to exchange."
@@ -67,7 +68,7 @@ def settings(opened: SavedRun) -> Table:
 def in_force(opened: SavedRun) -> dict[str, Any]:
     """Every setting: of those that were not typed, what the configuration chose."""
     saved, chosen = settings_file.read(opened.folder.settings), opened.run.chosen
-    return saved | {name: f"{chosen[name]} (not typed)" for name in chosen if name in saved and saved[name] is None}
+    return saved | {name: f"{chosen[name]}{NOT_TYPED}" for name in chosen if name in saved and saved[name] is None}
 
 
 def curves(opened: SavedRun) -> Charts:
