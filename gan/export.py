@@ -241,7 +241,7 @@ def _published(game: "GanModule", option: str = "--published") -> dict[str, "Pub
     begins = "a training begins with networks in the published form"
     what = begins if option == "--from" else "these networks do not have the published form"
     with explained(f"{what}. {{why}}; or leave {option} out", UserError):
-        return {each.name: each for each in files()}
+        return {each.name: each if option == "--from" else each.checked() for each in files()}
 
 
 def _programs(opened: "SavedRun", players: list[Exported], formats: str) -> dict[str, Callable[[Path], object]]:

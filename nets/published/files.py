@@ -53,6 +53,13 @@ class PublishedFile:
     others: Mapping[str, Any] = field(default_factory=dict)  # what the published code also expects in the file
     within: str = ""  # the part of the file that has all of it
     save: Callable[[Any, Path], None] = torch.save  # of what is in it
+    unlike: str = ""  # why the published code cannot load it, though a training here can begin with it
+
+    def checked(self) -> "PublishedFile":
+        """This file, if the published code can load it."""
+        if self.unlike:
+            raise UserError(self.unlike)
+        return self
 
     def lies_in(self, folder: Path) -> Path | None:
         """The file in a folder; of several with other names that of the largest number."""

@@ -35,7 +35,7 @@ def load_generator(state_dict: State, upsampling: str = "normal") -> tuple[Style
 
 def export_generator(encoder: StyleEncoder, generator: SeanGenerator) -> dict[str, Tensor]:
     """Encoder and generator with the published key names: what `load_generator` takes."""
-    return generator_file(encoder, generator).content()
+    return generator_file(encoder, generator).checked().content()
 
 
 def load_discriminator(state_dict: State) -> MultiScaleDiscriminator:
@@ -59,12 +59,13 @@ def export_discriminator(discriminator: MultiScaleDiscriminator) -> dict[str, Te
 
 
 def generator_file(encoder: StyleEncoder, generator: SeanGenerator) -> PublishedFile:
-    if generator.upsamplings not in UPSAMPLINGS.values():
-        known = " or ".join(f"{number} ({name})" for name, number in UPSAMPLINGS.items())
-        raise UserError(f"SEAN's generator has upsamplings={generator.upsamplings}, and the published one has {known}")
     if not any(isinstance(layer, nn.InstanceNorm2d) for layer in encoder.model):
         raise UserError("SEAN's published encoder normalises; train one with normalise=True")
-    return PublishedFile("latest_net_G.pth", {"": generator, "Zencoder.": encoder}, "*_net_G.pth")
+    known = " or ".join(f"{number} ({name})" for name, number in UPSAMPLINGS.items())
+    unlike = f"SEAN's generator has upsamplings={generator.upsamplings}, and the published one has {known}"
+    networks = {"": generator, "Zencoder.": encoder}
+    fits = generator.upsamplings in UPSAMPLINGS.values()
+    return PublishedFile("latest_net_G.pth", networks, "*_net_G.pth", unlike="" if fits else unlike)
 
 
 def discriminator_file(discriminator: MultiScaleDiscriminator) -> PublishedFile:

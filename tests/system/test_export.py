@@ -292,6 +292,22 @@ def test_a_training_begins_with_a_run_in_place_of_a_published_file(averaged, pub
     assert take_from_run(Namespace(from_=str(tmp_path))) == take_from_run(Namespace()) == []
 
 
+def test_a_sean_of_fewer_upsamplings_than_published_ones_begins_another_one(tmp_path):
+    rules = {
+        **opening.SMALL,
+        "data": opening.drawn(tmp_path / "data", 6, 32),
+        "held_out": 2,
+        "perceptual": "off",
+        "batch_size": 4,
+    }
+    first = opening.train(tmp_path / "runs", "sean-folder", max_steps=1, **rules)
+    settings = Namespace(from_=str(first), run="sean", upsamplings=5)
+    assert take_from_run(settings)[2:] == ["--upsamplings", "2"]
+    game, saved = build("sean", from_=settings.from_, **rules).game, open_run(str(first)).run.game
+    for one, other in zip(game.children(), saved.children(), strict=True):
+        torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
+
+
 def test_pictures_get_the_size_of_the_run_to_begin_with_also_if_they_are_no_square(tmp_path):
     rules = dict(batch_size=4, held_out=0.25, workers=0, max_steps=1, data=classes(tmp_path / "data", "RGB", 12))
     first = opening.train(tmp_path / "runs", "stylegan2", width=0.005, mapping=1, size="12x16", **rules)
