@@ -278,13 +278,15 @@ def _for_want_of_closure(error: Exception) -> bool:
 def check_pieces(player: Player, updater: Updater, policy: str) -> None:
     """Refuse an optimizer whose step on pieces of weights may differ from its step on the weights."""
     if not updater.elementwise:
-        known, kind = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE)), _kind(updater.optimizer)
+        known, kind = sorted(kind.__name__ for kind in ELEMENTWISE), _kind(updater.optimizer)
+        advice = f"use one of {', '.join(known)}"
         if type(updater.optimizer) in ELEMENTWISE:
-            kind = f"{kind} with hooks, a `step` or a state of your own"
+            kind, advice = f"{kind} with hooks, a `step` or a state of your own", "leave these out"
+        elif kind in known:
+            kind, advice = f"the {kind} of {type(updater.optimizer).__module__}", f"use torch.optim.{kind}"
         raise UserError(
             f"player '{player.name}': policy '{policy}' cuts weights into pieces, and {kind} may not give "
-            f"the same result on pieces as on whole weights; type {instead(player.name, 'zero1')}, or use "
-            f"one of {known}"
+            f"the same result on pieces as on whole weights; type {instead(player.name, 'zero1')}, or {advice}"
         )
 
 

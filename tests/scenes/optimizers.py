@@ -26,6 +26,7 @@ from tests.support.optimizers import (
 from tests.support.scene import DEAF, ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, having, made_of, nothing
 
 PLAIN = HARD["Plain"]
+THEIRS = partial(type("Adam", (Adam,), {"__module__": "theirs"}), lr=1e-3)
 SHAMPOO, MUON = partial(Shampoo, lr=1e-2), partial(MuonAndAdam, lr=1e-2)
 
 # ---- two kinds of weights ----
@@ -367,6 +368,7 @@ OPTIMIZERS = {
                 SHAMPOO, "zero1+offload", "Shampoo looks at whole weights", "generator=zero1,*=zero1+offload"
             ),
             refused(SHAMPOO, "zero3", "'zero3' cuts weights into pieces, and Shampoo", "generator=zero1,*=zero3"),
+            refused(THEIRS, "zero3", "the Adam of theirs may", "generator=zero1,*=zero3, or use torch.optim.Adam"),
             # Of a weight and a bias each rank owns one, and both find by themselves that the weight has changed.
             Refused(
                 optimized(made_of(Outdated, discriminator=partial(nn.Linear, 6, 1)), SHAMPOO), "zero1",

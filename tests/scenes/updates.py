@@ -423,7 +423,10 @@ UPDATES = {
         refused=(
             Refused(
                 Hooked, "zero3",
-                "SGD with hooks, a `step` or a state of your own may not give the same result on pieces",
+                (
+                    "SGD with hooks, a `step` or a state of your own may not give the same result on pieces",
+                    "type --strategy discriminator=zero1,*=zero3, or leave these out",
+                ),
             ),
             Refused(having(Unhooked, on_train_start=hook_late), "zero3", "do that in the function that makes it"),
             *refused(
