@@ -76,7 +76,7 @@ class Comparison:
         """One line for all: a wrong sample changes every batch norm after it, so these are named last."""
         apart = self._apart(self.together.state, self.alone.state, allowed)
         first, *more = sorted(apart, key=lambda name: name.endswith(OF_BATCH_NORMS)) or [""]
-        others = f", and so are {len(more)} others" if more else ""
+        others = f", and {len(more)} more" if more else ""
         text = f"{first} is written in a loss or forward, with other values than by one device{others}"
         return {text: THE_SAME_ON_ALL_RANKS} if first else {}
 

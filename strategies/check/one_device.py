@@ -142,7 +142,7 @@ def _say_what_differs(tries: "Tries", together: Trial, lines: dict[str, str]) ->
         if wrong := training.draws.wrong_in_parts(phase):
             lines[f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}"] = IN_MICRO_BATCHES
     if lines:
-        raise RanksDiffer(_said(lines, "all" if tries.whole else "a few", training, game.step, together))
+        raise RanksDiffer(_said(lines, "all" if tries.whole else "a few", training, game, together))
     training.draws.agreed()
     if together.own:
         rank_zero_warn(
@@ -376,7 +376,7 @@ def _kept_otherwise(trial: Trial) -> str:
     return f"other values in {', '.join(map(repr, trial.own))} than one device would"
 
 
-def _said(lines: Mapping[str, str], which: str, training: Training, step: int, trial: Trial) -> str:
+def _said(lines: Mapping[str, str], which: str, training: Training, game: GanModule, trial: Trial) -> str:
     begins = [each for each in trial.begins if any(f"phase '{each.phase}'" in text for text in lines)]
     drew = {each.phase for each in trial.begins if each.drew} | {AFTER.name} if begins else trial.drawn.keys()
     drawn = {phase: trial.drawn[phase] for phase in trial.drawn if phase in drew and trial.drawn[phase]}
@@ -400,15 +400,15 @@ def _said(lines: Mapping[str, str], which: str, training: Training, step: int, t
         advice.insert(0, DRAWS_ALIKE)
     if trial.collectives:
         advice.append(f"{', '.join(sorted(trial.collectives)[:CALLERS])} calls torch.distributed. {WORDS}")
-    if any(unsynchronised(policy.player.module) for policy in training.policies.values()):
+    if any(map(unsynchronised, [game, *(policy.player.module for policy in training.policies.values())])):
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
     if any(policy.name == "pipeline" for policy in training.policies.values()):
         advice.append(BY_PIPELINE)
     if trial.own:
         advice.append(f"A loss also keeps {_kept_otherwise(trial)}.")
-    before = " Weights and checkpoints may differ since the trial before this one, so begin again." if step else ""
+    before = " Weights and checkpoints may differ since the trial before this one, so begin again." if game.step else ""
     return (
-        f"{training.world.size} ranks would not train as one device does. In a trial of step {step}, on {which} "
+        f"{training.world.size} ranks would not train as one device does. In a trial of step {game.step}, on {which} "
         f"samples of each rank, these differ:{listed}\n{' '.join(advice)}{before} To train all the same, type "
         f"PhaseStrategy(check=False), or --check false under gan.fit"
     )
