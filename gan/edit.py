@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     say(shown.title)
     if settings.repeat is not None:
         image, notes = editor.repeat(settings.repeat)
-        path = Path(settings.file or shown.path(settings.repeat.stem, ".png"))
+        path = shown.path(settings.repeat.stem, ".png", settings.file)
         save_png(image, path)
         say(*notes, f"  {path}")
         return

@@ -132,7 +132,7 @@ def act(opened: "Shown", settings: Namespace, argv: list[str]) -> list[Path]:
         return made
     if made.suffix == ".gif" and not settings.file:
         say(NO_MP4)
-    path = settings.file or opened.path(made.name + "-raw" * (settings.weights == "raw"), made.suffix)
+    path = opened.path(made.name + "-raw" * (settings.weights == "raw"), made.suffix, settings.file)
     return made.save(path, settings.singles, settings.get("fps", 30))
 
 
@@ -170,6 +170,8 @@ def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown")
     if action not in known:
         encoder = action == "project" and "save-styles" in known
         hint = f". Its encoder finds a picture's styles without a search: {OF_SEAN}" if encoder else ""
+        if action == "save-labels" and getattr(opened.game, "labels", 0):
+            hint = f". The editor saves label maps: python -m gan.edit {quoted(settings.which)}"
         raise UserError(f"{opened.title}: {opened.about}, so there is no '{action}'; type {', '.join(known)}{hint}")
     names = options_of(opened.kind, action) or options_of("any", action)
     everywhere = {"--device", "--file", "--standing", *(["--out"] if action == "translate" else [])}

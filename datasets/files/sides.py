@@ -116,6 +116,7 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
         said += f"; {len(idle):,} pictures of {' and '.join(sorted(set(idle)))} are not used"
     if not halves and (others := sum(not side for _, side, _ in places)):
         said += f"; {others:,} pictures in other folders left out"
+    said += f"; not read: {source.note}" if source.note else ""
     return (part(False, "a"), part(False, "b")), (part(True, "a"), part(True, "b")), said
 
 

@@ -9,7 +9,7 @@ import warnings
 import zipfile
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO
@@ -27,6 +27,7 @@ from gan.files.errors import UserError, explained
 Labels = tuple[np.ndarray, tuple[str, ...]]
 JSON = "dataset.json"
 MOST_JSON = 2**28
+NOT_READ = ".heic", ".heif", ".dng", ".raw", ".cr2", ".nef", ".psd", ".svg"  # pictures in formats that we cannot read
 SPLITS = {"train", "training", "val", "valid", "validation", "test"}
 FORMS = "a folder of pictures, a .zip, .tar or .parquet file or a folder of those, or a name such as cifar10"
 
@@ -34,11 +35,13 @@ FORMS = "a folder of pictures, a .zip, .tar or .parquet file or a folder of thos
 class Source(ABC):
     """Pictures by number. `names` are bytes in one array, so that worker processes share its memory.
 
-    `stamps` show whether a picture has changed: its size, or 0, and a time. `note` says what was left out.
+    `stamps` show whether a picture has changed: its size, or 0, and a time. `note` says what of all that is `there`
+    was left out.
     """
 
     part: tuple[object, ...] = ()  # which of the pictures at the path
     what, forms = "pictures", FORMS
+    suffixes: tuple[str, ...] = SUFFIXES
 
     def __init__(
         self,
@@ -47,8 +50,12 @@ class Source(ABC):
         names: Sequence[str],
         stamps: Sequence[tuple[int, int]],
         labels: Labels | None = None,
-        note: str = "",
+        there: Iterable[str] = (),
     ) -> None:
+        others = Counter(_suffix(name) for name in there if name != JSON and _suffix(name) not in self.suffixes)
+        save = dict.fromkeys(NOT_READ if self.what == "pictures" else (), " (save as JPEG or PNG first)")
+        kinds = [f"{count} {kind or 'without a suffix'}{save.get(kind, '')}" for kind, count in others.most_common(8)]
+        note = ", ".join(kinds)
         self.kind, self.path, self.note = kind, path, note
         if not names:
             raise UserError(f"there are no {self.what} in {path}{f' ({note})' if note else ''}; give {self.forms}")
@@ -106,19 +113,14 @@ class Source(ABC):
 class Folder(Source):
     """Files in a folder, however deep, or one file; with StyleGAN's dataset.json, their labels."""
 
-    suffixes: tuple[str, ...] = SUFFIXES
-
     def __init__(self, path: Path, classes: bool | None) -> None:
-        names, stamps, others = [], [], Counter()
+        names, stamps, there = [], [], []
         folder = path.parent if path.is_file() else path
         start = os.path.join(folder, "")
         for file in (entry.path for entry in all_files(path)) if folder == path else [start + path.name]:
             name = file.removeprefix(start).replace(os.sep, "/")
-            suffix = os.path.splitext(name)[1].lower()
-            if name == JSON:
-                continue
-            if suffix not in self.suffixes:
-                others[suffix or "without a suffix"] += 1
+            there.append(name)
+            if name == JSON or _suffix(name) not in self.suffixes:
                 continue
             names.append(name)
             try:
@@ -126,13 +128,12 @@ class Folder(Source):
                 stamps.append((state.st_size, state.st_mtime_ns))
             except OSError:  # a link to nothing; to read it says so
                 stamps.append((0, 0))
-        note = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(8))
         labels, kind = class_folders(names, classes), "a folder"
         if (path / JSON).exists() and classes is not False:
             with reading(path / JSON, "labels"):
                 regular(path / JSON)
                 labels, kind = _labels_in((path / JSON).open("rb"), names, path / JSON), f"a folder with {JSON}"
-        super().__init__(kind, folder, names, stamps, labels, note)
+        super().__init__(kind, folder, names, stamps, labels, there)
 
     def read(self, index: int) -> BinaryIO:
         path, stamp = self.name(index), tuple(self.stamps[index])
@@ -149,12 +150,13 @@ class Zip(Source):
 
     def __init__(self, path: Path, classes: bool | None) -> None:
         with reading(path, "a zip"), zipfile.ZipFile(path) as file:
-            members = [each for each in file.infolist() if _is_picture(each.filename)]
-            names = [each.filename for each in members]
+            there = {each.filename: each for each in file.infolist() if _is_file(each.filename)}
+            names = [name for name in there if _suffix(name) in SUFFIXES]
             labels, kind = class_folders(names, classes), "a zip"
             if JSON in file.NameToInfo and classes is not False:
                 labels, kind = _labels_in(file.open(JSON), names, path / JSON), f"a zip with {JSON}"
-        super().__init__(kind, path, names, [(each.file_size, each.CRC) for each in members], labels)
+        stamps = [(there[name].file_size, there[name].CRC) for name in names]
+        super().__init__(kind, path, names, stamps, labels, there)
 
     def read(self, index: int) -> bytes:
         file = self.kept(None, lambda: zipfile.ZipFile(self.path))
@@ -268,6 +270,10 @@ def _class_in(content: bytes, before: int | None) -> int | None:
     return value if type(value) is int and 0 <= value < 2**20 else before
 
 
-def _is_picture(name: str) -> bool:
-    base = PurePosixPath(name).name
-    return os.path.splitext(base)[1].lower() in SUFFIXES and not base.startswith(".") and "__MACOSX" not in name
+def _suffix(name: str) -> str:
+    return os.path.splitext(name)[1].lower()
+
+
+def _is_file(name: str) -> bool:
+    """Whether what is in a zip is a file of a person's own, which no system has added."""
+    return not name.endswith("/") and not PurePosixPath(name).name.startswith(".") and "__MACOSX" not in name

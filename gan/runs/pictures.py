@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 FITTED = {"crop": "scaled and cropped", "pad": "scaled and padded", "stretch": "stretched"}
 COLOURS = {1: "gray", 3: "RGB", 4: "RGBA"}  # by the number of channels
 DISTANCE = {"val/distance": "distance of drawn from held-out pictures"}
-NOT_READ = ".heic", ".heif", ".dng", ".raw", ".cr2", ".nef", ".psd", ".svg"  # pictures in formats that we cannot read
 PLANNED = 64  # pixels of a side, for a plan without pictures and without a size
 
 
@@ -228,7 +227,5 @@ class OnPictures(PictureOptions):
             fit,
             f"{len(found.train):,} to train on and {len(found.val):,} held out",
         ]
-        if source.note:
-            kinds = " and ".join(each for each in NOT_READ if each in source.note)
-            notes += [f"not read: {source.note}" + (f" (save {kinds} as JPEG or PNG first)" if kinds else "")]
+        notes += [f"not read: {source.note}"] if source.note else []
         return "; ".join([*notes, decoded(pictures)])

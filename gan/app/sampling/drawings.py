@@ -128,7 +128,7 @@ class Drawings(Shown):
         Where torch.distributed is initialised, the ranks share the work, and the first one writes.
         """
         listed = range(count) if seeds is None else once(seeds)
-        path, world = Path(file or self.path(f"{len(listed)}-pictures", ".zip")), ranks_here()
+        path, world = self.path(f"{len(listed)}-pictures", ".zip", file), ranks_here()
         parts = (listed[first : first + TOGETHER] for first in range(0, len(listed), TOGETHER))
         numbered, first = iter(listed), world.rank == 0
         with (
@@ -158,7 +158,7 @@ class Drawings(Shown):
         if tune and not height == width == 2 << self.drawer.layers // 2:
             raise UserError(f"published files, as tuned networks are, draw no {width}x{height}; leave --tune out")
         which = "picture" if isinstance(picture, Image.Image) else str(picture)
-        base = Path(file or self.path(file_name("project", [which]), ".pt"))
+        base = self.path(file_name("project", [which]), ".pt", file)
         paths = [ending(base, suffix) for suffix in (".png", video_suffix(), ".pt", ".pkl")[: 4 if tune else 3]]
         spare([which, perceptual, self.drawer.title], paths)
         critic, target = self._discriminator(), self._picture(picture).unsqueeze(0).to(self.drawer.like)

@@ -223,13 +223,14 @@ class Paintings(Shown):
             picture = Picture("", maps[0, 0].cpu())
             return painter.paint(picture, source.on(picture))[None]
 
-        made = self._painted(paint, inputs, file, largest)
-        _tell([source])
-        return made
+        try:
+            return self._painted(paint, inputs, file, largest)
+        finally:
+            _tell([source])
 
     def save_styles(self, picture: str | int = 0, mean_of: int = 1000, file: str | Path | None = None) -> list[Path]:
         styles = StyleSource(self.painter, str(picture), among=mean_of).styles
-        path = Path(file or self.path(file_name("styles", words(picture)), ".pt"))
+        path = self.path(file_name("styles", words(picture)), ".pt", file)
         styles.save(path)
         names = [name for name, has in zip(styles.label_names, styles.present, strict=True) if has]
         say(f"{styles.source}: styles of {len(names)} regions: {', '.join(names)}")
@@ -240,7 +241,7 @@ class Paintings(Shown):
         if len(names) > 256:
             raise UserError(f"a palette PNG has 256 colours and this run knows {len(names)} labels")
         label = self.painter.picture(str(picture)).label
-        path = Path(file or self.path(file_name("labels", words(picture)), ".png"))
+        path = self.path(file_name("labels", words(picture)), ".png", file)
         save_png(made := grids.label_png(label, len(names)), path)
         if made.size != (label.shape[1], label.shape[0]):
             say(f"larger, to be painted on; repaint takes it so, and --inputs with --largest {max(label.shape)}")

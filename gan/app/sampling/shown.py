@@ -143,10 +143,13 @@ class Shown:
     def stand(self, batches: int) -> None:
         raise UserError(f"{self.title}: {self.about}, so it has no standing statistics; leave --standing out")
 
-    def path(self, name: str, suffix: str) -> Path:
-        if self.run is None:
-            return Path(f"{Path(self.title).stem}-{name}{suffix}")
-        return self.run.folder.samples / f"{name}{suffix}"
+    def path(self, name: str, suffix: str, typed: str | Path | None = None) -> Path:
+        """Where to write, if nothing else is typed. It is said if a file is there."""
+        own = f"{Path(self.title).stem}-{name}" if self.run is None else self.run.folder.samples / name
+        path = Path(typed or f"{own}{suffix}")
+        if path.is_file():
+            say(f"{path} is there already, and will be replaced; to keep it, type -o and another name")
+        return path
 
     def sample(self, *args: Any, **options: Any) -> Sheet:
         """What the command draws if no action is typed."""
@@ -228,7 +231,7 @@ class Shown:
             raise UserError("say which pictures: --inputs and a folder, a zip or a picture")
         if not isinstance(inputs, str | Path):
             raise UserError(f"--inputs takes a path or a picture of Pillow, and not {type(inputs).__name__}")
-        return str(inputs), Path(file or self.path(f"translated-{name_for(Path(inputs).stem)}", ""))
+        return str(inputs), self.path(f"translated-{name_for(Path(inputs).stem)}", "", file)
 
 
 def _is_action(method: object) -> bool:

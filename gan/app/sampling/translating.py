@@ -32,7 +32,7 @@ from gan.app.sampling import grids
 from gan.app.sampling.painter import Maps
 from gan.app.sampling.sheet import into, writing
 from gan.files.disk import regular, write_whole
-from gan.files.errors import UserError, explained, printable
+from gan.files.errors import UserError, explained
 from gan.games.translation import Translation
 from gan.making import drawing_from
 from gan.sound import Sound
@@ -81,8 +81,6 @@ class Translator:
             if not path.exists():
                 raise absent(inputs, option="--inputs")
             source = kind(path, classes=False)
-            if source.note:
-                say(f"left out of {path}: {source.note}; {kind.what} are {' and '.join(kind.suffixes)} here")
         elif path.is_file() and path.suffix.lower() in SUFFIXES:
             source = Folder(path, classes=False)
         else:
@@ -125,7 +123,9 @@ class Translator:
 
 
 def write_all(source: Source, out: Path, ending: str, make: Callable[[int], bytes]) -> Path:
-    """Write what is made of each file, under its name with another ending. What could not be is said at the end."""
+    """Write what is made of each file, under its name with another ending. What could not be is an error at the end."""
+    if source.note:
+        say(f"left out of {source.path}: {source.note}; {source.what} are {' '.join(source.suffixes)} here")
     names, problems = _names([os.fsdecode(name) for name in source.names], ending), []
     if out.suffix.lower() == ending and len(names) == 1:  # a name such as painted.png is that of the file
         with writing(out):
@@ -143,8 +143,8 @@ def write_all(source: Source, out: Path, ending: str, make: Callable[[int], byte
         if len(problems) == len(names):
             raise UserError(listed(f"no {source.what.removesuffix('s')} in {source.path} can be read:", problems))
     if problems:
-        title = f"{len(problems)} of {len(names)} {source.what} in {source.path} were left out:"
-        say(printable(listed(title, problems)))
+        title = f"left out {len(problems)} of {len(names)} {source.what} in {source.path}; the others are in {out}:"
+        raise UserError(listed(title, problems))
     return out
 
 

@@ -120,7 +120,7 @@ def test_a_plan_and_a_dry_run_decode_only_what_they_are_shown(tmp_path, purpose,
 
 def test_files_that_are_not_read_are_counted_and_pictures_among_them_get_advice(tmp_path, capsys):
     put(tmp_path / "a.png")
-    for name, said in (("notes.txt", "not read: 1 .txt; dec"), ("b.HEIC", " (save .heic as JPEG or PNG first); dec")):
+    for name, said in (("notes.txt", "not read: 1 .txt; dec"), ("b.HEIC", "1 .heic (save as JPEG or PNG first)")):
         (tmp_path / name).write_bytes(b"-")
         found(tmp_path, held_out=0.0)
         assert said in capsys.readouterr().err

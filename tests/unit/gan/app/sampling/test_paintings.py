@@ -196,11 +196,14 @@ def test_a_folder_of_label_maps_is_painted_in_styles_each_in_its_own_size(act, o
     wide.save(maps / "deep" / "two.png")
     Image.new("L", (9, 9), 200).save(maps / "wrong.png")
     Image.new("L", (9, 9), 200).save(maps / "no-map.jpg")
-    (out,) = act("translate", "--inputs", maps, "--from", 2, "-o", tmp_path / "made")
+    out = tmp_path / "made"
+    with pytest.raises(
+        UserError, match=r"(?s)left out 1 of 3 label maps in .*wrong.png has the label 200; with 19 labels"
+    ):
+        act("translate", "--inputs", maps, "--from", 2, "-o", out)
     said = capsys.readouterr().out
     assert "each in the size of its label map; the run was trained on 32x32, see --largest" in said
     assert f"left out of {maps}: 1 .jpg; label maps are .png here" in said
-    assert "1 of 3 label maps in " in said and "wrong.png has the label 200; with 19 labels" in said
     assert {str(path.relative_to(out)) for path in out.rglob("*.*")} == {"one.png", "deep/two.png"}
     _, folder = act("transfer", "--from", 2, "--to", 1, "--singles")
     with Image.open(out / "one.png") as one, Image.open(out / "deep" / "two.png") as two:
@@ -222,6 +225,8 @@ def test_spade_paints_label_maps(tmp_path, capsys):
         assert same.tobytes() == found.tobytes()
     assert main([str(run), "--inputs", str(tmp_path / "map.png"), "--direction", "AtoB"]) == 2
     assert "label maps have no direction; leave --direction out" in capsys.readouterr().err
+    assert main([str(run), "save-labels"]) == 2
+    assert f"The editor saves label maps: python -m gan.edit {run}" in capsys.readouterr().err
     for name in ("maps.zip", "bad.png"):
         (tmp_path / name).write_bytes(b"")
     for inputs, said in (

@@ -1,5 +1,7 @@
 """`gan.sample RUN --inputs`: every picture of a folder is translated, in its own size and under its name."""
 
+import shutil
+
 import pytest
 import torch
 from PIL import Image
@@ -90,12 +92,31 @@ def test_a_photo_is_translated_as_the_camera_was_held(run, tmp_path):
 
 def test_what_is_broken_is_named_and_the_others_are_translated(run, photos, tmp_path, capsys):
     (photos / "c.png").write_bytes(b"no picture")
-    assert sample.main([str(run), "--inputs", str(photos), "-o", str(tmp_path / "painted")]) == 0
-    said = capsys.readouterr().out
-    assert "1 of 4 pictures" in said and "c.png" in said
+    assert sample.main([str(run), "--inputs", str(photos), "-o", str(tmp_path / "painted")]) == 2
+    said = capsys.readouterr().err
+    assert f"left out 1 of 4 pictures in {photos}; the others are in {tmp_path / 'painted'}:" in said
+    assert "c.png" in said
     assert len(list((tmp_path / "painted").rglob("*.png"))) == 3
     assert sample.main([str(run), "--inputs", str(photos / "c.png"), "-o", str(tmp_path / "none")]) == 2
     assert "no picture in" in capsys.readouterr().err
+
+
+def test_what_is_no_picture_is_said_and_what_will_be_replaced(run, photos, tmp_path, capsys):
+    (photos / "d.heic").touch()
+    (photos / "notes.txt").touch()
+    shutil.make_archive(str(tmp_path / "zipped"), "zip", photos)
+    for inputs in (photos, tmp_path / "zipped.zip"):
+        assert sample.main([str(run), "--inputs", str(inputs), "-o", f"{inputs}-painted"]) == 0
+        said = capsys.readouterr().out
+        assert "1 .heic (save as JPEG or PNG first)" in said and "1 .txt" in said
+        assert f"left out of {inputs}: 1 ." in said and "; pictures are .jpg .jpeg .png" in said
+    typed = [str(run), "--inputs", str(photos / "a.png"), "-o", str(tmp_path / "one.png")]
+    for there in (False, True):
+        assert sample.main(typed) == 0
+        assert (f"{tmp_path / 'one.png'} is there already, and will be replaced" in capsys.readouterr().out) == there
+    for there in (False, True):
+        assert sample.main([str(run)]) == 0
+        assert ("show.png is there already, and will be replaced" in capsys.readouterr().out) == there
 
 
 def test_a_network_that_fails_is_no_file_that_cannot_be_written(run, photos, tmp_path, monkeypatch):
