@@ -386,8 +386,8 @@ def _said(lines: Mapping[str, str], which: str, training: Training, game: GanMod
     listed = "".join(f"\n  - {text}" for text in [*list(lines)[:SHOWN], *more])
     listed += "".join(f"\nIn phase '{each.phase}' {each.text}." for each in begins)
     advice = list(dict.fromkeys(lines.values()))
+    inside = not begins or any(each.inside for each in begins)
     if A_MEAN_OVER_SAMPLES in advice:
-        inside = not begins or any(each.inside for each in begins)
         formula = not begins or any(each.formula for each in begins)
         of_gradients = formula and not any(": loss '" in text for text in lines)
         at = advice.index(A_MEAN_OVER_SAMPLES) + 1
@@ -400,7 +400,7 @@ def _said(lines: Mapping[str, str], which: str, training: Training, game: GanMod
         advice.insert(0, DRAWS_ALIKE)
     if trial.collectives:
         advice.append(f"{', '.join(sorted(trial.collectives)[:CALLERS])} calls torch.distributed. {WORDS}")
-    if any(map(unsynchronised, [game, *(policy.player.module for policy in training.policies.values())])):
+    if inside and any(map(unsynchronised, [game, *(policy.player.module for policy in training.policies.values())])):
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
     if any(policy.name == "pipeline" for policy in training.policies.values()):
         advice.append(BY_PIPELINE)
