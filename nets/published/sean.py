@@ -60,7 +60,7 @@ def export_discriminator(discriminator: MultiScaleDiscriminator) -> dict[str, Te
 
 def generator_file(encoder: StyleEncoder, generator: SeanGenerator) -> PublishedFile:
     if not any(isinstance(layer, nn.InstanceNorm2d) for layer in encoder.model):
-        raise UserError("SEAN's published encoder normalises; train one with normalise=True")
+        raise UserError("SEAN's published encoder normalises; train one with normalise=True, as gan.fit sean does")
     known = " or ".join(f"{number} ({name})" for name, number in UPSAMPLINGS.items())
     unlike = f"SEAN's generator has upsamplings={generator.upsamplings}, and the published one has {known}"
     networks = {"": generator, "Zencoder.": encoder}

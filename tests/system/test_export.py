@@ -358,7 +358,7 @@ def test_the_command_writes_and_says_what(copy, monkeypatch, capsys):
 
 def test_what_cannot_be_done_is_said_and_nothing_is_written(copy, tmp_path, capsys):
     (tmp_path / "file").touch()
-    reason = r"do not have the published form. SEAN's generator has upsamplings=3, .* --published out"
+    reason = r"do not have the published form. SEAN's published encoder .* as gan.fit sean does; or leave --p"
     for words, said in ((["--published"], reason), (["--to", f"{tmp_path}/file/there"], "choose a folder with --to")):
         assert main([str(copy), *words]) == 2
         assert re.search(said, capsys.readouterr().err)
