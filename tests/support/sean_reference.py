@@ -1,8 +1,8 @@
-"""The published SEAN, plain and slow: loops over pictures and labels, whole style maps, nothing folded.
+"""The generator of the published SEAN, plain and slow: loops over pictures and labels, whole maps, nothing folded.
 
-The tests of nets/ and `python -m gan.bench sean` compare with it. Its networks are functions of a state dict with the
-published key names, written from the paper's equations and the facts of the published architecture. In training they
-update the buffers in that state dict: running statistics, and the singular vectors of spectral norm.
+The tests of nets/ and `python -m gan.bench sean` compare with it. It is a function of a state dict with the published
+key names, written from the paper's equations and the facts of the published architecture. In training it updates the
+buffers in that state dict: running statistics, and the singular vectors of spectral norm.
 """
 
 import torch
@@ -12,23 +12,6 @@ from torch.nn import functional as F
 State = dict[str, Tensor]
 # The ends of the keys of what learns; the others are buffers.
 LEARNED = ("weight", "bias", "weight_orig", "noise_var", "blending_gamma", "blending_beta")
-
-
-def encoder(state: State, image: Tensor, onehot: Tensor) -> Tensor:
-    """Codes [B, labels, style]: the mean of the features over each region."""
-    x = F.pad(image, (1, 1, 1, 1), mode="reflect")
-    x = _normed(F.conv2d(x, *_weights(state, "Zencoder.model.1")))
-    x = _normed(F.conv2d(x, *_weights(state, "Zencoder.model.4"), stride=2, padding=1))
-    x = _normed(F.conv2d(x, *_weights(state, "Zencoder.model.7"), stride=2, padding=1))
-    x = _normed(F.conv_transpose2d(x, *_weights(state, "Zencoder.model.10"), stride=2, padding=1, output_padding=1))
-    x = F.pad(x, (1, 1, 1, 1), mode="reflect")
-    features = torch.tanh(F.conv2d(x, *_weights(state, "Zencoder.model.14")))
-    mask = F.interpolate(onehot, features.shape[2:], mode="nearest") > 0
-    pictures = []
-    for feature, regions in zip(features, mask, strict=True):
-        rows = [feature[:, region].mean(1) if region.any() else feature.new_zeros(len(feature)) for region in regions]
-        pictures.append(torch.stack(rows))
-    return torch.stack(pictures)
 
 
 def generator(state: State, onehot: Tensor, codes: Tensor, training: bool, upsampling: str = "normal") -> Tensor:
@@ -43,24 +26,6 @@ def generator(state: State, onehot: Tensor, codes: Tensor, training: bool, upsam
             x = x.repeat_interleave(2, 2).repeat_interleave(2, 3)
         x = _block(state, name, x, onehot, None if name == "up_3" else codes, training)
     return torch.tanh(F.conv2d(F.leaky_relu(x, 0.2), *_weights(state, "conv_img"), padding=1))
-
-
-def discriminator(state: State, x: Tensor, training: bool) -> list[list[Tensor]]:
-    """The features of every scale; the last ones are the scores."""
-    found = []
-    for scale in range(len({key.split(".")[0] for key in state})):
-        if scale:
-            x = F.avg_pool2d(x, 3, stride=2, padding=1, count_include_pad=False)
-        last = max(int(key.split(".")[1][5:]) for key in state if key.startswith(f"discriminator_{scale}."))
-        name = f"discriminator_{scale}.model"
-        y = F.leaky_relu(F.conv2d(x, *_weights(state, f"{name}0.0"), stride=2, padding=2), 0.2)
-        features = [y]
-        for number in range(1, last):
-            y = _normed(F.conv2d(y, _bounded(state, f"{name}{number}.0.0", training), stride=2, padding=2))
-            features.append(y)
-        features.append(F.conv2d(y, *_weights(state, f"{name}{last}.0"), padding=2))
-        found.append(features)
-    return found
 
 
 def _block(state: State, name: str, x: Tensor, onehot: Tensor, codes: Tensor | None, training: bool) -> Tensor:
@@ -126,11 +91,6 @@ def _bounded(state: State, name: str, training: bool) -> Tensor:
             u.copy_(matrix @ v)
             u /= u.norm()
     return weight / (u.clone() @ matrix @ v.clone())
-
-
-def _normed(x: Tensor) -> Tensor:
-    mean, variance = x.mean((2, 3), keepdim=True), x.var((2, 3), correction=0, keepdim=True)
-    return F.leaky_relu((x - mean) / torch.sqrt(variance + 1e-5), 0.2)
 
 
 def _weights(state: State, name: str) -> tuple[Tensor, Tensor]:
