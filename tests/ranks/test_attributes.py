@@ -19,9 +19,10 @@ from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.checkpoint.attributes import Attributes
-from tests.ranks.test_check import One, Reaching
+from tests.ranks.test_check import Reaching
 from tests.support.duel import fit
-from tests.support.parity import EXACT, Whole, distance, equals, often, trainer
+from tests.support.hard_games import One
+from tests.support.parity import EXACT, Whole, distance, equals, often, trainer, warned
 from tests.support.saved import Saves
 
 
@@ -260,12 +261,10 @@ class Things(One):
 
 def test_what_cannot_be_saved_is_named_once(tmp_path):
     fitting = trainer(PhaseStrategy("single"), 1, 4, callbacks=[Saves(tmp_path / "a.ckpt", 2)])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("checkpoints cannot have that") as said:
         fitting.fit(Things(), Whole(4))
         for _ in range(2):
             fitting.save_checkpoint(tmp_path / "a.ckpt")
-    said = [str(each.message) for each in caught if "checkpoints cannot have that" in str(each.message)]
     assert len(said) == 2 and all(f"'{name}'" in said[0] for name in ("count", "things", "numbers"))
     assert said[1].startswith("training changes 'late', and checkpoints")
 

@@ -8,7 +8,7 @@ import warnings
 from collections import deque
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import chain, count
 from types import ModuleType
 from unittest import mock
@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
-from torch.optim import Adam
 from torch.utils.data import TensorDataset
 
 from datasets import GlobalLoader
@@ -35,24 +34,8 @@ from strategies.check.trial import Trial
 from strategies.observers import Casts
 from strategies.reachable import Reachable
 from strategies.world import World
-from tests.support.hard_games import HARD, Plain
-from tests.support.parity import equals, often, parts, refused, single, snapshot, train, trainer, vectors
-
-
-class One(GanModule):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-
-    def configure_players(self):
-        yield Player("net", self.net, partial(Adam, lr=1e-2))
-
-    def configure_phases(self):
-        yield Phase("play", self.play, "net")
-
-    def play(self, batch):
-        return self.net(batch["x"]).square().mean()
+from tests.support.hard_games import HARD, One, Plain
+from tests.support.parity import equals, often, parts, refused, single, snapshot, train, trainer, vectors, warned
 
 
 def with_loss(name, play):
@@ -70,13 +53,12 @@ def tried(game, batches=vectors, policy="ddp", steps=1, check=True, room=4, **se
 
     `room`: how many times its own batch a device has memory for; a GPU once.
     """
-    with warnings.catch_warnings(record=True) as caught, mock.patch.dict(samples.ROOM, cpu=room):
-        warnings.simplefilter("always")
+    with warned() as said, mock.patch.dict(samples.ROOM, cpu=room):
         try:
             found = train(game, batches, policy, 2, steps, check=check, **settings)
         except UserError as error:
             return None, str(error)
-    return found, " ".join(str(each.message) for each in caught)
+    return found, " ".join(said)
 
 
 def says(said, words, unsaid):
@@ -1201,10 +1183,9 @@ def two_alone(step):
 
 def of_two_loaders(game, world):
     made, strategy = game(), PhaseStrategy("ddp")
-    with warnings.catch_warnings(record=True) as caught, mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
-        warnings.simplefilter("always")
+    with warned() as said, mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
         trainer(strategy, world, 2).fit(made)
-    return snapshot(made, strategy), " ".join(str(each.message) for each in caught)
+    return snapshot(made, strategy), " ".join(said)
 
 
 @pytest.mark.parametrize(

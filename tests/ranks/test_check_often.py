@@ -2,7 +2,6 @@
 
 import random
 import re
-import warnings
 from unittest import mock
 
 import pytest
@@ -17,9 +16,9 @@ from strategies.check import trial
 from strategies.check.trial import Trials
 from strategies.processes.same_on_ranks import AGAIN, SameOnRanks
 from strategies.world import World
-from tests.ranks.test_check import WRONG, One, Stateful, tried
-from tests.support.hard_games import HARD
-from tests.support.parity import distance, equals, often, parts, refused, train, trainer, vectors
+from tests.ranks.test_check import WRONG, Stateful, tried
+from tests.support.hard_games import HARD, One
+from tests.support.parity import distance, equals, often, parts, refused, train, trainer, vectors, warned
 
 LATER = 11  # steps: from step 0 to 10
 
@@ -378,26 +377,25 @@ class Weighed(One):
             self.weight = self.of_ranks[dist.get_rank()]
 
 
-def warned(*those, game=Gated, words="other operations", steps=4):
+def said_of(*those, game=Gated, words="other operations", steps=4):
     made = trainer(PhaseStrategy("ddp"), 2, steps)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warned(words) as said:
         made.fit(game(*those), parts(steps, 2))
-    return [str(each.message) for each in said if words in str(each.message)]
+    return said
 
 
 @pytest.mark.parametrize(("of_ranks", "warn"), [((1.0, 3.0), [1]), ((2.0, 3.0), [0, 1]), ((2.0, 2.0), [])])
 def test_a_number_of_a_loss_that_a_hook_sets_otherwise_on_a_rank_is_named(of_ranks, warn, ranks):
-    found = ranks(2).run(warned, of_ranks, (1.0, 2.0), game=Weighed, words="was set on rank", steps=3)
+    found = ranks(2).run(said_of, of_ranks, (1.0, 2.0), game=Weighed, words="was set on rank", steps=3)
     assert [rank for rank, said in enumerate(found) if said] == warn
     for said in filter(None, found):
         assert len(said) == 1 and "before step 2 'weight' was set" in said[0] and "a loss reads it" in said[0]
 
 
 def test_a_rank_that_takes_another_branch_than_the_next_one_says_so(ranks):
-    nothing, (said,) = ranks(2).run(warned, 1)
+    nothing, (said,) = ranks(2).run(said_of, 1)
     assert "in step 2 rank 1 has computed the loss of phase 'play' by other operations than before, and rank 0" in said
-    assert nothing == [] and ranks(2).run(warned, 0, 1) == [[], []]
+    assert nothing == [] and ranks(2).run(said_of, 0, 1) == [[], []]
 
 
 def test_another_word_is_refused():

@@ -10,6 +10,7 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 from unittest import mock
 
 import pytest
@@ -28,7 +29,7 @@ from strategies.checkpoint import folders, writing
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.writing import ALONE, Background, prepare, save
 from strategies.world import World
-from tests.ranks.test_zero import Lopsided
+from tests.support.hard_games import One
 from tests.support.parity import often, parts, trainer, words_of
 from tests.support.saved import names, number_of, numbered, read_checkpoint
 
@@ -400,8 +401,10 @@ def test_a_disk_that_the_machines_do_not_share_is_refused(ranks, tmp_path):
 # ---- nothing of a sharded player is gathered ----
 
 
-class Huge(Lopsided):
+class Huge(One):
     """One weight is nearly all of it. It is watched while it is saved, and while it is loaded."""
+
+    of_net: ClassVar = {"ema": 0.9}
 
     def __init__(self, folder, gathering):
         super().__init__()

@@ -4,7 +4,6 @@ Written once for all entries of POLICIES, as in test_contract.py.
 """
 
 import os
-import warnings
 from unittest import mock
 
 import pytest
@@ -18,7 +17,7 @@ from tests.support.doubled import doubled
 from tests.support.duel import fit, loader
 from tests.support.hard_games import Outdated, Plain
 from tests.support.journey import Journey
-from tests.support.parity import BROKEN, EXACT, Whole, distance, often, single, snapshot, trainer, vectors
+from tests.support.parity import BROKEN, EXACT, Whole, distance, often, single, snapshot, trainer, vectors, warned
 
 DIFFERENT = ("single", "ddp", "zero3", "fsdp", "pipeline")  # `make test` tries these, `make matrix` all
 EACH = often([each for each in WORLDS if each.values[1] != 4], DIFFERENT)
@@ -58,11 +57,9 @@ def conducted(policy, world):
     game, strategy = Validated(), PhaseStrategy(policy, check=False)
     batches = loader(policy, world, kind=Spoilt), DataLoader([vectors(0), vectors(1)], batch_size=None)
     seed = mock.patch.dict(os.environ, PL_GLOBAL_SEED="11")
-    with warnings.catch_warnings(record=True) as caught, seed, doubled(policy if world > 1 else "single"):
-        warnings.simplefilter("always")
+    with warned("skipped the update") as said, seed, doubled(policy if world > 1 else "single"):
         trainer(strategy, world, 6, val_check_interval=2, num_sanity_val_steps=0).fit(game, *batches)
         trained = snapshot(game, strategy)
-    said = [str(each.message) for each in caught if "skipped the update" in str(each.message)]
     return game.seen, trained, {name: each.skipped for name, each in strategy.policies.items()}, said
 
 

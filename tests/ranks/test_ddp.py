@@ -1,13 +1,11 @@
 """ddp: only the learners' bytes, and reduction during backward; that it trains as one device: tests/scenes/."""
 
-from functools import partial
+from typing import ClassVar
 
 import pytest
 from torch import nn
-from torch.optim import Adam
 
-from gan import GanModule, Phase, Player
-from tests.support.hard_games import TwoPhases
+from tests.support.hard_games import One, TwoPhases
 from tests.support.parity import in_buckets, often
 from tests.support.watch import moved, operations, sizes_of
 
@@ -26,18 +24,14 @@ def test_a_phase_with_two_learners_moves_both_and_asks_once_for_what_was_not_rea
 # ---- reduction during backward ----
 
 
-class Wide(GanModule):
+class Wide(One):
+    of_play: ClassVar = {"micro_batches": 2}
+
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.Tanh())])
 
-    def configure_players(self):
-        yield Player("net", self.net, partial(Adam, lr=1e-3))
-
-    def configure_phases(self):
-        yield Phase("net", self.loss, "net", micro_batches=2)
-
-    def loss(self, batch):
+    def play(self, batch):
         return self.net(batch["x"].repeat(1, 43)[:, :256]).square().mean()
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from typing import ClassVar
 from unittest import mock
 
 import pytest
@@ -11,11 +12,12 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 from torch.optim import Adam
 
-from gan import GanModule, Phase, Player
+from gan import Phase
 from strategies import PhaseStrategy
 from strategies.policies.fsdp import FsdpBucket
 from strategies.sharding.unshard_on_read import UnshardOnRead
 from tests.scenes.policies import WIDTH, Named, Odd
+from tests.support.hard_games import One
 from tests.support.parity import distance, parts, single, train, trainer, vectors
 from tests.support.watch import WatchedStrategy
 
@@ -121,17 +123,12 @@ class Mixture(nn.Module):
         return x
 
 
-class Mixtures(GanModule):
+class Mixtures(One):
+    of_net: ClassVar = {"optimizer": partial(Adam, lr=1e-3), "blocks": ["1", "2", "3"]}
+
     def __init__(self):
         super().__init__()
-        torch.manual_seed(0)
-        self.judge = nn.Sequential(nn.Linear(6, WIDTH), *(Mixture() for _ in range(3)))
-
-    def configure_players(self):
-        yield Player("judge", self.judge, partial(Adam, lr=1e-3), blocks=["1", "2", "3"])
-
-    def configure_phases(self):
-        yield Phase("judge", lambda batch: self.judge(batch["x"]).square().mean(), "judge")
+        self.net = nn.Sequential(nn.Linear(6, WIDTH), *(Mixture() for _ in range(3)))
 
 
 def recomputed():

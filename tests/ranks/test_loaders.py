@@ -35,7 +35,7 @@ from strategies import PhaseStrategy
 from strategies.processes.same_on_ranks import SameOnRanks
 from tests.support import duel
 from tests.support.hard_games import Plain
-from tests.support.parity import BATCH, BROKEN, EXACT, distance, equals, snapshot, train, trainer, vectors
+from tests.support.parity import BATCH, BROKEN, EXACT, distance, equals, snapshot, train, trainer, vectors, warned
 from tests.support.saved import Saves
 
 SAMPLES = 40
@@ -260,7 +260,7 @@ WARNED = {
 }
 
 
-def warned(words):
+def warns_of(words):
     """The first rank warns for all."""
     here = pytest.warns(UserWarning, match=words) if dist.get_rank() == 0 else contextlib.nullcontext()
     fails = () if words.startswith(("the training", "each", "rank 1")) else (Exception,)  # others end after the warning
@@ -271,7 +271,7 @@ def warned(words):
 @pytest.mark.promise("noise for two loaders; Lightning's own sampler (a warning)")
 @pytest.mark.parametrize("words", WARNED)
 def test_what_would_differ_from_one_device_is_named(words, ranks):
-    ranks(2).run(warned, words)
+    ranks(2).run(warns_of, words)
 
 
 class Subclass(GlobalLoader):
@@ -497,10 +497,9 @@ def of_largest(rows):
 def collated(how):
     loader = GlobalLoader(torch.randn(16, 6, generator=torch.Generator().manual_seed(2)), 8, collate_fn=how)
     made = trainer(PhaseStrategy("ddp"), 2, 1)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warned("collate_fn") as said:
         made.fit(Plain().float(), loader)
-    return [str(each.message) for each in said if "collate_fn" in str(each.message)]
+    return said
 
 
 @pytest.mark.parametrize(

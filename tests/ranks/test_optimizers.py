@@ -1,16 +1,17 @@
 """Optimizers with train() and eval(), and those that look at whole weights: what validations and checkpoints have, and
 what ranks hold and move; how they train: tests/scenes/optimizers.py."""
 
+from typing import ClassVar
+
 import pytest
-import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 from torch.utils.data import DataLoader
 
-from gan import GanModule, Phase, Player
 from strategies import PhaseStrategy
 from tests.scenes.optimizers import SHAMPOO, Free, FreeByHand
 from tests.support.duel import fit
+from tests.support.hard_games import One
 from tests.support.parity import BROKEN, EXACT, distance, often, on, parts, trainer, vectors
 from tests.support.saved import read_checkpoint
 from tests.support.watch import moved
@@ -62,17 +63,12 @@ def test_a_checkpoint_has_the_average(ranks, by_hand, tmp_path):
 # ---- whole weights ----
 
 
-class Layers(GanModule):
+class Layers(One):
+    of_net: ClassVar = {"optimizer": SHAMPOO, "ema": 0.9}
+
     def __init__(self):
         super().__init__()
-        torch.manual_seed(0)
         self.net = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(8)))
-
-    def configure_players(self):
-        yield Player("net", self.net, SHAMPOO, ema=0.9)
-
-    def configure_phases(self):
-        yield Phase("net", lambda batch: self.net(batch["x"]).square().mean(), "net")
 
 
 def held(world):

@@ -26,7 +26,7 @@ from strategies.world import Groups
 from tests.ranks.test_check import Codebook
 from tests.scenes.writing import Writing, WritingAlone
 from tests.support.hard_games import BatchNorms, Every, Plain
-from tests.support.parity import distance, often, parts, snapshot, train, trainer, words_of
+from tests.support.parity import distance, often, parts, snapshot, train, trainer, warned, words_of
 from tests.support.saved import read_checkpoint
 
 
@@ -357,10 +357,9 @@ class LogsMore(Plain):
 
 def advised():
     made = trainer(PhaseStrategy("ddp"), 2, 8, callbacks=[Stops()])
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warned("sync_dist") as said:
         made.fit(LogsMore(), parts(8, 2))
-    return [str(each.message) for each in said if "sync_dist" in str(each.message)]
+    return said
 
 
 def test_what_is_a_mean_over_ranks_is_not_advised_to_be_one(ranks):

@@ -32,24 +32,6 @@ BUCKET = 8 * 64 * 64 + 8  # bytes: the weight of a layer is in it, and its bias 
 # ---- what a rank holds ----
 
 
-class Lopsided(GanModule):
-    """One huge weight among small ones: whole weights could not be dealt out evenly."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 4001), nn.Linear(4001, 1))
-        self.teacher = nn.Linear(6, 999)
-
-    def configure_players(self):
-        yield Player("net", self.net, partial(Adam, lr=1e-3), ema=0.9)
-        yield Player("teacher", self.teacher)
-
-    def configure_phases(self):
-        yield Phase(
-            "net", lambda batch: (self.net(batch["x"]) - self.teacher(batch["x"]).mean()).square().mean(), "net"
-        )
-
-
 HYBRID = "zero3+hybrid:2"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,27 @@ from gan import GanModule, Phase, Player, noise
 def mlp(inside: int, outside: int, width: int = 8) -> nn.Sequential:
     """Two layers and an activation that can be differentiated twice."""
     return nn.Sequential(nn.Linear(inside, width), nn.Tanh(), nn.Linear(width, outside))
+
+
+class One(GanModule):
+    """A single player, who plays a single phase. `of_net` and `of_play`: more words of each."""
+
+    of_net: ClassVar[dict[str, Any]] = {}
+    of_play: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = mlp(6, 3)
+
+    def configure_players(self) -> Iterator[Player]:
+        yield Player("net", self.net, **{"optimizer": partial(Adam, lr=1e-2)} | self.of_net)
+
+    def configure_phases(self) -> Iterator[Phase]:
+        yield Phase("play", self.play, "net", **self.of_play)
+
+    def play(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.net(batch["x"]).square().mean()
 
 
 class Plain(GanModule):

@@ -4,6 +4,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -141,6 +142,16 @@ def words_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str | N
     except UserError as error:
         return str(error)
     return None
+
+
+@contextmanager
+def warned(words: str = "") -> Iterator[list[str]]:
+    """Collects what warnings say inside the `with`, also those that were given before; here those with these words."""
+    found: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield found
+    found += [said for said in (str(each.message) for each in caught) if words in said]
 
 
 def refused(*args: Any, **kwargs: Any) -> str | None:

@@ -1,7 +1,6 @@
 """docs/start/port.md: its game gives the weights of its loop, and the first step finds its five mistakes."""
 
 import re
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -10,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, softplus
-from torch.optim import Adam
 from torch.utils.data import DataLoader
 
-from gan import GanModule, Phase, Player, ranks
+from gan import ranks
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
+from tests.support.hard_games import One, mlp
 from tests.support.parity import BROKEN, EXACT, trainer
 
 PAGE = (Path(__file__).parents[2] / "docs/start/port.md").read_text()
@@ -62,22 +61,19 @@ def averaged(game):
         return [weight.detach().clone() for weight in game.G.parameters()]
 
 
-class Playing(GanModule):
+class Playing(One):
     """A game around the losses of the page."""
 
     def __init__(self, loss):
         super().__init__()
         torch.manual_seed(1)
-        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.net = mlp(6, 3)
         self.norm = nn.BatchNorm1d(6, affine=False)
         self.register_buffer("center", torch.zeros(3))
         self.loss = loss
 
-    def configure_players(self):
-        yield Player("net", self.net, partial(Adam, lr=1e-2))
-
-    def configure_phases(self):
-        yield Phase("play", lambda batch: self.loss(self, batch), "net")
+    def play(self, batch):
+        return self.loss(self, batch)
 
 
 def play(code, which, **settings):

@@ -1,20 +1,18 @@
 """What is checked on the rehearsal's devices, in a process that has them: see commands.py."""
 
 import math
-from functools import partial
 from unittest import mock
 
 import torch
 from torch import nn
-from torch.optim import Adam
 from torch.utils.data import DataLoader
 
-from gan import GanModule, Phase, Player, making
+from gan import making
 from gan.bench import speed
 from strategies import PhaseStrategy, TorchAccelerator, random_state
 from strategies.assignment import memory
 from tests.support import trained_on
-from tests.support.hard_games import HARD
+from tests.support.hard_games import HARD, One, mlp
 from tests.support.parity import EXACT, distance, train, trainer, vectors
 
 FIRST, SECOND = (torch.device("privateuseone", number) for number in range(2))  # their name before they are loaded
@@ -43,18 +41,11 @@ def memory_that_the_cpu_may_not_touch(_):
     assert here.tolist() == [[1, 5, 5], [1, 5, 5]] and view._base is here
 
 
-class Tied(GanModule):
+class Tied(One):
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(3)
-        self.net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+        self.net = mlp(6, 6, 6)
         self.net[2].weight = self.net[0].weight
-
-    def configure_players(self):
-        yield Player("net", self.net, optimizer=partial(Adam, lr=1e-2))
-
-    def configure_phases(self):
-        yield Phase("only", lambda batch: self.net(batch["x"]).square().mean(), learners="net")
 
 
 def trained(make, accelerator):

@@ -6,7 +6,7 @@ from collections import UserDict, defaultdict
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.plugins.precision import Precision
 from torch.utils.data import DataLoader
 
-from gan import GanModule, Phase, Player
+from gan import Phase
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from strategies import PhaseStrategy, random_state, turn
@@ -24,6 +24,7 @@ from strategies.checkpoint.writing import save
 from strategies.micro_batches import deal_batch, join_batches, known, learn_lists, row_counts, rows, split_batch
 from strategies.turn import Training
 from strategies.world import World
+from tests.support.hard_games import One
 from tests.support.parity import distance, train, trainer, vectors
 
 
@@ -59,25 +60,14 @@ def test_a_micro_batch_has_every_kth_row_and_shares_constants():
     assert all(first[name] == second[name] == value for name, value in constants.items())
 
 
-class Squared(GanModule):
+class Squared(One):
     """SGD, which shows how large a gradient is, as Adam does not."""
 
-    micro_batches = 1
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = torch.nn.Linear(6, 2).double()
-
-    def configure_players(self):
-        yield Player("net", self.net, partial(torch.optim.SGD, lr=0.1))
-
-    def configure_phases(self):
-        yield Phase("net", lambda batch: self.net(batch["x"]).square().mean(), "net", micro_batches=self.micro_batches)
+    of_net: ClassVar = {"optimizer": partial(torch.optim.SGD, lr=0.1)}
 
 
 def test_gradients_of_micro_batches_are_averaged():
-    in_parts = type("Parts", (Squared,), {"micro_batches": 4})
+    in_parts = type("Parts", (Squared,), {"of_play": {"micro_batches": 4}})
     assert distance(train(Squared, policy="single"), train(in_parts, policy="single")) < 1e-12
 
 
@@ -174,16 +164,16 @@ BAGS = DataLoader([Bag(0), Bag(1)], batch_size=None)
 
 
 class OfBags(Squared):
-    def configure_phases(self):
-        yield Phase("net", lambda bag: self.net(bag.x).square().mean(), "net", micro_batches=self.micro_batches)
+    def play(self, batch):
+        return super().play(vars(batch))
 
 
 def test_one_device_trains_on_a_batch_of_any_class_and_does_not_cut_it():
     of_bags, of_dicts, parted = OfBags(), Squared(), OfBags()
     for game, batches in ((of_bags, BAGS), (of_dicts, DataLoader([vectors(0), vectors(1)], batch_size=None))):
         trainer(PhaseStrategy("single"), 1, 2).fit(game, batches)
-    assert torch.equal(of_bags.net.weight, of_dicts.net.weight)
-    parted.micro_batches = 2
+    assert torch.equal(of_bags.net[0].weight, of_dicts.net[0].weight)
+    parted.of_play = {"micro_batches": 2}
     with pytest.raises(UserError, match="the batch is a Bag that holds nothing with a row for each sample; return a"):
         trainer(PhaseStrategy("single"), 1, 2).fit(parted, BAGS)
 

@@ -23,7 +23,7 @@ from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy
 from tests.support.hard_games import Plain
 from tests.support.optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
-from tests.support.parity import distance, parts, snapshot, train, trainer
+from tests.support.parity import distance, parts, snapshot, train, trainer, warned
 from tests.support.scene import having
 from tests.support.sharing_games import OneModule, SharedBase
 
@@ -246,10 +246,8 @@ def test_what_an_optimizer_keeps_beside_checkpoints_is_told(optimizer):
             Player("discriminator", game.discriminator, Adam),
         ],
     )
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with warned("not in a checkpoint") as told:
         train(game, policy="single", steps=2)
-    told = [str(each.message) for each in seen if "not in a checkpoint" in str(each.message)]
     words = NOT_SAVED.get(optimizer)
     assert [each.partition(";")[0] for each in told] == ([f"player 'generator': {words}"] if words else [])
 

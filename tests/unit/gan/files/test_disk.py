@@ -26,6 +26,7 @@ from gan.files.errors import UserError, printable, refuse, this_rank
 from gan.files.loading import LIGHTNINGS_RANKS, loading
 from gan.files.system import check_ranks, free_memory, lock, signals
 from strategies.policies import ALIASES, POLICIES
+from tests.support.parity import warned
 from tests.support.posix import not_on_windows, only_on_linux
 
 
@@ -181,8 +182,7 @@ def test_so_are_warnings_and_what_commands_print(capsys, monkeypatch):
 
 
 def test_nothing_is_said_of_a_run_that_holds_no_samples_out():
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warned() as said:
         has_len_all_ranks([], SingleDeviceStrategy("cpu"))
         quiet()
         has_len_all_ranks([], SingleDeviceStrategy("cpu"))

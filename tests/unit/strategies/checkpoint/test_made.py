@@ -19,11 +19,11 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from gan import GanModule, Phase, Player
+from gan import Player
 from gan.files.errors import UserError
 from strategies import PhaseStrategy, private
 from strategies.checkpoint.player_state import _with, load_rest, rest_of_state
-from tests.support.hard_games import Plain
+from tests.support.hard_games import One, Plain
 from tests.support.parity import Whole, distance, snapshot, trainer
 from tests.support.saved import read_checkpoint, write_checkpoint
 
@@ -235,19 +235,14 @@ def test_the_tensors_of_an_optimizers_state_are_found_also_in_lists_and_dicts():
     assert found == {"one": there["one"], "list": [there["list"], 5], "dict": {"three": ("dict", id(three))}, "step": 3}
 
 
-class ChannelsLast(GanModule):
+class ChannelsLast(One):
     """Its weights lie channels last."""
 
     def __init__(self, fused):
         super().__init__()
-        torch.manual_seed(0)
-        self.net, self.fused = nn.Conv2d(3, 4, (1, 2)).to(memory_format=torch.channels_last), fused
-
-    def configure_players(self):
-        yield Player("net", self.net, partial(Adam, lr=1e-2, fused=self.fused))
-
-    def configure_phases(self):
-        yield Phase("shrink", lambda batch: self.net(batch["x"].view(-1, 3, 1, 2)).square().mean(), "net")
+        self.net = nn.Sequential(nn.Unflatten(1, (3, 1, 2)), nn.Conv2d(3, 4, (1, 2)))
+        self.net.to(memory_format=torch.channels_last)
+        self.of_net = {"optimizer": partial(ADAM, fused=fused)}
 
 
 @pytest.mark.parametrize("before", [True, False])
