@@ -11,7 +11,7 @@ from nets.discriminator import PatchGan, PatchVectors
 from nets.resnet import ResnetGenerator
 from tests.support import families
 from tests.support.families import gradients, recorded
-from tests.unit.gan.games.test_cyclegan import pictures, without_noise
+from tests.unit.gan.games.test_cyclegan import pictures
 
 KINDS = {
     "cut": {},
@@ -19,6 +19,7 @@ KINDS = {
     "fastcut_plain": {"identity": False, "nce": 10.0, "flips": True},
     "fastcut_flipped": {"identity": False, "nce": 10.0, "flips": True},
 }
+CANCELLED = 1e-12  # the norm of a gradient that is zero but for rounding
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,10 @@ def draws(figures, name, steps=1):
                 order = torch.as_tensor(rng.permutation(shape[2] * shape[3]))
                 found.append(torch.empty(len(order)).index_copy_(0, order, torch.linspace(1, 0, len(order))))
     return found
+
+
+def without_noise(grads):
+    return {name: [0.0, 0.0] if norm < CANCELLED else [norm, total] for name, (norm, total) in grads.items()}
 
 
 @pytest.mark.parametrize("name", KINDS)

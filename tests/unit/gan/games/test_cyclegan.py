@@ -14,13 +14,12 @@ from gan.pool import ImagePool
 from nets.discriminator import PatchGan
 from nets.resnet import ResnetGenerator
 from tests.support import families
-from tests.support.families import gradients, recorded
+from tests.support.families import recorded
 
 NETWORKS = {"G_A": ("generators", "to_b"), "G_B": ("generators", "to_a")}
 NETWORKS |= {"D_A": ("discriminators", "of_b"), "D_B": ("discriminators", "of_a")}
 OURS = {"G_A": "gan_b", "G_B": "gan_a", "cycle_A": "cycle_a", "cycle_B": "cycle_b"}
 OURS |= {"idt_A": "identity_b", "idt_B": "identity_a"}
-CANCELLED = 1e-12  # the norm of a gradient that is zero but for rounding
 
 
 def pictures(seed, batch, side):
@@ -46,24 +45,6 @@ def case(request):
         net.load_state_dict(families.weights(keys, seed))
     a, b = pictures(settings["seed"] + 14, settings["cycle_batch"], settings["cycle_crop"])
     return golden, game, {"a": a, "b": b}
-
-
-def without_noise(grads):
-    return {name: [0.0, 0.0] if norm < CANCELLED else [norm, total] for name, (norm, total) in grads.items()}
-
-
-def test_losses_and_gradients_equal_the_published_ones(case):
-    golden, game, batch = case
-    for turn, play, ours in (("g", game.fool, OURS), ("d", game.judge, {"D_A": "gan_b", "D_B": "gan_a"})):
-        game.zero_grad()
-        game.forget_shared()
-        losses, wanted = play(batch), golden[f"losses_{turn}"]
-        sum(losses.values()).backward()
-        found = {theirs: losses[name].item() for theirs, name in ours.items()} | {"G": sum(losses.values()).item()}
-        assert families.difference({name: found[name] for name in wanted}, wanted) < 1e-9
-        for name, wanted in golden[f"{turn}_grads"].items():
-            kind, which = NETWORKS[name]
-            assert families.difference(gradients(getattr(game, kind)[which]), without_noise(wanted)) < 1e-9
 
 
 def test_steps_equal_the_published_ones(case):
