@@ -8,18 +8,16 @@ from unittest import mock
 import pytest
 import torch
 from lightning import Callback
-from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 from torch.optim import Adam
 
 from gan import Phase
-from strategies import PhaseStrategy
 from strategies.policies.fsdp import FsdpBucket
 from strategies.sharding.unshard_on_read import UnshardOnRead
 from tests.scenes.policies import WIDTH, Named, Odd
 from tests.support.hard_games import One
-from tests.support.parity import distance, parts, single, train, trainer, vectors
-from tests.support.watch import WatchedStrategy
+from tests.support.parity import distance, parts, single, train, trainer
+from tests.support.watch import WatchedStrategy, looked
 
 # ---- units ----
 
@@ -35,21 +33,12 @@ def through(network, x):
     return x
 
 
-def look(function, game=Odd, batches=vectors, **settings):
-    """What a function finds in the strategy and the game before the last step ends."""
-    seen = []
-    looks = LambdaCallback(on_train_batch_end=lambda trainer, game, *_: seen.append(function(trainer.strategy, game)))
-    made = trainer(PhaseStrategy("fsdp", check=False), 2, 1, callbacks=[looks], **settings)
-    made.fit(game(), parts(1, 2, batches))
-    return seen[-1]
-
-
 def units_of(strategy, _):
     return [sorted(unit.weights) for unit in strategy.policies["judge"].storage.buckets]
 
 
 def test_blocks_are_units_and_the_root_has_the_rest(ranks):
-    root, *blocks = ranks(2).run(look, units_of)[0]
+    root, *blocks = ranks(2).run(looked, units_of, Odd, "fsdp", 2)[0]
     outside = {"stem.weight", "stem.bias", "head.weight", "head.bias", "picture.weight", "picture.bias"}
     assert set(root) == outside | {"blocks.0.linear.weight"}  # which is also the last block's
     own = ["gain", "linear.bias", "linear.weight", "norm.bias", "norm.weight"]
@@ -60,7 +49,7 @@ def test_blocks_are_units_and_the_root_has_the_rest(ranks):
 
 
 def test_a_player_may_name_its_blocks(ranks):
-    root, one, head = ranks(2).run(look, units_of, Named)[0]
+    root, one, head = ranks(2).run(looked, units_of, Named, "fsdp", 2)[0]
     assert (one[0].rpartition(".")[0], head) == ("blocks.1", ["head.bias", "head.weight"])
     assert "blocks.2.gain" in root
 
@@ -170,4 +159,4 @@ def conduct(strategy, game):
 @pytest.mark.slow
 def test_modules_stay_what_they_are_in_training(ranks):
     """What they are afterwards: test_conduct.py."""
-    assert ranks(2).run(look, conduct) == [(True, marks(Odd().judge))] * 2
+    assert ranks(2).run(looked, conduct, Odd, "fsdp", 2) == [(True, marks(Odd().judge))] * 2

@@ -4,7 +4,6 @@ what ranks hold and move; how they train: tests/scenes/optimizers.py."""
 from typing import ClassVar
 
 import pytest
-from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -14,7 +13,7 @@ from tests.support.duel import fit
 from tests.support.hard_games import One
 from tests.support.parity import BROKEN, EXACT, distance, often, on, parts, trainer, vectors
 from tests.support.saved import read_checkpoint
-from tests.support.watch import moved
+from tests.support.watch import looked, moved
 
 STEPS = 8
 
@@ -71,24 +70,17 @@ class Layers(One):
         self.net = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(8)))
 
 
-def held(world):
-    """How many numbers the optimizer and the average hold after a step."""
-    found = []
-
-    def look(trainer, *_):
-        policy = trainer.strategy.policies["net"]
-        states = map(policy.optimizer.state.get, policy.storage.owned.values())
-        factors = [factor for state in states for factor in state["factors"]]
-        found.append((sum(t.numel() for t in factors), sum(t.numel() for t in policy.ema.average)))
-
-    looks = LambdaCallback(on_train_batch_end=look)
-    trainer(PhaseStrategy("zero1", check=False), world, 2, callbacks=[looks]).fit(Layers(), parts(2, world))
-    return found[-1]
+def held(strategy, _):
+    """How many numbers the optimizer and the average hold."""
+    policy = strategy.policies["net"]
+    states = map(policy.optimizer.state.get, policy.storage.owned.values())
+    factors = [factor for state in states for factor in state["factors"]]
+    return sum(t.numel() for t in factors), sum(t.numel() for t in policy.ema.average)
 
 
 def test_state_and_average_are_shared_out(ranks):
     numbers = 8 * 36
-    assert ranks(4).run(held, 4) == [(2 * numbers / 4, numbers / 4)] * 4
+    assert ranks(4).run(looked, held, Layers, "zero1", 4, 2) == [(2 * numbers / 4, numbers / 4)] * 4
 
 
 def test_an_update_moves_each_weight_once(ranks):

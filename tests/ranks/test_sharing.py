@@ -2,43 +2,35 @@
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 
-from strategies import PhaseStrategy
 from strategies.policies.belongings import belongings_of
 from strategies.policies.ddp import Ddp
 from strategies.world import World
 from tests.ranks.test_compile import without_cpp
 from tests.support.duel import fit
-from tests.support.parity import EXACT, distance, in_buckets, often, parts, trainer, vectors
+from tests.support.parity import EXACT, distance, in_buckets, often, vectors
 from tests.support.scene import SMALL
 from tests.support.sharing_games import Adapters, SharedBase
+from tests.support.watch import looked
 
 
-def looked(game, policy, world):
-    """What code between phases finds: averaged weights, and whole ones."""
-    module, strategy = game(), PhaseStrategy(policy, check=False)
-    found = {}
-
-    @torch.no_grad()
-    def look(*_):
-        x = vectors(0)["x"]
-        with strategy.averaged():
-            found["average"] = module.student(x)
-        with strategy.gathered():
-            found.update(student=module.student(x), fake=module.fake(x), teacher=module.teacher(x))
-
-    made = trainer(strategy, world, 2, callbacks=[LambdaCallback(on_train_batch_end=look)])
-    in_buckets(SMALL, made.fit, module, parts(2, world))
-    return found
+@torch.no_grad()
+def made_between(strategy, module):
+    """What code between phases makes with averaged weights, and with whole ones."""
+    x = vectors(0)["x"]
+    with strategy.averaged():
+        average = module.student(x)
+    with strategy.gathered():
+        return {"average": average, "student": module.student(x), "fake": module.fake(x), "teacher": module.teacher(x)}
 
 
 @pytest.mark.parametrize("game", often([Adapters, SharedBase], [Adapters]))
 def test_between_phases_base_and_adapters_are_whole_or_averaged(game, ranks):
-    expected = looked(game, "single", 1)
+    expected = looked(made_between, game, "single", 1, 2)
     for policy in ("zero1", "zero3", "student=ddp,*=zero3"):
-        assert distance(ranks(2).run(looked, game, policy, 2)[0], expected) < EXACT
+        found = ranks(2).run(in_buckets, SMALL, looked, made_between, game, policy, 2, 2)[0]
+        assert distance(found, expected) < EXACT
     assert len({value.sum().item() for value in expected.values()}) == 4
 
 

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from lightning import Callback
-from lightning.pytorch.callbacks import LambdaCallback
 
 from gan.app.run.reopen import _load
 from gan.files.checkpoint import load
@@ -16,26 +15,21 @@ from tests.scenes.words import ByAuthor, Copied, Following, Freezing, Normed, No
 from tests.support import opening
 from tests.support.duel import Duel, fit, of
 from tests.support.parity import EXACT, distance, often, on
+from tests.support.watch import looked
 
 # ---- freeze ----
 
 
-def frozen_last(game, policy, world):
-    """The weights that require no gradient after the last step."""
-    seen = []
-
-    def look(trainer, module, *_):
-        seen.append({name for name, weight in module.named_parameters() if not weight.requires_grad})
-
-    fit(game, policy, world, 4, callbacks=[LambdaCallback(on_train_batch_end=look)])
-    return seen[-1]
+def frozen_there(_, module):
+    """The weights that require no gradient."""
+    return {name for name, weight in module.named_parameters() if not weight.requires_grad}
 
 
 @pytest.mark.parametrize(("policy", "world"), [("single", 1), ("zero3", 2)])
 def test_between_steps_requires_grad_is_the_authors(policy, world, ranks):
     """Those that freeze names require gradients again, and those that the author has frozen do not."""
     for game, frozen in ((Freezing, set()), (ByAuthor, {"judge.trunk"})):
-        seen = on(ranks, world)(frozen_last, game, policy, world)[0]
+        seen = on(ranks, world)(looked, frozen_there, game, policy, world, 4)[0]
         assert {name.rpartition(".")[0].rpartition(".")[0] for name in seen} == frozen
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -66,6 +67,15 @@ def moved(
 def operations(game: Callable[[], GanModule], policy: Any, world: int, steps: int) -> list[str]:
     """The names of all operations of the last phase."""
     return [name for name, _ in watched(game, policy, world, steps)[-1][2].operations]
+
+
+def looked(look: Callable[..., Any], game: Callable[[], GanModule], policy: Any, world: int, steps: int = 1) -> Any:
+    """What `look` finds in the strategy and the game before the last step ends."""
+    seen: list[Any] = []
+    looks = LambdaCallback(on_train_batch_end=lambda trainer, game, *_: seen.append(look(trainer.strategy, game)))
+    made = trainer(PhaseStrategy(policy, check=False), world, steps, callbacks=[looks])
+    made.fit(game(), parts(steps, world))
+    return seen[-1]
 
 
 def sizes_of(game: Callable[[], GanModule]) -> dict[str, int]:
