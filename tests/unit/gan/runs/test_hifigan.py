@@ -77,8 +77,8 @@ def test_sounds_and_spectrograms_of_a_folder_become_sounds(trained, tmp_path, ca
     soundfile.write(inputs / "a.flac", numpy.linspace(-0.5, 0.5, 16000), 44100)
     soundfile.write(inputs / "short.wav", numpy.zeros(100), 22050)
     numpy.save(inputs / "b.npy", numpy.zeros((80, 7), numpy.float32))
-    assert sample.main([str(trained), "--inputs", str(inputs), "--out", str(out)]) == 0
-    assert "short.wav: it is too short" in capsys.readouterr().out
+    assert sample.main([str(trained), "--inputs", str(inputs), "--out", str(out)]) == 2
+    assert "short.wav: it is too short" in capsys.readouterr().err
     assert sorted(path.name for path in out.iterdir()) == ["a.wav", "b.wav"]
     assert soundfile.info(out / "a.wav").frames == 8000 // 256 * 256
     assert soundfile.info(out / "b.wav").frames == 7 * 256
