@@ -1,6 +1,6 @@
 """What several ranks must agree on about a loader."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
@@ -47,11 +47,11 @@ class SameOrder(DistributedSamplerWrapper):
 class DealtLoader:
     """A loader of global batches, of which this rank takes its rows: under dp a loader need not know of ranks.
 
-    Each rank reads all of it, as one process would. All must read the same, so what the loader draws comes from
-    generators of its own, which begin on all ranks where the first one's are.
+    Each rank reads all of it, as one process would. All must read the same, so what the training's loaders draw, one
+    after the other, comes from generators of their own, which begin on all ranks where the first one's are.
     """
 
-    def __init__(self, loader: Any, rank: int, ranks: int, draws: Mapping[str, Any]) -> None:
+    def __init__(self, loader: Any, rank: int, ranks: int, draws: dict[str, Any]) -> None:
         self.loader, self.rank, self.ranks, self.draws = loader, rank, ranks, draws
         if hasattr(loader, "state_dict"):  # since Python 3.12 Lightning does not find it by __getattr__
             self.state_dict, self.load_state_dict = loader.state_dict, loader.load_state_dict
@@ -69,8 +69,11 @@ class DealtLoader:
         return getattr(vars(self)["loader"], name)
 
     def __iter__(self) -> Iterator[Any]:
-        with self._drawing():
+        with self._drawing():  # now, because among several loaders it draws before all first batches
             batches = iter(self.loader)
+        return self._dealt(batches)
+
+    def _dealt(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
             with self._drawing():
                 try:
@@ -87,16 +90,19 @@ class DealtLoader:
         try:
             yield
         finally:
-            self.draws = random_state.capture()
+            self.draws.update(random_state.capture())
             random_state.restore(own)
 
 
-def prepared(loader: Any, world: World, training: bool, is_dp: bool, overfits: bool) -> Any:
-    """The loader as ranks read it, made again if need be. `overfits`: the first batches come in each epoch."""
+def prepared(loader: Any, world: World, training: bool, is_dp: bool, overfits: bool, draws: dict[str, Any]) -> Any:
+    """The loader as ranks read it, made again if need be. `overfits`: the first batches come in each epoch.
+
+    `draws` has the states of the generators of all loaders of a training under dp.
+    """
     if type(loader) in (GlobalLoader, GlobalStream) and (overfits or loader.ranks != world.size):
         loader = loader.again()
     if is_dp and training and world.size > 1:
-        draws = world.broadcast(random_state.capture())
+        draws.update(draws or world.broadcast(random_state.capture()))
         made_for = getattr(loader, "ranks", None) or getattr(getattr(loader, "sampler", None), "num_replicas", 1)
         if made_for != world.size:  # it was not made for this rank, as by GlobalLoader in `train_dataloader()`
             loader = DealtLoader(loader, world.rank, world.size, draws)

@@ -8,7 +8,8 @@ A batch may be any nesting of dicts, UserDicts, lists, tuples, NamedTuples and d
     a list or tuple of tensors      of the same length: each by its rows, as torch's default_collate makes them;
                                     of different lengths: by its items
 
-The batch itself, if it is a list or tuple of tensors, is always that of default_collate. A list of tensors of one
+The batch itself, or that of one of several loaders, if it is a list or tuple of tensors, is always that of
+default_collate. A list of tensors of one
 length is cut by its items if its number of items, and not their length, fits the rest of the batch, or the loader's
 number of samples; or if `learn_lists` has seen it so. Several loaders may have made the batch together, with batches of
 different sizes: what has their ratio is cut in this ratio. Shared by all parts are numbers, a single string, scalar
@@ -23,7 +24,7 @@ too. With chunks of neighbours it would not be.
 
 import copy
 import dataclasses
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from fractions import Fraction
 from itertools import chain, permutations
 from numbers import Number
@@ -45,13 +46,26 @@ TENSOR, ITEMS, COLUMNS, ITEMS_OF_ONE_ROW, ONE_ROW = range(5)
 Lists = dict[tuple[str, frozenset[int]], bool]
 known: Lists = {}
 ratios: set[Fraction] = set()  # of the sizes of the batches of this training's loaders, if it has several
+tops: set[str] = {"batch"}  # the paths at which a batch is made of loaders' batches, or is one of them
 
 
-def begin_training(sizes: Collection[int | None]) -> None:
+def begin_training(loaders: Any, sizes: Collection[int | None]) -> None:
     """Forget what the batches of another training had. `sizes` are those of the loaders' batches, where they say it."""
     known.clear()
     ratios.clear()
     ratios.update(Fraction(*pair) for pair in permutations(filter(None, sizes), 2))
+    tops.clear()
+    tops.update(_paths_of(loaders, "batch"))
+
+
+def _paths_of(loaders: Any, path: str) -> Iterator[str]:
+    yield path
+    if isinstance(loaders, Mapping):
+        for name, each in loaders.items():
+            yield from _paths_of(each, f"{path}[{name!r}]")
+    elif isinstance(loaders, (list, tuple)):
+        for number, each in enumerate(loaders):
+            yield from _paths_of(each, f"{path}[{number}]")
 
 
 def fits(count: int, total: int) -> bool:
@@ -64,20 +78,22 @@ def learn_lists(batch: Any, count: int | None) -> str | None:
 
     It is read so from then on: few samples, or those of one rank, may all have one length.
     """
-    certain = {rows for how, rows in _counts(batch, True, "batch") if how == TENSOR}
-    if len(certain) > 1:  # of several loaders
-        return None
-    return _learn(batch, certain.pop() if certain else count, "batch", top=True)
+    return _learn(batch, count, "batch")
 
 
-def _learn(node: Any, count: int | None, path: str, top: bool) -> str | None:
+def _learn(node: Any, count: int | None, path: str) -> str | None:
+    if path in tops and not any(each.startswith(f"{path}[") for each in tops):  # what a loader gives
+        certain = {rows for how, rows in _counts(node, path) if how == TENSOR}
+        if len(certain) > 1:  # it is made of several loaders' batches by the author
+            return None
+        count = certain.pop() if certain else count if len(tops) == 1 else None
     if (fields := _fields(node)) is not None:
-        found = [_learn(each, count, f"{path}[{name!r}]", False) for name, each in fields.items()]
+        found = [_learn(each, count, f"{path}[{name!r}]") for name, each in fields.items()]
         return next(filter(None, found), None)
     if not isinstance(node, (list, tuple)):
         return None
-    inside = {rows for number, each in enumerate(node) for _, rows in _counts(each, False, f"{path}[{number}]")} - {1}
-    if not top and inside and len(node) == (count or len(node)) and (count or len(inside) > 1):
+    inside = {rows for number, each in enumerate(node) for _, rows in _counts(each, f"{path}[{number}]")} - {1}
+    if path not in tops and inside and len(node) == (count or len(node)) and (count or len(inside) > 1):
         key = _key(node, path)
         if len(inside) > 1:
             known[key] = True
@@ -88,7 +104,7 @@ def _learn(node: Any, count: int | None, path: str, top: bool) -> str | None:
         else:
             known[key] = True
         return None
-    found = [_learn(each, count, f"{path}[{number}]", False) for number, each in enumerate(node)]
+    found = [_learn(each, count, f"{path}[{number}]") for number, each in enumerate(node)]
     return next(filter(None, found), None)
 
 
@@ -109,7 +125,7 @@ def rows(batch: Any) -> int:
 
 def row_counts(batch: Any) -> list[int]:
     """How many samples a batch has, and then other numbers of rows in it, such as those of a second loader."""
-    counts = _counts(batch, True, "batch")
+    counts = _counts(batch, "batch")
     if not counts:
         raise UserError(
             f"the batch is a {type(batch).__name__} that holds nothing with a row for each sample; return a tensor, a "
@@ -216,9 +232,9 @@ class Cut:
     total: int
 
     def __call__(self, *batches: Any) -> Any:
-        return self._made_of(batches, "batch", top=True)
+        return self._made_of(batches, "batch")
 
-    def _made_of(self, nodes: Sequence[Any], path: str, top: bool = False) -> Any:
+    def _made_of(self, nodes: Sequence[Any], path: str) -> Any:
         """What is cut out of one node, or joined of several."""
         first = nodes[0]
         if isinstance(first, (Tensor, np.ndarray)):
@@ -227,7 +243,7 @@ class Cut:
             columns = {name: [(_fields(node) or {})[name] for node in nodes] for name in fields}
             return _rebuilt(first, {name: self._made_of(each, f"{path}[{name!r}]") for name, each in columns.items()})
         if isinstance(first, (list, tuple)):
-            if self._has_samples(first, path, top):
+            if self._has_samples(first, path):
                 joins = self.rows is None
                 return type(first)(chain.from_iterable(nodes)) if joins else first[self._rows_of(len(first), path)]
             items = enumerate(zip(*nodes, strict=True))
@@ -271,14 +287,15 @@ class Cut:
             return np.concatenate(nodes)
         return torch.cat([node.detach() for node in nodes]).requires_grad_(first.requires_grad)
 
-    def _has_samples(self, node: list | tuple, path: str, top: bool) -> bool:
+    def _has_samples(self, node: list | tuple, path: str) -> bool:
         """Whether each item is that of one sample. If not, the items are searched."""
-        found = [_counts(item, False, f"{path}[{number}]") for number, item in enumerate(node)]
+        found = [_counts(item, f"{path}[{number}]") for number, item in enumerate(node)]
         inside = {count for each in found for _, count in each}
-        if top and inside:
+        if path in tops and inside:
             return False
         counts = sorted(inside - {1})
-        of_samples = len(node) == self.total or (not inside and fits(len(node), self.total))
+        by_items = len(inside) != 1 or known.get(_key(node, path), False)
+        of_samples = len(node) == self.total or (by_items and fits(len(node), self.total))
         if not counts:
             if all(isinstance(item, Number) for item in node) and of_samples:
                 raise self._refusal(path, f"a list of {len(node)} numbers", "return a tensor")
@@ -304,7 +321,7 @@ class Cut:
         )
 
 
-def _counts(node: Any, top: bool, path: str) -> list[tuple[int, int]]:
+def _counts(node: Any, path: str) -> list[tuple[int, int]]:
     """For each column of a batch: how certain it is that it has a row for each sample, and its number of rows."""
     if isinstance(node, (Tensor, np.ndarray)):
         if not node.ndim:
@@ -312,13 +329,13 @@ def _counts(node: Any, top: bool, path: str) -> list[tuple[int, int]]:
         rows = len(node)
         return [(ONE_ROW if rows == 1 else TENSOR, rows)]
     if (fields := _fields(node)) is not None:
-        return [count for name, value in fields.items() for count in _counts(value, False, f"{path}[{name!r}]")]
+        return [count for name, value in fields.items() for count in _counts(value, f"{path}[{name!r}]")]
     if not isinstance(node, (list, tuple)) or not node:
         return []
     items = () if set(map(type, node)) == {str} else enumerate(node)
-    inside = [count for number, item in items for count in _counts(item, False, f"{path}[{number}]")]
+    inside = [count for number, item in items for count in _counts(item, f"{path}[{number}]")]
     counts = {count for _, count in inside} - {1}
-    if top and inside:
+    if path in tops and inside:
         return inside
     if not counts and not all(isinstance(item, Number) for item in node):
         return [(ITEMS_OF_ONE_ROW if inside else ITEMS, len(node)), *inside]

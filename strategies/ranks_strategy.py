@@ -76,6 +76,7 @@ class RanksStrategy(LaunchedStrategy):
         self.groups = Groups(timeout=self._timeout)
         self.division = Division()
         self.lockstep = Lockstep()
+        self.draws_of_loaders: dict[str, Any] = {}  # of a training under dp
 
     def take_part(self, survivor: Survivor, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.lockstep.survivor = survivor
@@ -163,7 +164,8 @@ class RanksStrategy(LaunchedStrategy):
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         overfits = getattr(trainer, "overfit_batches", 0) > 0
-        return super().process_dataloader(prepared(dataloader, self.world, trainer.training, self.is_dp, overfits))
+        how = trainer.training, self.is_dp, overfits, self.draws_of_loaders
+        return super().process_dataloader(prepared(dataloader, self.world, *how))
 
     # ---- start the ranks, and connect them ----
 

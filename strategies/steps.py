@@ -54,7 +54,7 @@ class Steps:
         compared: bool,
         to_device: Callable[..., Any],
     ) -> None:
-        begin_training(sizes_of(game.trainer.train_dataloader))
+        begin_training(game.trainer.train_dataloader, sizes_of(game.trainer.train_dataloader))
         for phase in game.phases:  # what is logged of it is a mean over ranks already
             warnings.filterwarnings("ignore", rf"It is recommended to use `self.log\('{re.escape(phase.name)}/")
         checked = bool(check) and training.world.size > 1

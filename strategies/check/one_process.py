@@ -19,7 +19,7 @@ from strategies.observers import called_by_the_game, module_of
 
 @contextmanager
 def as_one_process(trainer: Trainer, found: Callable[[str], object] = str) -> Iterator[None]:
-    """Inside the `with`, this rank is alone, but keeps its number: a log may be there on the first rank only.
+    """Inside the `with`, this rank is alone. For Lightning it keeps its number: a log may be on the first rank only.
 
     Our own collectives, and those of torch and DeepSpeed, go on as before; so does a group that the game has made.
     `found` hears where the game calls torch.distributed.
@@ -56,10 +56,6 @@ def _group_of_one() -> dist.ProcessGroup:
 def _asked_by_the_game(frame: FrameType | None, found: Callable[[str], object]) -> bool:
     if where := called_by_the_game():
         found(where)
-        while frame is not None and module_of(frame).startswith("torch.distributed"):
-            if frame.f_code.co_name == "get_rank":
-                return False
-            frame = frame.f_back
         return True
     while frame is not None and not module_of(frame).startswith("torch.distributed.nn"):  # in backward only the game's
         frame = frame.f_back

@@ -129,6 +129,26 @@ def taught(loader, policy, devices):
         return made_of(fit(Lambdas(), policy, devices, -1, LOADERS[loader](), **settings))
 
 
+class OfTwo(Plain):
+    """Two loaders that shuffle, one after the other, by one generator."""
+
+    def judge(self, batch):
+        few = self.discriminator(batch["few"]["x"]).square().mean()
+        return {**super().judge(batch["many"]), "few": few}
+
+    def fool(self, batch):
+        return super().fool(batch["few"])
+
+
+def test_several_loaders_give_the_batches_of_one_device():
+    found = []
+    for policy, devices in (("dp", 2), ("single", 1)):
+        torch.manual_seed(5)
+        data = {name: DataLoader(ROWS, size, shuffle=True) for name, size in (("many", 16), ("few", 8))}
+        found.append(made_of(fit(OfTwo(), policy, devices, 3, data, use_distributed_sampler=True)))
+    assert distance(*found) < EXACT
+
+
 # "by workers" shuffles too, and a second fit, below, has a GlobalLoader.
 @pytest.mark.parametrize("loader", often(LOADERS, ["by workers", "a stream", "whole batches"]))
 def test_every_loader_gives_the_batches_of_one_device(loader):

@@ -21,7 +21,16 @@ from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from strategies import PhaseStrategy, random_state, turn
 from strategies.checkpoint.writing import save
-from strategies.micro_batches import deal_batch, join_batches, known, learn_lists, row_counts, rows, split_batch
+from strategies.micro_batches import (
+    begin_training,
+    deal_batch,
+    join_batches,
+    known,
+    learn_lists,
+    row_counts,
+    rows,
+    split_batch,
+)
 from strategies.turn import Training
 from strategies.world import World
 from tests.support.hard_games import One
@@ -207,9 +216,9 @@ def test_a_tuple_of_tensors_of_one_row_has_one_sample(columns):
 
 @pytest.fixture
 def lists():
-    known.clear()
+    begin_training(None, [])
     yield known
-    known.clear()
+    begin_training(None, [])
 
 
 def test_a_list_once_read_by_items_is_read_so_in_parts_and_columns_stay_columns(lists):
@@ -231,6 +240,24 @@ def test_whether_a_list_has_an_item_for_each_sample_other_lengths_show(lists):
     assert rows({"clips": clips(3, 3, 3, 3)}) == 3
     assert learn_lists({"clips": clips(2, 4, 3, 4)}, None) is learn_lists({"clips": clips(3, 3, 3, 3)}, 4) is None
     assert rows({"clips": clips(3, 3, 3, 3)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("loaders", "sizes", "batch", "half"),
+    [
+        ({"a": 0, "b": 0}, {4, 2}, {"a": [x(4), x(4)], "b": x(2)}, {"a": [x(4)[::2], x(4)[::2]], "b": x(1)}),
+        ({"a": 0, "b": 0}, {4, 2}, {"a": x(4), "b": {"of": ["p", "q"]}}, {"a": x(4)[::2], "b": {"of": ["p"]}}),
+        ({"a": 0, "b": 0}, {4, 2}, {"a": x(4), "b": {"y": clips(3, 5)}}, {"a": x(4)[::2], "b": {"y": clips(3)}}),
+        ({"a": [0, 0], "b": 0}, {2, 4}, {"a": [x(2), x(4)], "b": x(2)}, {"a": [x(1), x(4)[::2]], "b": x(1)}),
+        ([0, [0, 0]], {2, 6}, [x(2), [x(6), x(2)]], [x(1), [x(6)[::2], x(1)]]),
+    ],
+)
+def test_batches_of_several_loaders_are_cut_in_the_ratio_of_their_sizes(loaders, sizes, batch, half, lists):
+    begin_training(loaders, sizes)
+    assert learn_lists(batch, None) is None
+    total = row_counts(batch)[0]
+    assert repr(split_batch(batch, total, 2, "play")[0]) == repr(half)
+    assert repr(join_batches([deal_batch(batch, rank, 2) for rank in range(2)])) == repr(batch)
 
 
 # ---- random state ----
