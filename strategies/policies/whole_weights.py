@@ -1,7 +1,9 @@
 """The weights of a player between phases: whole on all ranks, or averaged."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from operator import gt
 from typing import Any
 
 from torch import nn
@@ -61,7 +63,9 @@ class WholeWeights:
             memory = [each.untyped_storage() for each in wholes if each is not None]
             before = list(map(private.uses, memory))
             yield
-            if any(now > then for now, then in zip(map(private.uses, memory), before, strict=True)):
+            if any(map(gt, map(private.uses, memory), before)):
+                gc.collect()  # what is dead may refer to itself
+            if any(map(gt, map(private.uses, memory), before)):
                 raise UserError(
                     f"player '{self.player.name}': {to} keeps the memory of a weight that was gathered, which is freed "
                     f"again; read the weight itself each time, or type .clone() if its values of now are meant"
