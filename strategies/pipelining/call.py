@@ -29,6 +29,7 @@ from strategies.pipelining.program import (
     in_bytes,
     refuse_checkpoint,
 )
+from strategies.processes.lost_ranks import of_a_collective
 from strategies.world import of_all
 
 
@@ -212,15 +213,15 @@ class Discovery:
 
     def tried(self, chunk: int) -> tuple[list[Any], Program, Buffers]:
         """What the forward of a chunk returns, its program, and what it has written."""
-        program = self.pipe.start(self.pipe.mine(), self)
+        program, inputs = self.pipe.start(self.pipe.mine(), self), self.request.inputs()
         buffers = Buffers(self.pipe, dict(self.pipe.network.named_buffers()))
         try:
             with buffers.chunk(), OwnCollectives(self._refuse_collective):
-                leaves, self.made.form, _ = self.request.run(program, self.request.inputs(), chunk)
+                leaves, self.made.form, _ = self.request.run(program, inputs, chunk)
             self._meet(f"returns after {self.request.draws} random draws")
-        except UserError as error:
-            if not self.refused:
-                self._meet("", refusal=str(error))
+        except Exception as error:
+            if not self.refused and not of_a_collective(error):  # else another rank may be gone
+                self._meet("", failure=error)
             raise
         set_attributes(buffers.attributes)
         return leaves, program, buffers
@@ -247,16 +248,23 @@ class Discovery:
         for number in plan.outputs:
             plan.reached[number] = _all_from(("output", number), lambda place: steps.get(place, ()))
 
-    def _meet(self, where: str, own: Any = None, refusal: str = "") -> list[Any]:
-        """What each rank has here. All ranks raise the same if one refuses, or if they are not at one place."""
-        everyone = of_all((where, own, refusal), self.pipe.group)
+    def _meet(self, where: str, own: Any = None, failure: Exception | None = None) -> list[Any]:
+        """What each rank has here. All ranks raise the same if one fails, or if they are not at one place.
+
+        An error of the author's code comes first: a stand-in fails where that does, and gives another reason.
+        """
+        told = None if failure is None else (isinstance(failure, UserError), str(failure))
+        everyone = of_all((where, own, told), self.pipe.group)
         places = list(dict.fromkeys(where for where, _, _ in everyone))
-        refusal = next((each for _, _, each in everyone if each), "")
-        if len(places) > 1 and not refusal:
-            refusal = str(another_way(self.pipe.player, f"{places[0]} on one rank where it {places[1]} on another"))
-        if refusal:
+        failures = sorted((each for _, _, each in everyone if each is not None), key=lambda each: each[0])
+        if len(places) > 1 and not failures:
+            way = another_way(self.pipe.player, f"{places[0]} on one rank where it {places[1]} on another")
+            failures = [(True, str(way))]
+        if failures:
             self.refused = True
-            raise UserError(refusal)
+            refused, why = failures[0]
+            if told != failures[0]:
+                raise (UserError if refused else RuntimeError)(why)
         return [own for _, own, _ in everyone]
 
     # ---- as carrier ----

@@ -16,7 +16,7 @@ from gan.files.errors import UserError
 from gan.files.tensors import as_bytes
 from gan.noise import Place
 from nets.norm import rows_together
-from strategies import private
+from strategies import private, random_state
 from strategies.advice import instead
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.program import CARRIED, Carrier, ForwardPlan, Program, in_bytes
@@ -164,6 +164,7 @@ class ForwardRequest:
         self.pipe, self.forward, self.place = pipe, forward, noise.here()
         self.leaves, self.form = pytree.tree_flatten((args, kwargs))
         self.draws = 0  # of noise, in the last run
+        self.dice = random_state.dice()  # each run draws what one device does in the call
         if not pipe.stage_of.keys() >= set(map(id, pipe.network.parameters())):
             raise self._refusal("is called with other weights than its own (torch.func.functional_call)")
         self.plan: ForwardPlan  # found out next
@@ -304,6 +305,7 @@ class ForwardRequest:
         if place is not None:
             own = {each.name: getattr(place, each.name) for each in fields(Place)}
             place = ChunkPlace(**own, firsts=self.firsts, per_rank=self.rows, start=start, stop=stop)
+        random_state.set_dice(self.dice)
         runs = mock.patch.object(self.pipe, "program", program)
         with runs, torch.set_grad_enabled(self.graph), noise.at(place), program.run():
             found = self.forward(*args, **kwargs)

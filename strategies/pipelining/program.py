@@ -24,6 +24,8 @@ CARRIED = (Tensor, int, float, str, bool, type(None), torch.dtype, torch.device)
 WITH_A_VALUE = frozenset(("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"))
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "matmul")
 WHERE = tuple(vars(torch._C.TensorBase)[name].__get__ for name in ("device", "is_cpu", "is_cuda", "is_meta"))
+WHERE += (Tensor.get_device,)
+MOVES = (Tensor.to, Tensor.cpu, Tensor.cuda)
 IN_PLACE = frozenset(("__setitem__", *(f"__i{each}__" for each in ARITHMETIC)))
 
 
@@ -218,6 +220,13 @@ class Program(TorchFunctionMode):
         name = getattr(function, "__name__", str(function))
         if function in WHERE or (function is Tensor.type and len(leaves) == 1):  # a stand-in would tell of itself
             return function(torch.empty(0, dtype=leaves[0].dtype, device=self.device))
+        if function in MOVES and not any(isinstance(leaf, Tensor | torch.memory_format) for leaf in leaves[1:]):
+            here = torch.empty(0, dtype=leaves[0].dtype, device=self.device)
+            there = function(here, *args[1:], **kwargs)
+            if there is here:
+                return leaves[0]
+            if there.device == here.device and there.dtype != here.dtype:  # a stand-in cannot be moved
+                function, (leaves, form) = Tensor.to, pytree.tree_flatten(((leaves[0], there.dtype), {}))
         if name in WITH_A_VALUE:
             raise UserError(
                 f"player '{self.player}': its forward reads a value ({name}) between its blocks, which only one rank "

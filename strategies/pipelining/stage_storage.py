@@ -42,7 +42,7 @@ class StageStorage(OneOwner):
             return
         if not self.whole:
             _give_memory(self.of_others)
-        self._send([*self.own.values(), *self.of_others])
+        self._send([*self.own.values(), *self.of_others], stepped=False)  # a graph may be kept for the next phase
         self.whole = True
 
     def reshard(self) -> None:

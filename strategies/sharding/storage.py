@@ -203,11 +203,15 @@ class OneOwner(Storage):
         self.stale = True
 
     @torch.no_grad()
-    def _send(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Broadcast these from their owners, in buckets of one dtype, which also tells autograd on every rank."""
+    def _send(self, parameters: Iterable[nn.Parameter], stepped: bool = True) -> None:
+        """Broadcast these from their owners, in buckets of one dtype, which also tells autograd on every rank.
+
+        Without `stepped` it does not tell the owner's, whose weights stay as they are.
+        """
         chosen = set(parameters)
         for rank, part in enumerate(self.parts):
-            sent = [each.detach() for each in part.values() if each in chosen]
+            same = part is self.own and not stepped
+            sent = [each.data if same else each.detach() for each in part.values() if each in chosen]
             # torch refuses to copy a weight onto itself if its rows of one element lie in other steps.
             sent = [each.view(-1) if each.is_contiguous() else each for each in sent]
             if sent:

@@ -1,5 +1,6 @@
 """Players in stages: they train as one device does, whatever happens between two stages."""
 
+import random
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,6 +8,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -70,6 +72,21 @@ class SharesWithFrozen(Plain):
     def configure_phases(self):
         yield Phase("fool", self.fool, "generator")
         yield Phase("judge", self.judge, "discriminator")
+
+
+class LooksBetween(Plain):
+    """Two phases share a fake, and between them all weights are gathered to be read."""
+
+    def fake(self, real):
+        return self.shared("fake", super().fake, real)
+
+    def configure_phases(self):
+        judge, fool = super().configure_phases()
+        return judge, replace(fool, when=self.ask)
+
+    def ask(self):
+        with self.trainer.strategy.gathered():
+            return bool(self.generator(self.generator[0].weight[:2]).isfinite().all())
 
 
 class Ending(nn.Module):
@@ -242,6 +259,49 @@ class Noisy(Chained):
 
     def forward(self, z, codes):
         return super().forward(z, codes) + noise.rand((len(z), 6), like=z)
+
+
+class Mixing(Chained):
+    """Draws for all samples together between two stages, as StyleGAN2 mixes styles from a drawn place on."""
+
+    def __init__(self):
+        super().__init__()
+        random.seed(0)
+        np.random.seed(0)
+
+    def between(self, x):
+        place = random.randint(1, 7)
+        return torch.cat([x[:, place:], x[:, :place]], 1) * np.random.rand()
+
+
+class Moves(Chained):
+    """Moves weights and samples to the device where they are, as code of many published networks does."""
+
+    def __init__(self):
+        super().__init__()
+        self.place = nn.Parameter(torch.randn(1, 8))
+
+    def between(self, x):
+        x = x.to(self.place.device) + self.place.to(x.device) * self.place.cpu()
+        return x.to("cpu", torch.float64).float().to(x.device, x.dtype)
+
+
+class InGroups(Chained):
+    """As StyleGAN2's discriminator: deviations over groups, which a few samples do not fill."""
+
+    def between(self, x):
+        return x + x.view(8, -1, 8).std(0).repeat(8, 1)
+
+
+class Grouped(Painting):
+    """Each rank gives the network the samples of all."""
+
+    def __init__(self):
+        super().__init__(InGroups)
+
+    def fake(self, real):
+        everyone, own = ranks.gather(noise.randn((len(real), 4), like=real), own=True)
+        return self.generator(everyone, everyone)[own]
 
 
 class Codebook(nn.Module):
@@ -700,6 +760,10 @@ PIPELINES = {
         SharesWithFrozen, policies={"zero3": 2, "pipeline": 2, "discriminator=pipeline,*=ddp": 2},
         often=("discriminator=pipeline,*=ddp",),
     ),
+    "shared_and_read_between": Scene(
+        LooksBetween, policies={"zero3": 2, "generator=pipeline,*=ddp": 2}, often=("generator=pipeline,*=ddp",),
+        checked=("generator=pipeline,*=ddp",),
+    ),
     "heads_in_turn": Scene(
         HeadsInTurn, policies={**POLICIES, "pipeline": 2, f"generator=pipeline{FORTH_AND_BACK},*=ddp": 2},
         often=("pipeline",),
@@ -754,6 +818,9 @@ PIPELINES = {
         ),
     ),
     "stages with a batch norm of one pixel": one(made_of(Plain, generator=one_pixel)),
+    "dice_between_stages": one(partial(Painting, Mixing), "+chunks:4"),
+    "moves_between_stages": one(partial(Painting, Moves)),
+    "groups_to_fill": one(Grouped, "+chunks:2"),
     "draws between stages": one(partial(Painting, Noisy), "+chunks:2", checked=False),
     "a mean between stages": one(
         CENTRING, "+chunks:1", checked=False,
