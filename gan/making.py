@@ -71,6 +71,7 @@ class Making:
         for player, network in (*((each.name, each.module) for each in players), ("", game)):
             for name, module in _children_first(network, "", seen):
                 if own := _own(module):
+                    _forget_graphs(module)
                     self.makers[module] = _Maker(player, name, module, own)
         first = reversed(self.makers.values())  # the last one that is put here counts
         self.maker_of = {id(tensor): maker for maker in first for tensor in maker.tensors.values()}
@@ -194,6 +195,13 @@ def _own(module: nn.Module) -> dict[str, Tensor]:
     """The tensors on the meta device that a module has itself, by their attributes."""
     own = {**module._parameters, **module._buffers}
     return {key: each for key, each in own.items() if each is not None and each.is_meta}
+
+
+def _forget_graphs(module: nn.Module) -> None:
+    """What torch's older norms make of weights, and make anew in each forward, may not hold these."""
+    for key, each in vars(module).items():
+        if isinstance(each, Tensor) and each.is_meta:
+            vars(module)[key] = each.detach()
 
 
 def _there(module: nn.Module, attribute: str) -> Any:

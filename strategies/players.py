@@ -285,7 +285,6 @@ def set_up_players(strategy: RanksStrategy, game: GanModule, players: Players, a
     averages = averages or last_averages(game)
     move(game, strategy.root_device, strategy.precision_plugin, everywhere=several)
     game.assemble()
-    attributes = Attributes(game, strategy.root_device) if training else None
 
     # What all ranks must agree on.
     strategy.groups.phases, world = game.phases, strategy.world
@@ -295,6 +294,7 @@ def set_up_players(strategy: RanksStrategy, game: GanModule, players: Players, a
     # The players.
     resumed = strategy.resumes_from is not None
     first = FirstWeights(game, world, seed, resumed and game.strict_loading)
+    attributes = Attributes(game, strategy.root_device) if training else None
     players.servers = strategy.division.servers(game, strategy.choice, strategy.ending.wish)
     players.assign(strategy, game, strategy.choice)
     state = State(first, players.policies, attributes)

@@ -1,5 +1,6 @@
 """Player(weights=PATH): each rank reads what it keeps, and a frozen player's weights stay in their file."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning import Callback
+from torch import nn
+from torch.nn.utils import spectral_norm, weight_norm
 
 from gan.app.run.reopen import open_run
 from gan.files.checkpoint import load
@@ -21,6 +24,7 @@ from gan.pretrained import WeightFiles
 from strategies import PhaseStrategy
 from strategies.first_weights import FirstWeights
 from tests.support import duel, opening
+from tests.support.hard_games import Plain
 from tests.support.meta_games import OnMeta, weights_of, write_file, write_index
 from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, often, on, trainer, words_of
 from tests.support.saved import read_checkpoint
@@ -87,6 +91,28 @@ def test_every_policy_trains_from_the_files_as_one_device_does(policy, world, de
     """Also where the constructor makes the networks."""
     game, check = partial(Filed, device=device, **paths), (policy, device) == ("zero3", "meta")
     equals(on(ranks, world)(fit, game, policy, world, check=check), alone)
+
+
+class Normed(Plain):
+    """Its generator has torch's older norms, as published vocoders have: they make weights of other weights."""
+
+    def __init__(self, device: str, file: str | None = None) -> None:
+        super().__init__()
+        self.file = file
+        with torch.device(device), warnings.catch_warnings(action="ignore"):
+            first, last = weight_norm(nn.Linear(4, 8)), spectral_norm(nn.Linear(8, 6))
+        self.generator = nn.Sequential(first, nn.Tanh(), last)
+
+    def configure_players(self):
+        generator, judge = super().configure_players()
+        return replace(generator, weights=self.file), judge
+
+
+@pytest.mark.parametrize(("policy", "world"), [("single", 1), ("zero3", 2), ("generator=pipeline,*=ddp", 2)])
+def test_weights_that_older_norms_make_of_others_need_none(policy, world, ranks, tmp_path):
+    file = str(write_file(tmp_path / "normed.safetensors", weights_of(Normed("cpu").generator)))
+    wanted = fit(partial(Normed, "cpu", file), "single", 1)
+    equals(on(ranks, world)(fit, partial(Normed, "meta", file), policy, world), wanted)
 
 
 def one_reads(policy: str, paths: dict[str, str]) -> dict[str, Any]:
