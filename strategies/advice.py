@@ -1,5 +1,6 @@
 """What to type where a player cannot have its policy. Errors deep in a policy know the player alone."""
 
+import re
 from collections.abc import Mapping
 
 _typed: dict[str, str] = {}  # of the training of this process: players, or `*`, and what was typed for them
@@ -24,4 +25,13 @@ def instead(player: str, policy: str = "", without: str = "") -> str:
     mix = {name: policy or kept + at + where} | {each: text for each, text in typed.items() if each != name}
     if _leaders and not set(_leaders.values()) - mix.keys():
         mix.pop("*", None)  # no player is left for it
-    return "--strategy " + (",".join(map("=".join, mix.items())) if len(mix) > 1 else mix[name])
+    return _strategy(mix)
+
+
+def instead_of(kind: str, other: str) -> str:
+    """`--strategy ...` that gives all players with such policies others, as zero1 for deepspeed1, without options."""
+    return _strategy({each: re.sub(rf"^{kind}(\d)[^@]*", rf"{other}\1", text) for each, text in _typed.items()})
+
+
+def _strategy(mix: Mapping[str, str]) -> str:
+    return "--strategy " + (",".join(map("=".join, mix.items())) if len(mix) > 1 else next(iter(mix.values())))

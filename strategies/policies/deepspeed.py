@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from gan.files.errors import UserError
-from strategies.advice import instead
+from strategies.advice import instead, instead_of
 from strategies.amounts import Held, size
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.policies.deepspeed_config import settings
@@ -47,7 +47,7 @@ class DeepSpeed2(Policy):
             kinds = ", ".join(str(kind).removeprefix("torch.") for kind in odd)
             raise UserError(
                 f"player '{player.name}': strategy '{self.name}' computes in float32 and its weights are {kinds}; "
-                f"type --precision 32-true, or {instead(player.name, f'zero{self.stage}')}"
+                f"type --precision 32-true, or {instead_of('deepspeed', 'zero')}"
             )
         if world.size == 1 and "offload" in self.options:
             raise UserError(

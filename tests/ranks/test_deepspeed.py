@@ -210,11 +210,17 @@ def test_what_a_configuration_may_not_say_is_refused_at_once(ranks, tmp_path):
 
 @installed
 def test_double_precision_is_refused(ranks):
-    for message in ranks(2).run(refused, Plain, single, "generator=deepspeed2,*=ddp", 2, 1):
-        assert message == (
-            "player 'generator': strategy 'deepspeed2' computes in float32 and its weights are float64; "
-            "type --precision 32-true, or --strategy generator=zero2,*=ddp"
-        )
+    """What to type is right for all players at once."""
+    for typed, other in (
+        ("generator=deepspeed2,*=ddp", "generator=zero2,*=ddp"),
+        ("generator=deepspeed2+offload,*=deepspeed1", "generator=zero2,*=zero1"),
+        ("deepspeed2", "zero2"),
+    ):
+        for message in ranks(2).run(refused, Plain, single, typed, 2, 1):
+            assert message == (
+                "player 'generator': strategy 'deepspeed2' computes in float32 and its weights are float64; "
+                f"type --precision 32-true, or --strategy {other}"
+            )
 
 
 @installed
