@@ -33,7 +33,8 @@ def as_one_process(trainer: Trainer, found: Callable[[str], object] = str) -> It
     strategy: Any = trainer.strategy
 
     def default_group(group: Any) -> Any:
-        return alone if _asked_by_the_game(sys._getframe(1), found) else usual.fget(group)
+        frame = sys._getframe(1)
+        return alone if _asked_by_the_game(frame, found) and not _of_another(frame, alone) else usual.fget(group)
 
     with (
         ranks.alone(in_all_threads=True),
@@ -60,3 +61,12 @@ def _asked_by_the_game(frame: FrameType | None, found: Callable[[str], object]) 
     while frame is not None and not module_of(frame).startswith("torch.distributed.nn"):  # in backward only the game's
         frame = frame.f_back
     return frame is not None
+
+
+def _of_another(frame: FrameType | None, alone: dist.ProcessGroup) -> bool:
+    """Whether torch.distributed was given a group of the game's own."""
+    while frame is not None and module_of(frame).startswith("torch.distributed"):
+        if isinstance(given := frame.f_locals.get("group"), dist.ProcessGroup) and given is not alone:
+            return True
+        frame = frame.f_back
+    return False
