@@ -100,7 +100,7 @@ class Normed(Plain):
         super().__init__()
         self.file = file
         with torch.device(device), warnings.catch_warnings(action="ignore"):
-            first, last = weight_norm(nn.Linear(4, 8)), spectral_norm(nn.Linear(8, 6))
+            first, last = weight_norm(nn.Linear(4, 8).double()), spectral_norm(nn.Linear(8, 6).double())
         self.generator = nn.Sequential(first, nn.Tanh(), last)
 
     def configure_players(self):
@@ -112,7 +112,9 @@ class Normed(Plain):
 def test_weights_that_older_norms_make_of_others_need_none(policy, world, ranks, tmp_path):
     file = str(write_file(tmp_path / "normed.safetensors", weights_of(Normed("cpu").generator)))
     wanted = fit(partial(Normed, "cpu", file), "single", 1)
-    equals(on(ranks, world)(fit, partial(Normed, "meta", file), policy, world), wanted)
+    game, run, half = partial(Normed, "meta", file), on(ranks, world), str(tmp_path / "half.ckpt")
+    equals(run(fit, game, policy, world, save=half, at=HALF), wanted)
+    equals(run(fit, game, policy, world, resume=half), wanted)
 
 
 def one_reads(policy: str, paths: dict[str, str]) -> dict[str, Any]:
