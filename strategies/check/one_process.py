@@ -2,8 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -28,7 +27,10 @@ def as_one_process(trainer: Trainer, found: Callable[[str], object] = str) -> It
         with ranks.alone(in_all_threads=True):
             yield
         return
-    kind, alone = type(GroupMember), _group_of_one()
+    # Its collectives return what they are given, on every kind of device.
+    alone = dist.new_group([dist.get_rank()], backend="fake", use_local_synchronization=True)
+    assert isinstance(alone, dist.ProcessGroup)
+    kind = type(GroupMember)
     usual: Any = kind.WORLD
     strategy: Any = trainer.strategy
 
@@ -37,21 +39,15 @@ def as_one_process(trainer: Trainer, found: Callable[[str], object] = str) -> It
         return alone if _asked_by_the_game(frame, found) and not _of_another(frame, alone) else usual.fget(group)
 
     with (
+        ExitStack() as stack,
         ranks.alone(in_all_threads=True),
         mock.patch.object(kind, "WORLD", property(default_group, usual.fset)),
         mock.patch.object(type(trainer), "world_size", 1),
         mock.patch.object(strategy, "all_gather", lambda tensor, *_, **__: tensor),
         mock.patch.object(strategy, "reduce", lambda tensor, *_, **__: tensor),
     ):
+        stack.callback(dist.destroy_process_group, alone)
         yield
-
-
-@cache
-def _group_of_one() -> dist.ProcessGroup:
-    """Its collectives return what they are given, on every kind of device."""
-    group = dist.new_group([dist.get_rank()], backend="fake", use_local_synchronization=True)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
 
 
 def _asked_by_the_game(frame: FrameType | None, found: Callable[[str], object]) -> bool:
