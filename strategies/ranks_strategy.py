@@ -203,6 +203,7 @@ class RanksStrategy(LaunchedStrategy):
     def setup_distributed(self) -> None:
         """A single process needs no process group. Several are tied before they are connected, to end together."""
         before = random_state.capture()
+        self.draws_of_loaders.clear()
         self.set_world_ranks()
         if self.num_processes * self.num_nodes > 1:
             rank, size = self.global_rank, self.world_size

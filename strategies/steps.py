@@ -153,9 +153,8 @@ class Steps:
             check_rows(batch, game.trainer.train_dataloader, game.trainer.is_last_batch)
         tried = self.trials.before(game.phases, step)
         compared = tried and self.training.world.size > 1
-        with noise.at(
-            noise.Place((self.training.seed, step, "freeze"), 0, 1, 1)
-        ):  # what freeze= draws is for all ranks
+        for_all = noise.Place((self.training.seed, step, "freeze"), 0, 1, 1)
+        with noise.at(for_all):  # what freeze= draws
             for policy in self.policies.values():
                 policy.begin_step(step, compared)
         self.lockstep.same_on_ranks.begin(batch)

@@ -329,7 +329,6 @@ class PhaseStrategy(RanksStrategy):
     def teardown(self) -> None:
         """Take the policies away, with hooks, process groups and shards. What training has changed stays."""
         self.until_teardown.close()
-        self.draws_of_loaders.clear()
         if not (self.began or self.is_starter) and (trainer := private.fitting(self.game)):
             # Nothing was left to train, and so Lightning has called no hook of a training.
             if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
