@@ -259,7 +259,7 @@ class OneByOne(One):
 
 class OwnDice(One):
     def play(self, batch):
-        x, dice = batch["x"], torch.Generator().manual_seed(dist.get_rank())
+        x, dice = batch["x"], torch.Generator().manual_seed(self.global_rank)
         return self.net(x * torch.rand(x.shape, generator=dice, dtype=x.dtype)).square().mean()
 
 
