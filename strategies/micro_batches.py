@@ -9,11 +9,10 @@ A batch may be any nesting of dicts, UserDicts, lists, tuples, NamedTuples and d
                                     of different lengths: by its items
 
 The batch itself, or that of one of several loaders, if it is a list or tuple of tensors, is always that of
-default_collate. A list of tensors of one
-length is cut by its items if its number of items, and not their length, fits the rest of the batch, or the loader's
-number of samples; or if `learn_lists` has seen it so. Several loaders may have made the batch together, with batches of
-different sizes: what has their ratio is cut in this ratio. Shared by all parts are numbers, a single string, scalar
-tensors and tensors of one row. Whatever else does not fit is refused.
+default_collate. A list of tensors of one length is cut by its items if its number of items, and not their length, fits
+the rest of the batch, or the loader's number of samples; or if `learn_lists` has seen it so. Several loaders may have
+made the batch together, with batches of different sizes: what has their ratio is cut in this ratio. Shared by all parts
+are numbers, a single string, scalar tensors and tensors of one row. Whatever else does not fit is refused.
 
 [Note: every k-th row]
 Micro-batch k of M has the rows k, k + M, k + 2 M and so on of the rank's batch. A rank has neighbouring rows of the
