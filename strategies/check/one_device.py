@@ -102,7 +102,7 @@ def check_step(game: GanModule, training: Training, batch: Any, play: Play, firs
         return
     everyone = training.world.gather(own)
     if one_each(game, everyone):
-        _not_checked("one of its loaders gives each rank one sample, and two are needed for that")
+        _not_checked("one of its loaders gives each rank one sample, and a check needs two")
         return
     kept = Snapshot(game, training.policies)
     if kept.untried:
