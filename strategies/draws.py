@@ -57,7 +57,7 @@ from gan.noise import Drawn, Place, Site
 from gan.phase import Phase
 from gan.ranks import World
 from strategies import private
-from strategies.micro_batches import fits
+from strategies.micro_batches import Batches
 
 IN_PLACE = (
     *("normal_", "uniform_", "random_", "random_.from", "random_.to", "bernoulli_.float"),
@@ -392,7 +392,7 @@ class Draws:
                     wrong.append(f"phase '{phase}': {list(draw.shape)} ({draw.name})")
         return wrong
 
-    def wrong_in_parts(self, phase: Phase) -> list[str]:
+    def wrong_in_parts(self, phase: Phase, batches: Batches) -> list[str]:
         """Draws of which a micro-batch has no rows of its own: of packs, which it parts, rows side by side, in loops.
 
         One device cannot tell these from copies of the batch, for it compares with none.
@@ -400,7 +400,7 @@ class Draws:
         drawn = self.known.get(phase.name, {}).values() if phase.micro_batches > 1 else ()
         rows = [each for each in drawn if each.name != "randperm"]
         counts = [(each, each.rows if each.dim is None else each.shape[each.dim]) for each in rows]
-        apart = [each for each, n in counts if each.beside or (n < each.rows and not fits(n, each.rows))]
+        apart = [each for each, n in counts if each.beside or (n < each.rows and not batches.fits(n, each.rows))]
         looped = self.looped.get(phase.name, []) if phase.micro_batches > 1 else []
         return [*(f"{list(draw.shape)} ({draw.name})" for draw in apart), *looped]
 

@@ -109,7 +109,7 @@ class GameFirst(Callback):
         self._call(pl_module, "on_train_batch_end", *args)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        cast(Any, trainer.strategy).steps.end_epoch()
+        cast(Any, trainer.strategy).steps.logged.end_epoch()
         self._call(pl_module, "on_train_epoch_end")
 
     def _call(self, game: LightningModule, name: str, *args: Any) -> None:

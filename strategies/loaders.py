@@ -24,7 +24,7 @@ from gan.making import drawing_from
 from gan.noise import seed_for
 from strategies import private, random_state
 from strategies.accelerator import pins
-from strategies.micro_batches import columns, deal_batch, learn_lists, rows
+from strategies.micro_batches import Batches, columns
 from strategies.world import World
 
 FEW = 4  # samples
@@ -51,8 +51,8 @@ class DealtLoader:
     after the other, comes from generators of their own, which begin on all ranks where the first one's are.
     """
 
-    def __init__(self, loader: Any, rank: int, ranks: int, draws: dict[str, Any]) -> None:
-        self.loader, self.rank, self.ranks, self.draws = loader, rank, ranks, draws
+    def __init__(self, loader: Any, rank: int, ranks: int, batches: Batches) -> None:
+        self.loader, self.rank, self.ranks, self.batches = loader, rank, ranks, batches
         if hasattr(loader, "state_dict"):  # since Python 3.12 Lightning does not find it by __getattr__
             self.state_dict, self.load_state_dict = loader.state_dict, loader.load_state_dict
 
@@ -80,32 +80,29 @@ class DealtLoader:
                     batch = next(batches)
                 except StopIteration:
                     return
-            learn_lists(batch, getattr(self.loader, "batch_size", None))
-            yield deal_batch(batch, self.rank, self.ranks)
+            self.batches.learn_lists(batch, getattr(self.loader, "batch_size", None))
+            yield self.batches.deal(batch, self.rank, self.ranks)
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
         own = random_state.capture()
-        random_state.restore(self.draws)
+        random_state.restore(self.batches.draws)
         try:
             yield
         finally:
-            self.draws.update(random_state.capture())
+            self.batches.draws = random_state.capture()
             random_state.restore(own)
 
 
-def prepared(loader: Any, world: World, training: bool, is_dp: bool, overfits: bool, draws: dict[str, Any]) -> Any:
-    """The loader as ranks read it, made again if need be. `overfits`: the first batches come in each epoch.
-
-    `draws` has the states of the generators of all loaders of a training under dp.
-    """
+def prepared(loader: Any, world: World, training: bool, is_dp: bool, overfits: bool, batches: Batches) -> Any:
+    """The loader as ranks read it, made again if need be. `overfits`: the first batches come in each epoch."""
     if type(loader) in (GlobalLoader, GlobalStream) and (overfits or loader.ranks != world.size):
         loader = loader.again()
     if is_dp and training and world.size > 1:
-        draws.update(draws or world.broadcast(random_state.capture()))
+        batches.draws = batches.draws or world.broadcast(random_state.capture())
         made_for = getattr(loader, "ranks", None) or getattr(getattr(loader, "sampler", None), "num_replicas", 1)
         if made_for != world.size:  # it was not made for this rank, as by GlobalLoader in `train_dataloader()`
-            loader = DealtLoader(loader, world.rank, world.size, draws)
+            loader = DealtLoader(loader, world.rank, world.size, batches)
     check_loader(loader, world.size, training)
     sampler = getattr(loader, "sampler", None)
     if training and isinstance(sampler, GlobalBatches) and not sampler.training and sampler.length % world.size:
@@ -189,29 +186,6 @@ def _check_collated(loader: GlobalLoader) -> None:
                 "their maximum. It gets a rank's own samples, so a row differs from one device, or what a loss draws "
                 "for it, and no trial sees it: return samples in their order (pack_padded_sequence(..., "
                 "enforce_sorted=False) needs no other), and do the rest in on_after_batch_transfer or in the loss"
-            )
-
-
-def sizes_of(loaders: Any) -> set[int | None]:
-    """How many samples the loaders say that their batches have; None if one does not say it."""
-    return {getattr(each, "batch_size", None) for each in tree_leaves(loaders)}
-
-
-def samples_of(loaders: Any) -> int | None:
-    """The same if it is one number."""
-    sizes = sizes_of(loaders)
-    return sizes.pop() if len(sizes) == 1 else None
-
-
-def check_rows(batch: Any, loaders: Any, last: bool) -> None:
-    """Warn where the first dimension of a training's first batch is not the sample. `last`: it may be a smaller one."""
-    sizes = [getattr(each, "batch_size", None) for each in tree_leaves(loaders)]
-    with suppress(UserError):
-        if not last and len(sizes) == 1 and sizes[0] and rows(batch) % sizes[0]:
-            rank_zero_warn(
-                f"the first batch has {rows(batch)} rows, and the loader's batches have {sizes[0]} samples. The first "
-                f"dimension must be the sample, or ranks and micro-batches get parts of samples, and no trial sees it: "
-                f"put samples first (batch_first=True, x.transpose(0, 1)), and a list of samples into a dict"
             )
 
 

@@ -24,6 +24,7 @@ from strategies.checkpoint.writing import refuse_other
 from strategies.choice import Choice, choices
 from strategies.loaders import prepared
 from strategies.lockstep import Lockstep
+from strategies.micro_batches import Batches
 from strategies.placing.division import Division, placement_of, refuse_a_group
 from strategies.policies import POLICIES
 from strategies.private import Launcher
@@ -76,7 +77,7 @@ class RanksStrategy(LaunchedStrategy):
         self.groups = Groups(timeout=self._timeout)
         self.division = Division()
         self.lockstep = Lockstep()
-        self.draws_of_loaders: dict[str, Any] = {}  # of a training under dp
+        self.batches = Batches()
 
     def take_part(self, survivor: Survivor, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.lockstep.survivor = survivor
@@ -164,7 +165,7 @@ class RanksStrategy(LaunchedStrategy):
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         overfits = getattr(trainer, "overfit_batches", 0) > 0
-        how = trainer.training, self.is_dp, overfits, self.draws_of_loaders
+        how = trainer.training, self.is_dp, overfits, self.batches
         return super().process_dataloader(prepared(dataloader, self.world, *how))
 
     # ---- start the ranks, and connect them ----
@@ -203,7 +204,7 @@ class RanksStrategy(LaunchedStrategy):
     def setup_distributed(self) -> None:
         """A single process needs no process group. Several are tied before they are connected, to end together."""
         before = random_state.capture()
-        self.draws_of_loaders.clear()
+        self.batches = Batches()
         self.set_world_ranks()
         if self.num_processes * self.num_nodes > 1:
             rank, size = self.global_rank, self.world_size

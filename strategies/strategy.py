@@ -162,18 +162,18 @@ class PhaseStrategy(RanksStrategy):
         check_together(game.trainer.train_dataloader, private.taken_ahead(game.trainer))
         hooks, same_on_ranks = Hooks(game.trainer, game), self.lockstep.same_on_ranks
         own, draws = (self.precision_plugin, self.world, self.saving.seed), Draws(self.saving.draws)
-        training = Training(self.policies, *own, hooks, same_on_ranks, draws=draws)
+        training = Training(self.policies, *own, hooks, same_on_ranks, draws=draws, batches=self.batches)
         self.steps = Steps(game, training, self.lockstep, self.check, self.check_replicas, super().batch_to_device)
         self.saving.resume(game.trainer)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         if not (self.game.trainer.training and self.began):
             return super().batch_to_device(batch, device, dataloader_idx)
-        return self.steps.take(batch, device, dataloader_idx)
+        return self.steps.incoming.take(batch, device, dataloader_idx)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """End here if any rank got a signal. If that is because a save has failed, raise that."""
-        self.steps.check_batch(batch)
+        self.steps.incoming.refuse_changed(batch)
         if self.ending.look():
             self.background.wait()
             raise Stopped

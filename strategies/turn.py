@@ -18,7 +18,7 @@ from strategies import private
 from strategies.advice import instead
 from strategies.draws import Draws
 from strategies.hooks import NO_HOOKS, Hooks, refuse_partial_gradients, see_gradients
-from strategies.micro_batches import Parts, row_counts
+from strategies.micro_batches import Batches
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
 from strategies.processes.same_on_ranks import SameOnRanks
@@ -100,7 +100,7 @@ class Training:
     same_on_ranks: SameOnRanks = field(default_factory=SameOnRanks)
     guard: Guard = field(default_factory=Guard)
     draws: Draws = field(default_factory=Draws)
-    parts: Parts = field(default_factory=Parts)
+    batches: Batches = field(default_factory=Batches)
     checked: bool = False
 
 
@@ -162,7 +162,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
     """Give each learner its gradients, for `finish`. Returns the losses, by name."""
     learners = [training.policies[name] for name in phase.learners]
     try:
-        counts, parts = row_counts(batch), phase.micro_batches
+        counts, parts = training.batches.row_counts(batch), phase.micro_batches
     except UserError:  # one device need not cut a batch, so there anything may be one
         if training.world.size > 1 or phase.micro_batches > 1:
             raise
@@ -171,7 +171,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
     training.draws.begin(phase)
 
     # Accumulate gradients. Only during the last backward may a policy begin to reduce them.
-    for index, part in enumerate(training.parts.of(batch, counts[0], parts, phase.name)):
+    for index, part in enumerate(training.batches.parts(batch, counts[0], parts, phase.name)):
         place = _place(phase, counts, index, step, training)
         losses = _losses(phase, part, place, training)
         if index == 0 and training.world.size > 1:

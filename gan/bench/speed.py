@@ -30,7 +30,7 @@ from gan.module import GanModule
 from gan.runs import build
 from strategies import PhaseStrategy
 from strategies.accelerator import best
-from strategies.micro_batches import row_counts
+from strategies.micro_batches import Batches
 
 PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16}
 Precisions = listed("Precisions", "|".join(PRECISIONS), f"one or both of {','.join(PRECISIONS)}")
@@ -70,7 +70,7 @@ def measuring(game: GanModule, steps: int) -> Measuring:
     torch.compiler.set_stance("default")
     yield from wait(steps)
     began = now(game.device)
-    pictures = row_counts((yield from wait(steps)))[0]
+    pictures = Batches().rows((yield from wait(steps)))
     return (now(game.device) - began) / steps, counter.total // steps, pictures
 
 

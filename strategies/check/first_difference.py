@@ -14,7 +14,7 @@ from gan.module import GanModule
 from gan.noise import Drawn
 from strategies import private
 from strategies.draws import BY_GENERATOR
-from strategies.micro_batches import fits
+from strategies.micro_batches import Batches
 from strategies.world import World
 
 EQUAL = {torch.float64: 1e-9, torch.float32: 1e-4}  # by this part of a row's size
@@ -46,7 +46,8 @@ class Begin(NamedTuple):
 class Calls:
     """Notes what the game's modules are given and return, by phase, in order."""
 
-    def __init__(self, game: GanModule) -> None:
+    def __init__(self, game: GanModule, batches: Batches) -> None:
+        self.batches = batches
         self.names = {module: f"'{name}' ({type(module).__name__})" for name, module in game.named_modules() if name}
         self.seen: defaultdict[str, list[Moment]] = defaultdict(list)
 
@@ -88,7 +89,7 @@ class Calls:
         for at, (one, other) in enumerate(zip(moments, of_one, strict=True)):
             if one[:3] != other[:3]:  # other samples in it, or the samples are not in front
                 return None
-            each = [_alike(*both, world, rows, one.equal) for both in zip(one.sums, other.sums, strict=True)]
+            each = [self._alike(*both, world, rows, one.equal) for both in zip(one.sums, other.sums, strict=True)]
             if None in each:
                 return None
             if one.returns and inside:
@@ -105,6 +106,21 @@ class Calls:
         same = "every module that is called gets and returns the same as on one device: look at the loss's own formula"
         return Begin(phase, len(moments), same, _suspects(drawn, len(drawn)), formula=True)
 
+    def _alike(self, one: Tensor, other: Tensor, world: World, rows: int, equal: float) -> bool | None:
+        """Whether the rows of `one` are this rank's of `other`. None if they are dealt out in another way."""
+        if len(one) == len(other):  # the same on all ranks
+            own = [other]
+        elif len(other) == world.size * len(one) and (len(one) % rows == 0 or self.batches.fits(len(one), rows)):
+            # Blocks of samples, as of fakes and reals, or several rows of a sample side by side.
+            own = [
+                other.view(-1, world.size, block, 2)[:, world.rank].reshape(-1, 2)
+                for block in {rows, len(one)}
+                if len(one) % block == 0
+            ]
+        else:
+            return None
+        return any(_equal(one, each, equal) for each in own)
+
 
 def _suspects(drawn: Mapping[int, Drawn], last: int) -> bool:
     """Whether one of the draws until then may have made the difference: one without a single row for each sample."""
@@ -119,22 +135,6 @@ def _sums(x: Tensor) -> Tensor:
     rows = x.reshape(len(x), -1).to("cpu", torch.float64)
     factors = torch.cos(torch.arange(rows.shape[1], dtype=torch.float64))
     return torch.stack([rows @ factors, rows.abs().sum(1)], 1)
-
-
-def _alike(one: Tensor, other: Tensor, world: World, rows: int, equal: float) -> bool | None:
-    """Whether the rows of `one` are this rank's of `other`. None if they are dealt out in another way."""
-    if len(one) == len(other):  # the same on all ranks
-        own = [other]
-    elif len(other) == world.size * len(one) and (len(one) % rows == 0 or fits(len(one), rows)):
-        # Blocks of samples, as of fakes and reals, or several rows of a sample side by side.
-        own = [
-            other.view(-1, world.size, block, 2)[:, world.rank].reshape(-1, 2)
-            for block in {rows, len(one)}
-            if len(one) % block == 0
-        ]
-    else:
-        return None
-    return any(_equal(one, each, equal) for each in own)
 
 
 def _equal(one: Tensor, other: Tensor, equal: float) -> bool:

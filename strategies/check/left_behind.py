@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
-from strategies.micro_batches import rows, tensors
+from strategies.micro_batches import Batches, tensors
 
 Read = dict[str, tuple[str, str]]  # by attribute: the phase that has left it, and the phase that reads it
 OWN = vars(GanModule()).keys()  # attributes that are no author's
@@ -33,8 +33,8 @@ class LeftBehind:
     the last micro-batch, and with other samples.
     """
 
-    def __init__(self, game: GanModule) -> None:
-        self.game = game
+    def __init__(self, game: GanModule, batches: Batches) -> None:
+        self.game, self.batches = game, batches
         self.phase = ""  # the phase that is played now
         # What was taken out of modules, by the module's id and the attribute: the value, its path, and who has left it.
         self.hidden: dict[tuple[int, str], tuple[Any, str, str]] = {}
@@ -64,7 +64,7 @@ class LeftBehind:
         if phase.micro_batches == 1:
             yield
         else:
-            each = rows(batch) // phase.micro_batches
+            each = self.batches.rows(batch) // phase.micro_batches
             before = [found for *_, inside in self._kept(each) for found in inside]  # kept, so that no id is used again
             yield
             known = set(map(id, before))

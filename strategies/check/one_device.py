@@ -48,7 +48,6 @@ from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_
 from strategies.check.trial import FAILS, RanksDiffer, Snapshot, Trial, coarse_from_the_start
 from strategies.draws import BY_GENERATOR, ByPhase, said
 from strategies.hooks import AFTER
-from strategies.micro_batches import first_rows, join_batches, ratios, rows
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training
 
@@ -101,7 +100,7 @@ def check_step(game: GanModule, training: Training, batch: Any, play: Play, firs
     if own is None:
         return
     everyone = training.world.gather(own)
-    if one_each(game, everyone):
+    if one_each(training.batches, everyone):
         _not_checked("one of its loaders gives each rank one sample, and a check needs two")
         return
     kept = Snapshot(game, training.policies)
@@ -109,7 +108,7 @@ def check_step(game: GanModule, training: Training, batch: Any, play: Play, firs
         _not_checked(MovesOn(kept.untried[0]))
         return
     try:
-        samples, more = join_batches(everyone), batch
+        samples, more = training.batches.join(everyone), batch
     except UserError as error:  # a loader may make samples as long as the longest one of its batch
         if (dealt := deal(game, training, batch)) is None:
             _not_checked(error)
@@ -139,7 +138,7 @@ def _say_what_differs(tries: "Tries", together: Trial, lines: dict[str, str]) ->
             f"other numbers on each rank: by Phase(draws='torch'), in backward, or within nn.LSTM or attention on a GPU"
         )
     for phase in game.phases:
-        if wrong := training.draws.wrong_in_parts(phase):
+        if wrong := training.draws.wrong_in_parts(phase, training.batches):
             lines[f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}"] = IN_MICRO_BATCHES
     if lines:
         raise RanksDiffer(_said(lines, "all" if tries.whole else "a few", training, game, together))
@@ -171,23 +170,25 @@ def check_guesses(training: Training, step: int) -> None:
 def learn_draws(game: GanModule, training: Training, batch: Any, play: Play, first: bool = True) -> None:
     """On one device: find out where the samples are in what micro-batches draw, by two trials of a few samples."""
     kept, together = Snapshot(game, training.policies), samples_together(game, training)
+    batches = training.batches
     tries = Tries(game, training, kept, play)
     tries.coarse = {phase.name for phase in game.phases}
     # A game may refuse a few samples, or need a whole batch.
     sizes: list[int] = []
     with suppress(UserError):  # a training_step of the author's may make its batch from anything
-        sizes = [each for each in (2 * together, rows(batch)) if each <= rows(batch) and not kept.untried]
+        most = batches.rows(batch)
+        sizes = [each for each in (2 * together, most) if each <= most and not kept.untried]
     read: left_behind.Read = {}
     for size in sizes:
         with suppress(TooFew, MovesOn, UserError):
-            twice = join_batches([on_cpu(batch)] * 2)
-            few, many = (tries(first_rows(twice, each)) for each in (size, 2 * size))
+            twice = batches.join([on_cpu(batch)] * 2)
+            few, many = (tries(batches.first_rows(twice, each)) for each in (size, 2 * size))
             training.draws.learn([(few.drawn, many.drawn)])
             read = few.left.also_in(many.left)
             break
     left_behind.refuse(read)
     for phase in game.phases:
-        if wrong := training.draws.wrong_in_parts(phase):
+        if wrong := training.draws.wrong_in_parts(phase, training.batches):
             raise UserError(f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}. {IN_MICRO_BATCHES}")
         if unknown := training.draws.unknown_in_parts(phase):
             rank_zero_warn(
@@ -221,7 +222,7 @@ class Tries:
         step, world = self.game.step, self.training.world
         self.trials += 1
         scale = 1 + 2 * shake if shake or not alone else HALF
-        left = LeftBehind(self.game)
+        left = LeftBehind(self.game, self.training.batches)
         key, how = f"{self.key}/{self.trials}", (left, alone, scale, self.coarse)
         trial = Trial(world, step, key, *how, watched=bool(shake))
         with ExitStack() as stack:
@@ -249,7 +250,7 @@ class Tries:
                         again = Trial(world, step, f"{key}/again", *how)
                         self.play(again, move_data_to_device(copy.deepcopy(samples), world.device))
             except Exception as error:
-                tried = f"step {step} was tried on {rows(samples)} samples"
+                tried = f"step {step} was tried on {self.training.batches.rows(samples)} samples"
                 error.add_note(f"while {tried}; {WITHOUT}")
                 # A game may refuse a number of samples. Later trials have one that training has not.
                 refused = isinstance(error, UserError) and (not alone if self.whole else not step)
@@ -313,8 +314,9 @@ class Tries:
         if any(part is None for part in each):
             return None
         own = each[self.training.world.rank]
-        self.whole = rows(own) == rows(batch)
-        return self.compare(own, join_batches(each))
+        batches = self.training.batches
+        self.whole = batches.rows(own) == batches.rows(batch)
+        return self.compare(own, batches.join(each))
 
     def compare(self, own: Any, samples: Any) -> Found:
         """Try the step with all ranks together, and with each alone. Returns the first trial, and what differs.
@@ -357,7 +359,8 @@ class Tries:
         """
         if any(policy.name in ("pipeline", "remote") for policy in self.training.policies.values()):
             return []
-        together, alone = Calls(self.game), Calls(self.game)
+        batches = self.training.batches
+        together, alone = Calls(self.game, batches), Calls(self.game, batches)
         drawn: ByPhase = {}
         with suppress(TooFew, UserError):
             with together.noted():
@@ -366,7 +369,7 @@ class Tries:
                 self(samples, alone=True)
         found, world = [], self.training.world
         for phase in self.game.phases:
-            count = max(1, rows(own) // phase.micro_batches)
+            count = max(1, batches.rows(own) // phase.micro_batches)
             each = world.gather(together.first_unlike(alone, phase.name, world, count, drawn.get(phase.name, {})))
             found += sorted((begin for begin in each if begin is not None), key=lambda begin: begin.at)[:1]
         return found
@@ -392,7 +395,7 @@ def _said(lines: Mapping[str, str], which: str, training: Training, game: GanMod
         of_gradients = formula and not any(": loss '" in text for text in lines)
         at = advice.index(A_MEAN_OVER_SAMPLES) + 1
         advice[at:at] = [IN_A_NETWORK] * inside + [ON_GRADIENTS] * of_gradients
-    of_draws = [*[DRAWS] * bool(draws - given), *[OF_LOADERS] * bool(draws and ratios)]
+    of_draws = [*[DRAWS] * bool(draws - given), *[OF_LOADERS] * bool(draws and training.batches.ratios)]
     of_draws += [DRAWS_BY_GENERATOR] * bool(given)
     of_draws += [f"Phase '{phase}' draws {text}." for phase, seen in drawn.items() if (text := said(seen))]
     advice = of_draws + advice if begins and all(each.drew for each in begins) else advice + of_draws

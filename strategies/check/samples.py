@@ -9,12 +9,11 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from gan.files.errors import UserError
 from gan.module import GanModule
 from nets.norm import rows_together
-from strategies.micro_batches import deal_batch, first_rows, fits, rows, split_batch, tensors
+from strategies.micro_batches import Batches, tensors
 from strategies.turn import Training
 
 SAMPLES = 2  # of each rank, at least
@@ -28,12 +27,13 @@ def on_cpu(batch: Any) -> Any:
 
 def deal(game: GanModule, training: Training, batch: Any) -> tuple[Any, Any] | None:
     """This rank's part of the first rank's samples, and these samples; None if there are too few for all ranks."""
-    world = training.world
+    world, batches = training.world, training.batches
     with suppress(UserError):
         first = world.broadcast(on_cpu(batch))
-        count = rows(first) // (world.size * (together := samples_together(game, training))) * world.size * together
-        samples = first_rows(first, count)
-        return (deal_batch(samples, world.rank, world.size), samples) if count else None
+        together = world.size * samples_together(game, training)
+        count = batches.rows(first) // together * together
+        samples = batches.first_rows(first, count)
+        return (batches.deal(samples, world.rank, world.size), samples) if count else None
     return None
 
 
@@ -42,9 +42,9 @@ def first_samples(game: GanModule, training: Training, batch: Any, most: bool = 
 
     None, with a warning, if there can be no trial.
     """
-    world, together = training.world, samples_together(game, training)
+    world, batches, together = training.world, training.batches, samples_together(game, training)
     try:
-        own_rows, why = rows(batch), ""
+        own_rows, why = batches.rows(batch), ""
     except UserError as error:
         own_rows, why = 0, f"because its batch cannot be cut: {error}"
     everyone = world.gather((own_rows, why))
@@ -61,10 +61,10 @@ def first_samples(game: GanModule, training: Training, batch: Any, most: bool = 
         for count in sorted(counts, key=lambda count: game.step and own_rows in (count, count * world.size)):
             own, failed = None, ""
             try:
-                own = on_cpu(first_rows(batch, count))
-                first_rows(own, count)
+                own = on_cpu(batches.first_rows(batch, count))
+                batches.first_rows(own, count)
                 for phase in game.phases:
-                    split_batch(own, count, phase.micro_batches, phase.name)
+                    batches.split(own, count, phase.micro_batches, phase.name)
             except UserError as error:  # so few may look like something else: two rows in each item of a pair
                 failed = f"because its {'batch' if own is None else 'first samples'} cannot be cut: {error}"
             failures = [each for each in world.gather(failed) if each]
@@ -75,22 +75,21 @@ def first_samples(game: GanModule, training: Training, batch: Any, most: bool = 
     return None
 
 
-def one_each(game: GanModule, everyone: Sequence[Any]) -> bool:
+def one_each(batches: Batches, everyone: Sequence[Any]) -> bool:
     """Whether one of several loaders gives each rank one sample beside more of another.
 
     In a batch such a sample looks like a constant, which one device has once. But then all ranks have the same.
     """
-    several = len(tree_leaves(game.trainer.train_dataloader)) > 1
     columns = zip(*map(tensors, everyone), strict=False)
     alone = [column for column in columns if column[0].ndim and len(column[0]) == 1]
     unlike = any(not torch.equal(first, each) for first, *others in alone for each in others)
-    return several and unlike and not fits(1, rows(everyone[0]))
+    return len(batches.sizes) > 1 and unlike and not batches.fits(1, batches.rows(everyone[0]))
 
 
 def has_room(training: Training, own: Any, batch: Any) -> bool:
     """Whether the whole batch has more samples than `own`, and one device has room for those of all ranks."""
     room = training.world.size <= ROOM.get(training.world.device.type, 1)
-    return room and batch is not None and rows(own) < rows(batch)
+    return room and batch is not None and training.batches.rows(own) < training.batches.rows(batch)
 
 
 def samples_together(game: GanModule, training: Training) -> int:

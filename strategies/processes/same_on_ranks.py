@@ -8,14 +8,12 @@ import warnings
 import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
 from gan.files.errors import UserError
-from strategies.micro_batches import rows
 from strategies.world import ALONE, World
 
 ROWS = "rows"  # of a batch, beside draws, which have a phase and the number of a micro-batch
@@ -55,13 +53,10 @@ class SameOnRanks:
         self.warned: set[str] = set()  # of these numbers
         self.told = False  # that this rank has computed a loss otherwise than the next one
 
-    def begin(self, batch: Any) -> None:
-        """Call it before each step."""
+    def begin(self, size: int) -> None:
+        """Call it before each step, with the size of its batch, or 0 if that is not known."""
         if self.store is None:
             return
-        size = 0
-        with suppress(UserError):  # a training_step of one's own may make its batch from anything
-            size = rows(batch)
         self.steps += 1
         if self.steps == 1:
             _refuse_unequal(dict(enumerate(self.world.gather(size))))

@@ -31,6 +31,7 @@ from strategies.check import comparison, one_device, samples, trial
 from strategies.check.iterators import MovesOn, StandIn
 from strategies.check.left_behind import LeftBehind
 from strategies.check.trial import Trial
+from strategies.micro_batches import Batches
 from strategies.observers import Casts
 from strategies.reachable import Reachable
 from strategies.world import World
@@ -780,7 +781,7 @@ def test_a_trial_keeps_all_bits_of_float32_on_gpus(how, ranks):
     ],
 )
 def test_a_sum_that_cancels_has_the_room_of_its_precision(bias, rounds, rounding, named):
-    together, alone = (Trial(World(), 0, key, LeftBehind(GanModule())) for key in ("many", "one"))
+    together, alone = (Trial(World(), 0, key, LeftBehind(GanModule(), Batches())) for key in ("many", "one"))
     together.norms["play", "net"], alone.norms["play", "net"] = {"w": 1.0, "bias": bias}, {"w": 1.0, "bias": 0.0}
     both = comparison.Comparison([{}], [{}], together, alone, {"play": rounding}, set())
     assert bool(both.lines({("gradient", "play", "net", "bias"): rounds})) == named

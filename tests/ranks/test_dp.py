@@ -31,6 +31,7 @@ from gan import Phase, Player, noise
 from gan.files.errors import UserError
 from strategies import PhaseStrategy, private, random_state
 from strategies.loaders import DealtLoader
+from strategies.micro_batches import Batches
 from strategies.processes import own_ranks
 from strategies.processes.own_ranks import OwnRanks
 from strategies.processes.starting import Scripts
@@ -298,7 +299,7 @@ def test_lightning_finds_the_place_of_a_loader_that_is_dealt_out():
     """It asks `isinstance` of a protocol, which since Python 3.12 looks past `__getattr__`, as this does."""
 
     def has_place(loader):
-        return getattr_static(DealtLoader(loader, 0, 2, random_state.capture()), "load_state_dict", None) is not None
+        return getattr_static(DealtLoader(loader, 0, 2, Batches()), "load_state_dict", None) is not None
 
     assert has_place(Whole(3))
     assert not has_place(LOADERS["shuffled"]())

@@ -304,7 +304,7 @@ class Remembers(Plain):
         self.true = []
 
     def on_train_batch_end(self, *_):
-        self.true.append(self.trainer.strategy.steps.losses["generator/loss"].item())
+        self.true.append(self.trainer.strategy.steps.logged.losses["generator/loss"].item())
 
 
 def test_what_a_callback_monitors_is_of_its_own_step(tmp_path):

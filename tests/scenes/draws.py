@@ -382,7 +382,7 @@ DRAWS = {
         Unlike, policies={"ddp": 2}, checked=("ddp",), steps=3,
         mutants=(
             Mutant("by torch's generator", "ddp", BY_TORCH),
-            Mutant("each rank its own", "ddp", replaced={"strategies.steps.Steps._same_dice": nothing}),
+            Mutant("each rank its own", "ddp", replaced={"strategies.incoming.Incoming._same_dice": nothing}),
         ),
     ),
     "draws of a forward that runs again": Scene(

@@ -19,7 +19,7 @@ from torch.optim import Adam
 from gan import GanModule, Phase, Player, noise, ranks
 from nets.norm import in_groups
 from nets.stylegan_layers import MinibatchDeviation
-from strategies.micro_batches import deal_batch, rows
+from strategies.micro_batches import Batches
 from strategies.policies.belongings import Belongings
 from tests.support.hard_games import BatchNorms, Plain, mlp
 from tests.support.parity import BATCH, vectors
@@ -158,9 +158,9 @@ class MicroBatchNorms(BatchNorms):
         return super().fool(batch) + cross_entropy(alike, torch.arange(len(alike), device=alike.device))
 
 
-def chunks(batch, total, parts, phase):
+def chunks(batches, batch, total, parts, phase):
     """A control: micro-batches of neighbouring rows."""
-    return [deal_batch(batch, part, parts) for part in range(parts)]
+    return [batches.deal(batch, part, parts) for part in range(parts)]
 
 
 def place_in_chunks(phase, counts, index, step, training):
@@ -650,9 +650,12 @@ def own_alone(values: Any, own: bool = False) -> Any:
     return (values, slice(0, len(values))) if own else values
 
 
-def rows_of_one(batch: Any) -> list[int]:
+row_counts = Batches.row_counts
+
+
+def rows_of_one(batches: Batches, batch: Any) -> list[int]:
     """All rows are taken for those of the first loader."""
-    return [rows(batch)]
+    return row_counts(batches, batch)[:1]
 
 
 WHOLE_BATCH = "a loss that is no mean over samples", "buffers that learn from the rank's samples"
@@ -768,7 +771,7 @@ LOSSES = {
         mutants=(
             Mutant(
                 "of neighbouring rows", "ddp",
-                replaced={"strategies.micro_batches.split_batch": chunks, "strategies.turn._place": place_in_chunks},
+                replaced={"strategies.micro_batches.Batches.split": chunks, "strategies.turn._place": place_in_chunks},
             ),
         ),
     ),
@@ -840,7 +843,7 @@ LOSSES = {
         refused=(
             Refused(
                 TwoLoaders, "ddp", "noise of 4 rows in a phase whose batch has 8", check=False,
-                replaced={"strategies.turn.row_counts": rows_of_one},
+                replaced={"strategies.micro_batches.Batches.row_counts": rows_of_one},
             ),
             Refused(TwoLoaders, "dp", "strategy dp: the batch has 16 samples and batch['few'] is of 8 rows"),
         ),

@@ -16,7 +16,7 @@ from gan.runs import Run
 from gan.runs.run import made_to
 from nets.norm import synchronised
 from strategies.cost.tracing import Trace, traces
-from strategies.micro_batches import rows
+from strategies.micro_batches import Batches
 from strategies.processes.failure import in_a_line
 
 # What code raises that asks a tensor without values for them; by way of NumPy too.
@@ -82,4 +82,6 @@ def _opened(run: Run, ranks: int, why: str = "") -> Opened:
     if isinstance(getattr(getattr(train, "a", None), "pictures", train), MadeUp):  # of two sides the first
         size = "x".join(map(str, reversed(train.size)))
         made_up = f"no data that can be read: counted with {len(train):,} made-up pictures of {size}"
-    return Opened(run.game, run.max_steps, run.max_steps // run.turns, batch, rows(batch), run.few(ranks), why, made_up)
+    return Opened(
+        run.game, run.max_steps, run.max_steps // run.turns, batch, Batches().rows(batch), run.few(ranks), why, made_up
+    )

@@ -30,7 +30,7 @@ from gan.runs.run import made_to
 from gan.sound import Sound
 from strategies.accelerator import best, counted
 from strategies.hooks import overrides
-from strategies.micro_batches import first_rows, join_batches, rows
+from strategies.micro_batches import Batches
 from strategies.world import World
 
 T = TypeVar("T")
@@ -250,7 +250,7 @@ def samples(run: Run, most: int | None = None) -> tuple[Iterator[Any], bool]:
 def first_samples(batches: Iterator[Any], count: int) -> Any | None:
     """The first samples as one batch; None if there are none."""
     found = list(_cut(batches, count))
-    return join_batches(found) if found else None
+    return Batches().join(found) if found else None
 
 
 @torch.no_grad()
@@ -261,11 +261,11 @@ def shown(game: Any, batch: Any, seed: int = 0) -> dict[str, Tensor | Sound]:
 
 
 def _cut(batches: Iterator[Any], most: int | None) -> Iterator[Any]:
-    left = most
+    left, how = most, Batches()
     for batch in batches:
-        if left is not None and rows(batch) > left:
-            batch = first_rows(batch, left)
-        left = left and left - rows(batch)
+        if left is not None and how.rows(batch) > left:
+            batch = how.first_rows(batch, left)
+        left = left and left - how.rows(batch)
         yield batch
         if left == 0:
             return

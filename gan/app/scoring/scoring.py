@@ -27,7 +27,7 @@ from gan.app.scoring.outputs import Heard, Made, makes
 from gan.app.scoring.scorer import Rows, Scorer, choose
 from gan.files.errors import UserError
 from strategies.accelerator import name_of
-from strategies.micro_batches import rows
+from strategies.micro_batches import Batches
 from strategies.world import World
 
 ORDER = 0  # the seed of the order in which samples are scored
@@ -221,7 +221,7 @@ def _turns(opened: SavedRun, count: int, batch_size: int, world: World, workers:
     def numbered() -> Iterator[tuple[range, Any]]:
         at = 0
         for batch in samples(opened.run, count)[0]:
-            yield range(at, at := at + rows(batch)), batch
+            yield range(at, at := at + Batches().rows(batch)), batch
 
     for (numbers, batch), spare in in_turns(numbered(), world):
         yield numbers, batch, spare
@@ -232,5 +232,5 @@ def _counts(opened: SavedRun, most: int | None) -> tuple[int, int]:
         held_out = len(opened.run.data.val)
         return min(most or held_out, held_out), held_out
     found, held = samples(opened.run, most)
-    count = sum(map(rows, found))
+    count = sum(map(Batches().rows, found))
     return count, count if held else 0

@@ -113,7 +113,11 @@ class Bar(ProgressBar):
             self.before = max(self.record.rows.items(), default=(0, {}))[1]
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if self.bar is not None and trainer.global_step == self.first and phase_strategy(trainer).steps.trials.times:
+        if (
+            self.bar is not None
+            and trainer.global_step == self.first
+            and phase_strategy(trainer).steps.watch.trials.times
+        ):
             self.bar.set_description_str("?] trying the first step; --check false skips it")
             self.shown = 0.0  # the next state shows its end
 
@@ -137,7 +141,9 @@ class Bar(ProgressBar):
         self.shown, left = time.monotonic(), self.pace.left()
         ends = "?" if left is None else tqdm.format_interval(left)
         speed = f" | {self.speed(trainer):.3g} {self.unit}/s" if self.pictures is not None else ""
-        self.bar.set_description_str(f"{ends}] {_losses(phase_strategy(trainer).steps.losses)}{speed}", refresh=False)
+        self.bar.set_description_str(
+            f"{ends}] {_losses(phase_strategy(trainer).steps.logged.losses)}{speed}", refresh=False
+        )
 
     def speed(self, trainer: Trainer) -> float:
         """Pictures a second since training began here, with all that came between steps."""

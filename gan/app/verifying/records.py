@@ -84,7 +84,7 @@ class Recorder(Callback):
 
     def after(self, phase: Phase, strategy: PhaseStrategy) -> None:
         """The phase has been played, with the updates of its learners."""
-        for name, loss in strategy.steps.losses.items():
+        for name, loss in strategy.steps.logged.losses.items():
             if name.startswith(f"{phase.name}/") and not name.endswith("_grad_norm"):
                 self._note(phase.name, "loss", name.removeprefix(f"{phase.name}/"), (loss.item(),))
         for name, norm in self.norms.items():
@@ -129,7 +129,7 @@ class Recorded(PhaseStrategy):
         with self.recorder.watching as casts:
             super().run(phase, batch)
         self.recorder.record.cast |= casts is not None and torch.float32 in casts.dtypes
-        if self.steps.trial is not None:
+        if self.steps.watch.trial is not None:
             return
         if random_state.changed(before):
             self.recorder.record.drew.add(phase.name)

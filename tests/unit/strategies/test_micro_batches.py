@@ -5,7 +5,7 @@ import random
 from collections import UserDict, defaultdict
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.plugins.precision import Precision
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from gan import Phase
@@ -21,20 +22,13 @@ from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from strategies import PhaseStrategy, random_state, turn
 from strategies.checkpoint.writing import save
-from strategies.micro_batches import (
-    begin_training,
-    deal_batch,
-    join_batches,
-    known,
-    learn_lists,
-    row_counts,
-    rows,
-    split_batch,
-)
+from strategies.micro_batches import Batches
 from strategies.turn import Training
 from strategies.world import World
 from tests.support.hard_games import One
 from tests.support.parity import distance, train, trainer, vectors
+
+PLAIN = Batches()  # of one loader, with no list in its batches
 
 
 class Pair(NamedTuple):
@@ -62,7 +56,7 @@ def clips(*lengths):
 def test_a_micro_batch_has_every_kth_row_and_shares_constants():
     constants = {"scale": torch.tensor(2.0), "bias": torch.tensor([3.0]), "size": (256, 256), "set": "train"}
     batch = {"x": torch.arange(4), "pair": (torch.arange(8).reshape(4, 2), 5), "names": list("abcd"), **constants}
-    first, second = split_batch(batch, rows(batch), 2, "phase")
+    first, second = PLAIN.split(batch, PLAIN.rows(batch), 2, "phase")
     assert first["x"].tolist() == [0, 2]
     assert second["pair"][0].tolist() == [[2, 3], [6, 7]] and second["pair"][1] == 5
     assert second["names"] == ["b", "d"]
@@ -104,8 +98,8 @@ def test_gradients_of_micro_batches_are_averaged():
     ],
 )
 def test_all_kinds_of_batches_are_cut_alike(batch, get):
-    assert rows(batch) == 4
-    first, second = split_batch(batch, rows(batch), 2, "phase")
+    assert PLAIN.rows(batch) == 4
+    first, second = PLAIN.split(batch, PLAIN.rows(batch), 2, "phase")
     assert [*map(int, get(first))] == [0, 2]
     assert [*map(int, get(second))] == [1, 3]
     assert type(first) is (dict if isinstance(batch, MappingProxyType) else type(batch))
@@ -113,12 +107,12 @@ def test_all_kinds_of_batches_are_cut_alike(batch, get):
 
 def test_a_part_is_dense_and_keeps_its_memory_format_and_what_holds_it_keeps_the_rest():
     images = torch.zeros(4, 3, 5, 5).to(memory_format=torch.channels_last)
-    for parts in (split_batch(images, 4, 2, "phase"), [deal_batch(images, 1, 2)]):
+    for parts in (PLAIN.split(images, 4, 2, "phase"), [PLAIN.deal(images, 1, 2)]):
         assert all(part.is_contiguous(memory_format=torch.channels_last) for part in parts)
-    assert split_batch(torch.zeros(4, 3), 4, 2, "phase")[0].is_contiguous()
-    first, _ = split_batch(Sample(x(), tuple("abcd")), 4, 2, "phase")
+    assert PLAIN.split(torch.zeros(4, 3), 4, 2, "phase")[0].is_contiguous()
+    first, _ = PLAIN.split(Sample(x(), tuple("abcd")), 4, 2, "phase")
     assert (first.caption, first.scale) == (("a", "c"), 2.0)
-    first, _ = split_batch(defaultdict(list, x=x()), 4, 2, "phase")
+    first, _ = PLAIN.split(defaultdict(list, x=x()), 4, 2, "phase")
     assert first["absent"] == []
 
 
@@ -126,13 +120,13 @@ def test_a_part_is_dense_and_keeps_its_memory_format_and_what_holds_it_keeps_the
 def test_micro_batches_are_every_kth_row_and_parts_of_dp_are_neighbours(each, parts):
     total = each * parts
     batch = {"x": x(total), "names": tuple(map(str, range(total)))}
-    micro, dealt = split_batch(batch, total, parts, "phase"), [deal_batch(batch, k, parts) for k in range(parts)]
+    micro, dealt = PLAIN.split(batch, total, parts, "phase"), [PLAIN.deal(batch, k, parts) for k in range(parts)]
     for number in range(parts):
         assert micro[number]["x"].tolist() == [*map(int, micro[number]["names"])] == [*range(number, total, parts)]
         neighbours = [*range(number * each, (number + 1) * each)]
         assert dealt[number]["x"].tolist() == [*map(int, dealt[number]["names"])] == neighbours
     assert parts > 1 or micro[0] is batch
-    assert torch.equal(join_batches(dealt)["x"], x(total))
+    assert torch.equal(PLAIN.join(dealt)["x"], x(total))
 
 
 def words():
@@ -156,10 +150,10 @@ def words():
 )
 def test_what_is_ambiguous_is_refused_by_its_key(batch, message):
     with pytest.raises(UserError, match=f"phase 'fool': the batch .*{message}"):
-        split_batch(batch, rows(batch), 2, "fool")
+        PLAIN.split(batch, PLAIN.rows(batch), 2, "fool")
     with pytest.raises(UserError, match="strategy dp: the batch"):
-        deal_batch(batch, 0, 2)
-    assert rows(batch) >= 4  # but a whole batch may hold anything
+        PLAIN.deal(batch, 0, 2)
+    assert PLAIN.rows(batch) >= 4  # but a whole batch may hold anything
 
 
 class Bag:
@@ -189,75 +183,72 @@ def test_one_device_trains_on_a_batch_of_any_class_and_does_not_cut_it():
 
 def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(UserError, match="phase 'fool': a rank's batch of 5 does not divide into 2 micro-batches"):
-        split_batch(torch.zeros(5, 3), 5, 2, "fool")
+        PLAIN.split(torch.zeros(5, 3), 5, 2, "fool")
     with pytest.raises(UserError, match="a batch of 5 does not divide among the 2 ranks of strategy dp"):
-        deal_batch(torch.zeros(5, 3), 0, 2)
+        PLAIN.deal(torch.zeros(5, 3), 0, 2)
 
 
 def test_rows_are_those_of_the_first_tensor_before_lists_and_single_rows():
-    assert rows((torch.tensor(1.0), torch.zeros(7, 2))) == 7
-    assert rows({"scale": torch.ones(1), "x": torch.zeros(7)}) == 7
-    assert rows({"names": ["a", "b"], "crops": [x(3), x(3)], "x": torch.zeros(7)}) == 7
-    assert rows({"crops": [x(3), x(3)], "names": ["a", "b"]}) == 2
-    assert rows({"x": torch.zeros(1, 3)}) == 1
-    assert row_counts({"a": [x(8), x(8)], "b": [x(4), x(4)]}) == [8, 4]  # a second loader
-    assert row_counts([{"image": x(4)}, {"image": x(8)}]) == [4, 8]
+    assert PLAIN.rows((torch.tensor(1.0), torch.zeros(7, 2))) == 7
+    assert PLAIN.rows({"scale": torch.ones(1), "x": torch.zeros(7)}) == 7
+    assert PLAIN.rows({"names": ["a", "b"], "crops": [x(3), x(3)], "x": torch.zeros(7)}) == 7
+    assert PLAIN.rows({"crops": [x(3), x(3)], "names": ["a", "b"]}) == 2
+    assert PLAIN.rows({"x": torch.zeros(1, 3)}) == 1
+    assert PLAIN.row_counts({"a": [x(8), x(8)], "b": [x(4), x(4)]}) == [8, 4]  # a second loader
+    assert PLAIN.row_counts([{"image": x(4)}, {"image": x(8)}]) == [4, 8]
     with pytest.raises(UserError, match="the batch is a dict that holds nothing with a row for each sample"):
-        rows({"name": "a", "size": (3, 4)})
+        PLAIN.rows({"name": "a", "size": (3, 4)})
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
 def test_a_tuple_of_tensors_of_one_row_has_one_sample(columns):
     batch = tuple(torch.arange(2.0).view(2, 1) + number for number in range(columns))
-    parts = split_batch(batch, rows(batch), 2, "phase")
-    assert [row_counts(part) for part in parts] == [[1], [1]]
-    assert all(torch.equal(whole, column) for whole, column in zip(join_batches(parts), batch, strict=True))
+    parts = PLAIN.split(batch, PLAIN.rows(batch), 2, "phase")
+    assert [PLAIN.row_counts(part) for part in parts] == [[1], [1]]
+    assert all(torch.equal(whole, column) for whole, column in zip(PLAIN.join(parts), batch, strict=True))
 
 
-@pytest.fixture
-def lists():
-    begin_training(None, [])
-    yield known
-    begin_training(None, [])
-
-
-def test_a_list_once_read_by_items_is_read_so_in_parts_and_columns_stay_columns(lists):
+def test_a_list_once_read_by_items_is_read_so_in_parts_and_columns_stay_columns():
+    batches = Batches()
     for columns in ({"pair": [x(2), x(2)]}, {"pair": [x(8), x(8)], "x": x(8)}, [x(3), x(3)], {"triple": [x(5)] * 3}):
-        assert learn_lists(columns, 2) is None and not any(lists.values())
-    assert learn_lists({"crops": [x(), x()]}, 2) == "batch['crops']" and not any(lists.values())
-    learn_lists({"clips": clips(3, 3, 3, 3), "images": [clip[:, None, None] for clip in clips(3, 3, 3, 3)]}, 4)
+        assert batches.learn_lists(columns, 2) is None and not any(batches.lists.values())
+    assert batches.learn_lists({"crops": [x(), x()]}, 2) == "batch['crops']" and not any(batches.lists.values())
+    batches.learn_lists({"clips": clips(3, 3, 3, 3), "images": [clip[:, None, None] for clip in clips(3, 3, 3, 3)]}, 4)
     for batch in ({"clips": clips(3, 3, 3, 3)}, {"clips": clips(4, 4, 4, 4)}, {"images": [torch.ones(3, 5, 5)] * 4}):
-        assert rows(batch) == 4
-        parts = split_batch(batch, 4, 2, "phase")
-        assert [rows(part) for part in parts] == [2, 2]
-        assert rows(join_batches(parts)) == 4
-    assert rows({"clips": [torch.ones(3, 1), torch.ones(3, 2)]}) == 3  # padded, with a mask, by a hook
+        assert batches.rows(batch) == 4
+        parts = batches.split(batch, 4, 2, "phase")
+        assert [batches.rows(part) for part in parts] == [2, 2]
+        assert batches.rows(batches.join(parts)) == 4
+    assert batches.rows({"clips": [torch.ones(3, 1), torch.ones(3, 2)]}) == 3  # padded, with a mask, by a hook
 
 
-def test_whether_a_list_has_an_item_for_each_sample_other_lengths_show(lists):
-    learn_lists({"clips": clips(4, 4, 4, 4)}, 4)
-    assert not any(lists.values()) and learn_lists({"clips": clips(3, 3, 3, 3)}, 4) == "batch['clips']"
-    assert rows({"clips": clips(3, 3, 3, 3)}) == 3
-    assert learn_lists({"clips": clips(2, 4, 3, 4)}, None) is learn_lists({"clips": clips(3, 3, 3, 3)}, 4) is None
-    assert rows({"clips": clips(3, 3, 3, 3)}) == 4
+def test_whether_a_list_has_an_item_for_each_sample_other_lengths_show():
+    batches = Batches()
+    batches.learn_lists({"clips": clips(4, 4, 4, 4)}, 4)
+    assert not any(batches.lists.values()) and batches.learn_lists({"clips": clips(3, 3, 3, 3)}, 4) == "batch['clips']"
+    assert batches.rows({"clips": clips(3, 3, 3, 3)}) == 3
+    assert batches.learn_lists({"clips": clips(2, 4, 3, 4)}, None) is None
+    assert batches.learn_lists({"clips": clips(3, 3, 3, 3)}, 4) is None
+    assert batches.rows({"clips": clips(3, 3, 3, 3)}) == 4
 
 
 @pytest.mark.parametrize(
-    ("loaders", "sizes", "batch", "half"),
+    ("loaders", "batch", "half"),
     [
-        ({"a": 0, "b": 0}, {4, 2}, {"a": [x(4), x(4)], "b": x(2)}, {"a": [x(4)[::2], x(4)[::2]], "b": x(1)}),
-        ({"a": 0, "b": 0}, {4, 2}, {"a": x(4), "b": {"of": ["p", "q"]}}, {"a": x(4)[::2], "b": {"of": ["p"]}}),
-        ({"a": 0, "b": 0}, {4, 2}, {"a": x(4), "b": {"y": clips(3, 5)}}, {"a": x(4)[::2], "b": {"y": clips(3)}}),
-        ({"a": [0, 0], "b": 0}, {2, 4}, {"a": [x(2), x(4)], "b": x(2)}, {"a": [x(1), x(4)[::2]], "b": x(1)}),
-        ([0, [0, 0]], {2, 6}, [x(2), [x(6), x(2)]], [x(1), [x(6)[::2], x(1)]]),
+        ({"a": 4, "b": 2}, {"a": [x(4), x(4)], "b": x(2)}, {"a": [x(4)[::2], x(4)[::2]], "b": x(1)}),
+        ({"a": 4, "b": 2}, {"a": x(4), "b": {"of": ["p", "q"]}}, {"a": x(4)[::2], "b": {"of": ["p"]}}),
+        ({"a": 4, "b": 2}, {"a": x(4), "b": {"y": clips(3, 5)}}, {"a": x(4)[::2], "b": {"y": clips(3)}}),
+        ({"a": [2, 4], "b": 2}, {"a": [x(2), x(4)], "b": x(2)}, {"a": [x(1), x(4)[::2]], "b": x(1)}),
+        ([2, [6, 2]], [x(2), [x(6), x(2)]], [x(1), [x(6)[::2], x(1)]]),
     ],
 )
-def test_batches_of_several_loaders_are_cut_in_the_ratio_of_their_sizes(loaders, sizes, batch, half, lists):
-    begin_training(loaders, sizes)
-    assert learn_lists(batch, None) is None
-    total = row_counts(batch)[0]
-    assert repr(split_batch(batch, total, 2, "play")[0]) == repr(half)
-    assert repr(join_batches([deal_batch(batch, rank, 2) for rank in range(2)])) == repr(batch)
+def test_batches_of_several_loaders_are_cut_in_the_ratio_of_their_sizes(loaders, batch, half):
+    batches = Batches()
+    batches.begin(tree_map(lambda size: SimpleNamespace(batch_size=size), loaders))
+    assert batches.learn_lists(batch, None) is None
+    total = batches.row_counts(batch)[0]
+    assert repr(batches.split(batch, total, 2, "play")[0]) == repr(half)
+    assert repr(batches.join([batches.deal(batch, rank, 2) for rank in range(2)])) == repr(batch)
 
 
 # ---- random state ----
