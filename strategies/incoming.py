@@ -1,6 +1,5 @@
 """A batch on its way to a step: through the author's hooks, onto the device, and in one form on all ranks."""
 
-import zlib
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -113,5 +112,5 @@ class Incoming:
             self.places.begin_step(self.game.step)
             with self.places.named():
                 dice, world = random_state.dice(), self.training.world
-                if not agree((hash(dice[0]), zlib.crc32(dice[2]), dice[3:]), world.device):
+                if not agree(random_state.sign_of(dice), world.device):
                     random_state.set_dice(world.broadcast(dice))

@@ -135,6 +135,7 @@ class World:
 
     def answer(self, question: Callable[[], bool]) -> bool:
         """The first rank's answer. All call the function: it may ask the others, or move on what all draw from."""
+        self.groups.owed.catch_up()
         own = bool(question())
         if self.size == 1:
             return own

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import pairwise
+from itertools import count, pairwise
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -203,9 +203,8 @@ class Trials:
 
     def tried(self, name: str) -> None:
         """A trial plays a phase: the next one is later."""
-        times, later = self.times[name], 1
-        while later <= times:
-            later = 3 * later if str(later).startswith("1") else later // 3 * 10
+        times = self.times[name]
+        later = next(each for power in count() for each in (10**power, 3 * 10**power) if each > times)
         self.next[name] = min(later, times + TIMES) if self.often else later
 
 

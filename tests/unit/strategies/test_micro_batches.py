@@ -287,6 +287,13 @@ def test_what_is_drawn_aside_leaves_no_trace_even_after_an_error():
     assert draw() == expected
 
 
+def test_states_of_dice_have_the_same_sign_in_every_process():
+    with random_state.untouched():
+        random.seed(3)
+        np.random.seed(3)
+        assert random_state.sign_of(random_state.dice()) == (467634435910507146, None, 606853292, 624, 0, 0.0)
+
+
 def test_a_micro_batch_has_the_places_of_its_rows():
     phase = Phase("play", lambda batch: batch, "net", micro_batches=2)
     found = []

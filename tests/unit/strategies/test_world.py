@@ -3,6 +3,7 @@
 import importlib
 import os
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from unittest import mock
 
@@ -18,7 +19,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy, TorchAccelerator, private, ranks_strategy, world
 from strategies.processes import rendezvous
 from strategies.processes.rendezvous import GLOO
-from strategies.world import Groups
+from strategies.world import Groups, World
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer
 from tests.support.posix import only_on_linux
@@ -217,3 +218,11 @@ def test_a_checkpoint_is_seen_from_inside():
     torch.utils.checkpoint.checkpoint(see, given, use_reentrant=False)
     see(given)
     assert seen == [True, False, False, False]
+
+
+@pytest.mark.parametrize("ask", [lambda w: w.gather(1), lambda w: w.broadcast(1), lambda w: w.answer(bool)])
+def test_whatever_ranks_do_together_what_an_error_has_left_undone_comes_first(ask):
+    alone, done = World(), []
+    alone.groups.owed.work.append(partial(done.append, "left"))
+    ask(alone)
+    assert done == ["left"]
