@@ -197,13 +197,21 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
         for learner in learners:
             total = learner.reduction.arm(total, last=index == parts - 1)
         training.hooks.call("on_before_backward", total)
-        with explained(
+        written = explained(
+            f"phase '{phase.name}': what its loss was computed from is written before its backward. If the loss does "
+            f"that, as by label.fill_(0), take a new tensor there: backward comes after all losses of a phase. If "
+            f"another phase has updated a network since, call it again. {{why}}",
+            RuntimeError,
+            saying="modified by an inplace operation",
+        )
+        again = explained(
             f"phase '{phase.name}': backward goes a second time through its loss; let the loss not call backward() "
             f"itself, compute again what another phase has computed and learned from, and take no "
             f"parametrize.cached() around calls of a pipeline",
             RuntimeError,
             saying="backward through the graph a second time",
-        ):
+        )
+        with written, again:
             total.backward()
         if "on_after_backward" in training.hooks.wanted:
             with refuse_partial_gradients(learners, index == parts - 1, training.world):

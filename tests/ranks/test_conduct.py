@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.policies import POLICIES
 from tests.ranks.test_contract import POLICY, WORLDS, Play
@@ -98,7 +99,7 @@ def test_one_process_is_one_device(policy, alone):
 
 
 def outdated(policy, world):
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(UserError, match=r"call it again\. .* modified by an inplace operation"):
         fit(Outdated, policy, world, 1, size=2**20, batches=single, precision="32-true")
 
 

@@ -204,6 +204,12 @@ def test_a_strategy_that_does_not_fit_is_refused():
         trainer(PhaseStrategy("generator=single,*=ddp"), 2, 1)
 
 
+def writes_a_label(self, losses):
+    label = torch.ones(1, dtype=torch.float64)
+    real = label * losses["real"]
+    return {"real": real, "fake": label.fill_(0) * losses["fake"]}
+
+
 class BadLoss(Plain):
     wrong = None
 
@@ -220,6 +226,7 @@ class BadLoss(Plain):
             lambda self, losses: losses["fake"].backward() or losses,
             "phase 'discriminator': backward goes a second time through its loss; let the loss not call backward()",
         ),
+        (writes_a_label, "phase 'discriminator': what its loss was computed from is written before its backward"),
         (lambda self, losses: None, "must return a scalar or named scalars, got NoneType"),
         (lambda self, losses: {}, "must return a scalar or named scalars"),
         (lambda self, losses: {"loss": losses["fake"], "score": losses["real"]}, "so from 'score' as well as 'loss'"),
