@@ -163,7 +163,7 @@ class Dry:
     def gradient(self, weight: nn.Parameter) -> None:
         """Backward has added up the whole gradient of a weight."""
         if weight.grad is None:
-            weight.grad = torch.empty_like(weight)
+            weight.grad = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)  # it may be sharded
             self.living.life(weight.grad).mark = GRADIENT
         for hook in private.post_accumulate_hooks(weight):
             hook(weight)

@@ -109,11 +109,12 @@ PLANNED = {  # and the policies and ranks; a pipeline's rank has the activations
         + [(policy, 1) for policy in ("single", "zero3+offload", MIX)],
     ),
     "a gradient penalty and micro-batches": (PENALISED, [(policy, 2) for policy in OF_SIZED]),
+    "a bucket for each weight": ((Sized, single, 2**12), [("zero3", 2), ("fsdp", 2), ("zero2", 2)]),
     "an optimizer for a phase": (TWICE, [(policy, 2) for policy in OF_SIZED]),
     "layers": (LAYERS, [("pipeline", 2), ("pipeline", 4), (STAGES, 4)]),
     "skips": (SKIPS, [("pipeline", 2), ("pipeline+chunks:1", 2), ("pipeline+chunks:8", 2)]),
 }
-FAST = [("a gradient penalty and micro-batches", "zero3", 2), ("layers", "pipeline", 2)]
+FAST = [("a bucket for each weight", "zero3", 2), ("layers", "pipeline", 2)]
 
 
 @pytest.mark.parametrize(
