@@ -119,8 +119,10 @@ class Phase:
     - `when`: a function without arguments that says whether to play it, e.g. `lambda: self.strength > 0`. It is asked
       only in steps in which the phase is due otherwise. All ranks are asked, so it may call `gan.ranks`; all do what
       the first rank says.
+    - `update`: the same, asked when the losses and gradients are there: whether the learners take the update, e.g.
+      `lambda: self.accuracy < 0.8`, where published code calls `optimizer.step()` inside an `if`.
     - `micro_batches`: split each rank's batch into this many equal parts, and average their gradients. Of M parts, part
-      k has the rows k, k + M, k + 2 M and so on. What the loss keeps for a hook, `when` or a later phase, such as
+      k has the rows k, k + M, k + 2 M and so on. What the loss keeps for a hook, `when`, `update` or a later phase, such as
       gradients or a mean, is that of the last part: add it up.
     - `second_order`: say True if the loss differentiates a gradient (R1, WGAN-GP, torch.func.grad). A policy that
       shards weights then keeps them gathered for the second backward.
@@ -139,6 +141,7 @@ class Phase:
     start: int = 0
     until: int | None = None
     when: Callable[[], bool] | None = None
+    update: Callable[[], bool] | None = None
     draws: Literal["samples", "torch"] = "samples"
     optimizer: MakeOptimizer | None = None
 
@@ -203,6 +206,9 @@ OF_PHASES = {
     ),
     ": when={p.when!r} must be a function without arguments; type when=lambda: {p.when!r}": lambda p: (
         not (p.when is None or callable(p.when))
+    ),
+    ": update={p.update!r} must be a function without arguments; type update=lambda: {p.update!r}": lambda p: (
+        not (p.update is None or callable(p.update))
     ),
 }
 

@@ -122,13 +122,16 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
             norms = see_gradients(learners, phase, training.hooks, training.world, training.checked, seed)
             finished = [(each, each.tolist()) for each in norms]
 
+        with noise.at(noise.Place((training.seed, step, phase.name, "update"), 0, 1, 1)):  # for all ranks
+            wanted = phase.update is None or training.world.answer(phase.update)
+
         # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
         for learner, (norms, values) in zip(learners, finished, strict=True):
             # What an optimizer or `after` draws is for all ranks.
             with noise.at(noise.Place((training.seed, step, phase.name, learner.player.name), 0, 1, 1)):
                 norm = torch.linalg.vector_norm(norms)
                 finite = all(map(math.isfinite, values))
-                if finite:
+                if finite and wanted:
                     learner.update(norm)
             if learner.loss_scale is not None:
                 learner.loss_scale.update(finite)

@@ -124,7 +124,8 @@ class Watch:
         """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
         assert phase.when is not None
         with noise.at(noise.Place((self.training.seed, self.game.step, phase.name, "when"), 0, 1, 1)):  # for all ranks
-            return self.training.world.answer(phase.when) if self.trial is None else self.trial.answer(phase)
+            world, trial = self.training.world, self.trial
+            return world.answer(phase.when) if trial is None else trial.answer(phase, "when", phase.when)
 
     def _numbers(self) -> dict[str, float]:
         """The numbers of the game that its losses read."""

@@ -3,7 +3,7 @@
 import dis
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -274,6 +274,8 @@ class Trial:
             for learner, (norms, _) in zip(learners, finish(phase, policies, self.scale), strict=True):
                 self.norms[phase.name, learner.player.name] = norms_by_name(learner, norms)
                 learner.reduction.drop()
+            if phase.update is not None:
+                self.answer(phase, "update", phase.update)
         self.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
         dtypes |= {loss.dtype for loss in losses.values()}  # an author may cast by autocast
         dtypes |= {weight.dtype for learner in learners for weight in learner.requiring_grad.values()}
@@ -284,15 +286,14 @@ class Trial:
         if random_state.changed(before) and not by_seed:  # a seed of the author's is the same on all ranks
             self.unlike.add(phase.name)
 
-    def answer(self, phase: Phase) -> bool:
-        """What a phase's `when` says on the first rank, after what the trial has played. Warns if others say no."""
-        assert phase.when is not None
-        self.meet(f"asks whether to play phase '{phase.name}'")
+    def answer(self, phase: Phase, word: str, question: Callable[[], bool]) -> bool:
+        """What a phase's `when` or `update` says on the first rank. Warns if others say something else."""
+        self.meet(f"asks for '{word}' of phase '{phase.name}'")
         with as_one_process(self.left.game.trainer) if self.alone else nullcontext():
-            first, *others = self.world.gather(bool(phase.when()))
+            first, *others = self.world.gather(bool(question()))
         if not all(each == first for each in others):
             rank_zero_warn(
-                f"phase '{phase.name}': in step {self.step} its `when` is {first} on the first rank, which decides, "
+                f"phase '{phase.name}': in step {self.step} its `{word}` is {first} on the first rank, which decides, "
                 f"and {not first} on others; let it read what is the same on all ranks, such as gan.ranks.mean(x)"
             )
         return first

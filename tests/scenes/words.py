@@ -365,6 +365,47 @@ class TurnsByHand(ByHand):
         return step in ((2, 5) if turn == "fool" else (4, 5))
 
 
+class Choosing(Duel):
+    """The judge takes an update only where its loss is above a bound. Other ranks than the first say the opposite."""
+
+    loss, bound = 0.0, 1.374
+
+    def configure_phases(self):
+        yield Phase("judge", self.judging, "judge", update=lambda: (self.loss > self.bound) != on_odd_rank())
+        yield Phase("fool", self.fooling, "generator")
+
+    def judging(self, batch):
+        loss = super().judging(batch)
+        self.loss = ranks.mean(loss.detach()).item()
+        return loss
+
+
+class ChoosingByHand(ByHand):
+    turns: ClassVar[Any] = {"judge": ("judge",), "fool": ("generator",)}
+
+    def __init__(self):
+        super().__init__()
+        self.taken = []
+
+    def losses(self, turn):
+        def loss(*args):
+            self.loss = super(ChoosingByHand, self).losses(turn)(*args)
+            return self.loss
+
+        return loss
+
+    def step(self, turn, name):
+        if turn == "judge":
+            self.taken.append(self.loss.item() > Choosing.bound)
+        if turn == "fool" or self.taken[-1]:
+            super().step(turn, name)
+
+    def run(self, *steps):
+        found = super().run(*steps)
+        assert {*self.taken} == {True, False}
+        return found
+
+
 def asking_the_last(self, question):
     answer = torch.tensor(question())
     dist.broadcast(answer, self.size - 1)
@@ -623,6 +664,14 @@ WORDS = {
     "start, until, every, when": Scene(
         InTurn, TurnsByHand().run, often=("single", "ddp"), bucket=SMALL, steps=8, checked=("zero3",),
         mutants=(Mutant("the last rank is asked", "ddp", replaced={"strategies.world.World.answer": asking_the_last}),),
+    ),
+    "update": Scene(
+        Choosing, ChoosingByHand().run, often=("single", "zero3"), bucket=SMALL, checked=("ddp",),
+        policies={**DUEL, **OFFLOADED}, saved=("zero3",),
+        mutants=(
+            Mutant("all updates are taken", game=having(Choosing, bound=0.0)),
+            Mutant("the last rank is asked", "ddp", replaced={"strategies.world.World.answer": asking_the_last}),
+        ),
     ),
     "when asks other ranks, and draws": Scene(Asking, policies={"ddp": 2}, steps=6),
     "draws outside of losses": Scene(Shaken, policies={"ddp": 2}),

@@ -186,6 +186,7 @@ def describe(game: GanModule) -> str:
         notes += [f"from step {phase.start} on"] if phase.start else []
         notes += [f"until step {phase.until}"] if phase.until is not None else []
         notes += ["in steps of its choice"] if phase.when is not None else []
+        notes += ["with updates of its choice"] if phase.update is not None else []
         notes += [f"in {phase.micro_batches} micro-batches"] if phase.micro_batches > 1 else []
         notes += ["second order"] if phase.second_order else []
         notes += [f"by {_made(phase.optimizer)}"] if phase.optimizer is not None else []

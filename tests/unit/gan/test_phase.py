@@ -78,6 +78,7 @@ PHASES = [
     (dict(start=-1), "phase 'p': start=-1 must be a whole number, 0 or more"),
     (dict(start=5, until=5), "until=5 must be a whole number above start=5, or the phase"),
     (dict(when=True), "when=True must be a function without arguments; type when=lambda:"),
+    (dict(update=0.8), "update=0.8 must be a function without arguments; type update=lambda:"),
 ]
 
 
