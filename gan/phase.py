@@ -122,8 +122,8 @@ class Phase:
     - `update`: the same, asked when the losses and gradients are there: whether the learners take the update, e.g.
       `lambda: self.accuracy < 0.8`, where published code calls `optimizer.step()` inside an `if`.
     - `micro_batches`: split each rank's batch into this many equal parts, and average their gradients. Of M parts, part
-      k has the rows k, k + M, k + 2 M and so on. What the loss keeps for a hook, `when`, `update` or a later phase, such as
-      gradients or a mean, is that of the last part: add it up.
+      k has the rows k, k + M, k + 2 M and so on. What the loss keeps for a hook, `when`, `update` or a later phase,
+      such as gradients or a mean, is that of the last part: add it up.
     - `second_order`: say True if the loss differentiates a gradient (R1, WGAN-GP, torch.func.grad). A policy that
       shards weights then keeps them gathered for the second backward.
     - `draws`: "samples" lets what torch draws in the loss (torch.randn, nn.Dropout) follow the sample, as gan.noise
