@@ -213,7 +213,7 @@ def kind_of(value: Any) -> Content:
 
 def copied(tensor: Tensor) -> Tensor:
     """A copy on the CPU, for a GPU may not have room for all weights twice."""
-    return tensor.detach().to("cpu", copy=True)
+    return tensor.detach().as_subclass(Tensor).to("cpu", copy=True)
 
 
 @torch.no_grad()
@@ -226,7 +226,7 @@ def _fill_tensor(tensor: Tensor, before: Tensor) -> None:
 
 def differs(tensor: Tensor, before: Tensor) -> bool:
     """Whether a tensor has other values than its copy. Its version does not count what is written through `.data`."""
-    now = tensor.detach().cpu()
+    now = tensor.detach().as_subclass(Tensor).cpu()
     return not torch.equal(now, before) and (now.shape != before.shape or not bool(same_numbers(now, before).all()))
 
 

@@ -186,7 +186,8 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
             training.same_on_ranks.drew(f"phase '{phase.name}'", index, drawn_at(place, training))
         total = _sum(losses.values(), scale / parts)
         for name, loss in losses.items():
-            mean = loss.detach() / parts if parts > 1 else loss.detach()
+            mean = loss.detach().as_subclass(Tensor)  # what an author's subclass of tensors makes is of that class
+            mean = mean / parts if parts > 1 else mean
             means[name] = means[name] + mean if name in means else mean
         if total.is_meta and any(policy.name == "pipeline" for policy in training.policies.values()):
             raise UserError(f"phase '{phase.name}': {NO_VALUE}. {LEFT_ELSEWHERE}")

@@ -319,7 +319,8 @@ def aside(
 
 def checksum(tensor: Tensor, dtype: torch.dtype | None = None) -> Checksum:
     """A number made of the tensor's bits, in its own dtype or in another one."""
-    values = tensor.detach().resolve_conj().resolve_neg().to("cpu", dtype).contiguous()
+    plain = tensor.detach().as_subclass(Tensor)  # an author's subclass may have a `to` of its own
+    values = plain.resolve_conj().resolve_neg().to("cpu", dtype).contiguous()
     return values.dtype, zlib.crc32(as_bytes(values).numpy().data)
 
 

@@ -45,6 +45,13 @@ class Slots(Slot):
     __slots__ = ()
 
 
+class Distribution(torch.Tensor):
+    """BigGAN's: what is made of one has no scale."""
+
+    def to(self, *args, **kwargs):
+        return super().to(*args, **kwargs) * self.scale
+
+
 class Remembering(Reaching):
     """More of what games remember."""
 
@@ -56,6 +63,8 @@ class Remembering(Reaching):
         self.fakes = self.alias = []
         self.legacy, self.slots = np.random.RandomState(3), Slots()
         self.cache, self.form = {}, None
+        self.z = Distribution(torch.zeros(2, dtype=torch.float64))
+        self.z.scale = 1.0
 
     def play(self, batch):
         if self.step > 0 and "order" not in vars(self):
@@ -70,7 +79,8 @@ class Remembering(Reaching):
         self.form = batch["x"].shape
         key = batch["x"].device, self.form[1:], torch.float64, np.dtype("f4"), torch.channels_last
         self.cache[key] = self.cache.get(key, 0) + 1
-        out = self.net(batch["x"])
+        self.z += 0.1
+        out = self.net(batch["x"]) + self.z[:1]
         self.moving = 0.9 * self.moving + 0.1
         self.table = self.table + 1
         self.fading = 0.9 * self.fading
