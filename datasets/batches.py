@@ -19,7 +19,7 @@ from gan.files.errors import UserError
 from gan.making import drawing_from
 from gan.noise import seed_for
 
-NEW_DATA = "to go on with what is there now, type --new-data true, or make a loader of your own with new_data=True"
+NEW_DATA = "to go on with what is there now, type --new-data, or make a loader of your own with new_data=True"
 
 
 class GlobalBatches(DistributedSampler):

@@ -286,7 +286,7 @@ def drawn(names: Sequence[bytes], share: float) -> np.ndarray:
 
 
 def raise_broken(source: Source, problems: Sequence[str]) -> None:
-    advice = "replace or remove them" if len(problems) == len(source) else "type --skip-broken true to leave them out"
+    advice = "replace or remove them" if len(problems) == len(source) else "type --skip-broken to leave them out"
     count = f"{len(problems)} of {len(source)} {source.what} in {source.path} cannot be used; {advice}:"
     raise UserError(listed(count, problems))
 

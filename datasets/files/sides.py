@@ -167,7 +167,7 @@ def _pair_up(found: dict[tuple[bool, str], dict[str, int]], data: str, leave_out
     if not any(found.values()):
         raise UserError(f"no picture in {data} has a partner of the same name; without pairs, train cyclegan or cut")
     if alone and not leave_out:
-        advice = "type --skip-broken true to leave them out"
+        advice = "type --skip-broken to leave them out"
         raise UserError(listed(f"{len(alone)} pictures in {data} have no partner of the same name; {advice}:", alone))
 
 

@@ -120,7 +120,7 @@ class _Dumper(yaml.SafeDumper):
 
 def dump(settings: Namespace, run: str) -> str:
     """All settings as YAML, without those that belong to a single call of the command."""
-    kept = {name: _written(name, value) for name, value in settings.as_dict().items() if name not in PASSING}
+    kept = {name: written(name, value) for name, value in settings.as_dict().items() if name not in PASSING}
     try:
         text = yaml.dump({**kept, "run": run}, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
         if text.replace("\n", "").isprintable():
@@ -440,7 +440,7 @@ def without(argv: Sequence[str], options: Collection[str]) -> list[str]:
     return kept
 
 
-def _written(name: str, value: Any) -> Any:
+def written(name: str, value: Any) -> Any:
     """The value as settings.yaml has it, from which it is read again by its type.
 
     The path of data, or of a file to begin from, is written from the root: so the run can be opened from any folder.

@@ -65,7 +65,9 @@ class Resumed:
         self.folder, self.now = folder, now
         saved = options.load(folder.settings, run)
         self.before = {**options.run_settings(saved), "precision": saved.precision}
-        self.changed = [name for name, value in now.items() if value != self.before.get(name)]
+        both = ((name, value, self.before.get(name)) for name, value in now.items())
+        written = options.written  # the path of one folder may be typed from here or from the root
+        self.changed = [name for name, value, before in both if written(name, value) != written(name, before)]
 
     def __str__(self) -> str:
         was, now = self._typed(self.before), self._typed(self.now)

@@ -77,7 +77,7 @@ def test_nothing_is_prepared_before_the_epoch_is_known():
             44,
             4,
             0,
-            "was trained with 40 samples, and has 44 now; to go on with what is there now, type --new-data true",
+            "was trained with 40 samples, and has 44 now; to go on with what is there now, type --new-data",
         ),
         (40, 4, 1, "was trained with seed 0, and has 1 now"),
     ],

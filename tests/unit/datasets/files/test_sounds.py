@@ -84,7 +84,7 @@ def test_broken_and_too_short_files_are_named_together(folder):
     (folder / "b.flac").write_bytes(b"no sound")
     (folder / "c.ogg").write_bytes(b"")
     soundfile.write(folder / "f.wav", numpy.zeros(10), RATE)
-    first = "3 of 6 sounds in .*--skip-broken true.*b.flac: Format not recognised"
+    first = "3 of 6 sounds in .*--skip-broken.*b.flac: Format not recognised"
     with pytest.raises(UserError, match=f"(?s){first}.*c.ogg: it is empty.*f.wav: it is too short: 10 .* 256 are n"):
         Sounds(folder, RATE, LENGTH, least=256)
     found = Sounds(folder, RATE, LENGTH, least=256, skip_broken=True)

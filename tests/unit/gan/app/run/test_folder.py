@@ -241,6 +241,14 @@ def test_what_has_changed_is_said_in_one_line(trained):
     assert again.as_it_was("config auto, max-steps 60, batch-size 9") == was and "no max-steps" in again.as_it_was("")
 
 
+def test_a_folder_of_data_is_the_same_one_however_it_is_typed(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert (
+        resumed(trained, ["--data", "mine"]).changed == resumed(trained, ["--data", f"{tmp_path}/mine"]).changed == []
+    )
+
+
 def test_another_seed_is_refused_where_the_loader_does_not_know_it(trained):
     with pytest.raises(UserError, match="trained with seed 0, and has 3 now; resume with 0, or begin a new run"):
         resumed(trained, ["--seed", "3"]).check()

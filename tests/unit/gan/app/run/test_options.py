@@ -50,6 +50,12 @@ def test_hyphens_and_underscores_are_the_same_and_the_run_may_be_the_first_word(
     assert evaluate.parse(["--ignore-labels", ""]).ignore_labels == ()  # as it is by default
 
 
+def test_a_yes_or_no_may_stand_alone():
+    typed = ["sean-faces", "--check", "--save-in-background", "false", "--fake-once", "--max-steps", "3", "--check"]
+    settings, _ = options.parse(typed)
+    assert settings.check and settings.fake_once and not settings.save_in_background
+
+
 def test_what_a_run_hands_on_to_another_function_is_a_setting_of_it_too(here):
     typed = ["--run", "sean-facades", "--size", "512", "--style", "null", "--generator-rate", "3e-4", "--epochs", "7"]
     own = options.run_settings(options.parse(typed)[0])
