@@ -209,6 +209,24 @@ class Padded(OwnNorms):
         return self.net(torch.cat([x, x.flip(1)])).square().mean()
 
 
+class Patches(nn.Linear):
+    """All columns of a first head, then those of a second one, as FastGAN's discriminator returns them."""
+
+    def forward(self, x):
+        first, second = super().forward(x).split([3, 5], dim=1)
+        return torch.cat([first.reshape(-1), second.reshape(-1)])
+
+
+class OfPatches(One):
+    def __init__(self):
+        super().__init__()
+        self.net = Patches(6, 8)
+
+    def play(self, batch):
+        found = self.net(batch["x"])
+        return (found * torch.rand_like(found)).square().mean()
+
+
 class Few(One):
     """Torch's draws for pairs of samples that are none: the first half with the second."""
 
@@ -602,6 +620,9 @@ APART = {"sync_batchnorm": False}
         row(HalfTeacher, LOSS, **MIXED),
         row(BesideATeacher, LOSS, unsaid=("phase 'learn'",), **MIXED),
         row(Padded, "begins where 'net.1' (Spread) returns other values for the same input", unsaid=("draw", FORMULA)),
+        row(
+            OfPatches, "same as on one device: look at the loss's own formula.\nA draw must", "Phase 'play' draws [16]"
+        ),
         row(Within, "begins within 'net' (Inside), where 'net.last' (Linear) is given other values", unsaid=("draw",)),
         row(Mislabelled, "begins where 'net' (Inside) is given other values.\nA draw must", "draws [2] once for the"),
         row(OneByOne, LOSS, unsaid=("begins", "look at")),
