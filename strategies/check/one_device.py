@@ -323,7 +323,11 @@ class Tries:
 
         What differs on one rank is returned on all of them.
         """
-        training, gather = self.training, self.training.world.gather
+        training, gather, batches = self.training, self.training.world.gather, self.training.batches
+        if batches.rows(own) == 1:  # a draw of one row may be the sample's, or one for the whole batch
+            with suppress(TooFew):
+                few, many = (self(batches.join([own] * count)) for count in (2, 4))
+                training.draws.learn(gather((few.drawn, many.drawn)))
         together, alone = self(own), self(samples, alone=True)
         if training.draws.learn(gather((together.drawn, alone.drawn))):
             together, alone = self(own), self(samples, alone=True)

@@ -377,6 +377,22 @@ def halves(step):
     return {"x": torch.cat([torch.ones(8, 6), -torch.ones(8, 6)]).double()}
 
 
+def pairs(step):
+    return {"x": vectors(step)["x"][:2]}
+
+
+class Coin(OwnNorms):
+    """A draw for the whole batch decides whether ranks meet in a batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.net[0] = nn.Linear(6, 8, bias=False)  # before a norm a bias has the gradient 0, which rounds
+
+    def play(self, batch):
+        x = batch["x"].repeat_interleave(2, 0) + torch.rand_like(batch["x"]).repeat_interleave(2, 0)
+        return (self.net(x) if torch.rand(1).item() < 0.5 else self.net[0](x)).square().mean()
+
+
 class ShortTable(One):
     def __init__(self):
         super().__init__()
@@ -1098,6 +1114,7 @@ MATRIX = ["ddp", "zero3", "zero1", "fsdp"]  # `make test` plays zero3
         row(Grows, steps=4),
         row(Unsorted, "because its batch cannot be cut: the first samples: the batch has 8 samples", batches=unsorted),
         row(Lawful, unsaid=("no comparison",), steps=6),
+        row(Coin, steps=6, batches=pairs),
     ],
 )
 def test_what_is_tried_trains_as_one_device(game, words, unsaid, how, ranks):
