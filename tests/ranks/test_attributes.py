@@ -64,7 +64,7 @@ class Remembering(Reaching):
         self.legacy, self.slots = np.random.RandomState(3), Slots()
         self.cache, self.form = {}, None
         self.z = Distribution(torch.zeros(2, dtype=torch.float64))
-        self.z.scale = 1.0
+        self.z.scale, self.noise = 1.0, torch.empty(1, dtype=torch.float64)
 
     def play(self, batch):
         if self.step > 0 and "order" not in vars(self):
@@ -80,6 +80,7 @@ class Remembering(Reaching):
         key = batch["x"].device, self.form[1:], torch.float64, np.dtype("f4"), torch.channels_last
         self.cache[key] = self.cache.get(key, 0) + 1
         self.z += 0.1
+        self.noise.resize_(self.step + 1).fill_(1)  # as published code resizes it
         out = self.net(batch["x"]) + self.z[:1]
         self.moving = 0.9 * self.moving + 0.1
         self.table = self.table + 1
