@@ -37,10 +37,12 @@ class OwnCollectives(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def called_by_the_game() -> str | None:
-    """Where the game, or a library that it uses, calls torch.distributed now; None if somebody else does."""
+def called_by_the_game(caller: FrameType | None = None) -> str | None:
+    """Where the game, or a library that it uses, calls torch.distributed now; None if somebody else does.
+
+    `caller` is who asks, if nobody has called torch.distributed.
+    """
     frame: FrameType | None = sys._getframe()
-    caller: FrameType | None = None
     while frame is not None:
         caller = frame.f_back if module_of(frame).startswith(ENTRANCES) else caller
         frame = frame.f_back

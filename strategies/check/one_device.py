@@ -57,7 +57,10 @@ CALLERS = 3  # of torch.distributed
 WITHOUT = "PhaseStrategy(check=False) leaves the trial out"
 PATIENCE = 10.0  # seconds for all other ranks to fail as one has
 
-WORDS = "Let gan.ranks.sum(x), gan.ranks.mean(x) and gan.ranks.gather(x) do that."
+WORDS = (
+    "Let gan.ranks.sum(x), gan.ranks.mean(x) and gan.ranks.gather(x) do that; or ask for the number of ranks in each "
+    "call, because one that was kept is not that of one device."
+)
 DRAWS = (
     "A draw must have a row for each sample, or several: all draws of the game in blocks, as torch.cat makes them, or "
     "all side by side, as nn.MultiheadAttention drops its weights (not with need_weights=False). Each rank must draw "
@@ -250,7 +253,7 @@ class Tries:
                         again = Trial(world, step, f"{key}/again", *how)
                         self.play(again, move_data_to_device(copy.deepcopy(samples), world.device))
             except Exception as error:
-                tried = f"step {step} was tried on {self.training.batches.rows(samples)} samples"
+                tried = f"step {step} was tried on {self.training.batches.rows(samples)} samples{' as one device' * alone}"
                 error.add_note(f"while {tried}; {WITHOUT}")
                 # A game may refuse a number of samples. Later trials have one that training has not.
                 refused = isinstance(error, UserError) and (not alone if self.whole else not step)

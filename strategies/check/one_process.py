@@ -1,5 +1,6 @@
 """A trial as one device: the game's own calls of torch.distributed and of Lightning find no other rank either."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,7 +11,6 @@ from unittest import mock
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # noqa: F401 - it registers the backend
 from lightning import Trainer
-from torch.distributed.distributed_c10d import GroupMember
 
 from gan import ranks
 from strategies.observers import called_by_the_game, module_of
@@ -20,8 +20,8 @@ from strategies.observers import called_by_the_game, module_of
 def as_one_process(trainer: Trainer, found: Callable[[str], object] = str) -> Iterator[None]:
     """Inside the `with`, this rank is alone. For Lightning it keeps its number: a log may be on the first rank only.
 
-    Our own collectives, and those of torch and DeepSpeed, go on as before; so does a group that the game has made.
-    `found` hears where the game calls torch.distributed.
+    Our own collectives, and those of torch and DeepSpeed, go on as before. For the game each group has one rank, also
+    a group that it has made. `found` hears where the game calls torch.distributed.
     """
     if not dist.is_initialized():
         with ranks.alone(in_all_threads=True):
@@ -29,19 +29,17 @@ def as_one_process(trainer: Trainer, found: Callable[[str], object] = str) -> It
         return
     # Its collectives return what they are given, on every kind of device.
     alone = dist.new_group([dist.get_rank()], backend="fake", use_local_synchronization=True)
-    assert isinstance(alone, dist.ProcessGroup)
-    kind = type(GroupMember)
-    usual: Any = kind.WORLD
     strategy: Any = trainer.strategy
 
-    def default_group(group: Any) -> Any:
-        frame = sys._getframe(1)
-        return alone if _asked_by_the_game(frame, found) and not _of_another(frame, alone) else usual.fget(group)
+    def attribute(group: dist.ProcessGroup, name: str) -> Any:
+        return object.__getattribute__(alone if _asked_by_the_game(sys._getframe(1), found) else group, name)
 
     with (
         ExitStack() as stack,
         ranks.alone(in_all_threads=True),
-        mock.patch.object(kind, "WORLD", property(default_group, usual.fset)),
+        mock.patch.object(dist.ProcessGroup, "__getattribute__", attribute),
+        mock.patch.object(dist.ProcessGroup, "monitored_barrier", lambda *_, **__: None),  # the fake one has none
+        mock.patch.object(os, "environ", os.environ | {"WORLD_SIZE": "1"}),
         mock.patch.object(type(trainer), "world_size", 1),
         mock.patch.object(strategy, "all_gather", lambda tensor, *_, **__: tensor),
         mock.patch.object(strategy, "reduce", lambda tensor, *_, **__: tensor),
@@ -51,18 +49,9 @@ def as_one_process(trainer: Trainer, found: Callable[[str], object] = str) -> It
 
 
 def _asked_by_the_game(frame: FrameType | None, found: Callable[[str], object]) -> bool:
-    if where := called_by_the_game():
+    if where := called_by_the_game(frame):
         found(where)
         return True
     while frame is not None and not module_of(frame).startswith("torch.distributed.nn"):  # in backward only the game's
         frame = frame.f_back
     return frame is not None
-
-
-def _of_another(frame: FrameType | None, alone: dist.ProcessGroup) -> bool:
-    """Whether torch.distributed was given a group of the game's own."""
-    while frame is not None and module_of(frame).startswith("torch.distributed"):
-        if isinstance(given := frame.f_locals.get("group"), dist.ProcessGroup) and given is not alone:
-            return True
-        frame = frame.f_back
-    return False

@@ -701,6 +701,26 @@ class Undivided(Codebook):
         return total
 
 
+class OwnGroup(Undivided):
+    """A sum of the ranks' means over a group of the game's own."""
+
+    def setup(self, stage):
+        self.ranks = dist.new_group() if dist.is_initialized() else None
+
+    def sum_of(self, out):
+        total = out.mean(0)
+        dist.all_reduce(total, group=self.ranks)
+        return total
+
+
+class OwnGroupsMean(OwnGroup):
+    def sum_of(self, out):
+        dist.monitored_barrier()
+        size = self.ranks.size()
+        assert dist.get_world_size(self.ranks) == size == int(os.environ.get("WORLD_SIZE", size))
+        return super().sum_of(out) / size
+
+
 class BySize(One):
     def play(self, batch):
         return super().play(batch) / dist.get_world_size() if dist.is_initialized() else super().play(batch)
@@ -735,10 +755,13 @@ class ByNumber(One):
         return (y - torch.cat(every).detach()[own].roll(1, 1)).square().mean()
 
 
-@pytest.mark.parametrize("game", [PastRanks, Undivided, BySize, ByTrainer, ByLightning, ByNumber])
+PAST_RANKS = [PastRanks, ByLightning, ByNumber, OwnGroupsMean]
+
+
+@pytest.mark.parametrize("game", [*PAST_RANKS, Undivided, OwnGroup, BySize, ByTrainer])
 def test_one_device_finds_no_other_rank_past_gan_ranks_either(game, ranks):
     for found in ranks(2).run(refused, game, world=2, steps=1, check=True):
-        if game in (PastRanks, ByLightning, ByNumber):
+        if game in PAST_RANKS:
             assert found is None
         else:
             assert game is ByTrainer or re.search(
@@ -1086,7 +1109,7 @@ def test_an_own_package_that_takes_long_to_look_through_is_named(monkeypatch):
 
 
 UNCHECKED = "nothing of this run is checked against one device, because a trial would move on the iterator"
-ON_FEW = "no comparison with one device: step 1 was tried on 16 samples, and a loss fails"
+ON_FEW = "no comparison with one device: step 1 was tried on 16 samples as one device, and a loss fails"
 NO_ROOM = "the first step is not checked against one device, which may have no memory for 2"
 BY_RANK = "phase 'late': in step 1 its `when` is True on the first rank, which decides, and False on others"
 MATRIX = ["ddp", "zero3", "zero1", "fsdp"]  # `make test` plays zero3
