@@ -161,8 +161,9 @@ class Updater:
     def _refuse_pieces(self, *_: Any) -> None:
         if not self._has_pieces():
             raise UserError(
-                f"state_dict() of this {_kind(self.optimizer)} has a rank's pieces of weights, of no use to other "
-                f"ranks; type trainer.save_checkpoint(path) and fit(..., ckpt_path=path), or type ddp for this player"
+                f"state_dict() of this {_kind(self.optimizer)} has a rank's pieces of weights; to save them, type "
+                f"trainer.save_checkpoint(path) and fit(..., ckpt_path=path); to give an optimizer the moments of "
+                f"another one, update each dict of optimizer.state.values(); or type ddp for this player"
             )
 
     def _fill(self, members: list[dict[str, list[Any]]]) -> None:
@@ -314,7 +315,8 @@ def check_saved(player: Player, updaters: Iterable[Updater]) -> None:
             what = f"in '{apart[0]}', which has a state of its own" if apart else "in the form of its own state_dict()"
             raise UserError(
                 f"player '{player.name}': a checkpoint would not have what {_kind(optimizer)} keeps {what}. If it "
-                f"averages weights, give the player the optimizer inside of it, and Player(ema=...); else call "
+                f"averages weights, give the player the optimizer inside of it, and Player(ema=...), or where the "
+                f"weights get it too, as by Lookahead, on_train_batch_end with gathered(write=True); else call "
                 f"super().__init__(groups, {{}}) in it, keep what belongs to a weight in self.state[weight], give "
                 f"optimizers inside of it the same state (inner.state = self.state), and leave state_dict() as it is"
             )

@@ -138,13 +138,14 @@ def _say_what_differs(tries: "Tries", together: Trial, lines: dict[str, str]) ->
     if together.unlike:
         rank_zero_warn(
             f"phase {', '.join(map(repr, sorted(together.unlike)))}: not compared with one device, because it draws "
-            f"other numbers on each rank: by Phase(draws='torch'), in backward, or within nn.LSTM or attention on a GPU"
+            f"other numbers on each rank: by Phase(draws='torch'), in backward (add noise to gradients in "
+            f"on_before_optimizer_step), or within nn.LSTM or attention on a GPU"
         )
     for phase in game.phases:
         if wrong := training.draws.wrong_in_parts(phase, training.batches):
             lines[f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}"] = IN_MICRO_BATCHES
     if lines:
-        raise RanksDiffer(_said(lines, "all" if tries.whole else "a few", training, game, together))
+        raise RanksDiffer(_said(lines, tries, together))
     training.draws.agreed()
     if together.own:
         rank_zero_warn(
@@ -386,7 +387,8 @@ def _kept_otherwise(trial: Trial) -> str:
     return f"other values in {', '.join(map(repr, trial.own))} than one device would"
 
 
-def _said(lines: Mapping[str, str], which: str, training: Training, game: GanModule, trial: Trial) -> str:
+def _said(lines: Mapping[str, str], tries: "Tries", trial: Trial) -> str:
+    training, game, which = tries.training, tries.game, "all" if tries.whole else "a few"
     begins = [each for each in trial.begins if any(f"phase '{each.phase}'" in text for text in lines)]
     drew = {each.phase for each in trial.begins if each.drew} | {AFTER.name} if begins else trial.drawn.keys()
     drawn = {phase: trial.drawn[phase] for phase in trial.drawn if phase in drew and trial.drawn[phase]}
@@ -399,7 +401,8 @@ def _said(lines: Mapping[str, str], which: str, training: Training, game: GanMod
     inside = not begins or any(each.inside for each in begins)
     if A_MEAN_OVER_SAMPLES in advice:
         formula = not begins or any(each.formula for each in begins)
-        of_gradients = formula and not any(": loss '" in text for text in lines)
+        hooked = any("hook" in name for name in tries.kept.read)
+        of_gradients = hooked and formula and not any(": loss '" in text for text in lines)
         at = advice.index(A_MEAN_OVER_SAMPLES) + 1
         advice[at:at] = [IN_A_NETWORK] * inside + [ON_GRADIENTS] * of_gradients
     of_draws = [*[DRAWS] * bool(draws - given), *[OF_LOADERS] * bool(draws and training.batches.ratios)]

@@ -73,6 +73,9 @@ Sum = with_loss("Sum", lambda game, batch: game.net(batch["x"]).square().sum())
 RootOfMean = with_loss("RootOfMean", lambda game, batch: {"root": game.net(batch["x"]).square().mean().sqrt()})
 
 
+ON_GRADIENTS = "belongs into on_before_optimizer_step"
+
+
 class ClipsAlike(One):
     """What its hooks leave of a gradient is the same on each rank, and on one device."""
 
@@ -81,6 +84,14 @@ class ClipsAlike(One):
             if weight.requires_grad and not weight._backward_hooks:
                 weight.register_hook(lambda gradient: gradient.clamp(max=1e-3))
         return sum(weight.sum() for weight in self.net.parameters()) * batch["x"].abs().mean()
+
+
+class SumsInBackward(One):
+    """Its loss is a mean, and its gradient that of a sum."""
+
+    def play(self, batch):
+        total = self.net(batch["x"]).sum()
+        return super().play(batch) + total - total.detach()
 
 
 class VirtualBatches(One):
@@ -652,7 +663,8 @@ APART = {"sync_batchnorm": False}
         row(DividesByItsMask, "In a trial of step 0, on a few samples of each rank, these differ:"),
         row(DrawingWrongly, "phase 'generator': loss 'loss'", policy="zero2"),
         row(WrongOptions, LOSS),
-        row(ClipsAlike, "phase 'play', player 'net': the gradients of 4 of 4 weights"),
+        row(ClipsAlike, "phase 'play', player 'net': the gradients of 4 of 4 weights", ON_GRADIENTS),
+        row(SumsInBackward, "phase 'play', player 'net': the gradients of", unsaid=(ON_GRADIENTS,)),
         *(row(each, "phase 'late': loss 'loss'", steps=3, policy="zero3") for each in LATE),
     ],
 )

@@ -1,5 +1,6 @@
 """What an update takes beside its gradients, and what runs around it: the same on all ranks, or refused by name."""
 
+import copy
 import random
 from dataclasses import replace
 from functools import partial
@@ -14,9 +15,9 @@ from torch.nn.functional import softplus
 from torch.optim import SGD, Adafactor, Adam, NAdam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from gan import Player
+from gan import Phase, Player
 from gan.ranks import mean
-from tests.support.hard_games import Micro2, Plain
+from tests.support.hard_games import Micro2, One, Plain, mlp
 from tests.support.scene import Mutant, Refused, Scene, having, nothing
 
 SAME = "must be the same on all ranks: keep gan.ranks.mean(x) in place of x"
@@ -81,6 +82,32 @@ class Restarts(Plain):
             optimizer.state.pop(first, None)
             optimizer.state[second] = {}
             del optimizer.state[third]
+
+
+class Twins(One):
+    """Two networks, each with a loss of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.twin = mlp(6, 3)
+
+    def configure_players(self):
+        return [*super().configure_players(), Player("twin", self.twin, partial(Adam, lr=1e-2))]
+
+    def configure_phases(self):
+        yield Phase("play", self.play, ["net", "twin"])
+
+    def play(self, batch):
+        return super().play(batch) + (self.twin(batch["x"]) - 1).square().mean()
+
+
+class Heirs(Twins):
+    """As in evolutionary GANs: after each step the second network gets the moments of the first one."""
+
+    def on_train_batch_end(self, *_):
+        of_net, of_twin = (optimizer.state.values() for optimizer in self.trainer.optimizers)
+        for own, other in zip(of_twin, of_net, strict=True):
+            own.update(copy.deepcopy(other))
 
 
 class Toggles(Plain):
@@ -374,8 +401,11 @@ UPDATES = {
         mutants=(Mutant("it goes on", game=Plain),),
         refused=(
             *refused(Halves, "zero1", "zero3", words="of which this rank's optimizer has a piece"),
-            *refused(Saves, "zero3", words="of this Adam has a rank's pieces of weights"),
+            *refused(Saves, "zero3", words="update each dict of optimizer.state.values()"),
         ),
+    ),
+    "moments_of_another": Scene(
+        Heirs, policies={"zero1": 2, "zero3": 2, "fsdp": 2}, mutants=(Mutant("it keeps its own", game=Twins),)
     ),
     "frozen_when_done": Scene(Toggles, policies={"zero2": 2, "zero3": 2, "fsdp": 2}, **AS_PLAIN),
     "what runs again": Scene(  # to the last bit: test_recompute.py
