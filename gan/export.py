@@ -191,7 +191,8 @@ def take_from_run(settings: Namespace, argv: Sequence[str] = ()) -> list[str]:
         settings.load_size = scale
         words += ["--load-size", str(scale)]
     typed_here = {word.partition("=")[0] for word in options.arguments(argv)}
-    for name in SHAPES if first.suffix != ".pkl" else ():  # which says itself what its networks are
+    known = (*SHAPES, "size") if isinstance(settings.get("size"), int) else SHAPES  # None was filled in above
+    for name in known if first.suffix != ".pkl" else ():  # which says itself what its networks are
         theirs = opened.settings.get(name)
         if theirs not in (None, settings.get(name, theirs)) and f"--{name}" not in typed_here:
             settings[name] = theirs

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         from gan.app.planning.planned import plan
         from gan.export import take_from_run
 
-    take_from_run(settings)
+    take_from_run(settings, argv)
     return plan(argv, settings)
 
 

@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
         from gan.export import take_from_run
         from strategies import PhaseStrategy
 
-    take_from_run(settings)
+    take_from_run(settings, argv)
     for strategy in settings.strategy:
         PhaseStrategy(strategy)  # refuses what it cannot read, before anything is trained
     for devices in settings.devices if settings.get("batch_size") is not None else ():

@@ -301,8 +301,10 @@ def test_a_sean_of_fewer_upsamplings_than_published_ones_begins_another_one(tmp_
         "batch_size": 4,
     }
     first = opening.train(tmp_path / "runs", "sean-folder", max_steps=1, **rules)
-    settings = Namespace(from_=str(first), run="sean", upsamplings=5)
-    assert take_from_run(settings)[2:] == ["--upsamplings", "2"]
+    settings = Namespace(from_=str(first), run="sean", upsamplings=5, size=256)
+    assert take_from_run(settings)[2:] == ["--upsamplings", "2", "--size", "32"]
+    settings = Namespace(from_=str(first), run="sean", upsamplings=2, size=256)
+    assert take_from_run(settings, ["--size=256"])[2:] == []
     game, saved = build("sean", from_=settings.from_, **rules).game, open_run(str(first)).run.game
     for one, other in zip(game.children(), saved.children(), strict=True):
         torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
