@@ -178,8 +178,9 @@ def refuse_old_views(game: GanModule) -> Iterator[None]:
     views = [(name, each, *weights[memory_of(each)]) for name, each in _tensors(game) if memory_of(each) in weights]
     yield
     for name, view, of, weight in views:
-        # torch's spectral_norm writes its weight in each forward.
-        if memory_of(view) != memory_of(weight) and of != f"{name}_orig":
+        # A hook may make `weight` of `weight_orig` in each forward, as torch's spectral_norm.
+        anew = of.startswith(f"{name}_") and game.get_submodule(of.rpartition(".")[0])._forward_pre_hooks
+        if memory_of(view) != memory_of(weight) and not anew:
             raise UserError(
                 f"'{name}' has the memory of weight '{of}', whose policy gives the weight other memory, so '{name}' "
                 f"would keep the values of the start; read the weight itself in the loss, or type .clone() if these "

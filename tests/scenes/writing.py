@@ -179,6 +179,28 @@ class Views(Plain):
         return super().fool(batch) + (self.fake(batch["x"]) @ self.centers[0]).square().mean()
 
 
+class Equalized(Plain):
+    """As imaginaire's equalized learning rate: before each forward a hook makes the weight anew of one that learns."""
+
+    scale, hooked = 0.5, True
+
+    def __init__(self):
+        super().__init__()
+        layer = self.discriminator[0]
+        raw = layer.weight
+        del layer.weight
+        layer.register_parameter("weight_ori", raw)
+        if self.hooked:
+            layer.register_forward_pre_hook(self.compute)
+
+    def configure_players(self):
+        self.discriminator[0].weight = self.discriminator[0].weight_ori.data
+        return super().configure_players()
+
+    def compute(self, layer, _):
+        layer.weight = layer.weight_ori * self.scale
+
+
 class ViewsLater(Views):
     """The loss itself makes it, the first time."""
 
@@ -622,6 +644,11 @@ WRITTEN = {
             Refused(Views, policy, "'centers.0' has the memory of weight 'discriminator.0.weight', whose policy")
             for policy in ("zero1", "zero2", "zero3", "fsdp")
         ),
+    ),
+    "a hook computes a weight": Scene(
+        Equalized, policies={"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "fsdp": 2, "pipeline": 2},
+        often=("zero1", "fsdp"), mutants=(Mutant("by another scale", game=having(Equalized, scale=1.0)),),
+        refused=(Refused(having(Equalized, hooked=False), "zero1", "would keep the values of the start"),),
     ),
     "a loss reads a weight by NumPy": Scene(
         ReadsByNumpy, policies={"zero3": 2}, mutants=(Mutant("it does not", game=Plain),),
