@@ -1056,6 +1056,17 @@ class OnItsOwn(Later):
         return self.play(batch)
 
 
+class OfItsBatch(OnItsOwn):
+    """It hangs on the samples of all ranks: each has kept its own in a hook, in a trial as one device too."""
+
+    def on_train_batch_start(self, batch, *_):
+        self.kept = batch["x"].mean()
+
+    def configure_phases(self):
+        yield Phase("net", self.look, "net")
+        yield Phase("late", self.play, "net", when=lambda: all_ranks.mean(self.kept) > -0.5)
+
+
 class PoolOfOwn(Plain):
     """As CycleGAN's published buffer. The first rank's rows are also the first ones that one device keeps."""
 
@@ -1166,6 +1177,7 @@ def test_what_is_tried_trains_as_one_device(game, words, unsaid, how, ranks):
         row(DrawingByTorch, "phase 'discriminator', 'generator': not compared with one device, because it draws other"),
         row(AsLongAsTheLongest, "samples of batch['x'] have another shape on another rank, as where a load", steps=2),
         row(OnItsOwn, BY_RANK, batches=halves, steps=3),
+        row(OfItsBatch, unsaid=("its `when` is",), batches=halves, steps=3),
     ],
 )
 def test_what_is_not_compared_is_said(game, words, unsaid, how, ranks):
