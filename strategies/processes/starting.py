@@ -15,6 +15,7 @@ import torch
 from lightning.fabric.plugins import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
+from gan.files.errors import UserError
 from strategies.private import ScriptLauncher, note_checkpoint, same_command, set_threads
 from strategies.processes.launchers import number
 from strategies.processes.lost_ranks import Survivor
@@ -36,6 +37,7 @@ StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 class LaunchedStrategy(DDPStrategy):
     """What launchers know of the strategy whose ranks they start."""
 
+    is_dp: bool
     is_starter = False  # it starts ranks of its own, and is a world of its own while they are not running
     resumes_from: Any = None  # the checkpoint from which the run resumes, which the launcher finds out
     cluster_environment: ClusterEnvironment  # both are known before anything is launched
@@ -57,6 +59,8 @@ class LaunchedStrategy(DDPStrategy):
 class Scripts(ScriptLauncher):
     """Starts the command again for every other device, where nobody else does. A single process trains by itself."""
 
+    joined = False  # whether this process has been one of several ranks already
+
     def __init__(self, strategy: LaunchedStrategy) -> None:
         super().__init__(strategy.cluster_environment, strategy.num_processes, strategy.num_nodes)
         self.strategy, self.alone = strategy, strategy.num_processes * strategy.num_nodes == 1
@@ -70,6 +74,12 @@ class Scripts(ScriptLauncher):
         if self.alone:
             note_checkpoint(function, partial(setattr, self.strategy, "resumes_from"))
             return function(*args, **kwargs)
+        if _parent and self.strategy.is_dp and not Scripts.joined:
+            raise UserError(
+                "this process is a rank of a later training of this script, for which the script has begun anew, and "
+                "dp starts ranks of its own; train with dp in another script"
+            )
+        Scripts.joined = True
         environment = self.cluster_environment
         environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not environment.creates_processes_externally:

@@ -41,6 +41,8 @@ class Environment(SimpleNamespace):
 class AllTrain(SimpleNamespace):
     """A strategy under which no rank serves others."""
 
+    is_dp = False
+
     def take_part(self, survivor, function, *args, **kwargs):
         self.survivor = survivor
         return survivor.run(function, *args, **kwargs)
@@ -73,6 +75,19 @@ def test_the_first_of_a_node_starts_the_others_and_knows_them_by_rank(monkeypatc
 def test_a_script_that_was_started_again_may_train_on_one_device_first(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert train(Plain, policy="single", steps=1)
+
+
+def test_but_not_with_dp_first(monkeypatch):
+    """The process that starts it does not take part in that training: both would wait for ever."""
+    monkeypatch.setattr(Survivor, "_look_after_family", lambda self: None)
+    monkeypatch.setattr(starting, "_parent", "4321")
+    monkeypatch.setattr(Scripts, "joined", False)
+    one = scripts(2, local=1, creates_processes_externally=True)
+    monkeypatch.setattr(one.strategy, "is_dp", True)
+    with pytest.raises(UserError, match="dp starts ranks of its own; train with dp in another script"):
+        one.launch(lambda: None)
+    scripts(2, local=1, creates_processes_externally=True).launch(lambda: None)
+    one.launch(lambda: None)  # both are in it
 
 
 @pytest.mark.parametrize(("imported", "now"), [(".", "later"), ("config", ".")])
