@@ -162,7 +162,7 @@ class DdpReduction(GroupReduction):
                 if now > before:
                     raise UserError(
                         f"an optimizer or a hook has kept the gradient of weight '{name}', and this backward writes "
-                        f"into its memory; keep gradient.clone()"
+                        f"into its memory; keep gradient.clone(), or let go of it before; a kept exception has it too"
                     )
 
     def _users(self) -> list[int]:
