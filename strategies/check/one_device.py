@@ -254,7 +254,8 @@ class Tries:
                         again = Trial(world, step, f"{key}/again", *how)
                         self.play(again, move_data_to_device(copy.deepcopy(samples), world.device))
             except Exception as error:
-                tried = f"step {step} was tried on {self.training.batches.rows(samples)} samples{' as one device' * alone}"
+                count, how = self.training.batches.rows(samples), " as one device with one rank" * alone
+                tried = f"step {step} was tried on {count} samples{how}"
                 error.add_note(f"while {tried}; {WITHOUT}")
                 # A game may refuse a number of samples. Later trials have one that training has not.
                 refused = isinstance(error, UserError) and (not alone if self.whole else not step)

@@ -1132,7 +1132,7 @@ def test_an_own_package_that_takes_long_to_look_through_is_named(monkeypatch):
 
 
 UNCHECKED = "nothing of this run is checked against one device, because a trial would move on the iterator"
-ON_FEW = "no comparison with one device: step 1 was tried on 16 samples as one device, and a loss fails"
+ON_FEW = "no comparison with one device: step 1 was tried on 16 samples as one device with one rank, and a loss fails"
 NO_ROOM = "the first step is not checked against one device, which may have no memory for 2"
 BY_RANK = "phase 'late': in step 1 its `when` is True on the first rank, which decides, and False on others"
 MATRIX = ["ddp", "zero3", "zero1", "fsdp"]  # `make test` plays zero3
