@@ -192,9 +192,11 @@ def _check_collated(loader: GlobalLoader) -> None:
 def check_loader(loader: Any, ranks: int, training: bool) -> None:
     """Make the order of a loader the same on all ranks. Refuse or name what would differ from one device."""
     if isinstance(loader, (ResumableLoader, GlobalStream)) and loader.ranks != ranks:
+        where = "make it in train_dataloader() of the game or its data module, where the ranks are known"
+        if ranks == 1:
+            where = "if a training before has left them, type torch.distributed.destroy_process_group() after it"
         raise UserError(
-            f"a {type(loader).__name__} was made for {loader.ranks} rank(s), and there are {ranks}; make it in "
-            f"train_dataloader() of the game or its data module, where the ranks are known"
+            f"a {type(loader).__name__} was made for {loader.ranks} rank(s), and there are {ranks}; {where}"
         )
     samplers = [getattr(holder, "sampler", None) for holder in (loader, getattr(loader, "batch_sampler", None))]
     for sampler in samplers:

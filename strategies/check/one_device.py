@@ -82,6 +82,10 @@ OF_LOADERS = (
     "Where loaders have batches of different sizes, give a network the samples of one of them at a time: what it draws "
     "for all together has no row for each sample."
 )
+SHARED = (
+    "Where loaders have batches of different sizes, what all samples share, such as class weights, belongs into an "
+    "attribute of the game: in the batch it may be taken for samples."
+)
 IN_MICRO_BATCHES = (
     "In micro-batches a draw must have a row for each sample, or several in blocks; or leave micro_batches= out."
 )
@@ -400,13 +404,14 @@ def _said(lines: Mapping[str, str], tries: "Tries", trial: Trial) -> str:
     listed += "".join(f"\nIn phase '{each.phase}' {each.text}." for each in begins)
     advice = list(dict.fromkeys(lines.values()))
     inside = not begins or any(each.inside for each in begins)
+    several = bool(training.batches.ratios)  # loaders, with batches of different sizes
     if A_MEAN_OVER_SAMPLES in advice:
         formula = not begins or any(each.formula for each in begins)
         hooked = any("hook" in name for name in tries.kept.read)
         of_gradients = hooked and formula and not any(": loss '" in text for text in lines)
         at = advice.index(A_MEAN_OVER_SAMPLES) + 1
-        advice[at:at] = [IN_A_NETWORK] * inside + [ON_GRADIENTS] * of_gradients
-    of_draws = [*[DRAWS] * bool(draws - given), *[OF_LOADERS] * bool(draws and training.batches.ratios)]
+        advice[at:at] = [IN_A_NETWORK] * inside + [ON_GRADIENTS] * of_gradients + [SHARED] * bool(formula and several)
+    of_draws = [*[DRAWS] * bool(draws - given), *[OF_LOADERS] * bool(draws and several)]
     of_draws += [DRAWS_BY_GENERATOR] * bool(given)
     of_draws += [f"Phase '{phase}' draws {text}." for phase, seen in drawn.items() if (text := said(seen))]
     advice = of_draws + advice if begins and all(each.drew for each in begins) else advice + of_draws

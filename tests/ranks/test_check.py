@@ -1301,15 +1301,32 @@ def test_samples_of_two_loaders_are_not_taken_for_something_else(game, words, un
     assert says(said, words, unsaid)
 
 
-def joined_loaders():
-    with pytest.raises(
-        UserError, match=r"would not train as one device(?s:.*)give a network the samples of one of them"
-    ):
-        of_two_loaders(JoinedRatio, 2)
+class ConstantRatio(Ratio):
+    """A constant of as many rows as another loader might have: it is joined as samples are."""
+
+    def train_dataloader(self):
+        loaders = super().train_dataloader()
+        loaders["many"].collate_fn = lambda items: [torch.stack([x for (x,) in items]), torch.ones(16)]
+        return loaders
+
+    def judge(self, batch):
+        return super().judge(batch) * batch["many"][1].sum()
 
 
-def test_a_draw_for_the_samples_of_unlike_loaders_together_is_refused(ranks):
-    ranks(2).run(joined_loaders)
+def refused_of_two_loaders(game, words):
+    with pytest.raises(UserError, match=rf"would not train as one device(?s:.*){words}"):
+        of_two_loaders(game, 2)
+
+
+@pytest.mark.parametrize(
+    ("game", "words"),
+    [
+        (JoinedRatio, "give a network the samples of one of them"),
+        (ConstantRatio, "all samples share, such as class weights, belongs into an attribute of the game"),
+    ],
+)
+def test_samples_of_unlike_loaders_together_and_what_looks_like_samples_are_refused(game, words, ranks):
+    ranks(2).run(refused_of_two_loaders, game, words)
 
 
 class Lonely(One):
