@@ -13,13 +13,11 @@ import re
 import sys
 import sysconfig
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, partial
-from inspect import GEN_CLOSED, GEN_CREATED, getgeneratorstate
-from itertools import count
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +28,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
+from gan.files.checkpoint import checksum
 from gan.module import GanModule
-from strategies.sharding.resharded_parameter import resharded
+from strategies.sharding.resharded_parameter import resharded, version_of
 
 OURS = {"gan", "nets", "strategies", "datasets"}
 INSTALLED = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -41,6 +40,7 @@ APART = (Tensor, DataLoader, Dataset, Optimizer, LRScheduler, autocast)  # nothi
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 SIMPLE = (int, float, complex, str, bytes, range, slice, Path, torch.dtype, torch.device, np.generic, type(None))
 LIGHTNINGS = vars(GanModule()).keys() - vars(nn.Module()).keys()  # attributes that every game has
+TORCHS = frozenset(vars(nn.Module())) - {"training"}  # and those that each module has
 INNER = {"_modules", "_buffers", "_parameters"}  # left out of names
 ONCE = ("builtins", "itertools", "torch.utils.data.dataloader")  # whose iterators cannot be put back
 EMPTY = CellType()
@@ -201,7 +201,12 @@ def content_of(value: Any) -> Content | None:
         return None
     if isinstance(value, np.ndarray) and not value.flags.writeable:  # as of a file that is mapped into memory
         return None
-    return next((content for kind, content in CONTENTS.items() if isinstance(value, kind)), None)
+    return _content_of_type(type(value))
+
+
+@cache
+def _content_of_type(kind: type) -> Content | None:
+    return next((content for each, content in CONTENTS.items() if issubclass(kind, each)), None)
 
 
 def kind_of(value: Any) -> Content:
@@ -209,6 +214,44 @@ def kind_of(value: Any) -> Content:
     found = content_of(value)
     assert found is not None
     return found
+
+
+def noted(value: Any, by_version: bool = False) -> Any:
+    """What tells by `alike` whether something in an object has changed; None if nothing in it can.
+
+    It has the members of a container, and a checksum of an array or tensor; by version, how often a tensor was written.
+    """
+    if by_version and isinstance(value, Tensor):
+        return version_of(value)
+    if (content := content_of(value)) is None:
+        return None
+    if isinstance(value, Tensor):
+        return tuple(value.shape), checksum(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return value.shape, checksum(torch.from_numpy(value))
+    return content.read(value)
+
+
+class ModuleAttributes:
+    """What modules keep in attributes: a counter, or what another network has computed for them, as in MUNIT."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.scopes = [Scope(each, lambda name: name not in TORCHS) for each in modules]
+        self.before = [scope.read() for scope in self.scopes]
+        self.notes = [{name: noted(each, True) for name, each in values.items()} for values in self.before]
+
+    def put_back(self) -> None:
+        """Let the modules have these attributes, and no others."""
+        for scope, values in zip(self.scopes, self.before, strict=True):
+            scope.fill(values)
+
+    def written(self) -> str | None:
+        """An attribute whose object has changed since, though it was not assigned anew."""
+        for scope, values, notes in zip(self.scopes, self.before, self.notes, strict=True):
+            for name, value in values.items():
+                if not alike(noted(value, True), notes[name]):
+                    return f"the attribute '{name}' of a {type(scope.owner).__name__}"
+        return None
 
 
 def copied(tensor: Tensor) -> Tensor:
@@ -248,22 +291,14 @@ def alike(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         known = not (one.is_meta or other.is_meta) and one.dtype == other.dtype
         return known and torch.equal(copied(one), copied(other))
-    return np.array_equal(one, other) if isinstance(one, np.ndarray) else same(one, other)
+    if isinstance(one, np.ndarray):
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
+    return same(one, other)
 
 
 def same(one: Any, other: Any) -> bool:
     """Whether they are one object, or an equal number or text."""
     return one is other or (type(one) is type(other) and isinstance(one, PLAIN) and one == other)
-
-
-def place_of(iterator: Iterator) -> object:
-    """What is another when the iterator has given an item; where that cannot be told, it is another each time."""
-    if isinstance(iterator, GeneratorType):
-        state = getgeneratorstate(iterator)
-        return state if state in (GEN_CREATED, GEN_CLOSED) else object()
-    if isinstance(iterator, enumerate | filter | map | zip):  # they tell what they take from
-        return [place_of(each) for each in iterator.__reduce__()[1] if isinstance(each, Iterator)]
-    return repr(iterator) if isinstance(iterator, count) else object()
 
 
 def _filler(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

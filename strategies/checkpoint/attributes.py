@@ -9,8 +9,10 @@ not saved.
 """
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Iterator, Mapping
+from inspect import GEN_CLOSED, GEN_CREATED, getgeneratorstate
+from itertools import count
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,15 +20,14 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from gan.files.checkpoint import checksum
 from gan.files.errors import reading
 from gan.files.values import VALUES
 from gan.module import GanModule
-from strategies.reachable import CACHE, PLAIN, Reachable, Scope, alike, content_of, copied, kind_of, place_of
+from strategies.reachable import CACHE, PLAIN, TORCHS, Reachable, Scope, alike, content_of, copied, kind_of, noted
 
 LIGHTNINGS = {"_hparams", "_hparams_initial"}  # made when they are first asked for
 OF_RNNS = {"_flat_weights", "_flat_weight_refs"}  # lists of the parameters of an nn.LSTM
-TORCHS = vars(nn.Module()).keys() - {"training"} | OF_RNNS  # attributes of modules that torch saves or makes again
+MADE_AGAIN = TORCHS | OF_RNNS  # attributes of modules that torch saves or makes again
 CODE = (nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque, torch.Size)}
 DICTS: dict[str, type[dict[Any, Any]]] = {kind.__name__: kind for kind in (dict, OrderedDict, Counter, defaultdict)}
@@ -54,7 +55,7 @@ class Attributes:
         for module in game.modules():
             own_state = type(module).get_extra_state is not nn.Module.get_extra_state
             buffers = {"_buffers"} if module._non_persistent_buffers_set else set()  # a state dict lacks some of them
-            torchs |= {id(vars(module).get(name)) for name in (vars(module) if own_state else TORCHS - buffers)}
+            torchs |= {id(vars(module).get(name)) for name in (vars(module) if own_state else MADE_AGAIN - buffers)}
             torchs |= {id(module)} if own_state else set()
         self.all: dict[str, Any] = {}  # by names of their own, for an object, its class and its attributes share one
         seen: Counter[str] = Counter()
@@ -65,7 +66,7 @@ class Attributes:
         self.names = {id(value): name for name, value in self.all.items()}
         found = {n: o for n, o in self.all.items() if id(o.owner if isinstance(o, Scope) else o) not in torchs}
         self.objects = {n: o for n, o in found.items() if content_of(o) is not None and not isinstance(o, CACHE)}
-        self.before = {name: _noted(value) for name, value in self.objects.items()}
+        self.before = {name: noted(value) for name, value in self.objects.items()}
         self.game, self.learned = game, _learning(game)
 
     def state(self) -> dict[str, Any]:
@@ -103,12 +104,12 @@ class Attributes:
 
     def _changed(self, name: str, value: Any) -> dict[str, Any]:
         """What has changed in an object: in a scope some names; else its whole content, under no name."""
-        before, now = self.before[name], _noted(value)
+        before, now = self.before[name], noted(value)
         if alike(before, now):
             return {}
         if not isinstance(value, Scope):
             return {"": kind_of(value).read(value)}
-        left = TORCHS | LIGHTNINGS if isinstance(value.owner, nn.Module) else set()
+        left = MADE_AGAIN | LIGHTNINGS if isinstance(value.owner, nn.Module) else set()
         left = left if self.game.training else left | {"training"}  # a validation puts all modules into eval()
         changed = {n: each for n, each in now.items() if n not in before or not alike(before[n], each)}
         trainer = self.game.trainer  # it has optimizers and schedules that a checkpoint has already
@@ -197,14 +198,15 @@ def _learning(game: GanModule) -> dict[str, bool]:
     return {name: weight.requires_grad for name, weight in game.named_parameters()}
 
 
+def place_of(iterator: Iterator) -> object:
+    """What is another when the iterator has given an item; where that cannot be told, it is another each time."""
+    if isinstance(iterator, GeneratorType):
+        state = getgeneratorstate(iterator)
+        return state if state in (GEN_CREATED, GEN_CLOSED) else object()
+    if isinstance(iterator, enumerate | filter | map | zip):  # they tell what they take from
+        return [place_of(each) for each in iterator.__reduce__()[1] if isinstance(each, Iterator)]
+    return repr(iterator) if isinstance(iterator, count) else object()
+
+
 class _Unsaved(Exception):
     """A value that no checkpoint can have."""
-
-
-def _noted(value: Any) -> Any:
-    """The content of an object; of a large one, a number that tells whether it has changed."""
-    if isinstance(value, Tensor):
-        return tuple(value.shape), checksum(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        return value.shape, checksum(torch.from_numpy(value))
-    return kind_of(value).read(value)

@@ -1,8 +1,6 @@
 """The option recompute (activation checkpointing): backward runs the forwards of a player's blocks again."""
 
-import random
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,7 +9,6 @@ from types import MethodType
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -23,6 +20,7 @@ from gan.phase import Player
 from nets.norm import torchs_own
 from strategies import private, random_state
 from strategies.options.blocks import Block, LayerGroups, find_blocks
+from strategies.reachable import ModuleAttributes
 from strategies.sharding.resharded_parameter import resharded, version_of
 
 
@@ -139,7 +137,7 @@ class ForwardState:
         self.place = None if place is None else replace(place)
         self.world = ranks.here()
         self.dice: Any = random_state.dice()  # None after a forward that has drawn nothing from them
-        self.attributes = attributes_of(modules)
+        self.attributes = ModuleAttributes(modules)
         self.dtype = torch.get_default_dtype()
         self.requires_grad = [weight.requires_grad for weight in weights]
         self.buffers = {id(b): b.detach().clone() for _, _, b in self._buffers(modules)}
@@ -159,7 +157,7 @@ class ForwardState:
         own = set(self.modules)
         others = self._buffers([module for module in self.owner.player.module.modules() if module not in own])
         watched = [*inputs, *self.weights, *(buffer for _, _, buffer in others)]
-        before, kept = [version_of(tensor) for tensor in watched], states_of(self.attributes)
+        before = [version_of(tensor) for tensor in watched]
         # What is written through `.data` does not raise a version.
         looks = self.what not in self.owner.looked and not any(each.is_meta for each in self.weights)
         for module in self.modules if looks else ():
@@ -183,7 +181,7 @@ class ForwardState:
                 f"it again in backward; leave recompute out for this player, or write the weight between phases, "
                 f"inside trainer.strategy.gathered(write=True)"
             )
-        if (found := changed_in_place(kept)) is not None:
+        if (found := self.attributes.written()) is not None:
             raise UserError(
                 f"{self.what} changes {found} in forward, and recompute would change it again in backward; keep it in "
                 f"a buffer, draw without a generator, or do it in the loss"
@@ -214,11 +212,11 @@ class ForwardState:
         copies = {key: buffer.clone() for key, buffer in self.buffers.items()}
         places = [(module, name, dict.get(module._parameters, name)) for module, name, _ in self.places]
         place = None if self.place is None else replace(self.place)
-        dice, attributes = self.dice and random_state.dice(), attributes_of(self.modules)
+        dice, attributes = self.dice and random_state.dice(), ModuleAttributes(self.modules)
         try:
             if self.dice:
                 random_state.set_dice(self.dice)
-            set_attributes(self.attributes)
+            self.attributes.put_back()
             torch.set_default_dtype(self.dtype)
             _place(self.places)
             self._set(self.requires_grad, [(module, name, copies[key]) for module, name, key in self.slots])
@@ -230,7 +228,7 @@ class ForwardState:
             torch.set_default_dtype(dtype)
             if dice:
                 random_state.set_dice(dice)
-            set_attributes(attributes)
+            attributes.put_back()
 
     def _set(self, requires_grad: list[bool], buffers: Sequence[tuple[nn.Module, str, Tensor | None]]) -> None:
         for weight, value in zip(self.weights, requires_grad, strict=True):
@@ -240,59 +238,10 @@ class ForwardState:
             module._buffers[name] = buffer
 
 
-Attributes = list[tuple[nn.Module, dict[str, Any]]]
-TORCHS = frozenset(vars(nn.Module())) - {"training"}
-
-
-def attributes_of(modules: Iterable[nn.Module]) -> Attributes:
-    """What modules keep in attributes: a counter, or what another network has computed for them, as in MUNIT."""
-    return [(each, {name: value for name, value in vars(each).items() if name not in TORCHS}) for each in modules]
-
-
-def set_attributes(attributes: Attributes) -> None:
-    """Let the modules have these attributes, and no others."""
-    for module, values in attributes:
-        for name in vars(module).keys() - values.keys() - TORCHS:
-            del vars(module)[name]
-        vars(module).update(values)
-
-
-def states_of(attributes: Attributes) -> list[tuple[str, Any, Any]]:
-    """What may be changed in place in attributes: in which, the object, and its state."""
-    return [
-        (f"the attribute '{name}' of a {type(module).__name__}", value, state)
-        for module, values in attributes
-        for name, value in values.items()
-        if (state := _state_of(value)) is not None
-    ]
-
-
-def changed_in_place(before: list[tuple[str, Any, Any]]) -> str | None:
-    """In which attribute an object has changed since, whose values were not assigned anew."""
-    return next((where for where, value, state in before if _state_of(value) != state), None)
-
-
 def _place(weights: Sequence[tuple[nn.Module, str, nn.Parameter | None]]) -> None:
     for module, name, weight in weights:
         if dict.get(module._parameters, name) is not weight:
             dict.__setitem__(module._parameters, name, weight)
-
-
-def _state_of(value: Any) -> Any:
-    """What changes when a container, a tensor or a generator is written or drawn from; None for others."""
-    if isinstance(value, list | set | deque):
-        return tuple(map(id, value))
-    if isinstance(value, dict):
-        return tuple(map(id, value.values()))
-    if isinstance(value, Tensor):
-        return version_of(value)
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    if isinstance(value, torch.Generator):
-        return value.get_state().numpy().tobytes()
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    return value.getstate() if isinstance(value, random.Random) else None
 
 
 def _in_turn(layers: Sequence[nn.Module], x: Any) -> Any:

@@ -13,7 +13,6 @@ from gan.files.errors import UserError
 from strategies import private
 from strategies.advice import instead
 from strategies.observers import OwnCollectives
-from strategies.options.recompute import set_attributes
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, another_way, run
 from strategies.pipelining.pipe import ForwardRequest, Pipe, as_result
@@ -223,7 +222,7 @@ class Discovery:
             if not self.refused and not of_a_collective(error):  # else another rank may be gone
                 self._meet("", failure=error)
             raise
-        set_attributes(buffers.attributes)
+        buffers.attributes.put_back()
         return leaves, program, buffers
 
     def _compare_chunks(self, written: Mapping[str, Tensor]) -> None:

@@ -14,12 +14,11 @@ from torch.utils import _pytree as pytree
 
 from gan.files.errors import UserError
 from strategies.advice import instead
-from strategies.options.recompute import attributes_of, changed_in_place, set_attributes, states_of
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.pipe import ForwardRequest, Pipe, as_result
 from strategies.pipelining.program import Endpoint, Meta, Transfer, UnitCall, in_bytes
 from strategies.pipelining.schedule import Action, Step, messages, orders
-from strategies.reachable import PLAIN, same
+from strategies.reachable import PLAIN, ModuleAttributes, same
 from strategies.sharding.resharded_parameter import version_of
 
 SMALL = 1024  # numbers in an attribute that is told to the other ranks
@@ -49,22 +48,21 @@ class Buffers:
         self.slots = {name: slot for name, slot in buffers.items() if name in names}
         self.unplanned = {name: (*slot, version_of(slot[2])) for name, slot in buffers.items() if name not in names}
         self.written: dict[str, Tensor] = {}  # buffers that were written in place, or that differ from before
-        self.attributes = attributes_of(self.modules.values())
-        self.states = states_of(self.attributes)
+        self.attributes = ModuleAttributes(self.modules.values())
         self.changed: dict[str, dict[str, Any]] = {}  # by module, the attributes that units of this rank have assigned
 
     @contextmanager
     def chunk(self) -> Iterator[None]:
-        set_attributes(self.attributes)
+        self.attributes.put_back()
         for module, name, buffer in self.slots.values():
             module._buffers[name] = buffer.clone()
         try:
             yield
         finally:
-            for path, (module, before) in zip(self.modules, self.attributes, strict=True):
-                if module in self.of_units:
-                    ((_, now),) = attributes_of([module])
-                    changed = {name: each for name, each in now.items() if not same(before.get(name, self), each)}
+            for path, scope, before in zip(self.modules, self.attributes.scopes, self.attributes.before, strict=True):
+                if scope.owner in self.of_units:
+                    now = scope.read().items()
+                    changed = {name: each for name, each in now if not same(before.get(name, self), each)}
                     self.changed |= {path: changed} if changed else {}
             for key, (module, name, buffer) in self.slots.items():
                 now, module._buffers[name] = module._buffers[name], buffer
@@ -72,7 +70,7 @@ class Buffers:
                     continue
                 if version_of(now) or not torch.equal(now, buffer):
                     self.written[key] = now
-        if (found := changed_in_place(self.states)) is not None:
+        if (found := self.attributes.written()) is not None:
             raise UserError(
                 f"player '{self.pipe.player}': its forward changes {found} in place, which a pipeline would do once "
                 f"for each chunk; assign a new one (self.x = [*self.x, new]), keep it in a buffer, or do it in the loss"

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from gan import noise, ranks
-from gan.files.checkpoint import checksum
 from gan.files.errors import UserError
 from gan.files.system import unless_within
 from gan.phase import Phase
@@ -22,12 +21,12 @@ from strategies import private, random_state
 from strategies.choice import ranks_as_typed
 from strategies.placing.messages import END, LEAVE, Bridge, Call, Enter, Packed, Returned, Slopes, Unpacker
 from strategies.policies.policy import Policy
-from strategies.reachable import same
+from strategies.reachable import TORCHS, alike, content_of, noted, same
 from strategies.turn import check_that_ranks_agree
 from strategies.world import agree
 
 PATIENCE = 30.0  # seconds, after which a rank says that it waits for others
-TORCHS = vars(nn.Module()).keys() | {"_flat_weights", "_compiled_call_impl"}  # attributes that policies change too
+LEFT_OUT = TORCHS | {"training", "_flat_weights", "_compiled_call_impl"}  # attributes that policies change too
 Graph = tuple[list[Tensor], list[Tensor]]  # what a call has returned, and its arguments
 
 
@@ -39,48 +38,33 @@ class Fingerprint:
 
     def __init__(self, network: nn.Module) -> None:
         self.network, self.before = network, _attributes(network)
-        sums = {name: _sum(found[0]) for name, found in self.before.items()}
-        self.sums = {name: each for name, each in sums.items() if each is not None}
+        tensors = {name: value for name, (value, _) in self.before.items() if isinstance(value, Tensor)}
+        self.sums = {name: noted(each) for name, each in tensors.items() if content_of(each) is not None}
 
     def changed(self) -> str | None:
         """The name of one that was set, removed or written since then; None if there is none."""
         now = _attributes(self.network)
         for name in self.before | now:  # an outer module comes before what is in it
             one, other = self.before.get(name, []), now.get(name, [])
-            if len(one) == len(other) and all(map(same, one, other)):
+            if one and other and same(one[0], other[0]) and alike(one[1], other[1]):
                 continue
-            if name not in self.sums or name not in now or _sum(other[0]) != self.sums[name]:
+            if name not in self.sums or name not in now or noted(other[0]) != self.sums[name]:
                 return name
             self.before[name] = other
         return None
 
 
 def _attributes(network: nn.Module) -> dict[str, list[Any]]:
-    """Each by its name, with what is in it."""
+    """Each by its name, with a note of what is in it."""
     found = {}
     for path, module in network.named_modules():
         normed = {getattr(hook, "name", "") for hook in private.module_hooks(module)}  # weights that a norm sets
-        own = {name: value for name, value in vars(module).items() if name not in TORCHS | normed}
+        own = {name: value for name, value in vars(module).items() if name not in LEFT_OUT | normed}
         for name, value in (own | module._buffers | module._modules).items():
-            found[f"{path}.{name}".lstrip(".")] = [value, *_inside(value)]
+            plain = isinstance(value, Tensor | nn.Module | ModuleType | type) or not hasattr(value, "__dict__")
+            inside = value if plain or content_of(value) is not None else vars(value)
+            found[f"{path}.{name}".lstrip(".")] = [value, noted(inside, True)]
     return found
-
-
-def _sum(value: Any) -> Any:
-    """What tells whether a tensor has other values; None where that cannot be told."""
-    known = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
-    return (value.shape, checksum(value)) if known else None
-
-
-def _inside(value: Any) -> list[Any]:
-    """The members of a list, dict or object; of a tensor the number of times that it was written."""
-    if isinstance(value, Tensor):
-        return [None if value.is_inference() else value._version]
-    if isinstance(value, list | tuple | set):
-        return list(value)
-    if hasattr(value, "__dict__") and not isinstance(value, nn.Module | ModuleType | type):
-        value = vars(value)
-    return [each for pair in value.items() for each in pair] if isinstance(value, dict) else []
 
 
 def rounds(training: range, serving: range, number: int) -> list[tuple[int, bool]]:
