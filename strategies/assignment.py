@@ -127,7 +127,7 @@ def decide(
 
 # ---- auto: from the memory that a player would need on a rank, and the memory available ----
 
-# What a player needs is what its policies say, `Policy.in_a_phase`: a bound, for which no phase is played.
+# What a player needs is what its policies say, `Policy.in_a_phase`, for which no phase is played.
 USABLE = 0.5  # of the free memory; the rest is for activations, whose size is not known before the first batch
 
 # From the least communication to the least memory.

@@ -117,6 +117,7 @@ class Costs:
     weights: Mapping[str, nn.Parameter]  # those that learn
     max_ranks: int | None
     keep = True  # whole weights between phases; otherwise all parameters are shared out, also those that do not learn
+    always_whole = False  # whether they are whole in every phase that reads them, where they are shared out between
 
     @property
     def shared_out(self) -> Mapping[str, nn.Parameter]:
@@ -147,10 +148,6 @@ class Costs:
         """Gradients that stay between phases."""
         return 0.0
 
-    def flying_at_most(self) -> float:
-        """What is there in a phase for a while only, if the player is divided."""
-        return 0.0
-
     @property
     def offloaded(self) -> bool:
         return self.divided and "offload" in self.options
@@ -165,9 +162,10 @@ class Costs:
         return whole if self.offloaded else whole + self._owned()
 
     def in_a_phase(self) -> Held:
-        """The same in a phase in which it learns, without activations. No phase is known yet, so it is a bound."""
+        """The same in a phase in which it learns, without activations, and without the buckets that fly."""
         gradients = max(self.kept_gradients, 0 if self.offloaded else self.owned_bytes)
-        return replace(self.between_phases(), gradients=gradients, flying=self.flying_at_most() if self.divided else 0)
+        whole = size(self.belongings.parameters.values()) if self.divided and self.always_whole else 0
+        return replace(self.between_phases(), gradients=gradients) + Held(flying=whole)
 
     def on_host(self) -> Held:
         """What a rank holds of the player in the CPU's memory, between phases and in its update."""

@@ -64,9 +64,6 @@ class DeepSpeed2(Policy):
     def owned_bytes(self) -> float:
         return size(self.weights.values()) / (self.world.size if self.divided else 1)
 
-    def flying_at_most(self) -> float:
-        return size(self.weights.values())
-
     def in_a_phase(self) -> Held:
         """The gradients are whole until they are reduced."""
         return replace(super().in_a_phase(), gradients=size(self.weights.values()))
@@ -111,6 +108,7 @@ class DeepSpeed3(DeepSpeed2):
     name = "deepspeed3"
     stage = 3
     keep = begins_sharded = False  # the engine shards what has values
+    always_whole = True
 
     def make_storage(self) -> Storage:
         refuse_compiled_by_author(self.player, self.belongings.readers, self.name)
@@ -130,6 +128,3 @@ class DeepSpeed3(DeepSpeed2):
     def between_phases(self) -> Held:
         """And a bucket of the engine's own."""
         return replace(super().between_phases(), flying=OWN_BUCKET if self.divided and self.weights else 0)
-
-    def flying_at_most(self) -> float:
-        return super().flying_at_most() + OWN_BUCKET + size(self.belongings.parameters.values())

@@ -12,9 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 
 from gan.files.errors import UserError
 from strategies.accelerator import pins
-from strategies.amounts import size
 from strategies.options.blocks import modules_of_blocks
-from strategies.policies.sharded import WHOLE_BUCKETS
 from strategies.policies.zero3 import Zero3
 from strategies.sharding import bucket
 from strategies.sharding.bucket import Bucket, Sharing
@@ -52,13 +50,6 @@ class Fsdp(Zero3):
             found.setdefault(inside.get(name, 0), {})[name] = each
         for number, part in sorted(found.items()):
             yield from bucket.parts(part, most=math.inf if number else None)
-
-    def flying_at_most(self) -> float:
-        """A few blocks, of whatever size."""
-        if self.always_whole:
-            return super().flying_at_most()
-        largest = max(size(part.values()) for each in self.weights_and_others() for part in self.parts(each))
-        return min(WHOLE_BUCKETS * largest, size(self.belongings.parameters.values()) + size(self.weights.values()))
 
     def bucket(self, part: Mapping[str, nn.Parameter]) -> Bucket:
         group = DeviceMesh.from_group(self.group, self.world.device.type) if self.mesh is None else self.mesh

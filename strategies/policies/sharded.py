@@ -14,8 +14,6 @@ from strategies.sharding import bucket
 from strategies.sharding.bucket import Bucket, Sharing
 from strategies.sharding.storage import Buckets, Storage
 
-WHOLE_BUCKETS = 7  # how many whole buckets zero2 (of gradients) or zero3 (of weights) holds at the same time
-
 
 class Sharded(Policy):
     """Optimizer and average work on this rank's pieces of the weights. See [Note: shards of elements].

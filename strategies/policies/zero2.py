@@ -1,8 +1,6 @@
 """zero2: the whole player on every rank; its gradients, optimizer state and average sharded."""
 
-from strategies.amounts import size
-from strategies.policies.sharded import WHOLE_BUCKETS, Sharded
-from strategies.sharding import bucket
+from strategies.policies.sharded import Sharded
 from strategies.sharding.reduction import ReduceScatter, Reduction
 from strategies.sharding.storage import Buckets
 
@@ -23,11 +21,6 @@ class Zero2(Sharded):
 
     name = "zero2"
     takes = Sharded.takes | {"bf16"}
-
-    def flying_at_most(self) -> float:
-        """A few buckets of whole gradients, or of whole weights too."""
-        own = size(self.belongings.parameters.values()) if not self.keep else 0
-        return min(WHOLE_BUCKETS * bucket.SIZE, own + size(self.weights.values()))
 
     def make_reduction(self) -> Reduction:
         what = f"player '{self.player.name}' (policy '{self.name}')"

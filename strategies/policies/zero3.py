@@ -2,11 +2,8 @@
 
 from functools import cached_property
 
-from strategies.amounts import size
 from strategies.options.compile import refuse_compiled_by_author
-from strategies.policies.sharded import WHOLE_BUCKETS
 from strategies.policies.zero2 import Zero2
-from strategies.sharding import bucket
 from strategies.sharding.storage import Buckets, Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead
 
@@ -41,12 +38,6 @@ class Zero3(Zero2):
     takes = Zero2.takes | {"whole"}
     keep = False
     communicates_only_in_its_turn = False
-
-    def flying_at_most(self) -> float:
-        if self.always_whole:
-            whole = size(self.belongings.parameters.values())
-            return whole + min(WHOLE_BUCKETS * bucket.SIZE, size(self.weights.values()))
-        return super().flying_at_most()
 
     @cached_property
     def always_whole(self) -> bool:
