@@ -8,16 +8,11 @@ from typing import Any
 
 import torch.distributed as dist
 from lightning.fabric.plugins import environments
-from lightning.fabric.plugins.environments import (
-    ClusterEnvironment,
-    LightningEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
+from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
 
 from gan.files.errors import UserError
 from gan.files.system import unless_within
-from strategies.processes.launchers import Launched, launched, port_of
+from strategies.processes.launchers import LAUNCHERS, Launched, launched, port_of
 from strategies.processes.rendezvous import clear_meeting
 
 QUIET = 15.0  # seconds in which ranks that are there usually meet
@@ -30,7 +25,7 @@ def environment(found: ClusterEnvironment) -> ClusterEnvironment:
     `found` is what Lightning has found; before it has looked that is None, and stays so. One that a person has made for
     another launcher stays.
     """
-    if type(found) not in (LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment):
+    if type(found) not in (LightningEnvironment, *_of_launchers()):
         return found
     place = launched()
     if place is None:
@@ -44,7 +39,12 @@ def environment(found: ClusterEnvironment) -> ClusterEnvironment:
 
 def place_of(found: ClusterEnvironment | None) -> Launched | None:
     """The place that a launcher gave this process, if `environment` has chosen what tells Lightning so."""
-    return launched() if isinstance(found, TorchElasticEnvironment | SLURMEnvironment) else None
+    return launched() if isinstance(found, (GivenPlace, *_of_launchers())) else None
+
+
+def _of_launchers() -> tuple[type[ClusterEnvironment], ...]:
+    """Lightning's own classes for the launchers that we know."""
+    return tuple(getattr(environments, each.lightning) for each in LAUNCHERS.values() if each.lightning)
 
 
 @cache  # because rank 0 serves it

@@ -13,7 +13,7 @@ from lightning.fabric.plugins.environments import (
 
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.processes.cluster import GivenPlace, environment
+from strategies.processes.cluster import GivenPlace, environment, place_of
 from strategies.processes.launchers import LAUNCHERS, Launched, launched
 from strategies.processes.starting import Scripts
 from tests.support.parity import trainer
@@ -132,6 +132,15 @@ def test_lightning_is_told_the_same(by, kind, started):
         told = environment(found)
         assert type(told) is kind and told.creates_processes_externally
         assert (told.global_rank(), told.local_rank(), told.world_size(), told.node_rank()) == (3, 1, 4, 1)
+
+
+def test_a_row_is_enough_for_a_launcher_that_lightning_knows(monkeypatch, started):
+    row = replace(LAUNCHERS["mpi"], lightning="KubeflowEnvironment")
+    monkeypatch.setitem(LAUNCHERS, "mpi", row)
+    started(ALL["mpi"])
+    found = KubeflowEnvironment()
+    assert environment(found) is found and type(environment(SLURMEnvironment())) is KubeflowEnvironment
+    assert place_of(found).by == "mpi" and place_of(LightningEnvironment()) is None
 
 
 def test_an_environment_of_a_persons_own_stays(started):
