@@ -88,9 +88,9 @@ class GameFirst(Callback):
         strategy, hook = cast(Any, trainer.strategy), pl_module.on_train_epoch_start
 
         def called() -> None:
-            strategy.steps.epoch_begins = True
+            strategy.epoch_begins = True
             hook()
-            strategy.steps.epoch_begins = False
+            strategy.epoch_begins = False
 
         self._instead(pl_module, "on_train_epoch_start", called)
 

@@ -57,7 +57,6 @@ class Steps:
         self.watch = Watch(game, training, self.incoming, check)
         self.logged = Logged(game, training.policies, training.world, lockstep.places)
         self.stepped = False
-        self.epoch_begins = False  # the game's own on_train_epoch_start runs
 
     def step(self, play: Callable[[Any], Any], batch: Any) -> Any:
         """One pass over the phases, `play(batch)`, and trials of it where they are due. Lightning counts one step."""

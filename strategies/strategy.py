@@ -29,7 +29,6 @@ from strategies.checkpoint.player_state import Averages, last_averages
 from strategies.checkpoint.state import State
 from strategies.checkpoint.writing import Background, InBackground, check_loadable, excused, prepare, refuse_other, save
 from strategies.choice import choices
-from strategies.draws import Draws
 from strategies.first_weights import without_values
 from strategies.hooks import Hooks, overrides, refuse_what_is_not_called
 from strategies.loaders import check_together
@@ -101,6 +100,7 @@ class PhaseStrategy(RanksStrategy):
         self.averages: Averages = {}  # of the training before, in a spawned rank
         self.began = False
         self.steps: Steps  # made when training begins
+        self.epoch_begins = False  # the game's own on_train_epoch_start runs
 
     restore_checkpoint_after_setup = True  # averages exist only after the policies have adopted the players in `setup`
 
@@ -160,11 +160,18 @@ class PhaseStrategy(RanksStrategy):
         if isinstance(self.launcher, OwnRanks):  # where the training ends with a save
             check_loadable(private.states_beside(game.trainer))
         check_together(game.trainer.train_dataloader, private.taken_ahead(game.trainer))
-        hooks, same_on_ranks = Hooks(game.trainer, game), self.lockstep.same_on_ranks
-        own, draws = (self.precision_plugin, self.world, self.saving.seed), Draws(self.saving.draws)
-        training = Training(self.policies, *own, hooks, same_on_ranks, draws=draws, batches=self.batches)
-        self.steps = Steps(game, training, self.lockstep, self.check, self.check_replicas, super().batch_to_device)
         self.saving.resume(game.trainer)
+        training = Training(
+            self.policies,
+            self.precision_plugin,
+            self.world,
+            self.saving.seed,
+            Hooks(game.trainer, game),
+            self.lockstep.same_on_ranks,
+            draws=self.saving.draws,
+            batches=self.batches,
+        )
+        self.steps = Steps(game, training, self.lockstep, self.check, self.check_replicas, super().batch_to_device)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         if not (self.game.trainer.training and self.began):
@@ -207,7 +214,7 @@ class PhaseStrategy(RanksStrategy):
 
     @property
     def _in_a_step(self) -> bool:
-        return self.began and (private.in_a_step(self.game.trainer) or self.steps.epoch_begins)
+        return self.began and (private.in_a_step(self.game.trainer) or self.epoch_begins)
 
     @property
     def _ended_in_a_step(self) -> bool:

@@ -23,7 +23,7 @@ from gan.files.checkpoint import failing, load_module_state
 from gan.files.errors import UserError, reason
 from gan.files.finite import Bad, NotFinite, as_made, named, not_finite
 from gan.files.tensors import Share
-from gan.noise import Drawn, Site
+from gan.noise import Drawn
 from gan.pool import ImagePool
 from strategies import private, random_state
 from strategies.checkpoint.attributes import Attributes
@@ -37,6 +37,7 @@ from strategies.checkpoint.player_state import (
     optimizer_state,
     rest_of_state,
 )
+from strategies.draws import Draws
 from strategies.first_weights import FirstWeights
 from strategies.optimizers import Updater
 from strategies.policies.policy import Policy
@@ -57,7 +58,7 @@ class State:
         self._meant = as_made(self.game)  # the buffers that may be infinite
         self._resumed: Mapping[str, Any] = {}  # what a checkpoint has for the start of the training
         self._set_aside: dict[str, Any] | None = None  # training's random states during a validation
-        self.draws: dict[str, dict[tuple[int, Site], Drawn]] = {}  # what trials have shown of them, by phase
+        self.draws = Draws()
 
     # ---- save ----
 
@@ -121,6 +122,7 @@ class State:
         bad = self._not_finite(checkpoint["state_dict"])
         states, paths, names, found, all_remembered = zip(*self.world.gather((*own, bad, remembered)), strict=True)
         everywhere = all(alike(all_remembered[0], each) for each in all_remembered)
+        known = self.draws.known
         checkpoint |= {
             "game": type(self.game).__name__,
             "left_out": self.left_out.checksums,
@@ -130,9 +132,7 @@ class State:
             "epoch_ended": ended,
             "attributes": [all_remembered[0]] if everywhere else list(all_remembered),
             "random_states": list(states),
-            "draws": [
-                (phase, call, (*draw,)) for phase, each in self.draws.items() for (call, _), draw in each.items()
-            ],
+            "draws": [(phase, call, (*draw,)) for phase, each in known.items() for (call, _), draw in each.items()],
         }
         if bad := list(dict.fromkeys(each for of_rank in found for each in of_rank)):
             rank_zero_warn(
@@ -226,7 +226,7 @@ class State:
         number, size, remembered = self.world.rank, self.world.size, resumed.get("attributes")
         for phase, call, content in resumed.get("draws", ()):
             draw = Drawn(*content)
-            self.draws.setdefault(phase, {})[call, draw.site] = draw
+            self.draws.known.setdefault(phase, {})[call, draw.site] = draw
         if remembered and self.attributes is not None:
             with failing(Path(trainer.ckpt_path or "")):
                 self.attributes.load(remembered[number] if len(remembered) == size else remembered[0])
