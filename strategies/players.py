@@ -85,7 +85,7 @@ class Players:
         first.begin(self.policies.values() if training else ())
         for policy in self.policies.values():
             policy.adopt(training)
-            if self.world.size > 1 and policy.name != "pipeline":
+            if self.world.size > 1 and not policy.in_stages:
                 _refuse_rows_of_samples(policy.player)
         first.fill_shards()
         if any(policy.compiled or policy.compiled_by_author for policy in self.policies.values()):

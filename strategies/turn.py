@@ -103,6 +103,11 @@ class Training:
     batches: Batches = field(default_factory=Batches)
     checked: bool = False
 
+    @property
+    def in_stages(self) -> bool:
+        """Whether layers of some network are on the rank of their stage alone."""
+        return any(policy.in_stages for policy in self.policies.values())
+
 
 def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, Tensor]:
     """Losses, gradients, one update of each learner. Returns the losses and the norms of gradients, by name."""
@@ -189,7 +194,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
             mean = loss.detach().as_subclass(Tensor)  # what an author's subclass of tensors makes is of that class
             mean = mean / parts if parts > 1 else mean
             means[name] = means[name] + mean if name in means else mean
-        if total.is_meta and any(policy.name == "pipeline" for policy in training.policies.values()):
+        if total.is_meta and training.in_stages:
             raise UserError(f"phase '{phase.name}': {NO_VALUE}. {LEFT_ELSEWHERE}")
         if not total.requires_grad:
             raise UserError(
@@ -267,7 +272,7 @@ def _losses(phase: Phase, part: Any, place: noise.Place, training: Training) -> 
             losses: Losses = phase.loss(part)
     except AttributeError as error:
         for name, policy in training.policies.items():
-            if policy.name == "pipeline" and any(map(private.module_hooks, policy.player.module.modules())):
+            if policy.in_stages and any(map(private.module_hooks, policy.player.module.modules())):
                 error.add_note(f"player '{name}' has layers with forward hooks. {LEFT_ELSEWHERE}")
         raise
     except RuntimeError as error:
@@ -282,7 +287,7 @@ def _losses(phase: Phase, part: Any, place: noise.Place, training: Training) -> 
                 f"phase '{phase.name}': its loss is compiled as one function, and no rank has all weights of the "
                 f"networks called inside; call them outside of the compiled function, or type --strategy zero2"
             ) from None  # torch's is pages long
-        if "on device meta " in str(error) and any(each.name == "pipeline" for each in training.policies.values()):
+        if "on device meta " in str(error) and training.in_stages:
             raise UserError(f"phase '{phase.name}': {NO_VALUE}. {LEFT_ELSEWHERE}") from error
         if "not require grad" not in str(error):
             raise
@@ -323,7 +328,7 @@ def drawn_at(place: noise.Place, training: Training) -> list[object]:
 
     A draw without a row for each sample has one shape on all ranks. Others may be as long as the rank's samples are.
     """
-    unknown = None if any(policy.name == "pipeline" for policy in training.policies.values()) else "gan.noise"
+    unknown = None if training.in_stages else "gan.noise"
     every = map(place.drawn.get, range(place.calls))
     return [unknown if each is None else (each.name, _form(each.shape, place.rows), *each.site) for each in every]
 

@@ -370,7 +370,7 @@ class Tries:
 
         Nothing where modules run on some of the ranks only.
         """
-        if any(policy.name in ("pipeline", "remote") for policy in self.training.policies.values()):
+        if not all(policy.runs_everywhere for policy in self.training.policies.values()):
             return []
         batches = self.training.batches
         together, alone = Calls(self.game, batches), Calls(self.game, batches)
@@ -421,7 +421,7 @@ def _said(lines: Mapping[str, str], tries: "Tries", trial: Trial) -> str:
         advice.append(f"{', '.join(sorted(trial.collectives)[:CALLERS])} calls torch.distributed. {WORDS}")
     if inside and any(map(unsynchronised, [game, *(policy.player.module for policy in training.policies.values())])):
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
-    if any(policy.name == "pipeline" for policy in training.policies.values()):
+    if training.in_stages:
         advice.append(BY_PIPELINE)
     if trial.own:
         advice.append(f"A loss also keeps {_kept_otherwise(trial)}.")

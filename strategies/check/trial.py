@@ -48,7 +48,7 @@ class Snapshot:
         since = time.monotonic()
         reachable = Reachable([game])
         self.iterators = reachable.iterators()
-        elsewhere = any(policy.name in ("pipeline", "remote") for policy in policies.values())  # one rank alone may ask
+        elsewhere = not all(policy.runs_everywhere for policy in policies.values())  # one rank alone may ask
         held = fixed(self.iterators, reachable.objects.values())
         self.untried = [name for name, _ in (self.iterators if elsewhere else held)]  # with these nothing is tried
         functions = [value for _, value in reachable.objects.values() if isinstance(value, FunctionType)]
@@ -375,6 +375,6 @@ def coarse_from_the_start(phases: Iterable[Phase], training: Training) -> set[st
     modules = [policy.player.module for policy in training.policies.values()]
     tensors = [each for module in modules for each in (*module.parameters(), *module.buffers())]
     halves = any(each.dtype in (torch.bfloat16, torch.float16) for each in tensors)
-    elsewhere = any(policy.name in ("pipeline", "remote") for policy in training.policies.values())
+    elsewhere = not all(policy.runs_everywhere for policy in training.policies.values())
     full = isinstance(training.precision, MixedPrecision) and not (halves and elsewhere)
     return set() if full else {phase.name for phase in phases}

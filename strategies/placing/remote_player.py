@@ -142,6 +142,7 @@ class RemotePlayer(Policy):
     """
 
     name = "remote"
+    runs_everywhere = False
     max_ranks = None
     takes = frozenset()
     divided = True

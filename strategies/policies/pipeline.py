@@ -51,6 +51,7 @@ class Pipeline(Policy):
 
     name = "pipeline"
     max_ranks = None
+    runs_everywhere, in_stages = False, True
     keep = False
     takes = frozenset({"recompute", "stages", "chunks", "schedule"})
 

@@ -55,6 +55,8 @@ class Policy(WholeWeights, Costs):
     max_ranks: int | None = 1
     takes: frozenset[str] = frozenset({"compile", "recompute"})  # the options it supports: see strategies/choice.py
     communicates_only_in_its_turn = False  # in phases in which the player learns, and between phases
+    runs_everywhere = True  # each rank that calls the network runs all of its forward
+    in_stages = False  # a layer runs on the rank of its stage alone, for the samples of a group of ranks
     package: str | None = None  # a package that it needs; the extra of this name installs it
 
     def __init__(self, player: Player, world: World, options: Mapping[str, Any], belongings: Belongings) -> None:
