@@ -81,52 +81,23 @@ class GameFirst(Callback):
                 )
             if shown:
                 whole.enter_context(policy.gathered())
-        self._instead(pl_module, "on_fit_start", lambda: (whole.close(), hook()))
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A run that is resumed from within the game's hook would call the hook again."""
-        strategy, hook = cast(Any, trainer.strategy), pl_module.on_train_epoch_start
 
         def called() -> None:
-            strategy.epoch_begins = True
-            hook()
-            strategy.epoch_begins = False
-
-        self._instead(pl_module, "on_train_epoch_start", called)
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        name = "on_train_batch_start"
-        if overrides(pl_module, name, GanModule):
-            hook = getattr(pl_module, name)
-
-            def called(*args: Any) -> Any:
-                self.instead.close()
-                return hook(*args)
-
-            self.instead.enter_context(mock.patch.object(pl_module, name, called))
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        self._call(pl_module, "on_train_batch_end", *args)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        cast(Any, trainer.strategy).steps.logged.end_epoch()
-        self._call(pl_module, "on_train_epoch_end")
-
-    def _call(self, game: LightningModule, name: str, *args: Any) -> None:
-        getattr(game, name)(*args)
-        self._instead(game, name, lambda: None)
-
-    def _instead(self, game: LightningModule, name: str, then: Callable[[], object]) -> None:
-        """Lightning's own call of the hook puts the hook back, and calls `then`."""
-
-        def called(*_: Any) -> None:
             self.instead.close()
-            then()
+            whole.close()
+            hook()
 
-        self.instead.enter_context(mock.patch.object(game, name, called))
+        self.instead.enter_context(mock.patch.object(pl_module, "on_fit_start", called))
 
     def on_exception(self, *_: Any) -> None:
         self.instead.close()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        call_now(pl_module, "on_train_batch_end", *args)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        cast(Any, trainer.strategy).steps.logged.end_epoch()
+        call_now(pl_module, "on_train_epoch_end")
 
 
 @contextmanager
@@ -136,21 +107,40 @@ def draws_alike(game: GanModule) -> Iterator[None]:
         for number, owner in enumerate([game, *private.callbacks(game.trainer)]):
             for name in DRAWING:
                 if overrides(owner, name, Callback if number else GanModule):
-                    alike = _alike(getattr(owner, name), game, name, number)
-                    stack.enter_context(mock.patch.object(owner, name, alike))
+                    alike = Alike(getattr(owner, name), game, name, number)
+                    stack.enter_context(mock.patch.object(owner, name, alike.call))
         yield
 
 
-def _alike(hook: Callable[..., Any], game: GanModule, *where: str | int) -> Callable[..., Any]:
-    times = [-1, 0]  # the last step, and how often the hook was called before in it
+class Alike:
+    """A hook of the game, whose number is 0, or of a callback. What it draws is the same on all ranks."""
 
-    def called(*args: Any) -> Any:
-        times[:] = [game.step, times[1] + 1 if times[0] == game.step else 0]
-        key = cast(Any, game.trainer.strategy).saving.seed, *times, *where
+    def __init__(self, hook: Callable[..., Any], game: GanModule, name: str, number: int) -> None:
+        self.hook, self.game, self.where = hook, game, (name, number)
+        self.step, self.before = -1, 0  # the last step, and how often the hook was called before in it
+        self.done = False  # by `call_now`, what Lightning's next call is for
+
+    def call(self, *args: Any) -> Any:
+        if self.done:
+            self.done = False
+            return None
+        self.step, self.before = self.game.step, self.before + 1 if self.step == self.game.step else 0
+        strategy: Any = self.game.trainer.strategy
+        begins = self.where == ("on_train_epoch_start", 0)  # a run that is resumed from within would call it again
+        strategy.epoch_begins |= begins
+        key = strategy.saving.seed, self.step, self.before, *self.where
         with noise.at(noise.Place(key, 0, 1, 1)):
-            return hook(*args)
+            found = self.hook(*args)
+        strategy.epoch_begins &= not begins
+        return found
 
-    return called
+
+def call_now(game: LightningModule, name: str, *args: Any) -> None:
+    """Call the game's own hook now, and not when Lightning does."""
+    alike = getattr(vars(game).get(name), "__self__", None)
+    if isinstance(alike, Alike):
+        alike.call(*args)
+        alike.done = True
 
 
 class Hooks:
