@@ -165,8 +165,8 @@ class RanksStrategy(LaunchedStrategy):
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         overfits = getattr(trainer, "overfit_batches", 0) > 0
-        how = trainer.training, self.is_dp, overfits, self.batches
-        return super().process_dataloader(prepared(dataloader, self.world, *how))
+        loader = prepared(dataloader, self.world, trainer.training, self.is_dp, overfits, self.batches)
+        return super().process_dataloader(loader)
 
     # ---- start the ranks, and connect them ----
 

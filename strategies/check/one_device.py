@@ -231,8 +231,8 @@ class Tries:
         self.trials += 1
         scale = 1 + 2 * shake if shake or not alone else HALF
         left = LeftBehind(self.game, self.training.batches)
-        key, how = f"{self.key}/{self.trials}", (left, alone, scale, self.coarse)
-        trial = Trial(world, step, key, *how, watched=bool(shake))
+        key = f"{self.key}/{self.trials}"
+        trial = Trial(world, step, key, left, alone, scale, self.coarse, watched=bool(shake))
         with ExitStack() as stack:
             stack.callback(self.kept.put_back)
             stack.enter_context(left.watching)
@@ -255,7 +255,7 @@ class Tries:
                         raise MovesOn(asked[0])
                     trial.state, trial.kept = self.kept.written(), self.kept.kept()
                     if left.hidden:  # does a phase of the next step read it?
-                        again = Trial(world, step, f"{key}/again", *how)
+                        again = Trial(world, step, f"{key}/again", left, alone, scale, self.coarse)
                         self.play(again, move_data_to_device(copy.deepcopy(samples), world.device))
             except Exception as error:
                 count, how = self.training.batches.rows(samples), " as one device with one rank" * alone
