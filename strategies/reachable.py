@@ -197,11 +197,13 @@ def _names(code: CodeType) -> frozenset[str]:
 
 def content_of(value: Any) -> Content | None:
     """How the content of this object is read and filled; None if nothing in the object itself can change."""
+    if (content := _content_of_type(type(value))) is None:
+        return None
     if isinstance(value, Tensor) and (resharded(value) or value.is_meta or value.layout != torch.strided):
         return None
     if isinstance(value, np.ndarray) and not value.flags.writeable:  # as of a file that is mapped into memory
         return None
-    return _content_of_type(type(value))
+    return content
 
 
 @cache
@@ -238,7 +240,12 @@ class ModuleAttributes:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self.scopes = [Scope(each, lambda name: name not in TORCHS) for each in modules]
         self.before = [scope.read() for scope in self.scopes]
-        self.notes = [{name: noted(each, True) for name, each in values.items()} for values in self.before]
+        self.notes = [  # of those that may change in place: most are numbers
+            (f"the attribute '{name}' of a {type(scope.owner).__name__}", value, note)
+            for scope, values in zip(self.scopes, self.before, strict=True)
+            for name, value in values.items()
+            if (note := noted(value, True)) is not None
+        ]
 
     def put_back(self) -> None:
         """Let the modules have these attributes, and no others."""
@@ -247,11 +254,7 @@ class ModuleAttributes:
 
     def written(self) -> str | None:
         """An attribute whose object has changed since, though it was not assigned anew."""
-        for scope, values, notes in zip(self.scopes, self.before, self.notes, strict=True):
-            for name, value in values.items():
-                if not alike(noted(value, True), notes[name]):
-                    return f"the attribute '{name}' of a {type(scope.owner).__name__}"
-        return None
+        return next((where for where, value, note in self.notes if not alike(noted(value, True), note)), None)
 
 
 def copied(tensor: Tensor) -> Tensor:
