@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -98,9 +99,8 @@ class PhaseStrategy(RanksStrategy):
         self.lockstep.settle = self.background.settle
         self.saving: State  # made in set-up
         self.averages: Averages = {}  # of the training before, in a spawned rank
-        self.began = False
+        self.began = self.epoch_begins = False  # the latter: the game's own on_train_epoch_start runs
         self.steps: Steps  # made when training begins
-        self.epoch_begins = False  # the game's own on_train_epoch_start runs
 
     restore_checkpoint_after_setup = True  # averages exist only after the policies have adopted the players in `setup`
 
@@ -161,16 +161,9 @@ class PhaseStrategy(RanksStrategy):
             check_loadable(private.states_beside(game.trainer))
         check_together(game.trainer.train_dataloader, private.taken_ahead(game.trainer))
         self.saving.resume(game.trainer)
-        training = Training(
-            self.policies,
-            self.precision_plugin,
-            self.world,
-            self.saving.seed,
-            Hooks(game.trainer, game),
-            self.lockstep.same_on_ranks,
-            draws=self.saving.draws,
-            batches=self.batches,
-        )
+        seed, draws, alike = self.saving.seed, self.saving.draws, self.lockstep.same_on_ranks
+        known = Training(self.policies, self.precision_plugin, self.world, seed, Hooks(game.trainer, game), alike)
+        training = replace(known, draws=draws, batches=self.batches)
         self.steps = Steps(game, training, self.lockstep, self.check, self.check_replicas, super().batch_to_device)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:

@@ -30,7 +30,10 @@ LEFT_ELSEWHERE = (
     "What a layer or its hook leaves in an object is on the rank of the layer only: let the network's forward return "
     "it, or type another policy, such as zero3, for the network"
 )
-
+IN_CHUNKS = (
+    "Under policy pipeline each chunk of the samples has a forward, and the backwards come after all: where a forward "
+    "writes its own weights, type +chunks:1. "
+)
 
 PATIENCE = 10  # updates that the guard lets go
 
@@ -209,7 +212,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
         written = explained(
             f"phase '{phase.name}': what its loss was computed from is written before its backward. If the loss does "
             f"that, as by label.fill_(0), take a new tensor there: backward comes after all losses of a phase. If "
-            f"another phase has updated a network since, call it again. {{why}}",
+            f"another phase has updated a network since, call it again. {IN_CHUNKS * training.in_stages}{{why}}",
             RuntimeError,
             saying="modified by an inplace operation",
         )

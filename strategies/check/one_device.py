@@ -70,8 +70,9 @@ DRAWS_ALIKE = (
     "NumPy and random give all ranks the same numbers: draw what each sample has of its own with torch or gan.noise."
 )
 BY_PIPELINE = (
-    "Under policy pipeline a network gets the samples of one rank after those of another. If its forward tells samples "
-    "apart by their place in the batch, type another policy."
+    "Under policy pipeline a network gets a chunk of the samples at a time, and those of one rank after those of "
+    "another. Where a layer looks at several samples, type +chunks:1, as in pipeline+chunks:1; where the forward tells "
+    "samples apart by their place in the batch, type another policy."
 )
 IN_A_NETWORK = (
     "So must a network that looks at several samples, as a batch norm that is written by hand, or call F.batch_norm, a "
@@ -411,7 +412,10 @@ def _said(lines: Mapping[str, str], tries: "Tries", trial: Trial) -> str:
         of_gradients = hooked and formula and not any(": loss '" in text for text in lines)
         at = advice.index(A_MEAN_OVER_SAMPLES) + 1
         advice[at:at] = [IN_A_NETWORK] * inside + [ON_GRADIENTS] * of_gradients + [SHARED] * bool(formula and several)
-    of_draws = [*[DRAWS] * bool(draws - given), *[OF_LOADERS] * bool(draws and several)]
+    of_draws = [
+        *[DRAWS] * bool(draws - given and IN_MICRO_BATCHES not in advice),
+        *[OF_LOADERS] * bool(draws and several),
+    ]
     of_draws += [DRAWS_BY_GENERATOR] * bool(given)
     of_draws += [f"Phase '{phase}' draws {text}." for phase, seen in drawn.items() if (text := said(seen))]
     advice = of_draws + advice if begins and all(each.drew for each in begins) else advice + of_draws

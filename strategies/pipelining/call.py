@@ -29,7 +29,14 @@ from strategies.pipelining.program import (
     refuse_checkpoint,
 )
 from strategies.processes.lost_ranks import of_a_collective
+from strategies.reachable import copied, kind_of
 from strategies.world import of_all
+
+CUT = (
+    "while player '{}' was tried on chunks of samples, under policy pipeline. Tensors with a row for each sample in "
+    "front are cut, and all others are given whole: make what has the samples in another dimension, such as the state "
+    "of an RNN, inside of the network; or type another policy for it"
+)
 
 
 def call(pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -214,15 +221,20 @@ class Discovery:
         """What the forward of a chunk returns, its program, and what it has written."""
         program, inputs = self.pipe.start(self.pipe.mine(), self), self.request.inputs()
         buffers = Buffers(self.pipe, dict(self.pipe.network.named_buffers()))
+        before = {weight: copied(weight) for weight in buffers.weights}
         try:
             with buffers.chunk(), OwnCollectives(self._refuse_collective):
                 leaves, self.made.form, _ = self.request.run(program, inputs, chunk)
             self._meet(f"returns after {self.request.draws} random draws")
         except Exception as error:
+            if not isinstance(error, UserError):
+                error.add_note(CUT.format(self.pipe.player))
             if not self.refused and not of_a_collective(error):  # else another rank may be gone
                 self._meet("", failure=error)
             raise
         buffers.attributes.put_back()
+        for weight, values in before.items():
+            kind_of(weight).fill(weight, values)
         return leaves, program, buffers
 
     def _compare_chunks(self, written: Mapping[str, Tensor]) -> None:

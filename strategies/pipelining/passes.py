@@ -39,6 +39,8 @@ class Buffers:
         self.pipe, self.modules = pipe, dict(pipe.network.named_modules())
         mine = pipe.mine()
         self.of_units = {m for unit in pipe.units if unit.stage in mine for m in unit.module.modules()}
+        self.weights = list(dict.fromkeys(weight for module in self.of_units for weight in module.parameters(False)))
+        self.chunks, self.norms = 0, self._norms()
         buffers = {
             f"{path}.{name}".lstrip("."): (module, name, buffer)
             for path, module in self.modules.items()
@@ -51,8 +53,13 @@ class Buffers:
         self.attributes = ModuleAttributes(self.modules.values())
         self.changed: dict[str, dict[str, Any]] = {}  # by module, the attributes that units of this rank have assigned
 
+    def _norms(self) -> list[float]:
+        norms = torch._foreach_norm(list[Tensor](self.weights)) if self.weights else ()
+        return torch.stack([*norms]).nan_to_num().tolist() if norms else []
+
     @contextmanager
     def chunk(self) -> Iterator[None]:
+        self.chunks += 1
         self.attributes.put_back()
         for module, name, buffer in self.slots.values():
             module._buffers[name] = buffer.clone()
@@ -79,6 +86,11 @@ class Buffers:
     @torch.no_grad()
     def keep(self) -> None:
         """After the last chunk: let the buffers have what the chunks have written."""
+        if self.chunks > 1 and self._norms() != self.norms:  # no version counts what is written through `.data`
+            raise UserError(
+                f"player '{self.pipe.player}': its forward writes its own weights, which a pipeline would do once for "
+                f"each chunk; type +chunks:1, as in pipeline+chunks:1, or keep what it writes in a buffer"
+            )
         for key, (module, name, buffer, version) in self.unplanned.items():
             if module._buffers.get(name) is not buffer or version_of(buffer) != version:
                 why = f"writes the buffer '{key}', which it did not in its first call with such arguments and flags"

@@ -117,6 +117,21 @@ def one_pixel() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (4, 1, 1)), *norm, nn.Flatten(), nn.Linear(8, 6))
 
 
+class Rescales(nn.Linear):
+    """Each forward writes a weight past autograd, as published spectral norms do."""
+
+    def __init__(self, *sides: int) -> None:
+        super().__init__(*sides)
+        self.scale = nn.Parameter(torch.ones(sides[1]), requires_grad=False)
+
+    def forward(self, x):
+        self.scale.data.mul_(0.9)
+        return super().forward(x) * self.scale
+
+
+Rescaling = made_of(Plain, generator=lambda: nn.Sequential(Rescales(4, 8), nn.Tanh(), Rescales(8, 6)))
+
+
 class Hooked(Plain):
     """Features of a frozen network that forward hooks collect."""
 
@@ -799,6 +814,12 @@ PIPELINES = {
         ),
     ),
     "stages that are made later": one(made_of(Plain, generator=on_meta), checked=False),
+    "a_weight_that_a_forward_writes": one(
+        Rescaling, "+chunks:1",
+        refused=(
+            Refused(Rescaling, TWO_CHUNKS, "its forward writes its own weights, which a pipeline would do once"),
+        ),
+    ),
     "stages that look at the whole batch": one(
         BatchNorms, checked=False, refused=(Refused(BatchNorms, TWO_CHUNKS, CUT),)
     ),
