@@ -45,6 +45,8 @@ INNER = {"_modules", "_buffers", "_parameters"}  # left out of names
 ONCE = ("builtins", "itertools", "torch.utils.data.dataloader")  # whose iterators cannot be put back
 EMPTY = CellType()
 CACHE = type(cache(bool))
+BOUND = (MethodType, partial, property, staticmethod, classmethod)
+MANY = (list, tuple, set, frozenset, deque)
 
 
 class Content(NamedTuple):
@@ -96,13 +98,14 @@ class Reachable:
         losses = [phase.loss for phase in roots[0].phases]
         authors = {str(getattr(one, "__module__", "")).partition(".")[0] for one in [*type(roots[0]).__mro__, *losses]}
         self.authors = authors - OURS - {"lightning", "torch", "builtins"}
-        pending = deque(("", each) for each in [*roots, *losses])
+        pending = deque(("", each) for each in [*roots, *losses] if not isinstance(each, SIMPLE))
         while pending:
             name, value = pending.popleft()
-            if not isinstance(value, SIMPLE) and id(value) not in self.objects:
+            if id(value) not in self.objects:
                 self.objects[id(value)] = name, value
                 for inner, child in self._inside(name, value):
-                    pending.append((".".join(filter(None, (name, "" if inner in INNER else inner))), child))
+                    if id(child) not in self.objects and not isinstance(child, SIMPLE):
+                        pending.append((".".join(filter(None, (name, "" if inner in INNER else inner))), child))
 
     def iterators(self) -> list[tuple[str, Iterator]]:
         """The objects that give each item once, with their names: an item that a trial takes cannot be put back.
@@ -125,12 +128,12 @@ class Reachable:
                 names |= _names(value.__code__)
                 self.named |= names
                 yield from self._in_scope(scope["__name__"], Scope(scope, names.__contains__, scope))
-        elif isinstance(value, MethodType | partial | property | staticmethod | classmethod):
+        elif isinstance(value, BOUND):
             parts = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
             yield from (("", getattr(value, part)) for part in parts if hasattr(value, part))
         elif isinstance(value, CellType):
             yield "", _in_cell(value)
-        elif isinstance(value, type | ModuleType):
+        elif isinstance(value, (type, ModuleType)):
             if self._own(value.__module__ if isinstance(value, type) else value.__name__):
                 own = vars(value)  # also methods such as __call__
                 scope = Scope(value, lambda name: not name.startswith("__") or isinstance(own.get(name), FunctionType))
@@ -139,7 +142,7 @@ class Reachable:
                 yield from self._in_scope(name or value.__name__, scope)
                 yield from (("", base) for base in getattr(value, "__bases__", ()))
         elif not isinstance(value, APART) and not f"{type(value).__module__}.".startswith(MACHINERY):
-            many = isinstance(value, list | tuple | set | frozenset | deque)
+            many = isinstance(value, MANY)
             items = dict.items(value) if isinstance(value, dict) else enumerate(value) if many else ()
             yield from ((str(key), item) for key, item in items)
             counts = (lambda name: name not in LIGHTNINGS) if isinstance(value, GanModule) else bool
