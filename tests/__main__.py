@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from unittest import mock
 
+from tests.support import forked
 from tests.support.worker import work
 
 # The longest files, and those that wait long: as the last ones they would keep one process busy alone.
@@ -44,9 +45,7 @@ def start_server() -> None:
     for number, kept in own:
         os.dup2(kept, number)
         os.close(kept)
-    ours = forkserver._forkserver
-    key = getattr(ours, "_forkserver_authkey", b"")  # since Python 3.14
-    os.environ["TESTS_FORKSERVER"] = f"{key.hex()}:{ours._forkserver_address}"
+    os.environ[forked.SERVER] = forked.named()
 
 
 class Report:

@@ -334,7 +334,7 @@ class AsOne(Plain):
         self.judge = torch.compile(self.judge, backend="eager")
 
 
-@pytest.mark.parametrize("policy", ["zero3", "discriminator=pipeline,*=ddp"])
+@pytest.mark.parametrize("policy", often(["zero3", "discriminator=pipeline,*=ddp"]))
 def test_a_compiled_loss_is_refused_where_weights_are_sharded(policy, ranks):
     torch._dynamo.reset()
     for said in ranks(2).run(refused, AsOne, policy=policy, world=2):

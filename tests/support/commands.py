@@ -17,7 +17,6 @@ from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from multiprocessing import forkserver
-from multiprocessing.reduction import DupFd
 from pathlib import Path
 from runpy import run_module
 from typing import Any, NoReturn
@@ -32,6 +31,7 @@ from gan.app import outputs
 from gan.app.training.callbacks import Pictures
 from gan.app.training.metrics import spare
 from tests.support import namespaces, worlds
+from tests.support.forked import Files
 from tests.support.rehearsal import systems
 from tests.support.trained_on import ON_GPUS
 
@@ -63,7 +63,7 @@ class Typed:
         err = out if stderr == subprocess.STDOUT else _number(self._said[1] or stderr, 2)
         ready, tells = os.pipe()
         given = (self.args, str(cwd or Path.cwd()), dict(env or os.environ), start_new_session)
-        self.process = worlds.context().Process(target=_run, args=(*given, _Files(out, err, tells)), daemon=True)
+        self.process = worlds.context().Process(target=begin, args=(*given, Files(out, err, tells)), daemon=True)
         self.process.start()
         self.pid = self.process.pid
         os.close(tells)
@@ -179,7 +179,7 @@ def fork_ranks() -> None:
     SubprocessHandler._popen, SubprocessHandler.close = popen, close
 
 
-def _run(words: list[str], cwd: str, env: dict[str, str], session: bool, files: list[int]) -> None:
+def begin(words: list[str], cwd: str, env: dict[str, str], session: bool, files: list[int]) -> None:
     out, err, tells = files
     if session:
         os.setsid()
@@ -239,20 +239,6 @@ def begin_anew(words: list[str], env: Mapping[str, str]) -> NoReturn:
         traceback.print_exc()
         sys.exit(1)
     sys.exit(0)
-
-
-class _Files:
-    """Open files that go along to the other process."""
-
-    def __init__(self, *numbers: int) -> None:
-        self.numbers = numbers
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _open, tuple(map(DupFd, self.numbers))
-
-
-def _open(*passed: Any) -> list[int]:
-    return [each.detach() for each in passed]
 
 
 def _number(stream: Any, own: int) -> int:

@@ -51,9 +51,10 @@ class Counted(TorchDispatchMode):
 
 
 def forget() -> None:
-    """Until the process ends, `count_all` counts and the garbage collector searches only what is made from now on."""
+    """Until the process ends, `count_all` counts only what is made from now on, which the collector searches seldom."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     gc.get_freeze_count = lambda: 1  # to count takes 50 ms, each time that a class of ours is imported by its name
 
 

@@ -8,7 +8,7 @@ import socket
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from strategies.processes import call_on_ranks
+from tests.support.forked import SERVER, join
 from tests.support.rehearsal import ordered
 from tests.support.trained_on import BACKEND, stand_apart
 
@@ -27,19 +28,13 @@ TIMEOUT = 240
 ROOT = str(Path(__file__).parents[2])
 NUMBERS = (torch.float64, torch.float32, torch.int64, torch.uint8, torch.bool)
 PRELOAD = ["tests.support.preload"]  # what the fork server imports before it forks ranks
-SERVER = "TESTS_FORKSERVER"  # the variable with key and address of a server that tests/__main__.py has started
 
 
 def context() -> BaseContext:
     """Its processes are forked from a server that has imported PRELOAD. The first caller starts it for all."""
     made = mp.get_context("forkserver")
-    ours = forkserver._forkserver
     if SERVER in os.environ:
-        key, _, address = os.environ[SERVER].partition(":")
-        ours._forkserver_authkey = bytes.fromhex(key)  # a fork of the server knows its address alone
-        if ours._forkserver_address is None:
-            ours._forkserver_address, ours._forkserver_alive_fd = address, os.open(os.devnull, os.O_WRONLY)
-        forkserver.ensure_running = ours.ensure_running = resource_tracker.ensure_running
+        join()
     made.set_forkserver_preload(PRELOAD)
     # The server imports PRELOAD before it gets our sys.path, and a test may be in another folder.
     with mock.patch.dict(os.environ, PYTHONPATH=ROOT):

@@ -131,7 +131,8 @@ def test_a_run_whose_data_are_gone_has_all_but_pictures(runs, folder_run, tmp_pa
     page = tmp_path / "page.html"
     opened = open_run(str(gone))
     assert opened.gone.startswith(f"there is no folder {tmp_path / 'gone'}; type --data and the folder")
-    assert "The grids of training." in gallery.page(opened) and 'id="masks"' not in gallery.page(opened)
+    alone = gallery.page(opened)
+    assert "The grids of training." in alone and 'id="masks"' not in alone
     picture, label = (next((folder_run.parent.parent / "data" / each).iterdir()) for each in ("images", "labels"))
     gan.open(gone).reconstruct(picture=f"{picture}:{label}").save(tmp_path / "anew.png")
     with pytest.raises(UserError, match="there is no folder"):

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gan import fit as fit
 from gan.app.run.folder import RunFolder
-from tests.support import parity
+from tests.support import forked, parity
 from tests.support.parity import BROKEN, EXACT
 from tests.support.placed_games import Taught
 from tests.support.saved import tensors
@@ -31,15 +31,17 @@ def cluster(tmp_path_factory):
 
 
 def script(capsys, *more, devices=2):
-    """What gan.fit prints for two machines with so many devices each."""
+    """What gan.fit prints for two machines with so many devices each, where a task is a fork."""
     assert fit.main([*OPTIONS, "--slurm", "--nodes", "2", "--devices", str(devices), *more]) == 0
-    return capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f'"$SLURM_CPUS_PER_TASK" {sys.executable} -m gan.fit ' in said
+    return said.replace(f"{sys.executable} -m", f"{sys.executable} -m {forked.__name__}")
 
 
 def submit(cluster, text, *more):
     """The number of the job. The nodes have no names of their own on this machine."""
     Path("job.sh").write_text(text)
-    environment = {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1"}
+    environment = {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", forked.SERVER: forked.named()}
     return cluster.call("sbatch", "--parsable", "--cpus-per-task=1", *more, "job.sh", **environment)
 
 

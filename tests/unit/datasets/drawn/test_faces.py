@@ -104,7 +104,7 @@ def test_indices_end():
     assert len(list(faces)) == 3
 
 
-@pytest.mark.parametrize("look", ["any", "poster", "neon"])
+@pytest.mark.parametrize("look", ["any", *(pytest.param(each, marks=pytest.mark.slow) for each in ("poster", "neon"))])
 def test_every_region_is_painted_inside_its_labels_alone(look):
     """Repaint one region: no pixel changes that does not hold a point of it."""
     faces, other = Faces(1, 96, look=look), Faces(1, 96, look="neon" if look == "any" else "any")

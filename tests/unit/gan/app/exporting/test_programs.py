@@ -56,10 +56,11 @@ NETWORKS = {
 }
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("biggan", "spade")]
+def rarely(*names):
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("name", ["stylegan2", "wgan-gp", *SLOW])
+@pytest.mark.parametrize("name", ["stylegan2", "wgan-gp", *rarely("biggan", "spade")])
 @torch.no_grad()
 def test_a_program_of_torch_takes_any_number_of_samples(name, tmp_path):
     """A SEAN is written as one of ONNX, below."""
@@ -72,7 +73,7 @@ def test_a_program_of_torch_takes_any_number_of_samples(name, tmp_path):
         assert len(wanted) == count and (program(*given) - wanted).abs().max() < 1e-4 < 1e-2 < wanted.std()
 
 
-@pytest.mark.parametrize("name", ["wgan-gp", "attention", pytest.param("sean", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["attention", *rarely("wgan-gp", "sean")])
 @torch.no_grad()
 def test_an_onnx_program_takes_any_number_of_samples(name, tmp_path):
     from onnxruntime import InferenceSession
