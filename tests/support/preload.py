@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -40,9 +41,12 @@ for ours in (gan, nets, datasets, strategies):
 if find_spec("omegaconf") is not None:
     import omegaconf  # noqa: F401 - Lightning asks for it when it saves
 if find_spec("deepspeed") is not None:
+    sys.modules["mlflow"] = None  # what tunes DeepSpeed would import it, which takes as long as torch
     package(torch.device("cpu"))
     import deepspeed.module_inject
     import deepspeed.runtime.zero.utils  # noqa: F401
+
+    del sys.modules["mlflow"]
 
 options.parse(["r3gan-faces"])  # imports what reads a command line
 rules = torch._dynamo.trace_rules
