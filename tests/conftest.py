@@ -18,7 +18,6 @@ import torch
 from hypothesis import HealthCheck, settings
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from gan.app.training.callbacks import Pictures
 from gan.files.system import WINDOWS, signals
 from tests.support import browser, commands, opening, worlds
 from tests.support.counted import forget
@@ -59,9 +58,6 @@ def golden_device(request: pytest.FixtureRequest) -> Iterator[None]:
     there = mock.patch.object(torch, "from_numpy", lambda array: from_numpy(array).to(families.DEVICE))
     with torch.device(families.DEVICE), there:
         yield
-
-
-DRAW_CURVES = Pictures._curves
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -151,8 +147,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def curves() -> Iterator[None]:
-    """Runs draw their curves. Elsewhere they leave them out."""
-    with mock.patch.object(Pictures, "_curves", DRAW_CURVES):
+    """Runs and pages draw their curves. Elsewhere they leave them out."""
+    with commands.curves():
         yield
 
 

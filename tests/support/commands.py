@@ -11,8 +11,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -20,6 +20,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from runpy import run_module
 from typing import Any, NoReturn
+from unittest import mock
 
 import torch
 from lightning import Trainer
@@ -28,6 +29,8 @@ from lightning.pytorch.trainer.connectors.logger_connector import result
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from gan.app import outputs
+from gan.app.page import compared, run_tables
+from gan.app.page.table import Charts
 from gan.app.training.callbacks import Pictures
 from gan.app.training.metrics import spare
 from tests.support import namespaces, worlds
@@ -38,6 +41,7 @@ from tests.support.trained_on import ON_GPUS
 LIMIT = 120.0  # seconds
 OURS = ("gan", "nets", "datasets", "strategies", "samples", "tests")
 MOVE = result._ResultMetric.to
+DRAW, CHARTS = Pictures._curves, run_tables.charts
 Ended = subprocess.CompletedProcess
 
 
@@ -123,14 +127,28 @@ def run(*words: object, limit: float = LIMIT, **settings: Any) -> Ended:
 
 
 def leave_out_curves() -> None:
-    """From now on in this process, runs leave an empty curves.png: to draw it takes most of the time of a tiny run."""
+    """From now on in this process, runs leave an empty curves.png, and pages have empty charts.
+
+    To draw them takes most of the time of a tiny run, and of a page.
+    """
 
     def touch(pictures: Pictures, trainer: Trainer) -> None:
         if trainer.is_global_zero:
             with spare(pictures.folder.curves):
                 pictures.folder.curves.touch()
 
-    Pictures._curves = touch
+    def charts(panels: Iterable[str], note: str, *_: Any) -> Charts:
+        return Charts(dict.fromkeys(panels, b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'), note)
+
+    Pictures._curves, run_tables.charts, compared.charts = touch, charts, charts
+
+
+@contextmanager
+def curves() -> Iterator[None]:
+    """Inside the `with` they are drawn."""
+    drawn = mock.patch.object(Pictures, "_curves", DRAW)
+    with drawn, mock.patch.object(run_tables, "charts", CHARTS), mock.patch.object(compared, "charts", CHARTS):
+        yield
 
 
 def remember_plugins() -> None:

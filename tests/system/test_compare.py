@@ -82,7 +82,7 @@ def test_runs_that_hold_out_other_pictures_show_their_own(runs, tmp_path, beside
 
 
 @pytest.mark.slow
-def test_a_curve_keeps_its_colour_where_another_run_has_none(runs, tmp_path):
+def test_a_curve_keeps_its_colour_where_another_run_has_none(runs, tmp_path, curves):
     one, two = (open_run(str(shutil.copytree(run, tmp_path / run.name))) for run in runs)
     rows = one.folder.metrics.read_text().splitlines()
     drop = rows[0].split(",").index("discriminator/r1")

@@ -214,7 +214,7 @@ def test_scores_are_the_first_and_the_last_and_settings_those_of_the_file(run, s
     assert known["run"] == "sean-faces" and known["held_out"] == "4" and known["save_every"] == "2"
 
 
-def test_a_chart_a_phase_and_health_has_one_of_its_own(copy):
+def test_a_chart_a_phase_and_health_has_one_of_its_own(copy, curves):
     head, *rows = (copy / "metrics.csv").read_text().splitlines()
     more = [f"{head},health/told_apart\n", *(f"{row},0.7\n" for row in rows)]
     (copy / "metrics.csv").write_text("".join(more))
