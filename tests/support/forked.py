@@ -43,19 +43,19 @@ def join() -> None:
 
 
 def begin(*typed: Any) -> None:
-    from tests.support import commands  # in the fork it is there
+    from tests.support import commands  # which is imported in the fork
 
     commands.begin(*typed)
 
 
 if __name__ == "__main__":
-    from tests.support import forked  # by this name the server imports it
+    from tests.support import forked  # as the fork calls it
 
     forked.join()
-    told = sys.argv[1:], os.getcwd(), dict(os.environ), False, forked.Files(1, 2, os.open(os.devnull, os.O_WRONLY))
-    process = get_context("forkserver").Process(target=forked.begin, args=told)
+    given = sys.argv[1:], os.getcwd(), dict(os.environ), False, forked.Files(1, 2, os.open(os.devnull, os.O_WRONLY))
+    process = get_context("forkserver").Process(target=forked.begin, args=given)
     process.start()
-    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, lambda number, _: os.kill(process.pid, number))
     process.join()
-    sys.exit(process.exitcode if process.exitcode >= 0 else 128 - process.exitcode)
+    sys.exit(process.exitcode)

@@ -49,10 +49,6 @@ if find_spec("deepspeed") is not None:
     del sys.modules["mlflow"]
 
 options.parse(["r3gan-faces"])  # imports what reads a command line
-rules = torch._dynamo.trace_rules
-rules.clear_lru_cache()
-rules.get_torch_obj_rule_map()  # what torch.compile knows
-rules.clear_lru_cache = lambda: None  # else each world of ranks that begins looks it all up again
 commands.remember_plugins()
 commands.log_in_place()
 commands.seed_the_cpu()
