@@ -34,7 +34,7 @@ class Watch:
         self.trials = Trials(game.phases if training.checked or (check and parted) else (), check == "often")
         self.trial: Trial | None = None  # that is played now
         self.drawn: set[str] = set()  # by one device, in micro-batches, that no trial has shown
-        # The dice and the game's plain attributes with which the step has begun, if a `when` may throw or count.
+        # The dice and the game's plain attributes with which the step has begun, if a `when` or `update` may throw or count.
         self.begun: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.read = read_by_losses(game)
         self.left: dict[str, float] = {}  # by the last step: the numbers of the game that its losses read
@@ -53,7 +53,7 @@ class Watch:
                 self.same_on_ranks.saw(AFTER.name, {}, self.training.draws.guesses(AFTER))
                 self.same_on_ranks.drew(AFTER.name, 0, drawn_at(self.incoming.place, self.training))
         self.say_draws(AFTER, AFTER.name)
-        if any(phase.when for phase in self.game.phases):
+        if any(phase.when or phase.update for phase in self.game.phases):
             plain = {name: value for name, value in vars(self.game).items() if isinstance(value, PLAIN)}
             self.begun = random_state.dice(), plain
 
