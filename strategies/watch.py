@@ -34,7 +34,7 @@ class Watch:
         self.trials = Trials(game.phases if training.checked or (check and parted) else (), check == "often")
         self.trial: Trial | None = None  # that is played now
         self.drawn: set[str] = set()  # by one device, in micro-batches, that no trial has shown
-        # The dice and the game's plain attributes with which the step has begun, if a `when` or `update` may throw or count.
+        # The dice and the game's plain attributes with which the step has begun, if `when` or `update` may change them.
         self.begun: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.read = read_by_losses(game)
         self.left: dict[str, float] = {}  # by the last step: the numbers of the game that its losses read
