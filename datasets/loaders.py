@@ -65,8 +65,9 @@ class GanData(LightningDataModule):
         check_divides(self.batch_size, ranks, "--batch-size ")
         if len(self.train) < self.batch_size:
             # A power of two for each rank: where the ranks are not known yet, most of them can share that too.
-            fits = ranks << (len(self.train) // ranks).bit_length() >> 1
-            advice = f"try --batch-size {fits}" if fits >= ranks else f"try at most {len(self.train)} ranks"
+            fewer = min(ranks, 1 << len(self.train).bit_length() >> 1) or 1
+            fits = fewer << (len(self.train) // fewer).bit_length() >> 1
+            advice = f"try --batch-size {fits}" + f" on {fewer} rank{'s' * (fewer > 1)}" * (fewer < ranks)
             raise UserError(f"{len(self.train)} training samples do not fill a batch of {self.batch_size}; {advice}")
         if self.val is not None:
             check_held_out(self.val_count, ranks, by=" by --held-out")

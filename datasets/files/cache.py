@@ -146,7 +146,10 @@ def raise_problems(problems: Sequence[str], root: Path) -> None:
     if len(problems) == 1:
         raise UserError(problems[0])
     more = "" if len(problems) < MAX_PROBLEMS else " (and no more looked for)"
-    raise UserError(listed(f"{len(problems)} problems{more} in {root}:", problems))
+    found, advice = [each.partition("; ")[0] for each in problems], {each.partition("; ")[2] for each in problems}
+    if len(advice) > 1 or not all(advice):
+        raise UserError(listed(f"{len(problems)} problems{more} in {root}:", problems))
+    raise UserError(listed(f"{len(problems)} problems{more} in {root}:", found) + f"\n{advice.pop()}")
 
 
 def listed(title: str, problems: Sequence[str]) -> str:

@@ -65,7 +65,7 @@ def test_epochs_augment_anew_and_held_out_samples_stay_as_they_are():
         ({"batch_size": 2}, 4, r"batch 2 is not divisible by 4 ranks; try --batch-size 4, or 2 ranks$"),
         ({"batch_size": 0}, 4, r"batch 0 is empty; try --batch-size 4"),
         ({"batch_size": 64}, 4, r"50 training samples do not fill a batch of 64; try --batch-size 32"),
-        ({"batch_size": 64}, 64, r"50 training samples do not fill a batch of 64; try at most 50 ranks"),
+        ({"batch_size": 64}, 64, r"50 training samples do not fill a batch of 64; try --batch-size 32 on 32 ranks$"),
         ({"batch_size": 64}, 1, r"50 training samples do not fill a batch of 64; try --batch-size 32"),
         ({"batch_size": 8, "val": Numbers(3)}, 4, r"3 held-out .* for 4 ranks; hold out 4 or more by --held-out$"),
     ],

@@ -129,7 +129,8 @@ def test_masks_that_are_missing(written, base):
     with pytest.raises(UserError) as error:
         written.open()
     for number in (0, 2000):
-        assert f"{mask(base, number, '*')} is missing; unpack the data set again" in str(error.value)
+        assert f"\n  {mask(base, number, '*')} is missing\n" in str(error.value)
+    assert str(error.value).count("unpack the data set again") == 1  # the advice for all, once
 
 
 @pytest.mark.parametrize(
