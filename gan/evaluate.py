@@ -59,7 +59,7 @@ EXAMPLES = """examples:
   python -m gan.evaluate                                    the newest run
   python -m gan.evaluate runs/001-sean-faces --scores ssim,psnr
   python -m gan.evaluate RUN --against held-out             a game from noise, on pictures that it has not seen
-  python -m gan.evaluate RUN --inception weights-inception-2015-12-05-6726825d.pth --devices 4
+  python -m gan.evaluate RUN --inception torch-fidelity --devices 4
   python -m gan.evaluate RUN --segmenter deeplabv3.pth      mIoU by a state dict of torchvision's
   torchrun --nproc-per-node 4 -m gan.evaluate RUN
 """

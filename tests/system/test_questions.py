@@ -1,7 +1,7 @@
 """The page of questions: each of its lines is typed, in a folder with small pictures and tiny runs.
 
-FILE.pth would be Inception's published file, which this machine need not have. Another file of that name is refused;
-then random convolutions stand in for the network.
+Inception's published file is downloaded, and this machine need not have a network. Another file in its place is
+refused; then random convolutions stand in for the network.
 """
 
 import re
@@ -89,7 +89,7 @@ EXPECTED = {  # by the part of a line that no line above has
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What the page's lines need, in a folder: my-pictures, my-classes, me.jpg, FILE.pkl, FILE.pth and three runs."""
+    """What the page's lines need, in a folder: my-pictures, my-classes, me.jpg, FILE.pkl and three runs."""
     folder = tmp_path_factory.mktemp("newcomer")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -100,7 +100,6 @@ def folder(tmp_path_factory):
                 path.mkdir(parents=True, exist_ok=True)
                 faces.draw(number).save(path / f"{number}.png")
         faces.draw(20).convert("RGB").save("me.jpg")
-        Path("FILE.pth").write_bytes(b"another network")
         for gamma in (2, 50):
             opening.train(Path("runs"), "r3gan-faces", gamma=gamma, **opening.NARROW)
         assert fit.main(["stylegan2", "--data", "my-pictures", *ONE, *PICTURES, *NARROW]) == 0
@@ -121,9 +120,12 @@ def test_a_line_of_the_page_does_what_it_says(line, here, monkeypatch, capfd):
     command, *words = line.replace("RUN", "runs/001-r3gan-faces" if "--format" in line else RUN).split()
     typed = next(typed for part, typed in EXPECTED.items() if part in line)
     type_it = partial(import_module(command).main, [*words, *typed.small])
-    if "FILE.pth" in line:
+    if "torch-fidelity" in line:
+        monkeypatch.setattr(torch.hub, "_hub_dir", "hub")
+        features.cached(features.INCEPTION).parent.mkdir(parents=True)
+        features.cached(features.INCEPTION).write_bytes(b"another network")
         assert type_it() == 2
-        assert "FILE.pth is not the published Inception of FID" in capfd.readouterr().err
+        assert f"{features.INCEPTION} is not the published Inception of FID" in capfd.readouterr().err
         stand_in = Extractor("Inception", RandomConvolutions(), 960, fid=True)
         monkeypatch.setattr(features, "inception", lambda path: stand_in)
     assert not [path for pattern in typed.left for path in Path().glob(pattern)]
@@ -131,7 +133,7 @@ def test_a_line_of_the_page_does_what_it_says(line, here, monkeypatch, capfd):
     assert typed.said in "".join(capfd.readouterr())
     left = [next(Path().glob(pattern)) for pattern in typed.left]
     assert all(path.stat().st_size for path in left)
-    assert "FILE.pth" not in line or 'fid": ' in left[-1].read_text()
+    assert "torch-fidelity" not in line or 'fid": ' in left[-1].read_text()
     if "--format" in line:
         run = open_run("runs/001-r3gan-faces").run.game
         z = torch.randn(3, run.drawer.latent)

@@ -2,7 +2,10 @@
 
 import hashlib
 import io
+import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ WEIGHTS = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
 TORCHSCRIPT = "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4"
 
 STATE = "bring a state dict of only tensors, as torch.save(net.state_dict()) makes"
+DOWNLOADED = Path("torch-fidelity")  # what is typed for the first of these names
 NAMES = (INCEPTION, "pt_inception-2015-12-05-6726825d.pth", "inception-2015-12-05.pt")
 
 
@@ -52,16 +56,17 @@ def cached(name: str) -> Path:
 
 
 def inception(path: Path | None = None) -> Extractor:
-    """The published Inception of FID, from a file or from torch's cache. Nothing is downloaded.
+    """The published Inception of FID: from a file, from torch's cache, or, for "torch-fidelity", downloaded to there.
 
     It resizes pictures to 299 pixels itself, as TensorFlow 1 did: bilinear, without antialias. A file with another
     hash is refused, because its distances would not be FID. So no program but NVIDIA's is ever run.
     """
-    file = path or next(filter(Path.is_file, map(cached, NAMES)), cached(INCEPTION))
+    there = path or next(filter(Path.is_file, map(cached, NAMES)), cached(INCEPTION))
+    file = _downloaded() if there == DOWNLOADED else there
     if not file.is_file():
         raise UserError(
-            f"FID and KID need the Inception weights, and there is no {file}; bring {INCEPTION}, a release file of "
-            f"torch-fidelity, to that place, or type --inception and its path"
+            f"FID and KID need the Inception weights, and there is no {file}; type --inception {DOWNLOADED}, which "
+            f"downloads them once, or --inception and the path of {INCEPTION}"
         )
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
@@ -74,6 +79,18 @@ def inception(path: Path | None = None) -> Extractor:
     about = {"file": file.name, "sha256": digest, "layer": "2048, before the last"}
     head = None if isinstance(network, _Scripted) else network.get_parameter("fc.weight").detach()
     return Extractor("Inception", network, 2048, fid=True, about=about, head=head)
+
+
+def _downloaded() -> Path:
+    with explained(f"FID and KID need {DOWNLOADED}; type pip install {DOWNLOADED}", ModuleNotFoundError):
+        from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3
+    path = cached(INCEPTION)
+    failed = f"the download of the Inception weights failed ({{why}}); bring {URL_INCEPTION_V3} as '{path}'"
+    with explained(failed, OSError, RuntimeError, HTTPException), redirect_stdout(sys.stderr):
+        if not path.is_file():
+            how: dict[str, Any] = dict(check_hash=True, weights_only=True, progress=sys.stderr.isatty())
+            torch.hub.load_state_dict_from_url(URL_INCEPTION_V3, **how)
+    return path
 
 
 def _weights(file: Path) -> nn.Module:

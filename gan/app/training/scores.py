@@ -92,7 +92,7 @@ def scorer_of(settings: Namespace) -> Scorer | None:
         return None
     extractor = best(settings.inception and Path(settings.inception))
     if not extractor.fid:
-        say(f"no FID without Inception's weights (--inception): scores are distances by {extractor.name}")
+        say(f"no FID without Inception's weights (--inception torch-fidelity): distances are by {extractor.name}")
     return Scorer(SCORES, extractor=extractor)
 
 

@@ -1,6 +1,8 @@
 """Where the networks come from whose features tell how far one set of pictures is from another."""
 
 import hashlib
+import shutil
+from unittest import mock
 
 import pytest
 import torch
@@ -79,10 +81,28 @@ def test_the_inception_of_the_cache_is_found_by_either_name(name, small_file, tm
 
 def test_without_weights_the_file_to_bring_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
-    with pytest.raises(UserError, match=rf"no {tmp_path}/checkpoints/{features.INCEPTION}; bring {features.INCEPTION}"):
+    with pytest.raises(UserError, match=rf"no {tmp_path}/checkpoints/{features.INCEPTION}; type --inception torch-"):
         features.inception()
-    with pytest.raises(UserError, match=rf"no {tmp_path}/mine.pth; bring {features.INCEPTION}"):
+    with pytest.raises(UserError, match=rf"no {tmp_path}/mine.pth; type --inception torch-fidelity, which downloads"):
         features.inception(tmp_path / "mine.pth")
+
+
+def test_the_inception_of_torch_fidelity_is_downloaded_once(small_file, tmp_path, monkeypatch, capsys):
+    publish(monkeypatch, small_file)
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+    monkeypatch.setattr(features, "_weights", lambda file: nn.ModuleDict({"fc": nn.Linear(2, 2)}))
+    there = features.cached(features.INCEPTION)
+    there.parent.mkdir()
+    download = mock.Mock(side_effect=lambda *_, **__: shutil.copy(small_file, there))
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", download)
+    for _ in range(2):
+        assert features.inception(features.DOWNLOADED).about["file"] == features.INCEPTION
+    (url,), how = download.call_args
+    assert download.call_count == 1 and url.endswith(features.INCEPTION) and how["check_hash"] and how["weights_only"]
+    there.unlink()
+    download.side_effect = OSError("no network")
+    with pytest.raises(UserError, match=rf"the download of .* failed \(no network\); bring https://.* as '{there}'"):
+        features.best(features.DOWNLOADED)
 
 
 def test_without_torch_fidelity_it_says_what_to_install(small_file, monkeypatch):
