@@ -62,7 +62,7 @@ class Resumed:
 
     def __init__(self, folder: RunFolder, run: str, now: Mapping[str, Any]) -> None:
         """`run` is where the run is now, and `now` are its settings."""
-        self.folder, self.now = folder, now
+        self.folder, self.now, self.own = folder, now, ":" in run
         saved = options.load(folder.settings, run)
         self.before = {**options.run_settings(saved), "precision": saved.precision}
         both = ((name, value, self.before.get(name)) for name, value in now.items())
@@ -85,12 +85,12 @@ class Resumed:
         return ", ".join(f"no {name}" if value is None else f"{name} {value}" for name, value in was.items())
 
     def check(self) -> None:
-        """Refuse another seed, which would change nothing."""
-        if "seed" in self.changed:
-            was, now = self.before["seed"], self.now["seed"]
-            raise UserError(
-                f"the run was trained with seed {was}, and has {now} now; resume with {was}, or begin a new run"
-            )
+        """Refuse another seed, which would change nothing, and another batch, which the loader would refuse later."""
+        for name in {"seed", "batch_size"}.intersection(self.changed):
+            was, now = self.before[name], self.now[name]
+            if name == "seed" or (isinstance(was, int) and not self.own):  # an own run may mean something else by it
+                what = f"{name.replace('_', ' ')} {was}, and has {now} now"
+                raise UserError(f"the run was trained with {what}; resume with {was}, or begin a new run")
 
 
 def where_data_are(error: UserError, settings: Mapping[str, Any]) -> UserError:

@@ -220,7 +220,7 @@ def resumed(folder, typed=(), **saved):
     return Resumed(where[0], NAME, {**options.run_settings(now), "precision": now.precision})
 
 
-CHANGED = "--batch-size 8 --generator-rate 0.1 --data moved --max-steps 9 --sample-every 2 --precision 64-true"
+CHANGED = "--generator-rate 0.1 --data moved --max-steps 9 --sample-every 2 --precision 64-true"
 
 
 @pytest.mark.promise(
@@ -230,14 +230,14 @@ CHANGED = "--batch-size 8 --generator-rate 0.1 --data moved --max-steps 9 --samp
 )
 def test_what_has_changed_is_said_in_one_line(trained):
     words = (
-        "the run was trained with --data mine --generator-rate 0.0001 --batch-size 4 no --max-steps --precision 32-true"
-        ", and goes on with --data moved --generator-rate 0.1 --batch-size 8 --max-steps 9 --precision 64-true"
+        "the run was trained with --data mine --generator-rate 0.0001 no --max-steps --precision 32-true"
+        ", and goes on with --data moved --generator-rate 0.1 --max-steps 9 --precision 64-true"
     )
     for typed, said in (("", ""), (CHANGED, words)):
         again = resumed(trained, typed.split())
         assert str(again) == said and bool(again.changed) == bool(said)
         again.check()
-    was = "data mine, generator-rate 0.0001, batch-size 4, max-steps 60, precision 32-true"  # on the card
+    was = "data mine, generator-rate 0.0001, max-steps 60, precision 32-true"  # on the card
     assert again.as_it_was("config auto, max-steps 60, batch-size 9") == was and "no max-steps" in again.as_it_was("")
 
 
@@ -249,9 +249,11 @@ def test_a_folder_of_data_is_the_same_one_however_it_is_typed(trained, tmp_path,
     )
 
 
-def test_another_seed_is_refused_where_the_loader_does_not_know_it(trained):
-    with pytest.raises(UserError, match="trained with seed 0, and has 3 now; resume with 0, or begin a new run"):
-        resumed(trained, ["--seed", "3"]).check()
+@pytest.mark.parametrize(("option", "was"), [("seed", 0), ("batch-size", 4)])
+def test_another_seed_or_batch_is_refused_before_it_is_said_that_the_run_goes_on(trained, option, was):
+    said = f"trained with {option.replace('-', ' ')} {was}, and has 3 now; resume with {was}, or begin a new run"
+    with pytest.raises(UserError, match=said):
+        resumed(trained, [f"--{option}", "3"]).check()
 
 
 @pytest.mark.promise("`--resume` with other settings, or from another folder")
