@@ -17,7 +17,7 @@ from datasets.augment import Prepared
 from gan import noise, ranks
 from gan.app.run.reopen import has_numbers
 from gan.app.scoring.outputs import Judged, judges
-from gan.app.training.metrics import log
+from gan.app.training.metrics import RANGES, log
 from gan.app.training.pace import computing
 from strategies.strategy import phase_strategy
 
@@ -27,8 +27,7 @@ APART = 50  # steps between two of them, at least: then they cost little
 WHILE = 5  # measurements whose median must be out of its range, before there is advice
 SIDE = 16  # pixels: the size at which pictures are compared with each other
 
-# The ranges in which a run is well, and what to say outside of them; `ways` has what to do.
-RANGES = {"memorised": (0.0, 0.65), "told_apart": (0.55, 1.0), "diversity": (0.5, 3.0)}
+# What to say outside of the RANGES in which a run is well; `ways` has what to do.
 ADVICE = {
     "memorised": (
         "the discriminator scores training pictures above held-out ones in {:.0%} of pairs, and 50 % is right: it "

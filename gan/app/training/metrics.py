@@ -187,6 +187,7 @@ Panel = dict[str, list[tuple[int, float]]]
 LAST = ("learning rates", "gradient norms", "health", "score", "precision and recall", "val")
 TITLES = {"score": "distance from the true pictures", "val": "held-out scores"}
 CLOCK = ("pictures", "seconds")  # so far: of no panel
+RANGES = {"memorised": (0.0, 0.65), "told_apart": (0.55, 1.0), "diversity": (0.5, 3.0)}  # where a run is well
 
 
 def panels(rows: dict[int, dict[str, float]]) -> dict[str, Panel]:
@@ -202,7 +203,8 @@ def panels(rows: dict[int, dict[str, float]]) -> dict[str, Panel]:
             elif name.startswith("lr-"):  # as Lightning calls them
                 group, label = "learning rates", name.removeprefix("lr-")
             elif label.endswith("_grad_norm"):
-                group, label = "gradient norms", f"{group}: {label.removesuffix('_grad_norm')}"
+                names = dict.fromkeys([group, label.removesuffix("_grad_norm")])  # often the same
+                group, label = "gradient norms", ": ".join(names)
             found[group or "other"][label].append((step, value))
     order = sorted(found, key=lambda group: (LAST.index(group) if group in LAST else -1, group))
     return {TITLES.get(group, group): dict(sorted(found[group].items())) for group in order}
@@ -248,10 +250,9 @@ def drawn(
             axes.plot(steps, values, color=f"C{colour}", alpha=0.25, linewidth=0.8)
             name = f" {_plain(label)}"  # a legend would leave out one that begins with "_"
             axes.plot(steps, _smooth(values), color=f"C{colour}", label=name, marker="." if len(steps) < 30 else None)
-        everything = np.array([value for points in panel.values() for _, value in points])
-        everything = everything[np.isfinite(everything)]
-        if len(everything) and everything.min() > 0 and everything.max() > 50 * everything.min():
-            axes.set_yscale("log")
+            for end in {*RANGES.get(label, ())} - {0.0, 1.0} if group == "health" else ():
+                axes.axhline(end, color=f"C{colour}", linestyle="--", linewidth=1, alpha=0.5)
+        _scale(axes, panel, to_one=group == "health")
         names = list(dict.fromkeys([group, *panel])) if len(panel) == 1 else [group]
         axes.set(title=_plain(": ".join(names)), xlabel=xlabel)
         axes.locator_params("x", integer=xlabel == "step")
@@ -266,6 +267,20 @@ def drawn(
             axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=ncols, frameon=False)
     figure.savefig(content := io.BytesIO(), format=form)
     return content.getvalue()
+
+
+def _scale(axes: Any, panel: Panel, to_one: bool) -> None:
+    """Let large and small curves be read together, on a logarithmic axis; `to_one`: on a linear one from 0 to 1."""
+    curves = [np.array([value for _, value in points if np.isfinite(value)]) for points in panel.values()]
+    everything, sizes = np.concatenate(curves), [np.median(np.abs(each[each != 0])) for each in curves if each.any()]
+    apart = len(sizes) > 1 and max(sizes) > 20 * min(sizes)
+    if to_one:
+        axes.set_ylim(0, 1.05 * max(1.0, *everything))
+        axes.set_ylabel("dashed: the ends of what is well")
+    elif len(everything) and everything.min() > 0 and (apart or everything.max() > 50 * everything.min()):
+        axes.set_yscale("log")
+    elif apart:
+        axes.set_yscale("symlog", linthresh=min(sizes))
 
 
 def _plain(name: str, most: int = 60) -> str:

@@ -140,7 +140,7 @@ class Bar(ProgressBar):
         assert self.bar is not None
         self.shown, left = time.monotonic(), self.pace.left()
         ends = "?" if left is None else tqdm.format_interval(left)
-        speed = f" | {self.speed(trainer):.3g} {self.unit}/s" if self.pictures is not None else ""
+        speed = f" | {_number(self.speed(trainer))} {self.unit}/s" if self.pictures is not None else ""
         self.bar.set_description_str(
             f"{ends}] {_losses(phase_strategy(trainer).steps.logged.losses)}{speed}", refresh=False
         )
@@ -154,11 +154,8 @@ class Bar(ProgressBar):
         step, left, parts = trainer.global_step, self.pace.left(), []
         if self.pictures is not None:
             speed, thousand = self.speed(trainer), "kimg" if self.unit == "pictures" else f"thousand {self.unit}"
-            parts += [
-                f"{step * self.pictures / 1000:.3g} {thousand}",
-                f"{speed:.3g} {self.unit}/s",
-                f"{1000 / speed:.3g} s/{thousand}",
-            ]
+            parts.append(f"{_number(step * self.pictures / 1000)} {thousand}")
+            parts.append(f"{_number(speed)} {self.unit}/s ({_number(1000 / speed)} s/{thousand})")
         if (memory := peak_memory(trainer.strategy.root_device)) is not None:
             parts.append(f"{memory / 1e9:.2f} GB a rank")
         if left is not None and step < trainer.max_steps:
@@ -181,6 +178,11 @@ class Bar(ProgressBar):
         """Close the bar, so that the error message has a line of its own."""
         if self.bar is not None:
             self.bar.close()
+
+
+def _number(value: float) -> str:
+    """Three digits or more, and no powers of ten."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 class _Lines(io.TextIOBase):

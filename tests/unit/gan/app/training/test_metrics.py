@@ -9,6 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from gan.app.run.folder import RunFolder
@@ -94,6 +95,29 @@ def test_panels_are_the_phases_then_gradient_norms_then_scores():
 def test_curves_survive_infinities():
     panels = metrics.panels({0: {"d/x": float("nan")}, 1: {"d/x": float("inf")}})
     assert metrics.drawn(panels, "png", "bad")
+
+
+@pytest.mark.parametrize(
+    ("curves", "scale"),
+    [
+        ([[1, 1.5], [40, 30]], "log"),
+        ([[-1, 1.5], [40, 30]], "symlog"),
+        ([[-1, 1.5], [4, 3]], "linear"),
+        ([[0.01, 1]], "log"),
+        ([[0, 0], [1, 3]], "linear"),
+        ([[np.nan], []], "linear"),
+    ],
+)
+def test_curves_of_unlike_size_are_read_together(curves, scale):
+    axes = Figure().add_subplot()
+    metrics._scale(axes, {f"{number}": list(enumerate(curve)) for number, curve in enumerate(curves)}, False)
+    assert axes.get_yscale() == scale
+
+
+def test_health_is_drawn_from_zero_to_one_with_the_ends_of_its_ranges():
+    panel = {"augmented": [(0, 0.001)], "memorised": [(0, 0.5)]}
+    drawn = metrics.drawn({"health": panel}, "svg").decode()
+    assert "<!-- 1.0 -->" in drawn and "<!-- dashed: the ends of what is well -->" in drawn
 
 
 def test_names_are_drawn_as_they_stand():

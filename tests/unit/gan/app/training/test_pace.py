@@ -52,7 +52,7 @@ def test_the_bar_tells_losses_pictures_and_the_time_to_the_end(capsys):
     losses = r"discriminator: fake \d\.\d{3} real \d\.\d{3} \| generator: \w+ \d\.\d{3}"  # and no norms of gradients
     assert re.match(rf"100%\|█+\| 5/5 steps \[\d\d:\d\d<00:00\] {losses} \| \S+ pictures/s$", last), last
     assert "\r" not in said.err
-    lines = re.findall(r"^step (\d) of 5: (\S+) kimg, \S+ pictures/s, \S+ s/kimg, .*to go$", said.out, re.MULTILINE)
+    lines = re.findall(r"^step (\d) of 5: (\S+) kimg, \S+ pictures/s \(\S+ s/kimg\), .*to go$", said.out, re.MULTILINE)
     assert lines == [("2", "0.032"), ("4", "0.064")]
 
 
@@ -80,7 +80,9 @@ def test_a_game_with_a_voice_is_paced_in_sounds(capsys):
     game.voice = None
     trainer(PhaseStrategy("single"), 1, 5, callbacks=[Bar(16, 5)], enable_progress_bar=True).fit(game, parts(5))
     said = capsys.readouterr()
-    assert re.search(r"^step 5 of 5: 0.08 thousand sounds, \S+ sounds/s, \S+ s/thousand sounds", said.out, re.MULTILINE)
+    assert re.search(
+        r"^step 5 of 5: 0.08 thousand sounds, \S+ sounds/s \(\S+ s/thousand sounds\)", said.out, re.MULTILINE
+    )
     assert said.err.splitlines()[-1].endswith(" sounds/s")
 
 
