@@ -55,7 +55,9 @@ def main(argv: list[str]) -> None:
         start.check_settings(settings, strategy, computer.devices, computer.kind == "cpu")
         start_ranks(settings, computer, out, [*argv, *begun])
         return
-    train.start_training(train.Beginning(settings, resumed, place, out, argv), computer, strategy)
+    least, most = options.nodes(settings.nodes)  # where hosts come and go, no batch fits their number
+    begun_by = train.Beginning(settings, resumed, place, out, argv, computer.processes if least == most else 1)
+    train.start_training(begun_by, computer, strategy)
 
 
 def start_ranks(settings: Namespace, computer: "Computer", out: Path, argv: list[str]) -> None:

@@ -112,6 +112,15 @@ class Found:
         said = {name: texts.get(type(value), str)(value) for name, value in chosen.items()}
         return Run(game, data, steps, scores if data.val is not None else {}, turns, said)
 
+    def computed_at(self, side: int) -> None:
+        """Say where networks that are to be made compute larger squares than the pictures, and what that costs."""
+        if self.begun is None and side > max(self.size):
+            self.chosen["networks"] = f"{side}x{side}"
+            say(
+                f"the networks compute {side}x{side} for pictures of {self.size[1]}x{self.size[0]}; with "
+                f"--size {side // 2} a step is a quarter of the work"
+            )
+
     def networks(self) -> tuple[Any, Any] | None:
         """The generator and the discriminator of a published file, for these pictures; None if they are to be made.
 

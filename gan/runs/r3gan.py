@@ -92,6 +92,7 @@ def r3gan(
 
     found = OnPictures(**settings).find(from_, R3Generator, R3Discriminator)
     p = preset(config_, found.size, kimg=kimg, batch=batch_size, rate=rate, gamma=gamma, p=augment, ema=ema_kimg)
+    found.computed_at(4 * 2 ** (len(p.widths) - 1))
     if from_ and width != 1:
         raise UserError(f"{from_} has networks of its own; leave --width out")
     game = R3Gan(

@@ -32,6 +32,7 @@ class _Making:
     purpose: Purpose = "train"
     said: dict[str, Any] = field(default_factory=dict)  # see `of_file`
     shape: dict[str, Any] | None = None  # see `instead_of_data`
+    ranks: int = 1  # see `shared`
 
 
 _MAKING: ContextVar[_Making] = ContextVar("making")
@@ -46,8 +47,7 @@ class Run:
     """A game, its data and how long to train. `scores` are validation metrics with a description; lower is better.
 
     `data` is None if the game has `train_dataloader()` itself. `turns`: in so many steps each network learns once.
-    `chosen` are the settings of a configuration by their names, also those that nobody typed. `batch_on`: the batch
-    that the published code takes on so many devices, where ours is that of one.
+    `chosen` are the settings of a configuration by their names, also those that nobody typed.
     """
 
     game: "GanModule"
@@ -56,7 +56,6 @@ class Run:
     scores: dict[str, str] = field(default_factory=dict)
     turns: int = 1
     chosen: Mapping[str, str] = field(default_factory=dict)
-    batch_on: Callable[[int], int] | None = None
 
     @property
     def words(self) -> str:
@@ -67,14 +66,6 @@ class Run:
     def batch_size(self) -> int | None:
         """The samples of a step, of all ranks together, if the data say so."""
         return getattr(self.data, "batch_size", None)
-
-    def few(self, ranks: int) -> str:
-        """A line where the published code would give these ranks more samples; else nothing."""
-        size, more = self.batch_size, self.batch_on(ranks) if self.batch_on is not None else 0
-        if size is None or more <= size:
-            return ""
-        each = f"config auto takes the batch of one device: {size / ranks:g} samples a rank"
-        return f"{each}; the published code takes {more} on {ranks} devices (--batch-size {more})"
 
 
 def check_size(size: tuple[int, int], upsamplings: int) -> None:
@@ -90,11 +81,27 @@ def check_size(size: tuple[int, int], upsamplings: int) -> None:
 
 
 def preset(presets: Mapping[str, P], config: str, **typed: Any) -> P:
-    """The published configuration of that name, with what is typed in place of its own."""
+    """The published configuration of that name, with what is typed in place of its own. All ranks share its batch."""
     if config not in presets:
         raise UserError(f"--config {config} is not known; type one of {', '.join(presets)}")
     found: Any = presets[config]
-    return replace(found, **{name: value for name, value in typed.items() if value is not None})
+    given = {name: value for name, value in typed.items() if value is not None}
+    for name in {"batch", "batch_size"} & vars(found).keys() - given.keys():
+        given[name] = shared(getattr(found, name))
+    return replace(found, **given)
+
+
+def ranks() -> int:
+    """The ranks that will train the run, where its batch is chosen now. Later the run's settings say the batch."""
+    return _making().ranks
+
+
+def shared(batch: int) -> int:
+    """The batch that nobody has typed, or the next larger one that the ranks can share."""
+    larger = -(-batch // ranks()) * ranks()
+    if larger > batch:
+        say(f"batch {larger}: {ranks()} ranks cannot share the configuration's {batch}; --batch-size for another")
+    return larger
 
 
 def length(max_steps: int | None, steps: float, **others: float | None) -> int:
@@ -125,14 +132,15 @@ def of_file(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def made_to(
-    purpose: Purpose, said: dict[str, Any] | None = None, shape: dict[str, Any] | None = None
+    purpose: Purpose, said: dict[str, Any] | None = None, shape: dict[str, Any] | None = None, ranks: int = 1
 ) -> Iterator[None]:
     """Inside the `with`, runs are made for this. A plan needs no weights of VGG, and no pictures if there are none.
 
     `said` is what a file has said of the networks, by JSON's values; if that is empty, it gets what the file says now.
-    `shape` is that of the run's data, in case they cannot be opened; then "gone" in it says why.
+    `shape` is that of the run's data, in case they cannot be opened; then "gone" in it says why. So many `ranks` share
+    a batch that nobody has typed.
     """
-    token = _MAKING.set(_Making(purpose, {} if said is None else said, shape))
+    token = _MAKING.set(_Making(purpose, {} if said is None else said, shape, ranks))
     try:
         yield
     finally:

@@ -1,7 +1,6 @@
 """StyleGAN2-ADA on pictures of a person's own, in the published configurations."""
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -9,7 +8,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 from gan.ema import half_life
 from gan.files.errors import UserError
 from gan.runs.pictures import DISTANCE, Found, OnPictures
-from gan.runs.run import Run, length, say
+from gan.runs.run import Run, length, ranks, say, shared
 from gan.runs.run import preset as preset_of
 from nets.ada import PIPES, Ada
 from nets.stylegan import StyleDiscriminator, StyleGenerator
@@ -53,7 +52,7 @@ def batch_on(devices: int, side: int) -> int:
 
 def preset(config: str, side: int, batch: int | None = None, **typed: Any) -> Preset:
     """The configuration of that name. `auto` depends on the larger side of the pictures and on the batch size."""
-    size = batch or batch_on(1, side)  # more devices must not make it another training
+    size = batch or shared(batch_on(ranks(), side))
     width, rate = 1.0 if side >= 512 else 0.5, 0.002 if side >= 1024 else 0.0025
     gamma, ema = 0.0002 * side**2 / size, size * 10 / 32
     auto = Preset(size, rate, gamma, ema, min(size, 4), width, mapping=2, ramp_up=0.05)
@@ -104,7 +103,7 @@ def stylegan2(
 
     ada = _augmentation(augment, augment_target, 100_000 if from_ else 500_000)
     found = OnPictures(**settings).find(from_, StyleGenerator, StyleDiscriminator)
-    side = 1 << (max(found.size) - 1).bit_length()
+    found.computed_at(side := 1 << (max(found.size) - 1).bit_length())
     p = preset(config_, side, batch_size, kimg=kimg, gamma=gamma, rate=rate, width=width, mapping=mapping, ema=ema_kimg)
     steps = length(max_steps, 1000 * p.kimg / p.batch, kimg=kimg)
     if from_ and (width or mapping):
@@ -117,8 +116,7 @@ def stylegan2(
     game = StyleGan(*networks, ema=half_life(average, p.batch, ramp_up), ada=ada, freeze=freeze_d, **rules)
     chosen: dict[str, Any] = dict(config_=config_, kimg=steps * p.batch / 1000, ema_kimg=average / 1000, **rules)
     chosen |= dict(freeze_d=freeze_d) if from_ else dict(width=p.width, mapping=p.mapping)
-    run = found.run(game, p.batch, steps, DISTANCE, **chosen)
-    return run if batch_size or config_ != "auto" else replace(run, batch_on=partial(batch_on, side=side))
+    return found.run(game, p.batch, steps, DISTANCE, **chosen)
 
 
 def _augmentation(kind: str, target: float, pictures: int) -> Ada | None:

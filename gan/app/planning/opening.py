@@ -36,7 +36,7 @@ class Opened:
     iterations: int
     batch: Any
     samples: int
-    few: str = ""  # what `Run.few` says
+    words: str = ""  # what `Run.words` are
     why: str = ""
     made_up: str = ""
     played: dict[Any, Sequence[Trace]] = field(default_factory=dict, init=False)
@@ -56,7 +56,7 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
     All is on the meta device and needs no memory. Games that read values, as by `.item()`, are played on the CPU.
     """
     try:
-        with torch.device("meta"), made_to("plan"):
+        with torch.device("meta"), made_to("plan", ranks=ranks):
             run = make()
         run.game.to("meta")  # what was read from a file is on the CPU yet
         found = _opened(run, ranks)
@@ -66,7 +66,7 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
         raise
     except NO_VALUES as error:
         why = in_a_line(error)
-    with made_to("plan"):
+    with made_to("plan", ranks=ranks):
         run = make()
     return _opened(run, ranks, why)
 
@@ -83,5 +83,5 @@ def _opened(run: Run, ranks: int, why: str = "") -> Opened:
         size = "x".join(map(str, reversed(train.size)))
         made_up = f"no data that can be read: counted with {len(train):,} made-up pictures of {size}"
     return Opened(
-        run.game, run.max_steps, run.max_steps // run.turns, batch, Batches().rows(batch), run.few(ranks), why, made_up
+        run.game, run.max_steps, run.max_steps // run.turns, batch, Batches().rows(batch), run.words, why, made_up
     )

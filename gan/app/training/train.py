@@ -78,18 +78,23 @@ class Beginning:
         place: Launched | None,
         out: Path,
         argv: Sequence[str],
+        ranks: int = 1,
     ) -> None:
+        """A new run is made for so many `ranks`. Its settings have the batch that was chosen for them."""
         self.settings, self.resumed, self.place, self.out, self.argv = settings, resumed, place, out, argv
         now = options.run_settings(settings)
         said = {**now, "precision": settings.precision}
         self.trained = Resumed(resumed[0], settings.run, said) if resumed is not None else None
         others = self.trained is None or {"from_", "config_"}.intersection(self.trained.changed)
         self.said = {} if self.trained is None or others else folder.said(self.trained.folder.networks)
+        purpose, ranks = ("dry" if settings.dry_run else "train", ranks) if self.trained is None else ("resume", 1)
         try:
-            with made_to("resume" if self.trained is not None else "dry" if settings.dry_run else "train", self.said):
+            with made_to(purpose, self.said, ranks=ranks):
                 self.run = build(settings.run, **now)
         except UserError as error:
             raise where_data_are(error, now) if self.trained is not None else error from None
+        if ":" not in settings.run and settings.get("batch_size", 0) is None:
+            settings.batch_size = self.run.batch_size
         self.summary, self.all_settings = describe(self.run.game), options.dump(settings, settings.run)
         self.summary += f"\nsettings\n  {self.run.words}\n" if self.run.chosen else ""
         self.summary += f"\nbegun from\n  {settings.from_}\n" if settings.get("from_") else ""
@@ -274,8 +279,6 @@ def begin(
         say(f"without a GPU {many}; for a first look type {small}, and a smaller --width")
     if run.chosen:
         say(f"settings: {run.words}")
-    if few := run.few(computer.processes):
-        say(few)
     if not hasattr(run.game, "show"):
         say("no grids: the game has no show(batch); docs/guide/game.md says how to write it")
     say(f"everything goes to {where.path}/")

@@ -3,15 +3,18 @@
 import pytest
 
 from gan.app.run.options import _renamed, arguments
-from gan.runs.stylegan2 import PRESETS, batch_on, preset
+from gan.runs import biggan
+from gan.runs.run import made_to
+from gan.runs.stylegan2 import PRESETS, preset
 from tests.support import families
 from tests.unit.gan.runs.test_runs import small
 
 
-@pytest.mark.parametrize("config", ["auto, 1 device", *PRESETS])
+@pytest.mark.parametrize("config", ["auto, 1 device", "auto, 8 devices", *PRESETS])
 def test_a_configuration_sets_what_the_published_one_sets(config):
     wanted = families.load("stylegan2.pt")["presets"][config]
-    found = preset(config.partition(",")[0], 256)
+    with made_to("train", ranks=8 if "8" in config else 1):
+        found = preset(config.partition(",")[0], 256)
     assert vars(found) == dict(
         batch=wanted["batch_size"],
         rate=pytest.approx(wanted["G_opt_kwargs"]["lr"]),
@@ -60,12 +63,17 @@ def test_of_two_lengths_it_is_said_which_counts(name, typed, capsys):
     assert f"--max-steps 5 counts, and --{typed.replace('_', '-')} 2 does not\n" in capsys.readouterr().err
 
 
-def test_what_the_published_auto_takes_on_several_devices_is_said():
-    assert batch_on(8, 256) == families.load("stylegan2.pt")["presets"]["auto, 8 devices"]["batch_size"]
-    said = small("stylegan2", batch_size=None).few(8)
-    assert said.endswith("device: 4 samples a rank; the published code takes 64 on 8 devices (--batch-size 64)")
-    for ranks, typed in ((1, {}), (8, {"batch_size": 32}), (8, {"config_": "cifar"})):
-        assert small("stylegan2", **{"batch_size": None, **typed}).few(ranks) == ""
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 50), (2, 50), (8, 56), (3, 51)])
+def test_a_batch_that_nobody_typed_becomes_one_that_the_ranks_can_share(ranks, batch, capsys):
+    with made_to("train", ranks=ranks):
+        assert biggan.preset("auto", (32, 32)).batch_size == batch
+        said = capsys.readouterr().err
+        assert biggan.preset("auto", (32, 32), batch_size=50).batch_size == 50
+    assert said == (
+        ""
+        if batch == 50
+        else f"batch {batch}: {ranks} ranks cannot share the configuration's 50; --batch-size for another\n"
+    )
 
 
 def test_words_that_are_also_others_can_be_typed():
