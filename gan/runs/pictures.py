@@ -116,10 +116,8 @@ class Found:
         """Say where networks that are to be made compute larger squares than the pictures, and what that costs."""
         if self.begun is None and side > max(self.size):
             self.chosen["networks"] = f"{side}x{side}"
-            say(
-                f"the networks compute {side}x{side} for pictures of {self.size[1]}x{self.size[0]}; with "
-                f"--size {side // 2} a step is a quarter of the work"
-            )
+            what = f"the networks compute {side}x{side} for pictures of {self.size[1]}x{self.size[0]}"
+            say(f"{what}; with --size {side // 2} they compute a quarter of these pixels")
 
     def networks(self) -> tuple[Any, Any] | None:
         """The generator and the discriminator of a published file, for these pictures; None if they are to be made.

@@ -84,7 +84,8 @@ def stylegan2(
             (FFHQ and LSUN at 256 pixels), paper512 (AFHQ), paper1024 (MetFaces), cifar.
         kimg: Thousands of pictures shown in the whole training; published: 25,000, cifar 100,000.
         max_steps: Steps of the whole training, in place of kimg.
-        batch_size: Pictures a step, of all ranks together; published: 32 or 64, auto 4096 / size and 32 at most.
+        batch_size: Pictures a step, of all ranks together; published: 32 or 64; auto 4096 / size (32 at
+            most) for each device, and 64 at most.
         gamma: Weight of R1 per step; published: 0.01 (cifar) to 10, auto 0.0002 * size^2 / batch_size.
         rate: Learning rate of both networks; published: 0.002 or 0.0025.
         width: Channels are this times 32,768 / size, and 512 at most; published: 1, paper256 and auto below 512 0.5.

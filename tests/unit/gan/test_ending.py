@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
+from PIL import Image
 
 import gan.app.outputs
 from gan import env, evaluate, export, sample
@@ -25,7 +26,7 @@ from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Record
-from gan.app.training.train import begin, finish, keeper, often
+from gan.app.training.train import Beginning, begin, finish, keeper, often
 from gan.files.errors import UserError
 from gan.runs import Run
 from strategies import TorchAccelerator
@@ -220,6 +221,35 @@ def test_the_beginning_says_what_was_chosen(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "\nsettings: config auto, ema-kimg 2\n" in said
     assert "\nno grids: the game has no show(batch); " in said
+
+
+def test_the_batch_that_is_chosen_for_many_ranks_stays_when_a_run_goes_on_with_fewer(tmp_path):
+    for number in range(70):
+        Image.new("RGB", (8, 6), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    typed = [
+        "stylegan2",
+        "--data",
+        str(tmp_path),
+        "--width",
+        "0.001",
+        "--mapping",
+        "1",
+        "--out",
+        str(tmp_path / "runs"),
+    ]
+
+    def started(ranks, *more):
+        settings, found = options.parse([*typed, *more])
+        return Beginning(settings, found, None, tmp_path / "runs", [], ranks)
+
+    new = started(8)
+    assert new.run.batch_size == 64
+    where = RunFolder(tmp_path / "runs" / "001-stylegan2")
+    where.checkpoint(1).mkdir(parents=True)
+    where.settings.write_text(new.all_settings)
+    assert started(1, "--resume", "auto").run.batch_size == 64
+    where.settings.write_text(new.all_settings.replace("batch_size: 64", "batch_size: null"))  # as of before
+    assert started(8, "--resume", "auto").run.batch_size == 32
 
 
 @pytest.mark.parametrize("began", [None, 20])
