@@ -138,7 +138,7 @@ def test_label_maps_new_pictures_and_the_weights_of_a_distance_need_no_values(wo
 @pytest.mark.parametrize(
     ("words", "more"),
     [
-        ("stylegan2 --width 0.01 --mapping 1", "config auto takes the batch of one device: 4 samples a rank; the pub"),
+        ("stylegan2 --width 0.01 --mapping 1", "390,625 steps are 25,000 thousand samples"),
         ("cyclegan --max-steps 5 --width 2 --blocks 1 --layers 1 --batch-size 8", "5 steps are 0.04 thousand samples"),
         ("biggan --config cifar --width 2 --batch-size 8", "3,125,000 steps are 25,000 thousand samples"),
     ],
@@ -146,9 +146,10 @@ def test_label_maps_new_pictures_and_the_weights_of_a_distance_need_no_values(wo
 )
 def test_a_plan_without_data_says_what_it_has_counted_with(words, more, capsys, unsearched):
     assert main([*words.split(), "--data", "nowhere", "--size", "32", "--devices", "8"]) == 0
-    _, said, then, *_ = capsys.readouterr().out.splitlines()
+    first, said, settings, then, *_ = capsys.readouterr().out.splitlines()
     assert said == "no data that can be read: counted with 1,000,000 made-up pictures of 32x32"
-    assert then.startswith(more)
+    assert then.startswith(more) and settings.startswith("settings: ") and first.endswith(" samples on each rank")
+    assert settings.endswith(f"batch-size {64 if 'stylegan2' in words else 8}")
 
 
 OF_ALL_KINDS = ["cyclegan-faces", "vqgan-faces", "dmd2-lora-faces", "byol-faces", "stylegan-faces", "hifigan-tones"]

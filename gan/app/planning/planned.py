@@ -180,10 +180,10 @@ def head(settings: Namespace, game: Opened, budget: Budget) -> Iterator[str]:
     where += f", {settings.nodes} nodes of {settings.devices}" if settings.nodes > 1 else ""
     each = "each rank that trains" if budget.served else "each rank"
     yield f"{short_name(settings.run)}: {total:,} parameters, on {where}; {game.samples} samples on {each}"
-    if game.words:
-        yield f"settings: {game.words}"
     if game.made_up:
         yield game.made_up
+    if game.words:
+        yield f"settings: {game.words}"
     if game.why:
         yield f"\nmeasured on this CPU, because it cannot be played without values: {game.why}"
 

@@ -36,7 +36,7 @@ HOSTS_OWN = {"config", "slurm", "submit", "list_runs", "devices", "nodes", "rend
 HOSTS_OWN |= {"resume", "out", "workers", "logger"}
 PASSING = ("resume", "dry_run", "list_runs", "debug", "new_data", "config", "rendezvous", "slurm", "submit", "note")
 
-INCEPTION = "FID's network: torch-fidelity (its weights, downloaded once), or a file of these or NVIDIA's .pt"
+INCEPTION = "FID's network: torch-fidelity (downloaded once), or a file of that or NVIDIA's"
 
 EXAMPLES = """examples:
   python -m gan.fit                                   the built-in run, on all GPUs or on two CPU processes
