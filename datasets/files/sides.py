@@ -107,7 +107,7 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
         made.title = (titles or ("left halves", "right halves"))[number]
         return made
 
-    said = "halves of each picture, left to right" if halves else f"{titles[0]}/ to {titles[1]}/"
+    said = "halves of each picture, left to right" if halves else f"{titles[0]} to {titles[1]}"
     shown = "a" if paired else "ab"
     train, out = (" and ".join(f"{len(found[each, side]):,}" for side in shown) for each in (False, True))
     what = "pairs" if paired else "pictures"

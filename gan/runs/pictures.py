@@ -113,11 +113,12 @@ class Found:
         return Run(game, data, steps, scores if data.val is not None else {}, turns, said)
 
     def computed_at(self, side: int) -> None:
-        """Say where networks that are to be made compute larger squares than the pictures, and what that costs."""
+        """Say where networks that are to be made compute much larger squares than the pictures."""
         if self.begun is None and side > max(self.size):
             self.chosen["networks"] = f"{side}x{side}"
-            what = f"the networks compute {side}x{side} for pictures of {self.size[1]}x{self.size[0]}"
-            say(f"{what}; with --size {side // 2} they compute a quarter of these pixels")
+            if max(self.size) < 0.75 * side:
+                what = f"the networks compute {side}x{side} for pictures of {self.size[1]}x{self.size[0]}"
+                say(f"{what}; with --size {side // 2} they compute a quarter of these pixels")
 
     def networks(self) -> tuple[Any, Any] | None:
         """The generator and the discriminator of a published file, for these pictures; None if they are to be made.

@@ -54,7 +54,7 @@ def test_two_folders_are_found_and_pairs_have_the_same_name(tmp_path, folders, c
     assert (data.size, data.channels) == ((8, 12), (3, 3))
     said = capsys.readouterr().err
     assert "8 pairs to train on and 0 held out; scaled and cropped to 12x8, RGB" in said
-    assert folders != "A B" or ": A/ to B/, 8 pairs" in said
+    assert folders != "A B" or ": A to B, 8 pairs" in said
 
 
 def test_halves_of_a_picture_are_a_pair(tmp_path, capsys):
