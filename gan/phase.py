@@ -119,8 +119,8 @@ class Phase:
     - `when`: a function without arguments that says whether to play it, e.g. `lambda: self.strength > 0`. It is asked
       only in steps in which the phase is due otherwise. All ranks are asked, so it may call `gan.ranks`; all do what
       the first rank says.
-    - `update`: the same, asked when the losses and gradients are there: whether the learners take the update, e.g.
-      `lambda: self.accuracy < 0.8`, where published code calls `optimizer.step()` inside an `if`.
+    - `update`: the same, asked after the losses and on_before_optimizer_step. It says whether the learners take the
+      update, e.g. `lambda: self.accuracy < 0.8`, where published code calls `optimizer.step()` inside an `if`.
     - `micro_batches`: split each rank's batch into this many equal parts, and average their gradients. Of M parts, part
       k has the rows k, k + M, k + 2 M and so on. What the loss keeps for a hook, `when`, `update` or a later phase,
       such as gradients or a mean, is that of the last part: add it up.

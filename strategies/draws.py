@@ -73,7 +73,8 @@ BY_ROWS = {  # how many dimensions a single draw has
 ROW_BY_ROW = 16  # so many draws for each sample from one row of weights may be of the samples; it takes long
 BY_GENERATOR = " with generator="  # ends the name of a draw
 SHOWN = 5  # shapes in a line
-LOSSES = os.path.join(os.path.dirname(__file__), "turn.py")  # where they are called
+# Where losses, and hooks of a batch, are called.
+CALLERS = {os.path.join(os.path.dirname(__file__), name) for name in ("turn.py", "incoming.py")}
 FOLDERS = tuple(os.path.join(os.path.dirname(each), "") for each in (__file__, str(torch.__file__)))
 
 
@@ -181,7 +182,7 @@ def _site(place: Place) -> Site:
     """The calls of a loss that have led here, without torch's and ours. Empty on one device, which needs no site."""
     frame: FrameType | None = sys._getframe(1) if place.rows < place.total else None
     found: list[str | int] = []
-    while frame is not None and frame.f_code.co_filename != LOSSES:
+    while frame is not None and frame.f_code.co_filename not in CALLERS:
         if not _is_ours(frame.f_code.co_filename):
             found += frame.f_code.co_qualname, frame.f_lasti
         frame = frame.f_back

@@ -130,7 +130,7 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
             norms = see_gradients(learners, phase, training.hooks, training.world, training.checked, seed)
             finished = [(each, each.tolist()) for each in norms]
 
-        with noise.at(noise.Place((training.seed, step, phase.name, "update"), 0, 1, 1)):  # for all ranks
+        with noise.at(asking(training.seed, step, phase, "update")):
             wanted = phase.update is None or training.world.answer(phase.update)
 
         # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
@@ -149,6 +149,11 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
             found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
 
     return found | {f"{phase.name}/{name}": loss for name, loss in losses.items()}
+
+
+def asking(seed: int, step: int, phase: Phase, word: str) -> noise.Place:
+    """The place at which `when` or `update` draws, for all ranks."""
+    return noise.Place((seed, step, phase.name, word), 0, 1, 1)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from strategies.draws import Draws
 from strategies.hooks import AFTER
 from strategies.incoming import Incoming
 from strategies.reachable import PLAIN
-from strategies.turn import Training, drawn_at
+from strategies.turn import Training, asking, drawn_at
 
 Play = Callable[[Any], Any]
 
@@ -60,6 +60,8 @@ class Watch:
     def try_step(self, play: Play, batch: Any, first: bool = False) -> None:
         """Try this step. `first`: its losses are played for the first time, or in a new way."""
         self.check(self.game, self.training, self.incoming.before_hooks(batch), partial(self._try, play), first)
+        if self.training.checked:  # what the last step, or a hook of this batch, has drawn
+            check_guesses(self.training, self.game.step)
 
     def _try(self, play: Play, trial: Trial, batch: Any) -> None:
         self.trial = trial
@@ -100,7 +102,6 @@ class Watch:
         if self.training.checked:
             if (new := self.same_on_ranks.new_on_all()) | self.trials.after():
                 self.try_step(play, batch, first=True)
-                check_guesses(self.training, self.game.step)
             self.same_on_ranks.end_step(forget=new and draws.unmet())
         elif self.trials.times:
             found = {each for phase in self.game.phases for each in draws.unknown_in_parts(phase)}
@@ -123,7 +124,7 @@ class Watch:
     def asked(self, phase: Phase) -> bool:
         """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
         assert phase.when is not None
-        with noise.at(noise.Place((self.training.seed, self.game.step, phase.name, "when"), 0, 1, 1)):  # for all ranks
+        with noise.at(asking(self.training.seed, self.game.step, phase, "when")):
             world, trial = self.training.world, self.trial
             return world.answer(phase.when) if trial is None else trial.answer(phase, "when", phase.when)
 

@@ -114,8 +114,7 @@ def biggan(
         rate=rate, judge_rate=judge_rate, width=width, latent=latent, shared=shared, attention=attention,
         ema_start=ema_start,
     )  # fmt: skip
-    if p.side > 32:  # there are no smaller ones
-        found.computed_at(p.side)
+    found.computed_at(p.side if p.side > 32 else 0)  # there are none for fewer than 32 pixels
     game = _game(p, found, ortho=(ortho, judge_ortho), ema=ema, split=split)
     begin_with(from_, game)
     steps = length(max_steps, 1000 * p.kimg / p.batch_size, kimg=kimg)

@@ -67,7 +67,7 @@ class Calls:
         place = noise.here()
         if place is None or private.in_backward() or private.in_transform():
             return
-        tensors = [each.detach() for each in tree_leaves(values) if isinstance(each, Tensor)]
+        tensors = [each.detach().as_subclass(Tensor) for each in tree_leaves(values) if isinstance(each, Tensor)]
         # A number, as a criterion returns it, is a mean over a rank's own samples.
         tensors = [each for each in tensors if each.ndim and each.numel() and not each.is_meta]
         tensors = [torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in tensors]

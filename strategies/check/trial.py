@@ -17,6 +17,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from gan import noise
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.noise import OF_SEED
@@ -34,7 +35,7 @@ from strategies.policies.policy import Policy
 from strategies.private import default_store
 from strategies.reachable import Reachable, Scope, content_of, copied, differs, kind_of
 from strategies.sharding.bucket import UNSHARDED
-from strategies.turn import Training, finish, gradients, ready
+from strategies.turn import Training, asking, finish, gradients, ready
 from strategies.world import World, agree
 
 
@@ -136,7 +137,7 @@ def _numbers(value: Any) -> Tensor | None:
         return torch.tensor(float(value), dtype=torch.float64)
     if content_of(value) is None or not isinstance(value, Tensor | np.ndarray) or value.dtype is np.dtype(object):
         return None
-    return torch.as_tensor(value).detach().to("cpu", torch.float64, copy=True)
+    return torch.as_tensor(value).detach().as_subclass(Tensor).to("cpu", torch.float64, copy=True)
 
 
 @cache
@@ -268,14 +269,18 @@ class Trial:
             stack.enter_context(ready(phase, policies, trying=True))
             with self.left.during(phase, batch):
                 losses = gradients(phase, batch, self.step, training, self.scale)
+            drew = random_state.changed(before)
             if UNSHARDED and not self.alone:
                 refuse_views_of_gathered(self.left.game)
             learners = [policies[name] for name in phase.learners]
             for learner, (norms, _) in zip(learners, finish(phase, policies, self.scale), strict=True):
                 self.norms[phase.name, learner.player.name] = norms_by_name(learner, norms)
-                learner.reduction.drop()
             if phase.update is not None:
-                self.answer(phase, "update", phase.update)
+                with noise.at(asking(training.seed, self.step, phase, "update")):
+                    # It may read what on_before_optimizer_step keeps, and that is not called here.
+                    self.answer(phase, "update", phase.update, may_fail=True)
+            for learner in learners:
+                learner.reduction.drop()
         self.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
         dtypes |= {loss.dtype for loss in losses.values()}  # an author may cast by autocast
         dtypes |= {weight.dtype for learner in learners for weight in learner.requiring_grad.values()}
@@ -283,15 +288,19 @@ class Trial:
             dtypes.add(torch.bfloat16)  # it rounds as this or float16 do
         self.drawn |= draws.seen
         by_seed = torch.initial_seed() != seed or any(call >= OF_SEED for call in draws.seen[phase.name])
-        if random_state.changed(before) and not by_seed:  # a seed of the author's is the same on all ranks
+        if drew and not by_seed:  # a seed of the author's is the same on all ranks
             self.unlike.add(phase.name)
 
-    def answer(self, phase: Phase, word: str, question: Callable[[], bool]) -> bool:
+    def answer(self, phase: Phase, word: str, question: Callable[[], bool], may_fail: bool = False) -> bool:
         """What a phase's `when` or `update` says on the first rank. Warns if others say something else."""
         self.meet(f"asks for '{word}' of phase '{phase.name}'")
-        with as_one_process(self.left.game.trainer) if self.alone else nullcontext():
-            first, *others = self.world.gather(bool(question()))
-        if not (self.alone or all(each == first for each in others)):  # alone, a hook may have kept other samples
+        own: bool | None = None
+        failing = suppress(Exception) if may_fail else nullcontext()
+        with failing, as_one_process(self.left.game.trainer) if self.alone else nullcontext():
+            own = bool(question())
+        said = self.world.gather(own)
+        first = bool(said[0])
+        if {True, False}.issubset(said) and not self.alone:  # alone, a hook may have kept other samples
             rank_zero_warn(
                 f"phase '{phase.name}': in step {self.step} its `{word}` is {first} on the first rank, which decides, "
                 f"and {not first} on others; let it read what is the same on all ranks, such as gan.ranks.mean(x)"

@@ -54,7 +54,8 @@ class Buffers:
         self.changed: dict[str, dict[str, Any]] = {}  # by module, the attributes that units of this rank have assigned
 
     def _norms(self) -> list[float]:
-        norms = torch._foreach_norm(list[Tensor](self.weights)) if self.weights else ()
+        weights: list[Tensor] = [each for each in self.weights if each.is_floating_point() or each.is_complex()]
+        norms = torch._foreach_norm(weights) if weights else ()
         return torch.stack([*norms]).nan_to_num().tolist() if norms else []
 
     @contextmanager

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import chain, count
 from types import ModuleType
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -392,6 +393,23 @@ def pairs(step):
     return {"x": vectors(step)["x"][:2]}
 
 
+class DrawsForAll(One):
+    """A hook draws one row, and ranks have one sample: whose the row is only a trial shows."""
+
+    def on_after_batch_transfer(self, batch, _):
+        return {"x": batch["x"] + torch.randn(1, 6, dtype=torch.float64)}
+
+    def play(self, batch):
+        return self.net(batch["x"]).square().mean()
+
+
+class UpdatesByChance(One):
+    of_play: ClassVar[Any] = {"update": lambda: torch.rand(()) < 2}
+
+    def play(self, batch):
+        return self.net(batch["x"] - batch["x"].mean(0)).square().mean()
+
+
 class Coin(OwnNorms):
     """A draw for the whole batch decides whether ranks meet in a batch norm."""
 
@@ -647,6 +665,8 @@ APART = {"sync_batchnorm": False}
         row(HalfTeacher, LOSS, **MIXED),
         row(BesideATeacher, LOSS, unsaid=("phase 'learn'",), **MIXED),
         row(Padded, "begins where 'net.1' (Spread) returns other values for the same input", unsaid=("draw", FORMULA)),
+        row(DrawsForAll, "step 0 drew other numbers than one device", batches=pairs),
+        row(UpdatesByChance, LOSS, unsaid=("not compared",)),
         row(
             OfPatches, "same as on one device: look at the loss's own formula.\nA draw must", "Phase 'play' draws [16]"
         ),

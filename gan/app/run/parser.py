@@ -120,7 +120,7 @@ class Parser(jsonargparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
         """Refuse empty values, then parse. Without `args` it parses the command line."""
-        self._typed = args = self._said_yes(sys.argv[1:] if args is None else args)
+        self._typed = args = sys.argv[1:] if args is None else args
         option = None
         for arg in args:
             name, given, value = arg.partition("=")
@@ -128,14 +128,14 @@ class Parser(jsonargparse.ArgumentParser):
                 option = name
             if not (value if given and arg.startswith("-") else arg).strip():
                 self._refuse_empty(option)
-        return super().parse_args(args, *more, **kwargs)
+        return super().parse_args(self._said_yes(args), *more, **kwargs)
 
     def _said_yes(self, args: Sequence[str]) -> list[str]:
         """The arguments, in which `--flip` alone is `--flip=true`."""
         options = self._option_string_actions.items()
         alone = {name for name, each in options if _values(getattr(each, "_typehint", None)) == ["true", "false"]}
         return [
-            f"{one}=true" if one in alone and then.startswith("--") else one for one, then in pairwise([*args, "--"])
+            f"{one}=true" if one in alone and then.startswith("-") else one for one, then in pairwise([*args, "--"])
         ]
 
     def _refuse_empty(self, option: str | None) -> None:

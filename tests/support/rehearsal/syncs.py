@@ -95,7 +95,7 @@ def counted() -> Iterator[Syncs]:
     step, run = Steps._pass, Steps.run
 
     def counted_step(self: Steps, *args: Any, **kwargs: Any) -> Any:
-        if self.trial is not None:
+        if self.watch.trial is not None:
             return step(self, *args, **kwargs)
         for policy in self.policies.values():
             _put(policy, host)
@@ -104,7 +104,7 @@ def counted() -> Iterator[Syncs]:
 
     def counted_run(self: Steps, phase: Any, batch: Any) -> None:
         with ExitStack() as modes:
-            if self.trial is None:
+            if self.watch.trial is None:
                 modes.enter_context(syncs.during(phase.name))
             run(self, phase, batch)
 
