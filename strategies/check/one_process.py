@@ -33,7 +33,8 @@ def as_one_process(trainer: Trainer, found: Callable[[str], object] = str) -> It
 
     def attribute(group: dist.ProcessGroup, name: str) -> Any:
         caller = sys._getframe(1)
-        itself = module_of(caller) == type(group).__module__  # a backend that is written in Python
+        # A backend that is written in Python asks for its own attributes.
+        itself = type(group) is not dist.ProcessGroup and module_of(caller) == type(group).__module__
         theirs = not itself and _asked_by_the_game(caller, found)
         return object.__getattribute__(alone if theirs else group, name)
 

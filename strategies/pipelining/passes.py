@@ -22,6 +22,7 @@ from strategies.reachable import PLAIN, ModuleAttributes, same
 from strategies.sharding.resharded_parameter import version_of
 
 SMALL = 1024  # numbers in an attribute that is told to the other ranks
+SMALL_WEIGHT = 2**16  # numbers, so that comparing them takes no time
 
 
 class Buffers:
@@ -40,7 +41,7 @@ class Buffers:
         mine = pipe.mine()
         self.of_units = {m for unit in pipe.units if unit.stage in mine for m in unit.module.modules()}
         self.weights = list(dict.fromkeys(weight for module in self.of_units for weight in module.parameters(False)))
-        self.chunks, self.norms = 0, self._norms()
+        self.chunks, self.before = 0, self._written()
         buffers = {
             f"{path}.{name}".lstrip("."): (module, name, buffer)
             for path, module in self.modules.items()
@@ -53,10 +54,15 @@ class Buffers:
         self.attributes = ModuleAttributes(self.modules.values())
         self.changed: dict[str, dict[str, Any]] = {}  # by module, the attributes that units of this rank have assigned
 
-    def _norms(self) -> list[float]:
-        weights: list[Tensor] = [each for each in self.weights if each.is_floating_point() or each.is_complex()]
-        norms = torch._foreach_norm(weights) if weights else ()
-        return torch.stack([*norms]).nan_to_num().tolist() if norms else []
+    def _written(self) -> tuple[list[Any], list[float]]:
+        """What changes when a weight is written. Of small ones also the norm: no version counts what `.data` writes."""
+        small: list[Tensor] = [
+            each for each in self.weights if each.is_floating_point() and each.numel() <= SMALL_WEIGHT
+        ]
+        norms = (
+            torch.stack([each.double() for each in torch._foreach_norm(small)]).nan_to_num().tolist() if small else []
+        )
+        return [(version_of(each), each.data_ptr()) for each in self.weights], norms
 
     @contextmanager
     def chunk(self) -> Iterator[None]:
@@ -87,7 +93,7 @@ class Buffers:
     @torch.no_grad()
     def keep(self) -> None:
         """After the last chunk: let the buffers have what the chunks have written."""
-        if self.chunks > 1 and self._norms() != self.norms:  # no version counts what is written through `.data`
+        if self.chunks > 1 and self._written() != self.before:
             raise UserError(
                 f"player '{self.pipe.player}': its forward writes its own weights, which a pipeline would do once for "
                 f"each chunk; type +chunks:1, as in pipeline+chunks:1, or keep what it writes in a buffer"
