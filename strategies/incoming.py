@@ -21,7 +21,7 @@ from strategies.world import agree
 
 
 class Incoming:
-    """`to_device` is Lightning's way of a batch."""
+    """Brings each batch to its step. `to_device` is how Lightning moves a batch, with the author's hooks around it."""
 
     def __init__(self, game: GanModule, training: Training, places: Places, to_device: Callable[..., Any]) -> None:
         self.game, self.training, self.places, self.to_device = game, training, places, to_device

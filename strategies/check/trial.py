@@ -292,7 +292,10 @@ class Trial:
             self.unlike.add(phase.name)
 
     def answer(self, phase: Phase, word: str, question: Callable[[], bool], may_fail: bool = False) -> bool:
-        """What a phase's `when` or `update` says on the first rank. Warns if others say something else."""
+        """What a phase's `when` or `update` says on the first rank. Warns if others say something else.
+
+        With `may_fail` an error of the question is no answer, and nothing is compared.
+        """
         self.meet(f"asks for '{word}' of phase '{phase.name}'")
         own: bool | None = None
         failing = suppress(Exception) if may_fail else nullcontext()
