@@ -24,22 +24,22 @@ from gan.module import GanModule
 from gan.phase import Phase
 from strategies import private
 from strategies.accelerator import same_parameters
-from strategies.assignment import Auto
+from strategies.batches.loaders import check_together
+from strategies.checkpoint.first_weights import without_values
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.player_state import Averages, last_averages
 from strategies.checkpoint.state import State
 from strategies.checkpoint.writing import Background, InBackground, check_loadable, excused, prepare, refuse_other, save
-from strategies.choice import choices
-from strategies.first_weights import without_values
 from strategies.hooks import Hooks, overrides, refuse_what_is_not_called
-from strategies.loaders import check_together
-from strategies.players import Players, on_devices, serve_players, set_up_players
 from strategies.policies import POLICIES
+from strategies.policies.choice import choices
 from strategies.policies.policy import Policy
 from strategies.processes.own_ranks import OwnRanks
 from strategies.processes.stopping import OTHERS, Stopped, handle
-from strategies.ranks_strategy import RanksStrategy
-from strategies.steps import Steps
+from strategies.training.assignment import Auto
+from strategies.training.players import Players, on_devices, serve_players, set_up_players
+from strategies.training.ranks_strategy import RanksStrategy
+from strategies.training.steps import Steps
 from strategies.turn import Training, all_learning
 from strategies.world import world_of_thread
 

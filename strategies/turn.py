@@ -16,9 +16,9 @@ from gan.files.errors import UserError, explained
 from gan.phase import Losses, Phase
 from strategies import private
 from strategies.advice import instead
-from strategies.draws import Draws
+from strategies.batches.draws import Draws
+from strategies.batches.micro_batches import Batches
 from strategies.hooks import NO_HOOKS, Hooks, refuse_partial_gradients, see_gradients
-from strategies.micro_batches import Batches
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
 from strategies.processes.same_on_ranks import SameOnRanks

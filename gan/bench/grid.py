@@ -38,12 +38,12 @@ from gan.files.errors import UserError
 from gan.files.system import cores, in_proc
 from gan.runs import Run, build, find, short_name
 from strategies import PhaseStrategy, private
-from strategies.amounts import bubble
-from strategies.assignment import choose
-from strategies.choice import Choice, choices
 from strategies.cost.budget import Budget
 from strategies.policies import POLICIES
+from strategies.policies.amounts import bubble
+from strategies.policies.choice import Choice, choices
 from strategies.policies.pipeline import Pipeline
+from strategies.training.assignment import choose
 from strategies.world import World
 
 ONE = "one process"

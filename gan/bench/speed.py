@@ -30,7 +30,7 @@ from gan.module import GanModule
 from gan.runs import build
 from strategies import PhaseStrategy
 from strategies.accelerator import best
-from strategies.micro_batches import Batches
+from strategies.batches.micro_batches import Batches
 
 PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16}
 Precisions = listed("Precisions", "|".join(PRECISIONS), f"one or both of {','.join(PRECISIONS)}")

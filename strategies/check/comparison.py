@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strategies.batches.reachable import same_numbers
 from strategies.check.trial import Trial
 from strategies.policies.policy import Policy
-from strategies.reachable import same_numbers
 
 # Two numbers are equal if they differ by less than this part of their size: sums in another order are rounded anew.
 # With 2e-5 for float32 StyleGAN2 was refused on CPUs: rounding turns a sign now and then, before a leaky ReLU.

@@ -13,8 +13,8 @@ from gan import noise
 from gan.module import GanModule
 from gan.noise import Drawn
 from strategies import private
-from strategies.draws import BY_GENERATOR
-from strategies.micro_batches import Batches
+from strategies.batches.draws import BY_GENERATOR
+from strategies.batches.micro_batches import Batches
 from strategies.world import World
 
 EQUAL = {torch.float64: 1e-9, torch.float32: 1e-4}  # by this part of a row's size

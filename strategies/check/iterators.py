@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import CellType
 from typing import Any, NoReturn
 
-from strategies.reachable import Content
+from strategies.batches.reachable import Content
 
 Named = Sequence[tuple[str, Iterator]]
 Contents = Iterable[tuple[str, Content, Any, Any]]  # each object's name, its kind, itself, and its content

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
-from strategies.micro_batches import Batches, tensors
+from strategies.batches.micro_batches import Batches, tensors
 
 Read = dict[str, tuple[str, str]]  # by attribute: the phase that has left it, and the phase that reads it
 OWN = vars(GanModule()).keys()  # attributes that are no author's

@@ -13,7 +13,7 @@ from torch import Tensor
 from gan.files.errors import UserError
 from gan.module import GanModule
 from nets.norm import rows_together
-from strategies.micro_batches import Batches, tensors
+from strategies.batches.micro_batches import Batches, tensors
 from strategies.turn import Training
 
 SAMPLES = 2  # of each rank, at least

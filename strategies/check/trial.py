@@ -22,18 +22,19 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.noise import OF_SEED
 from gan.phase import Phase
-from strategies import private, random_state
+from strategies import private
+from strategies.batches import random_state
+from strategies.batches.draws import ByPhase, Draws
+from strategies.batches.reachable import Reachable, Scope, content_of, copied, differs, kind_of
 from strategies.check.first_difference import Begin
 from strategies.check.iterators import StandIn, fixed, take_places
 from strategies.check.left_behind import LeftBehind
 from strategies.check.one_process import as_one_process
-from strategies.draws import ByPhase, Draws
-from strategies.first_weights import refuse_views_of_gathered
+from strategies.checkpoint.first_weights import refuse_views_of_gathered
 from strategies.hooks import NO_HOOKS
 from strategies.observers import Casts
 from strategies.policies.policy import Policy
 from strategies.private import default_store
-from strategies.reachable import Reachable, Scope, content_of, copied, differs, kind_of
 from strategies.sharding.bucket import UNSHARDED
 from strategies.turn import Training, asking, finish, gradients, ready
 from strategies.world import World, agree

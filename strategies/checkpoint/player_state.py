@@ -25,10 +25,10 @@ from gan.module import GanModule
 from gan.phase import Player
 from gan.pretrained import check_files
 from strategies import private
-from strategies.first_weights import FirstWeights
-from strategies.optimizers import LossScale, Updater
+from strategies.batches.random_state import untouched
+from strategies.checkpoint.first_weights import FirstWeights
+from strategies.policies.optimizers import LossScale, Updater
 from strategies.policies.policy import Policy
-from strategies.random_state import untouched
 from strategies.sharding.resharded_parameter import version_of
 
 # ---- averages ----

@@ -25,8 +25,12 @@ from gan.files.finite import Bad, NotFinite, as_made, named, not_finite
 from gan.files.tensors import Share
 from gan.noise import Drawn
 from gan.pool import ImagePool
-from strategies import private, random_state
+from strategies import private
+from strategies.batches import random_state
+from strategies.batches.draws import Draws
+from strategies.batches.reachable import alike
 from strategies.checkpoint.attributes import Attributes
+from strategies.checkpoint.first_weights import FirstWeights
 from strategies.checkpoint.player_state import (
     LeftOut,
     average_state,
@@ -37,11 +41,8 @@ from strategies.checkpoint.player_state import (
     optimizer_state,
     rest_of_state,
 )
-from strategies.draws import Draws
-from strategies.first_weights import FirstWeights
-from strategies.optimizers import Updater
+from strategies.policies.optimizers import Updater
 from strategies.policies.policy import Policy
-from strategies.reachable import alike
 
 
 class State:

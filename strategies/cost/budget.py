@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from gan.module import GanModule
 from gan.phase import Phase
 from strategies import private
-from strategies.amounts import Collective, Group, Held, Moved, moved, size
-from strategies.choice import Choice, ranks_as_typed
 from strategies.cost.dry import Curve, Dry, Replicated
 from strategies.cost.stages import Stages
 from strategies.cost.tracing import Trace
 from strategies.options.blocks import modules_of_blocks
 from strategies.policies import POLICIES
+from strategies.policies.amounts import Collective, Group, Held, Moved, moved, size
 from strategies.policies.belongings import belongings_of
+from strategies.policies.choice import Choice, ranks_as_typed
 from strategies.policies.ddp import Ddp
 from strategies.policies.pipeline import Pipeline
 from strategies.policies.policy import Policy

@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 
 from gan.phase import Phase
 from strategies import private
-from strategies.amounts import Collective, Group, size
 from strategies.cost.tracing import Event, Kind, Trace
 from strategies.observers import Ledger, Living
+from strategies.policies.amounts import Collective, Group, size
 from strategies.policies.belongings import Belongings
 from strategies.policies.ddp import Ddp
 from strategies.policies.deepspeed import DeepSpeed2

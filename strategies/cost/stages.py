@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gan.phase import Phase
-from strategies.amounts import Group, bubble, size
 from strategies.cost.dry import Curve, Dry, NoOptimizer
 from strategies.cost.tracing import Event, Kind, Trace
 from strategies.observers import Ledger, Life
 from strategies.pipelining.passes import AHEAD
+from strategies.policies.amounts import Group, bubble, size
 from strategies.policies.pipeline import Pipeline
 
 

@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from gan.module import GanModule
 from gan.phase import Phase
 from strategies import private
+from strategies.batches.micro_batches import tensors
 from strategies.hooks import Hooks
-from strategies.micro_batches import tensors
 from strategies.observers import Ledger, Life, Living
 from strategies.options.recompute import Recompute
 from strategies.placing.remote_player import RemotePlayer

@@ -18,9 +18,10 @@ from gan import noise, ranks
 from gan.files.errors import UserError
 from gan.phase import Player
 from nets.norm import torchs_own
-from strategies import private, random_state
+from strategies import private
+from strategies.batches import random_state
+from strategies.batches.reachable import ModuleAttributes
 from strategies.options.blocks import Block, LayerGroups, find_blocks
-from strategies.reachable import ModuleAttributes
 from strategies.sharding.resharded_parameter import resharded, version_of
 
 

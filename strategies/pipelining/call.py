@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from gan.files.errors import UserError
 from strategies import private
 from strategies.advice import instead
+from strategies.batches.reachable import copied, kind_of
 from strategies.observers import OwnCollectives
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, another_way, run
@@ -29,7 +30,6 @@ from strategies.pipelining.program import (
     refuse_checkpoint,
 )
 from strategies.processes.lost_ranks import of_a_collective
-from strategies.reachable import copied, kind_of
 from strategies.world import of_all
 
 CUT = (

@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 
 from gan.files.errors import UserError
 from strategies.advice import instead
+from strategies.batches.reachable import PLAIN, ModuleAttributes, same
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.pipe import ForwardRequest, Pipe, as_result
 from strategies.pipelining.program import Endpoint, Meta, Transfer, UnitCall, in_bytes
 from strategies.pipelining.schedule import Action, Step, messages, orders
-from strategies.reachable import PLAIN, ModuleAttributes, same
 from strategies.sharding.resharded_parameter import version_of
 
 SMALL = 1024  # numbers in an attribute that is told to the other ranks

@@ -16,8 +16,9 @@ from gan.files.errors import UserError
 from gan.files.tensors import as_bytes
 from gan.noise import Place
 from nets.norm import rows_together
-from strategies import private, random_state
+from strategies import private
 from strategies.advice import instead
+from strategies.batches import random_state
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.program import CARRIED, Carrier, ForwardPlan, Program, in_bytes
 from strategies.sharding.resharded_parameter import version_of

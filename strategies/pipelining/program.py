@@ -15,8 +15,9 @@ from torch.utils import _pytree as pytree
 from gan import noise, ranks
 from gan.files.errors import UserError, explained
 from gan.files.tensors import as_bytes
-from strategies import private, random_state
+from strategies import private
 from strategies.advice import instead
+from strategies.batches import random_state
 from strategies.pipelining.cutting import Unit
 from strategies.sharding.resharded_parameter import version_of
 

@@ -14,10 +14,10 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Player
 from strategies import private
-from strategies.choice import Choice, choose, ranks_as_typed
 from strategies.placing.messages import Bridge
 from strategies.placing.remote_player import Servers, leave
 from strategies.placing.server import Server
+from strategies.policies.choice import Choice, choose, ranks_as_typed
 from strategies.policies.policy import Policy
 
 

@@ -36,9 +36,9 @@ from gan.files.checkpoint import Share
 from gan.files.errors import UserError
 from gan.phase import Phase, Player
 from strategies import private
-from strategies.choice import ranks_as_typed
 from strategies.placing.messages import END, LEAVE, Bridge, Call, Enter, Packed, Returned, Slopes, Unpacker
 from strategies.placing.server import Fingerprint, ServersOnPaper, rounds
+from strategies.policies.choice import ranks_as_typed
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import hide, resharded
 from strategies.sharding.storage import Storage

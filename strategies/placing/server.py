@@ -17,11 +17,12 @@ from gan import noise, ranks
 from gan.files.errors import UserError
 from gan.files.system import unless_within
 from gan.phase import Phase
-from strategies import private, random_state
-from strategies.choice import ranks_as_typed
+from strategies import private
+from strategies.batches import random_state
+from strategies.batches.reachable import TORCHS, alike, content_of, noted, same
 from strategies.placing.messages import END, LEAVE, Bridge, Call, Enter, Packed, Returned, Slopes, Unpacker
+from strategies.policies.choice import ranks_as_typed
 from strategies.policies.policy import Policy
-from strategies.reachable import TORCHS, alike, content_of, noted, same
 from strategies.turn import check_that_ranks_agree
 from strategies.world import agree
 

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from gan.phase import MakeOptimizer, Player
-from strategies.amounts import Held, size
 from strategies.observers import Living
-from strategies.optimizers import Modes, elementwise
+from strategies.policies.amounts import Held, size
 from strategies.policies.belongings import Belongings
+from strategies.policies.optimizers import Modes, elementwise
 from strategies.world import World
 
 SQUARES = ((64, 64), (64, 64))

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gan.files.errors import UserError
 from strategies import private
-from strategies.amounts import size
+from strategies.policies.amounts import size
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 from strategies.sharding.reduction import GroupReduction, Joined, Reduction
@@ -46,7 +46,7 @@ class Dp(Ddp):
     """A rank of dp trains as a rank of ddp, and communicates the same.
 
     What differs is around the training: see [Note: ranks of one process] in processes/own_ranks.py, and `DealtLoader`
-    in ../loaders.py, which deals the batches of a plain loader out.
+    in ../batches/loaders.py, which deals the batches of a plain loader out.
     """
 
     name = "dp"

@@ -5,8 +5,8 @@ from typing import Any
 
 from gan.files.errors import UserError
 from strategies.advice import instead, instead_of
-from strategies.amounts import Held, size
 from strategies.options.compile import refuse_compiled_by_author
+from strategies.policies.amounts import Held, size
 from strategies.policies.deepspeed_config import settings
 from strategies.policies.policy import Policy
 from strategies.sharding import deepspeed_engine

@@ -15,7 +15,6 @@ from gan.files.errors import UserError
 from gan.phase import Phase
 from strategies import private
 from strategies.advice import instead
-from strategies.amounts import size
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.options.recompute import Recompute
 from strategies.pipelining import cutting
@@ -23,6 +22,7 @@ from strategies.pipelining.call import call as call_in_stages
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.pipe import Pipe
 from strategies.pipelining.stage_storage import StageReduction, StageStorage
+from strategies.policies.amounts import size
 from strategies.policies.policy import Policy
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage

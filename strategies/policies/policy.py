@@ -16,12 +16,20 @@ from gan.phase import Phase, Player
 from nets.norm import torchs_own
 from strategies import private
 from strategies.advice import instead
-from strategies.optimizers import LossScale, Modes, Updater, check_pieces, updaters_of, why_not_apart, without_closure
 from strategies.options.compile import Compiled, compiled_by_author, refuse_forgetful
 from strategies.options.recompute import Recompute
 from strategies.policies.averages import EvalWeights, Follower
 from strategies.policies.belongings import Belongings, Switch
 from strategies.policies.costs import Costs
+from strategies.policies.optimizers import (
+    LossScale,
+    Modes,
+    Updater,
+    check_pieces,
+    updaters_of,
+    why_not_apart,
+    without_closure,
+)
 from strategies.policies.whole_weights import WholeWeights
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
@@ -53,7 +61,7 @@ class Policy(WholeWeights, Costs):
 
     name = "single"
     max_ranks: int | None = 1
-    takes: frozenset[str] = frozenset({"compile", "recompute"})  # the options it supports: see strategies/choice.py
+    takes: frozenset[str] = frozenset({"compile", "recompute"})  # the options it supports: see choice.py
     communicates_only_in_its_turn = False  # in phases in which the player learns, and between phases
     runs_everywhere = True  # each rank that calls the network runs all of its forward
     in_stages = False  # a layer runs on the rank of its stage alone, for the samples of a group of ranks

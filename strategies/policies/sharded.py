@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
-from strategies.amounts import size
+from strategies.policies.amounts import size
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 from strategies.sharding.bucket import Bucket, Sharing

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from gan.files.errors import UserError
 from strategies.advice import instead
-from strategies.amounts import size
+from strategies.policies.amounts import size
 from strategies.policies.ddp import Ddp, DdpReduction
 from strategies.policies.sharded import Sharded
 from strategies.sharding.reduction import Reduction

@@ -26,9 +26,10 @@ from gan.files.disk import whole_file
 from gan.files.errors import RankLost, UserError, explained
 from gan.files.system import LINUX
 from gan.module import GanModule
-from strategies import private, random_state
+from strategies import private
+from strategies.batches import random_state
+from strategies.batches.reachable import Reachable
 from strategies.processes.starting import LaunchedStrategy, StartMethod, survive
-from strategies.reachable import Reachable
 
 REFUSED, FOUND, TRAINED = "refused", "found", "trained"  # words of a UserError, results, the checkpoint after fit
 PATIENCE = 10.0  # seconds that ranks have to end, before they are ended

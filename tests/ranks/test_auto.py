@@ -13,12 +13,12 @@ from torch import nn
 from torch.optim import SGD, Adafactor, Adam
 
 from gan import Player
-from strategies import assignment
-from strategies.amounts import Held
-from strategies.assignment import LEVELS, choose_levels, levels_of, memory, told
-from strategies.choice import Choice, choices
 from strategies.policies import POLICIES
+from strategies.policies.amounts import Held
 from strategies.policies.belongings import Belongings
+from strategies.policies.choice import Choice, choices
+from strategies.training import assignment
+from strategies.training.assignment import LEVELS, choose_levels, levels_of, memory, told
 from strategies.world import World
 from tests.support.hard_games import HARD
 from tests.support.parity import EXACT, distance, train
@@ -178,7 +178,7 @@ def test_the_table_says_what_and_why():
 
 
 def told_and_trained(policy, free):
-    with mock.patch("strategies.assignment.memory", lambda *_: free), mock.patch("builtins.print") as said:
+    with mock.patch("strategies.training.assignment.memory", lambda *_: free), mock.patch("builtins.print") as said:
         found = train(HARD["Teacher"], policy=policy, world=2, steps=4)
     return found, [call.args[0] for call in said.call_args_list if "auto:" in str(call.args[0])]
 

@@ -28,13 +28,13 @@ from gan import ranks as all_ranks
 from gan.files.errors import UserError
 from gan.pool import ImagePool
 from strategies import PhaseStrategy
+from strategies.batches.micro_batches import Batches
+from strategies.batches.reachable import Reachable
 from strategies.check import comparison, one_device, samples, trial
 from strategies.check.iterators import MovesOn, StandIn
 from strategies.check.left_behind import LeftBehind
 from strategies.check.trial import Trial
-from strategies.micro_batches import Batches
 from strategies.observers import Casts
-from strategies.reachable import Reachable
 from strategies.world import World
 from tests.support.hard_games import HARD, One, Plain
 from tests.support.parity import equals, often, parts, refused, single, snapshot, train, trainer, vectors, warned

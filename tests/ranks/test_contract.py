@@ -16,8 +16,8 @@ from torch.optim import Adafactor
 
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.choice import OPTIONS
 from strategies.policies import POLICIES
+from strategies.policies.choice import OPTIONS
 from strategies.sharding import bucket
 from tests.support.composite import MIXES, Composite, Sized, SizedEvenly
 from tests.support.counted import forget, held

@@ -16,8 +16,8 @@ from torch.optim import Adam
 
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.choice import choices
 from strategies.policies import POLICIES
+from strategies.policies.choice import choices
 from strategies.policies.deepspeed import DeepSpeed1, DeepSpeed2
 from strategies.sharding.deepspeed_engine import package
 from tests.support.doubled import doubled
@@ -252,7 +252,7 @@ def test_a_configuration_that_cannot_be_read_is_refused_at_once(text, answer, tm
 @pytest.mark.parametrize("policy", [*STAGES, "deepspeed", "generator=ddp,*=deepspeed"])
 def test_a_missing_package_is_said_when_the_strategy_is_made(policy):
     with (
-        mock.patch("strategies.choice.find_spec", lambda name: None),
+        mock.patch("strategies.policies.choice.find_spec", lambda name: None),
         pytest.raises(UserError, match=r"needs its package: pip install '.\[deepspeed\]' \(coordinated-gans"),
     ):
         PhaseStrategy(policy)

@@ -29,9 +29,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from datasets import GlobalLoader
 from gan import Phase, Player, noise
 from gan.files.errors import UserError
-from strategies import PhaseStrategy, private, random_state
-from strategies.loaders import DealtLoader
-from strategies.micro_batches import Batches
+from strategies import PhaseStrategy, private
+from strategies.batches import random_state
+from strategies.batches.loaders import DealtLoader
+from strategies.batches.micro_batches import Batches
 from strategies.processes import own_ranks
 from strategies.processes.own_ranks import OwnRanks
 from strategies.processes.starting import Scripts

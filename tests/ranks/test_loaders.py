@@ -388,7 +388,7 @@ def test_of_an_order_without_an_end_ranks_take_as_many_as_its_length(ranks):
 
 
 def weighted_apart():
-    with mock.patch("strategies.loaders.SameOrder", DistributedSamplerWrapper):
+    with mock.patch("strategies.batches.loaders.SameOrder", DistributedSamplerWrapper):
         return fit(partial(weighted, 24), 2)
 
 

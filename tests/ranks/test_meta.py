@@ -186,7 +186,7 @@ def left(how: str, policy: str) -> str | None:
     """What is said of a second training, where the first was interrupted, or has ended where little memory is free."""
     game, callbacks = (Vectors(), []) if how == "ended" else (Plain(), [Interrupts()])
     made = trainer(PhaseStrategy(policy, check=False), 2, 2, callbacks=callbacks)
-    with mock.patch("strategies.players.memory", return_value=64.0), suppress(SystemExit):
+    with mock.patch("strategies.training.players.memory", return_value=64.0), suppress(SystemExit):
         made.fit(game, parts(2, 2))
     with pytest.raises(UserError, match="its values are not on this rank"):
         game.generator[0].weight.sum(), game.generator[2].weight.sum()

@@ -10,7 +10,8 @@ import torch
 from lightning import seed_everything
 from torch import nn
 
-from strategies import PhaseStrategy, random_state
+from strategies import PhaseStrategy
+from strategies.batches import random_state
 from tests.support.hard_games import Plain
 from tests.support.parity import Whole, distance, snapshot, trainer
 from tests.support.saved import Saves, read_checkpoint, write_checkpoint

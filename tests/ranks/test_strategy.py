@@ -139,11 +139,11 @@ def test_16_mixed_keeps_a_loss_scale_per_player_and_saves_it(tmp_path):
 
 def test_a_loss_scale_changes_no_gradient(monkeypatch):
     """In float64, scaling is exact: with and without, training is the same."""
-    import strategies.players
+    import strategies.training.players
 
     results = []
     for scaled in (False, True):
-        monkeypatch.setattr(strategies.players, "_needs_loss_scale", lambda plugin, scaled=scaled: scaled)
+        monkeypatch.setattr(strategies.training.players, "_needs_loss_scale", lambda plugin, scaled=scaled: scaled)
         game, strategy = Plain(), PhaseStrategy("single")
         fit(game, 5, strategy)
         assert (strategy.policies["generator"].loss_scale is not None) == scaled

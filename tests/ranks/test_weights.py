@@ -22,7 +22,7 @@ from gan.files.tensors import Piece
 from gan.games.dmd2 import Dmd2
 from gan.pretrained import WeightFiles
 from strategies import PhaseStrategy
-from strategies.first_weights import FirstWeights
+from strategies.checkpoint.first_weights import FirstWeights
 from tests.support import duel, opening
 from tests.support.hard_games import Plain
 from tests.support.meta_games import OnMeta, weights_of, write_file, write_index

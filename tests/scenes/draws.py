@@ -348,7 +348,7 @@ DRAWS = {
     "draws again until accepted": Scene(
         having(Truncated, micro_batches=2), alone=Truncated, policies={"single": 1, "ddp": 2}, often=("ddp",),
         checked=("single", "ddp"), steps=6,
-        mutants=(Mutant("by a loop", "ddp", replaced={"strategies.draws._as_one_call": as_it_is}),),
+        mutants=(Mutant("by a loop", "ddp", replaced={"strategies.batches.draws._as_one_call": as_it_is}),),
         refused=(
             Refused(ByLoop, "ddp", ("of step 2: ranks 0 and 1 draw", "a fixed number of times")),
             Refused(ByMask, "ddp", ("of step 2: ranks 0 and 1 draw", "a fixed number of times")),
@@ -382,7 +382,7 @@ DRAWS = {
         Unlike, policies={"ddp": 2}, checked=("ddp",), steps=3,
         mutants=(
             Mutant("by torch's generator", "ddp", BY_TORCH),
-            Mutant("each rank its own", "ddp", replaced={"strategies.incoming.Incoming._same_dice": nothing}),
+            Mutant("each rank its own", "ddp", replaced={"strategies.training.incoming.Incoming._same_dice": nothing}),
         ),
     ),
     "draws of a forward that runs again": Scene(

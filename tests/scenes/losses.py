@@ -19,7 +19,7 @@ from torch.optim import Adam
 from gan import GanModule, Phase, Player, noise, ranks
 from nets.norm import in_groups
 from nets.stylegan_layers import MinibatchDeviation
-from strategies.micro_batches import Batches
+from strategies.batches.micro_batches import Batches
 from strategies.policies.belongings import Belongings
 from tests.support.hard_games import BatchNorms, Plain, mlp
 from tests.support.parity import BATCH, vectors
@@ -771,7 +771,10 @@ LOSSES = {
         mutants=(
             Mutant(
                 "of neighbouring rows", "ddp",
-                replaced={"strategies.micro_batches.Batches.split": chunks, "strategies.turn._place": place_in_chunks},
+                replaced={
+                    "strategies.batches.micro_batches.Batches.split": chunks,
+                    "strategies.turn._place": place_in_chunks,
+                },
             ),
         ),
     ),
@@ -817,7 +820,7 @@ LOSSES = {
         Rescales, policies={"ddp": 2, "zero3": 2}, often=("ddp",), saved=("ddp",), checked=("ddp",),
         callbacks=lambda: [Rescaled()],
         mutants=(
-            Mutant("by rank", "ddp", replaced={"strategies.steps.draws_alike": lambda *_: nullcontext()}),
+            Mutant("by rank", "ddp", replaced={"strategies.training.steps.draws_alike": lambda *_: nullcontext()}),
         ),
     ),
     "grids_in_the_loop": Scene(
@@ -831,7 +834,9 @@ LOSSES = {
     "lists and captions": Scene(
         having(Described, micro_batches=2), alone=Described, batches=described,
         policies={"single": 1, "dp": 2, **AS_ONE}, often=("single", "zero3"), promises=(LISTS,),
-        mutants=(Mutant("lists are not cut", replaced={"strategies.micro_batches.Cut.__call__": images_alone}),),
+        mutants=(
+            Mutant("lists are not cut", replaced={"strategies.batches.micro_batches.Cut.__call__": images_alone}),
+        ),
     ),
     "captions alone": Scene(
         Spoken, batches=spoken, policies={"zero3": 2, "dp": 2}, often=("dp",),
@@ -843,7 +848,7 @@ LOSSES = {
         refused=(
             Refused(
                 TwoLoaders, "ddp", "noise of 4 rows in a phase whose batch has 8", check=False,
-                replaced={"strategies.micro_batches.Batches.row_counts": rows_of_one},
+                replaced={"strategies.batches.micro_batches.Batches.row_counts": rows_of_one},
             ),
             Refused(TwoLoaders, "dp", "strategy dp: the batch has 16 samples and batch['few'] is of 8 rows"),
         ),
@@ -871,7 +876,7 @@ LOSSES = {
         refused=(
             Refused(
                 Adapters, "zero3", "depends on no weight of fake", check=False,
-                replaced={"strategies.assignment.belongings_of": alone_of},
+                replaced={"strategies.training.assignment.belongings_of": alone_of},
             ),
             Refused(
                 OneModule, "teacher=single+recompute,*=single",

@@ -44,7 +44,7 @@ META = {
             for policy in ("zero3", "fsdp")
             for name, replaced in (
                 ("seeds by rank", {"gan.making.seed_for": seed_by_rank}),
-                ("never filled", {"strategies.first_weights.FirstWeights.fill_shards": nothing}),
+                ("never filled", {"strategies.checkpoint.first_weights.FirstWeights.fill_shards": nothing}),
             )
         ),
         saved=("zero3",), arrives=(("single", 1), ("fsdp", 2)),

@@ -406,7 +406,7 @@ OPTIMIZERS = {
         optimized(PLAIN, partial(NormedTogether, lr=1e-2)), policies={"ddp": 2}, often=(),
         mutants=(
             Mutant(
-                "dealt blindly", "zero1", slow=True, replaced={"strategies.optimizers.why_not_apart": nothing}
+                "dealt blindly", "zero1", slow=True, replaced={"strategies.policies.optimizers.why_not_apart": nothing}
             ),
         ),
     ),

@@ -296,7 +296,7 @@ POLICY_GAMES = {
         mutants=tuple(
             Mutant(
                 f"one group, {policy}", policy, slow=policy != "ddp",
-                replaced={"strategies.ranks_strategy.Groups": OneGroup},
+                replaced={"strategies.training.ranks_strategy.Groups": OneGroup},
             )
             for policy in ("ddp", "zero1", "zero2")
         ),

@@ -16,13 +16,13 @@ from torch import Tensor
 from gan.phase import Player
 from nets.denoiser import Head, OneStep
 from samples.distillation import Distillation, Transformer
-from strategies.assignment import choose
-from strategies.choice import choices, ranks_as_typed
 from strategies.cost.budget import Budget, Cost, Serving
 from strategies.cost.tracing import traces
 from strategies.placing.division import Placement, placement_of
 from strategies.placing.server import Server
 from strategies.policies import POLICIES
+from strategies.policies.choice import choices, ranks_as_typed
+from strategies.training.assignment import choose
 from strategies.world import World
 from tests.support.parity import Whole
 from tests.support.planned import BUCKET, ROWS, SIDE, STEPS, pictures

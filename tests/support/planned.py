@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gan import GanModule
 from samples.distillation import distillation
-from strategies.assignment import choose
-from strategies.choice import choices
 from strategies.cost.budget import Budget, Cost
 from strategies.cost.tracing import traces
 from strategies.policies import POLICIES
+from strategies.policies.choice import choices
+from strategies.training.assignment import choose
 from strategies.world import World
 
 BUCKET = 2 * 2**20  # bytes, so that a small game has several

@@ -14,7 +14,7 @@ from strategies.processes import starting
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.own_ranks import OwnRanks
 from strategies.processes.starting import PARENT, Scripts
-from strategies.ranks_strategy import launcher
+from strategies.training.ranks_strategy import launcher
 from tests.support.hard_games import Plain
 from tests.support.parity import train
 

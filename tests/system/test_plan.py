@@ -11,7 +11,7 @@ from PIL import Image
 from gan.app.planning import planned as planning
 from gan.app.run import options as fitting
 from gan.plan import main
-from strategies.amounts import readable
+from strategies.policies.amounts import readable
 from tests.support import commands
 from tests.support.parity import often
 

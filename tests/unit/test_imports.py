@@ -16,14 +16,11 @@ STOREYS = [
     "gan",  # the words of an author
     "nets datasets",
     "gan/games gan/runs",
-    "strategies/processes strategies/sharding strategies/pipelining strategies/options strategies/advice.py "
-    "strategies/amounts.py strategies/private.py strategies/accelerator.py strategies/micro_batches.py "
-    "strategies/observers.py strategies/random_state.py strategies/reachable.py strategies/draws.py "
-    "strategies/optimizers.py strategies/world.py",
+    "strategies/processes strategies/sharding strategies/pipelining strategies/options strategies/batches "
+    "strategies/advice.py strategies/private.py strategies/accelerator.py strategies/observers.py strategies/world.py",
     "strategies/policies",
-    "strategies/turn.py strategies/hooks.py strategies/placing strategies/checkpoint strategies/choice.py "
-    "strategies/first_weights.py strategies/loaders.py",
-    "strategies/check strategies/cost strategies/assignment.py",
+    "strategies/turn.py strategies/hooks.py strategies/placing strategies/checkpoint",
+    "strategies/check strategies/cost",
     "strategies",
     "gan/app",
     "gan/fit.py gan/sample.py gan/edit.py gan/evaluate.py gan/export.py gan/verify.py gan/plan.py gan/env.py "

@@ -22,7 +22,7 @@ from gan.files.checkpoint import load
 from gan.module import GanModule
 from gan.runs import Run
 from gan.sound import Sound
-from strategies.micro_batches import tensors
+from strategies.batches.micro_batches import tensors
 
 SAME = "The same held-out samples, and for what is drawn from noise the same seeds."
 OTHERS = "Not all runs have the same held-out samples here. What is drawn from noise has the same seeds."

@@ -15,8 +15,8 @@ from gan.module import GanModule
 from gan.runs import Run
 from gan.runs.run import made_to
 from nets.norm import synchronised
+from strategies.batches.micro_batches import Batches
 from strategies.cost.tracing import Trace, traces
-from strategies.micro_batches import Batches
 from strategies.processes.failure import in_a_line
 
 # What code raises that asks a tensor without values for them; by way of NumPy too.

@@ -18,14 +18,15 @@ from gan.app.run.options import run_first, run_settings, without
 from gan.files.errors import UserError, table
 from gan.phase import Player
 from gan.runs import build, short_name
-from strategies import assignment, private
-from strategies.amounts import Held, Moved, readable, size
-from strategies.assignment import Auto
-from strategies.choice import Choice, choices, ranks_as_typed
+from strategies import private
 from strategies.cost.budget import Budget, Cost, PhaseCost, Serving
 from strategies.options.blocks import find_blocks
 from strategies.placing.division import Placement, placement_of, served
 from strategies.policies import POLICIES
+from strategies.policies.amounts import Held, Moved, readable, size
+from strategies.policies.choice import Choice, choices, ranks_as_typed
+from strategies.training import assignment
+from strategies.training.assignment import Auto
 from strategies.world import World
 
 MOST = 10**6  # ranks

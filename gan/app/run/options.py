@@ -20,8 +20,8 @@ from gan.app.run import folder, settings_file
 from gan.app.run.parser import Parser, listed
 from gan.files.errors import UserError, reason
 from gan.runs import find, full_name, short_name
-from strategies.choice import OPTIONS
 from strategies.policies import ALIASES, POLICIES
+from strategies.policies.choice import OPTIONS
 from strategies.processes import slurm
 
 DEFAULT_RUN = "sean-faces"

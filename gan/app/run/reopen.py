@@ -29,8 +29,8 @@ from gan.runs import Run, build, full_name
 from gan.runs.run import made_to
 from gan.sound import Sound
 from strategies.accelerator import best, counted
+from strategies.batches.micro_batches import Batches
 from strategies.hooks import overrides
-from strategies.micro_batches import Batches
 from strategies.world import World
 
 T = TypeVar("T")

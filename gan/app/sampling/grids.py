@@ -17,7 +17,7 @@ from torch import Tensor
 from gan.files.disk import name_for, write_whole
 from gan.sound import Sound
 from nets.mel import Mel
-from strategies.micro_batches import tensors
+from strategies.batches.micro_batches import tensors
 
 MARGIN, TITLE, LINE, CELL = 6, 22, 15, 128
 WIDE = 2  # pictures more than so many times as wide as high stand below each other

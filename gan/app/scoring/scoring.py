@@ -27,7 +27,7 @@ from gan.app.scoring.outputs import Heard, Made, makes
 from gan.app.scoring.scorer import Rows, Scorer, choose
 from gan.files.errors import UserError
 from strategies.accelerator import name_of
-from strategies.micro_batches import Batches
+from strategies.batches.micro_batches import Batches
 from strategies.world import World
 
 ORDER = 0  # the seed of the order in which samples are scored

@@ -24,7 +24,7 @@ from gan.files.errors import this_rank
 from gan.games.from_noise import FromNoise
 from gan.ranks import alone
 from gan.runs import Run
-from strategies import random_state
+from strategies.batches import random_state
 from strategies.processes.stopping import Stopped
 
 SHOWN = 8

@@ -18,7 +18,8 @@ from gan.app.training import metrics
 from gan.app.training.metrics import Record
 from gan.files.system import resource
 from gan.phase import Phase
-from strategies import private, random_state
+from strategies import private
+from strategies.batches import random_state
 from strategies.strategy import phase_strategy
 
 AHEAD = 1000  # steps that are looked at to know what the remaining ones take

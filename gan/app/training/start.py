@@ -32,12 +32,12 @@ from gan.files.disk import read_text, write_whole
 from gan.files.errors import UserError
 from gan.files.system import cores, resource
 from strategies import PhaseStrategy
-from strategies.assignment import check_ranks
 from strategies.placing.division import placement_of
 from strategies.processes import agent, cluster
 from strategies.processes.board import NEVER, VARIABLE, Board
 from strategies.processes.failure import FILE
 from strategies.processes.launchers import Launched
+from strategies.training.assignment import check_ranks
 from strategies.world import StoreWorld
 
 LIMIT = 300.0  # seconds in which all ranks must have begun, and the first one have chosen

@@ -36,7 +36,7 @@ from gan.files.system import quoted, signals
 from gan.runs import Run, build, short_name
 from gan.runs.run import made_to
 from strategies import PhaseStrategy
-from strategies.choice import choose
+from strategies.policies.choice import choose
 from strategies.processes import agent, slurm
 from strategies.processes.launchers import Launched
 from strategies.processes.stopping import WARNING, Stopped, handle

@@ -14,10 +14,11 @@ from torch import Tensor
 from gan.files.checkpoint import checksum
 from gan.module import GanModule
 from gan.phase import Phase
-from strategies import PhaseStrategy, random_state
+from strategies import PhaseStrategy
+from strategies.batches import random_state
+from strategies.batches.micro_batches import tensors
 from strategies.check.comparison import both, gap_of, shake_weights
 from strategies.check.trial import norms_by_name
-from strategies.micro_batches import tensors
 from strategies.observers import Casts
 from strategies.sharding.resharded_parameter import resharded
 from strategies.strategy import phase_strategy

@@ -9,8 +9,9 @@ from torch.utils.data import DataLoader
 
 from gan import making
 from gan.bench import speed
-from strategies import PhaseStrategy, TorchAccelerator, random_state
-from strategies.assignment import memory
+from strategies import PhaseStrategy, TorchAccelerator
+from strategies.batches import random_state
+from strategies.training.assignment import memory
 from tests.support import trained_on
 from tests.support.hard_games import HARD, One, mlp
 from tests.support.parity import EXACT, distance, train, trainer, vectors

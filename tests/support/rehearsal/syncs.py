@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves
 from strategies import PhaseStrategy
 from strategies.policies.fsdp import FsdpBucket
 from strategies.policies.policy import Policy
-from strategies.steps import Steps
+from strategies.training.steps import Steps
 
 DEVICE, HOST = torch.device("cpu", 0), torch.device("cpu")
 ROOT = Path(__file__).parents[3]

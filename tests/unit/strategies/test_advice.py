@@ -4,8 +4,8 @@ import pytest
 
 from strategies import advice
 from strategies.advice import instead
-from strategies.choice import choices
 from strategies.policies import POLICIES
+from strategies.policies.choice import choices
 
 TWO = {"generator": "generator", "teacher": "generator", "discriminator": "discriminator"}
 

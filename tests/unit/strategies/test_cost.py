@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adafactor, Adam
 
 from gan import Phase
-from strategies.amounts import Collective, Group, Held, Moved, moved, readable
 from strategies.cost.budget import Cost, PhaseCost
 from strategies.cost.tracing import FusedAttention, Kind, steps, traces
 from strategies.observers import FOREVER, Living
+from strategies.policies.amounts import Collective, Group, Held, Moved, moved, readable
 from strategies.policies.belongings import belongings_of
 from strategies.policies.costs import optimizer_cost
 from strategies.policies.policy import Policy

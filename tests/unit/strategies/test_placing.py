@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from gan.files.errors import UserError
 from gan.noise import Place
-from strategies.choice import choices
+from strategies.batches.draws import draws_follow
 from strategies.cost.tracing import traces
-from strategies.draws import draws_follow
 from strategies.placing.division import placement_of
 from strategies.placing.messages import LEAVE, Call, Enter, Packed, Unpacker
 from strategies.placing.remote_player import Servers
 from strategies.placing.server import Answers, Fingerprint, rounds
 from strategies.policies import POLICIES
+from strategies.policies.choice import choices
 from tests.support.placed_games import Distil
 
 # ---- messages ----

@@ -16,9 +16,10 @@ from lightning.pytorch.plugins import MixedPrecision
 from datasets import GlobalLoader, GlobalStream
 from gan import Phase
 from gan.files.errors import UserError
-from strategies import PhaseStrategy, TorchAccelerator, private, ranks_strategy, world
+from strategies import PhaseStrategy, TorchAccelerator, private, world
 from strategies.processes import rendezvous
 from strategies.processes.rendezvous import GLOO
+from strategies.training import ranks_strategy
 from strategies.world import Groups, World
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer

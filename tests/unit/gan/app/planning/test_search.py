@@ -9,10 +9,10 @@ from torch.optim import Adafactor, Adam
 
 from gan import GanModule, Phase, Player
 from gan.app.planning.planned import as_typed, search
-from strategies.choice import Choice, choices
 from strategies.cost.budget import Budget
 from strategies.cost.tracing import traces
 from strategies.policies import POLICIES
+from strategies.policies.choice import Choice, choices
 from strategies.world import World
 
 WIDTH = 2048

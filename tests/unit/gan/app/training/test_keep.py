@@ -16,9 +16,10 @@ from lightning import Callback
 from gan.app.run.folder import RunFolder
 from gan.app.training.keep import Keep
 from gan.files.errors import UserError
-from strategies import PhaseStrategy, lockstep
+from strategies import PhaseStrategy
 from strategies.checkpoint import writing
 from strategies.processes.stopping import SIGNALS, Stopped
+from strategies.training import lockstep
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer
 from tests.support.posix import not_on_windows

@@ -16,10 +16,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from gan import Player
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.choice import Choice, Option, choices
-from strategies.first_weights import refuse_one_memory
-from strategies.optimizers import LossScale, why_not_apart
+from strategies.checkpoint.first_weights import refuse_one_memory
 from strategies.policies.belongings import belongings_of
+from strategies.policies.choice import Choice, Option, choices
+from strategies.policies.optimizers import LossScale, why_not_apart
 from strategies.policies.policy import Policy
 from tests.support.hard_games import Plain
 from tests.support.optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
@@ -46,7 +46,7 @@ KNOWN = {"one": One, "other": Other}
 @pytest.fixture(autouse=True)
 def options():
     known = {"big": Option("is big"), "split": Option("how many", int, default=4), "lone": Option("of no policy")}
-    with mock.patch.dict("strategies.choice.OPTIONS", known, clear=True):
+    with mock.patch.dict("strategies.policies.choice.OPTIONS", known, clear=True):
         yield
 
 

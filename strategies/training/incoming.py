@@ -9,11 +9,11 @@ from torch import Tensor
 from gan import noise
 from gan.files.errors import UserError
 from gan.module import GanModule
-from strategies import random_state
+from strategies.batches import random_state
+from strategies.batches.draws import Draws
+from strategies.batches.micro_batches import not_clear, tensors
 from strategies.check.one_process import as_one_process
-from strategies.draws import Draws
 from strategies.hooks import AFTER
-from strategies.micro_batches import not_clear, tensors
 from strategies.processes.places import Places
 from strategies.sharding.resharded_parameter import version_of
 from strategies.turn import Training

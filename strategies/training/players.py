@@ -25,15 +25,10 @@ from gan.phase import Player
 from strategies import private
 from strategies.accelerator import correct
 from strategies.advice import instead
-from strategies.assignment import USABLE, assign, memory
+from strategies.batches.draws import draws_follow
 from strategies.check.replicas import Writes
 from strategies.checkpoint.attributes import Attributes
-from strategies.checkpoint.player_state import Averages, last_averages, remember_averages, show_averages
-from strategies.checkpoint.state import State
-from strategies.checkpoint.writing import check_loadable
-from strategies.choice import Choice
-from strategies.draws import draws_follow
-from strategies.first_weights import (
+from strategies.checkpoint.first_weights import (
     FirstWeights,
     move,
     refuse_lazy,
@@ -41,15 +36,20 @@ from strategies.first_weights import (
     refuse_one_memory,
     refuse_views_of_gathered,
 )
-from strategies.optimizers import LossScale
+from strategies.checkpoint.player_state import Averages, last_averages, remember_averages, show_averages
+from strategies.checkpoint.state import State
+from strategies.checkpoint.writing import check_loadable
 from strategies.options.compile import compiling
 from strategies.placing.division import part_of
 from strategies.placing.remote_player import RemotePlayer, Servers
+from strategies.policies.choice import Choice
+from strategies.policies.optimizers import LossScale
 from strategies.policies.policy import Policy
 from strategies.processes.stopping import SIGNALS, handle
-from strategies.ranks_strategy import RanksStrategy
 from strategies.sharding.bucket import UNSHARDED
-from strategies.steps import while_training
+from strategies.training.assignment import USABLE, assign, memory
+from strategies.training.ranks_strategy import RanksStrategy
+from strategies.training.steps import while_training
 from strategies.world import World
 
 LOOKS = 3  # after so many uses of gathered() it is looked for memory that code keeps of weights

@@ -22,9 +22,10 @@ from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
 from gan.files.errors import UserError
 from gan.making import drawing_from
 from gan.noise import seed_for
-from strategies import private, random_state
+from strategies import private
 from strategies.accelerator import pins
-from strategies.micro_batches import Batches, columns
+from strategies.batches import random_state
+from strategies.batches.micro_batches import Batches, columns
 from strategies.world import World
 
 FEW = 4  # samples

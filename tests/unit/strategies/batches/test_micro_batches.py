@@ -20,9 +20,10 @@ from torch.utils.data import DataLoader
 from gan import Phase
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
-from strategies import PhaseStrategy, random_state, turn
+from strategies import PhaseStrategy, turn
+from strategies.batches import random_state
+from strategies.batches.micro_batches import Batches
 from strategies.checkpoint.writing import save
-from strategies.micro_batches import Batches
 from strategies.turn import Training
 from strategies.world import World
 from tests.support.hard_games import One

@@ -22,8 +22,8 @@ from gan.files.values import encode
 from gan.phase import MakeOptimizer, Player
 from strategies import private
 from strategies.advice import instead
+from strategies.batches.random_state import untouched
 from strategies.observers import OwnCollectives
-from strategies.random_state import untouched
 from strategies.sharding.resharded_parameter import resharded
 from strategies.sharding.storage import SCALARS, Storage
 

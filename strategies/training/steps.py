@@ -15,16 +15,16 @@ from gan.module import GanModule
 from gan.phase import Phase
 from nets.norm import synchronised
 from strategies import private
+from strategies.batches.draws import draws_follow
 from strategies.check.replicas import compare_replicas, compare_settings
-from strategies.draws import draws_follow
 from strategies.hooks import GameFirst, draws_alike
-from strategies.incoming import Incoming
-from strategies.lockstep import Lockstep
-from strategies.logged import Logged
-from strategies.optimizers import check_saved, check_unaltered
+from strategies.policies.optimizers import check_saved, check_unaltered
 from strategies.processes import heap
+from strategies.training.incoming import Incoming
+from strategies.training.lockstep import Lockstep
+from strategies.training.logged import Logged
+from strategies.training.watch import Watch
 from strategies.turn import Training, play
-from strategies.watch import Watch
 
 
 class Steps:

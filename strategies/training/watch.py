@@ -8,13 +8,14 @@ from gan import noise
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
-from strategies import private, random_state
+from strategies import private
+from strategies.batches import random_state
+from strategies.batches.draws import Draws
+from strategies.batches.reachable import PLAIN
 from strategies.check.one_device import check_guesses, check_step, learn_draws
 from strategies.check.trial import Trial, Trials, read_by_losses
-from strategies.draws import Draws
 from strategies.hooks import AFTER
-from strategies.incoming import Incoming
-from strategies.reachable import PLAIN
+from strategies.training.incoming import Incoming
 from strategies.turn import Training, asking, drawn_at
 
 Play = Callable[[Any], Any]

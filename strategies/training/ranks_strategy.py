@@ -18,15 +18,14 @@ from lightning.fabric.plugins.collectives.torch_collective import default_pg_tim
 
 from gan.files.errors import UserError
 from gan.files.system import check_ranks as check_system
-from strategies import private, random_state
-from strategies.assignment import check_ranks, is_dp
+from strategies import private
+from strategies.batches import random_state
+from strategies.batches.loaders import prepared
+from strategies.batches.micro_batches import Batches
 from strategies.checkpoint.writing import refuse_other
-from strategies.choice import Choice, choices
-from strategies.loaders import prepared
-from strategies.lockstep import Lockstep
-from strategies.micro_batches import Batches
 from strategies.placing.division import Division, placement_of, refuse_a_group
 from strategies.policies import POLICIES
+from strategies.policies.choice import Choice, choices
 from strategies.private import Launcher
 from strategies.processes.cluster import connect, environment, place_of
 from strategies.processes.cluster import store as store_of
@@ -35,6 +34,8 @@ from strategies.processes.own_ranks import OwnRanks
 from strategies.processes.rendezvous import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
 from strategies.processes.starting import LaunchedStrategy, Scripts, StartMethod
 from strategies.processes.stopping import Ending
+from strategies.training.assignment import check_ranks, is_dp
+from strategies.training.lockstep import Lockstep
 from strategies.world import Groups, World
 
 TYPE_GLOO = "type gloo (process_group_backend, in gan.fit --backend), or leave it out"

@@ -13,12 +13,12 @@ from gan.files.system import LINUX, free_memory, in_proc, resource
 from gan.module import GanModule
 from gan.phase import Player
 from strategies.advice import note_typed
-from strategies.amounts import Held, readable
-from strategies.choice import Choice, choose
 from strategies.placing.division import Placement
 from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies import POLICIES
+from strategies.policies.amounts import Held, readable
 from strategies.policies.belongings import Belongings, belongings_of
+from strategies.policies.choice import Choice, choose
 from strategies.policies.policy import Policy
 from strategies.world import World
 

@@ -57,7 +57,7 @@ from gan.noise import Drawn, Place, Site
 from gan.phase import Phase
 from gan.ranks import World
 from strategies import private
-from strategies.micro_batches import Batches
+from strategies.batches.micro_batches import Batches
 
 IN_PLACE = (
     *("normal_", "uniform_", "random_", "random_.from", "random_.to", "bernoulli_.float"),
@@ -74,8 +74,9 @@ ROW_BY_ROW = 16  # so many draws for each sample from one row of weights may be 
 BY_GENERATOR = " with generator="  # ends the name of a draw
 SHOWN = 5  # shapes in a line
 # Where losses, and hooks of a batch, are called.
-CALLERS = {os.path.join(os.path.dirname(__file__), name) for name in ("turn.py", "incoming.py")}
-FOLDERS = tuple(os.path.join(os.path.dirname(each), "") for each in (__file__, str(torch.__file__)))
+STRATEGIES = os.path.dirname(os.path.dirname(__file__))
+CALLERS = {os.path.join(STRATEGIES, *name) for name in (("turn.py",), ("training", "incoming.py"))}
+FOLDERS = tuple(os.path.join(each, "") for each in (STRATEGIES, os.path.dirname(str(torch.__file__))))
 
 
 _torchs = torch.get_rng_state, torch.set_rng_state, torch.manual_seed  # its own functions

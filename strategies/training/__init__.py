@@ -1,0 +1,1 @@
+"""What the strategy is made of: how ranks meet, what each player gets, and how a training goes."""
