@@ -253,6 +253,7 @@ def load_module_state(
     without values. A tensor that has two names in the module is saved under only one of them.
     """
     shares = shares or {}
+    _make_buffers(module, saved)
     own = module.state_dict(keep_vars=True)
     names = {id(value): key for key, value in own.items() if key in saved}
     found = {key: saved[names[id(value)]] for key, value in own.items() if id(value) in names}
@@ -277,6 +278,7 @@ def load_module_state(
     # What loads into modules, such as hooks, asks for all names.
     with aside(module, set(sharded.values()).__contains__, _on_meta):
         missing, unexpected = module.load_state_dict(state, strict=False)
+    _put_apart(module, own, {key: each for key, each in state.items() if key in own and key not in sharded})
     unsaved = {id(own[key]) for key in left_out if key in own}
     # What an author's state_dict() leaves out is as the constructor has made it, unless it learns.
     learning = {key for key, weight in module.named_parameters() if weight.requires_grad}
@@ -284,6 +286,40 @@ def load_module_state(
     if strict and (missing or unexpected):
         first = [", ".join([*each[:3], *["..."] * (len(each) > 3)]) or "none" for each in (missing, unexpected)]
         raise RuntimeError(f"missing: {first[0]}; unexpected: {first[1]}")
+
+
+def _make_buffers(module: nn.Module, saved: Mapping[str, Any]) -> None:
+    """A buffer that a forward makes, and that has no elements before, gets those that are saved."""
+    for prefix, owner in module.named_modules():
+        for name, buffer in owner._buffers.items():
+            there = saved.get(f"{prefix}.{name}".lstrip("."))
+            begins = buffer is None or not buffer.numel()
+            if begins and isinstance(there, SavedTensor | Tensor) and math.prod(there.shape):
+                device = next((each.device for each in module.parameters()), None) if buffer is None else buffer.device
+                owner._buffers[name] = torch.empty(there.shape, dtype=there.dtype, device=device)
+
+
+def _put_apart(module: nn.Module, own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Undo that a buffer has overwritten a weight, in whose memory it lies until the first forward.
+
+    The spectral norm of torch 0.4 begins so, which published code still has. A buffer that has the weight's values
+    when it is saved, too, stays in its memory.
+    """
+    there = {key: each for key, each in own.items() if key in state and _has_memory(each)}
+    memory = {key: each.untyped_storage()._cdata for key, each in there.items()}
+    weights = {memory[key]: key for key, each in there.items() if isinstance(each, nn.Parameter)}
+    for prefix, owner in module.named_modules():
+        for name, buffer in owner._buffers.items():
+            key = f"{prefix}.{name}".lstrip(".")
+            weight = weights.get(memory.get(key))
+            if weight and any(not torch.equal(own[each], state[each].to(own[each])) for each in (key, weight)):
+                owner._buffers[name] = torch.empty_like(own[key]).copy_(state[key])
+                own[weight].data.copy_(state[weight])
+
+
+def _has_memory(value: Any) -> bool:
+    plain = isinstance(value, Tensor) and not is_lazy(value) and value.layout == torch.strided
+    return plain and not value.is_meta and value.numel() > 0
 
 
 def take_format(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

@@ -55,6 +55,41 @@ def test_a_parameter_that_is_left_out_must_be_as_it_was():
         check_left_out(net, {"other": noted["0.bias"]})
 
 
+class OldSpectral(nn.Linear):
+    """As in torch 0.4, and in MUNIT: `weight` is a buffer in the memory of `weight_orig` until the first forward."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        weight = self._parameters.pop("weight")
+        self.weight_orig = weight
+        self.register_buffer("weight", weight.data)
+        self.register_buffer("seen", torch.empty(0))
+        self.register_buffer("norm", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.norm = self.weight_orig.detach().norm()
+        self.weight = self.weight_orig / self.norm
+        self.seen = torch.cat([self.seen, x.mean(0)])
+        return super().forward(x)
+
+
+def test_a_buffer_that_a_forward_makes_is_loaded_before_the_first_forward():
+    trained, begun = OldSpectral(), OldSpectral()
+    trained(torch.ones(3, 2))
+    load_module_state(begun, trained.state_dict())
+    assert all(torch.equal(one, other) for one, other in zip(trained.parameters(), begun.parameters(), strict=True))
+    there, loaded = dict(trained.named_buffers()), dict(begun.named_buffers())
+    assert there.keys() == loaded.keys() == {"weight", "seen", "norm"}
+    assert all(torch.equal(there[name], loaded[name]) for name in there)
+
+
+def test_a_buffer_that_stays_in_a_weights_memory_stays_there():
+    trained, begun = OldSpectral(), OldSpectral()
+    load_module_state(begun, trained.state_dict())
+    assert torch.equal(begun.weight, trained.weight_orig)
+    assert begun.weight.data_ptr() == begun.weight_orig.data_ptr()
+
+
 @pytest.fixture(scope="module")
 def million(tmp_path_factory):
     """A checkpoint of a million numbers, which has four chunks."""
