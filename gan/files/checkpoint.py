@@ -309,7 +309,7 @@ def _put_apart(module: nn.Module, own: Mapping[str, Any], state: Mapping[str, An
     memory = {key: each.untyped_storage()._cdata for key, each in there.items()}
     weights = {memory[key]: key for key, each in there.items() if isinstance(each, nn.Parameter)}
     for prefix, owner in module.named_modules():
-        for name, buffer in owner._buffers.items():
+        for name in owner._buffers:
             key = f"{prefix}.{name}".lstrip(".")
             weight = weights.get(memory.get(key))
             if weight and any(not torch.equal(own[each], state[each].to(own[each])) for each in (key, weight)):

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gan.files.checkpoint import Share
+from gan.files.tensors import Share
 from strategies.pipelining.pipe import Pipe
 from strategies.sharding import bucket
 from strategies.sharding.reduction import GroupReduction, Joined

@@ -32,8 +32,8 @@ import torch
 from torch import Tensor, nn
 
 from gan import noise, ranks
-from gan.files.checkpoint import Share
 from gan.files.errors import UserError
+from gan.files.tensors import Share
 from gan.phase import Phase, Player
 from strategies import private
 from strategies.placing.messages import END, LEAVE, Bridge, Call, Enter, Packed, Returned, Slopes, Unpacker

@@ -160,7 +160,8 @@ class Launcher:
     """One that starts ranks, and tells each its place in variables. A row has all that differs between launchers.
 
     `meant` gives these variables as the launcher has meant them, or None if it has not started this process; also what
-    it does not say itself, such as TASKS, and MASTER_ADDR and MASTER_PORT, if it says otherwise where rank 0 is.
+    it does not say itself, such as TASKS, and MASTER_ADDR and MASTER_PORT, if it says otherwise where rank 0 is. How
+    many ranks a host has can be found out as `_by_hand` does.
     `names` are the names of: the rank; its number on its host; how many ranks there are, and how many on this host;
     then the host's number, if the launcher numbers hosts.
     """
@@ -173,7 +174,7 @@ class Launcher:
     restarts: str = ""  # the variable with how often it has started its ranks again
     lightning: str = ""  # Lightning's class that finds rank 0's host; without it MASTER_ADDR and MASTER_PORT name that
     job: str = ""  # the variable that names a launch, which on one host then needs no MASTER_ADDR and MASTER_PORT
-    set_both: str = "set both"  # else what to type
+    set_both: str = "set both"  # what a person types who has to set MASTER_ADDR and MASTER_PORT
     queued: str = ""  # the name of a job that goes back into a queue and keeps its name, made of variables
     elastic: bool = False  # torch's agent: its ranks outlive it, and find what its earlier attempts have stored
 

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gan.files.checkpoint import Share
 from gan.files.errors import UserError
+from gan.files.tensors import Share
 from strategies.accelerator import pins
 from strategies.sharding.resharded_parameter import ReshardedParameter, forget_ended, hide, show, version_of
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, autograd, nn
 from torch.optim import Optimizer
 
-from gan.files.checkpoint import Share
+from gan.files.tensors import Share
 from strategies import private
 from strategies.sharding import bucket as layout
 from strategies.sharding.bucket import Bucket, Sharing
@@ -42,6 +42,7 @@ class Storage:
         """Make all weights whole and up to date. `exact`: in their own dtype, not in the one that phases compute in.
 
         A phase asks without `exact`; validations, code of an author between phases, and the end of a training with it.
+        Who asks calls `reshard` later, but not if the weights were `unsharded` before.
         """
 
     def reshard(self) -> None:
@@ -65,11 +66,14 @@ class Storage:
         return [*(list(self.weights.values()) if self.unsharded else []), *(bucket.shard for bucket in self.buckets)]
 
     def shares(self) -> dict[Tensor, Share | None]:
-        """This rank's share of each sharded parameter, to be saved or filled; None where it owns nothing of one."""
+        """This rank's share of each sharded parameter, to be saved or filled; None where it owns nothing of one.
+
+        All ranks call it. What loads fills the shares' memory, and calls `shards_changed` and `reshard` after that.
+        """
         return {}
 
     def share_of(self, name: str, tensor: Tensor) -> Share:
-        """A share, made of a tensor that has one number for each element that this rank owns of a weight."""
+        """A share of the tensor's memory, to be saved or filled. The tensor has a number for each owned element."""
         return Share.whole(tensor)
 
     def per_element(self, key: str) -> bool:
