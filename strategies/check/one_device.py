@@ -78,7 +78,10 @@ IN_A_NETWORK = (
     "So must a network that looks at several samples, as a batch norm that is written by hand, or call F.batch_norm, a "
     "maximum over the batch, or a padding to its longest sample."
 )
-ON_GRADIENTS = "What a hook does to gradients, such as to clip them, belongs into on_before_optimizer_step."
+ON_GRADIENTS = (
+    "What a hook does to gradients, such as to clip them, belongs into on_before_optimizer_step; what a hook does to "
+    "the gradient of each picture, into the loss (docs/start/patterns.md)."
+)
 OF_LOADERS = (
     "Where loaders have batches of different sizes, give a network the samples of one of them at a time: what it draws "
     "for all together has no row for each sample."
@@ -143,8 +146,9 @@ def _say_what_differs(tries: "Tries", together: Trial, lines: dict[str, str]) ->
     if together.unlike:
         rank_zero_warn(
             f"phase {', '.join(map(repr, sorted(together.unlike)))}: not compared with one device, because it draws "
-            f"other numbers on each rank: by Phase(draws='torch'), in backward (add noise to gradients in "
-            f"on_before_optimizer_step), or within nn.LSTM or attention on a GPU"
+            f"other numbers on each rank: by Phase(draws='torch'), in backward (add noise to gradients of weights in "
+            f"on_before_optimizer_step, to those of pictures in the loss: docs/start/patterns.md), or within nn.LSTM "
+            f"or attention on a GPU"
         )
     for phase in game.phases:
         if wrong := training.draws.wrong_in_parts(phase, training.batches):
