@@ -199,7 +199,7 @@ class PhaseStrategy(RanksStrategy):
         """Make the author's weights whole again. Raise if ranks have gone different ways, or updates were skipped."""
         super().on_train_end()
         self.background.wait()
-        self.lockstep.places.compare()
+        self.lockstep.whereabouts.compare()
         self.players.give_back()
         self.steps.guard.raise_if_hopeless()
 
@@ -244,7 +244,7 @@ class PhaseStrategy(RanksStrategy):
             rank_zero_warn(f"{filepath} is not saved, because the training ended within a step; resume an earlier one")
             return
         self.background.wait()
-        self.lockstep.places.compare()
+        self.lockstep.whereabouts.compare()
         path, name = self.saving.complete(checkpoint, filepath)
         if storage_options is None:
             save(path, checkpoint, self.world)
@@ -276,7 +276,7 @@ class PhaseStrategy(RanksStrategy):
 
     def set_random_states_aside(self) -> None:
         """Save training's random states before the loaders of a validation draw random numbers."""
-        self.lockstep.places.meet()
+        self.lockstep.whereabouts.meet()
         self.saving.set_random_states_aside()
 
     on_validation_start = set_random_states_aside  # for a validation that was not started by training

@@ -64,7 +64,7 @@ class Groups:
 
     def __init__(self, phases: Sequence[Phase] = (), timeout: timedelta | None = None) -> None:
         """`timeout` is how long a collective waits for the other ranks; None is torch's own limit."""
-        self.phases, self.timeout, self.owed = phases, timeout, Owed()
+        self.phases, self.timeout = phases, timeout
         self._made: list[dist.ProcessGroup] = []
         self._shared: list[tuple[dist.ProcessGroup, set[str]]] = []  # with the players that have it
 
@@ -97,7 +97,7 @@ class Groups:
 
     def release(self) -> None:
         """End them, with their threads. Nobody may refer to one any more."""
-        self._shared, self.owed.work = [], []
+        self._shared = []
         while self._made:
             dist.destroy_process_group(self._made.pop())
 
@@ -107,7 +107,7 @@ class World:
     """This is rank `rank` of `size`, on its `device`; `per_node` of the run's ranks are on its host.
 
     `groups` gives players the process groups for their collectives. What a rank asks of the others here, all of them
-    must ask at the same time.
+    must ask at the same time; what it has `owed` them since an error comes first.
     """
 
     size: int = 1
@@ -115,27 +115,28 @@ class World:
     device: torch.device = CPU
     per_node: int = 1
     groups: Groups = field(default_factory=Groups)
+    owed: Owed = field(default_factory=Owed)
 
     def gather(self, value: Any) -> list[Any]:
-        self.groups.owed.catch_up()
+        self.owed.catch_up()
         return [value] if self.size == 1 else of_all(value)
 
     def broadcast(self, value: Any) -> Any:
-        self.groups.owed.catch_up()
+        self.owed.catch_up()
         values = [value]
         if self.size > 1:
             dist.broadcast_object_list(values, src=0)
         return values[0]
 
     def mean(self, value: Tensor) -> Tensor:
-        self.groups.owed.catch_up()
+        self.owed.catch_up()
         if self.size > 1:
             dist.all_reduce(value)
         return value / self.size
 
     def answer(self, question: Callable[[], bool]) -> bool:
         """The first rank's answer. All call the function: it may ask the others, or move on what all draw from."""
-        self.groups.owed.catch_up()
+        self.owed.catch_up()
         own = bool(question())
         if self.size == 1:
             return own

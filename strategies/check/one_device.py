@@ -128,21 +128,21 @@ def check_step(game: GanModule, training: Training, batch: Any, play: Play, firs
         rank_zero_warn(
             f"{error}. Else what is drawn for a batch, and what a network makes of padding, differ from one device"
         )
-    tries = Tries(game, training, kept, play)
+    runner = TrialRunner(game, training, kept, play)
     try:
-        together, lines = tries.differences(own, samples, more, first)
+        together, lines = runner.differences(own, samples, more, first)
     except TooFew as error:
         rank_zero_warn(f"no comparison with one device: {error}")
         return
     except MovesOn as error:
         _not_checked(error)
         return
-    _say_what_differs(tries, together, lines)
+    _say_what_differs(runner, together, lines)
 
 
-def _say_what_differs(tries: "Tries", together: Trial, lines: dict[str, str]) -> None:
+def _say_what_differs(runner: "TrialRunner", together: Trial, lines: dict[str, str]) -> None:
     """Raise, or warn of what may be right."""
-    game, training = tries.game, tries.training
+    game, training = runner.game, runner.training
     if together.unlike:
         rank_zero_warn(
             f"phase {', '.join(map(repr, sorted(together.unlike)))}: not compared with one device, because it draws "
@@ -154,7 +154,7 @@ def _say_what_differs(tries: "Tries", together: Trial, lines: dict[str, str]) ->
         if wrong := training.draws.wrong_in_parts(phase, training.batches):
             lines[f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}"] = IN_MICRO_BATCHES
     if lines:
-        raise RanksDiffer(_said(lines, tries, together))
+        raise RanksDiffer(_said(lines, runner, together))
     training.draws.agreed()
     if together.own:
         rank_zero_warn(
@@ -184,8 +184,8 @@ def learn_draws(game: GanModule, training: Training, batch: Any, play: Play, fir
     """On one device: find out where the samples are in what micro-batches draw, by two trials of a few samples."""
     kept, together = Snapshot(game, training.policies), samples_together(game, training)
     batches = training.batches
-    tries = Tries(game, training, kept, play)
-    tries.coarse = {phase.name for phase in game.phases}
+    runner = TrialRunner(game, training, kept, play)
+    runner.coarse = {phase.name for phase in game.phases}
     # A game may refuse a few samples, or need a whole batch.
     sizes: list[int] = []
     with suppress(UserError):  # a training_step of the author's may make its batch from anything
@@ -195,7 +195,7 @@ def learn_draws(game: GanModule, training: Training, batch: Any, play: Play, fir
     for size in sizes:
         with suppress(TooFew, MovesOn, UserError):
             twice = batches.join([on_cpu(batch)] * 2)
-            few, many = (tries(batches.first_rows(twice, each)) for each in (size, 2 * size))
+            few, many = (runner.run(batches.first_rows(twice, each)) for each in (size, 2 * size))
             training.draws.learn([(few.drawn, many.drawn)])
             read = few.left.also_in(many.left)
             break
@@ -217,7 +217,7 @@ class TooFew(Exception):
 Found = tuple[Trial, dict[str, str]]  # the first trial, and what differs, with what to do
 
 
-class Tries:
+class TrialRunner:
     """Tries a step again and again, each time from what was kept."""
 
     def __init__(self, game: GanModule, training: Training, kept: Snapshot, play: Play) -> None:
@@ -231,7 +231,7 @@ class Tries:
         self.images = [images for _, images in everyone]
         self.key, self.trials = f"trial {everyone[0][0]}", 0
 
-    def __call__(self, samples: Any, alone: bool = False, shake: int = 0) -> Trial:
+    def run(self, samples: Any, alone: bool = False, shake: int = 0) -> Trial:
         step, world = self.game.step, self.training.world
         self.trials += 1
         scale = 1 + 2 * shake if shake or not alone else HALF
@@ -340,11 +340,11 @@ class Tries:
         training, gather, batches = self.training, self.training.world.gather, self.training.batches
         if batches.rows(own) == 1:  # a draw of one row may be the sample's, or one for the whole batch
             with suppress(TooFew):
-                few, many = (self(batches.join([own] * count)) for count in (2, 4))
+                few, many = (self.run(batches.join([own] * count)) for count in (2, 4))
                 training.draws.learn(gather((few.drawn, many.drawn)))
-        together, alone = self(own), self(samples, alone=True)
+        together, alone = self.run(own), self.run(samples, alone=True)
         if training.draws.learn(gather((together.drawn, alone.drawn))):
-            together, alone = self(own), self(samples, alone=True)
+            together, alone = self.run(own), self.run(samples, alone=True)
         read = together.left.also_in(alone.left)
         of_rank = together.unlike, together.losses, alone.losses, read, together.drawn_alike
         unlike, losses, again, read, drawn_alike = zip(*gather(of_rank), strict=True)
@@ -363,7 +363,7 @@ class Tries:
         if not any(gather(bool(lines))):
             return together, {}
         together.collectives = alone.collectives
-        shaken = [self(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
+        shaken = [self.run(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
         seen = [dtypes for each in gather([trial.dtypes for trial in (together, *shaken)]) for dtypes in each]
         lines = replace(comparison, rounding=roundings(*seen)).lines(moved(alone, shaken))
         found = dict(line for each in gather(lines) for line in each.items())
@@ -382,9 +382,9 @@ class Tries:
         drawn: ByPhase = {}
         with suppress(TooFew, UserError):
             with together.noted():
-                drawn = self(own).drawn
+                drawn = self.run(own).drawn
             with alone.noted():
-                self(samples, alone=True)
+                self.run(samples, alone=True)
         found, world = [], self.training.world
         for phase in self.game.phases:
             count = max(1, batches.rows(own) // phase.micro_batches)
@@ -397,8 +397,8 @@ def _kept_otherwise(trial: Trial) -> str:
     return f"other values in {', '.join(map(repr, trial.own))} than one device would"
 
 
-def _said(lines: Mapping[str, str], tries: "Tries", trial: Trial) -> str:
-    training, game, which = tries.training, tries.game, "all" if tries.whole else "a few"
+def _said(lines: Mapping[str, str], runner: "TrialRunner", trial: Trial) -> str:
+    training, game, which = runner.training, runner.game, "all" if runner.whole else "a few"
     begins = [each for each in trial.begins if any(f"phase '{each.phase}'" in text for text in lines)]
     drew = {each.phase for each in trial.begins if each.drew} | {AFTER.name} if begins else trial.drawn.keys()
     drawn = {phase: trial.drawn[phase] for phase in trial.drawn if phase in drew and trial.drawn[phase]}
@@ -412,7 +412,7 @@ def _said(lines: Mapping[str, str], tries: "Tries", trial: Trial) -> str:
     several = bool(training.batches.ratios)  # loaders, with batches of different sizes
     if A_MEAN_OVER_SAMPLES in advice:
         formula = not begins or any(each.formula for each in begins)
-        hooked = any("hook" in name for name in tries.kept.read)
+        hooked = any("hook" in name for name in runner.kept.read)
         of_gradients = hooked and formula and not any(": loss '" in text for text in lines)
         at = advice.index(A_MEAN_OVER_SAMPLES) + 1
         advice[at:at] = [IN_A_NETWORK] * inside + [ON_GRADIENTS] * of_gradients + [SHARED] * bool(formula and several)

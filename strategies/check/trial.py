@@ -172,7 +172,7 @@ class RanksDiffer(UserError):
     agreed = True
 
 
-class Trials:
+class TrialSchedule:
     """Decides when phases are tried: before they are played for the first time, and again at growing distances.
 
     A phase is tried when it has been played 0, 1, 3, 10, 30, 100, 300, ... times; with `often`, at least each tenth

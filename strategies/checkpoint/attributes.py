@@ -61,7 +61,7 @@ class Attributes:
         self.new: dict[int, tuple[int | None, Any]] = {}  # what training has made: numbers by ids
         self.made: dict[int, Any] = {}  # the same, made again from a checkpoint
         reachable = Reachable([game])
-        self.iterators = [(name, each, place_of(each)) for name, each in reachable.iterators()]
+        self.iterators = [(name, each, progress_of(each)) for name, each in reachable.iterators()]
         torchs = {id(each) for each in [*game.parameters(), *game.state_dict(keep_vars=True).values()]}
         for module in game.modules():
             own_state = type(module).get_extra_state is not nn.Module.get_extra_state
@@ -85,7 +85,7 @@ class Attributes:
         now = _learning(self.game)
         turned = {name: each for name, each in now.items() if each != self.learned.get(name, each)}
         found: dict[str, Any] = {LEARNING: turned} if turned else {}
-        unsaved = [name for name, each, began in self.iterators if place_of(each) != began]
+        unsaved = [name for name, each, began in self.iterators if progress_of(each) != began]
         self.new = {}
         for name, value in self.objects.items():
             for inner, part in self._changed(name, value).items():
@@ -209,13 +209,13 @@ def _learning(game: GanModule) -> dict[str, bool]:
     return {name: weight.requires_grad for name, weight in game.named_parameters()}
 
 
-def place_of(iterator: Iterator) -> object:
+def progress_of(iterator: Iterator) -> object:
     """What is another when the iterator has given an item; where that cannot be told, it is another each time."""
     if isinstance(iterator, GeneratorType):
         state = getgeneratorstate(iterator)
         return state if state in (GEN_CREATED, GEN_CLOSED) else object()
     if isinstance(iterator, enumerate | filter | map | zip):  # they tell what they take from
-        return [place_of(each) for each in iterator.__reduce__()[1] if isinstance(each, Iterator)]
+        return [progress_of(each) for each in iterator.__reduce__()[1] if isinstance(each, Iterator)]
     return repr(iterator) if isinstance(iterator, count) else object()
 
 

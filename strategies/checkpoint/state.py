@@ -69,7 +69,7 @@ class State:
         Buffers, such as running statistics, are saved by the first rank only. Image pools differ between ranks, so each
         rank saves its own images.
         """
-        self.world.groups.owed.catch_up()
+        self.world.owed.catch_up()
         for policy in self.policies.values():
             policy.check_parameters()
         state = self._weights(buffers=self.world.rank == 0)

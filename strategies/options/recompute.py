@@ -143,7 +143,7 @@ class ForwardState:
         self.requires_grad = [weight.requires_grad for weight in weights]
         self.buffers = {id(b): b.detach().clone() for _, _, b in self._buffers(modules)}
         self.slots = [(module, name, id(buffer)) for module, name, buffer in self._buffers(modules)]
-        self.places = [(each, name, w) for each in modules for name, w in dict.items(each._parameters)]
+        self.weights_there = [(each, name, w) for each in modules for name, w in dict.items(each._parameters)]
         self.sums: list[Tensor] = []
         self.stamp: Any = None
 
@@ -211,7 +211,7 @@ class ForwardState:
         buffers = [(module, name, module._buffers[name]) for module, name, _ in self.slots]
         dtype = torch.get_default_dtype()
         copies = {key: buffer.clone() for key, buffer in self.buffers.items()}
-        places = [(module, name, dict.get(module._parameters, name)) for module, name, _ in self.places]
+        places = [(module, name, dict.get(module._parameters, name)) for module, name, _ in self.weights_there]
         place = None if self.place is None else replace(self.place)
         dice, attributes = self.dice and random_state.dice(), ModuleAttributes(self.modules)
         try:
@@ -219,13 +219,13 @@ class ForwardState:
                 random_state.set_dice(self.dice)
             self.attributes.put_back()
             torch.set_default_dtype(self.dtype)
-            _place(self.places)
+            _put_weights(self.weights_there)
             self._set(self.requires_grad, [(module, name, copies[key]) for module, name, key in self.slots])
             with noise.at(place), ranks.at(self.world), ranks.replaying(self.sums):
                 yield
         finally:
             self._set(requires_grad, buffers)
-            _place(places)
+            _put_weights(places)
             torch.set_default_dtype(dtype)
             if dice:
                 random_state.set_dice(dice)
@@ -239,7 +239,7 @@ class ForwardState:
             module._buffers[name] = buffer
 
 
-def _place(weights: Sequence[tuple[nn.Module, str, nn.Parameter | None]]) -> None:
+def _put_weights(weights: Sequence[tuple[nn.Module, str, nn.Parameter | None]]) -> None:
     for module, name, weight in weights:
         if dict.get(module._parameters, name) is not weight:
             dict.__setitem__(module._parameters, name, weight)

@@ -33,7 +33,7 @@ from strategies.policies.optimizers import (
 from strategies.policies.whole_weights import WholeWeights
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
-from strategies.sharding.unshard_on_read import UnshardOnRead, kept_as_places
+from strategies.sharding.unshard_on_read import UnshardOnRead, saved_by_reference
 from strategies.world import World, equal_on_ranks
 
 
@@ -285,7 +285,7 @@ class Policy(WholeWeights, Costs):
 
     def for_several_phases(self) -> AbstractContextManager[Any]:
         """A context around what makes a graph that later phases use too: `GanModule.shared`."""
-        return nullcontext() if self.on_read is None else kept_as_places()
+        return nullcontext() if self.on_read is None else saved_by_reference()
 
     def update(self, norm: Tensor) -> None:
         """Clip, step the optimizer, call `Player(after=...)`. Then move what counts updates: a schedule, averages."""

@@ -94,7 +94,7 @@ class WholeWeights:
         except BaseException:
             if not self.storage.unsharded:
                 self.withheld.enter_context(withheld(self.weights.values(), LEFT))
-            self.world.groups.owed.work += [self.withheld.close, after]
+            self.world.owed.work += [self.withheld.close, after]
             raise
         after()
 

@@ -8,7 +8,7 @@ from strategies.policies.amounts import size
 from strategies.policies.ddp import Ddp, DdpReduction
 from strategies.policies.sharded import Sharded
 from strategies.sharding.reduction import Reduction
-from strategies.sharding.storage import Storage, WholeWeights, deal
+from strategies.sharding.storage import DealtWeights, Storage, deal
 
 
 class Zero1(Sharded):
@@ -47,7 +47,7 @@ class Zero1(Sharded):
                 f"them; type {instead(self.player.name, without='offload')}"
             )
         self.check_apart()
-        return WholeWeights(self.weights, self.sharing)
+        return DealtWeights(self.weights, self.sharing)
 
     def make_reduction(self) -> Reduction:
         return PieceReduction(self.storage, self.world.device, self.group)

@@ -31,15 +31,15 @@ def environment(found: ClusterEnvironment) -> ClusterEnvironment:
     if place is None:
         return found if isinstance(found, LightningEnvironment) else LightningEnvironment()
     if not place.launcher.lightning:
-        return GivenPlace(place)
+        return LaunchedEnvironment(place)
     kind = getattr(environments, place.launcher.lightning)
     os.environ.update({name: place.variables[name] for name in LIGHTNINGS if name in place.variables})
     return found if isinstance(found, kind) else kind()
 
 
-def place_of(found: ClusterEnvironment | None) -> Launched | None:
+def launched_in(found: ClusterEnvironment | None) -> Launched | None:
     """The place that a launcher gave this process, if `environment` has chosen what tells Lightning so."""
-    return launched() if isinstance(found, (GivenPlace, *_of_launchers())) else None
+    return launched() if isinstance(found, (LaunchedEnvironment, *_of_launchers())) else None
 
 
 def _of_launchers() -> tuple[type[ClusterEnvironment], ...]:
@@ -70,7 +70,7 @@ def connect(place: Launched, backend: str, **options: Any) -> None:
     dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, store=store(place), **options)
 
 
-class GivenPlace(TorchElasticEnvironment):
+class LaunchedEnvironment(TorchElasticEnvironment):
     """Tells Lightning the place of this process, where Lightning does not know the launcher: as torchrun's."""
 
     def __init__(self, place: Launched) -> None:

@@ -230,7 +230,7 @@ class OneOwner(Storage):
         self.group = None  # a reference would keep the group's threads
 
 
-class WholeWeights(OneOwner):
+class DealtWeights(OneOwner):
     """All weights are whole on every rank, for optimizers that look at whole weights.
 
     After a step every owner broadcasts its weights. The author's parameters are used as they are: nothing is laid out

@@ -165,7 +165,7 @@ class UnshardOnRead:
             saying="support saved tensor hooks",
         )
         try:
-            with transformed, nullcontext() if second_order else kept_as_places():
+            with transformed, nullcontext() if second_order else saved_by_reference():
                 yield
         finally:
             self.playing = False  # from here on a read gathers nothing
@@ -292,7 +292,7 @@ class UnshardOnRead:
 # ---- what autograd saves for backward: of a weight that will be resharded its place ----
 
 
-def kept_as_places() -> saved_tensors_hooks:
+def saved_by_reference() -> saved_tensors_hooks:
     """A context around a phase. torch uses only the innermost hooks of this kind, so all policies use these."""
     return saved_tensors_hooks(_pack, lambda find: find())
 

@@ -14,7 +14,7 @@ from strategies.batches.draws import Draws
 from strategies.batches.micro_batches import not_clear, tensors
 from strategies.check.one_process import as_one_process
 from strategies.hooks import AFTER
-from strategies.processes.places import Places
+from strategies.processes.whereabouts import Whereabouts
 from strategies.sharding.resharded_parameter import version_of
 from strategies.turn import Training
 from strategies.world import agree
@@ -23,8 +23,10 @@ from strategies.world import agree
 class Incoming:
     """Brings each batch to its step. `to_device` is how Lightning moves a batch, with the author's hooks around it."""
 
-    def __init__(self, game: GanModule, training: Training, places: Places, to_device: Callable[..., Any]) -> None:
-        self.game, self.training, self.places, self.to_device = game, training, places, to_device
+    def __init__(
+        self, game: GanModule, training: Training, whereabouts: Whereabouts, to_device: Callable[..., Any]
+    ) -> None:
+        self.game, self.training, self.whereabouts, self.to_device = game, training, whereabouts, to_device
         self.batches = training.batches
         # If the author has hooks around it: the batch before them, and the place at which they draw.
         self.raw: Any = None
@@ -34,7 +36,7 @@ class Incoming:
 
     def take(self, batch: Any, *where: Any) -> Any:
         """Bring the next batch to the device, and note it as it comes there."""
-        self.training.world.groups.owed.catch_up()
+        self.training.world.owed.catch_up()
         self.batches.learn_lists(batch, self.batches.samples)
         if self.training.hooks.of_batches:
             self._same_dice()
@@ -72,7 +74,7 @@ class Incoming:
 
     def refuse_changed(self, batch: Any) -> None:
         """Refuse what on_train_batch_start does to a batch: a trial begins after it."""
-        self.training.world.groups.owed.catch_up()
+        self.training.world.owed.catch_up()
         now = tensors(batch)
         same = len(now) == len(self.moved) and all(each is old for each, (old, _) in zip(now, self.moved, strict=True))
         if self.moved and not (same and all(version_of(each) == version for each, version in self.moved)):
@@ -87,8 +89,8 @@ class Incoming:
         self._same_dice()
         world, last = self.training.world, self.game.trainer.is_last_batch  # which may be a smaller one
         if world.size > 1 and not self.met:
-            self.places.begin_step(self.game.step)
-            with self.places.named():
+            self.whereabouts.begin_step(self.game.step)
+            with self.whereabouts.named():
                 for each in world.gather(self.batches.lists):
                     self.batches.add_lists(each)
         unclear = self.batches.learn_lists(self.before_hooks(batch), self.batches.samples)
@@ -109,8 +111,8 @@ class Incoming:
         A callback for the first rank alone may have drawn from them too, as to choose a sample that it shows.
         """
         if self.training.draws.by_dice:
-            self.places.begin_step(self.game.step)
-            with self.places.named():
+            self.whereabouts.begin_step(self.game.step)
+            with self.whereabouts.named():
                 dice, world = random_state.dice(), self.training.world
                 if not agree(random_state.sign_of(dice), world.device):
                     random_state.set_dice(world.broadcast(dice))

@@ -18,9 +18,9 @@ from strategies import private
 from strategies.processes import agent, slurm
 from strategies.processes.board import shared_board
 from strategies.processes.lost_ranks import Survivor
-from strategies.processes.places import Places
 from strategies.processes.same_on_ranks import SameOnRanks
 from strategies.processes.stopping import Ending, tell
+from strategies.processes.whereabouts import Whereabouts
 from strategies.world import World
 
 YES = partial(bool, 1)  # unlike a lambda, it may be handed to a spawned process
@@ -30,7 +30,7 @@ class Lockstep:
     """The ranks as one training. Before set-up, and in a single process, there is nothing to keep together."""
 
     def __init__(self) -> None:
-        self.ending, self.same_on_ranks, self.places = Ending(), SameOnRanks(), Places()
+        self.ending, self.same_on_ranks, self.whereabouts = Ending(), SameOnRanks(), Whereabouts()
         self.signals = ExitStack()  # closed, it puts the earlier handlers back
         self.survivor: Survivor | None = None  # made by the launcher
         self.advice = ""  # the command to type after a rank was lost
@@ -43,7 +43,7 @@ class Lockstep:
         """From here on a rank that fails is named by all others. They settle first what all do together."""
         if self.survivor is None:
             return
-        self.survivor.beside = lambda lost: self.places.beside(lost)
+        self.survivor.beside = lambda lost: self.whereabouts.beside(lost)
         self.survivor.saved = self.saved
         self.survivor.settle = self.settle
         self.survivor.tie(store, size, host, self.advice)
@@ -57,7 +57,9 @@ class Lockstep:
         store = dist.PrefixStore(run, private.default_store()) if world.size > 1 else None
         self.ending, self.same_on_ranks = Ending(store), SameOnRanks(world, store)
         number, first = (0, 0) if self.survivor is None else (self.survivor.rank, self.survivor.first)
-        self.places = Places(world, store, shared_board(world.per_node, first, run, lambda: world.gather(None)), number)
+        self.whereabouts = Whereabouts(
+            world, store, shared_board(world.per_node, first, run, lambda: world.gather(None)), number
+        )
         if trainer is None:
             return
         if world.size > 1:

@@ -8,7 +8,7 @@ from torch import Tensor
 from gan.module import GanModule
 from strategies import private
 from strategies.policies.policy import Policy
-from strategies.processes.places import Places
+from strategies.processes.whereabouts import Whereabouts
 from strategies.world import World
 
 ROOM = 64  # for losses: a message has a multiple of it
@@ -21,8 +21,8 @@ class Logged:
     Not in every step, because Lightning's bookkeeping for a few numbers takes milliseconds.
     """
 
-    def __init__(self, game: GanModule, policies: Mapping[str, Policy], world: World, places: Places) -> None:
-        self.game, self.policies, self.world, self.places = game, policies, world, places
+    def __init__(self, game: GanModule, policies: Mapping[str, Policy], world: World, whereabouts: Whereabouts) -> None:
+        self.game, self.policies, self.world, self.whereabouts = game, policies, world, whereabouts
         self.losses: dict[str, Tensor] = {}  # the last ones since the loggers got some, and norms of gradients
         self.logged = False  # whether the loggers have these losses
         self.told = True  # whether anybody has those of the last step
@@ -38,7 +38,7 @@ class Logged:
     def end_step(self) -> None:
         trainer = self.game.trainer
         if trainer.is_last_batch:  # on other ranks perhaps not
-            self.places.meet()
+            self.whereabouts.meet()
         asked, self.logged = any(name in self.asked for name in self.losses), private.logs_are_due(trainer)
         self.told = asked or self.logged or trainer.is_last_batch
         if self.told:
@@ -49,7 +49,7 @@ class Logged:
 
         A stopped training has no row more in its log than one that went on.
         """
-        self.places.meet()
+        self.whereabouts.meet()
         last = self.game.trainer.global_step == self.game.trainer.max_steps
         if not self.told or (last and not self.logged):
             private.log_anew(self.game.trainer, "on_train_epoch_end", self.losses)

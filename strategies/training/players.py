@@ -115,7 +115,7 @@ class Players:
 
     @contextmanager
     def gathered(self, write: bool) -> Iterator[None]:
-        self.catch_up()
+        self.world.owed.catch_up()
         with ExitStack() as stack:
             for policy in self.policies.values():
                 stack.enter_context(policy.gathered())
@@ -123,9 +123,9 @@ class Players:
                     stack.enter_context(policy.plain())
             writes = Writes(self.policies, write, self.world)
             stack.enter_context(mock.patch.object(self, "_writes", writes))
-            with self.world.groups.owed.then(lambda: writes.look(self._averaging)):
+            with self.world.owed.then(lambda: writes.look(self._averaging)):
                 yield
-                self.catch_up()
+                self.world.owed.catch_up()
             if UNSHARDED and self._looks:  # it takes too long for each time
                 self._looks -= 1
                 refuse_views_of_gathered(self.first.game)
@@ -135,13 +135,13 @@ class Players:
         if self._averaging:  # a validation step is inside already
             yield
             return
-        self.catch_up()
+        self.world.owed.catch_up()
         writes = self._writes
         if writes is not None:
             writes.look(averaged=False)()
         with ExitStack() as stack:
             if writes is not None:
-                stack.enter_context(self.world.groups.owed.then(lambda: partial(self._go_on, writes)))
+                stack.enter_context(self.world.owed.then(lambda: partial(self._go_on, writes)))
             stack.enter_context(mock.patch.object(self, "_averaging", True))
             if self.policies and (kept := last_averages(self.first.game)):
                 stack.callback(remember_averages, self.first.game, kept)  # that is no write of a person's
@@ -149,24 +149,20 @@ class Players:
                 stack.enter_context(policy.averaged())
             if writes is not None:
                 writes.begin()
-                stack.enter_context(self.world.groups.owed.then(lambda: writes.look(averaged=True)))
+                stack.enter_context(self.world.owed.then(lambda: writes.look(averaged=True)))
             yield
-            self.catch_up()
+            self.world.owed.catch_up()
 
     def _go_on(self, writes: Writes) -> None:
         """After averaged(), the weights of before are whole again, for the rest of gathered()."""
         self._unshard(self.policies.values())
         writes.begin()
 
-    def catch_up(self) -> None:
-        """Before ranks do something together: what an error has left undone, which the author has caught."""
-        self.world.groups.owed.catch_up()
-
     # ---- the end ----
 
     def give_back(self) -> None:
         """Make the author's weights whole again, where they fit on this rank."""
-        self.catch_up()
+        self.world.owed.catch_up()
         # The averages that this rank has whole, which a validation after the training shows.
         whole = {name: each for name, each in self.policies.items() if each.storage.owned is each.storage.weights}
         averages = {name: each.ema.state_dict() for name, each in whole.items() if isinstance(each.ema, Ema)}
@@ -201,6 +197,7 @@ class Players:
             policy.release()
         self.compiling.close()
         self.world.groups.release()
+        self.world.owed.work.clear()
 
 
 def _stop_what_never_learns(game: GanModule, training: bool) -> None:

@@ -27,7 +27,7 @@ from strategies.placing.division import Division, placement_of, refuse_a_group
 from strategies.policies import POLICIES
 from strategies.policies.choice import Choice, choices
 from strategies.private import Launcher
-from strategies.processes.cluster import connect, environment, place_of
+from strategies.processes.cluster import connect, environment, launched_in
 from strategies.processes.cluster import store as store_of
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.own_ranks import OwnRanks
@@ -36,7 +36,7 @@ from strategies.processes.starting import LaunchedStrategy, Scripts, StartMethod
 from strategies.processes.stopping import Ending
 from strategies.training.assignment import check_ranks, is_dp
 from strategies.training.lockstep import Lockstep
-from strategies.world import Groups, World
+from strategies.world import Groups, Owed, World
 
 TYPE_GLOO = "type gloo (process_group_backend, in gan.fit --backend), or leave it out"
 
@@ -45,7 +45,7 @@ def launcher(strategy: LaunchedStrategy, start_method: StartMethod, is_dp: bool 
     """The launcher for Lightning's `start_method`. Where somebody else has started the ranks, it starts none."""
     scripts = start_method == "popen" and not is_dp and not hasattr(sys, "ps1")  # a notebook is none
     cluster = strategy.cluster_environment
-    if scripts or place_of(cluster) is not None or cluster.creates_processes_externally:
+    if scripts or launched_in(cluster) is not None or cluster.creates_processes_externally:
         return Scripts(strategy)
     if strategy.num_nodes > 1:
         raise UserError(
@@ -75,7 +75,7 @@ class RanksStrategy(LaunchedStrategy):
                 )
         super().__init__(process_group_backend=backend, **lightnings)
         self.choice, self.is_dp, self.init_method = choice, is_dp(choice), init_method
-        self.groups = Groups(timeout=self._timeout)
+        self.groups, self.owed = Groups(timeout=self._timeout), Owed()
         self.division = Division()
         self.lockstep = Lockstep()
         self.batches = Batches()
@@ -139,18 +139,18 @@ class RanksStrategy(LaunchedStrategy):
     @property
     def world(self) -> World:
         """The ranks that train, or that serve with this one, and what this one asks of them."""
-        return World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups)
+        return World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups, self.owed)
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        self.groups.owed.catch_up()
+        self.owed.catch_up()
         super().barrier(*args, **kwargs)
 
     def broadcast(self, *args: Any, **kwargs: Any) -> Any:
-        self.groups.owed.catch_up()
+        self.owed.catch_up()
         return super().broadcast(*args, **kwargs)
 
     def reduce(self, *args: Any, **kwargs: Any) -> Any:
-        self.groups.owed.catch_up()
+        self.owed.catch_up()
         return super().reduce(*args, **kwargs)
 
     def on_one_device(self) -> AbstractContextManager[Any]:
@@ -173,7 +173,7 @@ class RanksStrategy(LaunchedStrategy):
 
     def _configure_launcher(self) -> None:
         """Refuse what cannot be, before any process is started."""
-        place, per_node, nodes = place_of(self.cluster_environment), self.num_processes, self.num_nodes
+        place, per_node, nodes = launched_in(self.cluster_environment), self.num_processes, self.num_nodes
         ranks, machines = per_node * nodes, max(nodes, place.nodes if place is not None else 1)
         if self.is_dp and machines > 1:
             raise UserError(f"strategy dp trains on one machine, and there are {machines}; type --strategy ddp")
@@ -238,7 +238,7 @@ class RanksStrategy(LaunchedStrategy):
             if "MASTER_ADDR" not in os.environ:
                 os.environ["MASTER_ADDR"] = self.broadcast("127.0.0.1" if self.num_nodes == 1 else socket.gethostname())
             return private.default_store()
-        place = place_of(self.cluster_environment)
+        place = launched_in(self.cluster_environment)
         if place is not None and place.launcher.elastic and place.restarts and place.nodes == 1:
             if self.division.part is not None:
                 return store_of(place)
@@ -260,7 +260,7 @@ class RanksStrategy(LaunchedStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Tell the other ranks, and end what all do beside training."""
-        self.lockstep.places.tell()
+        self.lockstep.whereabouts.tell()
         self.lockstep.settle()
         if isinstance(self.launcher, OwnRanks):
             self.launcher.put_back()

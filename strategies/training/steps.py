@@ -53,9 +53,9 @@ class Steps:
             if training.checked and policy.storage.cut:
                 check_unaltered(policy.player, policy.updaters.values(), policy.name)
         training.draws.compiled = any(each.compiled or each.compiled_by_author for each in self.policies.values())
-        self.incoming = Incoming(game, training, lockstep.places, to_device)
+        self.incoming = Incoming(game, training, lockstep.whereabouts, to_device)
         self.watch = Watch(game, training, self.incoming, check)
-        self.logged = Logged(game, training.policies, training.world, lockstep.places)
+        self.logged = Logged(game, training.policies, training.world, lockstep.whereabouts)
         self.stepped = False
 
     def step(self, play: Callable[[Any], Any], batch: Any) -> Any:
@@ -69,8 +69,8 @@ class Steps:
             for policy in self.policies.values():
                 policy.begin_step(step, tried and several)
         self.watch.begin()
-        self.lockstep.places.begin_step(step)
-        with self.lockstep.places.named():
+        self.lockstep.whereabouts.begin_step(step)
+        with self.lockstep.whereabouts.named():
             if tried:
                 self.watch.try_step(one_pass, batch, first=step == 0)
             self.logged.begin_step()
@@ -83,7 +83,7 @@ class Steps:
             self.stepped = True
             if tried and several:
                 compare_settings(self.policies, self.training.world, step)
-            self.lockstep.places.end_step()
+            self.lockstep.whereabouts.end_step()
             self.logged.end_step()
         private.count_step(game.trainer)
         return output
@@ -103,12 +103,12 @@ class Steps:
         return (phase for phase in self.game.phases if phase.due(self.game.step, self.watch.asked))
 
     def run(self, phase: Phase, batch: Any) -> None:
-        self.training.world.groups.owed.catch_up()
+        self.training.world.owed.catch_up()
         if self.watch.trial is not None:
             self.watch.play(phase, batch)
             return
         step = self.game.step
-        self.lockstep.places.begin(step, phase.name)
+        self.lockstep.whereabouts.begin(step, phase.name)
         self.logged.losses.update(play(phase, batch, step, self.training))
         self.lockstep.ending.played += 1
         self.watch.played(phase)

@@ -13,7 +13,7 @@ from strategies.batches import random_state
 from strategies.batches.draws import Draws
 from strategies.batches.reachable import PLAIN
 from strategies.check.one_device import check_guesses, check_step, learn_draws
-from strategies.check.trial import Trial, Trials, read_by_losses
+from strategies.check.trial import Trial, TrialSchedule, read_by_losses
 from strategies.hooks import AFTER
 from strategies.training.incoming import Incoming
 from strategies.turn import Training, asking, drawn_at
@@ -32,7 +32,7 @@ class Watch:
         self.same_on_ranks = training.same_on_ranks
         parted = any(each.micro_batches > 1 and each.draws == "samples" for each in game.phases)
         self.check = check_step if training.world.size > 1 else learn_draws
-        self.trials = Trials(game.phases if training.checked or (check and parted) else (), check == "often")
+        self.schedule = TrialSchedule(game.phases if training.checked or (check and parted) else (), check == "often")
         self.trial: Trial | None = None  # that is played now
         self.drawn: set[str] = set()  # by one device, in micro-batches, that no trial has shown
         # The dice and the game's plain attributes with which the step has begun, if `when` or `update` may change them.
@@ -43,7 +43,7 @@ class Watch:
 
     def due(self) -> bool:
         """Whether there is a trial before this step."""
-        return self.trials.before(self.game.phases, self.game.step)
+        return self.schedule.before(self.game.phases, self.game.step)
 
     def begin(self) -> None:
         """Tell the other ranks what has changed between the steps, and what the hooks of the batch have drawn."""
@@ -87,29 +87,29 @@ class Watch:
         """Play a phase of the trial."""
         assert self.trial is not None
         if phase.when is not None:
-            self.trials.tried(phase.name)
+            self.schedule.tried(phase.name)
         self.trial.play(phase, batch, self.training)
 
     def played(self, phase: Phase) -> None:
         """A phase was played, and not in a trial."""
         self.say_draws(phase, f"phase '{phase.name}'")
-        self.trials.played.add(phase.name)
-        if phase.when is not None and phase.name in self.trials.times:
-            self.trials.asked.append(phase.name)
+        self.schedule.played.add(phase.name)
+        if phase.when is not None and phase.name in self.schedule.times:
+            self.schedule.asked.append(phase.name)
 
     def end(self, play: Play, batch: Any) -> None:
         """The step was played: try it if a phase of it was new."""
         self.left, draws = self._numbers(), self.training.draws
         if self.training.checked:
-            if (new := self.same_on_ranks.new_on_all()) | self.trials.after():
+            if (new := self.same_on_ranks.new_on_all()) | self.schedule.after():
                 self.try_step(play, batch, first=True)
             self.same_on_ranks.end_step(forget=new and draws.unmet())
-        elif self.trials.times:
+        elif self.schedule.times:
             found = {each for phase in self.game.phases for each in draws.unknown_in_parts(phase)}
             new, self.drawn = found - self.drawn, self.drawn | found
-            if self.trials.after() or new:
+            if self.schedule.after() or new:
                 self.try_step(play, batch, first=True)
-        if not self.trials.played and any(phase.due(self.game.step, lambda _: False) for phase in self.game.phases):
+        if not self.schedule.played and any(phase.due(self.game.step, lambda _: False) for phase in self.game.phases):
             raise UserError(
                 f"training_step() of {type(self.game).__name__} played no phase, so nothing has learned; call "
                 f"super().training_step(batch) in it, or leave it out"

@@ -1373,7 +1373,7 @@ def tries(monkeypatch):
     monkeypatch.setattr(one_device, "PATIENCE", 0.1)
     monkeypatch.setattr("strategies.check.trial.default_store", lambda: made.store)
     world = mock.Mock(size=2, rank=0, device=torch.device("cpu"), **{"gather.return_value": [("key", [])] * 2})
-    made = one_device.Tries(mock.MagicMock(step=0), mock.MagicMock(world=world), mock.MagicMock(), mock.Mock())
+    made = one_device.TrialRunner(mock.MagicMock(step=0), mock.MagicMock(world=world), mock.MagicMock(), mock.Mock())
     made.store, world.gather.return_value = torch.distributed.HashStore(), ["the same"] * 2
     return made
 
@@ -1384,21 +1384,21 @@ def test_a_rank_that_fails_alone_says_so_and_does_not_wait_for_the_others(tries,
     monkeypatch.setattr(trial, "agree", agree)
     tries.play.side_effect = ValueError("label 7 is not known")
     with pytest.raises(ValueError, match="label 7"):
-        tries({"x": torch.zeros(2, 6)})
+        tries.run({"x": torch.zeros(2, 6)})
     assert not agree.called
     tries.store.add("trial key/2/1", 1)  # the control: the other rank comes
     with pytest.raises(one_device.TooFew, match="label 7"):
-        tries({"x": torch.zeros(2, 6)})
+        tries.run({"x": torch.zeros(2, 6)})
 
 
 def test_a_rank_that_alone_asks_an_iterator_is_refused(tries, monkeypatch):
     monkeypatch.setattr(trial, "agree", mock.Mock(return_value=True))
     tries.play.side_effect = MovesOn("pictures")
     with pytest.raises(UserError, match=r"the iterator 'pictures', .* As not all ranks do so, nothing can be tried"):
-        tries({"x": torch.zeros(2, 6)})
+        tries.run({"x": torch.zeros(2, 6)})
     tries.store.add("trial key/2/1", 1)
     with pytest.raises(MovesOn):
-        tries({"x": torch.zeros(2, 6)})
+        tries.run({"x": torch.zeros(2, 6)})
 
 
 def test_a_rank_whose_connection_breaks_does_not_wait_at_all(tries):
@@ -1406,7 +1406,7 @@ def test_a_rank_whose_connection_breaks_does_not_wait_at_all(tries):
     tries.play.side_effect = RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:1.")
     tries.store = mock.Mock(add=mock.Mock(side_effect=AssertionError("it waits")))
     with pytest.raises(RuntimeError, match="Connection closed"):
-        tries({"x": torch.zeros(2, 6)})
+        tries.run({"x": torch.zeros(2, 6)})
 
 
 # ---- what is said of draws; that they are those of one device: tests/scenes/draws.py ----

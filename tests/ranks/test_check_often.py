@@ -13,7 +13,7 @@ from gan import ranks as all_ranks
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.check import trial
-from strategies.check.trial import Trials
+from strategies.check.trial import TrialSchedule
 from strategies.processes.same_on_ranks import AGAIN, SameOnRanks
 from strategies.world import World
 from tests.ranks.test_check import WRONG, Stateful, tried
@@ -288,7 +288,7 @@ def test_training_stays_the_same_to_the_bit(policy, game, ranks):
 
 
 def steps_tried(phases, often=False, steps=400):
-    trials, found = Trials(phases, often), []
+    trials, found = TrialSchedule(phases, often), []
     for step in range(steps):
         before = trials.before(phases, step)
         trials.asked += [phase.name for phase in phases if phase.when and phase.due(step)]

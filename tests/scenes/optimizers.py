@@ -246,7 +246,7 @@ class Quantised(PLAIN):
 
 # ---- the table ----
 
-WHOLE = "strategies.sharding.storage.WholeWeights"
+WHOLE = "strategies.sharding.storage.DealtWeights"
 NOT_SENT = Mutant("nothing is sent", "zero1", replaced={f"{WHOLE}._send": nothing})
 
 

@@ -117,7 +117,7 @@ class Bar(ProgressBar):
         if (
             self.bar is not None
             and trainer.global_step == self.first
-            and phase_strategy(trainer).steps.watch.trials.times
+            and phase_strategy(trainer).steps.watch.schedule.times
         ):
             self.bar.set_description_str("?] trying the first step; --check false skips it")
             self.shown = 0.0  # the next state shows its end

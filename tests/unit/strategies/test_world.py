@@ -224,6 +224,6 @@ def test_a_checkpoint_is_seen_from_inside():
 @pytest.mark.parametrize("ask", [lambda w: w.gather(1), lambda w: w.broadcast(1), lambda w: w.answer(bool)])
 def test_whatever_ranks_do_together_what_an_error_has_left_undone_comes_first(ask):
     alone, done = World(), []
-    alone.groups.owed.work.append(partial(done.append, "left"))
+    alone.owed.work.append(partial(done.append, "left"))
     ask(alone)
     assert done == ["left"]

@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from gan.files.errors import RankLost, UserError, WorkerLost, printable
 from strategies.processes import failure
 from strategies.processes.failure import ERROR, FILE, FOLLOWS, LOST, REFUSED, Failure, cause
-from strategies.processes.places import RanksDiverged
+from strategies.processes.whereabouts import RanksDiverged
 
 RANK_3 = f"rank 3 (process {os.getpid()} on {socket.gethostname()})"
 

@@ -13,7 +13,7 @@ from lightning.fabric.plugins.environments import (
 
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.processes.cluster import GivenPlace, environment, place_of
+from strategies.processes.cluster import LaunchedEnvironment, environment, launched_in
 from strategies.processes.launchers import LAUNCHERS, Launched, launched
 from strategies.processes.starting import Scripts
 from tests.support.parity import trainer
@@ -112,7 +112,7 @@ def test_a_launcher_may_say_by_other_words_where_the_first_rank_is(monkeypatch):
     meant = {**MPI, "MASTER_ADDR": "one", "MASTER_PORT": "7"}
     monkeypatch.setitem(LAUNCHERS, "mpi", replace(LAUNCHERS["mpi"], meant=lambda _: meant))
     place = launched({"FOO_HOSTS": "one,two"})
-    assert (GivenPlace(place).main_address, GivenPlace(place).main_port) == ("one", 7)
+    assert (LaunchedEnvironment(place).main_address, LaunchedEnvironment(place).main_port) == ("one", 7)
 
 
 def test_a_count_of_restarts_is_a_number(started):
@@ -124,7 +124,7 @@ def test_a_count_of_restarts_is_a_number(started):
 
 
 @pytest.mark.parametrize(
-    ("by", "kind"), [("torchrun", TorchElasticEnvironment), ("slurm", SLURMEnvironment), ("mpi", GivenPlace)]
+    ("by", "kind"), [("torchrun", TorchElasticEnvironment), ("slurm", SLURMEnvironment), ("mpi", LaunchedEnvironment)]
 )
 def test_lightning_is_told_the_same(by, kind, started):
     started(ALL[by])
@@ -140,7 +140,7 @@ def test_a_row_is_enough_for_a_launcher_that_lightning_knows(monkeypatch, starte
     started(ALL["mpi"])
     found = KubeflowEnvironment()
     assert environment(found) is found and type(environment(SLURMEnvironment())) is KubeflowEnvironment
-    assert place_of(found).by == "mpi" and place_of(LightningEnvironment()) is None
+    assert launched_in(found).by == "mpi" and launched_in(LightningEnvironment()) is None
 
 
 def test_an_environment_of_a_persons_own_stays(started):
@@ -167,12 +167,15 @@ def test_ranks_of_one_mpirun_meet_at_one_port_and_those_of_another_elsewhere(sta
     here = {**MPI, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     started(here)
     place = launched()
-    assert (GivenPlace(place).main_address, GivenPlace(place).main_port) == ("127.0.0.1", GivenPlace(place).main_port)
-    one = GivenPlace(place).main_port
+    assert (LaunchedEnvironment(place).main_address, LaunchedEnvironment(place).main_port) == (
+        "127.0.0.1",
+        LaunchedEnvironment(place).main_port,
+    )
+    one = LaunchedEnvironment(place).main_port
     started({"PMIX_NAMESPACE": "3735355394"})
-    assert one != GivenPlace(place).main_port and 10_000 <= one < 30_000
+    assert one != LaunchedEnvironment(place).main_port and 10_000 <= one < 30_000
     started({"MASTER_ADDR": "one", "MASTER_PORT": "7"})
-    assert (GivenPlace(place).main_address, GivenPlace(place).main_port) == ("one", 7)
+    assert (LaunchedEnvironment(place).main_address, LaunchedEnvironment(place).main_port) == ("one", 7)
 
 
 @pytest.mark.parametrize(
@@ -186,9 +189,9 @@ def test_ranks_of_several_hosts_are_asked_where_they_meet_when_they_need_it(by, 
     started({name: value for name, value in ALL[by].items() if not name.startswith("MASTER_")})
     assert launched().world_size == 4
     with pytest.raises(UserError, match=f"one of 4 ranks and {words}"):
-        _ = GivenPlace(launched()).main_address
+        _ = LaunchedEnvironment(launched()).main_address
     with pytest.raises(UserError, match="is not set"):
-        _ = GivenPlace(launched()).main_port
+        _ = LaunchedEnvironment(launched()).main_port
 
 
 @only_on_linux

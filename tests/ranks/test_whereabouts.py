@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from gan import GanModule, Phase, Player, ranks
 from strategies import PhaseStrategy
 from strategies.private import default_store
-from strategies.processes import places
-from strategies.processes.places import Places, _first_difference
+from strategies.processes import whereabouts
+from strategies.processes.whereabouts import Whereabouts, _first_difference
 from strategies.world import World
 from tests.support.hard_games import Plain
 from tests.support.parity import trainer, vectors
@@ -106,18 +106,18 @@ class Stops(Plain):
 
 
 def nobody(*_):
-    """In place of a method of Places, for a control."""
+    """In place of a method of Whereabouts, for a control."""
     return {}
 
 
-def astray(game, batches, policy, without=(), listen=places.LISTEN):
+def astray(game, batches, policy, without=(), listen=whereabouts.LISTEN):
     """The error of a rank that has so many batches."""
     strategy = PhaseStrategy(policy, check=False, timeout=LIMIT)
     loader = DataLoader([vectors(step) for step in range(batches[dist.get_rank()])], batch_size=None)
     with ExitStack() as held:
-        held.enter_context(mock.patch.object(places, "LISTEN", listen))
+        held.enter_context(mock.patch.object(whereabouts, "LISTEN", listen))
         for name in without:
-            held.enter_context(mock.patch.object(Places, name, nobody))
+            held.enter_context(mock.patch.object(Whereabouts, name, nobody))
         try:
             trainer(strategy, 2, 10, use_distributed_sampler=False).fit(game(), loader)
         except Exception as error:  # noqa: BLE001, whatever it is, the test reads it
@@ -153,9 +153,9 @@ def test_ranks_that_wait_in_one_phase_are_told_what_may_be_the_cause(pair):
 
 def between_phases():
     try:
-        with Places(World(2, dist.get_rank()), default_store()).named():
+        with Whereabouts(World(2, dist.get_rank()), default_store()).named():
             raise RuntimeError("Timed out waiting 3000ms for recv operation to complete")
-    except places.RanksDiverged as error:
+    except whereabouts.RanksDiverged as error:
         return str(error)
 
 
@@ -200,7 +200,7 @@ def test_without_lines_in_common_memory_it_is_not(pair):
 @pytest.mark.parametrize("policy", ["zero3", "zero1", "zero2", "fsdp", "ddp"])
 def test_a_call_of_gan_ranks_that_one_rank_makes_is_named(policy, pair):
     one, other = pair.run(astray, Alone, (5, 5), policy)
-    where = "in gan.ranks.mean (test_places.py, line"
+    where = "in gan.ranks.mean (test_whereabouts.py, line"
     assert (
         f"rank 0 plays phase 'discriminator' of step 2 where rank 1 plays phase 'discriminator' of step 2, {where}"
         in one

@@ -45,7 +45,7 @@ class RanksDiverged(UserError):
     agreed = True
 
 
-class Places:
+class Whereabouts:
     """This rank's place in the game, and after an error those of the others."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Places:
 
     def meet(self) -> None:
         """Wait for all ranks, which must call it. Raise if one of this host plays on."""
-        self.world.groups.owed.catch_up()
+        self.world.owed.catch_up()
         if self.store is None:
             return
         self.meetings += 1
