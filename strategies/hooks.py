@@ -7,16 +7,7 @@ from typing import Any, cast
 from unittest import mock
 
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import (
-    BaseFinetuning,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelCheckpoint,
-    ModelPruning,
-    ModelSummary,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
+from lightning.pytorch import callbacks as lightnings
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -48,12 +39,12 @@ INSTEAD = {
     "configure_sharded_model": "make the networks in __init__ or configure_model()",
 }
 CALLBACKS = {
-    GradientAccumulationScheduler: "type Phase(..., micro_batches=...)",
-    StochasticWeightAveraging: "type Player(..., ema=0.999)",
-    WeightAveraging: "type Player(..., ema=0.999)",
-    BaseFinetuning: "type Player(..., freeze=...)",
-    LearningRateFinder: "give each player's optimizer a rate, as by partial(Adam, lr=2e-4)",
-    ModelPruning: "prune the networks where they are made, by torch.nn.utils.prune",
+    lightnings.GradientAccumulationScheduler: "type Phase(..., micro_batches=...)",
+    lightnings.StochasticWeightAveraging: "type Player(..., ema=0.999)",
+    lightnings.WeightAveraging: "type Player(..., ema=0.999)",
+    lightnings.BaseFinetuning: "type Player(..., freeze=...)",
+    lightnings.LearningRateFinder: "give each player's optimizer a rate, as by partial(Adam, lr=2e-4)",
+    lightnings.ModelPruning: "prune the networks where they are made, by torch.nn.utils.prune",
 }
 
 
@@ -72,7 +63,7 @@ class GameFirst(Callback):
             return
         strategy: Any = trainer.strategy
         whole, hook = ExitStack(), pl_module.on_fit_start
-        shown = any(isinstance(each, ModelSummary) for each in private.callbacks(trainer))
+        shown = any(isinstance(each, lightnings.ModelSummary) for each in private.callbacks(trainer))
         for policy in strategy.policies.values():
             if not policy.storage.unsharded and any(map(private.logs_graph, trainer.loggers)):
                 raise UserError(
@@ -287,13 +278,13 @@ def refuse_what_is_not_called(trainer: Trainer, game: GanModule) -> None:
             f"out, and upload the folder after fit"
         )
     for callback in private.callbacks(trainer):
-        if isinstance(callback, ModelCheckpoint) and callback.monitor and callback._every_n_train_steps:
+        if isinstance(callback, lightnings.ModelCheckpoint) and callback.monitor and callback._every_n_train_steps:
             rank_zero_warn(
                 f"ModelCheckpoint(monitor='{callback.monitor}', every_n_train_steps=...): a checkpoint has the score "
                 f"of the validation before its step; leave every_n_train_steps out, and each validation is followed by "
                 f"a save"
             )
-        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+        if isinstance(callback, lightnings.ModelCheckpoint) and callback._train_time_interval is not None:
             raise UserError(
                 "ModelCheckpoint(train_time_interval=...) never saves where there are several optimizers; type "
                 "every_n_train_steps=..."

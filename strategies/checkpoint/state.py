@@ -29,18 +29,10 @@ from strategies import private
 from strategies.batches import random_state
 from strategies.batches.draws import Draws
 from strategies.batches.reachable import alike
+from strategies.checkpoint import player_state
 from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.first_weights import FirstWeights
-from strategies.checkpoint.player_state import (
-    LeftOut,
-    average_state,
-    go_on,
-    load_average,
-    load_optimizer_state,
-    load_rest,
-    optimizer_state,
-    rest_of_state,
-)
+from strategies.checkpoint.player_state import LeftOut
 from strategies.policies.optimizers import Updater
 from strategies.policies.policy import Policy
 
@@ -82,7 +74,7 @@ class State:
         return state
 
     def optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
-        return optimizer_state(*next(pair for pair in self._updaters() if pair[1].optimizer is optimizer))
+        return player_state.optimizer_state(*next(pair for pair in self._updaters() if pair[1].optimizer is optimizer))
 
     def _updaters(self) -> list[tuple[Policy, Updater]]:
         return [(policy, each) for policy in self.policies.values() for each in policy.updaters.values()]
@@ -128,7 +120,7 @@ class State:
             "game": type(self.game).__name__,
             "left_out": self.left_out.checksums,
             "files": self.left_out.files,
-            "players": {name: rest_of_state(policy) for name, policy in self.policies.items()},
+            "players": {name: player_state.rest_of_state(policy) for name, policy in self.policies.items()},
             "seed": self.seed,
             "epoch_ended": ended,
             "attributes": [all_remembered[0]] if everywhere else list(all_remembered),
@@ -154,7 +146,7 @@ class State:
             if id(value) in owners and name not in self._meant and isinstance(weights.get(name), Share):
                 places[name], tensors[name] = owners[id(value)], weights[name].tensor
         for player, policy in self.policies.items():
-            for name, share in (average_state(policy) or {}).items():
+            for name, share in (player_state.average_state(policy) or {}).items():
                 key = f"average/{player}/{name}"
                 places[key], tensors[key] = (player, f"{name} (its moving average)"), share.tensor
         return [(*places[key], what) for key, what in not_finite(tensors).items()]
@@ -187,7 +179,7 @@ class State:
 
         def load_averages() -> None:
             for name, policy in self.policies.items():
-                load_average(policy, checkpoint["players"][name]["ema"])
+                player_state.load_average(policy, checkpoint["players"][name]["ema"])
 
         self.world.each(load_weights)
         for policy in self.policies.values():
@@ -210,11 +202,11 @@ class State:
                     f"settings it was trained with"
                 )
             for pair, state in zip(updaters, states, strict=True):
-                load_optimizer_state(*pair, state)
+                player_state.load_optimizer_state(*pair, state)
 
         self.world.each(load_optimizers)
         for name, policy in self.policies.items():
-            load_rest(policy, checkpoint["players"][name])
+            player_state.load_rest(policy, checkpoint["players"][name])
         self.seed, self._resumed = checkpoint["seed"], checkpoint
 
     def resume(self, trainer: Trainer) -> None:
@@ -240,7 +232,8 @@ class State:
             torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))
             random_state.restore_alike(states[0])
         for (policy, updater), saved in zip(self._updaters(), resumed.get("optimizer_states", ()), strict=False):
-            if "made" in saved and (said := go_on(policy.player, updater, saved["made"])):  # a schedule asks the game
+            # Only here, because a schedule may ask the game.
+            if "made" in saved and (said := player_state.go_on(policy.player, updater, saved["made"])):
                 private.say(said)
         if at_its_end and not resumed.get("epoch_ended", True):
             # The game's hook came after the save, and Lightning has counted the epoch as complete. Callbacks are left

@@ -29,26 +29,13 @@ class Placement:
     training: range
     serving: Mapping[str, range]
 
-    def part(self, rank: int) -> "Part":
-        ranks = next(each for each in (self.training, *self.serving.values()) if rank in each)
-        return Part(self, ranks, rank - ranks.start)
+    def part(self, rank: int) -> range:
+        """The ranks that do the same as this one."""
+        return next(each for each in (self.training, *self.serving.values()) if rank in each)
 
     def serves(self, choice: Choice) -> bool:
         """Whether a player for which this was typed is served."""
         return choice.ranks in self.serving.values()
-
-
-@dataclass(frozen=True)
-class Part:
-    """The ranks of a run that do the same: those that train, or some that serve. `rank` is this one's number there."""
-
-    placement: Placement
-    ranks: range
-    rank: int
-
-    @property
-    def trains(self) -> bool:
-        return self.ranks.start == 0
 
 
 def placement_of(choice: Mapping[str, Choice], ranks: int) -> Placement | None:
@@ -84,12 +71,13 @@ class Division:
 
     def __init__(self) -> None:
         self.placement: Placement | None = None
-        self.part: Part | None = None  # of which this rank is one; its process group is torch's default group
+        self.part: range | None = None  # the ranks that do the same as this one, in torch's default group
+        self.number = 0  # of this rank in it
         self.bridge: Bridge | None = None  # to the ranks of the other parts
 
     @property
     def trains(self) -> bool:
-        return self.part is None or self.part.trains
+        return self.part is None or self.part.start == 0
 
     def take_part(self, rank: int, trains: Callable[..., Any], serves: Callable[..., Any]) -> Callable[..., Any]:
         """What this rank of the whole run does: one of the functions."""
@@ -101,7 +89,8 @@ class Division:
                 "program; do the next one in a program of its own, or without '@' in its strategy"
             )
         self.part = self.placement.part(rank)
-        return trains if self.part.trains else serves
+        self.number = rank - self.part.start
+        return trains if self.trains else serves
 
     def end(self) -> None:
         """End a serving process where the training has ended. The program goes on on the ranks that have trained."""
@@ -112,10 +101,10 @@ class Division:
 
     def connect(self, store: dist.Store, device: torch.device, backend: str, **options: Any) -> None:
         """Make the process group of this rank's part, and the bridge to all ranks of the run."""
-        if (part := self.part) is not None:
-            own = dist.PrefixStore(f"{'training' if part.trains else 'serving'} {ranks_as_typed(part.ranks)}", store)
-            dist.init_process_group(backend, store=own, rank=part.rank, world_size=len(part.ranks), **options)
-            self.bridge = Bridge(store, part.ranks[part.rank], part.placement.size, device)
+        if self.part is not None and self.placement is not None:
+            own = dist.PrefixStore(f"{'training' if self.trains else 'serving'} {ranks_as_typed(self.part)}", store)
+            dist.init_process_group(backend, store=own, rank=self.number, world_size=len(self.part), **options)
+            self.bridge = Bridge(store, self.part[self.number], self.placement.size, device)
 
     def leave_to_others(self, game: GanModule, choice: Mapping[str, Choice]) -> None:
         if self.placement is not None:
@@ -135,16 +124,16 @@ class Division:
 
     def served_here(self, game: GanModule, choice: Mapping[str, Choice]) -> dict[str, Choice]:
         """What was typed for the players that this rank serves."""
-        assert self.part is not None
+        assert self.placement is not None
         game.assemble()
-        chosen, everywhere = choose(choice, game.players), served(self.part.placement, choice, game)
-        return {name: replace(chosen[name], ranks=None) for name, at in everywhere.items() if at == self.part.ranks}
+        chosen, everywhere = choose(choice, game.players), served(self.placement, choice, game)
+        return {name: replace(chosen[name], ranks=None) for name, at in everywhere.items() if at == self.part}
 
     def serve(self, policies: Mapping[str, Policy], signal: Callable[[], int]) -> None:
         for policy in policies.values():
             policy.switch.turn(False)
-        assert self.bridge is not None and self.part is not None
-        Server(self.bridge, self.part.placement.training, self.part.ranks, policies, signal).run()
+        assert self.bridge is not None and self.part is not None and self.placement is not None
+        Server(self.bridge, self.placement.training, self.part, policies, signal).run()
 
 
 def check(player: Player, others: Mapping[str, Player], typed: str) -> None:

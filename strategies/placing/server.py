@@ -225,7 +225,8 @@ class Server:
             self._one_by_one(LEAVE)
             self.stack.close()
             return
-        phase = Phase(context.phase, _never, context.learners, second_order=context.second_order)
+        # A serving rank computes no loss.
+        phase = Phase(context.phase, dict, context.learners, second_order=context.second_order)
         for policy in policies:
             self.stack.enter_context(policy.during(phase))
         self.stack.callback(check_that_ranks_agree, phase, self.policies)
@@ -237,10 +238,6 @@ class Server:
             answer = self.answers.back(rank, message)
         if own:
             self.bridge.send([rank], answer)
-
-
-def _never(batch: Any) -> NoReturn:
-    raise AssertionError("a serving rank plays no phase")
 
 
 # ---- without other ranks ----

@@ -28,14 +28,10 @@ from unittest import mock
 
 import torch.distributed.elastic.rendezvous.registry as handlers
 from torch.distributed import DistError
+from torch.distributed.elastic import rendezvous as elastic
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousTimeoutError,
-)
 
 from gan.files.errors import UserError, printable, refuse
 from gan.files.system import unless_within
@@ -142,7 +138,7 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
                 raise KeyboardInterrupt
             advice = "" if history.untrue else launch.advice(name())
             raise UserError("\n".join(filter(None, (history.last, advice))))
-        except (RendezvousConnectionError, RendezvousTimeoutError, DistError) as error:
+        except (elastic.RendezvousConnectionError, elastic.RendezvousTimeoutError, DistError) as error:
             if "EADDRINUSE" in str(error):
                 raise UserError(f"{meeting}: another program listens there already; take another port") from error
             if agent is not None and agent.trained:
@@ -159,7 +155,7 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
                 told = True
                 say(f"{meeting} is not reached; trying for {JOIN // 60} minutes")
             time.sleep(2)
-        except RendezvousClosedError:
+        except elastic.RendezvousClosedError:
             if history.ended:
                 return
             raise UserError(

@@ -27,15 +27,9 @@ from strategies.accelerator import correct
 from strategies.advice import instead
 from strategies.batches.draws import draws_follow
 from strategies.check.replicas import Writes
+from strategies.checkpoint import first_weights
 from strategies.checkpoint.attributes import Attributes
-from strategies.checkpoint.first_weights import (
-    FirstWeights,
-    move,
-    refuse_lazy,
-    refuse_old_views,
-    refuse_one_memory,
-    refuse_views_of_gathered,
-)
+from strategies.checkpoint.first_weights import FirstWeights
 from strategies.checkpoint.player_state import Averages, last_averages, remember_averages, show_averages
 from strategies.checkpoint.state import State
 from strategies.checkpoint.writing import check_loadable
@@ -128,7 +122,7 @@ class Players:
                 self.world.owed.catch_up()
             if UNSHARDED and self._looks:  # it takes too long for each time
                 self._looks -= 1
-                refuse_views_of_gathered(self.first.game)
+                first_weights.refuse_views_of_gathered(self.first.game)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -276,11 +270,11 @@ def set_up_players(strategy: RanksStrategy, game: GanModule, players: Players, a
     """
     training, several = game.trainer.state.fn == TrainerFn.FITTING, strategy.world_size > 1
     strategy.division.leave_to_others(game, strategy.choice)
-    refuse_lazy(game)
+    first_weights.refuse_lazy(game)
     if several:
-        refuse_one_memory(game)
+        first_weights.refuse_one_memory(game)
     averages = averages or last_averages(game)
-    move(game, strategy.root_device, strategy.precision_plugin, everywhere=several)
+    first_weights.move(game, strategy.root_device, strategy.precision_plugin, everywhere=several)
     game.assemble()
 
     # What all ranks must agree on.
@@ -297,7 +291,7 @@ def set_up_players(strategy: RanksStrategy, game: GanModule, players: Players, a
     state = State(first, players.policies, attributes)
     if training or resumed:
         state.left_out.note_files(first_of_host=strategy.local_rank == 0)
-    with refuse_old_views(game) if training and several else nullcontext():
+    with first_weights.refuse_old_views(game) if training and several else nullcontext():
         players.adopt(first, training)
     if not (training or resumed):
         show_averages(game, players.policies, averages)
@@ -320,7 +314,7 @@ def serve_players(strategy: RanksStrategy, game: GanModule, players: Players, *g
         private.call_setup_hooks(game.trainer, game, *given)
         chosen = strategy.division.served_here(game, strategy.choice)
         part = part_of(game, chosen)
-        move(part, strategy.root_device, strategy.precision_plugin)
+        first_weights.move(part, strategy.root_device, strategy.precision_plugin)
         players.assign(strategy, part, chosen)
         players.adopt(FirstWeights(part, strategy.world, seed=0, resumed=False), training)
         strategy.division.serve(players.policies, lambda: strategy.ending.noted)

@@ -120,12 +120,12 @@ class RanksStrategy(LaunchedStrategy):
     def world_size(self) -> int:
         """The number of ranks that train, or of those that serve with this one."""
         own = 1 if self.is_starter else super().world_size
-        return own if self.division.part is None else len(self.division.part.ranks)
+        return own if self.division.part is None else len(self.division.part)
 
     @property
     def global_rank(self) -> int:
         """This rank's number among those."""
-        return super().global_rank if self.division.part is None else self.division.part.rank
+        return super().global_rank if self.division.part is None else self.division.number
 
     @property
     def is_global_zero(self) -> bool:
@@ -209,8 +209,8 @@ class RanksStrategy(LaunchedStrategy):
         self.set_world_ranks()
         if self.num_processes * self.num_nodes > 1:
             rank, size = self.global_rank, self.world_size
-            if (part := self.division.part) is not None:  # of all ranks of the run
-                rank, size = part.ranks[part.rank], part.placement.size
+            if self.division.part is not None and self.division.placement is not None:  # of all ranks of the run
+                rank, size = self.division.part[rank], self.division.placement.size
             if self.init_method is None:
                 choose_interface(self.cluster_environment.main_address if self.num_nodes > 1 else THIS_HOST)
             store = self._store(rank, size)  # held until the group holds it too: rank 0 may be its server

@@ -18,7 +18,7 @@ from gan.files.errors import UserError
 from gan.noise import Place
 from strategies.batches.draws import draws_follow
 from strategies.cost.tracing import traces
-from strategies.placing.division import placement_of
+from strategies.placing.division import Division, placement_of
 from strategies.placing.messages import LEAVE, Call, Enter, Packed, Unpacker
 from strategies.placing.remote_player import Servers
 from strategies.placing.server import Answers, Fingerprint, rounds
@@ -117,13 +117,17 @@ def placed(typed: str, ranks: int):
 def test_the_rest_trains(typed):
     found = placed(typed, 4)
     assert found.training == range(2) and found.serving == {"teacher": range(2, 4)}
-    assert [found.part(rank).trains for rank in range(4)] == [True, True, False, False]
-    assert (found.part(3).rank, len(found.part(3).ranks), len(found.part(1).ranks)) == (1, 2, 2)
+    divisions = [Division() for _ in range(4)]
+    for rank, division in enumerate(divisions):
+        division.placement = found
+        division.take_part(rank, print, print)
+    assert [division.trains for division in divisions] == [True, True, False, False]
+    assert (divisions[3].number, len(divisions[3].part), len(divisions[1].part)) == (1, 2, 2)
 
 
 def test_several_sets_serve_and_without_any_nothing_is_placed():
     found = placed("a=zero3@2-3,b=ddp@2-3,c=ddp@4,*=ddp", 5)
-    assert found.training == range(2) and found.part(4).ranks == range(4, 5) and len(found.part(2).ranks) == 2
+    assert found.training == range(2) and found.part(4) == range(4, 5) and len(found.part(2)) == 2
     assert placed("teacher=zero3,*=ddp", 4) is None
 
 
