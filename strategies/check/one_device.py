@@ -43,10 +43,10 @@ from strategies.batches.draws import BY_GENERATOR, ByPhase, said
 from strategies.check import left_behind
 from strategies.check.comparison import A_MEAN_OVER_SAMPLES, SHAKES, Comparison, moved, roundings, shake_weights
 from strategies.check.first_difference import Begin, Calls
-from strategies.check.iterators import MovesOn
 from strategies.check.left_behind import LeftBehind
 from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_each, samples_together
-from strategies.check.trial import FAILS, RanksDiffer, Snapshot, Trial, coarse_from_the_start
+from strategies.check.snapshot import MovesOn, Snapshot
+from strategies.check.trial import FAILS, RanksDiffer, Trial, coarse_from_the_start
 from strategies.hooks import AFTER
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training

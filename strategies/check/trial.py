@@ -1,17 +1,12 @@
 """A trial of one step: its phases are played without updates."""
 
-import dis
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
-from itertools import count, pairwise
-from types import CodeType, FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities import rank_zero_warn
@@ -19,15 +14,11 @@ from torch import Tensor
 
 from gan import noise
 from gan.files.errors import UserError
-from gan.module import GanModule
 from gan.noise import OF_SEED
 from gan.phase import Phase
-from strategies import private
 from strategies.batches import random_state
 from strategies.batches.draws import ByPhase, Draws
-from strategies.batches.reachable import Reachable, Scope, content_of, copied, differs, kind_of
 from strategies.check.first_difference import Begin
-from strategies.check.iterators import StandIn, fixed, take_places
 from strategies.check.left_behind import LeftBehind
 from strategies.check.one_process import as_one_process
 from strategies.checkpoint.first_weights import refuse_views_of_gathered
@@ -39,130 +30,6 @@ from strategies.sharding.bucket import UNSHARDED
 from strategies.turn import Training, asking, finish, gradients, ready
 from strategies.world import World, agree
 
-
-class Snapshot:
-    """Weights, buffers, random states, and all objects that a loss can reach. See [Note: what a loss can reach].
-
-    A trial plays with the objects themselves, not with copies: so two names of one object stay two names of it.
-    """
-
-    def __init__(self, game: GanModule, policies: Mapping[str, Policy]) -> None:
-        since = time.monotonic()
-        reachable = Reachable([game])
-        self.iterators = reachable.iterators()
-        elsewhere = not all(policy.runs_everywhere for policy in policies.values())  # one rank alone may ask
-        held = fixed(self.iterators, reachable.objects.values())
-        self.untried = [name for name, _ in (self.iterators if elsewhere else held)]  # with these nothing is tried
-        functions = [value for _, value in reachable.objects.values() if isinstance(value, FunctionType)]
-        if time.monotonic() - since > SLOW:
-            packages = Counter((each.__module__ or "").partition(".")[0] for each in functions)
-            _say_slow(max(packages, key=packages.__getitem__), *reachable.authors)
-        self.read = {name for function in functions for name in _reads(function.__code__)}
-        self.game, self.trainer = game, game.trainer
-        self.should_stop, self.loggers = game.trainer.should_stop, game.trainer.loggers
-        if OF_TRAINER & self.read:  # a loss may keep something there
-            reachable = Reachable([game, *private.callbacks(game.trainer), private.datamodule(game.trainer)])
-        self.buffers = dict(game.named_buffers())
-        self.names = {buffer: f"buffer '{name}'" for name, buffer in self.buffers.items()}
-        self.names |= {weight: f"weight '{name}'" for name, weight in game.named_parameters()}
-        stored = [tensor for policy in policies.values() for tensor in policy.storage.tensors()]
-        tensors = [each for each in dict.fromkeys([*self.names, *stored]) if content_of(each) is not None]
-        self.values = {tensor: copied(tensor) for tensor in tensors}
-        updaters = [each for policy in policies.values() for each in policy.updaters.values()]
-        groups = [group for each in updaters for group in each.optimizer.param_groups]
-        of_players = [part for each in updaters for part in (each.optimizer, each.schedule)]
-        known, objects = set(map(id, [*tensors, *of_players])), reachable.objects.values()
-        kinds = [(name, content_of(value), value) for name, value in objects if id(value) not in known]
-        kinds += [("a group of an optimizer", kind_of(each), each) for each in groups]
-        if data := private.datamodule(game.trainer):  # its own hooks of a batch may count; not the data set's contents
-            kinds.append(("datamodule", content_of(scope := Scope(data)), scope))
-        self.contents = [(name, kind, value, kind.read(value)) for name, kind, value in kinds if kind is not None]
-        self.random = random_state.capture()
-
-    def take_places(self) -> list[StandIn]:
-        """Put something else in the place of all iterators, until everything is put back."""
-        return take_places(self.iterators, self.contents)
-
-    def written(self) -> dict[str, Tensor]:
-        """The buffers and weights that have changed since, or were replaced, by their names."""
-        now: dict[Tensor, Tensor] = {}  # what stands in place of a buffer
-        for name, buffer in self.game.named_buffers():
-            before = self.buffers.get(name, buffer)
-            now |= {before: buffer} if (before.shape, before.dtype) == (buffer.shape, buffer.dtype) else {}
-        changed = [tensor for tensor, value in self.values.items() if differs(now.get(tensor, tensor), value)]
-        names = {tensor: self.names.get(tensor, "a shard of the weights") for tensor in changed}
-        return {name: now.get(tensor, tensor).detach().clone() for tensor, name in names.items()}
-
-    def kept(self) -> dict[str, Tensor]:
-        """The new numbers in attributes, lists and tensors that the author's code reads, and arrays, by their names."""
-        found: dict[str, Any] = {}
-        for name, kind, value, before in self.contents:
-            if isinstance(before, dict | list):
-                both = before, kind.read(value)
-                old, new = (each if isinstance(each, dict) else dict(enumerate(each)) for each in both)
-                found |= {f"{name}.{key}".lstrip("."): each for key, each in new.items() if each is not old.get(key)}
-            elif differs(value, before) if isinstance(value, Tensor) else isinstance(value, np.ndarray):
-                found[name] = value
-        # The last name in the path of an object that is no number of an item.
-        last = {name: next((each for each in name.split(".")[::-1] if not each.isdigit()), "") for name in found}
-        numbers = {name: _numbers(value) for name, value in found.items() if last[name] in self.read}
-        return {name: each for name, each in numbers.items() if each is not None}
-
-    def put_back(self) -> None:
-        """Make everything as it was. What is as it was already is not touched."""
-        for _, kind, value, before in self.contents:
-            kind.fill(value, before)
-        for tensor, before in self.values.items():
-            kind_of(tensor).fill(tensor, before)
-        self.trainer.should_stop, self.trainer.loggers = self.should_stop, self.loggers
-        random_state.restore(self.random)
-
-
-@cache
-def _say_slow(package: str, *authors: str) -> None:
-    if package not in authors:
-        rank_zero_warn(
-            f"each trial of a step looks through all objects of your code, which takes seconds; most are of "
-            f"'{package}'. If that is not your own code, install it without -e: installed packages are left out"
-        )
-
-
-SLOW = 3.0  # seconds
-OF_TRAINER = {"callbacks", "datamodule"}
-APPENDS = {"append", "appendleft", "extend", "add"}  # a log is only written
-
-
-def _numbers(value: Any) -> Tensor | None:
-    """A copy of a number, tensor or array; None for other objects."""
-    if isinstance(value, int | float | np.number):
-        return torch.tensor(float(value), dtype=torch.float64)
-    if content_of(value) is None or not isinstance(value, Tensor | np.ndarray) or value.dtype is np.dtype(object):
-        return None
-    return torch.as_tensor(value).detach().as_subclass(Tensor).to("cpu", torch.float64, copy=True)
-
-
-@cache
-def _reads(code: CodeType) -> frozenset[str]:
-    """The names of attributes, globals and cells from which a function takes values."""
-    loads = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL")
-    orders = [(order, then) for order, then in pairwise(dis.get_instructions(code)) if order.opname.startswith(loads)]
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    own = frozenset(str(order.argval) for order, then in orders if then.argval not in APPENDS)
-    return own.union(*map(_reads, inner))
-
-
-def read_by_losses(game: GanModule) -> set[str]:
-    """The names that the losses read, and those methods of the game that they call."""
-    found, pending = set[str](), [getattr(phase.loss, "__func__", phase.loss) for phase in game.phases]
-    while pending:
-        code = getattr(pending.pop(), "__code__", None)
-        names = frozenset() if code is None else _reads(code) - found
-        pending += [getattr(type(game), name, None) for name in names]
-        found |= names
-    return found
-
-
-TIMES = 10  # a phase is played so often from trial to trial
 FAILS = "cannot play: "  # what a rank whose loss fails tells the others
 
 
@@ -170,44 +37,6 @@ class RanksDiffer(UserError):
     """The ranks together would not train as one device does. Every rank raises this together."""
 
     agreed = True
-
-
-class TrialSchedule:
-    """Decides when phases are tried: before they are played for the first time, and again at growing distances.
-
-    A phase is tried when it has been played 0, 1, 3, 10, 30, 100, 300, ... times; with `often`, at least each tenth
-    time. One with a `when` is tried after a step that has played it, because before it nobody knows.
-    """
-
-    def __init__(self, phases: Iterable[Phase] = (), often: bool = False) -> None:
-        self.often = often
-        self.times = {phase.name: 0 for phase in phases}  # how often each was due
-        self.next = dict.fromkeys(self.times, 0)  # how often it will have been when it is tried again
-        self.played: set[str] = set()
-        self.asked: list[str] = []  # those with a `when` that this step has played
-
-    def before(self, phases: Iterable[Phase], step: int) -> bool:
-        """Whether there is a trial before this step. It counts as done then."""
-        return self._due([each.name for each in phases if each.name in self.times and each.due(step, lambda _: False)])
-
-    def after(self) -> bool:
-        """Whether there is one after this step, because it has played a phase with a `when`."""
-        names, self.asked = self.asked, []
-        return self._due(names)
-
-    def _due(self, names: Collection[str]) -> bool:
-        due = any(self.times[name] >= self.next[name] for name in names)
-        for name in names:
-            if due:
-                self.tried(name)
-            self.times[name] += 1
-        return due
-
-    def tried(self, name: str) -> None:
-        """A trial plays a phase: the next one is later."""
-        times = self.times[name]
-        later = next(each for power in count() for each in (10**power, 3 * 10**power) if each > times)
-        self.next[name] = min(later, times + TIMES) if self.often else later
 
 
 @dataclass

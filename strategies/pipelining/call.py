@@ -16,19 +16,20 @@ from strategies.batches.reachable import copied, kind_of
 from strategies.observers import OwnCollectives
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, another_way, run
-from strategies.pipelining.pipe import ForwardRequest, Pipe, as_result
 from strategies.pipelining.program import (
     CARRIED,
     OUTSIDE,
     Endpoint,
     ForwardPlan,
     Meta,
+    Pipe,
     Program,
     Transfer,
     UnitCall,
     in_bytes,
     refuse_checkpoint,
 )
+from strategies.pipelining.request import ForwardRequest, as_result
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.world import of_all
 
@@ -219,7 +220,7 @@ class Discovery:
 
     def tried(self, chunk: int) -> tuple[list[Any], Program, Buffers]:
         """What the forward of a chunk returns, its program, and what it has written."""
-        program, inputs = self.pipe.start(self.pipe.mine(), self), self.request.inputs()
+        program, inputs = Program(self.pipe, self.pipe.mine(), self), self.request.inputs()
         buffers = Buffers(self.pipe, dict(self.pipe.network.named_buffers()))
         before = {weight: copied(weight) for weight in buffers.weights}
         try:

@@ -16,8 +16,8 @@ from gan.files.errors import UserError
 from strategies.advice import instead
 from strategies.batches.reachable import PLAIN, ModuleAttributes, same
 from strategies.pipelining.cutting import Unit
-from strategies.pipelining.pipe import ForwardRequest, Pipe, as_result
-from strategies.pipelining.program import Endpoint, Meta, Transfer, UnitCall, in_bytes
+from strategies.pipelining.program import Endpoint, Meta, Pipe, Program, Transfer, UnitCall, in_bytes
+from strategies.pipelining.request import ForwardRequest, as_result
 from strategies.pipelining.schedule import Action, Step, messages, orders
 from strategies.sharding.resharded_parameter import version_of
 
@@ -277,7 +277,7 @@ class ForwardPass:
 
     def step(self, action: Action, wires: Wires) -> None:
         piece = StageChunk(self.request, wires, action)
-        program = self.pipe.start([action.stage], piece)
+        program = Program(self.pipe, [action.stage], piece)
         with self.buffers.chunk():
             leaves, form, piece.inputs = self.request.run(program, self.inputs, action.chunk)
         if form != self.plan.form or len(program.carried) != len(self.plan.transfers):

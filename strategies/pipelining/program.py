@@ -1,13 +1,14 @@
-"""A network's own forward, run for the stages of one rank."""
+"""A network in stages on the ranks of a group, and its own forward, run for the stages of one rank."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -15,6 +16,7 @@ from torch.utils import _pytree as pytree
 from gan import noise, ranks
 from gan.files.errors import UserError, explained
 from gan.files.tensors import as_bytes
+from nets.norm import rows_together
 from strategies import private
 from strategies.advice import instead
 from strategies.batches import random_state
@@ -118,6 +120,90 @@ def refuse_checkpoint(player: str, around: str) -> None:
         )
 
 
+@dataclass
+class Pipe:
+    """A network whose units are dealt out to the ranks of a group, in stages.
+
+    [Note: a call through a pipeline]
+    Every rank calls the network with its own samples, as under any policy. Then, in this order:
+
+        compare     all ranks tell each other what they call it with, because all must do the same
+        plan        when it is new: a run of one chunk, all ranks at once, shows what goes from where to where
+        gather      every rank gets the inputs of all
+        forward     each rank runs the forward of its stages for each chunk; tensors go on to later stages
+        scatter     each rank gets the outputs of its own samples
+
+    Then each rank computes its loss from its own samples, by whatever networks and policies. So all ranks work while
+    the discriminator does. When its backward comes to this call:
+
+        compare     which outputs some rank's loss makes use of: what leads to others has no gradient, as on one device
+        gather      the last stage gets all gradients of outputs
+        backward    each rank runs the backward of its stages for each chunk; gradients go back to earlier stages
+        sum         of the gradients of inputs, if they need them
+
+    The gradients of a stage's weights are then those of all samples of the group's ranks.
+
+    A chunk is a part of all ranks' samples together. What looks at a whole batch, as batch norm does, needs one chunk.
+
+    `units` have their stages. A parameter outside of them is in the first stage. `copies` is the group of the ranks
+    that have the same stages of other pipelines, if there are any. `chunks` is what the user typed.
+    """
+
+    player: str
+    network: nn.Module
+    units: Sequence[Unit]
+    group: dist.ProcessGroup
+    copies: dist.ProcessGroup | None
+    device: torch.device
+    chunks: int | None
+    overlaps: bool = False  # schedule 1f1b
+    plans: dict[str, ForwardPlan] = field(default_factory=dict)
+    tables: set[tuple[Any, int]] = field(default_factory=set)  # arguments that have no row for each sample
+    program: "Program | None" = None  # the run that goes on
+    whole_batch: bool = False  # some unit looks at the whole batch
+    last: bool = True  # the backward that runs, or comes next, is that of the phase's last micro-batch
+    trying: bool = False  # a trial of a step, on a few samples, whatever the number of chunks
+    waiting: Any = None  # the backward of an earlier micro-batch that runs beside the next forward
+    called: list[Tensor] = field(default_factory=list)  # what each call since the last backward has returned beside
+
+    def __post_init__(self) -> None:
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.stages = max(unit.stage for unit in self.units) + 1
+        self.stage_of = dict.fromkeys(map(id, self.network.parameters()), 0)  # by the ids of parameters
+        self.stage_of |= {id(each): unit.stage for unit in self.units for each in unit.parameters.values()}
+        self.together = rows_together(self.network)
+        number, size = (0, 1) if self.copies is None else (dist.get_rank(self.copies), dist.get_world_size(self.copies))
+        self.same_stages = ranks.World(number, size, self._add_up)  # the ranks that have them in all pipelines
+
+    def _add_up(self, values: Tensor) -> Tensor:
+        total = values.clone(memory_format=torch.contiguous_format)
+        if self.copies is not None:
+            dist.all_reduce(total, group=self.copies)
+        return total
+
+    def rank_of(self, stage: int) -> int:
+        return stage % self.size
+
+    def mine(self) -> range:
+        """The stages of this rank."""
+        return range(self.rank, self.stages, self.size)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of this rank's stages."""
+        return [each for each in self.network.parameters() if self.rank_of(self.stage_of[id(each)]) == self.rank]
+
+    def finish(self) -> None:
+        """Run the backward that waits. All ranks call it together."""
+        if self.waiting is not None:
+            waiting, self.waiting = self.waiting, None
+            waiting.run()
+            waiting.give()
+
+    def drop(self) -> None:
+        """Forget the backward that waits, after a phase that has failed or was a trial, and earlier calls."""
+        self.waiting, self.called = None, []
+
+
 class Program(TorchFunctionMode):
     """One run of a network's forward, in which this rank computes some stages only.
 
@@ -141,25 +227,11 @@ class Program(TorchFunctionMode):
     ranks compute it, each of its own samples, through networks of other policies.
     """
 
-    def __init__(
-        self,
-        player: str,
-        mine: frozenset[int],
-        stage_of: Mapping[int, int],
-        carrier: Carrier,
-        device: torch.device,
-        copies: ranks.World,
-        trying: bool = False,
-        buffers: Callable[[], Iterable[Tensor]] = tuple,
-    ) -> None:
-        """`stage_of` has the stages of the network's parameters, by their ids.
-
-        `copies` are the ranks that have the same stages in other pipelines. `trying`: it is a trial. `buffers` are the
-        network's: what a unit writes into one, all ranks get after the forward.
-        """
+    def __init__(self, pipe: Pipe, mine: Collection[int], carrier: Carrier) -> None:
+        """This rank computes the stages `mine`."""
         super().__init__()
-        self.player, self.mine, self.stage_of, self.carrier, self.device = player, mine, stage_of, carrier, device
-        self.copies, self.trying, self.buffers = copies, trying, buffers
+        self.pipe, self.mine, self.carrier = pipe, mine, carrier
+        self.player, self.stage_of, self.device = pipe.player, pipe.stage_of, pipe.device
         # What has been carried, by id and target, in the order of transfers: the tensor, and what is there of it.
         self.carried: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
         self.written: dict[int, tuple[Tensor, Unit]] = {}  # by id: what a unit of another stage has changed in place
@@ -303,9 +375,9 @@ class Program(TorchFunctionMode):
         before = 0 if place is None else place.calls
         versions = {n: version_of(each) for n, each in enumerate(carried) if isinstance(each, Tensor)}
         with self._natively(unit):
-            dice = random_state.dice() if self.trying else None
+            dice = random_state.dice() if self.pipe.trying else None
             found = forward(*args, **kwargs)
-        if self.trying and random_state.dice() != dice:
+        if self.pipe.trying and random_state.dice() != dice:
             raise UserError(
                 f"player '{self.player}': '{unit.name}' draws by NumPy or Python's random, which only the rank of its "
                 f"stage would do; draw by torch, such as torch.rand(1), or between the blocks"
@@ -328,7 +400,7 @@ class Program(TorchFunctionMode):
     def _wrote(self, unit: Unit, changed: Sequence[Tensor]) -> None:
         """Note what a unit has changed in place, which only its own stage sees: that stage has it now."""
         for tensor in changed:
-            if self.stage(tensor) is None and not any(tensor is buffer for buffer in self.buffers()):
+            if self.stage(tensor) is None and not any(tensor is buffer for buffer in self.pipe.network.buffers()):
                 self._marked(tensor, unit.stage)
             elif self.stage(tensor) not in (None, unit.stage):
                 self.written[id(tensor)] = tensor, unit
@@ -350,9 +422,10 @@ class Program(TorchFunctionMode):
 
         def add(values: Tensor) -> Tensor:
             self.whole_batch = f"'{unit.name}'"
-            return self.copies.add(values)
+            return self.pipe.same_stages.add(values)
 
-        world = ranks.at(replace(self.copies, add=add, of_gradients=self.copies)) if self.several else nullcontext()
+        same = self.pipe.same_stages
+        world = ranks.at(replace(same, add=add, of_gradients=same)) if self.several else nullcontext()
         with mock.patch.object(self, "running", True), world:
             yield
 

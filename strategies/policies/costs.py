@@ -110,14 +110,14 @@ class Costs:
     asks. With the option offload all that a rank owns is in the CPU's memory.
     """
 
-    player: Player
-    world: World
-    options: Mapping[str, Any]
-    belongings: Belongings
-    weights: Mapping[str, nn.Parameter]  # those that learn
-    max_ranks: int | None
+    max_ranks: int | None = 1
     keep = True  # whole weights between phases; otherwise all parameters are shared out, also those that do not learn
     always_whole = False  # whether they are whole in every phase that reads them, where they are shared out between
+
+    def __init__(self, player: Player, world: World, options: Mapping[str, Any], belongings: Belongings) -> None:
+        self.player, self.world, self.options, self.belongings = player, world, options, belongings
+        self.requiring_grad = {name: p for name, p in belongings.parameters.items() if p.requires_grad}
+        self.weights = {} if player.frozen else self.requiring_grad  # those that learn
 
     @property
     def shared_out(self) -> Mapping[str, nn.Parameter]:

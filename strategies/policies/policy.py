@@ -21,16 +21,15 @@ from strategies.options.recompute import Recompute
 from strategies.policies import optimizers
 from strategies.policies.averages import EvalWeights, Follower
 from strategies.policies.belongings import Belongings, Switch
-from strategies.policies.costs import Costs
 from strategies.policies.optimizers import LossScale, Modes, Updater
 from strategies.policies.whole_weights import WholeWeights
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
-from strategies.sharding.unshard_on_read import UnshardOnRead, saved_by_reference
+from strategies.sharding.unshard_on_read import saved_by_reference
 from strategies.world import World, equal_on_ranks
 
 
-class Policy(WholeWeights, Costs):
+class Policy(WholeWeights):
     """One player on one device. A policy for many devices chooses another storage and another reduction.
 
     `storage` knows where the weights are and which part of them this rank owns. `reduction` averages the gradients
@@ -53,7 +52,6 @@ class Policy(WholeWeights, Costs):
     """
 
     name = "single"
-    max_ranks: int | None = 1
     takes: frozenset[str] = frozenset({"compile", "recompute"})  # the options it supports: see choice.py
     communicates_only_in_its_turn = False  # in phases in which the player learns, and between phases
     runs_everywhere = True  # each rank that calls the network runs all of its forward
@@ -61,28 +59,19 @@ class Policy(WholeWeights, Costs):
     package: str | None = None  # a package that it needs; the extra of this name installs it
 
     def __init__(self, player: Player, world: World, options: Mapping[str, Any], belongings: Belongings) -> None:
-        self.player, self.world, self.options, self.belongings = player, world, options, belongings
+        super().__init__(player, world, options, belongings)
         self.lenders: list[Policy] = []  # of the players that store parameters which this one has too
-        self.requiring_grad = {name: p for name, p in self.belongings.parameters.items() if p.requires_grad}
-        self.weights = {} if player.frozen else self.requiring_grad
-        self.storage = Storage(self.weights)
         self.reduction = Reduction(self.storage, world.device)
-        self.on_read: UnshardOnRead | None = None  # what gathers weights in a phase, where they are sharded
         self.updaters: dict[str, Updater] = {}  # in training, by phase; the player's own is that of ""
         self.updater: Updater | None = None  # of the phase that is played
-        self.ema: Ema | EvalWeights | None = None
         self.followed: Policy | None = None  # that of the player that this one follows
         self.follower: Follower | None = None
         self.followers: list[Follower] = []  # what follows this player
         self.loss_scale: LossScale | None = None
         self.compiled: Compiled | None = None
         self.compiled_by_author = any(map(compiled_by_author, self.belongings.readers))
-        self.recompute: Recompute | None = None
         self.taken = ExitStack()  # calls of modules that the policy answers, until it is released
-        self.patches: list[AbstractContextManager[Any]] = []  # of these: what may be taken off while weights are whole
-        self.withheld = ExitStack()  # weights that are out of date, after an error has left `averaged`
         self.skipped = 0
-        self.released = False  # after training
         self.tried = False
         self.names = {name for name, _ in player.module.named_parameters()}
         self.switch = Switch(player, self.requiring_grad)

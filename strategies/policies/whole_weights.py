@@ -1,12 +1,10 @@
 """The weights of a player between phases: whole on all ranks, or averaged."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from operator import gt
 from typing import Any
-
-from torch import nn
 
 from gan.ema import Ema
 from gan.files.errors import UserError
@@ -14,6 +12,8 @@ from gan.phase import Player
 from strategies import private
 from strategies.options.recompute import Recompute
 from strategies.policies.averages import EvalWeights
+from strategies.policies.belongings import Belongings
+from strategies.policies.costs import Costs
 from strategies.sharding.resharded_parameter import withheld
 from strategies.sharding.storage import Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead
@@ -25,20 +25,20 @@ LEFT = (
 )
 
 
-class WholeWeights:
+class WholeWeights(Costs):
     """What a policy lets an author's code see: to save, validate or compare."""
 
     name: str
-    player: Player
-    world: World
-    weights: dict[str, nn.Parameter]
-    storage: Storage
-    on_read: UnshardOnRead | None
-    ema: Ema | EvalWeights | None
-    recompute: Recompute | None
-    patches: list[AbstractContextManager[Any]]  # methods that modules have in place of their own
-    withheld: ExitStack  # weights that are out of date, after an error has left `averaged`
-    released: bool
+
+    def __init__(self, player: Player, world: World, options: Mapping[str, Any], belongings: Belongings) -> None:
+        super().__init__(player, world, options, belongings)
+        self.storage = Storage(self.weights)
+        self.on_read: UnshardOnRead | None = None  # what gathers weights in a phase, where they are sharded
+        self.ema: Ema | EvalWeights | None = None
+        self.recompute: Recompute | None = None
+        self.patches: list[AbstractContextManager[Any]] = []  # methods of modules that `plain` takes off
+        self.withheld = ExitStack()  # weights that are out of date, after an error has left `averaged`
+        self.released = False  # after training
 
     @contextmanager
     def gathered(self, exact: bool = True) -> Iterator[None]:

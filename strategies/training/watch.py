@@ -1,7 +1,8 @@
 """What is tried and compared beside the steps, so that ranks train as one device does: see check/one_device.py."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
+from itertools import count
 from typing import Any, Literal
 
 from gan import noise
@@ -13,12 +14,14 @@ from strategies.batches import random_state
 from strategies.batches.draws import Draws
 from strategies.batches.reachable import PLAIN
 from strategies.check.one_device import check_guesses, check_step, learn_draws
-from strategies.check.trial import Trial, TrialSchedule, read_by_losses
+from strategies.check.snapshot import read_by_losses
+from strategies.check.trial import Trial
 from strategies.hooks import AFTER
 from strategies.training.incoming import Incoming
 from strategies.turn import Training, asking, drawn_at
 
 Play = Callable[[Any], Any]
+TIMES = 10  # a phase is played so often from trial to trial
 
 
 class Watch:
@@ -134,3 +137,41 @@ class Watch:
         return {
             name: each for name, each in vars(self.game).items() if name in self.read and type(each) in (int, float)
         }
+
+
+class TrialSchedule:
+    """Decides when phases are tried: before they are played for the first time, and again at growing distances.
+
+    A phase is tried when it has been played 0, 1, 3, 10, 30, 100, 300, ... times; with `often`, at least each tenth
+    time. One with a `when` is tried after a step that has played it, because before it nobody knows.
+    """
+
+    def __init__(self, phases: Iterable[Phase], often: bool) -> None:
+        self.often = often
+        self.times = {phase.name: 0 for phase in phases}  # how often each was due
+        self.next = dict.fromkeys(self.times, 0)  # how often it will have been when it is tried again
+        self.played: set[str] = set()
+        self.asked: list[str] = []  # those with a `when` that this step has played
+
+    def before(self, phases: Iterable[Phase], step: int) -> bool:
+        """Whether there is a trial before this step. It counts as done then."""
+        return self._due([each.name for each in phases if each.name in self.times and each.due(step, lambda _: False)])
+
+    def after(self) -> bool:
+        """Whether there is one after this step, because it has played a phase with a `when`."""
+        names, self.asked = self.asked, []
+        return self._due(names)
+
+    def _due(self, names: Collection[str]) -> bool:
+        due = any(self.times[name] >= self.next[name] for name in names)
+        for name in names:
+            if due:
+                self.tried(name)
+            self.times[name] += 1
+        return due
+
+    def tried(self, name: str) -> None:
+        """A trial plays a phase: the next one is later."""
+        times = self.times[name]
+        later = next(each for power in count() for each in (10**power, 3 * 10**power) if each > times)
+        self.next[name] = min(later, times + TIMES) if self.often else later

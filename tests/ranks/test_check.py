@@ -31,8 +31,8 @@ from strategies import PhaseStrategy
 from strategies.batches.micro_batches import Batches
 from strategies.batches.reachable import Reachable
 from strategies.check import comparison, one_device, samples, trial
-from strategies.check.iterators import MovesOn, StandIn
 from strategies.check.left_behind import LeftBehind
+from strategies.check.snapshot import MovesOn, Snapshot, StandIn
 from strategies.check.trial import Trial
 from strategies.observers import Casts
 from strategies.world import World
@@ -1119,7 +1119,7 @@ def test_a_trial_has_something_else_in_the_place_of_an_iterator_wherever_that_is
     def held():
         return [game.kept["deep"][0], game.closed(), game.own()]
 
-    before, kept = held(), trial.Snapshot(game, {})
+    before, kept = held(), Snapshot(game, {})
     kept.take_places()
     assert all(isinstance(each, StandIn) for each in held())
     kept.put_back()
@@ -1141,14 +1141,14 @@ def test_packages_that_pip_has_put_beside_the_authors_are_not_searched(monkeypat
 
 
 def test_an_own_package_that_takes_long_to_look_through_is_named(monkeypatch):
-    monkeypatch.setattr(trial, "SLOW", 0)
+    monkeypatch.setattr("strategies.check.snapshot.SLOW", 0)
     game, cloned = One(), ModuleType("cloned")
     game.trainer, cloned.__file__ = mock.MagicMock(datamodule=None), "cloned.py"
     game.cloned = cloned
     exec("".join(f"def f{number}(): pass\n" for number in range(99)), vars(cloned))
     monkeypatch.setitem(sys.modules, "cloned", cloned)
     with pytest.warns(UserWarning, match="most are of 'cloned'. If that is not your own code, install it without -e"):
-        trial.Snapshot(game, {})
+        Snapshot(game, {})
 
 
 UNCHECKED = "nothing of this run is checked against one device, because a trial would move on the iterator"
@@ -1210,7 +1210,7 @@ def test_the_control_that_puts_nothing_back_sees_another_loss(ranks):
 
 
 def _reached_without_putting_back():
-    with mock.patch("strategies.check.trial.Snapshot.put_back"):
+    with mock.patch("strategies.check.snapshot.Snapshot.put_back"):
         return refused(Reaching, world=2, steps=1, check=True)
 
 

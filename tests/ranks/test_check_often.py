@@ -12,9 +12,9 @@ from gan import Phase, noise
 from gan import ranks as all_ranks
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.check import trial
-from strategies.check.trial import TrialSchedule
 from strategies.processes.same_on_ranks import AGAIN, SameOnRanks
+from strategies.training import watch
+from strategies.training.watch import TrialSchedule
 from strategies.world import World
 from tests.ranks.test_check import WRONG, Stateful, tried
 from tests.support.hard_games import HARD, One
@@ -273,7 +273,7 @@ def test_the_control_without_the_check_differs_in_silence(game, batches, steps, 
 
 
 def before_each(game, policy, check):
-    with mock.patch.object(trial, "TIMES", 1):
+    with mock.patch.object(watch, "TIMES", 1):
         return tried(game, policy=policy, steps=4, check=check)[0]
 
 

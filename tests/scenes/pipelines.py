@@ -732,7 +732,7 @@ PIPELINES = {
             Mutant("no gradients of later stages' inputs", BY_TWO, slow=True,
                    replaced={"strategies.pipelining.passes.BackwardPass._own_rows": no_gradients}),
             Mutant("not the samples' own noise", BY_TWO, slow=True,
-                   replaced={"strategies.pipelining.pipe.ForwardRequest._compared": noise_of_the_first}),
+                   replaced={"strategies.pipelining.request.ForwardRequest._compared": noise_of_the_first}),
         ),
     ),
     "stages on three ranks": staged(

@@ -1,117 +1,26 @@
-"""A network in stages on the ranks of a group, and what one rank calls it with."""
+"""A call of a network in stages, as one rank makes it."""
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gan import noise, ranks
 from gan.files.errors import UserError
 from gan.files.tensors import as_bytes
 from gan.noise import Place
-from nets.norm import rows_together
 from strategies import private
 from strategies.advice import instead
 from strategies.batches import random_state
-from strategies.pipelining.cutting import Unit
-from strategies.pipelining.program import CARRIED, Carrier, ForwardPlan, Program, in_bytes
+from strategies.pipelining.program import CARRIED, ForwardPlan, Pipe, Program, in_bytes
 from strategies.sharding.resharded_parameter import version_of
 from strategies.world import of_all
-
-
-@dataclass
-class Pipe:
-    """A network whose units are dealt out to the ranks of a group, in stages.
-
-    [Note: a call through a pipeline]
-    Every rank calls the network with its own samples, as under any policy. Then, in this order:
-
-        compare     all ranks tell each other what they call it with, because all must do the same
-        plan        when it is new: a run of one chunk, all ranks at once, shows what goes from where to where
-        gather      every rank gets the inputs of all
-        forward     each rank runs the forward of its stages for each chunk; tensors go on to later stages
-        scatter     each rank gets the outputs of its own samples
-
-    Then each rank computes its loss from its own samples, by whatever networks and policies. So all ranks work while
-    the discriminator does. When its backward comes to this call:
-
-        compare     which outputs some rank's loss makes use of: what leads to others has no gradient, as on one device
-        gather      the last stage gets all gradients of outputs
-        backward    each rank runs the backward of its stages for each chunk; gradients go back to earlier stages
-        sum         of the gradients of inputs, if they need them
-
-    The gradients of a stage's weights are then those of all samples of the group's ranks.
-
-    A chunk is a part of all ranks' samples together. What looks at a whole batch, as batch norm does, needs one chunk.
-
-    `units` have their stages. A parameter outside of them is in the first stage. `copies` is the group of the ranks
-    that have the same stages of other pipelines, if there are any. `chunks` is what the user typed.
-    """
-
-    player: str
-    network: nn.Module
-    units: Sequence[Unit]
-    group: dist.ProcessGroup
-    copies: dist.ProcessGroup | None
-    device: torch.device
-    chunks: int | None
-    overlaps: bool = False  # schedule 1f1b
-    plans: dict[str, ForwardPlan] = field(default_factory=dict)
-    tables: set[tuple[Any, int]] = field(default_factory=set)  # arguments that have no row for each sample
-    program: Program | None = None  # the run that goes on
-    whole_batch: bool = False  # some unit looks at the whole batch
-    last: bool = True  # the backward that runs, or comes next, is that of the phase's last micro-batch
-    trying: bool = False  # a trial of a step, on a few samples, whatever the number of chunks
-    waiting: Any = None  # the backward of an earlier micro-batch that runs beside the next forward
-    called: list[Tensor] = field(default_factory=list)  # what each call since the last backward has returned beside
-
-    def __post_init__(self) -> None:
-        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.stages = max(unit.stage for unit in self.units) + 1
-        self.stage_of = dict.fromkeys(map(id, self.network.parameters()), 0)  # by the ids of parameters
-        self.stage_of |= {id(each): unit.stage for unit in self.units for each in unit.parameters.values()}
-        self.together = rows_together(self.network)
-
-    def rank_of(self, stage: int) -> int:
-        return stage % self.size
-
-    def mine(self) -> range:
-        """The stages of this rank."""
-        return range(self.rank, self.stages, self.size)
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Those of this rank's stages."""
-        return [each for each in self.network.parameters() if self.rank_of(self.stage_of[id(each)]) == self.rank]
-
-    def start(self, mine: Collection[int], carrier: Carrier) -> Program:
-        """A run of the network's forward for these stages."""
-
-        def add(values: Tensor) -> Tensor:
-            total = values.clone(memory_format=torch.contiguous_format)
-            if self.copies is not None:
-                dist.all_reduce(total, group=self.copies)
-            return total
-
-        number, size = (0, 1) if self.copies is None else (dist.get_rank(self.copies), dist.get_world_size(self.copies))
-        where = frozenset(mine), self.stage_of, carrier, self.device
-        return Program(self.player, *where, ranks.World(number, size, add), self.trying, self.network.buffers)
-
-    def finish(self) -> None:
-        """Run the backward that waits. All ranks call it together."""
-        if self.waiting is not None:
-            waiting, self.waiting = self.waiting, None
-            waiting.run()
-            waiting.give()
-
-    def drop(self) -> None:
-        """Forget the backward that waits, after a phase that has failed or was a trial, and earlier calls."""
-        self.waiting, self.called = None, []
 
 
 @dataclass
