@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -162,9 +161,9 @@ class PhaseStrategy(RanksStrategy):
         check_together(game.trainer.train_dataloader, private.taken_ahead(game.trainer))
         self.saving.resume(game.trainer)
         seed, draws, alike = self.saving.seed, self.saving.draws, self.lockstep.same_on_ranks
-        known = Training(self.policies, self.precision_plugin, self.world, seed, Hooks(game.trainer, game), alike)
-        training = replace(known, draws=draws, batches=self.batches)
-        self.steps = Steps(game, training, self.lockstep, self.check, self.check_replicas, super().batch_to_device)
+        known = game, self.policies, self.precision_plugin, self.world, seed, Hooks(game.trainer, game), alike
+        training = Training(*known, draws=draws, batches=self.batches)
+        self.steps = Steps(training, self.lockstep, self.check, self.check_replicas, super().batch_to_device)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         if not (self.game.trainer.training and self.began):

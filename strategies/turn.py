@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gan import later, noise
 from gan.files.errors import UserError, explained
+from gan.module import GanModule
 from gan.phase import Losses, Phase
 from strategies import private
 from strategies.advice import instead
@@ -95,6 +96,7 @@ class Training:
     `checked`: what should be the same on all ranks is compared.
     """
 
+    game: GanModule
     policies: Mapping[str, Policy]
     precision: Precision
     world: World

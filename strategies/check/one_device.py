@@ -36,7 +36,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from gan.files.errors import UserError
-from gan.module import GanModule
 from gan.pool import ImagePool
 from nets.norm import unsynchronised
 from strategies.batches.draws import BY_GENERATOR, ByPhase, said
@@ -102,33 +101,33 @@ DRAWS_BY_GENERATOR = (
 Play = Callable[[Trial, Any], None]
 
 
-def check_step(game: GanModule, training: Training, batch: Any, play: Play, first: bool = True) -> None:
+def check_step(training: Training, batch: Any, play: Play, first: bool = True) -> None:
     """Raise if the ranks together would not train as one device does.
 
     `play(trial, batch)` plays the step for a trial. `first`: it plays its losses for the first time, or in a new way.
     """
-    own = first_samples(game, training, batch)
+    own = first_samples(training, batch)
     if own is None:
         return
     everyone = training.world.gather(own)
     if one_each(training.batches, everyone):
         _not_checked("one of its loaders gives each rank one sample, and a check needs two")
         return
-    kept = Snapshot(game, training.policies)
+    kept = Snapshot(training.game, training.policies)
     if kept.untried:
         _not_checked(MovesOn(kept.untried[0]))
         return
     try:
         samples, more = training.batches.join(everyone), batch
     except UserError as error:  # a loader may make samples as long as the longest one of its batch
-        if (dealt := deal(game, training, batch)) is None:
+        if (dealt := deal(training, batch)) is None:
             _not_checked(error)
             return
         (own, samples), more = dealt, None
         rank_zero_warn(
             f"{error}. Else what is drawn for a batch, and what a network makes of padding, differ from one device"
         )
-    runner = TrialRunner(game, training, kept, play)
+    runner = TrialRunner(training, kept, play)
     try:
         together, lines = runner.differences(own, samples, more, first)
     except TooFew as error:
@@ -142,7 +141,7 @@ def check_step(game: GanModule, training: Training, batch: Any, play: Play, firs
 
 def _say_what_differs(runner: "TrialRunner", together: Trial, lines: dict[str, str]) -> None:
     """Raise, or warn of what may be right."""
-    game, training = runner.game, runner.training
+    training = runner.training
     if together.unlike:
         rank_zero_warn(
             f"phase {', '.join(map(repr, sorted(together.unlike)))}: not compared with one device, because it draws "
@@ -150,7 +149,7 @@ def _say_what_differs(runner: "TrialRunner", together: Trial, lines: dict[str, s
             f"on_before_optimizer_step, to those of pictures in the loss: docs/start/patterns.md), or within nn.LSTM "
             f"or attention on a GPU"
         )
-    for phase in game.phases:
+    for phase in training.game.phases:
         if wrong := training.draws.wrong_in_parts(phase, training.batches):
             lines[f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}"] = IN_MICRO_BATCHES
     if lines:
@@ -180,11 +179,11 @@ def check_guesses(training: Training, step: int) -> None:
         )
 
 
-def learn_draws(game: GanModule, training: Training, batch: Any, play: Play, first: bool = True) -> None:
+def learn_draws(training: Training, batch: Any, play: Play, first: bool = True) -> None:
     """On one device: find out where the samples are in what micro-batches draw, by two trials of a few samples."""
-    kept, together = Snapshot(game, training.policies), samples_together(game, training)
-    batches = training.batches
-    runner = TrialRunner(game, training, kept, play)
+    game, batches = training.game, training.batches
+    kept, together = Snapshot(game, training.policies), samples_together(training)
+    runner = TrialRunner(training, kept, play)
     runner.coarse = {phase.name for phase in game.phases}
     # A game may refuse a few samples, or need a whole batch.
     sizes: list[int] = []
@@ -220,13 +219,13 @@ Found = tuple[Trial, dict[str, str]]  # the first trial, and what differs, with 
 class TrialRunner:
     """Tries a step again and again, each time from what was kept."""
 
-    def __init__(self, game: GanModule, training: Training, kept: Snapshot, play: Play) -> None:
-        self.game, self.training, self.kept, self.play = game, training, kept, play
+    def __init__(self, training: Training, kept: Snapshot, play: Play) -> None:
+        self.game, self.training, self.kept, self.play = training.game, training, kept, play
         self.whole = False  # whether the batches are whole: then one device may have no room for all
-        self.coarse = coarse_from_the_start(game.phases, training)  # phases that are tried in the run's precision
+        self.coarse = coarse_from_the_start(training)  # phases that are tried in the run's precision
         self.failed = ""  # the last phase whose loss has failed
         # A trial deals the samples out otherwise, so each pool gets the images of all ranks.
-        self.pools = [each for each in game.modules() if isinstance(each, ImagePool)]
+        self.pools = [each for each in self.game.modules() if isinstance(each, ImagePool)]
         everyone = training.world.gather((uuid.uuid4().hex, [on_cpu(pool.own()) for pool in self.pools]))
         self.images = [images for _, images in everyone]
         self.key, self.trials = f"trial {everyone[0][0]}", 0
@@ -324,7 +323,7 @@ class TrialRunner:
     def _on_more(self, batch: Any) -> Found | None:
         if batch is None:
             return None
-        each = self.training.world.gather(first_samples(self.game, self.training, batch, most=True))
+        each = self.training.world.gather(first_samples(self.training, batch, most=True))
         if any(part is None for part in each):
             return None
         own = each[self.training.world.rank]

@@ -11,7 +11,6 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from gan.files.errors import UserError
-from gan.module import GanModule
 from nets.norm import rows_together
 from strategies.batches.micro_batches import Batches, tensors
 from strategies.turn import Training
@@ -25,24 +24,24 @@ def on_cpu(batch: Any) -> Any:
     return apply_to_collection(batch, Tensor, lambda x: x.detach().cpu().requires_grad_(x.requires_grad))
 
 
-def deal(game: GanModule, training: Training, batch: Any) -> tuple[Any, Any] | None:
+def deal(training: Training, batch: Any) -> tuple[Any, Any] | None:
     """This rank's part of the first rank's samples, and these samples; None if there are too few for all ranks."""
     world, batches = training.world, training.batches
     with suppress(UserError):
         first = world.broadcast(on_cpu(batch))
-        together = world.size * samples_together(game, training)
+        together = world.size * samples_together(training)
         count = batches.rows(first) // together * together
         samples = batches.first_rows(first, count)
         return (batches.deal(samples, world.rank, world.size), samples) if count else None
     return None
 
 
-def first_samples(game: GanModule, training: Training, batch: Any, most: bool = False) -> Any:
+def first_samples(training: Training, batch: Any, most: bool = False) -> Any:
     """The first samples of this rank's batch, on the CPU: a few, or as many as one device has room for from all ranks.
 
     None, with a warning, if there can be no trial.
     """
-    world, batches, together = training.world, training.batches, samples_together(game, training)
+    world, batches, together = training.world, training.batches, samples_together(training)
     try:
         own_rows, why = batches.rows(batch), ""
     except UserError as error:
@@ -58,12 +57,12 @@ def first_samples(game: GanModule, training: Training, batch: Any, most: bool = 
         why = f"which may have no memory for {samples}; check it once on fewer ranks"
         counts = range(few, min(own_rows, room) + 1, together)
         # A loss may keep what it made in an earlier step for as many samples as training has.
-        for count in sorted(counts, key=lambda count: game.step and own_rows in (count, count * world.size)):
+        for count in sorted(counts, key=lambda count: training.game.step and own_rows in (count, count * world.size)):
             own, failed = None, ""
             try:
                 own = on_cpu(batches.first_rows(batch, count))
                 batches.first_rows(own, count)
-                for phase in game.phases:
+                for phase in training.game.phases:
                     batches.split(own, count, phase.micro_batches, phase.name)
             except UserError as error:  # so few may look like something else: two rows in each item of a pair
                 failed = f"because its {'batch' if own is None else 'first samples'} cannot be cut: {error}"
@@ -92,7 +91,7 @@ def has_room(training: Training, own: Any, batch: Any) -> bool:
     return room and batch is not None and training.batches.rows(own) < training.batches.rows(batch)
 
 
-def samples_together(game: GanModule, training: Training) -> int:
+def samples_together(training: Training) -> int:
     """A trial has so many samples on each rank, or a multiple."""
-    together = math.lcm(*(phase.micro_batches for phase in game.phases))
+    together = math.lcm(*(phase.micro_batches for phase in training.game.phases))
     return together * math.lcm(*(rows_together(policy.player.module) for policy in training.policies.values()))

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -92,7 +92,7 @@ class Trial:
         with ExitStack() as stack:
             if self.alone:
                 training = replace(training, world=replace(training.world, size=1, rank=0))
-                stack.enter_context(as_one_process(self.left.game.trainer, self.collectives.add))
+                stack.enter_context(as_one_process(training.game.trainer, self.collectives.add))
             stack.enter_context(without_tf32())
             if self.watched:
                 stack.enter_context(Casts(dtypes))
@@ -101,7 +101,7 @@ class Trial:
                 losses = gradients(phase, batch, self.step, training, self.scale)
             drew = random_state.changed(before)
             if UNSHARDED and not self.alone:
-                refuse_views_of_gathered(self.left.game)
+                refuse_views_of_gathered(training.game)
             learners = [policies[name] for name in phase.learners]
             for learner, (norms, _) in zip(learners, finish(phase, policies, self.scale), strict=True):
                 self.norms[phase.name, learner.player.name] = norms_by_name(learner, norms)
@@ -208,7 +208,7 @@ def norms_by_name(learner: Policy, norms: Tensor) -> dict[str, float]:
     return {name: norm for name, norm in zip(names, norms.tolist(), strict=True) if name not in unreached}
 
 
-def coarse_from_the_start(phases: Iterable[Phase], training: Training) -> set[str]:
+def coarse_from_the_start(training: Training) -> set[str]:
     """The phases that are tried in the run's precision at once: all, if that is not mixed precision, which rounds.
 
     Others are so only if their loss fails in full precision, as weights of another type than their input may let it.
@@ -219,4 +219,4 @@ def coarse_from_the_start(phases: Iterable[Phase], training: Training) -> set[st
     halves = any(each.dtype in (torch.bfloat16, torch.float16) for each in tensors)
     elsewhere = not all(policy.runs_everywhere for policy in training.policies.values())
     full = isinstance(training.precision, MixedPrecision) and not (halves and elsewhere)
-    return set() if full else {phase.name for phase in phases}
+    return set() if full else {phase.name for phase in training.game.phases}

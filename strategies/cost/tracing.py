@@ -171,7 +171,7 @@ def _trace(
     recorder.begin(phase)
     for policy in policies.values():
         policy.begin_step(step)
-    training = Training(policies, Precision(), World(), hooks=Backwards(recorder, phase.micro_batches))
+    training = Training(game, policies, Precision(), World(), hooks=Backwards(recorder, phase.micro_batches))
     with recorder.saved(phase), ready(phase, policies):
         gradients(phase, batch, step, training)
         for name in phase.learners:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from gan import noise
 from gan.files.errors import UserError
-from gan.module import GanModule
 from strategies.batches import random_state
 from strategies.batches.draws import Draws
 from strategies.batches.micro_batches import not_clear, tensors
@@ -23,11 +22,9 @@ from strategies.world import agree
 class Incoming:
     """Brings each batch to its step. `to_device` is how Lightning moves a batch, with the author's hooks around it."""
 
-    def __init__(
-        self, game: GanModule, training: Training, whereabouts: Whereabouts, to_device: Callable[..., Any]
-    ) -> None:
-        self.game, self.training, self.whereabouts, self.to_device = game, training, whereabouts, to_device
-        self.batches = training.batches
+    def __init__(self, training: Training, whereabouts: Whereabouts, to_device: Callable[..., Any]) -> None:
+        self.training, self.whereabouts, self.to_device = training, whereabouts, to_device
+        self.game, self.batches = training.game, training.batches
         # If the author has hooks around it: the batch before them, and the place at which they draw.
         self.raw: Any = None
         self.place: noise.Place | None = None

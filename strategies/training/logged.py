@@ -1,15 +1,11 @@
 """What a training tells loggers, callbacks and the progress bar: the means over ranks of its losses."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from gan.module import GanModule
 from strategies import private
-from strategies.policies.policy import Policy
 from strategies.processes.whereabouts import Whereabouts
-from strategies.world import World
+from strategies.turn import Training
 
 ROOM = 64  # for losses: a message has a multiple of it
 ASKING = ("monitor", "filename")  # attributes of callbacks with the names of what is logged
@@ -21,12 +17,13 @@ class Logged:
     Not in every step, because Lightning's bookkeeping for a few numbers takes milliseconds.
     """
 
-    def __init__(self, game: GanModule, policies: Mapping[str, Policy], world: World, whereabouts: Whereabouts) -> None:
-        self.game, self.policies, self.world, self.whereabouts = game, policies, world, whereabouts
+    def __init__(self, training: Training, whereabouts: Whereabouts) -> None:
+        self.game, self.policies, self.world = training.game, training.policies, training.world
+        self.whereabouts = whereabouts
         self.losses: dict[str, Tensor] = {}  # the last ones since the loggers got some, and norms of gradients
         self.logged = False  # whether the loggers have these losses
         self.told = True  # whether anybody has those of the last step
-        words = (str(getattr(each, name, "")) for each in private.callbacks(game.trainer) for name in ASKING)
+        words = (str(getattr(each, name, "")) for each in private.callbacks(self.game.trainer) for name in ASKING)
         self.asked = " ".join(words)  # with the names of losses of which callbacks ask in each step
 
     def begin_step(self) -> None:

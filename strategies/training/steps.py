@@ -36,13 +36,13 @@ class Steps:
 
     def __init__(
         self,
-        game: GanModule,
         training: Training,
         lockstep: Lockstep,
         check: bool | Literal["often"],
         compared: bool,
         to_device: Callable[..., Any],
     ) -> None:
+        game = training.game
         training.batches.begin(game.trainer.train_dataloader)
         for phase in game.phases:  # what is logged of it is a mean over ranks already
             warnings.filterwarnings("ignore", rf"It is recommended to use `self.log\('{re.escape(phase.name)}/")
@@ -53,9 +53,9 @@ class Steps:
             if training.checked and policy.storage.cut:
                 check_unaltered(policy.player, policy.updaters.values(), policy.name)
         training.draws.compiled = any(each.compiled or each.compiled_by_author for each in self.policies.values())
-        self.incoming = Incoming(game, training, lockstep.whereabouts, to_device)
-        self.watch = Watch(game, training, self.incoming, check)
-        self.logged = Logged(game, training.policies, training.world, lockstep.whereabouts)
+        self.incoming = Incoming(training, lockstep.whereabouts, to_device)
+        self.watch = Watch(training, self.incoming, check)
+        self.logged = Logged(training, lockstep.whereabouts)
         self.stepped = False
 
     def step(self, play: Callable[[Any], Any], batch: Any) -> Any:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from gan import noise
 from gan.files.errors import UserError
-from gan.module import GanModule
 from gan.phase import Phase
 from strategies import private
 from strategies.batches import random_state
@@ -30,7 +29,8 @@ class Watch:
     One device alone is watched for what its micro-batches draw.
     """
 
-    def __init__(self, game: GanModule, training: Training, incoming: Incoming, check: bool | Literal["often"]) -> None:
+    def __init__(self, training: Training, incoming: Incoming, check: bool | Literal["often"]) -> None:
+        game = training.game
         self.game, self.training, self.incoming = game, training, incoming
         self.same_on_ranks = training.same_on_ranks
         parted = any(each.micro_batches > 1 and each.draws == "samples" for each in game.phases)
@@ -63,7 +63,7 @@ class Watch:
 
     def try_step(self, play: Play, batch: Any, first: bool = False) -> None:
         """Try this step. `first`: its losses are played for the first time, or in a new way."""
-        self.check(self.game, self.training, self.incoming.before_hooks(batch), partial(self._try, play), first)
+        self.check(self.training, self.incoming.before_hooks(batch), partial(self._try, play), first)
         if self.training.checked:  # what the last step, or a hook of this batch, has drawn
             check_guesses(self.training, self.game.step)
 

@@ -1373,7 +1373,8 @@ def tries(monkeypatch):
     monkeypatch.setattr(one_device, "PATIENCE", 0.1)
     monkeypatch.setattr("strategies.check.trial.default_store", lambda: made.store)
     world = mock.Mock(size=2, rank=0, device=torch.device("cpu"), **{"gather.return_value": [("key", [])] * 2})
-    made = one_device.TrialRunner(mock.MagicMock(step=0), mock.MagicMock(world=world), mock.MagicMock(), mock.Mock())
+    training = mock.MagicMock(world=world, **{"game.step": 0})
+    made = one_device.TrialRunner(training, mock.MagicMock(), mock.Mock())
     made.store, world.gather.return_value = torch.distributed.HashStore(), ["the same"] * 2
     return made
 

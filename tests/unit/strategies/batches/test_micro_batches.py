@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.precision import Precision
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from gan import Phase
+from gan import GanModule, Phase
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from strategies import PhaseStrategy, turn
@@ -299,6 +299,6 @@ def test_a_micro_batch_has_the_places_of_its_rows():
     phase = Phase("play", lambda batch: batch, "net", micro_batches=2)
     found = []
     for rank in range(2):
-        training = Training({}, Precision(), World(2, rank, torch.device("cpu")))
+        training = Training(GanModule(), {}, Precision(), World(2, rank, torch.device("cpu")))
         found += [[*turn._place(phase, [4], part, 0, training).numbers(2)] for part in range(2)]
     assert found == [[0, 2], [1, 3], [4, 6], [5, 7]]
