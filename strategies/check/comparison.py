@@ -66,21 +66,21 @@ class Comparison:
         allowed = {key: SPREAD * gap for key, gap in moved.items()}
         return self._losses(allowed) | self._gradients(allowed) | self._states(allowed)
 
-    def kept(self) -> dict[str, Tensor]:
+    def remembered(self) -> dict[str, Tensor]:
         """What losses keep with other values than one device would. What has a row for each sample has other shapes."""
-        many, one = self.together.kept, self.alone.kept
-        names = (name for name in self._apart(many, one, {}) if name in many and name in one)
+        many, one = self.together.remembered, self.alone.remembered
+        names = (name for name in self._unlike(many, one, {}) if name in many and name in one)
         return {name: one[name] for name in names if many[name].shape == one[name].shape}
 
     def _states(self, allowed: Numbers) -> dict[str, str]:
         """One line for all: a wrong sample changes every batch norm after it, so these are named last."""
-        apart = self._apart(self.together.state, self.alone.state, allowed)
+        apart = self._unlike(self.together.state, self.alone.state, allowed)
         first, *more = sorted(apart, key=lambda name: name.endswith(OF_BATCH_NORMS)) or [""]
         others = f", and {len(more)} more" if more else ""
         text = f"{first} is written in a loss or forward, with other values than by one device{others}"
         return {text: THE_SAME_ON_ALL_RANKS} if first else {}
 
-    def _apart(self, many: Mapping[str, Tensor], one: Mapping[str, Tensor], allowed: Numbers) -> list[str]:
+    def _unlike(self, many: Mapping[str, Tensor], one: Mapping[str, Tensor], allowed: Numbers) -> list[str]:
         found, rounding = [], max(self.rounding.values(), default=0.0)
         for name in () if self.unlike else sorted(many.keys() | one.keys()):
             both = [_real(each[name]).nan_to_num(0, 0, 0) for each in (many, one) if name in each]
@@ -103,7 +103,7 @@ class Comparison:
                 continue
             size, rounding = max(abs(mean), abs(single)), self.rounding[phase]
             if _apart(mean, single, max(rounding * size, min(room, max(SMALL, rounding) * max(size, SMALL_LOSS)))):
-                found[f"phase '{phase}': loss '{name}' is {both(mean, single)}"] = A_MEAN_OVER_SAMPLES
+                found[f"phase '{phase}': loss '{name}' is {two_numbers(mean, single)}"] = A_MEAN_OVER_SAMPLES
         return found
 
     def _gradients(self, allowed: Numbers) -> dict[str, str]:
@@ -131,7 +131,7 @@ class Comparison:
                 worst = max(apart, key=lambda weight: abs(apart[weight][0] - apart[weight][1]))
                 found[
                     f"phase '{phase}', player '{player}': the gradients of {len(apart)} of {len(pairs)} weights; that "
-                    f"of '{worst}' has norm {both(*apart[worst])}"
+                    f"of '{worst}' has norm {two_numbers(*apart[worst])}"
                 ] = A_MEAN_OVER_SAMPLES
         return found
 
@@ -144,7 +144,7 @@ def roundings(*dtypes: Mapping[str, Iterable[torch.dtype]]) -> dict[str, float]:
     return found
 
 
-def both(many: float, one: float) -> str:
+def two_numbers(many: float, one: float) -> str:
     """Two numbers, in so many digits that they differ."""
     digits = next((digits for digits in (6, 9, 12) if f"{many:.{digits}g}" != f"{one:.{digits}g}"), 17)
     return f"{many:.{digits}g}, on one device {one:.{digits}g}"

@@ -113,9 +113,9 @@ def check_step(training: Training, batch: Any, play: Play, first: bool = True) -
     if one_each(training.batches, everyone):
         _not_checked("one of its loaders gives each rank one sample, and a check needs two")
         return
-    kept = Snapshot(training.game, training.policies)
-    if kept.untried:
-        _not_checked(MovesOn(kept.untried[0]))
+    snapshot = Snapshot(training.game, training.policies)
+    if snapshot.untried:
+        _not_checked(MovesOn(snapshot.untried[0]))
         return
     try:
         samples, more = training.batches.join(everyone), batch
@@ -127,7 +127,7 @@ def check_step(training: Training, batch: Any, play: Play, first: bool = True) -
         rank_zero_warn(
             f"{error}. Else what is drawn for a batch, and what a network makes of padding, differ from one device"
         )
-    runner = TrialRunner(training, kept, play)
+    runner = TrialRunner(training, snapshot, play)
     try:
         together, lines = runner.differences(own, samples, more, first)
     except TooFew as error:
@@ -155,9 +155,9 @@ def _say_what_differs(runner: "TrialRunner", together: Trial, lines: dict[str, s
     if lines:
         raise RanksDiffer(_said(lines, runner, together))
     training.draws.agreed()
-    if together.own:
+    if together.differing:
         rank_zero_warn(
-            f"a loss keeps {_kept_otherwise(together)}. That is right for a log, but what losses, schedules and hooks "
+            f"a loss keeps {_differing(together)}. That is right for a log, but what losses, schedules and hooks "
             f"read must be the same on all ranks: keep gan.ranks.mean(x), gan.ranks.sum(x) or gan.ranks.gather(x) in "
             f"place of x"
         )
@@ -182,14 +182,14 @@ def check_guesses(training: Training, step: int) -> None:
 def learn_draws(training: Training, batch: Any, play: Play, first: bool = True) -> None:
     """On one device: find out where the samples are in what micro-batches draw, by two trials of a few samples."""
     game, batches = training.game, training.batches
-    kept, together = Snapshot(game, training.policies), samples_together(training)
-    runner = TrialRunner(training, kept, play)
+    snapshot, together = Snapshot(game, training.policies), samples_together(training)
+    runner = TrialRunner(training, snapshot, play)
     runner.coarse = {phase.name for phase in game.phases}
     # A game may refuse a few samples, or need a whole batch.
     sizes: list[int] = []
     with suppress(UserError):  # a training_step of the author's may make its batch from anything
         most = batches.rows(batch)
-        sizes = [each for each in (2 * together, most) if each <= most and not kept.untried]
+        sizes = [each for each in (2 * together, most) if each <= most and not snapshot.untried]
     read: left_behind.Read = {}
     for size in sizes:
         with suppress(TooFew, MovesOn, UserError):
@@ -217,10 +217,10 @@ Found = tuple[Trial, dict[str, str]]  # the first trial, and what differs, with 
 
 
 class TrialRunner:
-    """Tries a step again and again, each time from what was kept."""
+    """Tries a step again and again, each time from one snapshot."""
 
-    def __init__(self, training: Training, kept: Snapshot, play: Play) -> None:
-        self.game, self.training, self.kept, self.play = training.game, training, kept, play
+    def __init__(self, training: Training, snapshot: Snapshot, play: Play) -> None:
+        self.game, self.training, self.snapshot, self.play = training.game, training, snapshot, play
         self.whole = False  # whether the batches are whole: then one device may have no room for all
         self.coarse = coarse_from_the_start(training)  # phases that are tried in the run's precision
         self.failed = ""  # the last phase whose loss has failed
@@ -238,10 +238,10 @@ class TrialRunner:
         key = f"{self.key}/{self.trials}"
         trial = Trial(world, step, key, left, alone, scale, self.coarse, watched=bool(shake))
         with ExitStack() as stack:
-            stack.callback(self.kept.put_back)
+            stack.callback(self.snapshot.put_back)
             stack.enter_context(left.watching)
             # Loggers hear nothing of a trial, of what a loss logs by itself either.
-            stand_ins = self.kept.take_places()
+            stand_ins = self.snapshot.take_places()
             vars(self.game)["log"] = lambda *_, **__: None
             self.game.trainer.loggers = [DummyLogger() for _ in self.game.trainer.loggers]
             for number, pool in enumerate(self.pools):
@@ -257,7 +257,7 @@ class TrialRunner:
                     self.play(trial, move_data_to_device(copy.deepcopy(samples), world.device))
                     if asked := [each.name for each in stand_ins if each.asked]:  # the author has caught the error
                         raise MovesOn(asked[0])
-                    trial.state, trial.kept = self.kept.written(), self.kept.kept()
+                    trial.state, trial.remembered = self.snapshot.written(), self.snapshot.remembered()
                     if left.hidden:  # does a phase of the next step read it?
                         again = Trial(world, step, f"{key}/again", left, alone, scale, self.coarse)
                         self.play(again, move_data_to_device(copy.deepcopy(samples), world.device))
@@ -352,12 +352,12 @@ class TrialRunner:
         together.unlike = {name for each in unlike for name in each}
         turns = {phase for phase, _ in together.norms.keys() ^ alone.norms.keys()}  # a `when` has said other things
         comparison = Comparison(losses, again, together, alone, roundings(together.dtypes), together.unlike | turns)
-        kept: dict[str, list[Tensor]] = defaultdict(list)
-        for of_rank in gather(comparison.kept()):  # a rank has only what differs there
+        remembered: dict[str, list[Tensor]] = defaultdict(list)
+        for of_rank in gather(comparison.remembered()):  # a rank has only what differs there
             for name, value in of_rank.items():
-                kept[name].append(value)
-        alike = [name for name, (first, *others) in kept.items() if all(map(first.equal, others))]
-        together.own = sorted({re.sub(r"(\.\d+)+$", "", name) for name in alike})  # without the numbers of items
+                remembered[name].append(value)
+        alike = [name for name, (first, *others) in remembered.items() if all(map(first.equal, others))]
+        together.differing = sorted({re.sub(r"(\.\d+)+$", "", name) for name in alike})  # without the numbers of items
         lines = comparison.lines({})
         if not any(gather(bool(lines))):
             return together, {}
@@ -392,8 +392,8 @@ class TrialRunner:
         return found
 
 
-def _kept_otherwise(trial: Trial) -> str:
-    return f"other values in {', '.join(map(repr, trial.own))} than one device would"
+def _differing(trial: Trial) -> str:
+    return f"other values in {', '.join(map(repr, trial.differing))} than one device would"
 
 
 def _said(lines: Mapping[str, str], runner: "TrialRunner", trial: Trial) -> str:
@@ -411,7 +411,7 @@ def _said(lines: Mapping[str, str], runner: "TrialRunner", trial: Trial) -> str:
     several = bool(training.batches.ratios)  # loaders, with batches of different sizes
     if A_MEAN_OVER_SAMPLES in advice:
         formula = not begins or any(each.formula for each in begins)
-        hooked = any("hook" in name for name in runner.kept.read)
+        hooked = any("hook" in name for name in runner.snapshot.read)
         of_gradients = hooked and formula and not any(": loss '" in text for text in lines)
         at = advice.index(A_MEAN_OVER_SAMPLES) + 1
         advice[at:at] = [IN_A_NETWORK] * inside + [ON_GRADIENTS] * of_gradients + [SHARED] * bool(formula and several)
@@ -430,8 +430,8 @@ def _said(lines: Mapping[str, str], runner: "TrialRunner", trial: Trial) -> str:
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
     if training.in_stages:
         advice.append(BY_PIPELINE)
-    if trial.own:
-        advice.append(f"A loss also keeps {_kept_otherwise(trial)}.")
+    if trial.differing:
+        advice.append(f"A loss also keeps {_differing(trial)}.")
     before = " Weights and checkpoints may differ since the trial before this one, so begin again." if game.step else ""
     return (
         f"{training.world.size} ranks would not train as one device does. In a trial of step {game.step}, on {which} "

@@ -126,7 +126,7 @@ class Snapshot:
         names = {tensor: self.names.get(tensor, "a shard of the weights") for tensor in changed}
         return {name: now.get(tensor, tensor).detach().clone() for tensor, name in names.items()}
 
-    def kept(self) -> dict[str, Tensor]:
+    def remembered(self) -> dict[str, Tensor]:
         """The new numbers in attributes, lists and tensors that the author's code reads, and arrays, by their names."""
         found: dict[str, Any] = {}
         for name, kind, value, before in self.contents:

@@ -61,8 +61,8 @@ class Trial:
     losses: dict[tuple[str, str], float] = field(default_factory=dict)  # by phase and name
     norms: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # of gradients, by phase and player
     state: dict[str, Tensor] = field(default_factory=dict)  # buffers, and weights that were written
-    kept: dict[str, Tensor] = field(default_factory=dict)  # in the author's objects: see Snapshot.kept
-    own: list[str] = field(default_factory=list)  # of these: what differs from one device
+    remembered: dict[str, Tensor] = field(default_factory=dict)  # in the author's objects: see the Snapshot
+    differing: list[str] = field(default_factory=list)  # of these: what differs from one device
     begins: list[Begin] = field(default_factory=list)  # where each phase begins to differ
     drawn: ByPhase = field(default_factory=dict)  # by networks
     drawn_alike: bool = False  # whether the step has drawn from NumPy or Python

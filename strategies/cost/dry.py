@@ -22,17 +22,7 @@ from strategies.cost.tracing import Event, Kind, Trace
 from strategies.observers import Ledger, Living
 from strategies.policies.amounts import Collective, Group, size
 from strategies.policies.belongings import Belongings
-from strategies.policies.ddp import Ddp
-from strategies.policies.deepspeed import DeepSpeed2
-from strategies.policies.fsdp import Fsdp
-from strategies.policies.pipeline import Pipeline
 from strategies.policies.policy import Policy
-from strategies.policies.sharded import Sharded
-from strategies.policies.zero1 import Zero1
-from strategies.sharding.bucket import Bucket, Sharing, parts
-from strategies.sharding.reduction import ReduceScatter
-from strategies.sharding.storage import Buckets
-from strategies.sharding.unshard_on_read import UnshardOnRead
 from strategies.world import Groups
 
 META = torch.device("meta")
@@ -57,7 +47,7 @@ class Curve:
 class Dry:
     """Plays one player's policy."""
 
-    kept = 0  # bytes of gradients that stay between phases
+    kept_gradients = 0  # bytes of gradients that stay between phases
 
     def __init__(self, policy: Policy, phases: Sequence[Phase]) -> None:
         """Another policy like this one works on copies of the weights, which have no values."""
@@ -69,7 +59,7 @@ class Dry:
         belongings = Belongings(copies, (), optimizers=policy.belongings.optimizers)
         self.policy: Policy = type(policy)(policy.player, world, policy.options, belongings)
         self.policy.followed = policy.followed or policy  # in buckets like these
-        _prepare(self.policy)
+        self.policy.adopt_dry()
         self.owned = self.policy.storage.owned
         self.on_read = self.policy.on_read
         if self.on_read is not None:
@@ -99,7 +89,7 @@ class Dry:
         at, highest = np.split(ledger.levels(), 2, 1)
         gradients = np.tile(at[1, 1:], 2)
         alive = np.concatenate([highest[0, :-1], at[0, 1:]])  # at most during each event, and then after each
-        return Curve(gradients + self.kept, alive - gradients, self.collectives)
+        return Curve(gradients + self.kept_gradients, alive - gradients, self.collectives)
 
     def saw_collective(self, name: str, args: list[Any]) -> None:
         kind = next((kind for word, kind in COLLECTIVES.items() if word in name), None)
@@ -180,7 +170,7 @@ class Replicated(Dry):
 
     def __init__(self, policy: Policy, phases: Sequence[Phase]) -> None:
         super().__init__(policy, phases)
-        self.kept, self.everyone = size(policy.weights.values()), Group(policy.world.size)
+        self.kept_gradients, self.everyone = size(policy.weights.values()), Group(policy.world.size)
         self.last = False  # whether the phase's last backward runs
 
     def backward(self, last: bool) -> None:
@@ -194,7 +184,7 @@ class Replicated(Dry):
             super().gradient(weight)
 
     def finish(self) -> None:
-        self.move("all-reduce", self.kept, self.everyone)
+        self.move("all-reduce", self.kept_gradients, self.everyone)
 
 
 class NoOptimizer(Optimizer):
@@ -205,71 +195,6 @@ class NoOptimizer(Optimizer):
 
     def step(self, closure: None = None) -> None:
         torch.empty(self.needed, dtype=torch.uint8, device=META)
-
-
-# ---- storage and reduction without values; stand-ins where an engine would need values ----
-
-
-def _prepare(policy: Policy) -> None:
-    if isinstance(policy, Pipeline) or not policy.divided:
-        return
-    if isinstance(policy, DeepSpeed2):
-        _prepare_engine(policy)
-        return
-    if isinstance(policy, Sharded) and "offload" in policy.options:
-        policy.sharing = replace(policy.sharing, home=policy.world.device)  # the CPU has values
-    if isinstance(policy, Fsdp):
-        policy.bucket = lambda part: FsdpBucketWithoutValues(part, policy.sharing)
-    # Of whole weights zero1 gathers as much.
-    policy.storage = Sharded.make_storage(policy) if isinstance(policy, Zero1) else policy.make_storage()
-    if policy.weights and not isinstance(policy, Ddp | Zero1):
-        policy.reduction = policy.make_reduction()
-
-
-def _prepare_engine(policy: DeepSpeed2) -> None:
-    """Stages 1 and 2 keep whole weights, which are gathered after the update; stage 3 gathers them for a phase."""
-    third = policy.stage == 3
-    sharing = Sharing(policy.world.size, 0, policy.group, keep=not third)
-    others = {name: each for name, each in policy.belongings.parameters.items() if name not in policy.weights}
-    learning = [Bucket(part, sharing) for part in parts(policy.weights)]
-    sharded_too = [Bucket(part, sharing) for part in parts(others)] if third else []
-    policy.storage = Buckets(policy.weights, sharing, learning, sharded_too)
-    if third:
-        policy.on_read = UnshardOnRead(policy.belongings.readers, policy.storage, policy.name)
-    if policy.weights:
-        policy.reduction = PlannedEngineReduction(policy)
-
-
-class FsdpBucketWithoutValues(Bucket):
-    """In place of FSDP2's unit. FSDP2 gathers into one piece of memory and copies that: both are there for a while."""
-
-    def unshard(self, dtype: torch.dtype | None = None) -> None:
-        if self.work is None:
-            self.start_unshard(dtype)
-        assert self.whole is not None
-        torch.empty_like(self.whole)
-        super().unshard(dtype)
-
-
-class PlannedEngineReduction(ReduceScatter):
-    """An engine's: whole gradients are reduced after the last backward, in one more copy of each bucket."""
-
-    def __init__(self, policy: DeepSpeed2) -> None:
-        assert isinstance(policy.storage, Buckets)
-        super().__init__(policy.storage, policy.world.device, policy.group, policy.name)
-        self.scatters = policy.stage == 3
-
-    def arm(self, loss: Tensor, last: bool) -> Tensor:
-        return super().arm(loss, last=False)
-
-    def finish(self, scale: float) -> Tensor:
-        if self.scatters:
-            return super().finish(scale)
-        for bucket in self.buckets:
-            flat = bucket.take_gradients()
-            dist.all_reduce(flat, group=self.group)
-            bucket.give_gradients(flat[bucket.first : bucket.first + bucket.length].clone())
-        return self.norms()
 
 
 def ranks_of(group: dist.ProcessGroup) -> Group:

@@ -199,7 +199,7 @@ class Discovery:
                 plan.outputs[number] = Transfer(source, OUTSIDE, Meta.of(leaf), leaf.requires_grad)
                 if source in self.pipe.mine():
                     self.sent["output", number] = leaf
-        self._agree(list(written), bool(buffers.told()), program.whole_batch)
+        self._agree(list(written), bool(buffers.assigned()), program.whole_batch)
         if plan.written and self.request.chunks > 1 and not plan.whole_batch:
             self._compare_chunks(written)
         return plan
@@ -305,7 +305,7 @@ class Discovery:
         self.got["transfer", number] = received
         return as_result(received.requires_grad_()) if learns else received
 
-    def told(self, unit: Unit, call: UnitCall | None) -> UnitCall:
+    def agreed(self, unit: Unit, call: UnitCall | None) -> UnitCall:
         found = self._meet(f"calls '{unit.name}'", call)[self.pipe.rank_of(unit.stage)]
         self.made.calls.append(found)
         return found

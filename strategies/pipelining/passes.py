@@ -126,7 +126,7 @@ class Buffers:
         found.register_hook(refuse)
         return found
 
-    def told(self) -> dict[str, dict[str, Any]]:
+    def assigned(self) -> dict[str, dict[str, Any]]:
         """Those of the changed attributes that are small, and have no graph."""
         found = {
             path: {
@@ -236,7 +236,7 @@ class StageChunk:
         self.received[number] = received.requires_grad_()
         return as_result(received)
 
-    def told(self, unit: Unit, call: UnitCall | None) -> UnitCall:
+    def agreed(self, unit: Unit, call: UnitCall | None) -> UnitCall:
         known = next(self.calls, None)
         if known is None or known.unit != unit.name:
             before = "returned" if known is None else f"called '{known.unit}'"
@@ -321,7 +321,7 @@ class ForwardPass:
             for name in names:
                 dist.broadcast(buffers[name], group=self.pipe.group, group_src=rank)
         for rank in self.plan.noting:
-            told: list[Any] = [self.buffers.told()]
+            told: list[Any] = [self.buffers.assigned()]
             dist.broadcast_object_list(told, group=self.pipe.group, group_src=rank)
             if rank != self.pipe.rank:
                 self.buffers.hear(told[0], self.pipe.device)

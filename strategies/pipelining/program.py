@@ -106,7 +106,7 @@ class Carrier(Protocol):
         Elsewhere than on the source's rank `tensor` is a stand-in.
         """
 
-    def told(self, unit: Unit, call: UnitCall | None) -> UnitCall:
+    def agreed(self, unit: Unit, call: UnitCall | None) -> UnitCall:
         """The call of a unit: this rank's own, or that of the rank of its stage. Raises if it is another unit's."""
 
 
@@ -351,7 +351,7 @@ class Program(TorchFunctionMode):
             )
         given, carried = leaves, [self._carried(leaf, stage) for leaf in leaves]
         if stage not in self.mine:
-            call = self.carrier.told(unit, None)
+            call = self.carrier.agreed(unit, None)
             self._wrote(unit, [leaves[number] for number in call.wrote])
             if (place := noise.here()) is not None:
                 place.calls += call.draws
@@ -392,7 +392,7 @@ class Program(TorchFunctionMode):
                 f"not see; return tensors, or lists or dicts of them, or type {instead(self.player, 'zero3')}"
             )
         told = [Meta.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self.carrier.told(unit, UnitCall(unit.name, form, told, drawn, wrote))
+        self.carrier.agreed(unit, UnitCall(unit.name, form, told, drawn, wrote))
         # A unit may return its input, which is a tensor of another stage, or its parameter.
         found = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return self._marked(pytree.tree_unflatten(found, form), stage)

@@ -22,13 +22,13 @@ class Belongings:
     module that has it, also one of another player, or of no player: then its player may be an `nn.ParameterList`,
     which has no forward. So `readers` are all modules of the game that have one of the parameters, directly or inside.
 
-    `kept`: modules that a player with an optimizer has too. They keep their mode, although a frozen player has them.
+    `modes_kept`: modules that a player with an optimizer has too. So they keep their mode, also in a frozen player.
     `optimizers`: what makes the optimizers of phases that have one of their own for the player.
     """
 
     parameters: dict[str, nn.Parameter]
     readers: tuple[nn.Module, ...]
-    kept: tuple[nn.Module, ...] = ()
+    modes_kept: tuple[nn.Module, ...] = ()
     optimizers: Mapping[str, MakeOptimizer] = field(default_factory=dict)
 
 
@@ -44,9 +44,9 @@ def belongings_of(
         player, own = players[name], set(map(id, parameters.values()))
         others = (module for module, inside in everywhere.items() if not own.isdisjoint(inside))
         readers = dict.fromkeys([*player.module.modules(), *others])
-        kept = tuple(module for module in player.module.modules() if module in learning) if player.frozen else ()
+        modes_kept = tuple(module for module in player.module.modules() if module in learning) if player.frozen else ()
         optimizers = {each.name: each.optimizer for each in phases if name in each.learners and each.optimizer}
-        found[name] = Belongings(parameters, tuple(readers), kept, optimizers)
+        found[name] = Belongings(parameters, tuple(readers), modes_kept, optimizers)
     return found
 
 

@@ -38,6 +38,9 @@ class Ddp(Policy):
         """The reducer's buckets."""
         return size(self.weights.values()) if self.divided else 0.0
 
+    def adopt_dry(self) -> None:
+        """torch's reducer works on values, so a plan counts what it does."""
+
     def make_reduction(self) -> Reduction:
         return DdpReduction(self.storage, self.world.device, self.group)
 
@@ -70,7 +73,7 @@ class DdpReduction(GroupReduction):
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         self.reducer: DistributedDataParallel | None = self._reducer()
         self.backward: int | None = None  # the one that communicates
-        self.lent: dict[str, Tensor] = {}  # gradients in the reducer's memory, which it writes again
+        self.in_buckets: dict[str, Tensor] = {}  # gradients in the reducer's memory, which it writes again
         self.users: list[int] = []  # how many hold each, before the update
         self.armed = False  # whether the reducer waits for gradients
         self.hooks = [
@@ -117,7 +120,7 @@ class DdpReduction(GroupReduction):
         if not last:
             return loss
         self._check_returned()
-        self.lent, self.users = {}, []
+        self.in_buckets, self.users = {}, []
         weights = list(self.storage.weights.values())
         frozen = [weight for weight in weights if not weight.requires_grad]
         # The reducer waits for frozen weights too, and an edge can be made only to a weight that requires a gradient.
@@ -147,7 +150,7 @@ class DdpReduction(GroupReduction):
         self.armed = False
         norms = super().finish(scale)
         there = {name: weight.grad for name, weight in self.storage.weights.items() if weight.grad is not None}
-        self.lent = {} if self.trying else there
+        self.in_buckets = {} if self.trying else there
         self.users = self._users()
         return norms
 
@@ -158,7 +161,7 @@ class DdpReduction(GroupReduction):
     def _check_returned(self) -> None:
         if any(map(gt, self._users(), self.users)):
             gc.collect()  # what an error has left, say
-            for name, now, before in zip(self.lent, self._users(), self.users, strict=True):
+            for name, now, before in zip(self.in_buckets, self._users(), self.users, strict=True):
                 if now > before:
                     raise UserError(
                         f"an optimizer or a hook has kept the gradient of weight '{name}', and this backward writes "
@@ -166,12 +169,12 @@ class DdpReduction(GroupReduction):
                     )
 
     def _users(self) -> list[int]:
-        return [private.users(gradient) for gradient in self.lent.values()]
+        return [private.users(gradient) for gradient in self.in_buckets.values()]
 
     def release(self) -> None:
         """The reducer is dropped: a reference would keep hooks and threads."""
         super().release()
-        self.lent, self.users = {}, []
+        self.in_buckets, self.users = {}, []
         if self.reducer is not None:
             self.reducer.process_group = self.reducer = None
         self.nodes = []

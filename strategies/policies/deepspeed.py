@@ -3,6 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+import torch.distributed as dist
+from torch import Tensor
+
 from gan.files.errors import UserError
 from strategies.advice import instead, instead_of
 from strategies.options.compile import refuse_compiled_by_author
@@ -10,9 +13,10 @@ from strategies.policies.amounts import Held, size
 from strategies.policies.deepspeed_config import settings
 from strategies.policies.policy import Policy
 from strategies.sharding import deepspeed_engine
+from strategies.sharding.bucket import Bucket, Sharing, parts
 from strategies.sharding.deepspeed_engine import Engine, EngineReduction
-from strategies.sharding.reduction import Reduction
-from strategies.sharding.storage import Storage
+from strategies.sharding.reduction import ReduceScatter, Reduction
+from strategies.sharding.storage import Buckets, Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead
 
 OWN_BUCKET = 4 * 6 * 2**20  # bytes that an engine of stage 3 keeps for reductions
@@ -67,6 +71,23 @@ class DeepSpeed2(Policy):
     def in_a_phase(self) -> Held:
         """The gradients are whole until they are reduced."""
         return replace(super().in_a_phase(), gradients=size(self.weights.values()))
+
+    def adopt_dry(self) -> None:
+        """An engine needs values. Buckets stand in for it: stages 1 and 2 keep whole weights, stage 3 gathers them."""
+        if not self.divided:
+            return
+        third, device = self.stage == 3, self.world.device
+        sharing = Sharing(self.world.size, 0, self.group, keep=not third)
+        others = {name: each for name, each in self.belongings.parameters.items() if third and name not in self.weights}
+        learning = [Bucket(part, sharing) for part in parts(self.weights)]
+        self.storage = buckets = Buckets(
+            self.weights, sharing, learning, [Bucket(part, sharing) for part in parts(others)]
+        )
+        if third:
+            self.on_read = UnshardOnRead(self.belongings.readers, buckets, self.name)
+        if self.weights:
+            self.reduction = reduction = PlannedEngineReduction(buckets, device, self.group, self.name)
+            reduction.scatters = third
 
     def make_storage(self) -> Storage:
         others = {name: weight for name, weight in self.shared_out.items() if name not in self.weights}
@@ -128,3 +149,21 @@ class DeepSpeed3(DeepSpeed2):
     def between_phases(self) -> Held:
         """And a bucket of the engine's own."""
         return replace(super().between_phases(), flying=OWN_BUCKET if self.divided and self.weights else 0)
+
+
+class PlannedEngineReduction(ReduceScatter):
+    """For a plan. Whole gradients are reduced after the last backward, in one more copy of each bucket."""
+
+    scatters = False  # as stage 3 does
+
+    def arm(self, loss: Tensor, last: bool) -> Tensor:
+        return super().arm(loss, last=False)
+
+    def finish(self, scale: float) -> Tensor:
+        if self.scatters:
+            return super().finish(scale)
+        for bucket in self.buckets:
+            flat = bucket.take_gradients()
+            dist.all_reduce(flat, group=self.group)
+            bucket.give_gradients(flat[bucket.first : bucket.first + bucket.length].clone())
+        return self.norms()

@@ -52,6 +52,8 @@ class Fsdp(Zero3):
             yield from bucket.parts(part, most=math.inf if number else None)
 
     def bucket(self, part: Mapping[str, nn.Parameter]) -> Bucket:
+        if self.world.device.type == "meta":
+            return PlannedFsdpBucket(part, self.sharing)
         group = DeviceMesh.from_group(self.group, self.world.device.type) if self.mesh is None else self.mesh
         return FsdpBucket(part, self.sharing, group)
 
@@ -78,7 +80,7 @@ class FsdpBucket(Bucket):
 
     def __init__(self, weights: Mapping[str, nn.Parameter], sharing: Sharing, mesh: DeviceMesh) -> None:
         self.mesh: DeviceMesh | None = mesh
-        self.lent = False  # whether the whole weights are in memory of FSDP2
+        self.in_fsdp2 = False  # whether the whole weights are in memory of FSDP2
         self.twin: Any = nn.Module()  # to which FSDP2 gives methods
         super().__init__(weights, sharing)
 
@@ -107,9 +109,9 @@ class FsdpBucket(Bucket):
     def unshard(self, dtype: torch.dtype | None = None) -> None:
         if self.work is None:
             self.start_unshard(dtype)
-        self.lent = False
+        self.in_fsdp2 = False
         if isinstance(self.work, UnshardHandle):
-            self.lent = True
+            self.in_fsdp2 = True
             with torch.inference_mode(False):
                 self.work.wait()
             self.whole = self.twin.flat.detach()
@@ -124,7 +126,7 @@ class FsdpBucket(Bucket):
         super()._hide()
 
     def _may_be_freed(self) -> bool:
-        return self.whole is None or not self.lent or self.whole.untyped_storage().resizable()
+        return self.whole is None or not self.in_fsdp2 or self.whole.untyped_storage().resizable()
 
     def drop(self) -> None:
         frees = self._may_be_freed()
@@ -137,3 +139,14 @@ class FsdpBucket(Bucket):
         super().release()
         vars(self.twin).clear()
         self.mesh = self.twin = None
+
+
+class PlannedFsdpBucket(Bucket):
+    """For a plan. FSDP2 gathers into one piece of memory and copies that: both are there for a while."""
+
+    def unshard(self, dtype: torch.dtype | None = None) -> None:
+        if self.work is None:
+            self.start_unshard(dtype)
+        assert self.whole is not None
+        torch.empty_like(self.whole)
+        super().unshard(dtype)

@@ -46,14 +46,14 @@ class Updater:
     schedule: LRScheduler | None = None
     elementwise: bool = field(init=False)  # whether it can step pieces of weights in place of the weights
     members: list[list[int]] = field(init=False)  # the ids of the weights in each group
-    kept: dict[str, Any] = field(init=False)  # what the optimizer's attributes had when it was made
+    attributes: dict[str, Any] = field(init=False)  # what the optimizer's attributes had when it was made
     made: dict[str, Any] = field(init=False)  # what the player's functions have made: see [Note: made otherwise]
     owned: list[dict[str, list[Any]]] = field(default_factory=list)  # what each group has inside `owning`
     foreign: list[nn.Parameter] = field(default_factory=list)  # weights of which other ranks own all
 
     def __post_init__(self) -> None:
         self.elementwise = elementwise(self.optimizer) and self.cuttable()
-        self.members, self.kept = self.members_now(), _kept(self.optimizer)
+        self.members, self.attributes = self.members_now(), _attributes(self.optimizer)
         groups = [plain_items(group) for group in self.optimizer.param_groups]
         self.made = {"optimizer": _kind(self.optimizer), "groups": groups, "schedule": None, "state": {}}
 
@@ -328,8 +328,8 @@ def check_saved(player: Player, updaters: Iterable[Updater]) -> None:
                 UserError,
             ):
                 encode(tree_map_only(Tensor, lambda _: None, kept), lambda *_: None)
-        now = _kept(optimizer)
-        for name, began in updater.kept.items():
+        now = _attributes(optimizer)
+        for name, began in updater.attributes.items():
             if repr(now.get(name, began)) == repr(began):  # nan is not equal to itself
                 continue
             what, begins = f"its attribute '{name}', which is", f"with {began} again"
@@ -342,7 +342,7 @@ def check_saved(player: Player, updaters: Iterable[Updater]) -> None:
             )
 
 
-def _kept(optimizer: Optimizer) -> dict[str, Any]:
+def _attributes(optimizer: Optimizer) -> dict[str, Any]:
     """Its attributes that are numbers, and no flags; and of others which tensors are in them, written how often."""
     known, found = {id(weight) for group in optimizer.param_groups for weight in group["params"]}, dict[str, Any]()
     for name, value in vars(optimizer).items():

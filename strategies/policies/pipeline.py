@@ -145,6 +145,9 @@ class Pipeline(Policy):
         mine = self.of_largest() if self.divided else self.weights
         return size(self.weights[name] for name in mine if name in self.weights)
 
+    def adopt_dry(self) -> None:
+        """A plan counts its stages: see strategies/cost/stages.py."""
+
     # ---- storage ----
 
     def make_storage(self) -> Storage:

@@ -91,9 +91,9 @@ class Policy(WholeWeights):
                 f"itself chooses what backward computes again; type {self.name}+compile or {self.name}+recompute"
             )
         if self.player.frozen:
-            modes = [module.training for module in self.belongings.kept]
+            modes = [module.training for module in self.belongings.modes_kept]
             self.player.module.eval()
-            for module, mode in zip(self.belongings.kept, modes, strict=True):
+            for module, mode in zip(self.belongings.modes_kept, modes, strict=True):
                 module.training = mode
         if training:
             if self.world.size > 1 and self.world.device.type == "cpu" and torchs_own(self.player.module):
@@ -155,6 +155,13 @@ class Policy(WholeWeights):
                     f"does not work with {type(updater.optimizer).__name__}: {why}; type "
                     f"{instead(self.player.name, 'ddp')}"
                 )
+
+    def adopt_dry(self) -> None:
+        """Prepare the player for a plan, which plays it without values: see strategies/cost/dry.py."""
+        if self.divided:
+            self.storage = self.make_storage()
+            if self.weights:
+                self.reduction = self.make_reduction()
 
     def make_storage(self) -> Storage:
         """Where the weights are stored in training, if the player is divided."""

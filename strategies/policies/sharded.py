@@ -101,7 +101,8 @@ class Sharded(Policy):
         if self.mesh is not None:
             size, rank = self.mesh["shards"].size(), self.mesh.get_local_rank("shards")
             group, copies = self.mesh.get_group("shards"), self.mesh.get_group("copies")
-        home = torch.device("cpu") if "offload" in self.options else None
+        cpu = torch.device("cpu") if self.world.device.type != "meta" else self.world.device  # a plan has no values
+        home = cpu if "offload" in self.options else None
         return Sharing(size, rank, group, copies, self.keep, home, self.half)
 
     @cached_property

@@ -37,6 +37,11 @@ class Zero1(Sharded):
         dealt = deal({name: weight.numel() for name, weight in self.weights.items()}, self.shards)
         return max(size(self.weights[name] for name in names) for names in dealt)
 
+    def adopt_dry(self) -> None:
+        """The reduction as in ddp. Of whole weights as much is gathered as of pieces."""
+        if self.divided:
+            self.storage = super().make_storage()
+
     def make_storage(self) -> Storage:
         whole = [type(each.optimizer).__name__ for each in self.updaters.values() if not each.elementwise]
         if not whole:

@@ -51,7 +51,7 @@ class SameOnRanks:
         self.new: dict[str, tuple[str, int]] = {}  # those of this step, by keys without the rank
         self.again = AGAIN
         self.warned: set[str] = set()  # of these numbers
-        self.told = False  # that this rank has computed a loss otherwise than the next one
+        self.warned_of_form = False  # that this rank has computed a loss otherwise than the next one
 
     def begin(self, size: int) -> None:
         """Call it before each step, with the size of its batch, or 0 if that is not known."""
@@ -102,8 +102,8 @@ class SameOnRanks:
                 _refuse_unlike({each: code.split(",") if code else [] for each, code in codes.items()}, where)
 
     def _warn_if_alone(self, written: str | None, phase: str, step: int) -> None:
-        if written is None and not self.told:
-            self.told = True
+        if written is None and not self.warned_of_form:
+            self.warned_of_form = True
             other = (self.world.rank + 1) % self.world.size
             warnings.warn(
                 f"in step {step} rank {self.world.rank} has computed the loss of phase '{phase}' by other operations "

@@ -22,7 +22,7 @@ class Logged:
         self.whereabouts = whereabouts
         self.losses: dict[str, Tensor] = {}  # the last ones since the loggers got some, and norms of gradients
         self.logged = False  # whether the loggers have these losses
-        self.told = True  # whether anybody has those of the last step
+        self.heard = True  # whether anybody has those of the last step
         words = (str(getattr(each, name, "")) for each in private.callbacks(self.game.trainer) for name in ASKING)
         self.asked = " ".join(words)  # with the names of losses of which callbacks ask in each step
 
@@ -37,8 +37,8 @@ class Logged:
         if trainer.is_last_batch:  # on other ranks perhaps not
             self.whereabouts.meet()
         asked, self.logged = any(name in self.asked for name in self.losses), private.logs_are_due(trainer)
-        self.told = asked or self.logged or trainer.is_last_batch
-        if self.told:
+        self.heard = asked or self.logged or trainer.is_last_batch
+        if self.heard:
             self._log()
 
     def end_epoch(self) -> None:
@@ -48,7 +48,7 @@ class Logged:
         """
         self.whereabouts.meet()
         last = self.game.trainer.global_step == self.game.trainer.max_steps
-        if not self.told or (last and not self.logged):
+        if not self.heard or (last and not self.logged):
             private.log_anew(self.game.trainer, "on_train_epoch_end", self.losses)
             self._log(None if last else False)
 

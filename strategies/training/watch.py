@@ -42,7 +42,7 @@ class Watch:
         self.begun: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.read = read_by_losses(game)
         self.left: dict[str, float] = {}  # by the last step: the numbers of the game that its losses read
-        self.told: set[str] = set()  # of which phases it was said what they draw
+        self.said: set[str] = set()  # of which phases it was said what they draw
 
     def due(self) -> bool:
         """Whether there is a trial before this step."""
@@ -120,10 +120,10 @@ class Watch:
 
     def say_draws(self, phase: Phase, whose: str) -> None:
         """Once for each phase."""
-        first = phase.name not in self.told and self.training.world.rank == 0
+        first = phase.name not in self.said and self.training.world.rank == 0
         if first and (draws := self.training.draws.said(phase)):
             private.say(f"{whose} draws {draws}")
-        self.told.add(phase.name)
+        self.said.add(phase.name)
 
     def asked(self, phase: Phase) -> bool:
         """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""

@@ -17,7 +17,7 @@ from gan.phase import Phase
 from strategies import PhaseStrategy
 from strategies.batches import random_state
 from strategies.batches.micro_batches import tensors
-from strategies.check.comparison import both, gap_of, shake_weights
+from strategies.check.comparison import gap_of, shake_weights, two_numbers
 from strategies.check.trial import norms_by_name
 from strategies.observers import Casts
 from strategies.sharding.resharded_parameter import resharded
@@ -232,9 +232,9 @@ class Difference:
         if kind == "batch":
             return "the ranks together get other samples than one device does, or in another order"
         if kind == "loss":
-            return f"loss '{name}' is {both(self.many, self.one)}{more}"
+            return f"loss '{name}' is {two_numbers(self.many, self.one)}{more}"
         if kind == "gradient":
-            return f"the gradient of '{name}' has norm {both(self.many, self.one)}{more}"
+            return f"the gradient of '{name}' has norm {two_numbers(self.many, self.one)}{more}"
         return f"{kind} '{name}' is off by {self.gap:.0e}{more}"
 
 

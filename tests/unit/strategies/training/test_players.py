@@ -300,11 +300,11 @@ def of(game):
 
 def test_modules_that_a_learner_has_keep_their_mode():
     game = OneModule()
-    assert of(game)["teacher"].kept == tuple(game.base.modules())
-    assert of(SharedBase())["teacher"].kept == ()
+    assert of(game)["teacher"].modes_kept == tuple(game.base.modules())
+    assert of(SharedBase())["teacher"].modes_kept == ()
     net = nn.Linear(1, 1)
     players = {name: Player(name, net) for name in ("one", "two")}
-    assert belongings_of(players, net)["two"].kept == ()
+    assert belongings_of(players, net)["two"].modes_kept == ()
 
 
 class Unshaped(Plain):
