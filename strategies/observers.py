@@ -73,16 +73,13 @@ class Casts(TorchDispatchMode):
 
 @dataclass(eq=False)
 class Life:
-    """A piece of memory: the moments in which it is made and freed, its bytes, and where it is, if not on this rank.
-
-    `mark` is of who asks: the id of a weight of which it is a gradient, say.
-    """
+    """A piece of memory: the moments in which it is made and freed, its bytes, and where it is, if not on this rank."""
 
     begin: int
     end: int
     bytes: int
     where: str = ""
-    mark: int = 0
+    mark: int = 0  # of who asks: the id of a weight of which it is a gradient, say
 
     def is_made(self, first: int, last: int) -> bool:
         return first <= self.begin <= last

@@ -90,23 +90,19 @@ class Guard:
 
 @dataclass(frozen=True)
 class Training:
-    """What all phases of a training have in common.
-
-    The rank, `seed` and the step give each sample its noise. `hooks` are Lightning's, of the game and of callbacks.
-    `checked`: what should be the same on all ranks is compared.
-    """
+    """What all phases of a training have in common."""
 
     game: GanModule
     policies: Mapping[str, Policy]
     precision: Precision
     world: World
-    seed: int = 0
-    hooks: Hooks = NO_HOOKS
+    seed: int = 0  # with the rank and the step it gives each sample its noise
+    hooks: Hooks = NO_HOOKS  # Lightning's, of the game and of callbacks
     same_on_ranks: SameOnRanks = field(default_factory=SameOnRanks)
     guard: Guard = field(default_factory=Guard)
     draws: Draws = field(default_factory=Draws)
     batches: Batches = field(default_factory=Batches)
-    checked: bool = False
+    checked: bool = False  # whether what should be the same on all ranks is compared
 
     @property
     def in_stages(self) -> bool:

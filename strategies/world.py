@@ -172,15 +172,11 @@ ALONE = World()
 
 @dataclass(frozen=True)
 class StoreWorld(World):
-    """The ranks for a thread beside training. It uses torch's store, for its collectives would meet training's.
+    """The ranks for a thread beside training. It uses torch's store, for its collectives would meet training's."""
 
-    `name` is of one save, the same on all ranks. `limit` is how many seconds a rank waits for the others; it gives up
-    at once when `lost` says that one of them is gone.
-    """
-
-    name: str = ""
-    limit: float = 1800.0
-    lost: Callable[[], bool] = bool
+    name: str = ""  # of one save, the same on all ranks
+    limit: float = 1800.0  # seconds that a rank waits for the others
+    lost: Callable[[], bool] = bool  # whether one of them is gone, so that it gives up at once
     store: Any = field(default_factory=default_store)
     numbers: Iterator[int] = field(default_factory=itertools.count)
 

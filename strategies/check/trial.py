@@ -41,22 +41,16 @@ class RanksDiffer(UserError):
 
 @dataclass
 class Trial:
-    """Plays the phases of a step without an update, and has what they gave on this rank.
-
-    `step` is the step that is tried. `alone`: as one device does, with the samples of all ranks. `scale`: the loss is
-    multiplied by so much, and the gradients are divided. `coarse` are the phases that are played in the run's
-    precision, all others in full. `left` is what phases leave for others. `watched`: note in which types phases
-    compute. `key` is the same on all ranks, and no other trial's.
-    """
+    """Plays the phases of a step without an update, and has what they gave on this rank."""
 
     world: World
-    step: int
-    key: str
-    left: LeftBehind
-    alone: bool = False
-    scale: float = 1.0
-    coarse: Collection[str] = ()
-    watched: bool = False
+    step: int  # that is tried
+    key: str  # the same on all ranks, and no other trial's
+    left: LeftBehind  # what phases leave for others
+    alone: bool = False  # as one device does, with the samples of all ranks
+    scale: float = 1.0  # the loss is multiplied by so much, and the gradients are divided
+    coarse: Collection[str] = ()  # phases that are played in the run's precision, all others in full
+    watched: bool = False  # note in which types phases compute
     phase: str = ""  # that is played now, or was last
     losses: dict[tuple[str, str], float] = field(default_factory=dict)  # by phase and name
     norms: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # of gradients, by phase and player

@@ -83,15 +83,12 @@ class Serving:
 
 @dataclass
 class Budget:
-    """The costs of a game in a world of ranks. `trace` traces its phases, for the players that recompute.
-
-    `world` are the ranks that train. `served` are the players that other ranks serve to them.
-    """
+    """The costs of a game in a world of ranks."""
 
     game: GanModule
-    world: World
-    trace: Callable[[frozenset[str]], Sequence[Trace]]
-    served: Mapping[str, Serving] = field(default_factory=dict)
+    world: World  # the ranks that train
+    trace: Callable[[frozenset[str]], Sequence[Trace]]  # of its phases, for the players that recompute
+    served: Mapping[str, Serving] = field(default_factory=dict)  # the players that other ranks serve to them
 
     def __post_init__(self) -> None:
         # Each is found out once.

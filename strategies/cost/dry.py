@@ -32,16 +32,12 @@ COLLECTIVES = {"allreduce": "all-reduce", "allgather": "all-gather", "reduce_sca
 
 @dataclass(frozen=True)
 class Curve:
-    """A player in a phase, as arrays over its events: `gradients` and `flying`, during an event and after it.
-
-    Both are one array, first all during and then all after; of a pipeline `flying` is one for each of its ranks. `idle`
-    is the part of the phase in which this rank waits for others that compute: the bubble of a pipeline.
-    """
+    """A player in a phase, as arrays over its events: first what is there during each, and then after each."""
 
     gradients: np.ndarray
-    flying: np.ndarray
+    flying: np.ndarray  # of a pipeline: an array for each of its ranks
     collectives: Sequence[Collective]
-    idle: float = 0.0
+    idle: float = 0.0  # the part of the phase in which this rank waits for others that compute: a pipeline's bubble
 
 
 class Dry:

@@ -54,37 +54,29 @@ class Kind(StrEnum):
 
 @dataclass
 class Event:
-    """`at`: the moment in which it happens; operations and events are counted. `where`: on which ranks that serve.
-
-    `passed`: the bytes of the tensors that a forward gets or returns; `learns`: a gradient comes back to them.
-    """
+    """Something that happens in a phase."""
 
     kind: str
     what: Any
-    at: int
-    where: str = ""
-    passed: int = 0
-    learns: bool = False
+    at: int  # the moment in which it happens; operations and events are counted
+    where: str = ""  # on which ranks that serve
+    passed: int = 0  # the bytes of the tensors that a forward gets or returns
+    learns: bool = False  # a gradient comes back to them
 
 
 @dataclass
 class Trace:
-    """A phase as it was played once. Activations are all memory but weights, their gradients and optimizers' states.
-
-    `batch`: its bytes. `lives`: all memory that is made, here and on ranks that serve. `uses`: after which events
-    forwards use it. `reduced`: bytes that the game itself sums over all ranks, in losses and in synchronised batch
-    norms. `sent` and `returned`: bytes of tensors that go to the ranks that serve a player and come back, by player.
-    """
+    """A phase as it was played once. Activations are all memory but weights, their gradients and optimizers' states."""
 
     phase: str
     every: int = 1
-    batch: int = 0
+    batch: int = 0  # its bytes
     events: list[Event] = field(default_factory=list)
-    lives: list[Life] = field(default_factory=list)
-    uses: dict[Life, set[int]] = field(default_factory=lambda: defaultdict(set))
-    reduced: int = 0
-    sent: Counter[str] = field(default_factory=Counter)
-    returned: Counter[str] = field(default_factory=Counter)
+    lives: list[Life] = field(default_factory=list)  # of all memory that is made, here and on ranks that serve
+    uses: dict[Life, set[int]] = field(default_factory=lambda: defaultdict(set))  # after which events forwards use it
+    reduced: int = 0  # bytes that the game itself sums over all ranks, in losses and in synchronised batch norms
+    sent: Counter[str] = field(default_factory=Counter)  # bytes of tensors that go to ranks that serve, by player
+    returned: Counter[str] = field(default_factory=Counter)  # and that come back
 
     def lives_on(self, where: str = "") -> list[Life]:
         return [life for life in self.lives if life.where == where]

@@ -144,18 +144,15 @@ class Pipe:
     The gradients of a stage's weights are then those of all samples of the group's ranks.
 
     A chunk is a part of all ranks' samples together. What looks at a whole batch, as batch norm does, needs one chunk.
-
-    `units` have their stages. A parameter outside of them is in the first stage. `copies` is the group of the ranks
-    that have the same stages of other pipelines, if there are any. `chunks` is what the user typed.
     """
 
     player: str
     network: nn.Module
-    units: Sequence[Unit]
+    units: Sequence[Unit]  # which have their stages; a parameter outside of them is in the first stage
     group: dist.ProcessGroup
-    copies: dist.ProcessGroup | None
+    copies: dist.ProcessGroup | None  # the ranks that have the same stages of other pipelines, if there are any
     device: torch.device
-    chunks: int | None
+    chunks: int | None  # what the user typed
     overlaps: bool = False  # schedule 1f1b
     plans: dict[str, ForwardPlan] = field(default_factory=dict)
     tables: set[tuple[Any, int]] = field(default_factory=set)  # arguments that have no row for each sample

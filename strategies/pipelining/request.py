@@ -25,15 +25,11 @@ from strategies.world import of_all
 
 @dataclass
 class ChunkPlace(Place):
-    """Draws for each row what its own rank would have drawn for it, in a call of the whole network.
+    """Draws for each row what its own rank would have drawn for it, in a call of the whole network."""
 
-    Each rank calls the network with `per_rank` rows, and the first one's place is in `firsts`. The chunk has those from
-    `start` to `stop` of all ranks' rows.
-    """
-
-    firsts: Sequence[int] = ()
-    per_rank: int = 0
-    start: int = 0
+    firsts: Sequence[int] = ()  # the place of each rank's first row
+    per_rank: int = 0  # how many rows each rank calls the network with
+    start: int = 0  # the chunk's rows, of those of all ranks
     stop: int = 0
 
     @property

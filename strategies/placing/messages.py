@@ -34,26 +34,21 @@ class Enter:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a player's network, or of a part or a method of it, by its `name`.
-
-    `arguments` are packed, without their `tensors`. `key` names the call for its backward. `shared`: its graph will be
-    used in several phases. `dtype` is torch's default. `ranks` is the number of ranks that play. `training` are the
-    modules in training mode. `dropped` are the keys of calls through which no backward can go any more.
-    """
+    """A call of a player's network, or of a part or a method of it."""
 
     player: str
-    name: str
-    arguments: bytes
+    name: str  # of the part or method
+    arguments: bytes  # packed, without their tensors
     tensors: list[Tensor]
-    key: int
+    key: int  # names the call for its backward
     learns: bool
-    shared: bool
+    shared: bool  # its graph will be used in several phases
     autocast: torch.dtype | None
-    dtype: torch.dtype
+    dtype: torch.dtype  # torch's default
     place: Place | None
-    ranks: int
-    training: frozenset[str]
-    dropped: list[int]
+    ranks: int  # how many play
+    training: frozenset[str]  # the modules in training mode
+    dropped: list[int]  # the keys of calls through which no backward can go any more
 
     @property
     def called(self) -> str:
@@ -65,15 +60,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Returned:
-    """What a call has returned, packed, without its `tensors`.
+    """What a call has returned."""
 
-    `draws` counts the noise that it drew. `signal` has asked the serving rank to end.
-    """
-
-    value: bytes
+    value: bytes  # packed, without its tensors
     tensors: list[Tensor]
-    draws: int
-    signal: int
+    draws: int  # counts the noise that the call drew
+    signal: int  # has asked the serving rank to end
 
 
 @dataclass(frozen=True)

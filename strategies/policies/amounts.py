@@ -13,16 +13,13 @@ def size(tensors: Iterable[Tensor]) -> int:
 
 @dataclass(frozen=True)
 class Held:
-    """What one rank holds of a player on its device, in bytes.
-
-    `flying` is what is there for a while only: whole weights that were gathered, and gradients that are being reduced.
-    """
+    """What one rank holds of a player on its device, in bytes."""
 
     weights: float = 0
     gradients: float = 0
     optimizer: float = 0
     average: float = 0
-    flying: float = 0
+    flying: float = 0  # for a while only: whole weights that were gathered, and gradients that are being reduced
 
     def __add__(self, other: Self) -> Self:
         return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

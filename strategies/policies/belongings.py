@@ -21,15 +21,12 @@ class Belongings:
     sharded, counted and saved once. The others read it like any weight of another player. Code reads it through any
     module that has it, also one of another player, or of no player: then its player may be an `nn.ParameterList`,
     which has no forward. So `readers` are all modules of the game that have one of the parameters, directly or inside.
-
-    `modes_kept`: modules that a player with an optimizer has too. So they keep their mode, also in a frozen player.
-    `optimizers`: what makes the optimizers of phases that have one of their own for the player.
     """
 
     parameters: dict[str, nn.Parameter]
     readers: tuple[nn.Module, ...]
-    modes_kept: tuple[nn.Module, ...] = ()
-    optimizers: Mapping[str, MakeOptimizer] = field(default_factory=dict)
+    modes_kept: tuple[nn.Module, ...] = ()  # of a frozen player: what a player with an optimizer has too
+    optimizers: Mapping[str, MakeOptimizer] = field(default_factory=dict)  # of phases that have one of their own for it
 
 
 def belongings_of(

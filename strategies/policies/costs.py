@@ -24,17 +24,13 @@ SQUARES = ((64, 64), (64, 64))
 
 @dataclass(frozen=True)
 class OptimizerCost:
-    """Bytes per byte of weights: what the state takes, and what a step takes for a while.
-
-    On a GPU such memory is for all weights together (`all`). A CPU steps one weight after the other: it is for a weight
-    (`one`), and what is left of the weight before (`left`).
-    """
+    """Bytes per byte of weights: what the state takes, and what a step takes for a while."""
 
     elementwise: bool = True
     state: float = 0.0
-    one: float = 0.0
-    left: float = 0.0
-    all: float = 0.0
+    one: float = 0.0  # for a while, on a CPU, which steps one weight after the other: for a weight
+    left: float = 0.0  # and what is left of the weight before
+    all: float = 0.0  # for a while, on a GPU: for all weights together
 
     def on_cpu(self, sizes: Iterable[int], owned: float) -> float:
         """What a step takes for a while of weights of these bytes, in their order, of which a rank owns so many."""

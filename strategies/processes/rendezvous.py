@@ -34,13 +34,10 @@ SIOCGIFADDR = 0x8915  # asks for an interface's IPv4 address, see netdevice(7)
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """`where` is HOST:PORT or file:PATH, the same on all hosts. Empty: what MASTER_ADDR and MASTER_PORT say.
+    """Where hosts meet. If the environment has NODE_RANK beside MASTER_ADDR, it numbers the hosts."""
 
-    `nodes` is the least and the most number of hosts. If the environment also has NODE_RANK, it numbers the hosts.
-    """
-
-    where: str = ""
-    nodes: tuple[int, int] = (1, 1)
+    where: str = ""  # HOST:PORT or file:PATH, the same on all hosts; empty: what MASTER_ADDR and MASTER_PORT say
+    nodes: tuple[int, int] = (1, 1)  # the least and the most number of hosts
 
     def __str__(self) -> str:
         return f"the rendezvous {self.where or ':'.join(map(str, self._address()))}"

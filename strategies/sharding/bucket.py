@@ -34,21 +34,15 @@ def memory_of(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Among which ranks a player is sharded, and how.
-
-    - `copies`: the group of the ranks that own the same shard, if shards have copies (hybrid).
-    - `keep`: the whole weights stay on every rank, also between phases.
-    - `home`: the device of the shard, if it is not that of the weights.
-    - `compute_dtype`: the dtype in which phases use the weights, if it is not their own.
-    """
+    """Among which ranks a player is sharded, and how."""
 
     size: int
     rank: int
     group: Any
-    copies: Any = None
-    keep: bool = True
-    home: torch.device | None = None
-    compute_dtype: torch.dtype | None = None
+    copies: Any = None  # the group of the ranks that own the same shard, if shards have copies (hybrid)
+    keep: bool = True  # the whole weights stay on every rank, also between phases
+    home: torch.device | None = None  # the device of the shard, if it is not that of the weights
+    compute_dtype: torch.dtype | None = None  # in which phases use the weights, if it is not their own
 
 
 class Bucket:
