@@ -12,11 +12,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from gan import noise
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
 from strategies import private
+from strategies.batches.draws import for_all_ranks
 from strategies.policies.policy import Policy
 from strategies.sharding.reduction import Reduction, whole_gradients
 from strategies.world import World, equal_on_ranks
@@ -120,7 +120,7 @@ class Alike:
         begins = self.where == ("on_train_epoch_start", 0)  # a run that is resumed from within would call it again
         strategy.epoch_begins |= begins
         key = strategy.saving.seed, self.step, self.before, *self.where
-        with noise.at(noise.Place(key, 0, 1, 1)):
+        with for_all_ranks(*key):
             found = self.hook(*args)
         strategy.epoch_begins &= not begins
         return found
@@ -172,12 +172,12 @@ def see_gradients(
     """
     with ExitStack() as stack:
         for learner in learners:
-            if learner.storage.sharded:
+            if learner.storage.owns_part:
                 stack.enter_context(learner.lent("on_before_optimizer_step"))
                 stack.enter_context(whole_gradients(learner.reduction))
         before = [_gradients_of(learner) for learner in learners]
         for learner in learners:
-            with noise.at(noise.Place((*seed, phase.name, learner.player.name, "hook"), 0, 1, 1)):  # for all ranks
+            with for_all_ranks(*seed, phase.name, learner.player.name, "hook"):
                 hooks.call("on_before_optimizer_step", learner.learners_updater.optimizer)
         for learner, old in zip(learners, before, strict=True):
             # What ranks leave must be alike: later all gather the same weights, so nothing shows it.

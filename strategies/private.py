@@ -30,7 +30,6 @@ from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.overrides.distributed import _sync_module_states as broadcast_module
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher as FunctionLauncher
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher as ScriptLauncher
-from lightning.pytorch.strategies.launchers.launcher import _Launcher as Launcher
 from lightning.pytorch.strategies.launchers.multiprocessing import _WorkerOutput as WorkerOutput
 from lightning.pytorch.strategies.launchers.subprocess_script import _basic_subprocess_cmd as same_command
 from lightning.pytorch.trainer.call import _call_callback_hooks as call_callbacks

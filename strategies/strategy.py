@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
@@ -39,6 +39,7 @@ from strategies.training.assignment import Auto
 from strategies.training.players import Players, on_devices, serve_players, set_up_players
 from strategies.training.ranks_strategy import RanksStrategy
 from strategies.training.steps import Steps
+from strategies.training.watch import Check
 from strategies.turn import Training, all_learning
 from strategies.world import world_of_thread
 
@@ -63,7 +64,7 @@ class PhaseStrategy(RanksStrategy):
         self,
         policy: str | Mapping[str, str] = "ddp",
         *,
-        check: bool | Literal["often"] = True,
+        check: Check = True,
         check_replicas: bool = False,
         start_method: str = "popen",
         process_group_backend: str | None = None,
@@ -89,7 +90,7 @@ class PhaseStrategy(RanksStrategy):
             timeout=timeout,
             start_method=start_method,
         )
-        self.check: bool | Literal["often"] = check
+        self.check: Check = check
         self.check_replicas = check_replicas
         self.until_teardown = ExitStack()
 

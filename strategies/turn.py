@@ -17,7 +17,7 @@ from gan.module import GanModule
 from gan.phase import Losses, Phase
 from strategies import private
 from strategies.advice import instead
-from strategies.batches.draws import Draws
+from strategies.batches.draws import Draws, for_all_ranks
 from strategies.batches.micro_batches import Batches
 from strategies.hooks import NO_HOOKS, Hooks, refuse_partial_gradients, see_gradients
 from strategies.options.compile import played
@@ -128,13 +128,12 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
             norms = see_gradients(learners, phase, training.hooks, training.world, training.checked, seed)
             finished = [(each, each.tolist()) for each in norms]
 
-        with noise.at(asking(training.seed, step, phase, "update")):
+        with for_all_ranks(training.seed, step, phase.name, "update"):
             wanted = phase.update is None or training.world.answer(phase.update)
 
         # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
         for learner, (norms, values) in zip(learners, finished, strict=True):
-            # What an optimizer or `after` draws is for all ranks.
-            with noise.at(noise.Place((training.seed, step, phase.name, learner.player.name), 0, 1, 1)):
+            with for_all_ranks(training.seed, step, phase.name, learner.player.name):  # as what `after` draws
                 norm = torch.linalg.vector_norm(norms)
                 finite = all(map(math.isfinite, values))
                 if finite and wanted:
@@ -147,11 +146,6 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
             found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
 
     return found | {f"{phase.name}/{name}": loss for name, loss in losses.items()}
-
-
-def asking(seed: int, step: int, phase: Phase, word: str) -> noise.Place:
-    """The place at which `when` or `update` draws, for all ranks."""
-    return noise.Place((seed, step, phase.name, word), 0, 1, 1)
 
 
 @contextmanager

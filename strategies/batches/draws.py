@@ -38,7 +38,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from itertools import chain
 from types import FrameType
@@ -103,6 +103,11 @@ def draws_follow(device: torch.device) -> Iterator[None]:
         _running -= 1
         if _running == 0:
             _put_back.close()
+
+
+def for_all_ranks(*key: str | int) -> AbstractContextManager[Any]:
+    """Inside the `with`, what is drawn belongs to no sample, and is the same on all ranks."""
+    return noise.at(Place(key, 0, 1, 1))
 
 
 def _as_one_call(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,12 +12,11 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from gan import noise
 from gan.files.errors import UserError
 from gan.noise import OF_SEED
 from gan.phase import Phase
 from strategies.batches import random_state
-from strategies.batches.draws import ByPhase, Draws
+from strategies.batches.draws import ByPhase, Draws, for_all_ranks
 from strategies.check.first_difference import Begin
 from strategies.check.left_behind import LeftBehind
 from strategies.check.one_process import as_one_process
@@ -27,7 +26,7 @@ from strategies.observers import Casts
 from strategies.policies.policy import Policy
 from strategies.private import default_store
 from strategies.sharding.bucket import UNSHARDED
-from strategies.turn import Training, asking, finish, gradients, ready
+from strategies.turn import Training, finish, gradients, ready
 from strategies.world import World, agree
 
 FAILS = "cannot play: "  # what a rank whose loss fails tells the others
@@ -100,7 +99,7 @@ class Trial:
             for learner, (norms, _) in zip(learners, finish(phase, policies, self.scale), strict=True):
                 self.norms[phase.name, learner.player.name] = norms_by_name(learner, norms)
             if phase.update is not None:
-                with noise.at(asking(training.seed, self.step, phase, "update")):
+                with for_all_ranks(training.seed, self.step, phase.name, "update"):
                     # It may read what on_before_optimizer_step keeps, and that is not called here.
                     self.answer(phase, "update", phase.update, may_fail=True)
             for learner in learners:

@@ -244,7 +244,7 @@ class RemotePlayer(Policy):
 class NoWeights(Storage):
     """No weights are on this rank."""
 
-    sharded = cut = True
+    owns_part = owns_pieces = True
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         super().__init__({})

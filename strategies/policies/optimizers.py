@@ -100,7 +100,7 @@ class Updater:
             self.owned.append({key: [each[number] for number in there] for key, each in own.items()})
             self.owned[-1]["params"] = [storage.owned[members[number]] for number in there]
         self.foreign = [storage.weights[name] for name in storage.weights.keys() - storage.owned.keys()]
-        if storage.cut:
+        if storage.owns_pieces:
             self._cut_state(storage)
             self.optimizer.register_state_dict_pre_hook(self._refuse_pieces)
             self.optimizer.register_load_state_dict_post_hook(partial(self._loaded, storage))

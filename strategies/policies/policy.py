@@ -112,9 +112,9 @@ class Policy(WholeWeights):
             network = self.player.module if self.player.ema_buffers == "averaged" else None
             self.ema = Ema(self.storage.owned, self.player.decay, network=network)
         for updater in self.updaters.values():
-            if self.storage.cut:
+            if self.storage.owns_pieces:
                 optimizers.check_pieces(self.player, updater, self.name)
-            if self.storage.sharded:
+            if self.storage.owns_part:
                 updater.step_owned(self.storage)
             if isinstance(updater.optimizer, Modes):
                 self.ema = EvalWeights(updater, self.storage.owned)

@@ -101,7 +101,7 @@ class WholeWeights(Costs):
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Inside the `with`, the player has its averaged weights, if any. After an error it waits for no rank."""
-        if self.ema is not None and self.released and self.storage.sharded:
+        if self.ema is not None and self.released and self.storage.owns_part:
             raise UserError(
                 f"player '{self.player.name}': under '{self.name}' each rank had a part of the average, and training "
                 f"has ended; use averaged() in on_train_end of the game or a callback, or load a checkpoint"

@@ -24,8 +24,8 @@ class Storage:
     `weights` are the author's parameters that learn. `owned` is what this rank's optimizer and average work on.
     """
 
-    sharded = False  # whether the optimizer works on a part of the weights only: on some of them, or on pieces of all
-    cut = False  # whether it works on pieces of weights
+    owns_part = False  # whether the optimizer works on a part of the weights: on some, or on pieces of all
+    owns_pieces = False  # whether it works on pieces of weights
     group: Any = None  # the ranks that together own the weights once, if each owns a part
     gradients_apart = False  # whether a weight's owner has its whole gradient, and no other rank has any of it
 
@@ -81,7 +81,7 @@ class Storage:
 
         The shape cannot decide this: a weight may be a scalar, and then its moments are scalars too.
         """
-        return self.cut and key not in SCALARS
+        return self.owns_pieces and key not in SCALARS
 
     def values_of_all(self, values: dict[str, Any]) -> dict[str, Any]:
         """Plain values that each rank has for the weights it owns, by the weights' names: those of all ranks."""
@@ -99,7 +99,7 @@ class Buckets(Storage):
     learn) are sharded too.
     """
 
-    sharded = cut = True
+    owns_part = owns_pieces = True
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class OneOwner(Storage):
     storage has them.
     """
 
-    sharded = True
+    owns_part = True
 
     def __init__(
         self, weights: Mapping[str, nn.Parameter], parts: Sequence[Mapping[str, nn.Parameter]], group: dist.ProcessGroup

@@ -26,7 +26,6 @@ from strategies.checkpoint.writing import refuse_other
 from strategies.placing.division import Division, placement_of, refuse_a_group
 from strategies.policies import POLICIES
 from strategies.policies.choice import Choice, choices
-from strategies.private import Launcher
 from strategies.processes.cluster import connect, environment, launched_in
 from strategies.processes.cluster import store as store_of
 from strategies.processes.lost_ranks import Survivor
@@ -41,7 +40,7 @@ from strategies.world import Groups, Owed, World
 TYPE_GLOO = "type gloo (process_group_backend, in gan.fit --backend), or leave it out"
 
 
-def launcher(strategy: LaunchedStrategy, start_method: StartMethod, is_dp: bool = False) -> Launcher:
+def launcher(strategy: LaunchedStrategy, start_method: StartMethod, is_dp: bool = False) -> Scripts | OwnRanks:
     """The launcher for Lightning's `start_method`. Where somebody else has started the ranks, it starts none."""
     scripts = start_method == "popen" and not is_dp and not hasattr(sys, "ps1")  # a notebook is none
     cluster = strategy.cluster_environment

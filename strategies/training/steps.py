@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from gan import noise
 from gan.module import GanModule
 from gan.phase import Phase
 from nets.norm import synchronised
 from strategies import private
-from strategies.batches.draws import draws_follow
+from strategies.batches.draws import draws_follow, for_all_ranks
 from strategies.check.replicas import compare_replicas, compare_settings
 from strategies.hooks import GameFirst, draws_alike
 from strategies.policies.optimizers import check_saved, check_unaltered
@@ -23,7 +22,7 @@ from strategies.processes import heap
 from strategies.training.incoming import Incoming
 from strategies.training.lockstep import Lockstep
 from strategies.training.logged import Logged
-from strategies.training.watch import Watch
+from strategies.training.watch import Check, Watch
 from strategies.turn import Training, play
 
 
@@ -35,12 +34,7 @@ class Steps:
     """
 
     def __init__(
-        self,
-        training: Training,
-        lockstep: Lockstep,
-        check: bool | Literal["often"],
-        compared: bool,
-        to_device: Callable[..., Any],
+        self, training: Training, lockstep: Lockstep, check: Check, compared: bool, to_device: Callable[..., Any]
     ) -> None:
         game = training.game
         training.batches.begin(game.trainer.train_dataloader)
@@ -50,7 +44,7 @@ class Steps:
         self.game, self.training, self.lockstep, self.compared = game, training, lockstep, compared
         self.guard, self.policies = training.guard, training.policies
         for policy in self.policies.values():
-            if training.checked and policy.storage.cut:
+            if training.checked and policy.storage.owns_pieces:
                 check_unaltered(policy.player, policy.updaters.values(), policy.name)
         training.draws.compiled = any(each.compiled or each.compiled_by_author for each in self.policies.values())
         self.incoming = Incoming(training, lockstep.whereabouts, to_device)
@@ -65,7 +59,7 @@ class Steps:
         self.guard.raise_if_hopeless()
         self.incoming.agree(batch)
         tried = self.watch.due()
-        with noise.at(noise.Place((self.training.seed, step, "freeze"), 0, 1, 1)):  # what freeze= draws is for all
+        with for_all_ranks(self.training.seed, step, "freeze"):
             for policy in self.policies.values():
                 policy.begin_step(step, tried and several)
         self.watch.begin()

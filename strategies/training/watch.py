@@ -5,21 +5,21 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal
 
-from gan import noise
 from gan.files.errors import UserError
 from gan.phase import Phase
 from strategies import private
 from strategies.batches import random_state
-from strategies.batches.draws import Draws
+from strategies.batches.draws import Draws, for_all_ranks
 from strategies.batches.reachable import PLAIN
 from strategies.check.one_device import check_guesses, check_step, learn_draws
 from strategies.check.snapshot import read_by_losses
 from strategies.check.trial import Trial
 from strategies.hooks import AFTER
 from strategies.training.incoming import Incoming
-from strategies.turn import Training, asking, drawn_at
+from strategies.turn import Training, drawn_at
 
 Play = Callable[[Any], Any]
+Check = bool | Literal["often"]  # what PhaseStrategy(check=...) takes
 TIMES = 10  # a phase is played so often from trial to trial
 
 
@@ -29,7 +29,7 @@ class Watch:
     One device alone is watched for what its micro-batches draw.
     """
 
-    def __init__(self, training: Training, incoming: Incoming, check: bool | Literal["often"]) -> None:
+    def __init__(self, training: Training, incoming: Incoming, check: Check) -> None:
         game = training.game
         self.game, self.training, self.incoming = game, training, incoming
         self.same_on_ranks = training.same_on_ranks
@@ -128,7 +128,7 @@ class Watch:
     def asked(self, phase: Phase) -> bool:
         """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
         assert phase.when is not None
-        with noise.at(asking(self.training.seed, self.game.step, phase, "when")):
+        with for_all_ranks(self.training.seed, self.game.step, phase.name, "when"):
             world, trial = self.training.world, self.trial
             return world.answer(phase.when) if trial is None else trial.answer(phase, "when", phase.when)
 
