@@ -169,14 +169,18 @@ class Pipe:
         self.stage_of = dict.fromkeys(map(id, self.network.parameters()), 0)  # by the ids of parameters
         self.stage_of |= {id(each): unit.stage for unit in self.units for each in unit.parameters.values()}
         self.together = rows_together(self.network)
-        number, size = (0, 1) if self.copies is None else (dist.get_rank(self.copies), dist.get_world_size(self.copies))
-        self.same_stages = ranks.World(number, size, self._add_up)  # the ranks that have them in all pipelines
 
-    def _add_up(self, values: Tensor) -> Tensor:
-        total = values.clone(memory_format=torch.contiguous_format)
-        if self.copies is not None:
-            dist.all_reduce(total, group=self.copies)
-        return total
+    def same_stages(self) -> ranks.World:
+        """The ranks that have this one's stages in all pipelines. Not kept: it refers to the pipe, and so to groups."""
+
+        def add(values: Tensor) -> Tensor:
+            total = values.clone(memory_format=torch.contiguous_format)
+            if self.copies is not None:
+                dist.all_reduce(total, group=self.copies)
+            return total
+
+        number, size = (0, 1) if self.copies is None else (dist.get_rank(self.copies), dist.get_world_size(self.copies))
+        return ranks.World(number, size, add)
 
     def rank_of(self, stage: int) -> int:
         return stage % self.size
@@ -229,6 +233,7 @@ class Program(TorchFunctionMode):
         super().__init__()
         self.pipe, self.mine, self.carrier = pipe, mine, carrier
         self.player, self.stage_of, self.device = pipe.player, pipe.stage_of, pipe.device
+        self.same_stages = pipe.same_stages()
         # What has been carried, by id and target, in the order of transfers: the tensor, and what is there of it.
         self.carried: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
         self.written: dict[int, tuple[Tensor, Unit]] = {}  # by id: what a unit of another stage has changed in place
@@ -419,9 +424,9 @@ class Program(TorchFunctionMode):
 
         def add(values: Tensor) -> Tensor:
             self.whole_batch = f"'{unit.name}'"
-            return self.pipe.same_stages.add(values)
+            return self.same_stages.add(values)
 
-        same = self.pipe.same_stages
+        same = self.same_stages
         world = ranks.at(replace(same, add=add, of_gradients=same)) if self.several else nullcontext()
         with mock.patch.object(self, "running", True), world:
             yield
