@@ -9,14 +9,7 @@ import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
 from gan.files.errors import UserError
@@ -152,7 +145,8 @@ def check_together(loaders: Any, ahead: int) -> None:
     known: set[tuple[int, int]] = set()
     for each in (each for each in tree_leaves(loaders) if isinstance(each, ResumableLoader)):
         each.ahead = ahead
-        if isinstance(each, GlobalLoader) and each.ranks > 1 and each.collate_fn is not default_collate:
+        own_way = each.collate_fn is not torch.utils.data.default_collate
+        if isinstance(each, GlobalLoader) and each.ranks > 1 and own_way:
             _check_collated(each)
         if each.sampler.shuffle:
             key = each.sampler.length, each.sampler.seed
