@@ -420,10 +420,10 @@ class Draws:
 
     def said(self, phase: Phase) -> str:
         """What the last time was taken for what; nothing if the phase draws nothing."""
-        return said(self.seen.get(phase.name, {}))
+        return in_words(self.seen.get(phase.name, {}))
 
 
-def said(drawn: Mapping[int, Drawn]) -> str:
+def in_words(drawn: Mapping[int, Drawn]) -> str:
     """What was taken for what; nothing if nothing was drawn."""
     each = {(draw.shape, draw.dim is not None): draw.name for draw in drawn.values() if not draw.whole}
     words = {True: "for each sample", False: "once for the whole batch"}

@@ -38,7 +38,7 @@ from torch import Tensor
 from gan.files.errors import UserError
 from gan.pool import ImagePool
 from nets.norm import unsynchronised
-from strategies.batches.draws import BY_GENERATOR, ByPhase, said
+from strategies.batches.draws import BY_GENERATOR, ByPhase, in_words
 from strategies.check import left_behind
 from strategies.check.comparison import A_MEAN_OVER_SAMPLES, SHAKES, Comparison, moved, roundings, shake_weights
 from strategies.check.first_difference import Begin, Calls
@@ -420,7 +420,7 @@ def _said(lines: Mapping[str, str], runner: "TrialRunner", trial: Trial) -> str:
         *[OF_LOADERS] * bool(draws and several),
     ]
     of_draws += [DRAWS_BY_GENERATOR] * bool(given)
-    of_draws += [f"Phase '{phase}' draws {text}." for phase, seen in drawn.items() if (text := said(seen))]
+    of_draws += [f"Phase '{phase}' draws {text}." for phase, seen in drawn.items() if (text := in_words(seen))]
     advice = of_draws + advice if begins and all(each.drew for each in begins) else advice + of_draws
     if trial.drawn_alike:
         advice.insert(0, DRAWS_ALIKE)

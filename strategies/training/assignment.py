@@ -61,7 +61,7 @@ def assign(
         free = min(world.gather(memory(world.device, world.per_node)))
         decisions = decide(chosen, players, belongings, world, free)
         if world.rank == 0:
-            print(told(decisions, free), flush=True)
+            print(in_a_table(decisions, free), flush=True)
         chosen |= {each.player: each.choice(chosen[each.player]) for each in decisions}
     chosen |= {name: chosen[player.follows] for name, player in players.items() if player.follows is not None}
     policies = {
@@ -207,7 +207,7 @@ def memory(device: torch.device, local: int) -> float:
     return min(left)
 
 
-def told(decisions: Sequence[Decision], free: float) -> str:
+def in_a_table(decisions: Sequence[Decision], free: float) -> str:
     budget, all_ = free * USABLE, sum(each.bytes for each in decisions)
     as_ddp = sum(each.needs["ddp"].bytes for each in decisions)
     rows: list[tuple[str, ...]] = [

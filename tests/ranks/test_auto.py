@@ -18,7 +18,7 @@ from strategies.policies.amounts import Held
 from strategies.policies.belongings import Belongings
 from strategies.policies.choice import Choice, choices
 from strategies.training import assignment
-from strategies.training.assignment import LEVELS, choose_levels, levels_of, memory, told
+from strategies.training.assignment import LEVELS, choose_levels, in_a_table, levels_of, memory
 from strategies.world import World
 from tests.support.hard_games import HARD
 from tests.support.parity import EXACT, distance, train
@@ -166,12 +166,12 @@ def test_more_memory_never_shares_out_more():
 
 
 def test_the_table_says_what_and_why():
-    lines = told(choose_levels(BOTH, 0, 50 * GB), 50 * GB).splitlines()
+    lines = in_a_table(choose_levels(BOTH, 0, 50 * GB), 50 * GB).splitlines()
     assert lines[0].startswith("auto: ddp would need 54 GB a rank; sharded as below it is 19 GB, of 25 GB (50 GB free")
     assert " ".join(lines[1].split()) == "player chosen weights gradients optimizer, average on a rank as ddp"
     assert " ".join(lines[2].split()) == "large zero2 10 GB 10 GB 30 GB 15 GB 50 GB"
-    assert told(choose_levels({"small": SMALL}, 0, 50 * GB), 50 * GB).startswith("auto: ddp fits: 4 GB a rank")
-    assert "it may not fit: 21 GB a rank; use more ranks" in told(choose_levels({"whole": WHOLE}, 0, GB), GB)
+    assert in_a_table(choose_levels({"small": SMALL}, 0, 50 * GB), 50 * GB).startswith("auto: ddp fits: 4 GB a rank")
+    assert "it may not fit: 21 GB a rank; use more ranks" in in_a_table(choose_levels({"whole": WHOLE}, 0, GB), GB)
 
 
 # ---- and it trains ----
