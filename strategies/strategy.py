@@ -163,7 +163,8 @@ class PhaseStrategy(RanksStrategy):
         self.saving.resume(game.trainer)
         seed, draws, alike = self.saving.seed, self.saving.draws, self.lockstep.same_on_ranks
         known = game, self.policies, self.precision_plugin, self.world, seed, Hooks(game.trainer, game), alike
-        training = Training(*known, draws=draws, batches=self.batches)
+        checked = bool(self.check) and self.world.size > 1
+        training = Training(*known, draws=draws, batches=self.batches, checked=checked)
         self.steps = Steps(training, self.lockstep, self.check, self.check_replicas, super().batch_to_device)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:

@@ -4,7 +4,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,7 +39,6 @@ class Steps:
         training.batches.begin(game.trainer.train_dataloader)
         for phase in game.phases:  # what is logged of it is a mean over ranks already
             warnings.filterwarnings("ignore", rf"It is recommended to use `self.log\('{re.escape(phase.name)}/")
-        training = replace(training, checked=bool(check) and training.world.size > 1)
         self.game, self.training, self.lockstep, self.compared = game, training, lockstep, compared
         self.guard, self.policies = training.guard, training.policies
         for policy in self.policies.values():
