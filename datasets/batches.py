@@ -96,14 +96,14 @@ class GlobalBatches(DistributedSampler):
                 yield epoch, index
 
 
-def check_divides(batch: int, ranks: int, option: str) -> None:
-    """Refuse a batch that ranks cannot share equally. `option` is what to type before a number."""
+def check_divides(batch: int, ranks: int, option: str, most: int | None = None) -> None:
+    """Refuse a batch that ranks cannot share equally. `option` is what to type before a number, `most` at most."""
     if batch < 1:
         raise UserError(f"batch {batch} is empty; try {option}{ranks}")
     if batch % ranks:
         below, fits = batch // ranks * ranks, max(fewer for fewer in range(1, ranks) if batch % fewer == 0)
-        advice = " or ".join(f"{option}{size}" for size in (below, below + ranks) if size)
-        advice += f", or {fits} rank{'s' * (fits > 1)}"
+        sizes = [f"{option}{size}" for size in (below, below + ranks) if 0 < size <= (most or size)]
+        advice = ", or ".join([" or ".join(sizes)] * bool(sizes) + [f"{fits} rank{'s' * (fits > 1)}"])
         raise UserError(f"batch {batch} is not divisible by {ranks} ranks; try {advice}")
 
 

@@ -62,13 +62,19 @@ class GanData(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Refuse, before the first step, what cannot be split into equal parts."""
         _, ranks = self._rank_of_ranks()
-        check_divides(self.batch_size, ranks, "--batch-size ")
-        if len(self.train) < self.batch_size:
+        self.check(ranks)
+
+    def check(self, ranks: int) -> None:
+        """Refuse what so many ranks cannot share."""
+        count = len(self.train)
+        check_divides(self.batch_size, ranks, "--batch-size ", count)
+        if count < self.batch_size:
             # A power of two for each rank: where the ranks are not known yet, most of them can share that too.
-            fewer = min(ranks, 1 << len(self.train).bit_length() >> 1) or 1
-            fits = fewer << (len(self.train) // fewer).bit_length() >> 1
+            fewer = min(ranks, 1 << count.bit_length() >> 1) or 1
+            fits = fewer << (count // fewer).bit_length() >> 1
             advice = f"try --batch-size {fits}" + f" on {fewer} rank{'s' * (fewer > 1)}" * (fewer < ranks)
-            raise UserError(f"{len(self.train)} training samples do not fill a batch of {self.batch_size}; {advice}")
+            what = f"{count} training samples do" if count != 1 else "1 training sample does"
+            raise UserError(f"{what} not fill a batch of {self.batch_size}; {advice}")
         if self.val is not None:
             check_held_out(self.val_count, ranks, by=" by --held-out")
 

@@ -51,12 +51,15 @@ def main(argv: list[str]) -> None:
     computer = machine(settings)
     start.allow_files(settings, computer.processes)
     out = Path(settings.out) if resumed is None else resumed[0].path.parent
-    if place is None and computer.processes > 1 and not settings.dry_run:
+    if place is None and computer.processes > 1:
         start.check_settings(settings, strategy, computer.devices, computer.kind == "cpu")
-        start_ranks(settings, computer, out, [*argv, *begun])
-        return
-    least, most = options.nodes(settings.nodes)  # where hosts come and go, no batch fits their number
-    begun_by = train.Beginning(settings, resumed, place, out, argv, computer.processes if least == most else 1)
+        if not settings.dry_run:
+            start_ranks(settings, computer, out, [*argv, *begun])
+            return
+    least, most = options.nodes(settings.nodes)
+    # Where hosts come and go, no batch fits their number.
+    ranks = start.training_ranks(strategy, computer.processes) if least == most else 1
+    begun_by = train.Beginning(settings, resumed, place, out, argv, ranks)
     train.start_training(begun_by, computer, strategy)
 
 

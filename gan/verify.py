@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +17,7 @@ from gan.app.run.parser import Numbers, Parser, items
 from gan.app.run.resumed import to_resume
 from gan.files.errors import UserError
 from gan.runs import short_name
+from gan.runs.run import Unchosen, made_to, shared
 
 if TYPE_CHECKING:
     from gan.app.verifying.verification import OneDevice, Row, Verification
@@ -50,7 +52,11 @@ def main(argv: list[str]) -> int:
     take_from_run(settings, argv)
     for strategy in settings.strategy:
         PhaseStrategy(strategy)  # refuses what it cannot read, before anything is trained
-    for devices in settings.devices if settings.get("batch_size") is not None else ():
+    batch = settings.get("batch_size")
+    if isinstance(batch, Unchosen):
+        with made_to("train", ranks=lcm(*settings.devices)):
+            settings.batch_size = shared(batch)
+    for devices in settings.devices if batch is not None else ():
         check_divides(settings.batch_size, devices, "--batch-size ")
     start = settings.found and to_resume(
         settings.from_checkpoint, *settings.found, say=say, option="--from-checkpoint "

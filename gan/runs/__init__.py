@@ -12,7 +12,7 @@ from functools import cache
 
 from gan.files.errors import UserError
 from gan.runs import biggan, faces, faces_from_noise, hifigan, own, pairs, r3gan, sides, stylegan2, vqgan
-from gan.runs.run import HELD_OUT, Run, say
+from gan.runs.run import HELD_OUT, Run, Unchosen, say, shared
 
 __all__ = ["HELD_OUT", "RUNS", "Run", "build", "find", "full_name", "short_name"]
 
@@ -68,6 +68,8 @@ def short_name(name: str) -> str:
 
 def build(name: str, **settings: object) -> Run:
     function = find(name)
+    if isinstance(batch := settings.get("batch_size"), Unchosen):
+        settings["batch_size"] = shared(batch)
     if name in OLD_NAMES:
         _say_new_name(name)
     try:

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import torch
 from jsonargparse.typing import restricted_number_type, restricted_string_type
 
 from gan.files.errors import UserError, printable, this_rank
@@ -40,6 +41,10 @@ _MAKING: ContextVar[_Making] = ContextVar("making")
 
 def _making() -> _Making:
     return _MAKING.get(_Making())
+
+
+class Unchosen(int):
+    """The batch size that a run has by itself, if nobody has typed another: `gan.runs.build` makes it `shared`."""
 
 
 @dataclass
@@ -80,14 +85,14 @@ def check_size(size: tuple[int, int], upsamplings: int) -> None:
         )
 
 
-def preset(presets: Mapping[str, P], config: str, **typed: Any) -> P:
-    """The published configuration of that name, with what is typed in place of its own. All ranks share its batch."""
+def preset(presets: Mapping[str, P], config: str, share: int = 1, **typed: Any) -> P:
+    """The published configuration of that name, with what is typed in place of its own. Its batch is `shared`."""
     if config not in presets:
         raise UserError(f"--config {config} is not known; type one of {', '.join(presets)}")
     found: Any = presets[config]
     given = {name: value for name, value in typed.items() if value is not None}
     for name in {"batch", "batch_size"} & vars(found).keys() - given.keys():
-        given[name] = shared(getattr(found, name))
+        given[name] = shared(getattr(found, name), share)
     return replace(found, **given)
 
 
@@ -96,11 +101,12 @@ def ranks() -> int:
     return _making().ranks
 
 
-def shared(batch: int) -> int:
-    """The batch that nobody has typed, or the next larger one that the ranks can share."""
-    larger = -(-batch // ranks()) * ranks()
+def shared(batch: int, share: int = 1) -> int:
+    """The batch that nobody has typed, or the next larger one of which several ranks get equal multiples of `share`."""
+    parts = ranks() * share if ranks() > 1 else 1
+    larger = -(-batch // parts) * parts
     if larger > batch:
-        say(f"batch {larger}: {ranks()} ranks cannot share the configuration's {batch}; --batch-size for another")
+        say(f"batch {larger}: {ranks()} ranks cannot share the default {batch}; --batch-size for another")
     return larger
 
 
@@ -181,10 +187,14 @@ def decodes() -> bool:
 
 def perceptual_loss(typed: str, network: Callable[[], "Module"], load: Callable[[Any], P]) -> P | None:
     """What `load` makes of the weights of VGG, or of where to find them. None if there is no such loss, or if the run
-    is only looked at: only training needs it, and the file of the weights may be gone.
+    is only looked at: only training needs it, and the file of the weights may be gone. A dry run downloads none.
     """
     if typed == "off" or _making().purpose == "look":
         return None
+    if _making().purpose == "dry" and typed == "torchvision":
+        say("perceptual: the training takes VGG's weights from torchvision's cache, or else downloads them")
+        with torch.device("meta"):
+            return load(network().state_dict())
     return load(network().state_dict() if is_planned() else typed)
 
 

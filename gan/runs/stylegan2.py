@@ -13,6 +13,7 @@ from gan.runs.run import preset as preset_of
 from nets.ada import PIPES, Ada
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 
+PATHS = 2  # path lengths are of one in so many samples of a rank
 LONGEST = 0.05  # of a short training: the half-life of the averaged weights, as the published ramp has it
 
 
@@ -52,11 +53,11 @@ def batch_on(devices: int, side: int) -> int:
 
 def preset(config: str, side: int, batch: int | None = None, **typed: Any) -> Preset:
     """The configuration of that name. `auto` depends on the larger side of the pictures and on the batch size."""
-    size = batch or shared(batch_on(ranks(), side))
+    size = batch or shared(batch_on(ranks(), side), PATHS)
     width, rate = 1.0 if side >= 512 else 0.5, 0.002 if side >= 1024 else 0.0025
     gamma, ema = 0.0002 * side**2 / size, size * 10 / 32
     auto = Preset(size, rate, gamma, ema, min(size, 4), width, mapping=2, ramp_up=0.05)
-    return preset_of({"auto": auto} | PRESETS, config, batch=batch, **typed)
+    return preset_of({"auto": auto} | PRESETS, config, PATHS, batch=batch, **typed)
 
 
 def stylegan2(

@@ -1,13 +1,13 @@
 """VQGAN in its published configurations, on pictures of a person's own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
 from gan.runs.pictures import OnPictures
-from gan.runs.run import Run, begin_with, perceptual_loss, preset, say
+from gan.runs.run import Run, begin_with, perceptual_loss, preset, ranks, say
 from nets.discriminator import PatchGan
 from nets.vqgan import Learning, VqAutoencoder
 
@@ -22,7 +22,7 @@ class Preset:
     codes: int
     start: int = 250_001
     adversarial: float = 0.8
-    batch: int = 12
+    batch: int = 12  # of each device
 
 
 F16, F8, F4 = (1, 1, 2, 2, 4), (1, 2, 2, 4), (1, 2, 4)
@@ -67,7 +67,7 @@ def vqgan(
         config_: The published configuration: f16-1024, f16-16384, faces, f8, f8-256, f4. The number
             after f says how much smaller the map of codes is.
         max_steps: Steps of the whole training.
-        batch_size: Pictures a step, of all ranks together; published: 12 (faces: 3) on each GPU.
+        batch_size: Pictures a step, of all ranks together; published: 12 (faces: 3) for each device.
         rate: Learning rate of both networks; published: 4.5e-6 times the batch size.
         width: Channels of the networks at full size, a multiple of 32; published: 128.
         blocks: Residual blocks of each size; published: 2.
@@ -88,7 +88,8 @@ def vqgan(
     from gan.games.vqgan import VqGan
     from nets.vgg import load_lpips
 
-    p = preset(PRESETS, config_, codes=codes, start=start, adversarial=adversarial, batch=batch_size)
+    presets = {name: replace(each, batch=each.batch * ranks()) for name, each in PRESETS.items()}
+    p = preset(presets, config_, codes=codes, start=start, adversarial=adversarial, batch=batch_size)
     lpips = perceptual_loss(perceptual, vgg16, load_lpips)
     found = OnPictures(**settings).find()
     autoencoder = _autoencoder(p, found.channels, width, blocks, codebook)

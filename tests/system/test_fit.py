@@ -186,6 +186,13 @@ def test_dry_run_prints_and_saves_everything_trains_nothing_and_says_where_pictu
     assert not (run / "metrics.csv").exists()
     assert [path.name for path in (run / "samples").iterdir()] == ["reals.png"]
     assert said.endswith(f"; {(run / 'samples/reals.png').relative_to(here)} shows what the networks see\n")
+    for more, refused in (
+        (["--devices", "3"], "batch 2 is not divisible by 3 ranks"),
+        (["--devices", "3", "--batch-size", "9"], "6 training samples do not fill a batch of 9"),
+        (["--keep-best", "1", "--keep-best-by", "fid"], "--keep-best-by fid: there is no such score"),
+    ):
+        assert fit.main(["cyclegan", *opening.typed(small), "--dry-run", *more]) == 2
+        assert refused in capsys.readouterr().err and [path.name for path in (here / "runs").iterdir()] == [run.name]
 
 
 def test_the_runs_are_listed_with_what_they_are(capsys):

@@ -20,6 +20,7 @@ from gan.app.run import folder, settings_file
 from gan.app.run.parser import Parser, listed
 from gan.files.errors import UserError, reason
 from gan.runs import find, full_name, short_name
+from gan.runs.run import Unchosen
 from strategies.policies import ALIASES, POLICIES
 from strategies.policies.choice import OPTIONS
 from strategies.processes import slurm
@@ -151,7 +152,10 @@ def _settings_in(path: Path, parser: Parser, run: str, before: Namespace | None 
     parser.exit_on_error = False
     try:
         _check_kinds(found, parser)
-        return parser.parse_object(found, before)
+        settings, free = parser.parse_object(found, before), (before or parser.get_defaults()).get("batch_size")
+        if isinstance(free, Unchosen) and "batch_size" not in found:
+            settings.batch_size = free
+        return settings
     except argparse.ArgumentError as error:
         reason = " ".join(str(error).split())[:300]
         name, right = parser.wanted(reason)
@@ -183,7 +187,8 @@ def _check_kinds(found: dict[str, Any], parser: Parser) -> None:
 
 def run_settings(settings: Namespace) -> dict[str, Any]:
     names = parameters(settings.run)
-    return {name: _plain(value) for name, value in settings.as_dict().items() if name in names}
+    found = {name: value for name, value in settings.as_dict().items() if name in names}
+    return {name: value if isinstance(value, Unchosen) else _plain(value) for name, value in found.items()}
 
 
 def _parser(run: str) -> Parser:
@@ -311,6 +316,8 @@ def run_parser(
             f"{run} has an argument '{clash[0]}', which is an option of {parser.prog} itself; rename the argument"
         )
     parser.add_function_arguments(find(run), as_positional=False, fail_untyped=":" not in run, skip=set(without))
+    if ":" not in run and isinstance(batch := parser.get_defaults().get("batch_size"), int):
+        parser.set_defaults(batch_size=Unchosen(batch))
     named = {action.dest: action for action in parser._actions}
     if {"config", "config_"} <= named.keys():  # both are typed --config, see _renamed
         named["config_"].help = f"{named['config_'].help} Or a YAML file of settings, such as a run's settings.yaml."

@@ -31,6 +31,7 @@ from gan.app.run.options import nodes
 from gan.files.disk import read_text, write_whole
 from gan.files.errors import UserError
 from gan.files.system import cores, resource
+from gan.runs.run import Unchosen
 from strategies import PhaseStrategy
 from strategies.placing.division import placement_of
 from strategies.processes import agent, cluster
@@ -90,16 +91,21 @@ def check_settings(settings: Namespace, strategy: PhaseStrategy, devices: int, o
             f"{EACH_CPU * there} at most"
         )
     least, most = nodes(settings.nodes)
-    batch = settings.get("batch_size")
+    batch, ranks = settings.get("batch_size"), devices * most
     if least == most:  # else the number of ranks is known when the hosts have met
-        ranks = devices * most
-        placement = placement_of(strategy.choice, ranks)
-        check_ranks(strategy.choice, ranks, placement)
-        if ":" not in settings.run and isinstance(batch, int):  # an own run may mean something else by it
-            check_divides(batch, ranks if placement is None else len(placement.training), "--batch-size ")
+        check_ranks(strategy.choice, ranks, placement_of(strategy.choice, ranks))
+        typed = isinstance(batch, int) and not isinstance(batch, Unchosen)
+        if ":" not in settings.run and typed:  # an own run may mean something else by it
+            check_divides(batch, training_ranks(strategy, ranks), "--batch-size ")
     data = settings.get("data")
     if ":" not in settings.run and isinstance(data, str):
         check_there(data)
+
+
+def training_ranks(strategy: PhaseStrategy, ranks: int) -> int:
+    """How many of the ranks train, and share a batch: all but those that serve players."""
+    placement = placement_of(strategy.choice, ranks)
+    return ranks if placement is None else len(placement.training)
 
 
 class Refused(UserError):

@@ -81,6 +81,7 @@ class Beginning:
         ranks: int = 1,
     ) -> None:
         """A new run is made for so many `ranks`. Its settings have the batch that was chosen for them."""
+        self.ranks = ranks
         self.settings, self.resumed, self.place, self.out, self.argv = settings, resumed, place, out, argv
         now = options.run_settings(settings)
         said = {**now, "precision": settings.precision}
@@ -93,7 +94,7 @@ class Beginning:
                 self.run = build(settings.run, **now)
         except UserError as error:
             raise where_data_are(error, now) if self.trained is not None else error from None
-        if ":" not in settings.run and settings.get("batch_size", 0) is None:
+        if ":" not in settings.run and "batch_size" in settings:
             settings.batch_size = self.run.batch_size
         self.summary, self.all_settings = describe(self.run.game), options.dump(settings, settings.run)
         self.summary += f"\nsettings\n  {self.run.words}\n" if self.run.chosen else ""
@@ -159,6 +160,9 @@ def start_training(beginning: Beginning, computer: Computer, strategy: PhaseStra
             if not settings.dry_run:
                 train(beginning, computer, strategy, launchers, chosen)
                 return
+            if isinstance(data := beginning.run.data, GanData):
+                data.check(beginning.ranks)
+            keeper(settings, beginning.run, where, often(settings, beginning.run), names_of(scorer_of(settings)))
             reals = dry_reals(beginning.run, where)
             seen = f"; {reals} shows what the networks see" if reals else ""
             say(beginning.all_settings, beginning.summary, f"saved in {where.path}{seen}")

@@ -259,12 +259,13 @@ def test_pictures_from_512_on_get_one_more_upsampling(size, upsamplings):
 
 
 def test_only_a_training_needs_the_weights_of_vgg():
-    for purpose, found in (("train", "vgg.pth"), ("resume", "vgg.pth"), ("look", None)):
+    for purpose, found in (("train", "vgg.pth"), ("dry", "vgg.pth"), ("resume", "vgg.pth"), ("look", None)):
         with made_to(purpose):
             assert perceptual_loss("vgg.pth", torch.nn.Identity, lambda known: known) == found
             assert perceptual_loss("off", torch.nn.Identity, dict) is None
-    with made_to("plan"):
-        assert perceptual_loss("vgg.pth", lambda: torch.nn.Linear(1, 1), dict).keys() == {"weight", "bias"}
+    for purpose, typed in (("plan", "vgg.pth"), ("dry", "torchvision")):
+        with made_to(purpose):
+            assert perceptual_loss(typed, lambda: torch.nn.Linear(1, 1), dict).keys() == {"weight", "bias"}
 
 
 def test_settings_decide_on_the_perceptual_loss_memory_and_styles():

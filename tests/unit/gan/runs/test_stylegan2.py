@@ -3,8 +3,8 @@
 import pytest
 
 from gan.app.run.options import _renamed, arguments
-from gan.runs import biggan
-from gan.runs.run import made_to
+from gan.runs import biggan, build
+from gan.runs.run import Unchosen, made_to
 from gan.runs.stylegan2 import PRESETS, preset
 from tests.support import families
 from tests.unit.gan.runs.test_runs import small
@@ -80,10 +80,21 @@ def test_a_batch_that_nobody_typed_becomes_one_that_the_ranks_can_share(ranks, b
         said = capsys.readouterr().err
         assert biggan.preset("auto", (32, 32), batch_size=50).batch_size == 50
     assert said == (
-        ""
-        if batch == 50
-        else f"batch {batch}: {ranks} ranks cannot share the configuration's 50; --batch-size for another\n"
+        "" if batch == 50 else f"batch {batch}: {ranks} ranks cannot share the default 50; --batch-size for another\n"
     )
+
+
+def test_a_batch_of_any_run_that_nobody_typed_is_shared_and_a_typed_one_stays(capsys):
+    with made_to("train", ranks=3):
+        assert build("wgan-gp-faces", batch_size=Unchosen(16), faces=20, held_out=2).batch_size == 18
+        assert "batch 18: 3 ranks cannot share the default 16; --batch-size for another" in capsys.readouterr().err
+        assert build("wgan-gp-faces", batch_size=16, faces=20, held_out=2).batch_size == 16
+
+
+def test_ranks_of_stylegan2_have_an_even_number_of_samples():
+    for ranks, batch in ((1, 16), (5, 70), (6, 72), (8, 64)):
+        with made_to("plan", ranks=ranks):
+            assert preset("auto", 256).batch == batch
 
 
 def test_words_that_are_also_others_can_be_typed():

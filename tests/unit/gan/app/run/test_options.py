@@ -21,6 +21,7 @@ from gan.app.run.settings_file import MOST, read
 from gan.app.training.callbacks import write_settings
 from gan.files.errors import UserError
 from gan.runs import RUNS, full_name, short_name
+from gan.runs.run import Unchosen
 from tests.support.posix import not_on_windows
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -54,6 +55,20 @@ def test_a_yes_or_no_may_stand_alone():
     typed = ["sean-faces", "--check", "--save-in-background", "false", "--fake-once", "--max-steps", "3", "--check"]
     settings, _ = options.parse(typed)
     assert settings.check and settings.fake_once and not settings.save_in_background
+
+
+def test_a_batch_that_nobody_typed_is_known_as_such(here):
+    (here / "own.yaml").write_text("seed: 1\nrun: pix2pix\n")
+    (here / "with.yaml").write_text("batch_size: 1\nrun: pix2pix\n")
+    for typed in (["pix2pix"], ["--config", "own.yaml"], ["--config", "own.yaml", "--seed", "2"]):
+        assert type(options.run_settings(options.parse(typed)[0])["batch_size"]) is Unchosen
+    for typed in (
+        ["pix2pix", "--batch-size", "1"],
+        ["--config", "with.yaml"],
+        ["--config", "own.yaml", "--batch-size=1"],
+    ):
+        assert type(options.run_settings(options.parse(typed)[0])["batch_size"]) is int
+    assert yaml.safe_load(options.dump(options.parse(["pix2pix"])[0], "pix2pix"))["batch_size"] == 1
 
 
 def test_what_a_run_hands_on_to_another_function_is_a_setting_of_it_too(here):

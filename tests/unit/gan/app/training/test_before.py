@@ -38,6 +38,7 @@ def test_what_can_be_trained_is_not_refused(check, tmp_path):
     check("wgan-gp-faces", "--strategy", "generator=zero3@2-3,*=ddp@0-1", "--batch-size", "6", devices=4)
     check("wgan-gp-faces", "--batch-size", "6", "--nodes", "2:4")  # two hosts may come, or three
     check("sean-folder", "--data", str(tmp_path), "--labels", "3")
+    check("wgan-gp-faces", devices=3)  # nobody has typed the batch, so that it becomes one that they can share
 
 
 @pytest.mark.promise(
