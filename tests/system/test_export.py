@@ -475,6 +475,11 @@ def test_a_card_names_the_classes_and_types_labels_as_the_network_takes_them(tmp
     assert capsys.readouterr().out == 2 * "torch.Size([2, 3, 16, 16])\n"
     assert about.startswith("---\nlibrary_name")
     assert card._license("Mine: ask") == ["license: other  # of the data", "license_name: mine-ask"]
+    assert card._license("CC BY") == ["license: other  # of the data", "license_name: cc-by"]  # of which version?
+    for typed, name in (("CC0", "cc0-1.0"), ("CC0 1.0 Universal", "cc0-1.0"), ("CC BY-SA 4", "cc-by-sa-4.0")):
+        assert card._license(typed) == [f"license: {name}  # of the data"]
+    for typed, name in (("MIT License", "mit"), ("Apache License 2.0", "apache-2.0"), ("ODbL 1.0", "odbl")):
+        assert card._license(typed) == [f"license: {name}  # of the data"]
     assert card._made_up(torch.eye(3, dtype=torch.int64)[[2, 0]]) == "torch.eye(3, dtype=torch.int64)[[2, 0]]"
 
 
