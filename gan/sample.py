@@ -140,12 +140,10 @@ def parse(argv: list[str]) -> Namespace:
     """Read the command line: the run, the action and its options. Without an action, `main` chooses it by the game."""
     words = list(takewhile(lambda word: not word.startswith("-"), argv))[:2]
     action = words[1] if len(words) > 1 else None
-    if action is not None and action not in ACTIONS:
-        raise UserError(f"unknown action '{action}'; known: {', '.join(ACTIONS)}")
     _no_action("".join(words[:1]), argv)
     for place in [place for place, word in enumerate(argv[:-1]) if word == "--strength"]:
         argv = [*argv[:place], f"--strength={argv[place + 1]}", *argv[place + 2 :]]  # -4:4 looks like an option
-    settings = options.parse_saved_run(_parser(action), argv)
+    settings = options.parse_saved_run(_parser(action if action in ACTIONS else None), argv)
     _no_action(settings.which, argv)
     if settings.action != action:
         raise UserError("the run and the action come first: python -m gan.sample RUN ACTION [options]")

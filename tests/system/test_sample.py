@@ -65,7 +65,7 @@ def test_a_mask_is_not_written_over_by_what_is_painted_of_it(here, tmp_path, cap
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["auto", "transfre"], "unknown action 'transfre'; known: show, translate, draw, mix, interpolate"),
+        (["auto", "transfre"], "paints in styles, so there is no 'transfre'; type show, translate, reconstruct, tr"),
         (["transfer", "--from", "1"], "say which run comes first: python -m gan.sample auto transfer --from 1"),
         (["--run", "biggan", "show"], "which run comes first: python -m gan.sample auto show --run biggan"),
         (["--seed", "1", "auto", "show"], "the run and the action come first"),

@@ -14,6 +14,7 @@ from jsonargparse.typing import restricted_string_type
 
 from gan.app.run.settings_file import limit_typed_values
 from gan.files.errors import UserError, printable
+from gan.runs import RUNS
 
 limit_typed_values()
 
@@ -179,9 +180,15 @@ class Parser(jsonargparse.ArgumentParser):
                 message = f"unknown option {typed}; {meant}"
         word = re.match(r"unrecognized arguments: ([^\s-]\S*)", message)
         first = [str(action.metavar or action.dest).upper() for action in self._actions if not action.option_strings]
-        if word and (first or "--run" in known):
+        before = next((one for one, then in pairwise(self._typed) if word and then == word[1]), "")
+        if word and word[1].lower() in ("true", "false") and before in options:
+            message = f"{_hyphens(before)} takes no value; type {_hyphens(before)} alone, or leave it out"
+        elif word and (first or "--run" in known):
             what = " and ".join(first) or "the run's name"
             message = f"'{word[1]}' belongs to no option; {what} must come before all options"
+        elif "--run" in known and not first and "--run" not in self._typed:
+            run = next((each for each in self._typed if each in RUNS or ".py:" in each), "")
+            message += f"; the run comes first: {self.prog} {run}, and then all options" * bool(run)
         return super().error(printable(message), *more)
 
 
