@@ -20,20 +20,18 @@ class PatchDiscriminator(nn.Module):
     """The PatchGAN of Isola et al. 2017, with the padding of pix2pixHD (Wang et al. 2018).
 
     There are `layers` 4x4 convolutions of stride 2, whose channels double from `width` to 512 at most, and then the
-    score. All but the first layer and the score have no bias and an instance norm, so a score does not depend on the
-    rest of the batch. With `spectral` they have spectral norm too, as in SPADE and SEAN.
+    score. All but the first layer and the score have no bias, spectral norm and an instance norm, as in SPADE and SEAN,
+    so a score does not depend on the rest of the batch.
     """
 
-    def __init__(
-        self, inside: int, width: int = 64, layers: int = 3, spectral: bool = False, gain: float = 0.02
-    ) -> None:
+    def __init__(self, inside: int, width: int = 64, layers: int = 3, gain: float = 0.02) -> None:
         super().__init__()
         widths = [width, *(min(width * 2**k, 512) for k in range(1, layers))]
         stages: list[nn.Module] = [
             nn.Sequential(conv(inside, width, 4, 2, gain=gain), nn.LeakyReLU(SLOPE, inplace=True))
         ]
         for before, after in pairwise(widths):
-            layer = conv(before, after, 4, 2, bias=False, spectral=spectral, gain=gain)
+            layer = conv(before, after, 4, 2, bias=False, spectral=True, gain=gain)
             normed = nn.Sequential(layer, nn.InstanceNorm2d(after))
             stages.append(nn.Sequential(normed, nn.LeakyReLU(SLOPE, inplace=True)))
         stages.append(nn.Sequential(conv(widths[-1], 1, 4, gain=gain)))
@@ -52,12 +50,10 @@ class PatchDiscriminator(nn.Module):
 class MultiScaleDiscriminator(nn.Module):
     """Patch discriminators on the picture and on smaller copies of it (Wang et al. 2018)."""
 
-    def __init__(
-        self, inside: int, width: int = 64, layers: int = 3, scales: int = 2, spectral: bool = True, gain: float = 0.02
-    ) -> None:
+    def __init__(self, inside: int, width: int = 64, layers: int = 3, scales: int = 2, gain: float = 0.02) -> None:
         super().__init__()
         for number in range(scales):
-            self.add_module(f"discriminator_{number}", PatchDiscriminator(inside, width, layers, spectral, gain))
+            self.add_module(f"discriminator_{number}", PatchDiscriminator(inside, width, layers, gain))
 
     def forward(self, x: Tensor) -> list[list[Tensor]]:
         """A list of features for each scale; the scores come last in each list."""

@@ -87,7 +87,8 @@ def load(
     """What `make` makes of a file of torchvision's weights: one at that path, or for "torchvision" its own."""
     if not isinstance(weights, str):
         return make(weights)
-    path = _cached(source, called) if weights == "torchvision" else Path(weights)
+    failed = f"the perceptual loss needs {called}'s weights and their download failed ({{why}}); {_advice(source)}"
+    path = downloaded(source.url, failed) if weights == "torchvision" else Path(weights)
     if not path.is_file():
         raise UserError(f"there is no file '{path}' of {called}'s weights; {_advice(source)}")
     with explained(f"'{path}' cannot be read as weights: {{why}}; {_advice(source)}", UserError):
@@ -97,21 +98,23 @@ def load(
         return make(state)
 
 
-def _cached(source: WeightsEnum, called: str) -> Path:
-    """The file in torchvision's cache, which is downloaded if it is missing."""
-    path = Path(torch.hub.get_dir(), "checkpoints", Path(source.url).name)
-    failed = f"the perceptual loss needs {called}'s weights and their download failed ({{why}}); {_advice(source)}"
+def cached(url: str) -> Path:
+    """Where torch has what it has downloaded from there."""
+    return Path(torch.hub.get_dir(), "checkpoints", Path(url).name)
+
+
+def downloaded(url: str, failed: str) -> Path:
+    """The file in torch's cache, which is downloaded if it is missing; `failed` are the words where that fails."""
     with explained(failed, OSError, RuntimeError, HTTPException), redirect_stdout(sys.stderr):
-        if not path.is_file():
-            source.get_state_dict(check_hash=True, weights_only=True, progress=sys.stderr.isatty())
+        if not (path := cached(url)).is_file():
+            torch.hub.load_state_dict_from_url(url, check_hash=True, weights_only=True, progress=sys.stderr.isatty())
     return path
 
 
 def _advice(source: WeightsEnum) -> str:
-    name = Path(source.url).name
     return (
-        f"bring {source.url} as '{Path(torch.hub.get_dir(), 'checkpoints', name)}', or type --perceptual PATH "
-        f"with the path of {name}, or --perceptual off to train without"
+        f"bring {source.url} as '{cached(source.url)}', or type --perceptual PATH with the path of "
+        f"{Path(source.url).name}, or --perceptual off to train without"
     )
 
 

@@ -37,7 +37,7 @@ from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published.sean import discriminator_file, generator_file
 from nets.sean import SeanGenerator, StyleEncoder
-from nets.sean.ace import ACE
+from nets.sean.generator import ACE
 from strategies import PhaseStrategy
 from strategies.accelerator import best
 from strategies.processes.heap import keep_freed_memory

@@ -5,7 +5,7 @@ import sys
 import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from textwrap import shorten
 from typing import Any
@@ -72,8 +72,10 @@ class DiskError(UserError):
 
 
 @contextmanager
-def explained(words: str, *kinds: type[Exception], saying: str = "") -> Iterator[None]:
-    """Inside the `with`, errors of these kinds become UserErrors of these words, in which {why} stands for the reason.
+def explained(
+    words: str, *kinds: type[Exception], saying: str = "", become: type[UserError] = UserError
+) -> Iterator[None]:
+    """Inside the `with`, errors of these kinds `become` an error of these words, in which {why} stands for the reason.
 
     Only errors that say `saying`; and no UserErrors, if that is none of the kinds.
     """
@@ -83,22 +85,16 @@ def explained(words: str, *kinds: type[Exception], saying: str = "") -> Iterator
         if saying not in str(error) or (isinstance(error, UserError) and UserError not in kinds):
             raise
         why = getattr(error, "strerror", None) or reason(error)
-        raise UserError(words.replace("{why}", why)) from error
+        raise become(words.replace("{why}", why)) from error
 
 
 # What reading content raises that is not what it claims to be.
 NOT_SO = (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError)
 
 
-@contextmanager
-def reading(file: str, otherwise: str | None = None) -> Iterator[None]:
+def reading(file: str, otherwise: str = "{why}") -> AbstractContextManager[None]:
     """What is wrong in a file's content becomes `Damaged`, for the reason `otherwise`. Only to read that content in."""
-    try:
-        yield
-    except (UserError, OSError):
-        raise
-    except NOT_SO as error:
-        raise Damaged(f"{file} is damaged: {otherwise or reason(error)}") from error
+    return explained(f"{file} is damaged: {otherwise}", *NOT_SO, become=Damaged)
 
 
 class WorkerLost(UserError):

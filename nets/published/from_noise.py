@@ -1,4 +1,4 @@
-"""StyleGAN2's, R3GAN's and BigGAN's published networks as ours, and ours as such. Sizes follow from the weights."""
+"""StyleGAN2's and R3GAN's published networks as ours, and ours as such. Sizes follow from the weights."""
 
 import re
 from collections import defaultdict
@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch import Size, Tensor, nn
+from torch import Size, nn
 
 from gan.files.errors import UserError, explained
-from nets.biggan import GENERATOR, BigGenerator
 from nets.convolution import taps
 from nets.published.files import PublishedFile
 from nets.published.pickles import Network, write
@@ -146,29 +145,3 @@ def _style_arguments(rule: Rule, clamp: object) -> dict[str, Any]:
         return about | layers | {"architecture": "resnet" if rule["skip"] else "orig"}
     about |= {"z_dim": rule["latent"], "w_dim": rule["style"], "mapping_kwargs": {"num_layers": rule["mapping"]}}
     return about | {"synthesis_kwargs": layers}
-
-
-def big_generator(weights: Mapping[str, Tensor]) -> BigGenerator:
-    """BigGAN's generator, without weights, of the sizes of published ones. One class is no class."""
-    shapes = {name: value.shape for name, value in weights.items()}
-    try:
-        stages = 1 + len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
-        side = next(side for side, widths in GENERATOR.items() if len(widths) == stages)
-        chunk, scales = shapes["linear.weight"][1], shapes["blocks.0.0.bn1.gain.weight"]
-        classes, shared = shapes.get("shared.weight", (scales[0], 0))
-        hierarchical = shared > 0 and scales[1] > shared
-        return BigGenerator(
-            (side, side),
-            shapes["output_layer.0.gain"][0] // GENERATOR[side][-1],
-            chunk * (stages if hierarchical else 1),
-            classes if classes > 1 else 0,
-            shared,
-            hierarchical,
-            [8 << block for block in range(stages - 1) if f"blocks.{block}.1.theta.weight" in shapes],
-            shapes["output_layer.2.weight"][0],
-        )
-    except (KeyError, StopIteration) as error:
-        raise UserError(
-            f"these are not the weights of a generator that translates, nor of BigGAN's ({str(error) or 'other blocks'}"
-            f"); other networks are for gan.fit --from"
-        ) from error

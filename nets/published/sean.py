@@ -6,7 +6,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from gan.files.errors import UserError
 from nets.discriminator import MultiScaleDiscriminator
@@ -69,8 +68,6 @@ def generator_file(encoder: StyleEncoder, generator: SeanGenerator) -> Published
 
 
 def discriminator_file(discriminator: MultiScaleDiscriminator) -> PublishedFile:
-    if not any(is_parametrized(layer, "weight") for layer in discriminator.modules()):
-        raise UserError("SEAN's published discriminator has spectral norm; train one with spectral=True")
     return PublishedFile("latest_net_D.pth", {"": discriminator}, "*_net_D.pth")
 
 

@@ -1,28 +1,29 @@
-"""The networks of published files that translate pictures, from the names and shapes of their weights alone."""
+"""The network of a published file, from the names and shapes of its weights alone."""
 
 import re
 from pathlib import Path
 
 from gan.files.errors import UserError, explained
+from nets.biggan import GENERATOR, BigGenerator
 from nets.published.files import State, take_fitting
 from nets.resnet import ResnetGenerator, UNet
 from nets.vqgan import VqAutoencoder
 
-KINDS = "a generator of pix2pix, CycleGAN or CUT, or VQGAN's autoencoder"
+KINDS = "a generator of pix2pix, CycleGAN, CUT or BigGAN, or VQGAN's autoencoder"
 
 
-def translator(path: Path, weights: State) -> ResnetGenerator | UNet | VqAutoencoder | None:
-    """The network of a file, with its weights: of pix2pix, CycleGAN, CUT or VQGAN. None if no such network has them.
+def network_of(path: Path, weights: State) -> ResnetGenerator | UNet | VqAutoencoder | BigGenerator:
+    """The network of a file, with its weights: of pix2pix, CycleGAN, CUT, VQGAN or BigGAN.
 
     What weights do not say is as published: the dropout of a U-Net, and groups of a norm in VQGAN.
     """
-    made = next((make for name, make in FIRST.items() if name in weights), None)
-    if made is None:
-        return None
-    with explained(f"{path} has not the weights of {KINDS}: {{why}}", KeyError, ValueError, IndexError, UserError):
-        net = made(weights)
+    make = next((make for name, make in FIRST.items() if name in weights), _biggan)
+    other = f"{path} has not the weights of {KINDS}"
+    unknown = f"{other} ({{why}}); other networks are for gan.fit --from"
+    with explained(unknown, KeyError, ValueError, IndexError, UserError):
+        net = make(weights)
     if wrong := take_fitting(weights, {"": net}):
-        raise UserError(f"{path} has not the weights of {KINDS}, but of {wrong}")
+        raise UserError(f"{other}, but of {wrong}")
     return net
 
 
@@ -66,6 +67,26 @@ def _vqgan(weights: State) -> VqAutoencoder:
         weights["encoder.conv_out.weight"].shape[0],
         code,
         codes,
+    )
+
+
+def _biggan(weights: State) -> BigGenerator:
+    """One class is no class."""
+    shapes = {name: value.shape for name, value in weights.items()}
+    blocks = len(_numbers(weights, r"blocks\.(\d+)\."))
+    chunk, scales = shapes["linear.weight"][1], shapes["blocks.0.0.bn1.gain.weight"]
+    side = {f"{len(widths) - 1} blocks": side for side, widths in GENERATOR.items()}[f"{blocks} blocks"]
+    classes, shared = shapes.get("shared.weight", (scales[0], 0))
+    hierarchical = shared > 0 and scales[1] > shared
+    return BigGenerator(
+        (side, side),
+        shapes["output_layer.0.gain"][0] // GENERATOR[side][-1],
+        chunk * (blocks + 1 if hierarchical else 1),
+        classes if classes > 1 else 0,
+        shared,
+        hierarchical,
+        [8 << block for block in range(blocks) if f"blocks.{block}.1.theta.weight" in shapes],
+        shapes["output_layer.2.weight"][0],
     )
 
 

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from gan.app.run.folder import RunFolder
-from gan.app.scoring import distances, features
+from gan.app.scoring import features
 from gan.app.scoring.scorer import Scorer
 from gan.app.training import health, metrics, scores
 from gan.app.training.health import Health
@@ -42,7 +42,7 @@ def trained(folder: str, policy: str, world: int = 1, measured: bool = True, cou
 def alone(tmp_path_factory):
     """What one device has made, its rows and its folder; and how many true pictures have been looked at."""
     folder = tmp_path_factory.mktemp("alone")
-    with mock.patch.object(distances.Known, "of", side_effect=distances.Known.of) as counted:
+    with mock.patch.object(features.Known, "of", side_effect=features.Known.of) as counted:
         return *trained(str(folder), "single"), folder, [len(call.args[0]) for call in counted.call_args_list]
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from gan.app.sampling.drawer import Drawer
-from gan.games.from_noise import noise_of
 from nets.published.from_noise import published
 from nets.published.pickles import write
 from nets.stylegan import StyleDiscriminator, StyleGenerator
@@ -29,7 +28,7 @@ def drawer(title: str = "a net", grain: float = 0.0, **sizes: Any) -> Drawer:
     for name, strength in net.named_parameters():
         if name.endswith("noise_strength"):
             strength.fill_(grain)
-    return Drawer(net, title, lambda seed: noise_of(seed, net.latent))
+    return Drawer(net, title)
 
 
 def publish(path: Path, **networks: Any) -> Path:

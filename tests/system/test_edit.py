@@ -15,7 +15,6 @@ from gan.app.editing.editors import NoiseEditor, StyleEditor
 from gan.app.run.reopen import open_run
 from gan.app.sampling.drawer import Drawer
 from gan.app.sampling.drawings import Drawings
-from gan.games.from_noise import noise_of
 from nets.stylegan import StyleGenerator
 from tests.support.commands import until
 from tests.support.editor import Visitor, serving
@@ -248,7 +247,7 @@ def set_to(screen, element, value):
 def test_sliders_change_a_picture_from_noise(screen, tmp_path):
     torch.manual_seed(0)
     net = StyleGenerator(16, base=64, most=8, latent=8, style=8, mapping=2, classes=2).eval().requires_grad_(False)
-    editor = NoiseEditor(Drawings(Drawer(net, "mine.pkl", partial(noise_of, length=8), ("cat", "dog"))))
+    editor = NoiseEditor(Drawings(Drawer(net, "mine.pkl", ("cat", "dog"))))
     with serving(editor) as address:
         screen.open(address)
         settle(screen)

@@ -25,21 +25,29 @@ NO_VALUES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, As
 
 @dataclass
 class Opened:
-    """A game, its iterations, and a rank's batch of so many samples. `why`: why it was computed on a CPU, with values.
-    `made_up` says what it is counted with where there are no data.
+    """A run, and a rank's batch. `why`: why it was computed on a CPU, with values."""
 
-    In an iteration each network learns once; in R3GAN that takes two steps.
-    """
-
-    game: GanModule
-    steps: int
-    iterations: int
+    run: Run
     batch: Any
-    samples: int
-    words: str = ""  # what `Run.words` are
     why: str = ""
-    made_up: str = ""
     played: dict[Any, Sequence[Trace]] = field(default_factory=dict, init=False)
+
+    @property
+    def game(self) -> GanModule:
+        return self.run.game
+
+    @property
+    def samples(self) -> int:
+        return Batches().rows(self.batch)
+
+    @property
+    def made_up(self) -> str:
+        """What it is counted with where there are no data."""
+        train: Any = getattr(self.run.data, "train", None)
+        if not isinstance(getattr(getattr(train, "a", None), "pictures", train), MadeUp):  # of two sides the first
+            return ""
+        size = "x".join(map(str, reversed(train.size)))
+        return f"no data that can be read: counted with {len(train):,} made-up pictures of {size}"
 
     def trace(self, recompute: frozenset[str], served: Mapping[str, str] = MappingProxyType({})) -> Sequence[Trace]:
         """What happens in its phases, if these players recompute, and those in `served` are on other ranks."""
@@ -76,12 +84,4 @@ def _opened(run: Run, ranks: int, why: str = "") -> Opened:
     run.game.assemble()
     with ready(run, ranks) as source:
         batch = next(batches_of(source, "train"))
-    batch = batch if why else move_data_to_device(batch, torch.device("meta"))
-    train: Any = getattr(run.data, "train", None)
-    made_up = ""
-    if isinstance(getattr(getattr(train, "a", None), "pictures", train), MadeUp):  # of two sides the first
-        size = "x".join(map(str, reversed(train.size)))
-        made_up = f"no data that can be read: counted with {len(train):,} made-up pictures of {size}"
-    return Opened(
-        run.game, run.max_steps, run.max_steps // run.turns, batch, Batches().rows(batch), run.words, why, made_up
-    )
+    return Opened(run, batch if why else move_data_to_device(batch, torch.device("meta")), why)

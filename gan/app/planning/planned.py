@@ -105,15 +105,15 @@ class Planned:
 
     @property
     def samples(self) -> int:
-        """How many samples the whole training is shown, again and again."""
-        return self.game.iterations * self.game.samples * len(self.training)
+        """How many samples each network is shown in the whole training, again and again."""
+        return self.game.run.max_steps // self.game.run.turns * self.game.samples * len(self.training)
 
     def hours(self, speed: float | None) -> float | None:
         """How long the training takes, if each rank that trains has so many samples a second."""
         return None if speed is None else self.samples / (speed * len(self.training)) / 3600
 
     def length(self, speed: float | None) -> str:
-        length = f"{self.game.steps:,} steps are {self.samples / 1000:,.6g} thousand samples"
+        length = f"{self.game.run.max_steps:,} steps are {self.samples / 1000:,.6g} thousand samples"
         if speed is None:
             return f"{length}; for the hours type --speed and the samples/s of one device, which gan.fit prints"
         return f"{length}: {self.hours(speed):,.3g} hours at {speed:g} samples/s on each rank that trains"
@@ -183,8 +183,8 @@ def head(settings: Namespace, game: Opened, budget: Budget) -> Iterator[str]:
     yield f"{short_name(settings.run)}: {total:,} parameters, on {where}; {game.samples} samples on {each}"
     if game.made_up:
         yield game.made_up
-    if game.words:
-        yield f"settings: {game.words}"
+    if game.run.words:
+        yield f"settings: {game.run.words}"
     if game.why:
         yield f"\nmeasured on this CPU, because it cannot be played without values: {game.why}"
 

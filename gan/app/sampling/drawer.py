@@ -16,8 +16,7 @@ from gan.app.sampling.grids import picture
 from gan.files.errors import UserError
 from gan.games.from_noise import noise_of
 from nets.biggan import BigGenerator, Norm
-from nets.published.files import State, take_fitting
-from nets.published.from_noise import big_generator, ours
+from nets.published.from_noise import ours
 from nets.published.pickles import read
 from nets.stylegan import StyleGenerator
 
@@ -49,8 +48,9 @@ class Drawer:
     """
 
     def __init__(
-        self, net: Any, title: str, latent_of: Callable[[int], Tensor], class_names: Sequence[str] = ()
+        self, net: Any, title: str, class_names: Sequence[str] = (), latent_of: Callable[[int, int], Tensor] = noise_of
     ) -> None:
+        """`latent_of` gives the noise of a seed, of so many numbers."""
         self.net, self.title, self.class_names, self._latent_of = net, title, tuple(class_names), latent_of
         self.latent: int = net.latent
         self.classes: int = getattr(net, "classes", 0)
@@ -66,17 +66,8 @@ class Drawer:
     @classmethod
     def of_run(cls, opened: SavedRun) -> "Drawer":
         """The network of an opened run, with averaged weights where the run has some."""
-        net: Any = opened.run.game.drawer
-        return cls(net, str(opened.folder.path), lambda seed: noise_of(seed, net.latent), opened.class_names)
-
-    @classmethod
-    def of_biggan(cls, path: Path, weights: State, device: str) -> "Drawer":
-        """The generator whose weights were in a file such as G_ema.pth."""
-        net = big_generator(weights)
-        if wrong := take_fitting(weights, {"": net}):
-            raise UserError(f"{path} has {wrong}")
-        net = net.eval().requires_grad_(False).to(device_of(device))
-        return cls(net, str(path), lambda seed: noise_of(seed, net.latent))
+        net = opened.run.game.drawer
+        return cls(net, str(opened.folder.path), opened.class_names)
 
     @classmethod
     def of_networks(cls, path: Path, device: str = "auto") -> "Drawer":
@@ -86,8 +77,7 @@ class Drawer:
         if found is None:
             raise UserError(f"'{path}' holds no generator, but {', '.join(networks)}")
         net = ours(found).float().requires_grad_(False).to(device_of(device))
-        latent: Any = net.latent
-        return cls(net, str(path), lambda seed: torch.from_numpy(np.random.RandomState(seed).randn(latent)).float())
+        return cls(net, str(path), latent_of=as_published)
 
     @property
     def like(self) -> Tensor:
@@ -96,7 +86,7 @@ class Drawer:
 
     def z(self, seeds: Sequence[int]) -> Tensor:
         """The latents of seeds [B, latent]."""
-        return torch.stack([self._latent_of(seed) for seed in seeds]).to(self.like)
+        return torch.stack([self._latent_of(seed, self.latent) for seed in seeds]).to(self.like)
 
     def class_of(self, name: int | str) -> int:
         if not self.classes:
@@ -191,6 +181,10 @@ class Drawer:
             what = f"{type(self.net).__name__} has no styles to truncate or to mix"
             raise UserError(f"{what}; take a run of StyleGAN2 or a file of it, or leave this out")
         return self.net
+
+
+def as_published(seed: int, length: int) -> Tensor:
+    return torch.from_numpy(np.random.RandomState(seed).randn(length)).float()
 
 
 def numbers(given: Numbers, option: str = "--seeds") -> list[int]:

@@ -11,11 +11,12 @@ from gan.app.sampling.drawings import Drawings
 from gan.app.sampling.shown import Shown
 from gan.files.errors import UserError
 from gan.games.translation import of_autoencoder, of_generator
+from nets.biggan import BigGenerator
 from nets.hifigan import HifiGenerator
 from nets.mel import Mel
 from nets.published.files import State, take_fitting, weights_in
 from nets.published.hifigan import CONFIG, networks, read_config
-from nets.published.translation import translator
+from nets.published.translation import network_of
 from nets.vqgan import VqAutoencoder
 
 VOICE = "generator/"  # what the names of weights begin with in HiFi-GAN's file
@@ -35,12 +36,12 @@ def open_published(path: Path, device: str = "auto") -> Shown:
     game: Any = nn.Module()  # in place of a run's game: it has what the actions ask of one
     if any(name.startswith(VOICE) for name in weights):
         game.generator, game.mel = _voice(path, weights)
-    elif net := translator(path, weights):
-        game.net = net
+    else:
+        game.net = net = network_of(path, weights)
+        if isinstance(net, BigGenerator):
+            return Drawings(Drawer(net.eval().requires_grad_(False).to(device_of(device)), str(path)))
         ways = of_autoencoder(net) if isinstance(net, VqAutoencoder) else {"as trained": of_generator(net)}
         game.translations = lambda: ways
-    else:
-        return Drawings(Drawer.of_biggan(path, weights, device))
     return Shown(None, str(path), game.float().eval().requires_grad_(False).to(device_of(device)))
 
 

@@ -10,8 +10,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor, nn
 
 from gan.app.scoring import features, pixels
-from gan.app.scoring.distances import SEED, Known, distances, inception_score, kernel_subsets
-from gan.app.scoring.features import Extractor
+from gan.app.scoring.features import SEED, Extractor, Known, distances, inception_score, kernel_subsets
 from gan.app.scoring.names import DRAWN, INCEPTION, MAPS, NEEDS, SEVERAL, SOUNDS, TRUTH
 from gan.app.scoring.outputs import Heard, Made
 from gan.files.errors import UserError

@@ -21,7 +21,7 @@ from datasets.workers import Loader
 from gan import noise
 from gan import ranks as all_ranks
 from gan.app.run.reopen import NOTHING_HELD_OUT, SavedRun, has_numbers, in_turns, ranks_here, samples
-from gan.app.scoring.distances import Known
+from gan.app.scoring.features import Known
 from gan.app.scoring.names import HELD_OUT, TRAINED_ON
 from gan.app.scoring.outputs import Heard, Made, makes
 from gan.app.scoring.scorer import Rows, Scorer, choose

@@ -12,8 +12,7 @@ from datasets.augment import Prepared
 from datasets.loaders import GanData
 from gan.app.outputs import say
 from gan.app.run.folder import RunFolder
-from gan.app.scoring.distances import Known
-from gan.app.scoring.features import best
+from gan.app.scoring.features import Known, best
 from gan.app.scoring.names import HELD_OUT, TRAINED_ON
 from gan.app.scoring.outputs import Made
 from gan.app.scoring.scorer import Scorer

@@ -192,5 +192,3 @@ def test_what_the_published_networks_are_not_is_not_exported():
         export_generator(encoder, SeanGenerator(4, 5, 2, 6, 3))
     with pytest.raises(UserError, match="normalise=True"):
         export_generator(StyleEncoder(5, 3, normalise=False), generator)
-    with pytest.raises(UserError, match="spectral=True"):
-        export_discriminator(MultiScaleDiscriminator(6, 4, spectral=False))

@@ -13,7 +13,7 @@ from torchvision import tv_tensors
 
 from datasets import FLIP_PAIRS, LABELS, FaceDomains, FaceLooks, Faces, FaceTransfers
 from datasets.drawn.drawing import Canvas, Pen, Region, Tone, arc, mirrored, oval, ribbon, smooth
-from datasets.drawn.looks import LEVELS, TEXTURES, any_style, paint, texture_levels
+from datasets.drawn.faces import LEVELS, TEXTURES, any_style, paint, texture_levels
 from datasets.drawn.portrait import supersampling
 from gan.files.errors import UserError
 

@@ -25,7 +25,7 @@ from gan.runs import OLD_NAMES, RUNS, Run, build, faces, pairs
 from gan.runs.run import made_to, perceptual_loss
 from gan.sound import Sound
 from nets.sean import SeanGenerator, StyleEncoder
-from nets.sean.ace import ACE
+from nets.sean.generator import ACE
 from strategies import PhaseStrategy
 from tests.support import layouts, narrow_vgg, opening
 from tests.support.parity import often

@@ -7,8 +7,7 @@ from gan.files.errors import UserError
 from nets.blocks import onehot
 from nets.norm import SyncBatchNorm
 from nets.published import export_generator
-from nets.sean.ace import Affine
-from nets.sean.generator import SeanGenerator, StyleEncoder
+from nets.sean.generator import Affine, SeanGenerator, StyleEncoder
 from nets.sean.neighbourhood import find_neighbourhoods
 from tests.support import sean_reference as reference
 from tests.support.oracle import BUFFERS, assert_same_gradients, distance, gradients, learning, scramble

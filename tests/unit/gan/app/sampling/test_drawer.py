@@ -62,7 +62,7 @@ class Mirror(torch.nn.Module):
 
 
 def test_noise_between_two_seeds_is_as_long_as_theirs():
-    drawer = Drawer(Mirror(), "mirror", lambda seed: torch.eye(4)[seed])
+    drawer = Drawer(Mirror(), "mirror", latent_of=lambda seed, length: torch.eye(length)[seed])
     halfway = drawer.between((0, 1), [0.5]).flatten()
     torch.testing.assert_close(halfway, torch.tensor([0.5, 0.5, 0, 0]).sqrt())
 
@@ -95,7 +95,7 @@ def test_a_published_file_of_biggan_draws_alone(rule, tmp_path):
     [
         (
             BigDiscriminator(width=2).state_dict(),
-            "not the weights of .*, nor of BigGAN's .'blocks.0.0.bn1.gain.weight'",
+            "has not the weights of .* or BigGAN, or VQGAN's autoencoder .'blocks.0.0.bn1.gain.weight'",
         ),
         ({"Zencoder.model.1.weight": torch.zeros(1)}, "other networks are for gan.fit --from$"),
     ],

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torchmetrics.image.inception import InceptionScore
 
-from gan.app.scoring import distances
-from gan.app.scoring.distances import Known
+from gan.app.scoring import features as scores
+from gan.app.scoring.features import Known
 
 
 def frechet(made, truth):
-    return distances.frechet_distance(Known.of(made), Known.of(truth))
+    return scores.frechet_distance(Known.of(made), Known.of(truth))
 
 
 def some(count, size, seed=0):
@@ -51,24 +51,24 @@ def test_the_frechet_distance_is_the_plain_formulas(count):
 
 def test_the_kernel_distance_is_the_plain_formulas():
     one, other = some(6, 4), some(6, 4, seed=1) + 0.5
-    value, deviation = distances.kernel_distance(one, other)
+    value, deviation = scores.kernel_distance(one, other)
     assert value == pytest.approx(plain_kernel(one, other), rel=1e-12)
     assert deviation == 0
 
 
 def test_kernel_subsets_are_as_large_as_can_be_and_the_same_each_time(monkeypatch):
-    assert distances.kernel_subsets(64, 64) == {"subsets": 1, "subset_size": 64}
-    assert distances.kernel_subsets(8, 40) == {"subsets": 100, "subset_size": 8}  # which are not all of both
-    assert distances.kernel_subsets(5000) == {"subsets": 100, "subset_size": 1000}
-    monkeypatch.setattr(distances, "SUBSET_SIZE", 5)
+    assert scores.kernel_subsets(64, 64) == {"subsets": 1, "subset_size": 64}
+    assert scores.kernel_subsets(8, 40) == {"subsets": 100, "subset_size": 8}  # which are not all of both
+    assert scores.kernel_subsets(5000) == {"subsets": 100, "subset_size": 1000}
+    monkeypatch.setattr(scores, "SUBSET_SIZE", 5)
     one, other = some(20, 4), some(20, 4, seed=1) + 0.5
     before = torch.random.get_rng_state()
-    first = distances.kernel_distance(one, other)
+    first = scores.kernel_distance(one, other)
     torch.randn(3)
-    assert distances.kernel_distance(one, other) == first
+    assert scores.kernel_distance(one, other) == first
     assert first[1] > 0
     torch.random.set_rng_state(before)
-    distances.kernel_distance(one, other)
+    scores.kernel_distance(one, other)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -79,17 +79,17 @@ def test_precision_and_recall_are_the_plain_formulas():
         reach = [sorted((x - y).norm() for y in others)[3] for x in others]
         return sum(any((p - x).norm() <= r for x, r in zip(others, reach, strict=True)) for p in points) / len(points)
 
-    found = distances.precision_recall(one, other)
+    found = scores.precision_recall(one, other)
     assert found == pytest.approx((inside(one, other), inside(other, one)), abs=1e-12)
     assert 0 < found[0] < 1 and found[0] != found[1]
     far = [(100 + 1e-3 * each).float() for each in (one, other)]  # of a generator that makes nearly one picture
-    assert distances.precision_recall(*far) == (inside(*map(torch.Tensor.double, far)), inside(far[1], far[0]))
-    assert distances.precision_recall(one, one) == (1, 1)
+    assert scores.precision_recall(*far) == (inside(*map(torch.Tensor.double, far)), inside(far[1], far[0]))
+    assert scores.precision_recall(one, one) == (1, 1)
 
 
 def test_the_inception_score_is_that_of_torchmetrics():
     features, head = some(40, 6), some(5, 6, seed=1)
-    found = distances.inception_score(features, head)
+    found = scores.inception_score(features, head)
     metric = InceptionScore(feature=torch.nn.Identity(), splits=1).double()
     parts = []
     for part in (features @ head.T).split(4):
@@ -98,4 +98,4 @@ def test_the_inception_score_is_that_of_torchmetrics():
         parts.append(metric.compute()[0])
     values = torch.stack(parts)
     assert found == pytest.approx((values.mean().item(), values.std(correction=0).item()), rel=1e-6)
-    assert distances.inception_score(100 * torch.eye(5)[torch.arange(50) % 5], torch.eye(5))[0] == pytest.approx(5)
+    assert scores.inception_score(100 * torch.eye(5)[torch.arange(50) % 5], torch.eye(5))[0] == pytest.approx(5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gan.app.scoring import distances, features, pixels, scorer
+from gan.app.scoring import features, pixels, scorer
 from gan.app.scoring.outputs import Heard, Made
 from gan.app.scoring.scorer import Scorer, choose
 from gan.files.errors import UserError
@@ -106,7 +106,7 @@ def test_the_stand_in_is_never_called_fid_or_kid_and_many_pictures_give_that_a_d
     assert figures.keys() == {"feature_distance", "kernel_distance"}
     figures = Scorer(("fid", "kid"), extractor=FID).figures(rows, {})
     assert figures.keys() == {"fid", "kid"}
-    monkeypatch.setattr(distances, "SUBSET_SIZE", 2)
+    monkeypatch.setattr(features, "SUBSET_SIZE", 2)
     assert Scorer(("kid",), extractor=FID).figures(rows, {})["kid_deviation"] > 0
 
 

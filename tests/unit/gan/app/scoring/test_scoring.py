@@ -8,8 +8,7 @@ import torch
 
 from datasets.files.sides import UnpairedSides
 from gan.app.scoring import scoring
-from gan.app.scoring.distances import Known, distances
-from gan.app.scoring.features import always, as_bytes
+from gan.app.scoring.features import Known, always, as_bytes, distances
 from gan.app.scoring.outputs import Made, _translated
 from gan.app.scoring.scorer import Scorer
 from gan.evaluate import save
