@@ -247,22 +247,20 @@ def _published(game: "GanModule", option: str = "--published") -> dict[str, "Pub
 
 def _programs(opened: "SavedRun", players: list[Exported], formats: str) -> dict[str, Callable[[Path], object]]:
     """The networks that make what the game shows, as programs; each is compared with its network."""
-    from gan.app.exporting import programs
+    from gan.app.exporting import card
 
-    calls = programs.calls(opened)
+    calls = card.calls(opened)
     if not calls:
         game = type(opened.run.game).__name__
         raise UserError(f"--format: {game} shows nothing that the network of a player makes; leave it out")
 
     def write(kind: str, player: str, path: Path) -> None:
-        far = programs.write(kind, player, calls[player], path)
+        far = card.write(kind, player, calls[player], path)
         words = f"within {far:.1g} of what the network gives" if far else "exactly what the network gives"
         say(f"{player} as a program of {kind} gives {words}")
 
     kinds = items(formats)
-    return {
-        _program(each, players) + programs.SUFFIX[kind]: partial(write, kind, each) for each in calls for kind in kinds
-    }
+    return {_program(each, players) + card.SUFFIX[kind]: partial(write, kind, each) for each in calls for kind in kinds}
 
 
 def _program(name: str, players: list[Exported]) -> str:
@@ -275,20 +273,20 @@ def _program(name: str, players: list[Exported]) -> str:
 def _card(
     opened: "SavedRun", players: list[Exported], licence: str | None, formats: str, said: str, known: Mapping[str, Any]
 ) -> dict[str, Callable[[Path], object]]:
-    from gan.app.exporting import card, programs
+    from gan.app.exporting import card
     from gan.app.page.run_tables import held_out
     from gan.app.run.reopen import shown
     from gan.app.sampling import grids
     from gan.app.training.callbacks import SHOWN
 
-    calls, kinds = programs.calls(opened), [kind for kind in programs.SUFFIX if kind in items(formats)]
+    calls, kinds = card.calls(opened), [kind for kind in card.SUFFIX if kind in items(formats)]
     described: dict[str, Any] = {each.player: each.described | {"part": ""} for each in players}
     for name, call in calls.items():
         owner, _, part = name.rpartition(".")
         if name not in described:
             described[name] = described[owner] | {"class": class_of(call.network), "part": f"{part}."}
         if kinds:
-            described[name] |= {"programs": [_program(name, players) + programs.SUFFIX[kind] for kind in kinds]}
+            described[name] |= {"programs": [_program(name, players) + card.SUFFIX[kind] for kind in kinds]}
     made = card.arguments(opened, described)
     networks = {name: each | {"arguments": made[name]} for name, each in described.items()}
     columns = shown(opened.run.game, held_out(opened, SHOWN))

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nets.blocks import SLOPE, middle
-from nets.convolution import convolve, doubled, filtered, taps
+from nets.blocks import SLOPE, convolve, doubled, filtered, middle, taps
 
 GAIN = (2 / (1 + SLOPE**2)) ** 0.5  # keeps the variance through a leaky ReLU: He et al. 2015
 

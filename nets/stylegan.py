@@ -6,8 +6,7 @@ Sizes that are no power of two, or not square, are the middle of the next power 
 import torch
 from torch import Tensor, nn
 
-from nets.blocks import laid_out, middle
-from nets.convolution import doubled
+from nets.blocks import doubled, laid_out, middle
 from nets.stylegan_layers import Conv, Dense, Filtered, Grain, Mapping, MinibatchDeviation, ModulatedConv, ToRgb
 
 

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from gan import noise, ranks
 from gan.files.errors import UserError
-from nets.blocks import SLOPE
-from nets.convolution import convolve, filtered, in_one_pass, taps
+from nets.blocks import SLOPE, convolve, filtered, in_one_pass, taps
 
 GAIN = 2**0.5  # after an activation, to keep the variance
 AVERAGE = 0.995  # decay of the average style

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Size, nn
 
 from gan.files.errors import UserError, explained
-from nets.convolution import taps
+from nets.blocks import taps
 from nets.published.files import PublishedFile
 from nets.published.pickles import Network, write
 from nets.r3 import R3Discriminator, R3Generator

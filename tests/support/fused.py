@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from nets.convolution import OURS, TRITON
+from nets.blocks import OURS, TRITON
 
 
 @contextmanager

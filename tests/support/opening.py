@@ -10,7 +10,7 @@ import yaml
 from datasets import Faces
 from gan import GanModule
 from gan import fit as fit
-from gan.app.exporting import programs
+from gan.app.exporting import card
 from gan.app.run.folder import RunFolder
 from gan.app.run.reopen import SavedRun, _load
 from gan.export import Exported, networks
@@ -71,11 +71,11 @@ def exported(game: GanModule, checkpoint: Path, weights: str) -> list[Exported]:
     return networks(game, _load(Run(game, None, 1), load(checkpoint), checkpoint, weights, exactly=True))
 
 
-def program(call: programs.Call, path: Path) -> Any:
+def program(call: card.Call, path: Path) -> Any:
     """A network as a program of torch in a file, as it was loaded to be compared: to load it again takes seconds."""
     load, found = torch.export.load, []
     with mock.patch.object(torch.export, "load", lambda file: found.append(load(file)) or found[0]):
-        assert programs.write("torch", "generator", call, path) < 1e-5
+        assert card.write("torch", "generator", call, path) < 1e-5
     return found[0].module()
 
 

@@ -22,7 +22,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from gan import GanModule, Phase, Player, sample
 from gan import export as command
-from gan.app.exporting import card, programs
+from gan.app.exporting import card
 from gan.app.page import compared, run_tables
 from gan.app.page.table import sample_cell
 from gan.app.run.reopen import open_run
@@ -514,12 +514,12 @@ def outputs_of(run):
 
 def test_sean_is_a_program_of_masks_and_codes(sean_run):
     """tests/unit/gan/app/exporting/test_programs.py writes such programs."""
-    called = programs.calls(open_run(str(sean_run)))
+    called = card.calls(open_run(str(sean_run)))
     assert list(called) == ["encoder", "generator"] and list(called["generator"].given) == ["onehot", "codes"]
 
 
 def test_a_program_that_differs_is_refused(averaged, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(programs, "_through_torch", lambda made, call, path: 2 * call.network(*call.values))
+    monkeypatch.setattr(card, "_through_torch", lambda made, call, path: 2 * call.network(*call.values))
     assert main([str(averaged), "--format", "torch", "--to", str(tmp_path)]) == 2
     assert "the program of 'generator' is " in capsys.readouterr().err
     assert not list(tmp_path.glob("*.pt2"))

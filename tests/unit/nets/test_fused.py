@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nets.blocks import SLOPE
-from nets.convolution import TRITON, convolve, filtered, taps
+from nets.blocks import SLOPE, TRITON, convolve, filtered, taps
 from tests.support.fused import as_on_a_gpu
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gan.app.exporting import programs
+from gan.app.exporting import card
 from gan.app.exporting.card import needs_of
 from gan.files.errors import UserError
 from nets.biggan import BigGenerator
@@ -66,7 +66,7 @@ def test_a_program_of_torch_takes_any_number_of_samples(name, tmp_path):
     """A SEAN is written as one of ONNX, below."""
     make, inputs = NETWORKS[name]
     network = make().eval()
-    program = opening.program(programs.Call(network, inputs(2)), tmp_path / "network.pt2")
+    program = opening.program(card.Call(network, inputs(2)), tmp_path / "network.pt2")
     for count in (1, 2, 5):
         given = inputs(count).values()
         wanted = network(*given)
@@ -81,7 +81,7 @@ def test_an_onnx_program_takes_any_number_of_samples(name, tmp_path):
     make, inputs = NETWORKS[name]
     network = make().eval()
     path = tmp_path / "network.onnx"
-    programs.write("onnx", name, programs.Call(network, inputs(2)), path)
+    card.write("onnx", name, card.Call(network, inputs(2)), path)
     session = InferenceSession(path)
     for count in (1, 5):
         given = inputs(count)
@@ -95,11 +95,11 @@ def test_a_program_of_a_resnet_takes_other_sizes(tmp_path):
     from onnxruntime import InferenceSession
 
     network, x = ResnetGenerator(3, 3, 2, blocks=1).eval(), torch.randn(1, 3, 16, 24)
-    programs.write("onnx", "to_b", programs.Call(network, {"x": torch.randn(2, 3, 12, 8)}), path := tmp_path / "b.onnx")
+    card.write("onnx", "to_b", card.Call(network, {"x": torch.randn(2, 3, 12, 8)}), path := tmp_path / "b.onnx")
     (got,) = InferenceSession(path).run(None, {"x": x.numpy()})
     assert (torch.from_numpy(got) - network(x)).abs().max() < 1e-4
-    odd = programs.Call(network, {"x": torch.randn(2, 3, 10, 8)})
-    assert not programs.takes_sizes(odd) and programs.write("torch", "to_b", odd, tmp_path / "b.pt2") < 1e-6
+    odd = card.Call(network, {"x": torch.randn(2, 3, 10, 8)})
+    assert not card.takes_sizes(odd) and card.write("torch", "to_b", odd, tmp_path / "b.pt2") < 1e-6
 
 
 def test_a_program_leaves_dropout_out(tmp_path):
@@ -107,9 +107,9 @@ def test_a_program_leaves_dropout_out(tmp_path):
     torch.manual_seed(0)
     network = UNet(3, 3, 2, depth=3, dropouts=2).eval()
     x = torch.randn(2, 3, 8, 8)
-    assert programs.write("torch", "generator", programs.Call(network, {"x": x}), tmp_path / "generator.pt2") < 1e-6
+    assert card.write("torch", "generator", card.Call(network, {"x": x}), tmp_path / "generator.pt2") < 1e-6
     one, other = network(x), network(x)
-    assert (one - other).abs().max() > programs.FAR * one.abs().max()
+    assert (one - other).abs().max() > card.FAR * one.abs().max()
 
 
 def test_a_refusal_has_torchs_first_reason(tmp_path):
@@ -118,7 +118,7 @@ def test_a_refusal_has_torchs_first_reason(tmp_path):
             return z[z > 0] if bool(z.sum() > 0) else z
 
     with pytest.raises(UserError, match=r"cannot write 'mine' so: .*data-dependent"):
-        programs.write("torch", "mine", programs.Call(Sorted(), {"z": torch.randn(2, 8)}), tmp_path / "mine.pt2")
+        card.write("torch", "mine", card.Call(Sorted(), {"z": torch.randn(2, 8)}), tmp_path / "mine.pt2")
 
 
 class Fixed(nn.Module):
@@ -130,7 +130,7 @@ class Fixed(nn.Module):
 
 def test_a_network_that_fixes_the_number_of_samples_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"fixes the number of samples; write x.shape\[0\]"):
-        programs.write("torch", "mine", programs.Call(Fixed(), {"z": torch.randn(2, 8)}), tmp_path / "mine.pt2")
+        card.write("torch", "mine", card.Call(Fixed(), {"z": torch.randn(2, 8)}), tmp_path / "mine.pt2")
 
 
 def test_a_card_names_the_module_that_makes_a_network():
