@@ -5,13 +5,12 @@ One after the other, these operations keep some ten tensors of the picture's siz
 convolution are cheap. So we keep the layer's input, the tables of scale and shift, and the weights, and backward
 computes the rest again. A batch norm's backward needs sums for each channel only, and the tables give them for free.
 
-It is written by hand, because torch's own operations cannot do it. A checkpoint would run the convolution and the
-all-reduce twice. Every tensor in between is memory to allocate, which on a CPU costs more than the arithmetic.
+It is written by hand, because torch's own operations cannot do it. A checkpoint would run the all-reduce twice. Every
+tensor in between is memory to allocate, which on a CPU costs more than the arithmetic.
 
 With `keep`, the normalised input and the convolution's input are kept too: more memory, less to compute.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from gan import ranks
 from gan.files.errors import UserError
@@ -30,15 +30,6 @@ def compute_dtype(weight: Tensor) -> torch.dtype:
     """The dtype in which a convolution computes: autocast's where autocast is on."""
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-
-
-def convolution_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, wanted: tuple[bool, bool, bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The wanted gradients of input, weight and bias of a convolution of stride 1."""
-    sizes = None if bias is None else [len(bias)]
-    geometry = [1, 1], [padding] * 2, [1, 1], False, [0, 0], 1
-    return torch.ops.aten.convolution_backward(gradient, x, weight, sizes, *geometry, list(wanted))
 
 
 @dataclass(frozen=True)
@@ -112,10 +103,11 @@ class _NormConv(torch.autograd.Function):
             inner = _activate(settings, y, scale, shift, rstd, spare).to(dtype)
 
         # Backward through the convolution and the activation.
-        asked = (True, wanted[5], bias is not None and wanted[6])
-        found, dweight, dbias = convolution_backward(gradient, inner, weight.to(dtype), bias, settings.padding, asked)
-        assert found is not None
-        gradient = found
+        geometry = [1, 1], [settings.padding] * 2, [1, 1], False, [0, 0], 1
+        sizes, asked = None if bias is None else [len(bias)], [True, wanted[5], bias is not None and wanted[6]]
+        gradient, dweight, dbias = torch.ops.aten.convolution_backward(
+            gradient, inner, weight.to(dtype), sizes, *geometry, asked
+        )
         if settings.slope != 1:
             torch.ops.aten.leaky_relu_backward.grad_input(gradient, inner, settings.slope, True, grad_input=gradient)
         gradient = gradient.to(y.dtype)
@@ -145,7 +137,8 @@ class _NormConv(torch.autograd.Function):
             first, second = (total / ctx.count).to(y.dtype).chunk(2)
             spare.addcmul_(y, _as_channels(second * rstd.square()), value=-1).sub_(_as_channels(first))
         dnoise = _channel_dots(spare, grain).view_as(noise_scale) if wanted[2] else None
-        return None, *_in_kinds_of(tensors, (spare, None, dnoise, dscale, dshift, dweight, dbias))
+        gradients = zip(tensors, (spare, None, dnoise, dscale, dshift, dweight, dbias), strict=True)
+        return None, *(each if each is None else each.to(tensor.dtype) for tensor, each in gradients)
 
 
 def _add_noise(x: Tensor, grain: Tensor, noise_scale: Tensor) -> Tensor:
@@ -214,41 +207,19 @@ def _as_channels(channels: Tensor) -> Tensor:
     return channels.view(-1, 1, 1)
 
 
-def _in_kinds_of(tensors: Sequence[Any], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Each gradient in the dtype of its tensor."""
-    pairs = zip(tensors, gradients, strict=True)
-    return [None if gradient is None else gradient.to(tensor.dtype) for tensor, gradient in pairs]
+def mask_conv(*tensors: Tensor) -> Tensor:
+    """conv(relu(conv(planes))), of planes, and of weight and bias of both convolutions.
+
+    What the first one gives is among the largest tensors of a layer, but cheap: its input is a one-hot mask. So
+    backward computes it again. torch's checkpoint computes no more than that: it stops before the second convolution.
+    """
+    if not torch.is_grad_enabled():
+        return _mask_conv(*tensors)
+    return checkpoint(_mask_conv, *tensors, use_reentrant=False, preserve_rng_state=False)
 
 
-# The output of the first convolution is among the largest tensors of a layer, but cheap: its input is a one-hot mask.
-# So backward computes it again. It is written by hand for the reason in [Note: what is kept for backward].
-
-
-def mask_conv(planes: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, bias: Tensor) -> Tensor:
-    """conv(relu(conv(planes)))."""
-    return _MaskConv.apply(planes, first, first_bias, second, bias)
-
-
-def _hidden(planes: Tensor, first: Tensor, first_bias: Tensor) -> Tensor:
-    return F.relu(F.conv2d(planes, first, first_bias, padding=1), inplace=True)
-
-
-class _MaskConv(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *tensors: Tensor) -> Tensor:  # noqa: ANN001
-        dtype = compute_dtype(tensors[1])
-        ctx.save_for_backward(*tensors)
-        with torch.autocast(tensors[0].device.type, enabled=False):
-            planes, first, first_bias, second, bias = (tensor.to(dtype) for tensor in tensors)
-            return F.conv2d(_hidden(planes, first, first_bias), second, bias, padding=1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
-        tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad
-        planes, first, first_bias, second, bias = (tensor.to(gradient.dtype) for tensor in tensors)
-        hidden = _hidden(planes, first, first_bias)
-        dhidden, dsecond, dbias = convolution_backward(gradient, hidden, second, bias, 1, (True, *wanted[3:]))
-        dhidden = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
-        dplanes, dfirst, dfirst_bias = convolution_backward(dhidden, planes, first, first_bias, 1, wanted[:3])
-        return tuple(_in_kinds_of(tensors, (dplanes, dfirst, dfirst_bias, dsecond, dbias)))
+def _mask_conv(*tensors: Tensor) -> Tensor:
+    dtype = compute_dtype(tensors[1])
+    planes, first, first_bias, second, bias = (tensor.to(dtype) for tensor in tensors)
+    hidden = F.relu(F.conv2d(planes, first, first_bias, padding=1), inplace=True)
+    return F.conv2d(hidden, second, bias, padding=1)

@@ -49,12 +49,12 @@ def test_gradients_are_added_up_among_the_ranks_of_its_forward(tables):
     assert torch.equal(*found, *wanted)
 
 
-def test_a_gradient_of_its_gradient_is_refused(parts):
+def test_a_gradient_of_its_gradient_is_refused():
     given = tensors(False)
-    for out, x in ((norm_conv(settings_of(False), *given), given[0]), (mask_conv(*parts), parts[1])):
-        (slope,) = torch.autograd.grad(out.tanh().sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match="differentiate twice"):
-            slope.sum().backward()
+    out = norm_conv(settings_of(False), *given)
+    (slope,) = torch.autograd.grad(out.tanh().sum(), given[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        slope.sum().backward()
 
 
 def kept(tables: bool, keep: bool) -> int:
@@ -169,4 +169,4 @@ def test_nothing_is_kept_but_what_comes_in(parts):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         mask_conv(*parts)
     known = {part.untyped_storage().data_ptr() for part in parts}
-    assert {tensor.untyped_storage().data_ptr() for tensor in saved} == known
+    assert {tensor.untyped_storage().data_ptr() for tensor in saved if tensor.numel()} == known
