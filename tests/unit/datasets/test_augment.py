@@ -6,8 +6,8 @@ import torch
 from torch.utils.data import Subset
 from torchvision import tv_tensors
 
-from datasets import Augment, Faces, FaceTransfers, FolderPairs, GanData
-from datasets.augment import Prepared, to_tensors
+from datasets import Augment, Faces, FaceTransfers, FolderPairs
+from datasets.augment import to_tensors
 from tests.support.layouts import cityscapes, colours, labels, put
 
 
@@ -33,13 +33,6 @@ def test_a_file_is_resized_once_and_cut(pairs):
     assert torch.equal(whole.load(hides_files, 0, 0)["image"], whole(pairs[0], 0, 0)["image"])
 
 
-def test_without_a_crop_and_for_drawn_pictures_nothing_is_read_twice(pairs):
-    plain = Augment(flip=True)
-    assert torch.equal(plain.load(pairs, 3, 0)["image"], plain(pairs[0], 3, 0)["image"])
-    faces, crop = Faces(2, size=16), Augment(crop=True)
-    assert torch.equal(crop.load(faces, 1, 1)["image"], crop(faces[1], 1, 1)["image"])
-
-
 def test_edges_are_cut_and_mirrored_with_the_picture(tmp_path):
     """Two instances side by side: their edge follows the border between their labels, wherever it goes."""
     written = cityscapes(tmp_path)
@@ -60,15 +53,6 @@ def test_edges_are_cut_and_mirrored_with_the_picture(tmp_path):
         seen.add((int(row[0]), border))
     assert len({side for side, _ in seen}) == 2 and len(seen) > 4
     assert to_tensors(item)["edges"].dtype == torch.int64
-
-
-def test_the_data_module_cuts_files(pairs):
-    data = GanData(pairs, pairs, batch_size=1, crop=True, flip=False)
-    data.setup("fit")
-    (batch,) = data.train_dataloader()
-    expected = to_tensors(Augment(0, flip=False, crop=True).load(pairs, 0, 0))
-    assert torch.equal(batch["image"][0], expected["image"]) and torch.equal(batch["label"][0], expected["label"])
-    assert torch.equal(Prepared(pairs)[0, 0]["image"], to_tensors(pairs[0])["image"]), "held-out samples stay whole"
 
 
 def moved(seed=0, epoch=0, index=0, item=None, **options):
@@ -116,20 +100,3 @@ def test_pictures_and_labels_are_cut_alike():
         assert set(cut["label"].unique().tolist()) <= set(range(16))
         places.add(int((cut["label"] == 0).sum()))
     assert len(places) > 8, "cuts are at random places"
-
-
-def test_a_cut_keeps_224_of_256():
-    ramp = torch.arange(256, dtype=torch.uint8).expand(256, 256).contiguous()
-    cut = moved(item={"label": tv_tensors.Mask(ramp)}, crop=True)["label"]
-    assert 226 <= int(cut.max()) - int(cut.min()) <= 230  # 256 * 256 / 286 = 229
-
-
-def test_tensors_for_the_networks():
-    item = to_tensors({**Faces(1)[0], "name": "zero"})
-    image, label = item["image"], item["label"]
-    assert type(image) is type(label) is torch.Tensor
-    assert image.dtype == torch.float32 and -1 <= image.min() < -0.5 and 0.5 < image.max() <= 1
-    assert label.dtype == torch.int64 and label.max() < 19
-    assert item["name"] == "zero"
-    ends = to_tensors({"image": tv_tensors.Image(torch.tensor([[[0, 255]]], dtype=torch.uint8))})["image"]
-    assert ends.tolist() == [[[-1, 1]]]

@@ -92,11 +92,6 @@ def test_ranks_together_get_the_stream_of_one_device(ranks, workers):
     assert first[0][0] != second[0][0], "every pass has its own order"
 
 
-def test_a_stream_that_is_a_plain_iterable_and_a_collation_of_ones_own():
-    assert list(GlobalStream(range(7), 3, collate_fn=sum)) == [3, 12]
-    assert list(GlobalLoader(Own(6), 3, shuffle=False, collate_fn=len)) == [3, 3]
-
-
 OPENED = []
 
 

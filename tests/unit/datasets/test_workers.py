@@ -1,19 +1,13 @@
 """Workers of loaders that die or hang: one line says which and what to type, and nothing waits for them."""
 
 import errno
-import gc
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-from multiprocessing import synchronize
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
 from datasets import workers as processes
@@ -124,43 +118,6 @@ def test_what_has_nothing_to_do_with_workers_stays_as_it_is():
         with pytest.raises(type(error)) as raised, workers_explained():
             raise error
         assert raised.value is error
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of torch's iterator, half made
-def test_a_lock_for_which_there_is_no_room_is_named_too(monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(synchronize._multiprocessing, "SemLock", full)
-    with pytest.raises(UserError, match=ROOM), workers_explained():
-        list(DataLoader(Faulty(int), num_workers=1))
-    gc.collect()
-
-
-@pytest.mark.promise("a loader's worker is killed, hangs, or has no shared memory")
-@not_on_windows
-@pytest.mark.slow
-@pytest.mark.parametrize("size", ["1m", "64k"])
-@pytest.mark.skipif(getattr(os, "getuid", lambda: 1)() != 0, reason="only root makes a small /dev/shm")
-def test_little_shared_memory_is_an_error_of_one_line(size, tmp_path):
-    (tmp_path / "my_run.py").write_text(
-        "import torch\n"
-        "from gan.app.outputs import end\n"
-        "from gan.files.errors import refuse\n"
-        "from datasets import GlobalLoader\n"
-        "from datasets.workers import workers_explained\n"
-        "try:\n"
-        "    with workers_explained():\n"
-        "        list(GlobalLoader(torch.ones(64, 2**18), 8, workers=2))\n"
-        "except ValueError as error:\n"
-        "    end(refuse(error))\n"
-    )
-    fill = f"mount -t tmpfs -o size={size} tmpfs /dev/shm && head -c 60k /dev/zero > /dev/shm/full"
-    command = ["unshare", "-m", "sh", "-c", f"{fill} && {sys.executable} {tmp_path / 'my_run.py'}"]
-    where = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=where)
-    assert done.returncode == 2 and done.stderr.startswith("error: the loader's workers have no shared memory left")
-    assert "Traceback" not in done.stderr.partition("Exception ignored in")[0]  # of torch's iterator, half made
 
 
 @pytest.mark.promise("a loader's worker is killed, hangs, or has no shared memory")

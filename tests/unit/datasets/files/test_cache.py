@@ -5,14 +5,12 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from tqdm import tqdm
 
 from datasets import FolderPairs
 from datasets.files import cache
@@ -101,21 +99,6 @@ def test_many_entries_are_worked_on_by_processes(tmp_path):
     who = [path.read_text() for path in (tmp_path / "made").iterdir()]
     assert len(who) == 200 and str(os.getpid()) not in who, "every entry once, and none of them here"
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_what_was_done_before_a_failure_is_kept(tmp_path):
-    seen = []
-
-    def work(entry):
-        seen.append(entry)
-        if len(seen) == 21:
-            raise KeyboardInterrupt
-        return ""
-
-    for _ in range(2):
-        with suppress(KeyboardInterrupt):
-            many(tmp_path / "known.jsonl", 40, work)
-    assert seen == [*range(21), *range(16, 40)], "all but the batch that was interrupted"
 
 
 def _slowly(folder, number):
@@ -211,13 +194,6 @@ def test_who_waits_is_told_so(tmp_path, monkeypatch, capsys):
     held.wait()
     assert done(tmp_path / "known.jsonl") == (KEYS, [])
     assert f"that reads the data into {tmp_path}" in capsys.readouterr().err
-
-
-def test_long_work_shows_a_bar(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cache, "tqdm", lambda **options: tqdm(**(options | {"delay": 0})))
-    done(tmp_path / "known.jsonl")
-    said = capsys.readouterr().err
-    assert "working: 100%" in said and "4/4" in said
 
 
 @pytest.fixture

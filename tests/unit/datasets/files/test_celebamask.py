@@ -1,17 +1,10 @@
 """CelebAMask-HQ: masks are merged in their order, once, and again where one changes."""
 
-import pickle
-from functools import partial
-
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 from datasets import FLIP_PAIRS, LABELS, CelebAMask
 from datasets.files import layouts
-from datasets.files.cache import cache_folder
-from datasets.files.layouts import merge_masks
 from datasets.files.pairs import read_map
 from gan.files.errors import UserError
 from tests.support.layouts import celebamask as write
@@ -78,48 +71,6 @@ def test_a_map_corrected_by_hand_stays(written, monkeypatch):
     values[0, 0] = 18
     put(written.labels[0], values)
     assert merged(written.open, monkeypatch) == [] and written.open()[0]["label"][0, 0] == 18
-
-
-def test_merging_goes_on_after_a_kill(written, base, monkeypatch):
-    def killed(self, path, **options):
-        if "2000" in str(path):
-            raise KeyboardInterrupt
-        return whole(self, path, **options)
-
-    whole = Image.Image.save
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Image.Image, "save", killed)
-        written.open()
-    cache = cache_folder(base)
-    (cache / "merged-train.7-99.part").write_text("half a picture")
-    assert "02000" in merged(written.open, monkeypatch)
-    assert sorted(path.name for path in (cache / "labels").iterdir()) == ["0.png", "2.png", "2000.png"]
-    assert not list(cache.glob("*.part"))
-
-
-def test_the_maps_lie_in_the_chosen_cache(written, here, monkeypatch):
-    monkeypatch.setenv("GAN_CACHE", str(here / "chosen"))
-    data = written.open()
-    assert data.paths(0)[1].resolve(strict=True).is_relative_to(here / "chosen")
-    assert not list(here.rglob("*gan-cache"))
-    monkeypatch.setenv("GAN_CACHE", "near")
-    assert torch.equal(written.open()[0]["label"], data[0]["label"])
-
-
-def test_a_process_that_starts_anew_can_merge(written, base, tmp_path):
-    (tmp_path / "out").mkdir()
-    present = np.zeros((1, 19), bool)
-    present[0, [SKIN, HAIR]] = True
-    merge = partial(layouts.merge, base, tmp_path / "out" / "labels", np.array([2000]), present, "merged")
-    pickle.loads(pickle.dumps(merge))(0)
-    assert set(np.unique(read_map(tmp_path / "out" / "labels" / "2000.png"))) == {0, SKIN, HAIR}
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["labels"]
-
-
-@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1"])
-def test_a_mask_is_what_is_not_black(tmp_path, mode):
-    path = put(tmp_path / "a.png", part_of_face("nose"), mode=mode)
-    assert (merge_masks([(R_EYE, path)]) == (part_of_face("nose") > 0) * R_EYE).all()
 
 
 def test_masks_that_are_missing(written, base):

@@ -8,7 +8,7 @@ from PIL import Image
 from datasets import FolderPairs
 from datasets.files.cache import cache_folder
 from gan.files.errors import UserError
-from tests.support.layouts import labels, prepared, put
+from tests.support.layouts import labels, put
 from tests.support.layouts import pairs as good_pairs
 
 
@@ -19,15 +19,6 @@ def root(tmp_path):
 
 def names(pairs):
     return [pairs.paths(k)[1].relative_to(pairs.root).with_suffix("").as_posix() for k in range(len(pairs))]
-
-
-def test_kinds_of_pictures(tmp_path):
-    kinds = ["jpg", "JPEG", "png", "webp", "bmp", "tif"]
-    for suffix in kinds:
-        good_pairs(tmp_path, f"ä-{suffix}", suffix=suffix)
-    (tmp_path / "images" / "notes.txt").write_text("not a picture")
-    (tmp_path / "images" / "._ä.jpg").write_text("left by a file manager")
-    assert [item["image"].shape for item in FolderPairs(tmp_path, 4, 8)] == [(3, 8, 8)] * len(kinds)
 
 
 def test_the_last_by_name_are_held_out(tmp_path):
@@ -56,14 +47,6 @@ def test_a_share_is_held_out_by_names_and_stays_when_pictures_are_added(tmp_path
     assert train < more_train and not more_val & train  # a set of 40 may hold out a few more than its share
     with pytest.raises(UserError, match=r"60 pictures in .*, 0.0 to hold out; type a --held-out of 1 to 59"):
         FolderPairs(tmp_path, 4, 8, split="val", held_out=0.0)
-
-
-def test_celeba_as_prepared_for_sean_has_its_own_splits(tmp_path):
-    written = prepared(tmp_path)
-    assert names(written.open(split="train")) == ["train/labels/0", "train/labels/1", "train/labels/2"]
-    assert names(written.open(split="val")) == ["test/labels/28000", "test/labels/28001"]
-    assert len(written.open(split="all")) == 5
-    assert torch.equal(written.open(split="all")[4]["image"], written.open(split="val")[1]["image"])
 
 
 def test_a_missing_folder(root, tmp_path):
@@ -108,14 +91,6 @@ def test_a_255_that_is_far_from_the_other_values_is_void(more, count, void, tmp_
     assert FolderPairs.find_labels(tmp_path) == (count, void)
     pairs = FolderPairs(tmp_path, count, 8, void=void)
     assert pairs[19]["label"].max() == count - 1
-
-
-def test_a_map_of_one_bit_has_the_labels_0_and_1(tmp_path):
-    good_pairs(tmp_path, "a", "b")
-    for name in "ab":
-        put(tmp_path / "labels" / f"{name}.png", Image.fromarray(np.eye(8, dtype=bool)))
-    assert FolderPairs.find_labels(tmp_path) == (2, {})
-    assert FolderPairs(tmp_path, 2, 8)[0]["label"].unique().tolist() == [0, 1]
 
 
 def coordinates(root, shape, times=1):

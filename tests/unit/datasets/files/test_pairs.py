@@ -1,4 +1,4 @@
-"""Pairs in files: how they are read, cropped and turned into edges, and what is said of many problems."""
+"""Pairs in files: how they are read, edges of instances, and what is said of many problems."""
 
 import os
 import traceback
@@ -44,13 +44,6 @@ def test_a_picture_is_known_by_its_bytes_and_its_orientation_is_ignored_as_label
     for suffix in ("png", "jpg"):
         path = put(tmp_path / f"b.{suffix}", colours(8, 12), exif=exif)
         assert read_picture(path).shape == (3, 8, 12)
-
-
-def test_pictures_are_resized_as_pillow_does_to_a_shade(tmp_path):
-    smooth = Image.fromarray(colours(12, 9).astype(np.uint8)).resize((90, 120), Image.Resampling.BICUBIC)
-    path = one_pair(tmp_path, smooth, labels(120, 90))
-    image = FolderPairs(path, 4, (30, 33))[0]["image"].permute(1, 2, 0).numpy().astype(int)
-    assert np.abs(image - np.array(smooth.resize((33, 30), Image.Resampling.BICUBIC))).max() <= 1
 
 
 def test_a_picture_of_sixteen_bits_is_refused(tmp_path):
@@ -207,18 +200,6 @@ def test_edges_lie_between_instances():
     assert edges(np.array([[1]])).tolist() == [[0]]
 
 
-def test_edges_are_made_of_what_is_seen(tmp_path):
-    ids = np.repeat(np.repeat(np.arange(36).reshape(6, 6) * 1000, 4, 0), 4, 1).astype(np.uint16)
-    one_pair(tmp_path, colours(24, 24), labels(24, 24))
-    put(tmp_path / "ids" / "a.png", Image.fromarray(ids))
-    data = Instances(tmp_path, 12)
-    assert len(data.paths(0)) == 3 and data[0]["edges"].dtype == torch.uint8
-    assert (data[0]["edges"].numpy() == edges(ids[1::2, 1::2])).all(), "of the resized instances"
-    cut = data._load(0, (24, 24), (4, 8))["edges"].numpy()
-    assert (cut == edges(ids[4:16, 8:20])).all()
-    assert not cut[1:3, 0].any(), "a border of the part is no edge, though its neighbour outside is another"
-
-
 def test_instances_that_are_missing_or_of_another_shape(tmp_path):
     one_pair(tmp_path, colours(), labels())
     for name, values, message in (
@@ -260,16 +241,6 @@ def test_missing_files_of_both_kinds_are_listed_at_once(tmp_path):
     assert lines[1].strip().startswith(f"{tmp_path}/images/b.jpg and {tmp_path}/images/b.png have the same name")
     assert "5 of 7 pictures have no label map of the same name" in lines[2] and "lonely2.png ...;" in lines[2]
     assert "1 of 3 label maps have no picture of the same name" in lines[3]
-
-
-def test_a_picture_in_two_folders_has_two_names(tmp_path):
-    for place in ("one", "two"):
-        put(tmp_path / place / "a.jpg", colours())
-        put(tmp_path / place / "a.png", labels())
-
-    where = ("one", "two")
-    data = Four(tmp_path, (Column("picture", where, suffixes=(".jpg",)), Column("label map", where)), 8)
-    assert [data.paths(k)[0].parent.name for k in range(2)] == ["one", "two"]
 
 
 def test_too_many_problems_end_the_search(tmp_path):

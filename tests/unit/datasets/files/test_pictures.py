@@ -179,19 +179,6 @@ def test_rows_that_are_lost_are_not_taken_for_those_that_a_killed_process_has_be
     assert reds(opened_set(path)) == [*range(1, 7)]
 
 
-def test_processes_write_their_pictures_themselves(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "FEW", 0)
-    monkeypatch.setattr(cache, "cores", lambda: 2)
-    path = written(tmp_path / "set", range(40))
-    (path / "050.png").write_bytes(b"no picture")
-    sent = []
-    real = cache._results
-    monkeypatch.setattr(cache, "_results", lambda *typed: (sent.extend(each) or each for each in real(*typed)))
-    pictures = opened_set(path, skip_broken=True)
-    assert reds(pictures) == [*range(40)] and len(pictures.problems) == 1
-    assert {type(made) for _, problem, made in sent if problem is None} == {str}
-
-
 def test_a_row_that_cannot_be_written_is_not_the_pictures_fault(tmp_path, monkeypatch):
     real = Pictures._reserve
     monkeypatch.setattr(Pictures, "_reserve", lambda self, todo: real(self, todo) or self.file.unlink())

@@ -91,13 +91,6 @@ def test_broken_and_too_short_files_are_named_together(folder):
     assert len(found) == 3 and len(found.problems) == 3
 
 
-def test_sounds_that_are_held_out_have_a_length_of_their_own(folder):
-    train, val = Sounds(folder, RATE, LENGTH).split(0.5)
-    val.length = 1024
-    assert len(train) + len(val) == 6 and len(val) >= 1
-    assert train[0]["wave"].shape == (512,) and val[0]["wave"].shape == (1024,)
-
-
 def test_given_spectrograms_go_with_their_part_which_is_not_scaled(folder, tmp_path):
     mels = tmp_path / "mels"
     (mels / "inside").mkdir(parents=True)
